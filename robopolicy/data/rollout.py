@@ -1,0 +1,27 @@
+"""On-policy experience: T chunk decisions of N environments, as handed to an algorithm's `update`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Experience of one iteration; time first, one row per chunk decision (per control step when H = 1)."""
+
+    obs: dict[str, Tensor]  # (T, N, To, ...) what the policy saw
+    record: dict[str, Tensor]  # (T, N, ...) what `Policy.decisions` needs
+    logp: Tensor  # (T, N, K) log-probability of each decision when sampled
+    reward: Tensor  # (T, N) discounted reward summed over the executed steps of the chunk
+    steps: Tensor  # (T, N) int64, control steps really executed (fewer than Ta when the episode ended)
+    terminated: Tensor  # (T, N) bool
+    truncated: Tensor  # (T, N) bool
+    final_obs: dict[str, Tensor]  # (M, To, ...) true last observations of the M truncated entries, in row-major (T, N) order
+    last_obs: dict[str, Tensor]  # (N, To, ...) observation after the last decision
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(T, N)."""
+        return int(self.reward.shape[0]), int(self.reward.shape[1])

@@ -1,0 +1,120 @@
+"""The policy contract: few verbs, one object for imitation, fine-tuning, composition, evaluation and deployment.
+
+Shapes: B batch, To observation history, H chunk length, A action dimensions, T decisions per chunk.
+Observations are `{key: (B, To, ...)}` and chunks `(B, H, A)`, both in the units of the simulator or robot; every
+normaliser lives inside the policy. `chunk[:, 0]` is the action for the newest observation; the first `execute` actions
+are played before the next call.
+
+A *decision* is the smallest thing chosen with a log-probability: a Gaussian action (T = 1) or one denoising transition
+(T = number of network calls). `sample` and `decisions` of one policy call the same function for mean and standard
+deviation, so the ratio of fresh data is exactly 1.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from robopolicy.policies.noise import Randomness
+
+Observation = dict[str, Tensor]
+Record = dict[str, Tensor]
+Info = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """What goes in and what comes out; stored in every checkpoint."""
+
+    observation: Mapping[str, tuple[int, ...]]  # per-step shapes: {"state": (Do,), "image.front": (3, 64, 64)}
+    action_dim: int  # A
+    horizon: int = 1  # H, actions per chunk
+    execute: int = 1  # Ta <= H, actions played per chunk
+    obs_horizon: int = 1  # To, observations per input
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.execute <= self.horizon:
+            raise ValueError(f"execute must lie in [1, horizon={self.horizon}], got {self.execute}.")
+        if self.obs_horizon < 1 or self.action_dim < 1:
+            raise ValueError("obs_horizon and action_dim must be at least 1.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form for the checkpoint manifest."""
+        return asdict(self) | {"observation": {key: list(shape) for key, shape in self.observation.items()}}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> PolicySpec:
+        """Inverse of `to_dict`."""
+        observation = {str(key): tuple(shape) for key, shape in data["observation"].items()}
+        return cls(**{**data, "observation": observation})
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A chunk drawn for exploration, with what `decisions` needs to score it again."""
+
+    chunk: Tensor  # (B, H, A) what the simulator executes
+    record: Record  # {name: (B, ...)} input of `Policy.decisions`
+    logp: Tensor  # (B, T) log-probabilities at sampling time
+
+
+@dataclass(frozen=True)
+class DecisionOutput:
+    """Log-probabilities and entropies of recorded decisions under the current parameters."""
+
+    logp: Tensor  # (B, T) nats
+    entropy: Tensor  # (B, T) nats
+
+
+class Policy(nn.Module, ABC):
+    """Base class of every policy. Subclasses implement the verbs that make sense for them."""
+
+    name: ClassVar[str]  # key in `robopolicy.policies.POLICIES`
+    spec: PolicySpec
+
+    @abstractmethod
+    def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
+        """Return the chunk `(B, H, A)` to deploy.
+
+        `deterministic` removes exploration noise. A generative head still draws its initial noise from `generator`:
+        with a fixed seed, or one stream per row (`RowStreams`), the chunk is a function of the observation alone.
+        """
+
+    def imitation_loss(
+        self, obs: Observation, chunk: Tensor, weight: Tensor | None = None, *,
+        mask: Tensor | None = None, generator: Randomness = None,
+    ) -> tuple[Tensor, Info]:
+        """Per-sample supervised loss `(B,)` towards `chunk` `(B, H, A)`, times `weight` `(B,)`; `mask` `(B, H)` drops padding."""
+        raise self._lacks("imitation_loss")
+
+    def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk with exploration and record its decisions."""
+        raise self._lacks("sample")
+
+    def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
+        """Score recorded decisions under the current parameters; differentiable."""
+        raise self._lacks("decisions")
+
+    def decode(self, obs: Observation, noise: Tensor) -> Tensor:
+        """Map `noise` `(B, H, A)` to the chunk `(B, H, A)` deterministically (generative heads)."""
+        raise self._lacks("decode")
+
+    def field(self, obs: Observation, x: Tensor, t: Tensor) -> Tensor:
+        """Velocity `(B, H, A)` = data - noise in normalised units at `x` `(B, H, A)` and time `t` `(B,)`, 0 noise to 1 data."""
+        raise self._lacks("field")
+
+    @property
+    def network_calls(self) -> int:
+        """Network evaluations per chunk in `act`."""
+        return 1
+
+    def config_dict(self) -> dict[str, Any]:
+        """Constructor configuration as plain JSON values; `spec` is stored beside it."""
+        return asdict(self.config)  # type: ignore[attr-defined]
+
+    def _lacks(self, verb: str) -> TypeError:
+        return TypeError(f"Policy '{self.name}' has no {verb}; see docs/methods.md for which method needs which verb.")

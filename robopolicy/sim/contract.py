@@ -1,0 +1,113 @@
+"""The vector-simulator contract: what every backend offers and every consumer relies on.
+
+One page on purpose. A backend that passes `robopolicy.sim.checker.check_simulator` can be trained on, evaluated in,
+composed against and deployed from without further code.
+
+Rules that the rest of the stack depends on:
+
+* **Same-step autoreset.** When an episode ends inside `step`, `Step.obs` is already the first observation of the next
+  episode and `Step.final_obs` is the true last observation of the one that ended.
+* **Terminated cuts the bootstrap; truncated bootstraps from `final_obs`; both cut the trace.** Both flags may be set;
+  terminated then wins.
+* **Seeds.** `reset(seed=s)` starts environment i with episode seed `s + i`; every later automatic reset takes the next
+  unused integer, in order of environment index. An episode is a function of its seed and of the actions alone, so
+  results do not depend on the number of environments. `episode_seed` says which seed each environment is running.
+* **Actions** are clipped to `[action_low, action_high]` by the backend; both are finite.
+* **Everything is a tensor** on `device`; returned tensors are never overwritten by a later call.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Observation = dict[str, Tensor]
+"""Flat mapping from a key to a tensor with leading dimension `num_envs`.
+
+Float vectors are `float32` in SI units under keys such as `state`; camera images are `uint8` `(N, 3, height, width)`
+under keys `image.<camera>`.
+"""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and type of one observation key, without the leading environment dimension."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    names: tuple[str, ...] = ()  # one name per element of a vector, with units, e.g. "panda_joint1 [rad]"
+
+
+@dataclass(frozen=True)
+class SimSpec:
+    """Everything static about a simulator that policies, datasets and checkpoints need to know."""
+
+    task: str  # registered task id
+    observation: Mapping[str, TensorSpec]
+    action_low: Tensor  # (A,) float32, finite
+    action_high: Tensor  # (A,) float32, finite
+    control_dt: float  # seconds between two actions
+    max_episode_steps: int  # control steps after which an episode is truncated
+    action_names: tuple[str, ...] = ()
+    seeded_episodes: bool = True  # False where the backend cannot honour the seed rule (EnvPool)
+    final_obs_exact: bool = True  # False where the backend hides the last observation of an episode
+
+    @property
+    def action_dim(self) -> int:
+        """Number of action dimensions A."""
+        return int(self.action_low.shape[0])
+
+
+@dataclass(frozen=True)
+class Step:
+    """Result of one control step of all environments."""
+
+    obs: Observation  # (N, ...) observation to act on next, after automatic reset
+    reward: Tensor  # (N,) float32
+    terminated: Tensor  # (N,) bool, a terminal state was reached
+    truncated: Tensor  # (N,) bool, the episode was cut (time limit)
+    final_obs: Observation  # (N, ...) true successor observation; equals `obs` where the episode goes on
+    info: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # (N, ...); `success` (N,) bool where defined
+
+    @property
+    def done(self) -> Tensor:
+        """(N,) bool, terminated or truncated."""
+        return self.terminated | self.truncated
+
+
+class VectorSim(ABC):
+    """A batch of environments stepped together. See the module docstring for the rules."""
+
+    spec: SimSpec
+    num_envs: int
+    device: torch.device
+    episode_seed: Tensor  # (N,) int64, seed of the episode now running
+    episode_step: Tensor  # (N,) int64, control steps taken in that episode
+
+    @abstractmethod
+    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
+        """Start every environment anew; environment i runs episode `seed + i`, or `seed[i]` for a sequence."""
+
+    @abstractmethod
+    def step(self, action: Tensor) -> Step:
+        """Apply `action` `(N, A)` for one control step."""
+
+    def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
+        """Return frames `(envs, 3, height, width)` uint8 of the first `envs` environments."""
+        raise RuntimeError(f"{type(self).__name__} cannot render.")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that decides the future (tensors, arrays, numbers), for exact resume."""
+        raise RuntimeError(f"{type(self).__name__} cannot save its state; resume starts fresh episodes.")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
+        """Restore `state_dict` and return the observation to act on next."""
+        raise RuntimeError(f"{type(self).__name__} cannot restore its state; resume starts fresh episodes.")
+
+    def close(self) -> None:
+        """Free threads, contexts and files; safe to call twice."""

@@ -1,0 +1,96 @@
+"""Task registry: names to simulator factories and experts.
+
+`robopolicy` never imports `tasks`; packages register through the entry-point group `robopolicy.tasks`, whose entries
+are functions without arguments that call `register`. Third parties add tasks the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Protocol
+
+from torch import Tensor
+
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.sim.contract import VectorSim
+
+
+@dataclass(frozen=True)
+class SimOptions:
+    """How to build a simulator; a task ignores nothing here, it refuses what it cannot do with a `UserError`."""
+
+    num_envs: int = 16
+    backend: str = "auto"  # auto | mujoco | mujoco-exact | envpool | gymnasium | ... ; auto is the task's own default
+    cameras: tuple[str, ...] = ()  # cameras to render into observations `image.<camera>`
+    image_size: int = 64  # pixels, square
+    reward: str = "sparse"  # sparse | shaped, where the task has both
+    threads: int = 0  # physics threads; 0 is one per core
+
+
+class Expert(Protocol):
+    """Scripted demonstrator. Called once per control step; `sim.episode_step == 0` marks fresh episodes."""
+
+    def __call__(self, sim: VectorSim) -> Tensor:
+        """Return actions `(N, A)` in the simulator's units."""
+        ...
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """One row of the registry."""
+
+    name: str  # "family/name", e.g. "manipulation/lift"
+    make: Callable[[SimOptions], VectorSim]
+    description: str  # one line
+    make_expert: Callable[[], Expert] | None = None
+    backends: tuple[str, ...] = ("mujoco",)
+    requires: str = ""  # extra to install, empty when the core suffices
+
+
+_TASKS: dict[str, TaskEntry] = {}
+_loaded = False
+
+
+def register(entry: TaskEntry) -> None:
+    """Add a task; a name can be taken only once."""
+    if entry.name in _TASKS:
+        raise ValueError(f"Task '{entry.name}' is already registered.")
+    _TASKS[entry.name] = entry
+
+
+def _load() -> None:
+    global _loaded
+    if not _loaded:
+        _loaded = True
+        for point in entry_points(group="robopolicy.tasks"):
+            point.load()()
+
+
+def task_names() -> list[str]:
+    """Every registered task id, sorted."""
+    _load()
+    return sorted(_TASKS)
+
+
+def get_task(name: str) -> TaskEntry:
+    """Look a task up by its id, or by its last part where that is unique ("lift")."""
+    _load()
+    if name in _TASKS:
+        return _TASKS[name]
+    matches = [task for task in _TASKS if task.rsplit("/", 1)[-1] == name]
+    if len(matches) == 1:
+        return _TASKS[matches[0]]
+    raise unknown_name("task", name, _TASKS)
+
+
+def make_sim(name: str, options: SimOptions | None = None) -> VectorSim:
+    """Build the simulator of a task."""
+    options = options or SimOptions()
+    entry = get_task(name)
+    if options.num_envs < 1:
+        raise UserError(f"The number of environments must be at least 1, got {options.num_envs}.")
+    if options.backend not in ("auto", *entry.backends):
+        raise unknown_name(f"backend of task {entry.name}", options.backend, ("auto", *entry.backends))
+    return entry.make(options)

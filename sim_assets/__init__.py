@@ -1,0 +1,1 @@
+"""Our own MJCF robots and scenes."""
