@@ -1,1 +1,1 @@
-"""algorithms"""
+"""Learning algorithms, one file each, all in the same order."""

@@ -1,1 +1,1 @@
-"""core"""
+"""The shared algorithm core: torch only; knows neither robots nor text."""

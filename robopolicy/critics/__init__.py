@@ -1,1 +1,1 @@
-"""critics"""
+"""Value functions."""

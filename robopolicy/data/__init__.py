@@ -1,1 +1,1 @@
-"""data"""
+"""Episodes, statistics, chunks, and dataset formats."""

@@ -18,7 +18,7 @@ class Rollout:
     steps: Tensor  # (T, N) int64, control steps really executed (fewer than Ta when the episode ended)
     terminated: Tensor  # (T, N) bool
     truncated: Tensor  # (T, N) bool
-    final_obs: dict[str, Tensor]  # (M, To, ...) true last observations of the M truncated entries, in row-major (T, N) order
+    final_obs: dict[str, Tensor]  # (M, To, ...) last observations of the M truncated entries, row-major
     last_obs: dict[str, Tensor]  # (N, To, ...) observation after the last decision
 
     @property

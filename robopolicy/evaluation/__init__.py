@@ -1,1 +1,1 @@
-"""evaluation"""
+"""Rollout harness, intervals, reports and video."""

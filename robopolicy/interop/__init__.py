@@ -1,1 +1,1 @@
-"""interop"""
+"""Two-way adapters to other libraries."""

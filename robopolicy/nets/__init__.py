@@ -1,1 +1,1 @@
-"""nets"""
+"""Network building blocks."""

@@ -1,1 +1,1 @@
-"""policies"""
+"""Policies behind one contract (`base.Policy`)."""

@@ -44,13 +44,16 @@ class PolicySpec:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form for the checkpoint manifest."""
-        return asdict(self) | {"observation": {key: list(shape) for key, shape in self.observation.items()}}
+        fields: dict[str, Any] = asdict(self)
+        fields["observation"] = {key: list(shape) for key, shape in self.observation.items()}
+        return fields
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PolicySpec:
         """Inverse of `to_dict`."""
-        observation = {str(key): tuple(shape) for key, shape in data["observation"].items()}
-        return cls(**{**data, "observation": observation})
+        fields = dict(data)
+        fields["observation"] = {str(key): tuple(shape) for key, shape in data["observation"].items()}
+        return cls(**fields)
 
 
 @dataclass(frozen=True)
@@ -85,10 +88,18 @@ class Policy(nn.Module, ABC):
         """
 
     def imitation_loss(
-        self, obs: Observation, chunk: Tensor, weight: Tensor | None = None, *,
-        mask: Tensor | None = None, generator: Randomness = None,
+        self,
+        obs: Observation,
+        chunk: Tensor,
+        weight: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        generator: Randomness = None,
     ) -> tuple[Tensor, Info]:
-        """Per-sample supervised loss `(B,)` towards `chunk` `(B, H, A)`, times `weight` `(B,)`; `mask` `(B, H)` drops padding."""
+        """Per-sample supervised loss `(B,)` towards `chunk` `(B, H, A)`, times `weight` `(B,)`.
+
+        `mask` `(B, H)` is 0 on padded steps of the chunk, which then carry no loss.
+        """
         raise self._lacks("imitation_loss")
 
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
@@ -104,7 +115,10 @@ class Policy(nn.Module, ABC):
         raise self._lacks("decode")
 
     def field(self, obs: Observation, x: Tensor, t: Tensor) -> Tensor:
-        """Velocity `(B, H, A)` = data - noise in normalised units at `x` `(B, H, A)` and time `t` `(B,)`, 0 noise to 1 data."""
+        """Velocity `(B, H, A)` = data - noise at `x` `(B, H, A)`, all in normalised units.
+
+        Time `t` `(B,)` runs from 0 (noise) to 1 (data).
+        """
         raise self._lacks("field")
 
     @property

@@ -1,1 +1,1 @@
-"""samplers"""
+"""Where experience comes from: rollouts, curricula, interventions."""

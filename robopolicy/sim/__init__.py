@@ -1,1 +1,1 @@
-"""sim"""
+"""One vector-simulator contract and its backends."""

@@ -55,6 +55,7 @@ class SimSpec:
     max_episode_steps: int  # control steps after which an episode is truncated
     action_names: tuple[str, ...] = ()
     seeded_episodes: bool = True  # False where the backend cannot honour the seed rule (EnvPool)
+    partial_steps: bool = True  # False where the backend cannot leave rows standing still (`step(active=...)`)
     final_obs_exact: bool = True  # False where the backend hides the last observation of an episode
 
     @property
@@ -94,8 +95,13 @@ class VectorSim(ABC):
         """Start every environment anew; environment i runs episode `seed + i`, or `seed[i]` for a sequence."""
 
     @abstractmethod
-    def step(self, action: Tensor) -> Step:
-        """Apply `action` `(N, A)` for one control step."""
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        """Apply `action` `(N, A)` for one control step.
+
+        Rows where `active` `(N,)` bool is False stand still: their state, seed and step count do not change, their
+        reward is 0 and both flags are False. Action chunks rely on it, since rows finish their episodes at different
+        moments of a chunk.
+        """
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
         """Return frames `(envs, 3, height, width)` uint8 of the first `envs` environments."""

@@ -1,1 +1,1 @@
-"""training"""
+"""The loop, checkpoints, resume and logging."""

@@ -1,1 +1,1 @@
-"""sim.mujoco"""
+"""Native batched MuJoCo backend."""

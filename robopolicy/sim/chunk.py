@@ -1,0 +1,123 @@
+"""Chunk execution: the one place where action chunks and observation histories meet a simulator.
+
+The wrapper plays the first `execute` actions of each chunk, stops a row when its episode ends (the row then waits at
+the first observation of its next episode until the other rows have finished their chunks), sums the discounted reward
+and reports how many steps were really executed, so that the bootstrap factor is `gamma ** steps`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.sim.contract import Observation, Step, VectorSim
+
+
+@dataclass(frozen=True)
+class ChunkStep:
+    """Result of one chunk of all environments."""
+
+    obs: Observation  # (N, To, ...) history to act on next
+    reward: Tensor  # (N,) sum of gamma**j * reward_j over the executed steps
+    steps: Tensor  # (N,) int64, control steps executed
+    terminated: Tensor  # (N,) bool
+    truncated: Tensor  # (N,) bool
+    final_obs: Observation  # (N, To, ...) true successor history; equals `obs` where the episode goes on
+    info: dict[str, Tensor] = field(
+        default_factory=dict[str, Tensor]
+    )  # (N, ...) values of each row's last executed step
+
+    @property
+    def done(self) -> Tensor:
+        """(N,) bool, terminated or truncated."""
+        return self.terminated | self.truncated
+
+
+class ChunkedSim:
+    """Plays action chunks on a `VectorSim` and keeps the observation history."""
+
+    def __init__(self, sim: VectorSim, *, execute: int = 1, obs_horizon: int = 1, gamma: float = 1.0) -> None:
+        """Wrap `sim`.
+
+        Args:
+            sim: Simulator to drive.
+            execute: Ta, actions played per chunk.
+            obs_horizon: To, observations per policy input; the first observation is repeated at episode start.
+            gamma: Discount per control step, used for the chunk reward.
+        """
+        if execute > 1 and not sim.spec.partial_steps:
+            raise UserError(f"The backend of {sim.spec.task} cannot play chunks of {execute} actions; use execute=1.")
+        self.sim = sim
+        self.execute = execute
+        self.obs_horizon = obs_horizon
+        self.gamma = gamma
+        self._history: Observation = {}
+
+    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
+        """Reset the simulator and return histories `(N, To, ...)`."""
+        self._history = self._repeat(self.sim.reset(seed))
+        return dict(self._history)
+
+    def step(self, chunk: Tensor) -> ChunkStep:
+        """Play the first `execute` actions of `chunk` `(N, H, A)`."""
+        if self.execute == 1:
+            return self._single(self.sim.step(chunk[:, 0]))
+        sim, device = self.sim, self.sim.device
+        reward = torch.zeros(sim.num_envs, device=device)
+        steps = torch.zeros(sim.num_envs, dtype=torch.int64, device=device)
+        terminated = torch.zeros(sim.num_envs, dtype=torch.bool, device=device)
+        truncated = torch.zeros_like(terminated)
+        final = self._history
+        info: dict[str, Tensor] = {}
+        for j in range(self.execute):
+            active = ~(terminated | truncated)
+            if not bool(active.any()):
+                break
+            step = sim.step(chunk[:, j], None if j == 0 else active)
+            successor = self._push(step.final_obs)
+            final = _where(active, successor, final)
+            history = _where(step.done, self._repeat(step.obs), successor)
+            self._history = _where(active, history, self._history)
+            reward += torch.where(active, self.gamma**j * step.reward, 0.0)
+            steps += active
+            terminated |= active & step.terminated
+            truncated |= active & step.truncated
+            info = {key: _where_rows(active, value, info.get(key, value)) for key, value in step.info.items()}
+        return ChunkStep(dict(self._history), reward, steps, terminated, truncated, final, info)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the simulator and the observation history."""
+        return {"sim": self.sim.state_dict(), "history": dict(self._history)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
+        """Restore `state_dict` and return the histories to act on next."""
+        self.sim.load_state_dict(state["sim"])
+        self._history = dict(state["history"])
+        return dict(self._history)
+
+    def _single(self, step: Step) -> ChunkStep:
+        final = self._push(step.final_obs)
+        self._history = _where(step.done, self._repeat(step.obs), final) if bool(step.done.any()) else final
+        ones = torch.ones(self.sim.num_envs, dtype=torch.int64, device=self.sim.device)
+        return ChunkStep(dict(self._history), step.reward, ones, step.terminated, step.truncated, final, step.info)
+
+    def _repeat(self, obs: Observation) -> Observation:
+        return {key: value.unsqueeze(1).repeat_interleave(self.obs_horizon, 1) for key, value in obs.items()}
+
+    def _push(self, obs: Observation) -> Observation:
+        if self.obs_horizon == 1:
+            return {key: value.unsqueeze(1) for key, value in obs.items()}
+        return {key: torch.cat([self._history[key][:, 1:], value.unsqueeze(1)], 1) for key, value in obs.items()}
+
+
+def _where_rows(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    return torch.where(mask.reshape(-1, *[1] * (yes.dim() - 1)), yes, no)
+
+
+def _where(mask: Tensor, yes: Observation, no: Observation) -> Observation:
+    return {key: _where_rows(mask, value, no[key]) for key, value in yes.items()}
