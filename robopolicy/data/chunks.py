@@ -1,0 +1,136 @@
+"""Observation histories and action chunks for imitation, sliced out of episodes by precomputed index tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robopolicy.data.episodes import Episodes
+from robopolicy.errors import UserError
+
+
+@dataclass(frozen=True)
+class ChunkBatch:
+    """One minibatch for `Policy.imitation_loss`."""
+
+    obs: dict[str, Tensor]  # {key: (B, To, ...)} oldest first
+    chunk: Tensor  # (B, H, A) chunk[:, 0] is the action for the newest observation
+    mask: Tensor  # (B, H) float32, 0 on steps padded after the end of the episode
+    weight: Tensor | None = None  # (B,) importance of each sample
+
+    def to(self, device: torch.device | str) -> ChunkBatch:
+        """Copy on `device`."""
+        obs = {key: value.to(device) for key, value in self.obs.items()}
+        weight = None if self.weight is None else self.weight.to(device)
+        return ChunkBatch(obs, self.chunk.to(device), self.mask.to(device), weight)
+
+
+class ChunkSampler:
+    """Endless shuffled minibatches; every frame starts one chunk per epoch.
+
+    The history repeats the first observation at the start of an episode, the chunk repeats the last action after its
+    end with mask 0. Epoch k is a permutation keyed by `(seed, k)`, so the position in the stream is two integers.
+    """
+
+    def __init__(
+        self,
+        episodes: Episodes,
+        *,
+        horizon: int,
+        obs_horizon: int = 1,
+        batch_size: int = 256,
+        seed: int = 0,
+        weight: np.ndarray | None = None,
+    ) -> None:
+        """Precompute the index tables.
+
+        Args:
+            episodes: Source; its arrays are shared, not copied.
+            horizon: H, actions per chunk.
+            obs_horizon: To, observations per history.
+            batch_size: B.
+            seed: Seed of the shuffling.
+            weight: Optional importance of each frame `(F,)`, handed on in the batches.
+        """
+        if min(horizon, obs_horizon, batch_size) < 1:
+            raise UserError(
+                f"horizon, obs_horizon and batch_size must be at least 1, got {horizon}, {obs_horizon}, {batch_size}."
+            )
+        if weight is not None and len(weight) != len(episodes):
+            raise UserError(f"weight needs one number per frame ({len(episodes)}), got {len(weight)}.")
+        self.batch_size = batch_size
+        self.seed = seed
+        self._obs = {key: _tensor(episodes.arrays[key]) for key in episodes.observation_keys}
+        self._action = _tensor(episodes.arrays["action"])  # (F, A)
+        self._weight = None if weight is None else _tensor(weight)
+        frame = np.arange(len(episodes))[:, None]
+        first = np.repeat(episodes.starts, episodes.lengths)[:, None]
+        last = np.repeat(episodes.ends - 1, episodes.lengths)[:, None]
+        ahead = frame + np.arange(horizon)
+        self._history = torch.from_numpy(np.maximum(frame + np.arange(1 - obs_horizon, 1), first))  # (F, To)
+        self._future = torch.from_numpy(np.minimum(ahead, last))  # (F, H)
+        self._mask = torch.from_numpy((ahead <= last).astype(np.float32))  # (F, H)
+        self._epoch, self._position = 0, 0
+        self._order = self._permutation(0)
+
+    def __iter__(self) -> ChunkSampler:
+        return self
+
+    def __next__(self) -> ChunkBatch:
+        """Draw the next minibatch; it may span epochs, so that every batch is full."""
+        parts: list[Tensor] = []
+        missing = self.batch_size
+        while missing:
+            part = self._order[self._position : self._position + missing]
+            parts.append(part)
+            missing -= len(part)
+            self._position += len(part)
+            if self._position == len(self._order):
+                self._epoch, self._position = self._epoch + 1, 0
+                self._order = self._permutation(self._epoch)
+        return self.take(torch.cat(parts))
+
+    def __len__(self) -> int:
+        """Chunks per epoch (= frames)."""
+        return len(self._order)
+
+    @property
+    def epoch(self) -> int:
+        """Number of completed epochs."""
+        return self._epoch
+
+    def take(self, frames: Tensor) -> ChunkBatch:
+        """The chunks `(B,)` that start at the given frames."""
+        history, future = self._history[frames], self._future[frames]
+        obs = {key: value[history] for key, value in self._obs.items()}
+        weight = None if self._weight is None else self._weight[frames]
+        return ChunkBatch(obs, self._action[future], self._mask[frames], weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position in the stream, as plain integers."""
+        return {"seed": self.seed, "frames": len(self), "epoch": self._epoch, "position": self._position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue exactly where `state_dict` was taken, on the same dataset."""
+        if state["frames"] != len(self):
+            raise UserError(
+                f"The saved sampler belongs to a dataset of {state['frames']} frames, this one has {len(self)}; "
+                "resume with the dataset the run was started with."
+            )
+        self.seed, self._epoch, self._position = int(state["seed"]), int(state["epoch"]), int(state["position"])
+        self._order = self._permutation(self._epoch)
+
+    def _permutation(self, epoch: int) -> Tensor:
+        return torch.from_numpy(np.random.default_rng([self.seed, epoch]).permutation(len(self._mask)))
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    """Share memory where possible; floats become float32."""
+    if np.issubdtype(array.dtype, np.floating):
+        array = array.astype(np.float32, copy=False)
+    return torch.from_numpy(np.ascontiguousarray(array))

@@ -1,0 +1,158 @@
+"""Episodes in memory: flat arrays over all frames plus the index at which each episode ends.
+
+A frame holds what was seen, what was done and what came of it: the observation keys of the simulator (`state`,
+`image.<camera>`), `action`, and optionally `reward`, `terminated` and `success` of the step that `action` caused. Flat
+arrays slice fast, concatenate trivially and map one-to-one onto every file format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.errors import UserError
+
+Array = NDArray[np.generic]
+
+STEP_KEYS = ("action", "reward", "terminated", "success")
+"""Keys of a frame that are not observations."""
+
+
+def is_image(key: str) -> bool:
+    """Whether `key` holds camera images `(F, 3, height, width)` uint8."""
+    return key.startswith("image.")
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One episode of T frames."""
+
+    arrays: dict[str, Array]  # {key: (T, ...)}
+    task: str = ""  # registered task id, or an instruction in words
+    seed: int = -1  # episode seed in the simulator, -1 where unknown
+
+    def __len__(self) -> int:
+        return len(self.arrays["action"])
+
+    @property
+    def success(self) -> bool:
+        """Whether any step succeeded; False where the data does not say."""
+        return "success" in self.arrays and bool(self.arrays["success"].any())
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """E episodes of F frames in total. Checked on construction, never modified afterwards."""
+
+    arrays: dict[str, Array]  # {key: (F, ...)} frames of all episodes, one after the other
+    ends: NDArray[np.int64]  # (E,) index one past the last frame of each episode
+    tasks: tuple[str, ...]  # (E,)
+    seeds: NDArray[np.int64]  # (E,) -1 where unknown
+    control_dt: float  # seconds between two frames
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def __len__(self) -> int:
+        """Number of frames F."""
+        return len(self.arrays["action"])
+
+    @property
+    def num_episodes(self) -> int:
+        """Number of episodes E."""
+        return len(self.ends)
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """(E,) index of the first frame of each episode."""
+        return np.concatenate([np.zeros(1, np.int64), self.ends[:-1]])
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(E,) frames per episode."""
+        return self.ends - self.starts
+
+    @property
+    def success(self) -> NDArray[np.bool_]:
+        """(E,) whether any step of the episode succeeded; False where the data does not say."""
+        if "success" not in self.arrays:
+            return np.zeros(self.num_episodes, np.bool_)
+        return np.logical_or.reduceat(self.arrays["success"].astype(np.bool_), self.starts)
+
+    @property
+    def observation_keys(self) -> tuple[str, ...]:
+        """Keys of `arrays` that a policy may see."""
+        return tuple(key for key in self.arrays if key not in STEP_KEYS)
+
+    def episode(self, index: int) -> Episode:
+        """Views of the frames of one episode."""
+        start, end = int(self.starts[index]), int(self.ends[index])
+        frames = {key: array[start:end] for key, array in self.arrays.items()}
+        return Episode(frames, self.tasks[index], int(self.seeds[index]))
+
+    def subset(self, selection: Sequence[int] | range | Array) -> Episodes:
+        """Copy of some episodes, chosen by indices or by a mask `(E,)`.
+
+        `episodes.subset(episodes.success)` keeps the successes, `episodes.subset(range(10))` the first ten.
+        """
+        indices = np.arange(self.num_episodes)[np.asarray(selection)]
+        return Episodes.from_list([self.episode(int(index)) for index in indices], self.control_dt)
+
+    @classmethod
+    def from_list(cls, episodes: Iterable[Episode], control_dt: float) -> Episodes:
+        """Lay episodes with the same keys one after the other."""
+        episodes = list(episodes)
+        if not episodes:
+            raise UserError("A dataset needs at least one episode, got none; collect or select more episodes.")
+        keys = tuple(episodes[0].arrays)
+        for index, episode in enumerate(episodes):
+            if set(episode.arrays) != set(keys):
+                raise UserError(f"Episode {index} has keys {sorted(episode.arrays)}, expected {sorted(keys)}.")
+            for key in keys:
+                expected, found = episodes[0].arrays[key].shape[1:], episode.arrays[key].shape[1:]
+                if found != expected:
+                    raise UserError(f"'{key}' of episode {index} has frames of shape {found}, expected {expected}.")
+        return cls(
+            arrays={key: np.concatenate([episode.arrays[key] for episode in episodes]) for key in keys},
+            ends=np.cumsum([len(episode) for episode in episodes], dtype=np.int64),
+            tasks=tuple(episode.task for episode in episodes),
+            seeds=np.array([episode.seed for episode in episodes], np.int64),
+            control_dt=control_dt,
+        )
+
+    @classmethod
+    def concat(cls, parts: Sequence[Episodes]) -> Episodes:
+        """Join datasets recorded with the same keys at the same control rate."""
+        rates = {part.control_dt for part in parts}
+        if len(rates) > 1:
+            raise UserError(
+                f"Datasets with different control steps {sorted(rates)} s cannot be joined; resample first."
+            )
+        episodes = [part.episode(index) for part in parts for index in range(part.num_episodes)]
+        return cls.from_list(episodes, parts[0].control_dt if parts else 0.0)
+
+
+def _check(data: Episodes) -> None:
+    if "action" not in data.arrays:
+        raise UserError(f"Episodes need the key 'action'; found {sorted(data.arrays)}.")
+    frames, ends = len(data), data.ends
+    if data.control_dt <= 0:
+        raise UserError(f"control_dt must be a positive number of seconds, got {data.control_dt}.")
+    if len(ends) == 0 or ends[-1] != frames or np.any(np.diff(ends, prepend=0) <= 0):
+        raise UserError(f"Episode ends must rise to the number of frames {frames}, got {ends.tolist()[:8]}.")
+    if len(data.tasks) != len(ends) or len(data.seeds) != len(ends):
+        raise UserError(f"{len(ends)} episodes need as many tasks and seeds, got {len(data.tasks)}, {len(data.seeds)}.")
+    for key, array in data.arrays.items():
+        if len(array) != frames:
+            raise UserError(f"'{key}' has {len(array)} frames but 'action' has {frames}.")
+        if is_image(key) and (array.dtype != np.uint8 or array.ndim != 4 or array.shape[1] != 3):
+            raise UserError(f"'{key}' must be uint8 (frames, 3, height, width), got {array.dtype} {array.shape}.")
+        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+            frame = int(np.argwhere(~np.isfinite(array.reshape(frames, -1)).all(1))[0, 0])
+            episode = int(np.searchsorted(ends, frame, side="right"))
+            raise UserError(f"'{key}' is not finite in episode {episode} (frame {frame} of all); repair or drop it.")
+    if data.arrays["action"].ndim != 2:
+        raise UserError(f"'action' must have shape (frames, A), got {data.arrays['action'].shape}.")
