@@ -1,1 +1,25 @@
 """Learning algorithms, one file each, all in the same order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from robopolicy.algorithms.base import Algorithm
+from robopolicy.algorithms.bc import BC, BCConfig
+from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
+from robopolicy.errors import unknown_name
+from robopolicy.policies.base import Policy
+
+ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
+    "bc": (BCConfig, BC),
+    "ppo": (PPOConfig, PPO),
+    "reinflow": (ReinFlowConfig, ReinFlow),
+}
+
+
+def make_algorithm(name: str, config: Any, policy: Policy, *, total_updates: int) -> Algorithm:
+    """Build a registered algorithm around `policy`."""
+    if name not in ALGORITHMS:
+        raise unknown_name("algorithm", name, ALGORITHMS)
+    return ALGORITHMS[name][1](config, policy, total_updates=total_updates)

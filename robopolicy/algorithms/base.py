@@ -22,6 +22,7 @@ class Algorithm(ABC):
     name: ClassVar[str]  # key in `robopolicy.algorithms.ALGORITHMS`
     experience: ClassVar[str]  # "dataset" | "rollout"
     policy: Policy  # the trainable policy
+    step_discount: float = 1.0  # discount per control step inside a chunk, for `ChunkedSim(gamma=...)`
 
     @abstractmethod
     def update(self, batch: Any) -> Metrics:

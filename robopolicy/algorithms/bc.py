@@ -1,0 +1,112 @@
+"""Behaviour cloning: supervised imitation of demonstrated action chunks.
+
+Any policy with `imitation_loss` can be cloned: a flow head regresses velocities (conditional flow matching), a
+Gaussian head maximises likelihood. The averaged (EMA) weights are what is evaluated and saved, as in Diffusion Policy
+(Chi et al. 2023); its decay schedule is that of the reference implementation.
+
+Use it to get a base policy from demonstrations. Do not expect it to exceed the demonstrator: improve the result with
+an RL fine-tuner.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.algorithms.base import Algorithm, Metrics
+from robopolicy.data.chunks import ChunkBatch
+from robopolicy.nets.ema import EMA
+from robopolicy.policies.base import Info, Policy
+
+
+@dataclass(frozen=True)
+class BCConfig:
+    """Settings of behaviour cloning."""
+
+    lr: float = 1e-3  # peak learning rate of AdamW
+    weight_decay: float = 1e-6  # decoupled weight decay
+    beta1: float = 0.95  # AdamW momentum
+    beta2: float = 0.999  # AdamW second-moment decay
+    warmup: int = 100  # updates of linear warm-up, followed by cosine decay to 0 at the last update
+    grad_clip: float = 1.0  # largest gradient norm
+    batch_size: int = 256  # chunks per update
+    ema: bool = True  # evaluate and save averaged weights
+
+
+def bc_loss(policy: Policy, batch: ChunkBatch, generator: torch.Generator | None = None) -> tuple[Tensor, Info]:
+    """Mean imitation loss of a batch of demonstrated chunks."""
+    loss, info = policy.imitation_loss(batch.obs, batch.chunk, batch.weight, mask=batch.mask, generator=generator)
+    return loss.mean(), info
+
+
+class BC(Algorithm):
+    """Behaviour cloning of chunks from a dataset."""
+
+    name = "bc"
+    experience = "dataset"
+
+    def __init__(self, config: BCConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train `policy` for `total_updates` gradient steps."""
+        self.config = config
+        self.policy = policy
+        self.optimizer = torch.optim.AdamW(
+            policy.parameters(),
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: warmup_cosine(step, config.warmup, total_updates)
+        )
+        self.ema = EMA(policy) if config.ema else None
+
+    def update(self, batch: ChunkBatch) -> Metrics:
+        """One gradient step on a batch of chunks."""
+        self.policy.train()
+        loss, info = bc_loss(self.policy, batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.grad_clip)
+        self.optimizer.step()
+        rate = self.schedule.get_last_lr()[0]
+        self.schedule.step()
+        if self.ema is not None:
+            self.ema.update(self.policy)
+        metrics = {"actor/loss": loss.item(), "actor/grad_norm": norm.item(), "actor/lr": rate}
+        return metrics | {f"actor/{key}": value.mean().item() for key, value in info.items()}
+
+    def deployable(self) -> Policy:
+        """The averaged policy, or the trained one when averaging is off."""
+        return self.policy if self.ema is None else self.ema.module
+
+    def state_dict(self) -> dict[str, Any]:
+        """Networks, averages, optimiser and schedule."""
+        return {
+            "policy": copy.copy(self.policy.state_dict()),
+            "ema": None if self.ema is None else self.ema.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": {"last_epoch": self.schedule.last_epoch},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self.policy.load_state_dict(state["policy"])
+        if self.ema is not None:
+            self.ema.load_state_dict(state["ema"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.last_epoch = int(state["schedule"]["last_epoch"])
+        self.schedule._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+
+
+def warmup_cosine(step: int, warmup: int, total: int) -> float:
+    """Learning-rate factor: linear from 0 over `warmup` updates, then cosine to 0 at `total`."""
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    progress = min(1.0, (step - warmup) / max(1, total - warmup))
+    return 0.5 * (1.0 + float(torch.cos(torch.tensor(progress * torch.pi))))

@@ -1,0 +1,146 @@
+"""Proximal policy optimisation (Schulman et al. 2017) for Gaussian policies, chunked or not.
+
+Clipped surrogate on one ratio per decision, GAE, value regression, several epochs of minibatches. The defaults and the
+order of operations follow Stable-Baselines3, so that returns compare at equal hyper-parameters; the differences are:
+
+* time limits bootstrap from the value of the true last observation, and cut the trace;
+* rewards may be divided by a running standard deviation of the return (`normalise_reward`), observations by the
+  policy's own running normaliser, which is updated after the epochs so that the first ratio is exactly 1.
+
+Use it for control from scratch. For a diffusion or flow policy use ReinFlow, which scores the denoising chain.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.algorithms.base import Algorithm, Metrics
+from robopolicy.algorithms.on_policy import (
+    ReturnScale,
+    Rows,
+    minibatches,
+    normalise,
+    rows_with_advantages,
+    value_loss,
+)
+from robopolicy.core.decisions import Decisions
+from robopolicy.core.estimator import Estimator, EstimatorConfig
+from robopolicy.critics.value import ValueConfig, ValueNet
+from robopolicy.data.rollout import Rollout
+from robopolicy.policies.base import Policy
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Settings of PPO."""
+
+    decisions: int = 128  # T, decisions per environment and rollout
+    gamma: float = 0.99  # discount per control step
+    lam: float = 0.95  # GAE lambda
+    epochs: int = 10  # passes over each rollout
+    batch_size: int = 256  # decisions per minibatch
+    clip: float = 0.2  # ratio bounds 1 - clip, 1 + clip
+    lr: float = 3e-4  # Adam learning rate of actor and critic
+    lr_decay: bool = False  # linear decay of the learning rate to 0
+    entropy_coef: float = 0.0  # weight of the entropy bonus
+    value_coef: float = 0.5  # weight of the value loss
+    grad_clip: float = 0.5  # largest norm of the joint gradient
+    target_kl: float | None = None  # stop the epochs when the approximate KL exceeds 1.5 times this
+    normalise_reward: bool = True  # divide rewards by the running standard deviation of the return
+    critic: ValueConfig = ValueConfig()  # value network
+    seed: int = 0  # order of the minibatches
+
+
+def ppo_loss(
+    policy: Policy, critic: nn.Module, rows: Rows, estimator: Estimator, config: PPOConfig
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Clipped surrogate - entropy bonus + value loss on one minibatch."""
+    output = policy.decisions(rows.obs, rows.record)
+    batch = Decisions(logp_old=rows.logp)
+    loss, info = estimator(batch, normalise(rows.advantage)[:, None], output.logp, output.entropy)
+    critic_loss = value_loss(critic(rows.obs), rows.value_target)
+    info["critic_loss"] = critic_loss.detach()
+    return loss + config.value_coef * critic_loss, info
+
+
+class PPO(Algorithm):
+    """PPO with a separate value network."""
+
+    name = "ppo"
+    experience = "rollout"
+
+    def __init__(self, config: PPOConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train `policy` for `total_updates` rollouts."""
+        self.config = config
+        self.policy = policy
+        self.step_discount = config.gamma
+        self.critic = ValueNet(config.critic, policy.spec)
+        self.estimator = Estimator(EstimatorConfig(surrogate="clip", clip=config.clip, entropy=config.entropy_coef))
+        self.parameters = [*policy.parameters(), *self.critic.parameters()]
+        self.optimizer = torch.optim.Adam(self.parameters, lr=config.lr, eps=1e-5, fused=True)
+        self.total_updates = total_updates
+        self.updates = 0
+        self.scale = ReturnScale()
+        self.generator = torch.Generator().manual_seed(config.seed)
+
+    def update(self, batch: Rollout) -> Metrics:
+        """Several epochs of clipped updates on one rollout."""
+        config = self.config
+        if config.normalise_reward:
+            self.scale.observe(batch, config.gamma)
+        rows = rows_with_advantages(
+            batch, self.critic, gamma=config.gamma, lam=config.lam, per_step=True, reward_scale=self.scale.factor
+        )
+        self._set_lr()
+        info, stopped = self._epochs(rows)
+        self.policy.observe(rows.obs)
+        self.critic.observe(rows.obs)
+        self.updates += 1
+        metrics = {f"actor/{key}": float(value) for key, value in info.items()}
+        metrics["critic/explained_variance"] = float(1 - (rows.value_target - rows.value).var() / rows.value_target.var())
+        return metrics | {"actor/epochs": float(stopped), "actor/lr": self.optimizer.param_groups[0]["lr"]}
+
+    def _set_lr(self) -> None:
+        share = 1.0 - self.updates / self.total_updates if self.config.lr_decay else 1.0
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.lr * share
+
+    def _epochs(self, rows: Rows) -> tuple[dict[str, Tensor], int]:
+        info: dict[str, Tensor] = {}
+        for epoch in range(self.config.epochs):
+            for minibatch in minibatches(rows, self.config.batch_size, self.generator):
+                loss, info = ppo_loss(self.policy, self.critic, minibatch, self.estimator, self.config)
+                limit = self.config.target_kl
+                if limit is not None and float(info["approx_kl"]) > 1.5 * limit:
+                    return info, epoch
+                self.optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                nn.utils.clip_grad_norm_(self.parameters, self.config.grad_clip, foreach=True)
+                self.optimizer.step()
+        return info, self.config.epochs
+
+    def state_dict(self) -> dict[str, Any]:
+        """Networks, optimiser, running statistics and counters."""
+        return {
+            "policy": copy.copy(self.policy.state_dict()),
+            "critic": copy.copy(self.critic.state_dict()),
+            "optimizer": self.optimizer.state_dict(),
+            "scale": self.scale.state_dict(),
+            "generator": self.generator.get_state(),
+            "updates": self.updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self.policy.load_state_dict(state["policy"])
+        self.critic.load_state_dict(state["critic"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scale.load_state_dict(state["scale"])
+        self.generator.set_state(state["generator"])
+        self.updates = int(state["updates"])
