@@ -1,0 +1,108 @@
+"""`robopolicy VERB ...`: one module per verb, imported when it is used.
+
+A verb module has `add_parser(subparsers)`, which must stay cheap (no torch), and `run(args) -> int`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NoReturn
+
+from robopolicy import __version__
+from robopolicy.errors import UserError, unknown_name
+
+VERBS = ("collect", "train", "eval", "verify", "play", "list", "doctor")
+
+EXAMPLES = """\
+examples:
+  robopolicy list tasks
+  robopolicy collect lift --episodes 200 --out data/lift
+  robopolicy train experiment=lift_flow_bc dataset=data/lift
+  robopolicy train experiment=lift_reinflow init_from=runs/lift_flow_bc/checkpoints/best
+  robopolicy eval runs/lift_reinflow/checkpoints/best --episodes 200
+  robopolicy doctor
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that keeps the line breaks of its examples and reports mistakes in one line."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage; `main` prints the line."""
+        raise UserError(f"{message}; see '{self.prog} --help'.")
+
+
+def build_parser(verbs: Sequence[str] = VERBS) -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
+    """The parser with the given verbs, and each verb's own parser."""
+    parser = Parser(
+        prog="robopolicy",
+        description="Robot policies from demonstrations to hardware: imitate, fine-tune with RL, evaluate, verify.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("--version", action="version", version=f"robopolicy {__version__}")
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb in verbs:
+        verb_module(verb).add_parser(subparsers)
+    return parser, dict(subparsers.choices)
+
+
+def verb_module(verb: str) -> ModuleType:
+    """Import the module of a verb."""
+    return importlib.import_module(f"robopolicy.cli.{verb}")
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line.
+
+    Raises:
+        UserError: A verb or an option is unknown, or a value does not fit.
+    """
+    verb = argv[0] if argv and not argv[0].startswith("-") else None
+    if verb is not None and verb not in VERBS:
+        raise unknown_name("verb", verb, VERBS)
+    parser, subparsers = build_parser(VERBS if verb is None else (verb,))
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        options = [option for option in subparsers[args.verb]._option_string_actions if option.startswith("--")]
+        near = difflib.get_close_matches(unknown[0].split("=")[0], options, n=1, cutoff=0.4)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise UserError(f"Unknown argument '{unknown[0]}'.{hint} See 'robopolicy {args.verb} --help'.")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit code: 0 done, 2 bad input, 130 interrupted."""
+    try:
+        args = parse(sys.argv[1:] if argv is None else argv)
+        return int(verb_module(args.verb).run(args))
+    except UserError as error:
+        return _refuse(str(error))
+    except BrokenPipeError:
+        # The reader (head, less) has gone; give Python a live descriptor to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        return _refuse(f"{error.filename or 'The system'}: {error.strerror or error}.")
+    except KeyboardInterrupt:
+        print("robopolicy: interrupted", file=sys.stderr)
+        return 130
+
+
+def _refuse(message: str) -> int:
+    print(f"robopolicy: error: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""Checkpoints: a folder that is complete, readable without unpickling, and able to prove that it still works.
+
+model.safetensors     weights and normaliser statistics
+manifest.json         policy, configuration, horizons, task, versions, SHA-256 of the other files
+golden.safetensors    a few observations, the noise drawn for them, and the chunk that came out
+training_state/       optional: everything that decides how training goes on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.policies import POLICIES
+from robopolicy.policies.base import Observation, Policy
+from robopolicy.policies.noise import RowStreams
+from robopolicy.training.atomic import atomic_folder, recover
+from robopolicy.training.manifest import (
+    MANIFEST,
+    Manifest,
+    check_files,
+    describe,
+    read_manifest,
+    sha256,
+    versions,
+    write_manifest,
+)
+from robopolicy.training.schema import from_plain
+from robopolicy.training.statetree import load_tree, portable, save_tree
+
+MODEL, GOLDEN, STATE = "model.safetensors", "golden.safetensors", "training_state"
+GOLDEN_ROWS = 4  # observations kept in the golden file
+TOLERANCE = 1e-4  # largest golden error that passes, in action units; other CPUs and GPUs round differently
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """Outcome of recomputing the golden chunk."""
+
+    ok: bool
+    max_error: float  # largest absolute difference from the stored chunk, in action units
+    tolerance: float
+    manifest: Manifest
+    versions: dict[str, str]  # of this installation, to compare with the manifest's
+
+
+def save_checkpoint(
+    path: str | Path,
+    policy: Policy,
+    *,
+    task: str,
+    obs_sample: Observation,
+    training: Mapping[str, Any] | None = None,
+    training_state: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """Write a checkpoint folder atomically, replacing an older checkpoint of the same name.
+
+    Args:
+        path: Folder to create.
+        policy: What to save: its weights, buffers and configuration.
+        task: Registered task id.
+        obs_sample: Observations `{key: (B, To, ...)}` as the policy sees them; the first few become the golden input.
+        training: Summary for people and reports, plain JSON values.
+        training_state: Nested state for exact resume (see `statetree`).
+
+    Raises:
+        UserError: The policy is not finite or lacks statistics, the place holds something else, or writing failed.
+    """
+    folder = Path(path)
+    if folder.exists() and not (folder / MANIFEST).exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not a checkpoint; choose another folder.")
+    weights = {key: portable(value) for key, value in policy.state_dict().items()}
+    _check_values(weights, "Policy to save")
+    golden = _record_golden(policy, obs_sample)
+    with atomic_folder(folder) as temporary:
+        save_file(weights, temporary / MODEL)
+        save_file(golden, temporary / GOLDEN)
+        if training_state is not None:
+            (temporary / STATE).mkdir()
+            save_tree(temporary / STATE, training_state)
+        names = sorted(file.relative_to(temporary).as_posix() for file in temporary.rglob("*") if file.is_file())
+        manifest = describe(policy, task, training or {}, {name: sha256(temporary / name) for name in names})
+        write_manifest(temporary, manifest)
+    return manifest
+
+
+def load_policy(path: str | Path, device: str | torch.device = "cpu") -> tuple[Policy, Manifest]:
+    """Load a policy strictly, in evaluation mode.
+
+    Raises:
+        UserError: One sentence that says what is wrong with the checkpoint and what to do.
+    """
+    folder = Path(path)
+    recover(folder)
+    manifest = read_manifest(folder)
+    for name in (MODEL, GOLDEN):
+        if name not in manifest.files:
+            raise UserError(f"Manifest of {folder} does not list {name}; copy the checkpoint again in full.")
+        check_files(folder, manifest, name)
+    if manifest.policy not in POLICIES:
+        raise unknown_name(f"policy in {folder}", manifest.policy, POLICIES)
+    config_class, policy_class = POLICIES[manifest.policy]
+    config = from_plain(config_class, manifest.config, f"policy config of {folder}")
+    try:
+        policy = policy_class(config, manifest.policy_spec)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"Manifest of {folder} does not describe a valid policy: {error}") from error
+    weights = _read_tensors(folder / MODEL)
+    _check_weights(policy, weights, folder)
+    policy.load_state_dict(weights, strict=True)
+    return policy.to(device).eval(), manifest
+
+
+def load_training_state(path: str | Path) -> Any:
+    """Read the training state saved beside the weights; tensors come back on the CPU.
+
+    Raises:
+        UserError: There is none, or it is damaged.
+    """
+    folder = Path(path)
+    recover(folder)
+    manifest = read_manifest(folder)
+    if not any(name.startswith(f"{STATE}/") for name in manifest.files):
+        raise UserError(f"{folder} has no {STATE}, so training cannot go on from it; pass checkpoints/last of a run.")
+    check_files(folder, manifest, f"{STATE}/")
+    return load_tree(folder / STATE)
+
+
+def verify_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> VerifyReport:
+    """Check every file of a checkpoint and recompute its golden chunk.
+
+    Raises:
+        UserError: The checkpoint cannot be loaded at all.
+    """
+    folder = Path(path)
+    policy, manifest = load_policy(folder, device)
+    check_files(folder, manifest)
+    golden = _read_tensors(folder / GOLDEN)
+    expected = golden["chunk"]
+    obs = {key[4:]: value.to(device) for key, value in golden.items() if key.startswith("obs.")}
+    noise = [golden[f"noise.{index}"] for index in range(sum(key.startswith("noise.") for key in golden))]
+    with torch.no_grad():
+        chunk = policy.act(obs, deterministic=True, generator=_Replay(len(expected), noise)).cpu()
+    same = chunk.shape == expected.shape and bool(torch.isfinite(chunk).all())
+    error = float((chunk.double() - expected.double()).abs().max()) if same else float("inf")
+    return VerifyReport(error <= TOLERANCE, error, TOLERANCE, manifest, versions())
+
+
+class _Recorder(RowStreams):
+    """Row streams that keep what they handed out."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(seeds=range(rows), steps=[0] * rows)
+        self.draws: list[Tensor] = []
+
+    def normal(self, shape: Sequence[int]) -> Tensor:
+        self.draws.append(super().normal(shape))
+        return self.draws[-1]
+
+
+class _Replay(RowStreams):
+    """Hands out stored noise, so that the golden chunk depends on no random generator."""
+
+    def __init__(self, rows: int, draws: list[Tensor]) -> None:
+        super().__init__(seeds=range(rows), steps=[0] * rows)
+        self.draws = list(draws)
+
+    def normal(self, shape: Sequence[int]) -> Tensor:
+        if not self.draws or tuple(self.draws[0].shape) != tuple(shape):
+            raise UserError("The policy asks for other noise than the golden file holds; its sampler has changed.")
+        return self.draws.pop(0)
+
+
+@torch.no_grad()
+def _record_golden(policy: Policy, obs_sample: Observation) -> dict[str, Tensor]:
+    obs = {key: value[:GOLDEN_ROWS] for key, value in obs_sample.items()}
+    rows = int(next(iter(obs.values())).shape[0])
+    recorder, training = _Recorder(rows), policy.training
+    policy.eval()
+    chunk = policy.act(obs, deterministic=True, generator=recorder)
+    policy.train(training)
+    if not bool(torch.isfinite(chunk).all()):
+        raise UserError("The policy to save returns non-finite actions; lower the learning rate or check the data.")
+    tensors = {f"obs.{key}": value for key, value in obs.items()} | {"chunk": chunk}
+    tensors |= {f"noise.{index}": draw for index, draw in enumerate(recorder.draws)}
+    return {key: portable(value) for key, value in tensors.items()}
+
+
+def _read_tensors(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{file} cannot be read ({error}); copy the checkpoint again.") from error
+
+
+def _check_weights(policy: Policy, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Refuse weights that do not fit `policy` exactly, statistics first."""
+    expected = policy.state_dict()
+    missing = sorted(expected.keys() - weights.keys())
+    statistics = [key for key in missing if "normalizer" in key]
+    if statistics:
+        raise UserError(
+            f"Checkpoint {folder} has no normaliser statistics ('{statistics[0]}' is missing), so its actions would be "
+            "wrong; save it again from the training run."
+        )
+    if missing:
+        raise UserError(f"Checkpoint {folder} lacks weight '{missing[0]}'; save it again from the training run.")
+    extra = sorted(weights.keys() - expected.keys())
+    if extra:
+        raise UserError(f"Checkpoint {folder} has weight '{extra[0]}', which policy '{policy.name}' does not know.")
+    for key, value in weights.items():
+        if value.shape != expected[key].shape:
+            found, wanted = tuple(value.shape), tuple(expected[key].shape)
+            raise UserError(f"Weight '{key}' of {folder} has shape {found}, but its manifest implies {wanted}.")
+    _check_values(weights, f"Checkpoint {folder}")
+
+
+def _check_values(weights: Mapping[str, Tensor], what: str) -> None:
+    for key, value in weights.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            kind = "normaliser statistics" if "normalizer" in key else "weights"
+            raise UserError(f"{what} has non-finite {kind} in '{key}'; go back to an earlier checkpoint.")

@@ -1,0 +1,133 @@
+"""What a checkpoint says about itself: `manifest.json`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import robopolicy
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.training.schema import from_plain, to_plain
+
+SCHEMA = 1  # raise it with every change that an older reader would misunderstand
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything but the numbers of a checkpoint."""
+
+    schema: int  # version of this layout
+    policy: str  # key in `POLICIES`
+    config: dict[str, Any]  # fields of the policy's config
+    spec: dict[str, Any]  # `PolicySpec.to_dict()`: observations, action size, horizons
+    network_calls: int  # sampler steps: network evaluations per chunk
+    task: str  # registered task id the policy was trained on
+    training: dict[str, Any]  # free summary: algorithm, updates, env_steps, evaluation, ...
+    versions: dict[str, str]  # robopolicy, python, torch, numpy, mujoco
+    commit: str | None  # git commit of the source tree, where there is one
+    files: dict[str, str]  # relative path -> sha256
+
+    @property
+    def policy_spec(self) -> PolicySpec:
+        """The specification as an object."""
+        return PolicySpec.from_dict(self.spec)
+
+
+def describe(policy: Policy, task: str, training: Mapping[str, Any], files: Mapping[str, str]) -> Manifest:
+    """The manifest of `policy` as it is now."""
+    return Manifest(
+        schema=SCHEMA,
+        policy=policy.name,
+        config=policy.config_dict(),
+        spec=policy.spec.to_dict(),
+        network_calls=policy.network_calls,
+        task=task,
+        training=dict(training),
+        versions=versions(),
+        commit=git_commit(),
+        files=dict(files),
+    )
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write `manifest.json`."""
+    (folder / MANIFEST).write_text(json.dumps(to_plain(manifest), indent=2) + "\n", encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read `manifest.json`.
+
+    Raises:
+        UserError: Not a checkpoint, unreadable, or written by a newer schema.
+    """
+    file = folder / MANIFEST
+    if not folder.exists():
+        raise UserError(f"Checkpoint {folder} does not exist; pass a folder that holds {MANIFEST}.")
+    if not file.is_file():
+        raise UserError(f"{folder} is not a checkpoint: it has no {MANIFEST}; pass e.g. runs/NAME/checkpoints/best.")
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{file} is damaged ({error}); copy the checkpoint again or train anew.") from error
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if not isinstance(schema, int):
+        raise UserError(f"{file} has no schema version; copy the checkpoint again or train anew.")
+    if schema > SCHEMA:
+        raise UserError(
+            f"Checkpoint {folder} has schema {schema}, newer than {SCHEMA}, which robopolicy {robopolicy.__version__} "
+            "reads; upgrade robopolicy."
+        )
+    return from_plain(Manifest, data, str(file))
+
+
+def check_files(folder: Path, manifest: Manifest, prefix: str = "") -> None:
+    """Compare the SHA-256 of every listed file whose path starts with `prefix`.
+
+    Raises:
+        UserError: A file is missing or its content has changed.
+    """
+    for name, expected in manifest.files.items():
+        if not name.startswith(prefix):
+            continue
+        if not (folder / name).is_file():
+            raise UserError(f"Checkpoint {folder} lacks {name}; copy it again in full.")
+        if sha256(folder / name) != expected:
+            raise UserError(f"{folder / name} is corrupted or truncated (SHA-256 differs); copy the checkpoint again.")
+
+
+def sha256(file: Path) -> str:
+    """Hexadecimal digest of a file."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a result depends on."""
+    packages = {name: metadata.version(name) for name in ("torch", "numpy", "mujoco")}
+    return {"robopolicy": robopolicy.__version__, "python": platform.python_version(), **packages}
+
+
+def git_commit() -> str | None:
+    """Commit of the source tree, with `+` where tracked files differ from it; None outside a git repository."""
+    root = Path(robopolicy.__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit = _git(root, "rev-parse", "HEAD")
+        return commit + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(root: Path, *args: str) -> str:
+    command = ["git", "-C", str(root), *args]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -1,0 +1,86 @@
+"""Plain values (JSON, YAML) to frozen config dataclasses and back, refusing whatever does not fit exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Mapping
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from robopolicy.errors import UserError, unknown_name
+
+T = TypeVar("T")
+
+
+def from_plain(cls: type[T], data: Any, where: str) -> T:
+    """Build the dataclass `cls` from a mapping of plain values; lists become tuples where the field is one.
+
+    Args:
+        cls: Config dataclass; fields may be numbers, strings, bools, None, tuples and further dataclasses.
+        data: Mapping with exactly the fields of `cls`.
+        where: What is being read, for the message.
+
+    Raises:
+        UserError: A key is unknown or missing, or a value has the wrong type.
+    """
+    if not isinstance(data, Mapping):
+        raise UserError(f"{where} must be a mapping, found {type(data).__name__}.")
+    hints = get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
+    for key in data:
+        if key not in names:
+            raise unknown_name(f"setting of {where}", str(key), names)
+    missing = [name for name in names if name not in data]
+    if missing:
+        raise UserError(f"{where} lacks '{missing[0]}'; it was written by another version or edited by hand.")
+    return cls(**{name: _convert(hints[name], data[name], f"{where}.{name}") for name in names})
+
+
+def to_plain(config: Any) -> dict[str, Any]:
+    """Inverse of `from_plain`."""
+    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config) if field.init}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_plain(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin = get_origin(hint)
+    if hint is Any:
+        return value
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return from_plain(hint, value, where)
+    if origin in (Union, types.UnionType):
+        return _convert_union(get_args(hint), value, where)
+    if origin in (tuple, list) or hint in (tuple, list):
+        if not isinstance(value, list | tuple):
+            raise _mismatch(where, "a list", value)
+        item = (get_args(hint) or (Any,))[0]
+        entries = [_convert(item, entry, f"{where}[{index}]") for index, entry in enumerate(value)]
+        return tuple(entries) if tuple in (origin, hint) else entries
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
+        raise _mismatch(where, f"a value of type {hint.__name__}", value)
+    return value
+
+
+def _convert_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in options:
+        return None
+    kinds = [option for option in options if option is not type(None)]
+    for kind in kinds[:-1]:
+        try:
+            return _convert(kind, value, where)
+        except UserError:
+            continue
+    return _convert(kinds[-1], value, where)
+
+
+def _mismatch(where: str, expected: str, value: Any) -> UserError:
+    return UserError(f"{where} must be {expected}, found {value!r}.")
