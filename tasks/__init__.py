@@ -3,3 +3,6 @@
 
 def register_tasks() -> None:
     """Entry point `robopolicy.tasks`: register every family."""
+    from tasks import toy
+
+    toy.register()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.core.returns import gae
+from robopolicy.core.returns import chunk_discount, gae, successor_values
 from robopolicy.data.rollout import Rollout
 
 Value = Callable[[dict[str, Tensor]], Tensor]
@@ -52,7 +52,7 @@ def flatten(tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def rows_with_advantages(
-    rollout: Rollout, value: Value, *, gamma: float, lam: float, per_step: bool, reward_scale: float = 1.0
+    rollout: Rollout, value: Value, *, gamma: float, lam: float, discount_unit: str = "step", reward_scale: float = 1.0
 ) -> Rows:
     """Score a rollout with the critic and compute GAE.
 
@@ -61,17 +61,15 @@ def rows_with_advantages(
         value: Critic, maps observations `(B, To, ...)` to `(B,)`.
         gamma: Discount, per control step or per chunk.
         lam: GAE lambda, per decision.
-        per_step: True raises `gamma` to the number of executed steps; False applies it once per chunk.
+        discount_unit: "step" or "chunk", see `robopolicy.core.returns.chunk_discount`.
         reward_scale: Factor on the rewards.
     """
     shape = rollout.shape
     obs = flatten(rollout.obs)
     values = value(obs).view(shape)  # (T, N)
-    successor = torch.cat([values[1:], value(rollout.last_obs)[None]])  # (T, N) value of the next observation
     bootstrap = rollout.truncated & ~rollout.terminated
-    if bool(bootstrap.any()):
-        successor[bootstrap] = value(rollout.final_obs)
-    discount = gamma ** rollout.steps.to(values.dtype) if per_step else torch.full_like(values, gamma)
+    successor = successor_values(values, value(rollout.last_obs), bootstrap, value(rollout.final_obs))
+    discount = chunk_discount(gamma, rollout.steps, discount_unit)
     advantage, target = gae(
         rollout.reward * reward_scale, values, successor, rollout.terminated, rollout.truncated, discount, lam
     )

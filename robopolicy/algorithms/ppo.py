@@ -95,7 +95,7 @@ class PPO(Algorithm):
         if config.normalise_reward:
             self.scale.observe(batch, config.gamma)
         rows = rows_with_advantages(
-            batch, self.critic, gamma=config.gamma, lam=config.lam, per_step=True, reward_scale=self.scale.factor
+            batch, self.critic, gamma=config.gamma, lam=config.lam, reward_scale=self.scale.factor
         )
         self._set_lr()
         info, stopped = self._epochs(rows)
@@ -103,7 +103,9 @@ class PPO(Algorithm):
         self.critic.observe(rows.obs)
         self.updates += 1
         metrics = {f"actor/{key}": float(value) for key, value in info.items()}
-        metrics["critic/explained_variance"] = float(1 - (rows.value_target - rows.value).var() / rows.value_target.var())
+        metrics["critic/explained_variance"] = float(
+            1 - (rows.value_target - rows.value).var() / rows.value_target.var()
+        )
         return metrics | {"actor/epochs": float(stopped), "actor/lr": self.optimizer.param_groups[0]["lr"]}
 
     def _set_lr(self) -> None:

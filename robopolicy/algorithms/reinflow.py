@@ -138,7 +138,7 @@ class ReinFlow(Algorithm):
             self.critic,
             gamma=config.gamma,
             lam=config.lam,
-            per_step=config.discount_unit == "step",
+            discount_unit=config.discount_unit,
             reward_scale=self.scale.factor,
         )
         progress = self.updates / max(1, self.total_updates)

@@ -1,0 +1,202 @@
+"""PPO against Stable-Baselines3's PPO: same environments, samples, hyper-parameters and machine, one run.
+
+    python -m benchmarks.ppo_vs_sb3 --quick      # one environment, one seed, 100k steps
+    python -m benchmarks.ppo_vs_sb3              # HalfCheetah-v5 and Hopper-v5, 5 seeds each
+
+Both learners get N environments, the same rollout length, minibatches, epochs, network, running observation and
+reward normalisation. Seeds alternate between the two, so that a drift of the machine's speed touches both. The final
+policy of each is judged by the same 20 deterministic episodes. `wall_ratio` is our training time over theirs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.common import load_cell, print_result, save_cell, write_result
+from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.critics.value import ValueConfig
+from robopolicy.evaluation.intervals import iqm_interval
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.registry import SimOptions, make_sim
+
+TASKS = {"HalfCheetah-v5": "locomotion/half_cheetah", "Hopper-v5": "locomotion/hopper"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Hyper-parameters both learners share."""
+
+    steps: int = 500_000  # environment steps per run
+    num_envs: int = 16
+    rollout: int = 128  # steps per environment between updates
+    batch_size: int = 256
+    epochs: int = 10
+    lr: float = 3e-4
+    gamma: float = 0.99
+    lam: float = 0.95
+    clip: float = 0.2
+    hidden: tuple[int, ...] = (64, 64)
+    grad_clip: float = 0.5
+    value_coef: float = 0.5
+    episodes: int = 20  # of the final judgement
+
+
+def train_ours(env_id: str, seed: int, settings: Settings) -> tuple[Callable[[Tensor], Tensor], float]:
+    """Train our PPO; returns the deterministic policy `(N, D) -> (N, A)` and the training seconds."""
+    torch.manual_seed(seed)
+    start = time.perf_counter()
+    sim = make_sim(TASKS[env_id], SimOptions(num_envs=settings.num_envs))
+    spec = PolicySpec({"state": sim.spec.observation["state"].shape}, sim.spec.action_dim)
+    policy = GaussianPolicy(GaussianConfig(hidden=settings.hidden, normalise="running"), spec)
+    config = PPOConfig(
+        decisions=settings.rollout,
+        gamma=settings.gamma,
+        lam=settings.lam,
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        clip=settings.clip,
+        lr=settings.lr,
+        grad_clip=settings.grad_clip,
+        value_coef=settings.value_coef,
+        critic=ValueConfig(hidden=settings.hidden, normalise="running"),
+        seed=seed,
+    )
+    updates = settings.steps // (settings.num_envs * settings.rollout)
+    algorithm = PPO(config, policy, total_updates=updates)
+    chunked = ChunkedSim(sim, gamma=algorithm.step_discount)
+    sampler = RolloutSampler(chunked, decisions=settings.rollout, seed=seed * 1_000_000)
+    for _ in range(updates):
+        algorithm.update(sampler.collect(algorithm.act))
+    seconds = time.perf_counter() - start
+    sim.close()
+    return lambda obs: policy.act({"state": obs[:, None]}, deterministic=True)[:, 0], seconds
+
+
+def train_sb3(env_id: str, seed: int, settings: Settings) -> tuple[Callable[[Tensor], Tensor], float]:
+    """Train Stable-Baselines3's PPO with `VecNormalize`; returns policy and training seconds."""
+    from stable_baselines3 import PPO as SB3PPO  # noqa: N811
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    start = time.perf_counter()
+    env = VecNormalize(make_vec_env(env_id, n_envs=settings.num_envs, seed=seed), gamma=settings.gamma)
+    model = SB3PPO(
+        "MlpPolicy",
+        env,
+        n_steps=settings.rollout,
+        batch_size=settings.batch_size,
+        n_epochs=settings.epochs,
+        learning_rate=settings.lr,
+        gamma=settings.gamma,
+        gae_lambda=settings.lam,
+        clip_range=settings.clip,
+        max_grad_norm=settings.grad_clip,
+        vf_coef=settings.value_coef,
+        policy_kwargs={"net_arch": list(settings.hidden)},
+        seed=seed,
+        device="cpu",
+    )
+    model.learn(settings.steps // (settings.num_envs * settings.rollout) * settings.num_envs * settings.rollout)
+    seconds = time.perf_counter() - start
+
+    def act(obs: Tensor) -> Tensor:
+        actions, _ = model.predict(np.asarray(env.normalize_obs(obs.numpy())), deterministic=True)
+        return torch.as_tensor(actions)
+
+    return act, seconds
+
+
+def judge(act: Callable[[Tensor], Tensor], env_id: str, episodes: int) -> float:
+    """Mean return of the first episodes of seeds 10000..10000+episodes-1."""
+    sim = make_sim(TASKS[env_id], SimOptions(num_envs=episodes))
+    obs = sim.reset(10_000)["state"]
+    total, alive = torch.zeros(episodes), torch.ones(episodes, dtype=torch.bool)
+    while bool(alive.any()):
+        with torch.no_grad():
+            step = sim.step(act(obs), alive)
+        total += step.reward
+        alive &= ~step.done
+        obs = step.obs["state"]
+    sim.close()
+    return float(total.mean())
+
+
+def main() -> None:
+    """Run every missing cell, then print and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="HalfCheetah, one seed, 100k steps, nothing written")
+    parser.add_argument("--seeds", type=int, default=5)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    settings = Settings(steps=100_000) if arguments.quick else Settings()
+    tasks = ["HalfCheetah-v5"] if arguments.quick else list(TASKS)
+    seeds = range(1 if arguments.quick else arguments.seeds)
+    learners = {"robopolicy": train_ours, "stable-baselines3": train_sb3}
+    cells: list[dict[str, object]] = []
+    for env_id in tasks:
+        for seed in seeds:
+            for learner, train in learners.items():
+                name = f"ppo_vs_sb3/{learner}-{env_id}-{seed}"
+                cell = None if arguments.quick else load_cell(name)
+                if cell is None:
+                    act, seconds = train(env_id, seed, settings)
+                    score = judge(act, env_id, settings.episodes)
+                    cell = {"learner": learner, "task": env_id, "seed": seed, "return": score, "seconds": seconds}
+                    if not arguments.quick:
+                        save_cell(name, cell)
+                print(f"{env_id} seed {seed} {learner}: return {cell['return']:.0f}, {cell['seconds']:.1f} s")
+                cells.append(cell)
+    rows, figures = summarise(cells, tasks, settings)
+    print_result("ppo_vs_sb3", rows, figures)
+    if not arguments.quick:
+        write_result("ppo_vs_sb3", rows, figures, command="python -m benchmarks.ppo_vs_sb3")
+
+
+def summarise(
+    cells: list[dict[str, object]], tasks: list[str], settings: Settings
+) -> tuple[list[dict[str, object]], dict[str, object]]:
+    """Table rows (per task and learner) and the figures: IQM with intervals and paired wall-time ratios."""
+    rows: list[dict[str, object]] = []
+    figures: dict[str, object] = {"settings": vars(settings).copy() if hasattr(settings, "__dict__") else {}}
+    for task in tasks:
+        pick = {
+            learner: [cell for cell in cells if cell["task"] == task and cell["learner"] == learner]
+            for learner in ("robopolicy", "stable-baselines3")
+        }
+        ratios = [float(a["seconds"]) / float(b["seconds"]) for a, b in zip(*pick.values(), strict=True)]  # type: ignore[arg-type]
+        entry: dict[str, object] = {
+            "wall_ratio": float(np.median(ratios)),
+            "wall_ratio_low": min(ratios),
+            "wall_ratio_high": max(ratios),
+            "seeds": len(ratios),
+        }
+        for learner, chosen in pick.items():
+            value, low, high = iqm_interval(np.array([[float(cell["return"])] for cell in chosen]))  # type: ignore[arg-type]
+            seconds = float(np.median([float(cell["seconds"]) for cell in chosen]))  # type: ignore[arg-type]
+            entry[learner] = {"iqm": value, "low": low, "high": high}
+            rows.append(
+                {
+                    "task": task,
+                    "learner": learner,
+                    "return IQM": f"{value:.0f} [{low:.0f}, {high:.0f}]",
+                    "median s": f"{seconds:.0f}",
+                    "wall_ratio": f"{entry['wall_ratio']:.2f}",
+                }
+            )
+        figures[task] = entry
+    figures["wall_ratio"] = float(np.median([figures[task]["wall_ratio"] for task in tasks]))  # type: ignore[index]
+    return rows, figures
+
+
+if __name__ == "__main__":
+    main()
