@@ -1,1 +1,1 @@
-"""Native batched MuJoCo backend."""
+"""Native batched MuJoCo: tasks as numpy functions, two physics engines, a fast CPU renderer."""

@@ -1,0 +1,309 @@
+"""The native backend: any `MujocoTask` as a vector simulator, without subprocesses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import mujoco
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
+from robopolicy.sim.mujoco.engines import Engine, RolloutEngine, Rows, ThreadsEngine
+from robopolicy.sim.mujoco.render import Renderer
+from robopolicy.sim.mujoco.task import Array, BatchState, MujocoTask
+from robopolicy.sim.seeds import SeedCounter
+
+_Arrays = dict[str, NDArray[Any]]
+
+
+class MujocoSim(VectorSim):
+    """N environments of one task, stepped by MuJoCo on all cores.
+
+    Args:
+        task: What to simulate.
+        num_envs: N.
+        engine: `rollout` (fastest), `exact` (one persistent `MjData` per environment) or `auto`, which is `rollout`
+            unless the task needs the other.
+        threads: Physics threads; 0 is one per core.
+        cameras: Cameras of the model to render into observations `image.<camera>`.
+        image_size: Height and width of those images in pixels.
+
+    A state that diverges (non-finite, or reset by MuJoCo itself) ends its episode: `terminated`, `info["diverged"]`,
+    never a success, and `final_obs` is the last finite observation.
+    """
+
+    def __init__(
+        self,
+        task: MujocoTask,
+        num_envs: int,
+        *,
+        engine: Literal["rollout", "exact", "auto"] = "auto",
+        threads: int = 0,
+        cameras: Sequence[str] = (),
+        image_size: int = 64,
+    ) -> None:
+        for camera in cameras:
+            if camera not in task.cameras:
+                raise unknown_name(f"camera of task {task.name}", camera, task.cameras)
+        if engine == "rollout" and task.needs_exact_engine:
+            raise UserError(f"Task {task.name} reads contacts or forces and needs engine 'exact', got 'rollout'.")
+        exact = engine == "exact" or task.needs_exact_engine
+        self.task = task
+        self.num_envs = num_envs
+        self.device = torch.device("cpu")
+        self.cameras = tuple(cameras)
+        self.spec = _spec(task, self.cameras, image_size)
+        self.engine: Engine = (ThreadsEngine if exact else RolloutEngine)(
+            task.model, num_envs, task.frame_skip, threads
+        )
+        self._dt = task.frame_skip * float(task.model.opt.timestep)
+        self._image_size = image_size
+        self._renderers: dict[tuple[int, int], Renderer] = {}
+        self._memory: _Arrays = {}
+        self._obs: _Arrays = {}  # what the policy sees now; arrays are replaced, never written to
+        self._seeds = SeedCounter(num_envs)
+        self._steps = np.zeros(num_envs, np.int64)
+
+    @property
+    def episode_seed(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """(N,) int64, seed of the episode now running."""
+        return torch.from_numpy(self._seeds.current.copy())
+
+    @property
+    def episode_step(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """(N,) int64, control steps taken in that episode."""
+        return torch.from_numpy(self._steps.copy())
+
+    def state(self, rows: Rows = None) -> BatchState:
+        """States of `rows` now, as a task sees them; valid until the next call. Experts read it."""
+        select = slice(None) if rows is None else rows
+        return self._batch(self.engine.states[select], self.engine.sensors[select], self._recall(rows), rows)
+
+    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
+        """Start every environment anew; environment i runs episode `seed + i`, or `seed[i]` for a sequence."""
+        self._seeds.reset(seed)
+        self._start(np.arange(self.num_envs))
+        self._obs = self._observe(self.state()) | self._images(np.arange(self.num_envs))
+        return _tensors(self._obs)
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        """Apply `action` `(N, A)` for one control step; rows where `active` `(N,)` is False stand still."""
+        if not self._obs:
+            raise UserError("Call reset before the first step.")
+        rows = _rows(active)
+        if rows is not None and not rows.size:
+            return self._stand_still()
+        played = self._played(action, rows)
+        before = self.state(rows)
+        control = self.task.control(played, before)
+        states, sensors = self.engine.advance(control, rows)
+        diverged = self._diverged(states, rows)
+        after = self._batch(states, sensors, before.memory, rows)
+        outcome = self.task.outcome(before, played, after)
+        final = self._observe(after)
+        self.engine.commit(states, sensors, rows)
+        self._remember(before.memory, rows)
+
+        terminated = outcome.terminated | diverged
+        info: _Arrays = {**outcome.info, "diverged": diverged}
+        if "success" in info and diverged.any():
+            info["success"] = info["success"] & ~diverged
+        select = slice(None) if rows is None else rows
+        self._steps[select] += 1
+        truncated = self._steps[select] >= self.spec.max_episode_steps
+        return self._finish(rows, final, outcome.reward, terminated, truncated, info)
+
+    def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
+        """Return frames `(envs, 3, height, width)` uint8 of the first `envs` environments (default: first camera)."""
+        if camera is not None and mujoco.mj_name2id(self.task.model, mujoco.mjtObj.mjOBJ_CAMERA, camera) < 0:
+            raise unknown_name(f"camera of task {self.task.name}", camera, self.task.cameras)
+        if camera is None and self.task.cameras:
+            camera = self.task.cameras[0]
+        rows = np.arange(min(envs, self.num_envs))
+        return torch.from_numpy(self._frames(rows, camera, height, width))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that decides the future, for exact resume."""
+        return {
+            "engine": _tensors(self.engine.state_dict()),
+            "memory": {key: torch.from_numpy(value.copy()) for key, value in self._memory.items()},
+            "obs": {key: torch.from_numpy(value.copy()) for key, value in self._obs.items()},
+            "seeds": self._seeds.state_dict(),
+            "steps": self.episode_step,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
+        """Restore `state_dict` and return the observation to act on next."""
+        if len(state["steps"]) != self.num_envs:
+            raise UserError(
+                f"The saved simulator has {len(state['steps'])} environments and this one {self.num_envs}; "
+                "resume with the same number."
+            )
+        self.engine.load_state_dict({key: value.numpy() for key, value in state["engine"].items()})
+        self._memory = {key: value.numpy().copy() for key, value in state["memory"].items()}
+        self._obs = {key: value.numpy().copy() for key, value in state["obs"].items()}
+        self._seeds.load_state_dict(state["seeds"])
+        self._steps[:] = state["steps"].numpy()
+        return _tensors(self._obs)
+
+    def close(self) -> None:
+        """Free threads and rendering contexts; safe to call twice."""
+        self.engine.close()
+        for renderer in self._renderers.values():
+            renderer.close()
+        self._renderers.clear()
+
+    def _finish(
+        self,
+        rows: Rows,
+        final: _Arrays,
+        reward: Array,
+        terminated: NDArray[np.bool_],
+        truncated: NDArray[np.bool_],
+        info: _Arrays,
+    ) -> Step:
+        """Restart the rows that ended and bring everything to full batch size."""
+        ended = np.flatnonzero(terminated | truncated)  # positions among the rows that moved
+        obs = final
+        if ended.size or self.cameras:
+            moved = np.arange(self.num_envs) if rows is None else rows
+            last_images = self._images(moved[ended])
+            self._start(moved[ended])
+            if ended.size:
+                first = self._observe(self.state(moved[ended]))
+                obs = {key: _replaced(value, ended, first[key]) for key, value in final.items()}
+            images = self._images(moved)
+            obs = obs | images
+            final = final | {key: _replaced(value, ended, last_images[key]) for key, value in images.items()}
+        rewards: NDArray[np.float32] = reward.astype(np.float32)
+        if rows is not None:
+            final = {key: _replaced(self._obs[key], rows, value) for key, value in final.items()}
+            obs = {key: _replaced(self._obs[key], rows, value) for key, value in obs.items()}
+            rewards, terminated, truncated = (self._widened(x, rows) for x in (rewards, terminated, truncated))
+            info = {key: self._widened(value, rows) for key, value in info.items()}
+        self._obs = obs
+        return Step(
+            obs=_tensors(obs),
+            reward=torch.from_numpy(rewards),
+            terminated=torch.from_numpy(terminated),
+            truncated=torch.from_numpy(truncated),
+            final_obs=_tensors(final),
+            info={key: _info_tensor(value) for key, value in info.items()},
+        )
+
+    def _stand_still(self) -> Step:
+        idle = torch.zeros(self.num_envs, dtype=torch.bool)
+        return Step(_tensors(self._obs), torch.zeros(self.num_envs), idle, idle, _tensors(self._obs), {})
+
+    def _start(self, rows: NDArray[np.intp]) -> None:
+        """Begin the next episode of each of `rows`; the only Python loop over environments."""
+        for row, seed in zip(rows.tolist(), self._seeds.take(rows), strict=True):
+            initial = self.task.initial(np.random.default_rng(seed))
+            self.engine.place(row, initial.qpos, initial.qvel)
+            for key, value in initial.memory.items():
+                if key not in self._memory:
+                    value = np.asarray(value)
+                    self._memory[key] = np.zeros((self.num_envs, *value.shape), value.dtype)
+                self._memory[key][row] = value
+        self._steps[rows] = 0
+
+    def _played(self, action: Tensor, rows: Rows) -> Array:
+        """Check and clip the actions of `rows`."""
+        expected = (self.num_envs, self.spec.action_dim)
+        if tuple(action.shape) != expected:
+            raise UserError(f"Expected actions of shape {expected}, got {tuple(action.shape)}.")
+        played = action.detach().cpu().numpy()
+        played = (played if rows is None else played[rows]).astype(np.float64)
+        if not np.isfinite(played).all():
+            raise UserError("An action is NaN or infinite; the policy has diverged.")
+        return np.clip(played, self.task.action_low, self.task.action_high, out=played)
+
+    def _diverged(self, states: Array, rows: Rows) -> NDArray[np.bool_]:
+        """Find rows that MuJoCo reset or gave up on (their clock is off) and put their last good state back."""
+        start = self.engine.states if rows is None else self.engine.states[rows]
+        on_time = np.abs(states[:, 0] - start[:, 0] - self._dt) < 0.5 * self.task.model.opt.timestep
+        good = on_time & np.isfinite(states).all(1)
+        if not good.all():
+            states[~good] = start[~good]
+        return ~good
+
+    def _batch(self, states: Array, sensors: Array, memory: _Arrays, rows: Rows) -> BatchState:
+        nq, nv = self.task.model.nq, self.task.model.nv
+        data = self.engine.data
+        if data is not None and rows is not None:
+            data = [data[row] for row in rows.tolist()]
+        qpos, qvel = states[:, 1 : 1 + nq], states[:, 1 + nq : 1 + nq + nv]
+        return BatchState(self.task.model, qpos, qvel, states[:, 0], sensors, memory, data)
+
+    def _recall(self, rows: Rows) -> _Arrays:
+        return self._memory if rows is None else {key: value[rows] for key, value in self._memory.items()}
+
+    def _remember(self, memory: _Arrays, rows: Rows) -> None:
+        if rows is not None:
+            for key, value in memory.items():
+                self._memory[key][rows] = value
+
+    def _observe(self, state: BatchState) -> _Arrays:
+        return {key: value.astype(np.float32) for key, value in self.task.observe(state).items()}
+
+    def _images(self, rows: NDArray[np.intp]) -> _Arrays:
+        size = self._image_size
+        return {f"image.{camera}": self._frames(rows, camera, size, size) for camera in self.cameras}
+
+    def _frames(self, rows: NDArray[np.intp], camera: str | None, height: int, width: int) -> NDArray[np.uint8]:
+        """Render `rows` from `camera`: `(K, 3, height, width)`."""
+        if (height, width) not in self._renderers:
+            self._renderers[height, width] = Renderer(self.task.model, height, width)
+        renderer = self._renderers[height, width]
+        frames = np.empty((len(rows), 3, height, width), np.uint8)
+        for frame, row in zip(frames, rows.tolist(), strict=True):
+            self.engine.pose(row, renderer.data)
+            frame[:] = renderer.frame(camera).transpose(2, 0, 1)
+        return frames
+
+    def _widened(self, values: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[Any]:
+        """Scatter the values of `rows` into zeros for all environments."""
+        full = np.zeros((self.num_envs, *values.shape[1:]), values.dtype)
+        full[rows] = values
+        return full
+
+
+def _spec(task: MujocoTask, cameras: tuple[str, ...], size: int) -> SimSpec:
+    images = {f"image.{camera}": TensorSpec((3, size, size), torch.uint8) for camera in cameras}
+    return SimSpec(
+        task=task.name,
+        observation={**task.observation, **images},
+        action_low=torch.tensor(task.action_low, dtype=torch.float32),
+        action_high=torch.tensor(task.action_high, dtype=torch.float32),
+        control_dt=task.frame_skip * float(task.model.opt.timestep),
+        max_episode_steps=task.max_episode_steps,
+        action_names=task.action_names,
+    )
+
+
+def _rows(active: Tensor | None) -> Rows:
+    if active is None:
+        return None
+    moving = active.detach().cpu().numpy()
+    return None if moving.all() else np.flatnonzero(moving)
+
+
+def _replaced(values: NDArray[Any], rows: NDArray[np.intp], by: NDArray[Any]) -> NDArray[Any]:
+    """Copy of `values` with `rows` replaced."""
+    copy = values.copy()
+    copy[rows] = by
+    return copy
+
+
+def _tensors(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
+    return {key: torch.from_numpy(value) for key, value in arrays.items()}
+
+
+def _info_tensor(value: NDArray[Any]) -> Tensor:
+    """Copy to a tensor, so that a task may reuse its arrays; floats become float32."""
+    return torch.from_numpy(value.astype(np.float32 if value.dtype == np.float64 else value.dtype))

@@ -1,0 +1,223 @@
+"""Physics engines: who owns the states of N environments and how they are stepped.
+
+`RolloutEngine` plays all environments in one call into MuJoCo's own thread pool. It knows only states and sensors, and
+the constraint solver starts every control step from a zero warm start, so a state alone decides the future.
+`ThreadsEngine` keeps one `MjData` per environment and equals a plain `mj_step` loop (and gymnasium) bit for bit;
+contacts, forces, mocap bodies and equality constraints can be read and written.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+
+import mujoco
+import numpy as np
+from mujoco import rollout
+from numpy.typing import NDArray
+
+from robopolicy.sim.mujoco.task import Array
+
+Rows = NDArray[np.intp] | None
+"""Environments to work on, ascending; None means all of them."""
+
+_FULL = mujoco.mjtState.mjSTATE_FULLPHYSICS
+_INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION
+_SERIAL_BELOW = 4  # environments; waking a pool costs more than it gains
+
+
+def core_count() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Engine(ABC):
+    """States of N environments of one model.
+
+    `states` `(N, S)` holds `mjSTATE_FULLPHYSICS` (time, qpos, qvel, act, ...) and `sensors` `(N, M)` the readings that
+    belong to it.
+    """
+
+    def __init__(self, model: mujoco.MjModel, num_envs: int, frame_skip: int) -> None:
+        self.model = model
+        self.num_envs = num_envs
+        self.frame_skip = frame_skip
+        self.states: Array = np.zeros((num_envs, mujoco.mj_stateSize(model, _FULL)))
+        self.sensors: Array = np.zeros((num_envs, model.nsensordata))
+        self.data: list[mujoco.MjData] | None = None
+
+    @abstractmethod
+    def place(self, row: int, qpos: Array, qvel: Array) -> None:
+        """Start environment `row` anew at `qpos` `(nq,)`, `qvel` `(nv,)`."""
+
+    @abstractmethod
+    def advance(self, control: Array, rows: Rows) -> tuple[Array, Array]:
+        """Step `rows` by one control step under `control` `(K, nu)`.
+
+        Returns:
+            States `(K, S)` and sensors `(K, M)` after the step, valid until the next call. `states` and `sensors` still
+            show the time before, so that a task can compare; `commit` then takes the new ones over.
+        """
+
+    def commit(self, states: Array, sensors: Array, rows: Rows) -> None:
+        """Take over what `advance` returned."""
+        select = slice(None) if rows is None else rows
+        self.states[select] = states
+        self.sensors[select] = sensors
+
+    @abstractmethod
+    def pose(self, row: int, data: mujoco.MjData) -> None:
+        """Copy everything visible of environment `row` into `data` and compute its positions."""
+
+    def state_dict(self) -> dict[str, Array]:
+        """Arrays that decide the future."""
+        return {"states": self.states.copy(), "sensors": self.sensors.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        """Restore `state_dict`."""
+        self.states[:] = state["states"]
+        self.sensors[:] = state["sensors"]
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop the threads; safe to call twice."""
+
+
+class RolloutEngine(Engine):
+    """All environments in one call of `mujoco.rollout`, with buffers allocated once."""
+
+    def __init__(self, model: mujoco.MjModel, num_envs: int, frame_skip: int, threads: int = 0) -> None:
+        super().__init__(model, num_envs, frame_skip)
+        count = 0 if num_envs < _SERIAL_BELOW else min(threads or core_count(), num_envs)
+        self._pool = rollout.Rollout(nthread=count)
+        self._workers = [mujoco.MjData(model) for _ in range(max(count, 1))]
+        self._scratch = mujoco.MjData(model)
+        self._models = [model] * num_envs
+        self._control: Array = np.zeros((num_envs, frame_skip, model.nu))
+        self._states: Array = np.zeros((num_envs, frame_skip, self.states.shape[1]))
+        self._sensors: Array = np.zeros((num_envs, frame_skip, model.nsensordata))
+
+    def place(self, row: int, qpos: Array, qvel: Array) -> None:
+        """Start environment `row` anew at `qpos` `(nq,)`, `qvel` `(nv,)`."""
+        data = self._scratch
+        mujoco.mj_resetData(self.model, data)
+        data.qpos[:], data.qvel[:] = qpos, qvel
+        mujoco.mj_forward(self.model, data)
+        mujoco.mj_getState(self.model, data, self.states[row], _FULL)
+        self.sensors[row] = data.sensordata
+
+    def advance(self, control: Array, rows: Rows) -> tuple[Array, Array]:
+        """Step `rows` by one control step under `control` `(K, nu)`."""
+        count = len(control)
+        start = self.states if rows is None else self.states[rows]
+        self._control[:count] = control[:, None]
+        self._pool.rollout(
+            self._models if rows is None else self._models[:count],
+            self._workers,
+            start,
+            self._control[:count],
+            nstep=self.frame_skip,
+            skip_checks=True,
+            state=self._states[:count],
+            sensordata=self._sensors[:count] if self.model.nsensordata else None,
+        )
+        return self._states[:count, -1], self._sensors[:count, -1]
+
+    def pose(self, row: int, data: mujoco.MjData) -> None:
+        """Copy everything visible of environment `row` into `data` and compute its positions."""
+        mujoco.mj_setState(self.model, data, self.states[row], _FULL)
+        mujoco.mj_forward(self.model, data)
+
+    def close(self) -> None:
+        """Stop the threads; safe to call twice."""
+        self._pool.close()
+
+
+class ThreadsEngine(Engine):
+    """One persistent `MjData` per environment, stepped in slices on our own threads (`mj_step` releases the GIL)."""
+
+    def __init__(self, model: mujoco.MjModel, num_envs: int, frame_skip: int, threads: int = 0) -> None:
+        super().__init__(model, num_envs, frame_skip)
+        self.data = self._data = [mujoco.MjData(model) for _ in range(num_envs)]
+        count = 1 if num_envs < _SERIAL_BELOW else min(threads or core_count(), num_envs)
+        self._threads = count
+        self._pool = ThreadPoolExecutor(count - 1, thread_name_prefix="mujoco") if count > 1 else None
+        self._states = self.states.copy()
+        self._sensors = self.sensors.copy()
+        # What the derived quantities of an MjData (positions, contacts, forces) were computed from: playing it again
+        # restores them exactly, which no copy of named arrays could promise.
+        self._origin: Array = np.zeros((num_envs, mujoco.mj_stateSize(model, _INTEGRATION)))
+        self._fresh: NDArray[np.bool_] = np.ones(num_envs, bool)
+
+    def place(self, row: int, qpos: Array, qvel: Array) -> None:
+        """Start environment `row` anew at `qpos` `(nq,)`, `qvel` `(nv,)`."""
+        data = self._data[row]
+        mujoco.mj_resetData(self.model, data)
+        data.qpos[:], data.qvel[:] = qpos, qvel
+        mujoco.mj_getState(self.model, data, self._origin[row], _INTEGRATION)
+        self._fresh[row] = True
+        mujoco.mj_forward(self.model, data)
+        mujoco.mj_getState(self.model, data, self.states[row], _FULL)
+        self.sensors[row] = data.sensordata
+
+    def advance(self, control: Array, rows: Rows) -> tuple[Array, Array]:
+        """Step `rows` by one control step under `control` `(K, nu)`."""
+        index = range(self.num_envs) if rows is None else rows.tolist()
+        count = len(index)
+        bounds = [count * k // self._threads for k in range(self._threads + 1)]
+        others: list[Future[None]] = []
+        if self._pool is not None:
+            slices = pairwise(bounds[1:])
+            others = [self._pool.submit(self._advance_slice, control, index, start, stop) for start, stop in slices]
+        self._advance_slice(control, index, bounds[0], bounds[1])
+        for other in others:
+            other.result()
+        return self._states[:count], self._sensors[:count]
+
+    def _advance_slice(self, control: Array, index: range | list[int], start: int, stop: int) -> None:
+        model, skip = self.model, self.frame_skip
+        for k in range(start, stop):
+            row = index[k]
+            data = self._data[row]
+            data.ctrl = control[k]
+            mujoco.mj_getState(model, data, self._origin[row], _INTEGRATION)
+            self._fresh[row] = False
+            mujoco.mj_step(model, data, nstep=skip)
+            # mj_step leaves the contact forces on bodies out unless a sensor asks for them; dynamics do not change.
+            mujoco.mj_rnePostConstraint(model, data)
+            mujoco.mj_getState(model, data, self._states[k], _FULL)
+            self._sensors[k] = data.sensordata
+
+    def pose(self, row: int, data: mujoco.MjData) -> None:
+        """Copy everything visible of environment `row` into `data` and compute its positions."""
+        full = np.empty(self._origin.shape[1])
+        mujoco.mj_getState(self.model, self._data[row], full, _INTEGRATION)
+        mujoco.mj_setState(self.model, data, full, _INTEGRATION)
+        mujoco.mj_forward(self.model, data)
+
+    def state_dict(self) -> dict[str, Array]:
+        """Arrays that decide the future."""
+        return {**super().state_dict(), "origin": self._origin.copy(), "fresh": self._fresh.astype(np.float64)}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        """Restore `state_dict`."""
+        super().load_state_dict(state)
+        self._origin[:] = state["origin"]
+        self._fresh[:] = state["fresh"] > 0
+        for row, data in enumerate(self._data):
+            mujoco.mj_resetData(self.model, data)
+            mujoco.mj_setState(self.model, data, self._origin[row], _INTEGRATION)
+            if self._fresh[row]:
+                mujoco.mj_forward(self.model, data)
+            else:
+                mujoco.mj_step(self.model, data, nstep=self.frame_skip)
+                mujoco.mj_rnePostConstraint(self.model, data)
+
+    def close(self) -> None:
+        """Stop the threads; safe to call twice."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool, self._threads = None, 1
