@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.errors import UserError
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 STEP_KEYS = ("action", "reward", "terminated", "success")
 """Keys of a frame that are not observations."""

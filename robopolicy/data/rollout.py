@@ -18,7 +18,9 @@ class Rollout:
     steps: Tensor  # (T, N) int64, control steps really executed (fewer than Ta when the episode ended)
     terminated: Tensor  # (T, N) bool
     truncated: Tensor  # (T, N) bool
-    final_obs: dict[str, Tensor]  # (M, To, ...) last observations of the M entries that bootstrap: truncated, not terminated; row-major
+    final_obs: dict[
+        str, Tensor
+    ]  # (M, To, ...) last observations of the M entries that bootstrap: truncated, not terminated; row-major
     last_obs: dict[str, Tensor]  # (N, To, ...) observation after the last decision
 
     @property

@@ -1,0 +1,60 @@
+import json
+
+import numpy as np
+import pytest
+
+from robopolicy.data.episodes import Episode, Episodes
+from robopolicy.data.statistics import (
+    QUANTILES,
+    dataset_statistics,
+    statistics_from_json,
+    statistics_to_json,
+    vector_statistics,
+)
+from robopolicy.errors import UserError
+
+
+def make_data() -> Episodes:
+    rng = np.random.default_rng(0)
+    arrays = {
+        "state": rng.normal(3.0, 2.0, (50, 4)).astype(np.float32),
+        "action": rng.normal(size=(50, 2)).astype(np.float32),
+        "reward": rng.normal(size=50).astype(np.float32),
+        "image.front": rng.integers(0, 200, (50, 3, 6, 5), dtype=np.uint8),
+    }
+    return Episodes.from_list([Episode(arrays)], 0.1)
+
+
+def test_vector_statistics_equal_numpy() -> None:
+    data = make_data()
+    stats, state = dataset_statistics(data)["state"], data.arrays["state"].astype(np.float64)
+    for name in ("mean", "std", "min", "max"):
+        np.testing.assert_allclose(stats[name], getattr(state, name)(0), rtol=1e-12)
+    for name, q in QUANTILES.items():
+        np.testing.assert_allclose(stats[name], np.quantile(state, q, axis=0), rtol=1e-12)
+    assert stats["count"].tolist() == [50]
+    assert dataset_statistics(data)["reward"]["mean"].shape == (1,)
+
+
+def test_image_statistics_equal_numpy_per_channel() -> None:
+    data = make_data()
+    stats = dataset_statistics(data)["image.front"]
+    pixels = data.arrays["image.front"].transpose(1, 0, 2, 3).reshape(3, -1) / 255.0
+    for name in ("mean", "std", "min", "max"):
+        assert stats[name].shape == (3, 1, 1)
+        np.testing.assert_allclose(stats[name].reshape(3), getattr(pixels, name)(1), atol=1e-9)
+    for name, q in QUANTILES.items():
+        np.testing.assert_allclose(stats[name].reshape(3), np.quantile(pixels, q, axis=1), atol=1e-12)
+
+
+def test_statistics_survive_json() -> None:
+    stats = dataset_statistics(make_data())
+    back = statistics_from_json(json.loads(json.dumps(statistics_to_json(stats))))
+    assert all(np.array_equal(back[key][name], stats[key][name]) for key in stats for name in stats[key])
+
+
+def test_numbers_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(UserError, match="finite"):
+        vector_statistics(np.array([[1.0], [np.inf]]))
+    with pytest.raises(UserError, match="'mean' of 'state'"):
+        statistics_from_json({"state": {"mean": [float("nan")]}})
