@@ -1,0 +1,1 @@
+"""Its place, beside the packages, is what puts `docs`, `recipes` and `benchmarks` on the import path of the tests."""

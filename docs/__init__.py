@@ -1,0 +1,1 @@
+"""Guides, and the methods table with its generator."""

@@ -1,0 +1,116 @@
+"""Turn `docs/methods.toml` into the readable `docs/methods.md`.
+
+Run `python -m docs.generate_methods` after an edit of the table, and `--check` to see whether the page is up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tomllib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+SOURCE = FOLDER / "methods.toml"
+PAGE = FOLDER / "methods.md"
+
+STATUSES = {
+    "works": "runs, tested against what the source claims or derives",
+    "experimental": "runs and is tested, but has not reproduced what the source claims",
+    "reconstructed": "runs and is tested; the source leaves details open, which we filled in",
+    "planned": "has a place in the design, nothing runs yet",
+    "nothing-to-run": "contains nothing that could be trained, tested or measured here",
+}
+
+HEADER = """\
+<!-- Generated from docs/methods.toml by `python -m docs.generate_methods`; edit the table, not this page. -->
+# Methods
+
+Every published source this project is built from, S000 to S183, and the part it plays here. Symbols are written
+`module:Name`; every symbol and test named below is resolved by the test suite.
+"""
+
+VERBS = """\
+## Which verb a method needs
+
+A policy implements the verbs that make sense for it (`robopolicy/policies/base.py`); a method asks for few of them.
+"""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the table."""
+
+    id: str  # S000 .. S183
+    title: str  # of the source, exactly
+    family: str  # heading under which the row is printed
+    part: str  # one sentence: what it becomes in this project
+    symbols: list[str]  # "module:Name"
+    tests: list[str]  # pytest ids
+    benchmark: str  # name under `benchmarks/`, or empty
+    status: str  # key of `STATUSES`
+    note: str  # doubts, deviations, or why there is nothing to run
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb of the policy contract."""
+
+    name: str
+    shape: str  # of its result
+    use: str
+    methods: str  # who needs it
+
+
+def load(path: Path = SOURCE) -> tuple[list[Method], list[Verb]]:
+    """Read the table; an unknown or missing field is a `TypeError` that names it."""
+    table: dict[str, list[dict[str, Any]]] = tomllib.loads(path.read_text(encoding="utf-8"))
+    return [Method(**row) for row in table["method"]], [Verb(**row) for row in table["verb"]]
+
+
+def render(methods: list[Method], verbs: list[Verb]) -> str:
+    """Return the page as Markdown."""
+    counts = Counter(method.status for method in methods)
+    summary = [[status, str(counts[status]), meaning] for status, meaning in STATUSES.items()]
+    needs = [[f"`{verb.name}`", verb.shape, verb.use, verb.methods] for verb in verbs]
+    parts = [HEADER, _table(["status", "rows", "meaning"], summary), VERBS]
+    parts.append(_table(["verb", "result", "for", "methods"], needs))
+    for family in sorted({method.family for method in methods}):
+        rows = [_row(method) for method in methods if method.family == family]
+        parts += [f"## {family[0].upper()}{family[1:]}\n", _table(["source", "title", "part", "status", "where"], rows)]
+    return "\n".join(parts)
+
+
+def _row(method: Method) -> list[str]:
+    part = f"{method.part} *{method.note}*" if method.note else method.part
+    where = [f"`{name}`" for name in (*method.symbols, *method.tests)]
+    if method.benchmark:
+        where.append(f"benchmark `{method.benchmark}`")
+    return [method.id, method.title, part, method.status, "<br>".join(where)]
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def main() -> int:
+    """Write the page, or with `--check` only compare it; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="exit with 1 if docs/methods.md is out of date")
+    check = parser.parse_args().check
+    page = render(*load())
+    if not check:
+        PAGE.write_text(page, encoding="utf-8")
+        return 0
+    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page:
+        return 0
+    sys.stderr.write("docs/methods.md is out of date; run `python -m docs.generate_methods`.\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
