@@ -1,0 +1,174 @@
+"""Who decides in an evaluated episode: a policy, a scripted expert or a random agent, behind one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.noise import RowStreams
+from robopolicy.sim.contract import Observation, SimSpec, VectorSim
+from robopolicy.sim.registry import Expert
+
+
+class Actor(Protocol):
+    """Decides the next chunk of the rows that still count."""
+
+    execute: int  # Ta, actions played per chunk
+    obs_horizon: int  # To, observations per decision
+    network_calls: int  # network evaluations per decision
+    policy_calls: int  # batched calls made so far
+
+    def __call__(
+        self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
+    ) -> Tensor:
+        """Return chunks `(R, H, A)`.
+
+        Args:
+            sim: The simulator being played.
+            obs: Histories `(N, To, ...)` of all environments.
+            rows: `(R,)` int64, environments to decide for.
+            seeds: Episode seed of each of those rows.
+            decisions: Index of the decision within the episode of each of those rows.
+        """
+        ...
+
+
+class PolicyActor:
+    """Plays a policy so that an episode depends on its seed alone.
+
+    Two things would otherwise leak the number of environments into the result. Noise: every row draws from its own
+    stream keyed by episode seed and decision index. Rounding: matrix products differ in the last bit with the batch
+    size and, for narrow layers, with the position in the batch; so the policy always sees exactly `batch` rows, and an
+    episode always sits in row `seed % batch`. Episodes that meet in one row take turns.
+    """
+
+    def __init__(self, policy: Policy, *, deterministic: bool = True, batch: int = 32) -> None:
+        self.policy = policy
+        self.deterministic = deterministic
+        self.batch = batch
+        self.execute = policy.spec.execute
+        self.obs_horizon = policy.spec.obs_horizon
+        self.network_calls = policy.network_calls
+        self.policy_calls = 0
+        parameter = next(policy.parameters(), None)
+        self._device = parameter.device if parameter is not None else None
+        self._keys = list(policy.spec.observation)
+
+    def __call__(
+        self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
+    ) -> Tensor:
+        """Decide for `rows` in as few calls of `batch` rows as their places allow."""
+        calls: list[dict[int, int]] = []  # per call: place in the batch -> index into `rows`
+        for i, seed in enumerate(seeds):
+            place = seed % self.batch
+            call = next((call for call in calls if place not in call), None)
+            if call is None:
+                calls.append(call := {})
+            call[place] = i
+        chunks: list[Tensor] = []
+        for call in calls:
+            members = [call.get(place, next(iter(call.values()))) for place in range(self.batch)]  # fill with a copy
+            played = self._act(obs, rows[members], [seeds[i] for i in members], [decisions[i] for i in members])
+            chunks.append(played[list(call)])
+        order = torch.tensor([i for call in calls for i in call.values()])
+        chunk = torch.cat(chunks)[order.argsort().to(sim.device)]
+        self._check_finite(chunk, seeds, decisions)
+        return chunk
+
+    def _act(self, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]) -> Tensor:
+        self.policy_calls += 1
+        batch = {key: obs[key][rows].to(self._device or rows.device) for key in self._keys}
+        with torch.inference_mode():
+            chunk = self.policy.act(batch, deterministic=self.deterministic, generator=RowStreams(seeds, decisions))
+        return chunk.to(rows.device)
+
+    @staticmethod
+    def _check_finite(chunk: Tensor, seeds: Sequence[int], decisions: Sequence[int]) -> None:
+        finite = chunk.flatten(1).isfinite().all(1)
+        if not bool(finite.all()):
+            bad = int((~finite).nonzero()[0, 0])
+            raise UserError(
+                f"The policy returned a non-finite action in episode {seeds[bad]} at decision {decisions[bad]}; "
+                "the checkpoint has diverged, evaluate an earlier one."
+            )
+
+
+class ExpertActor:
+    """Plays a task's scripted demonstrator."""
+
+    execute = 1
+    obs_horizon = 1
+    network_calls = 0
+
+    def __init__(self, expert: Expert) -> None:
+        self.expert = expert
+        self.policy_calls = 0
+
+    def __call__(
+        self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
+    ) -> Tensor:
+        """Ask the expert once for all environments and keep `rows`."""
+        self.policy_calls += 1
+        return self.expert(sim)[rows].unsqueeze(1)
+
+
+class RandomActor:
+    """Plays uniformly random actions; the floor that any result should be read against."""
+
+    execute = 1
+    obs_horizon = 1
+    network_calls = 0
+    policy_calls = 0
+
+    def __call__(
+        self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
+    ) -> Tensor:
+        """Draw each row from a generator keyed by its episode seed and decision index."""
+        low, high = (bound.cpu().numpy() for bound in (sim.spec.action_low, sim.spec.action_high))
+        keys = zip(seeds, decisions, strict=True)
+        actions = [np.random.default_rng((seed, step)).uniform(low, high) for seed, step in keys]
+        return torch.from_numpy(np.stack(actions)).float().unsqueeze(1).to(sim.device)
+
+
+@contextmanager
+def evaluation_mode(policy: Policy) -> Iterator[None]:
+    """Put every submodule into eval mode and restore each one's own mode afterwards."""
+    modes = [(module, module.training) for module in policy.modules()]
+    policy.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def check_compatible(policy: PolicySpec, sim: SimSpec) -> None:
+    """Refuse a policy whose inputs or outputs do not fit the simulator.
+
+    Raises:
+        UserError: An observation is missing or has another shape, or the action dimensions differ.
+    """
+    for key, shape in policy.observation.items():
+        if key not in sim.observation:
+            raise UserError(
+                f"The policy needs observation '{key}', but {sim.task} provides {', '.join(sorted(sim.observation))}; "
+                "choose the task or cameras it was trained with."
+            )
+        found = tuple(sim.observation[key].shape)
+        if found != tuple(shape):
+            raise UserError(
+                f"The policy expects observation '{key}' of shape {tuple(shape)}, but {sim.task} provides {found}; "
+                "choose the task it was trained on."
+            )
+    if policy.action_dim != sim.action_dim:
+        raise UserError(
+            f"The policy outputs {policy.action_dim} action dimensions, but {sim.task} takes {sim.action_dim}; "
+            "choose the task it was trained on."
+        )

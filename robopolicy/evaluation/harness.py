@@ -1,0 +1,237 @@
+"""The one way to play episodes for a score: periodic evaluation, `robopolicy eval` and benchmarks all call it.
+
+Episodes are a fixed set of seeds, never "the first n to finish", which would favour short episodes. An episode depends
+on its seed and on the policy alone, so the result is the same for any number of parallel environments.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.evaluation.actors import Actor, PolicyActor, check_compatible, evaluation_mode
+from robopolicy.evaluation.result import Cost, EvalResult
+from robopolicy.policies.base import Policy
+from robopolicy.policies.noise import RowStreams
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.contract import Observation, Step, VectorSim
+
+OnStep = Callable[[Tensor, Tensor, Step], None]
+BeforeStep = Callable[[], None]
+_PROBES, _WARM_UP, _PROBE_SECONDS = 20, 3, 1.0
+
+
+class WatchedSim(VectorSim):
+    """Shows every control step to a listener, also those inside a chunk."""
+
+    def __init__(self, sim: VectorSim, on_step: OnStep, before_step: BeforeStep | None = None) -> None:
+        """Wrap `sim`.
+
+        Args:
+            sim: Simulator to step.
+            on_step: Called after each control step with the episode seeds `(N,)` that were running, the rows `(N,)`
+                bool that moved, and the step.
+            before_step: Called before each control step, while the state it starts from can still be rendered.
+        """
+        self.sim = sim
+        self.spec = sim.spec
+        self.num_envs = sim.num_envs
+        self.device = sim.device
+        self._on_step = on_step
+        self._before_step = before_step
+
+    @property
+    def episode_seed(self) -> Tensor:  # type: ignore[override]
+        """(N,) seeds of the running episodes."""
+        return self.sim.episode_seed
+
+    @property
+    def episode_step(self) -> Tensor:  # type: ignore[override]
+        """(N,) control steps taken in them."""
+        return self.sim.episode_step
+
+    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
+        """Reset the simulator."""
+        return self.sim.reset(seed)
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        """Step the simulator and tell the listener."""
+        if self._before_step is not None:
+            self._before_step()
+        seeds = self.sim.episode_seed.clone()
+        step = self.sim.step(action, active)
+        self._on_step(seeds, torch.ones_like(step.terminated) if active is None else active, step)
+        return step
+
+
+class _Score:
+    """Adds control steps up per episode seed; steps of other seeds are ignored."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self.slots = {seed: i for i, seed in enumerate(seeds)}
+        self.returns = np.zeros(len(seeds))
+        self.lengths = np.zeros(len(seeds), dtype=np.int64)
+        self.finished = np.zeros(len(seeds), dtype=np.bool_)
+        self.success = np.zeros(len(seeds), dtype=np.bool_)
+        self.has_success = False
+
+    def open_rows(self, seeds: Sequence[int]) -> list[int]:
+        """Rows whose episode belongs to the set and still runs."""
+        slots = [self.slots.get(seed) for seed in seeds]
+        return [row for row, slot in enumerate(slots) if slot is not None and not self.finished[slot]]
+
+    def add(self, seeds: Tensor, active: Tensor, step: Step) -> None:
+        """Listener of `WatchedSim`."""
+        moved = active.tolist()
+        names = seeds.tolist()
+        rows = [row for row in self.open_rows(names) if moved[row]]
+        slots = [self.slots[names[row]] for row in rows]
+        self.returns[slots] += step.reward.cpu().numpy()[rows]  # float32 rewards, float64 sum
+        self.lengths[slots] += 1
+        self.finished[slots] = step.done.cpu().numpy()[rows]
+        if "success" in step.info:
+            self.has_success = True
+            self.success[slots] |= step.info["success"].bool().cpu().numpy()[rows]
+
+
+def evaluate(
+    policy: Policy | Actor,
+    sim: VectorSim,
+    *,
+    episodes: int = 100,
+    seed: int = 10_000,
+    deterministic: bool = True,
+    policy_batch: int = 32,
+) -> EvalResult:
+    """Play the episodes `seed .. seed + episodes - 1` and score them.
+
+    Args:
+        policy: The policy, or an actor (`ExpertActor`, `RandomActor`, a composition of policies).
+        sim: Simulator of the task with any number of environments; it is reset and left running.
+        episodes: Number of episodes; fewer than 100 give wide intervals.
+        seed: First episode seed. Keep it away from the seeds used in training.
+        deterministic: Switch exploration noise off. Either way noise is a function of episode seed and decision.
+        policy_batch: Rows per policy call. A fixed width keeps rounding independent of the number of environments.
+
+    Raises:
+        UserError: The policy does not fit the simulator, or a number is out of range.
+    """
+    if episodes < 1 or policy_batch < 1 or seed < 0:
+        raise UserError(
+            f"Evaluation needs episodes >= 1, policy_batch >= 1 and seed >= 0, got {episodes}, {policy_batch}, {seed}."
+        )
+    return play(
+        policy, sim, range(seed, seed + episodes), deterministic=deterministic, policy_batch=policy_batch, probe=True
+    )
+
+
+def play(
+    policy: Policy | Actor,
+    sim: VectorSim,
+    seeds: Sequence[int],
+    *,
+    deterministic: bool = True,
+    policy_batch: int = 32,
+    probe: bool = False,
+    before_step: BeforeStep | None = None,
+    on_step: OnStep | None = None,
+) -> EvalResult:
+    """Play the episodes `seeds`, which are consecutive, or else as many as the simulator has environments.
+
+    Args:
+        policy: As in `evaluate`.
+        sim: As in `evaluate`.
+        seeds: Episode seeds.
+        deterministic: As in `evaluate`.
+        policy_batch: As in `evaluate`.
+        probe: Measure the latency of single decisions afterwards.
+        before_step: Called before every control step, for recording.
+        on_step: Called after every control step, for recording.
+    """
+    if not _consecutive(seeds) and len(seeds) != sim.num_envs:
+        raise ValueError(f"{len(seeds)} scattered seeds need as many environments, got {sim.num_envs}.")
+    if isinstance(policy, Policy):
+        check_compatible(policy.spec, sim.spec)
+        actor: Actor = PolicyActor(policy, deterministic=deterministic, batch=policy_batch)
+    else:
+        actor = policy
+    score = _Score(seeds)
+
+    def listen(names: Tensor, active: Tensor, step: Step) -> None:
+        score.add(names, active, step)
+        if on_step is not None:
+            on_step(names, active, step)
+
+    watched = WatchedSim(sim, listen, before_step)
+    chunked = ChunkedSim(watched, execute=actor.execute, obs_horizon=actor.obs_horizon)
+    with evaluation_mode(policy) if isinstance(policy, Policy) else nullcontext():
+        start, calls = time.perf_counter(), actor.policy_calls
+        obs = chunked.reset(seeds[0] if _consecutive(seeds) else list(seeds))
+        decisions, obs = _run(actor, sim, chunked, obs, score)
+        wall = time.perf_counter() - start
+        latency = _probe(policy, obs, deterministic) if probe and isinstance(policy, Policy) else {}
+    return EvalResult(
+        task=sim.spec.task,
+        seeds=np.asarray(seeds, dtype=np.int64),
+        returns=score.returns,
+        lengths=score.lengths,
+        success=score.success if score.has_success else None,
+        cost=Cost(
+            network_calls=actor.network_calls,
+            decisions=decisions,
+            steps=int(score.lengths.sum()),
+            policy_calls=actor.policy_calls - calls,
+            wall_s=wall,
+            **latency,
+        ),
+        seeded=sim.spec.seeded_episodes,
+    )
+
+
+def _run(actor: Actor, sim: VectorSim, chunked: ChunkedSim, obs: Observation, score: _Score) -> tuple[int, Observation]:
+    """Play until every episode of the set has ended; return the decisions taken in them and the last observation."""
+    decision = [0] * sim.num_envs  # index of the next decision within each row's episode
+    total = 0
+    while not score.finished.all():
+        names = sim.episode_seed.tolist()
+        rows = score.open_rows(names)
+        if not rows:
+            raise RuntimeError(f"The simulator of {sim.spec.task} skipped episode seeds; run `check_simulator` on it.")
+        index = torch.tensor(rows, device=sim.device)
+        part = actor(sim, obs, index, [names[row] for row in rows], [decision[row] for row in rows])
+        chunk = torch.zeros(sim.num_envs, *part.shape[1:], dtype=part.dtype, device=sim.device)
+        chunk[index] = part
+        step = chunked.step(chunk)
+        decision = [0 if done else count + 1 for count, done in zip(decision, step.done.tolist(), strict=True)]
+        obs = step.obs
+        total += len(rows)
+    return total, obs
+
+
+def _consecutive(seeds: Sequence[int]) -> bool:
+    return list(seeds) == list(range(seeds[0], seeds[0] + len(seeds)))
+
+
+def _probe(policy: Policy, history: Observation, deterministic: bool) -> Mapping[str, float]:
+    """Time decisions for a single robot, on the observation of the first environment."""
+    first = {key: history[key][:1] for key in policy.spec.observation}
+    device = next((parameter.device for parameter in policy.parameters()), next(iter(first.values())).device)
+    obs = {key: value.to(device) for key, value in first.items()}
+    times: list[float] = []
+    begin = time.perf_counter()
+    with torch.inference_mode():
+        for probe in range(_WARM_UP + _PROBES):
+            start = time.perf_counter()
+            chunk = policy.act(obs, deterministic=deterministic, generator=RowStreams([0], [probe]))
+            chunk.cpu()  # an action is available once it has left the accelerator
+            times.append(1e3 * (time.perf_counter() - start))
+            if len(times) > _WARM_UP and time.perf_counter() - begin > _PROBE_SECONDS:
+                break
+    measured = times[_WARM_UP:]
+    return {"latency_ms": float(np.median(measured)), "latency_p95_ms": float(np.quantile(measured, 0.95))}

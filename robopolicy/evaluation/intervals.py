@@ -1,0 +1,213 @@
+"""Intervals and tests for success rates and returns: how sure a number from n episodes is.
+
+* `wilson`: success rate (Wilson 1927). Unlike the normal approximation it is honest at 0 % and 100 %.
+* `bootstrap_mean`: mean of anything (Efron 1987, BCa by default, percentile on request).
+* `stratified_iqm`, `probability_of_improvement`: many runs on many tasks (Agarwal et al. 2021, "rliable").
+* `paired_difference`: two policies on the same seeds; far narrower than comparing two separate intervals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+MINIMUM_EPISODES = 100
+_BLOCK = 2_000_000  # numbers resampled at a time, bounds the memory of a bootstrap
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its confidence interval."""
+
+    estimate: float
+    low: float  # NaN where n < 2 leaves the spread unknown
+    high: float
+    n: int  # independent observations behind it
+    level: float = 0.95
+
+    def __format__(self, spec: str) -> str:
+        spec = spec or ".3g"
+        return f"{self.estimate:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """Second minus first on common seeds."""
+
+    difference: Interval  # mean of the per-seed differences
+    wins: int  # seeds where the second is better
+    losses: int  # seeds where the first is better
+    ties: int
+    p_value: float  # two-sided exact sign test; on binary outcomes this is McNemar's exact test
+
+
+def wilson(successes: int, n: int, level: float = 0.95) -> Interval:
+    """Wilson score interval of a success rate.
+
+    Args:
+        successes: Number of successful episodes.
+        n: Number of episodes, at least 1.
+        level: Confidence level.
+    """
+    if not 0 <= successes <= n or n < 1:
+        raise ValueError(f"Need 0 <= successes <= n and n >= 1, got {successes} of {n}.")
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    rate = successes / n
+    centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
+    # the formula touches 0 and 1 exactly there, up to rounding
+    low = 0.0 if successes == 0 else centre - half
+    high = 1.0 if successes == n else centre + half
+    return Interval(rate, low, high, n, level)
+
+
+def bootstrap_mean(
+    values: ArrayLike,
+    *,
+    level: float = 0.95,
+    method: Literal["bca", "percentile"] = "bca",
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Interval:
+    """Bootstrap interval of the mean of `values` `(n,)`.
+
+    BCa corrects the percentile interval for bias and skewness, which matters for returns with rare failures.
+    """
+    data = np.asarray(values, dtype=np.float64).ravel()
+    n = data.size
+    if n == 0:
+        raise ValueError("Cannot bootstrap an empty sample.")
+    mean = float(data.mean())
+    spread = data - mean
+    if n == 1:
+        return Interval(mean, math.nan, math.nan, 1, level)
+    if not spread.any():
+        return Interval(mean, mean, mean, n, level)
+    means = _resampled_means(data, resamples, np.random.default_rng(seed))
+    tails = np.array([(1 - level) / 2, (1 + level) / 2])
+    if method == "bca":
+        normal = NormalDist()
+        below = np.mean(means < mean) + np.mean(means == mean) / 2
+        bias = normal.inv_cdf(float(np.clip(below, 1 / resamples, 1 - 1 / resamples)))
+        skew = float((spread**3).sum() / (6 * (spread**2).sum() ** 1.5))  # jackknife acceleration of a mean
+        z = bias + np.array([normal.inv_cdf(float(tail)) for tail in tails])
+        tails = np.array([normal.cdf(float(value)) for value in bias + z / (1 - skew * z)])
+    low, high = np.quantile(means, tails)
+    return Interval(mean, float(low), float(high), n, level)
+
+
+def iqm(values: ArrayLike) -> float:
+    """Interquartile mean: mean of the middle half, robust to outliers without throwing away half the data."""
+    data = np.sort(np.asarray(values, dtype=np.float64), axis=None)
+    cut = data.size // 4
+    return float(data[cut : data.size - cut].mean())
+
+
+def stratified_iqm(
+    strata: Sequence[ArrayLike], *, level: float = 0.95, resamples: int = 2_000, seed: int = 0
+) -> Interval:
+    """Interquartile mean over tasks and runs with a stratified bootstrap interval.
+
+    Args:
+        strata: One array of run scores `(runs,)` per task, normalised to a common scale; runs are resampled within
+            each task, so that every task keeps its weight.
+        level: Confidence level.
+        resamples: Bootstrap resamples.
+        seed: Seed of the bootstrap.
+    """
+    data = [np.asarray(stratum, dtype=np.float64).ravel() for stratum in strata]
+    total = sum(stratum.size for stratum in data)
+    return _stratified(lambda arrays: iqm(np.concatenate(arrays)), data, total, level, resamples, seed)
+
+
+def probability_of_improvement(
+    first: Sequence[ArrayLike],
+    second: Sequence[ArrayLike],
+    *,
+    level: float = 0.95,
+    resamples: int = 2_000,
+    seed: int = 0,
+) -> Interval:
+    """Probability that a run of `second` beats a run of `first` on a random task; ties count one half.
+
+    Both are one array of run scores `(runs,)` per task, in the same order of tasks.
+    """
+    if len(first) != len(second):
+        raise ValueError(f"Both sides need the same tasks, got {len(first)} and {len(second)}.")
+    tasks = len(first)
+    data = [np.asarray(stratum, dtype=np.float64).ravel() for stratum in (*first, *second)]
+    total = min(sum(s.size for s in data[:tasks]), sum(s.size for s in data[tasks:]))
+
+    def statistic(arrays: Sequence[Array]) -> float:
+        return float(np.mean([_superiority(arrays[t], arrays[tasks + t]) for t in range(tasks)]))
+
+    return _stratified(statistic, data, total, level, resamples, seed)
+
+
+def paired_difference(
+    first: ArrayLike, second: ArrayLike, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> PairedDifference:
+    """Compare two policies on common seeds: `first` and `second` `(n,)` hold one outcome per seed, same order."""
+    a, b = (np.asarray(side, dtype=np.float64).ravel() for side in (first, second))
+    if a.shape != b.shape:
+        raise ValueError(f"Paired outcomes need equal lengths, got {a.size} and {b.size}.")
+    delta = b - a
+    wins, losses = int((delta > 0).sum()), int((delta < 0).sum())
+    interval = bootstrap_mean(delta, level=level, resamples=resamples, seed=seed)
+    return PairedDifference(interval, wins, losses, int(delta.size) - wins - losses, sign_test(wins, losses))
+
+
+def sign_test(wins: int, losses: int) -> float:
+    """Two-sided exact p-value that wins and losses are equally likely; ties carry no information."""
+    n = wins + losses
+    if n == 0:
+        return 1.0
+    tail = sum(math.comb(n, k) for k in range(min(wins, losses) + 1))
+    return min(1.0, 2 * tail / 2**n)
+
+
+def sample_warning(n: int, minimum: int = MINIMUM_EPISODES) -> str | None:
+    """Return a sentence that says how little `n` episodes tell, or None where they suffice."""
+    if n >= minimum:
+        return None
+    half, enough = (100 * (wilson(k // 2, k).high - 0.5) for k in (n + n % 2, minimum))
+    episodes = "1 episode" if n == 1 else f"{n} episodes"
+    return (
+        f"Only {episodes}: a success rate near 50 % is uncertain by +-{half:.0f} points; "
+        f"use at least {minimum} (+-{enough:.0f})."
+    )
+
+
+def _resampled_means(data: Array, resamples: int, rng: np.random.Generator) -> Array:
+    block = max(1, _BLOCK // data.size)
+    sizes = [min(block, resamples - start) for start in range(0, resamples, block)]
+    return np.concatenate([data[rng.integers(data.size, size=(size, data.size))].mean(1) for size in sizes])
+
+
+def _superiority(a: Array, b: Array) -> float:
+    """P(b > a) + P(b = a) / 2 over all pairs."""
+    difference = b[:, None] - a[None, :]
+    return float((difference > 0).mean() + (difference == 0).mean() / 2)
+
+
+def _stratified(
+    statistic: Callable[[Sequence[Array]], float],
+    strata: Sequence[Array],
+    n: int,
+    level: float,
+    resamples: int,
+    seed: int,
+) -> Interval:
+    if not strata or any(stratum.size == 0 for stratum in strata):
+        raise ValueError("Every task needs at least one run.")
+    rng = np.random.default_rng(seed)
+    draws = [statistic([s[rng.integers(s.size, size=s.size)] for s in strata]) for _ in range(resamples)]
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(statistic(strata), float(low), float(high), n, level)

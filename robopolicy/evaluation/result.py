@@ -1,0 +1,145 @@
+"""What an evaluation found: one row per episode seed, its cost, and their summary."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.errors import UserError
+from robopolicy.evaluation.intervals import Interval, bootstrap_mean, sample_warning, wilson
+
+RESULT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the episodes cost to play."""
+
+    network_calls: int  # network evaluations per decision (chunk)
+    decisions: int  # decisions (chunks) taken in the counted episodes
+    steps: int  # control steps of the counted episodes
+    policy_calls: int  # batched calls of the policy
+    wall_s: float  # seconds for all episodes, simulation included
+    latency_ms: float = 0.0  # median time of one decision for one robot (batch of 1); 0 where not measured
+    latency_p95_ms: float = 0.0
+
+    @property
+    def network_calls_per_action(self) -> float:
+        """Network evaluations per executed action."""
+        return self.network_calls * self.decisions / max(self.steps, 1)
+
+    @property
+    def ms_per_action(self) -> float:
+        """Median decision time spread over the actions it pays for."""
+        return self.latency_ms * self.decisions / max(self.steps, 1)
+
+    @property
+    def steps_per_s(self) -> float:
+        """Counted control steps per second of wall time."""
+        return self.steps / max(self.wall_s, 1e-9)
+
+
+@dataclass(frozen=True, eq=False)
+class EvalResult:
+    """Outcome of a fixed set of episodes. Row i is episode seed `seeds[i]`, whichever finished first."""
+
+    task: str
+    seeds: NDArray[np.int64]  # (n,)
+    returns: NDArray[np.float64]  # (n,) undiscounted sum of rewards
+    lengths: NDArray[np.int64]  # (n,) control steps
+    success: NDArray[np.bool_] | None  # (n,) succeeded at any step; None where the task defines no success
+    cost: Cost
+    seeded: bool = True  # False where the backend cannot honour episode seeds, so that seeds only count episodes
+
+    @property
+    def n(self) -> int:
+        """Number of episodes."""
+        return int(self.seeds.size)
+
+    def success_interval(self, level: float = 0.95) -> Interval | None:
+        """Success rate with its Wilson interval."""
+        return None if self.success is None else wilson(int(self.success.sum()), self.n, level)
+
+    def return_interval(self, level: float = 0.95) -> Interval:
+        """Mean return with its BCa bootstrap interval."""
+        return bootstrap_mean(self.returns, level=level)
+
+    def warnings(self) -> list[str]:
+        """Sentences that a reader of the numbers must know."""
+        few = sample_warning(self.n)
+        unseeded = "The backend of this task cannot repeat an episode from its seed; results vary from run to run."
+        return [text for text in (few, None if self.seeded else unseeded) if text]
+
+    def summary(self) -> dict[str, Any]:
+        """Plain numbers for logs and reports; `success`, `low`, `high` are None where the task defines no success."""
+        success, ret = self.success_interval(), self.return_interval()
+        return {
+            "n": self.n,
+            "success": success.estimate if success else None,
+            "low": success.low if success else None,
+            "high": success.high if success else None,
+            "return_mean": ret.estimate,
+            "return_low": None if np.isnan(ret.low) else ret.low,
+            "return_high": None if np.isnan(ret.high) else ret.high,
+            "length_mean": float(self.lengths.mean()),
+            "network_calls_per_action": self.cost.network_calls_per_action,
+            "latency_ms": self.cost.latency_ms,
+            "latency_p95_ms": self.cost.latency_p95_ms,
+            "ms_per_action": self.cost.ms_per_action,
+            "policy_calls": self.cost.policy_calls,
+            "steps_per_s": self.cost.steps_per_s,
+            "wall_s": self.cost.wall_s,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form with every episode; the inverse of `from_dict`."""
+        return {
+            "version": RESULT_VERSION,
+            "task": self.task,
+            "seeded": self.seeded,
+            "summary": self.summary(),
+            "cost": asdict(self.cost),
+            "episodes": {
+                "seed": self.seeds.tolist(),
+                "success": None if self.success is None else self.success.tolist(),
+                "return": self.returns.tolist(),
+                "length": self.lengths.tolist(),
+            },
+        }
+
+    def to_json(self) -> str:
+        """Text of `to_dict`; floats keep every bit."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> EvalResult:
+        """Inverse of `to_dict`.
+
+        Raises:
+            UserError: The data are not a result, or come from a newer version.
+        """
+        if data.get("version") != RESULT_VERSION:
+            raise UserError(
+                f"Expected an evaluation result of version {RESULT_VERSION}, found {data.get('version')!r}; "
+                "run the evaluation again with this version of robopolicy."
+            )
+        rows = data["episodes"]
+        success = rows["success"]
+        return cls(
+            task=data["task"],
+            seeds=np.asarray(rows["seed"], dtype=np.int64),
+            returns=np.asarray(rows["return"], dtype=np.float64),
+            lengths=np.asarray(rows["length"], dtype=np.int64),
+            success=None if success is None else np.asarray(success, dtype=np.bool_),
+            cost=Cost(**data["cost"]),
+            seeded=data["seeded"],
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> EvalResult:
+        """Inverse of `to_json`."""
+        return cls.from_dict(json.loads(text))

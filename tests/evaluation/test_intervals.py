@@ -1,0 +1,120 @@
+"""Intervals against published and hand-computed numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from robopolicy.evaluation.intervals import (
+    bootstrap_mean,
+    iqm,
+    paired_difference,
+    probability_of_improvement,
+    sample_warning,
+    sign_test,
+    stratified_iqm,
+    wilson,
+)
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    # Newcombe 1998, table I, method 3 (score without continuity correction), and Wilson for 8 of 10
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+        (8, 10, 0.4902, 0.9433),
+    ],
+)
+def test_wilson_matches_published_intervals(successes, n, low, high):
+    interval = wilson(successes, n)
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=5e-5)
+    mirrored = wilson(n - successes, n)
+    assert (1 - mirrored.high, 1 - mirrored.low) == pytest.approx((interval.low, interval.high))
+
+
+def test_wilson_is_exact_at_the_ends_and_refuses_nonsense():
+    assert wilson(0, 5).low == 0.0 and wilson(5, 5).high == 1.0
+    for bad in ((3, 2), (-1, 4), (0, 0)):
+        with pytest.raises(ValueError, match="successes"):
+            wilson(*bad)
+
+
+@pytest.mark.parametrize("method", ["bca", "percentile"])
+def test_bootstrap_of_a_mean_agrees_with_the_normal_interval(method):
+    values = np.random.default_rng(0).normal(3.0, 2.0, size=400)
+    interval = bootstrap_mean(values, method=method)
+    half = 1.96 * values.std(ddof=1) / math.sqrt(400)
+    assert interval.estimate == values.mean()
+    assert (interval.low, interval.high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.02)
+
+
+def test_bca_leans_towards_the_long_tail():
+    values = np.random.default_rng(1).exponential(size=60)
+    plain, bca = (bootstrap_mean(values, method=method) for method in ("percentile", "bca"))
+    assert bca.low > plain.low and bca.high > plain.high
+
+
+def test_bootstrap_covers_the_truth_about_as_often_as_it_says():
+    rng = np.random.default_rng(2)
+    hits = 0
+    for trial in range(200):
+        interval = bootstrap_mean(rng.exponential(size=40), resamples=400, seed=trial)
+        hits += interval.low <= 1.0 <= interval.high
+    assert 0.88 <= hits / 200 <= 0.99
+
+
+def test_bootstrap_of_constant_and_single_values():
+    assert bootstrap_mean([2.0, 2.0, 2.0]).low == 2.0
+    single = bootstrap_mean([2.0])
+    assert single.estimate == 2.0 and math.isnan(single.low) and math.isnan(single.high)
+
+
+def test_iqm_is_the_mean_of_the_middle_half():
+    assert iqm([1, 2, 3, 4, 5, 6, 7, 1000]) == pytest.approx(4.5)
+    assert iqm([7.0]) == 7.0
+
+
+def test_stratified_iqm_keeps_tasks_apart():
+    constant = stratified_iqm([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
+    assert constant.low == constant.estimate == constant.high == 0.5  # runs never cross from one task to another
+    scores = np.random.default_rng(0).normal(0.5, 0.1, size=(4, 10))
+    interval = stratified_iqm(list(scores))
+    assert interval.low < interval.estimate < interval.high and interval.high - interval.low < 0.15
+
+
+def test_probability_of_improvement_counts_pairs_and_halves_ties():
+    assert probability_of_improvement([[0, 1]], [[1, 2]]).estimate == pytest.approx((1 + 0.5 + 1 + 1) / 4)
+    sure = probability_of_improvement([[0, 1], [0, 1]], [[5, 6], [7, 8]])
+    assert sure.low == sure.estimate == sure.high == 1.0
+
+
+@pytest.mark.parametrize(("wins", "losses", "p"), [(0, 0, 1.0), (5, 5, 1.0), (10, 0, 2 / 1024), (9, 1, 22 / 1024)])
+def test_sign_test_is_the_exact_binomial(wins, losses, p):
+    assert sign_test(wins, losses) == pytest.approx(p) == sign_test(losses, wins)
+
+
+def test_paired_difference_sees_what_separate_intervals_cannot():
+    rng = np.random.default_rng(0)
+    hard = rng.normal(size=100)  # difficulty of the episode, common to both policies
+    result = paired_difference(hard, hard + 0.1 + 0.05 * rng.normal(size=100))
+    assert result.difference.low > 0.08 and result.p_value < 1e-6
+    assert bootstrap_mean(hard).high > bootstrap_mean(hard + 0.1).low
+
+
+def test_paired_difference_of_successes_is_mcnemar():
+    first = np.array([1, 1, 1, 0, 0, 0, 0, 0, 0, 0], dtype=bool)
+    second = np.array([1, 1, 0, 1, 1, 1, 1, 1, 0, 0], dtype=bool)
+    result = paired_difference(first, second)
+    assert (result.wins, result.losses, result.ties) == (5, 1, 4)
+    assert result.p_value == pytest.approx(2 * (1 + 6) / 64)
+    assert result.difference.estimate == pytest.approx(0.4)
+
+
+def test_few_episodes_give_a_warning_with_the_uncertainty():
+    assert sample_warning(100) is None
+    assert sample_warning(20).startswith("Only 20 episodes: a success rate near 50 % is uncertain by +-20 points")
