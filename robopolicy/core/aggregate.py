@@ -1,0 +1,70 @@
+"""Aggregation: from one loss per decision to a scalar. A method's length normaliser lives here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from robopolicy.core.decisions import Decisions, by_group, by_trajectory
+from robopolicy.core.segments import Segments
+
+Aggregate = Callable[[Tensor, Tensor | None, Decisions, float], Tensor]
+"""`(loss (N, T), mask (N, T) or None, decisions, length) -> scalar`; `length` matters to "const" alone."""
+
+
+def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean over the entries whose mask is on; 0 where none is, and whatever masked entries hold is ignored."""
+    if mask is None:
+        return values.mean()
+    return values.masked_fill(~mask, 0.0).sum() / mask.sum().clamp(min=1)
+
+
+def tok(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
+    """Mean over all valid decisions of the batch."""
+    return masked_mean(loss, mask)
+
+
+def seq_sum(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
+    """Mean over trajectories of the sum over their decisions."""
+    totals, counts = _per_trajectory(loss, mask, decisions)
+    return totals.sum() / (counts > 0).sum().clamp(min=1)
+
+
+def seq_mean(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
+    """Mean over trajectories of the mean over their decisions."""
+    totals, counts = _per_trajectory(loss, mask, decisions)
+    return (totals / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1)
+
+
+def const(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
+    """Mean over trajectories of the sum over their decisions, divided by a fixed `length` (Dr. GRPO)."""
+    return seq_sum(loss, mask, decisions) / length
+
+
+def group_mean(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
+    """Mean over groups of the mean over all decisions of the group."""
+    segments = Segments(by_group(decisions), _weights(loss, mask))
+    return segments.mean(loss).sum() / (segments.count > 0).sum().clamp(min=1)
+
+
+AGGREGATES: dict[str, Aggregate] = {
+    "tok": tok,
+    "seq_sum": seq_sum,
+    "seq_mean": seq_mean,
+    "const": const,
+    "group_mean": group_mean,
+}
+
+
+def _weights(loss: Tensor, mask: Tensor | None) -> Tensor:
+    return loss.new_ones(loss.shape) if mask is None else mask.to(loss.dtype)
+
+
+def _per_trajectory(loss: Tensor, mask: Tensor | None, decisions: Decisions) -> tuple[Tensor, Tensor]:
+    """Sum of the loss and number of decisions of each trajectory, both (S,)."""
+    weights = _weights(loss, mask)
+    if decisions.trajectory is not None:
+        segments = Segments(by_trajectory(decisions), weights)
+        return segments.sum(loss), segments.count
+    return (loss if mask is None else loss.masked_fill(~mask, 0.0)).sum(1), weights.sum(1)

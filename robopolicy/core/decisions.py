@@ -1,0 +1,206 @@
+"""Decisions, the batch of the core, and partitions: who is compared with whom.
+
+A *decision* is the smallest thing chosen with a log-probability: an action, one denoising step, one token. Decisions
+nest: decision < unit (chunk or turn) < trajectory < group (same start state or prompt) < domain. A denoising chain
+`(T_env, N_env, K)` becomes rows of K decisions, one row per chunk; a token batch `(B, T)` is rows already. No part of the
+core knows which of the two it is looking at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PER_DECISION = ("logp_old", "logp_behaviour", "logp_ref", "mask", "reward", "value", "entropy", "unit", "depth")
+PER_ROW = ("group", "trajectory", "domain", "source", "version")
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """N rows of T decisions. Everything but `logp_old` is optional; a part that needs a missing field says so.
+
+    Rows are what minibatches draw; a row is a whole trajectory in a token batch and one chunk in a denoising chain.
+    """
+
+    logp_old: Tensor  # (N, T) log-probability at the start of the update, the denominator of the ratio [nats]
+    logp_behaviour: Tensor | None = None  # (N, T) under the sampler that really acted
+    logp_ref: Tensor | None = None  # (N, T) under the reference policy
+    mask: Tensor | None = None  # (N, T) bool, True where the policy decided; None: everywhere
+    reward: Tensor | None = None  # (N, T)
+    value: Tensor | None = None  # (N, T) critic before the update
+    entropy: Tensor | None = None  # (N, T) when sampled
+    unit: Tensor | None = None  # (N, T) int, chunk or turn within the trajectory; None: each row is one unit
+    depth: Tensor | None = None  # (N, T) int, denoising step or turn, for schedules; None: the column
+    group: Tensor | None = None  # (N,) int, same start state or prompt
+    trajectory: Tensor | None = None  # (N,) int; None: each row is one trajectory
+    domain: Tensor | None = None  # (N,) int, task or data domain
+    source: Tensor | None = None  # (N,) int, 0 drawn from the current policy, others as the intervention says
+    version: Tensor | None = None  # (N,) int, weights that drew the row
+    extra: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # (N, ...) travels along (conditioning, ...)
+
+    def __post_init__(self) -> None:
+        if self.logp_old.dim() != 2:
+            raise ValueError(f"logp_old must be (N, T), got shape {tuple(self.logp_old.shape)}.")
+        shape = self.logp_old.shape
+        for name, value in self._present():
+            expected = shape if name in PER_DECISION else shape[:1]
+            if value.shape != expected:
+                raise ValueError(f"{name} must have shape {tuple(expected)}, got {tuple(value.shape)}.")
+        for name, value in self.extra.items():
+            if value.shape[:1] != shape[:1]:
+                raise ValueError(f"extra['{name}'] must have {shape[0]} rows, got shape {tuple(value.shape)}.")
+
+    @classmethod
+    def from_tokens(cls, logp_old: Tensor, **others: Any) -> Decisions:
+        """Rows of tokens `(B, T)`; `others` are fields of this class, `(B, T)` or `(B,)`."""
+        return cls(logp_old, **others)
+
+    @classmethod
+    def from_chain(cls, logp_old: Tensor, **others: Any) -> Decisions:
+        """View a denoising chain `(T_env, N_env, K)` as T_env * N_env rows of K decisions.
+
+        Args:
+            logp_old: (T_env, N_env, K).
+            others: Fields of this class with the same leading dimensions, `(T_env, N_env, K)` or `(T_env, N_env)`.
+        """
+        if logp_old.dim() != 3:
+            raise ValueError(f"logp_old of a chain must be (T_env, N_env, K), got shape {tuple(logp_old.shape)}.")
+        lead = logp_old.shape[:2]
+
+        def rows(name: str, value: Tensor) -> Tensor:
+            if value.shape[:2] != lead:
+                raise ValueError(f"{name} must start with {tuple(lead)}, got shape {tuple(value.shape)}.")
+            return value.flatten(0, 1)
+
+        extra: Mapping[str, Tensor] = others.pop("extra", {})
+        flat = {name: rows(name, value) for name, value in others.items() if value is not None}
+        return cls(rows("logp_old", logp_old), **flat, extra={name: rows(name, value) for name, value in extra.items()})
+
+    def __len__(self) -> int:
+        return int(self.logp_old.shape[0])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, T)."""
+        return int(self.logp_old.shape[0]), int(self.logp_old.shape[1])
+
+    def select(self, rows: Tensor | slice) -> Decisions:
+        """Rows by index, bool mask or slice (a minibatch). Log-probabilities are kept as recorded."""
+        picked: dict[str, Any] = {name: value[rows] for name, value in self._present()}
+        return Decisions(**picked, extra={name: value[rows] for name, value in self.extra.items()})
+
+    def with_fields(self, **changes: Any) -> Decisions:
+        """Copy with some fields replaced."""
+        return replace(self, **changes)
+
+    def need(self, name: str) -> Tensor:
+        """A field that a part cannot do without.
+
+        Raises:
+            ValueError: When the field is missing.
+        """
+        value: Tensor | None = getattr(self, name)
+        if value is None:
+            raise ValueError(f"This part needs Decisions.{name}, which is missing.")
+        return value
+
+    def valid(self) -> Tensor:
+        """(N, T) bool mask, also when `mask` is None."""
+        return torch.ones_like(self.logp_old, dtype=torch.bool) if self.mask is None else self.mask.bool()
+
+    def depths(self) -> Tensor:
+        """(N, T) int depth, the column where `depth` is None."""
+        if self.depth is not None:
+            return self.depth
+        return torch.arange(self.shape[1], device=self.logp_old.device).expand(self.shape)
+
+    def _present(self) -> list[tuple[str, Tensor]]:
+        """Fields that are set."""
+        named = [(name, getattr(self, name)) for name in (*PER_DECISION, *PER_ROW)]
+        return [(name, value) for name, value in named if value is not None]
+
+
+def cat(batches: Sequence[Decisions]) -> Decisions:
+    """Stack rows. All batches must have the same T and the same fields; ids are kept, so they must already differ."""
+    if not batches:
+        raise ValueError("cat needs at least one batch.")
+    first = batches[0]
+    for other in batches[1:]:
+        if other.shape[1] != first.shape[1]:
+            raise ValueError(f"Rows of {first.shape[1]} and {other.shape[1]} decisions cannot be stacked; pad first.")
+    stacked: dict[str, Any] = {}
+    for item in fields(Decisions):
+        values = [getattr(batch, item.name) for batch in batches]
+        if item.name == "extra":
+            if any(value.keys() != first.extra.keys() for value in values):
+                raise ValueError("Batches to stack must have the same extra fields.")
+            stacked["extra"] = {key: torch.cat([value[key] for value in values]) for key in first.extra}
+        elif all(value is not None for value in values):
+            stacked[item.name] = torch.cat(values)
+        elif any(value is not None for value in values):
+            raise ValueError(f"Some batches to stack have {item.name} and some have not.")
+    return Decisions(**stacked)
+
+
+def episode_ids(done: Tensor) -> Tensor:
+    """Trajectory ids `(T, N)` of a rollout from its `(T, N)` bool episode ends; unique over the environments."""
+    before = torch.cumsum(done.long(), 0) - done.long()  # (T, N) episodes finished so far in the environment
+    return before * done.shape[1] + torch.arange(done.shape[1], device=done.device)
+
+
+Partition = Callable[[Decisions], Tensor]
+"""Who is compared with whom: maps a batch to int ids `(N, 1)` or `(N, T)`; entries with equal ids are together."""
+
+
+def everything(decisions: Decisions) -> Tensor:
+    """One set: the whole batch."""
+    return torch.zeros(len(decisions), 1, dtype=torch.long, device=decisions.logp_old.device)
+
+
+def by_group(decisions: Decisions) -> Tensor:
+    """Rows that started from the same state or prompt."""
+    return decisions.need("group").unsqueeze(1)
+
+
+def by_group_depth(decisions: Decisions) -> Tensor:
+    """Entries of one group at the same depth."""
+    return _pair(by_group(decisions), decisions.depths())
+
+
+def by_trajectory(decisions: Decisions) -> Tensor:
+    """Rows of one trajectory."""
+    if decisions.trajectory is not None:
+        return decisions.trajectory.unsqueeze(1)
+    return torch.arange(len(decisions), device=decisions.logp_old.device).unsqueeze(1)
+
+
+def by_domain(decisions: Decisions) -> Tensor:
+    """Rows of one task or data domain."""
+    return decisions.need("domain").unsqueeze(1)
+
+
+def by_unit(decisions: Decisions) -> Tensor:
+    """Decisions of one unit (chunk or turn); unit ids count within the trajectory."""
+    if decisions.unit is None:
+        return torch.arange(len(decisions), device=decisions.logp_old.device).unsqueeze(1)
+    return _pair(by_trajectory(decisions), decisions.unit)
+
+
+PARTITIONS: dict[str, Partition] = {
+    "all": everything,
+    "group": by_group,
+    "group_depth": by_group_depth,
+    "trajectory": by_trajectory,
+    "domain": by_domain,
+    "unit": by_unit,
+}
+
+
+def _pair(first: Tensor, second: Tensor) -> Tensor:
+    """One id per pair of ids."""
+    low = second.min()
+    return first * (second.max() - low + 1) + (second - low)

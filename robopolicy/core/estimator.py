@@ -1,0 +1,190 @@
+"""The policy-gradient estimator: one loss composed of orthogonal parts (S053's four parts, generalised).
+
+    loss = aggregate( mask * weight * surrogate(log_ratio, advantage, bounds) ) + sum_j coefficient_j * regulariser_j
+
+PPO, DPPO, ReinFlow, GRPO and their relatives are configurations of it. Before any update every ratio is 1 and the
+gradient is `-mean(advantage * grad logp)`, with the mean of the chosen aggregation.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.aggregate import AGGREGATES, masked_mean
+from robopolicy.core.decisions import Decisions
+from robopolicy.core.masks import MaskRule, compose
+from robopolicy.core.ratios import LEVELS, REDUCTIONS, Bounds, ConstantBounds, Hierarchy, importance_weight, log_ratio
+from robopolicy.core.regularizers import KL_ESTIMATORS, Constant, Controller, k3, ratio_variance
+from robopolicy.core.surrogates import SURROGATES
+
+
+@dataclass(frozen=True)
+class EstimatorConfig:
+    """One choice per part; the defaults are PPO."""
+
+    level: str = "token"  # one ratio per: token (decision) | unit (chunk, turn) | sequence | hierarchical
+    reduction: str = "sum"  # of log-ratios within the level: sum | mean | normalised (divided by count)
+    count: float = 1.0  # divisor of "normalised", e.g. steps x action dimensions
+    hierarchy: Hierarchy = field(default_factory=Hierarchy)  # budgets of the level "hierarchical"
+    log_ratio_limit: float = 20.0  # log-ratios are clamped to +- this many nats; beyond it the gradient is cut
+    bounds: Bounds = field(default_factory=ConstantBounds)  # lowest and highest ratio
+    surrogate: str = "clip"  # pg | is | clip | dual_clip
+    surrogate_options: Mapping[str, float] = field(default_factory=dict[str, float])  # e.g. {"cap": 3.0}
+    masks: tuple[MaskRule, ...] = ()  # rules beyond the validity mask
+    importance_cap: float | None = None  # truncates the weight old / behaviour; None: no correction
+    importance_level: str = "token"  # token | unit | sequence
+    aggregate: str = "tok"  # tok | seq_sum | seq_mean | const | group_mean
+    length: float = 1.0  # divisor of "const"
+    kl: str = "k3"  # estimator of the KL to logp_ref: k1 | k2 | k3
+    kl_coef: float = 0.0
+    entropy_coef: float = 0.0  # bonus
+    ratio_variance_coef: float = 0.0  # penalty on (ratio - 1)^2
+
+    def __post_init__(self) -> None:
+        _known("level", self.level, (*LEVELS, "hierarchical"))
+        _known("reduction", self.reduction, REDUCTIONS)
+        _known("surrogate", self.surrogate, tuple(SURROGATES))
+        _known("importance_level", self.importance_level, tuple(LEVELS))
+        _known("aggregate", self.aggregate, tuple(AGGREGATES))
+        _known("kl", self.kl, tuple(KL_ESTIMATORS))
+        options = list(inspect.signature(SURROGATES[self.surrogate]).parameters)[4:]
+        for name in self.surrogate_options:
+            _known(f"option of surrogate '{self.surrogate}'", name, tuple(options))
+
+
+class Estimator:
+    """Computes the loss of a configuration; holds the coefficient controllers, its only memory."""
+
+    def __init__(self, config: EstimatorConfig, controllers: Mapping[str, Controller] | None = None) -> None:
+        """Compose the parts.
+
+        Args:
+            config: The choices.
+            controllers: Replace the constant coefficients of "kl", "entropy" or "ratio_variance".
+        """
+        self.config = config
+        self.controllers: dict[str, Controller] = {
+            "kl": Constant(config.kl_coef),
+            "entropy": Constant(config.entropy_coef),
+            "ratio_variance": Constant(config.ratio_variance_coef),
+        }
+        for name, controller in (controllers or {}).items():
+            _known("controller", name, tuple(self.controllers))
+            self.controllers[name] = controller
+
+    def __call__(
+        self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of a minibatch.
+
+        Args:
+            decisions: What was recorded.
+            advantage: (N,) or (N, 1) per row, or (N, T) per decision; no gradient flows into it.
+            logp: (N, T) log-probabilities of the recorded decisions under the current parameters.
+            entropy: (N, T) under the current parameters, needed for an entropy bonus.
+
+        Returns:
+            The loss, and detached scalars: `approx_kl` (k3, nats of the ratio level), `clip_fraction`, `ratio_mean`,
+            `ratio_max` (largest |ratio - 1|), `entropy` where given, `kl_ref` and `ratio_variance` where used.
+        """
+        if logp.shape != decisions.logp_old.shape:
+            raise ValueError(f"logp must have shape {decisions.shape}, got {tuple(logp.shape)}.")
+        config = self.config
+        advantage = _per_row(advantage, decisions).detach()
+        ratio = self._log_ratio(logp, decisions)  # (N, T) in nats
+        mask = compose(config.masks, decisions, advantage, ratio.detach())
+        out = SURROGATES[config.surrogate](ratio, advantage, *config.bounds(decisions), **config.surrogate_options)
+        losses = out.loss
+        if config.importance_cap is not None:
+            losses = losses * importance_weight(decisions, config.importance_level, config.importance_cap)
+        loss = self._aggregate(losses, mask, decisions)
+        info = _diagnostics(ratio.detach(), out.clipped, mask)
+        penalty = self._regularise(decisions, logp, entropy, ratio, mask, info)
+        return (loss if penalty is None else loss + penalty), info
+
+    def observe(self, info: Mapping[str, Tensor], count: int = 1) -> None:
+        """Let the controllers see the measured quantities of one update (`count` decisions)."""
+        for name, key in (("kl", "kl_ref"), ("entropy", "entropy"), ("ratio_variance", "ratio_variance")):
+            if key in info:
+                self.controllers[name].update(float(info[key]), count)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the controllers."""
+        return {name: controller.state_dict() for name, controller in self.controllers.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        for name, controller in self.controllers.items():
+            controller.load_state_dict(state[name])
+
+    def _log_ratio(self, logp: Tensor, decisions: Decisions) -> Tensor:
+        config = self.config
+        level = "token" if config.level == "hierarchical" else config.level
+        ratio = log_ratio(logp, decisions.logp_old, decisions, level, config.reduction, config.count)
+        if config.level == "hierarchical":
+            ratio = config.hierarchy(ratio, decisions)
+        return ratio.clamp(-config.log_ratio_limit, config.log_ratio_limit)
+
+    def _aggregate(self, losses: Tensor, mask: Tensor | None, decisions: Decisions) -> Tensor:
+        return AGGREGATES[self.config.aggregate](losses, mask, decisions, self.config.length)
+
+    def _regularise(
+        self,
+        decisions: Decisions,
+        logp: Tensor,
+        entropy: Tensor | None,
+        ratio: Tensor,
+        mask: Tensor | None,
+        info: dict[str, Tensor],
+    ) -> Tensor | None:
+        """Sum of the active terms; adds their sizes to `info`."""
+        terms: list[Tensor] = []
+        if entropy is not None:
+            info["entropy"] = masked_mean(entropy.detach(), mask)
+        if (coefficient := self.controllers["entropy"].value) != 0.0:
+            if entropy is None:
+                raise ValueError("An entropy bonus needs the entropy of the current policy.")
+            terms.append(-coefficient * self._aggregate(entropy, mask, decisions))
+        if (coefficient := self.controllers["kl"].value) != 0.0:
+            difference = log_ratio(logp, decisions.need("logp_ref"), decisions)
+            kl = KL_ESTIMATORS[self.config.kl](difference)
+            info["kl_ref"] = masked_mean(kl.detach(), mask)
+            terms.append(coefficient * self._aggregate(kl, mask, decisions))
+        if (coefficient := self.controllers["ratio_variance"].value) != 0.0:
+            variance = ratio_variance(ratio)
+            info["ratio_variance"] = masked_mean(variance.detach(), mask)
+            terms.append(coefficient * self._aggregate(variance, mask, decisions))
+        return torch.stack(terms).sum() if terms else None
+
+
+def _diagnostics(ratio: Tensor, clipped: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+    """Detached scalars on the log-ratios `(N, T)`."""
+    change = torch.expm1(ratio)  # ratio - 1
+    largest = change.abs() if mask is None else change.abs().masked_fill(~mask, 0.0)
+    return {
+        "approx_kl": masked_mean(k3(-ratio), mask),
+        "clip_fraction": masked_mean(clipped.to(ratio.dtype), mask),
+        "ratio_mean": masked_mean(change, mask) + 1.0,
+        "ratio_max": largest.max(),
+    }
+
+
+def _per_row(advantage: Tensor, decisions: Decisions) -> Tensor:
+    """Advantage as (N, 1) or (N, T)."""
+    rows, length = decisions.shape
+    if advantage.shape == (rows,):
+        return advantage.unsqueeze(1)
+    if advantage.shape not in ((rows, 1), (rows, length)):
+        raise ValueError(f"advantage must be ({rows},), ({rows}, 1) or {(rows, length)}, got {tuple(advantage.shape)}.")
+    return advantage
+
+
+def _known(kind: str, name: str, options: tuple[str, ...]) -> None:
+    if name not in options:
+        raise ValueError(f"Unknown {kind} '{name}'; known: {', '.join(options) or 'none'}.")

@@ -1,0 +1,55 @@
+"""Mask rules: which decisions enter the loss. Rules are composed by product; soft factors are weights, not masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from robopolicy.core.decisions import Decisions
+
+MaskRule = Callable[[Decisions, Tensor, Tensor], Tensor]
+"""`(decisions, advantage (N, 1 or T), log_ratio (N, T) detached) -> bool (N, T)`, True where the decision enters."""
+
+
+def compose(rules: Sequence[MaskRule], decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor | None:
+    """Product of the validity mask and all rules `(N, T)`; None where nothing is masked.
+
+    Masked decisions leave the numerator and the denominator of the aggregation.
+    """
+    keep = None if decisions.mask is None else decisions.valid()
+    for rule in rules:
+        chosen = rule(decisions, advantage, log_ratio)
+        keep = chosen if keep is None else keep & chosen
+    return keep
+
+
+def validity(decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+    """Decisions the policy really took: not prompt, tool output, padding or frozen denoising steps."""
+    return decisions.valid()
+
+
+@dataclass(frozen=True)
+class DepthRange:
+    """Keep decisions with depth in [first, last), e.g. the trained denoising steps or the first turns."""
+
+    first: int = 0
+    last: int | None = None
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        depth = decisions.depths()
+        keep = depth >= self.first
+        return keep if self.last is None else keep & (depth < self.last)
+
+
+@dataclass(frozen=True)
+class RatioOutlier:
+    """Drop decisions whose log-ratio lies beyond `limit` nats in either direction."""
+
+    limit: float = 5.0
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        return log_ratio.abs() <= self.limit

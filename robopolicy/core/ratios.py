@@ -1,0 +1,156 @@
+"""Probability ratios: at which level they are formed, how log-ratios are reduced, and how far they may move.
+
+Clip ranges of different papers are not comparable: DPPO averages over action dimensions, ReinFlow sums over the chain
+and divides by (steps x dimensions), others sum. The reduction is therefore always written out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.decisions import Decisions, Partition, by_trajectory, by_unit
+from robopolicy.core.segments import Segments
+
+Bound = float | Tensor  # a number or (N, T)
+Bounds = Callable[[Decisions], tuple[Bound, Bound]]
+"""Lowest and highest ratio at which the clipped surrogates still push."""
+
+LEVELS: dict[str, Partition | None] = {"token": None, "unit": by_unit, "sequence": by_trajectory}
+REDUCTIONS = ("sum", "mean", "normalised")
+
+
+def log_ratio(
+    numerator: Tensor,
+    denominator: Tensor,
+    decisions: Decisions,
+    level: str = "token",
+    reduction: str = "sum",
+    count: float = 1.0,
+) -> Tensor:
+    """Log-ratio of each decision at the given level, 0 where the mask is off.
+
+    Args:
+        numerator: (N, T) log-probabilities of the policy being trained.
+        denominator: (N, T) log-probabilities it is compared with.
+        decisions: Gives mask and ids.
+        level: "token" one ratio per decision, "unit" per chunk or turn, "sequence" per trajectory.
+        reduction: Over the decisions of the level: "sum", "mean" over its valid decisions (the geometric mean of the
+            ratios, GSPO), or "normalised", the sum divided by `count`.
+        count: For "normalised", e.g. steps x action dimensions (ReinFlow), or dimensions at token level.
+
+    Returns:
+        (N, T); decisions of one unit or trajectory share their value.
+    """
+    if level not in LEVELS:
+        raise ValueError(f"Ratio level must be one of {tuple(LEVELS)}, got {level!r}.")
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"Ratio reduction must be one of {REDUCTIONS}, got {reduction!r}.")
+    difference = numerator - denominator
+    if decisions.mask is not None:
+        difference = difference.masked_fill(~decisions.valid(), 0.0)
+    partition = LEVELS[level]
+    if partition is not None and _is_row(level, decisions):
+        if difference.shape[1] > 1:
+            difference = _row_reduce(difference, decisions, reduction).unsqueeze(1).expand_as(difference)
+    elif partition is not None:
+        segments = Segments(partition(decisions), decisions.valid())
+        pooled = segments.mean(difference) if reduction == "mean" else segments.sum(difference)
+        difference = segments.spread(pooled)
+    return difference / count if reduction == "normalised" else difference
+
+
+def _is_row(level: str, decisions: Decisions) -> bool:
+    ids = decisions.unit if level == "unit" else decisions.trajectory
+    return ids is None
+
+
+def _row_reduce(difference: Tensor, decisions: Decisions, reduction: str) -> Tensor:
+    if reduction != "mean":
+        return difference.sum(1)
+    if decisions.mask is None:
+        return difference.mean(1)
+    return difference.sum(1) / decisions.valid().sum(1).clamp(min=1)
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """Hierarchical log-ratio (FiberPO, S044): a budget per trajectory or chunk, and a small one per decision in it.
+
+    Upward and downward mean drifts of the outer level pass up to their budgets and are rolled back beyond; what a
+    decision deviates from its outer level is clipped. Inside all budgets the result equals the plain log-ratio.
+    """
+
+    outer: str = "sequence"  # level that owns the drift budget: "sequence" or "unit"
+    budget_up: float = 0.02  # nats of mean upward drift per outer level
+    budget_down: float = 0.01  # nats of mean downward drift, smaller than budget_up
+    residual: float = 0.2  # nats a decision may deviate from its outer level
+    slope: float = 1.0  # steepness with which exceeded drift is taken back
+
+    def __call__(self, difference: Tensor, decisions: Decisions) -> Tensor:
+        """Gate the per-decision log-ratio `(N, T)`; use with the surrogate "is"."""
+        partition = LEVELS.get(self.outer)
+        if partition is None:
+            raise ValueError(f"Hierarchy.outer must be 'sequence' or 'unit', got {self.outer!r}.")
+        segments = Segments(partition(decisions), decisions.valid())
+        up = segments.spread(segments.mean(difference.clamp(min=0.0)))
+        down = segments.spread(segments.mean((-difference).clamp(min=0.0)))
+        base = self._rollback(up, self.budget_up) - self._rollback(down, self.budget_down)
+        sign = torch.where(difference >= 0, 1.0, -1.0)
+        same, other = torch.where(difference >= 0, up, down), torch.where(difference >= 0, down, up)
+        own = sign * (sign * difference - same)
+        gate = base + self._clip(own) - self._clip(-sign * other)
+        return gate if decisions.mask is None else gate.masked_fill(~decisions.valid(), 0.0)
+
+    def _clip(self, value: Tensor) -> Tensor:
+        return value.clamp(-self.residual, self.residual)
+
+    def _rollback(self, drift: Tensor, budget: float) -> Tensor:
+        back = ((self.slope + 1.0) * budget - self.slope * drift).clamp(min=0.0)
+        return torch.where(drift <= budget, drift, back)
+
+
+def importance_weight(decisions: Decisions, level: str = "token", cap: float = 2.0) -> Tensor:
+    """Detached weight old / behaviour `(N, T)`, truncated at `cap`, for data drawn by another sampler or engine.
+
+    The ratio of the surrogate stays new / old, so the mismatch enters exactly once: weight x ratio = new / behaviour.
+    """
+    mismatch = log_ratio(decisions.logp_old, decisions.need("logp_behaviour"), decisions, level)
+    return mismatch.detach().clamp(max=math.log(cap)).exp()
+
+
+@dataclass(frozen=True)
+class ConstantBounds:
+    """Ratio in [1 - low, 1 + high]; symmetric where `high` is not given."""
+
+    low: float = 0.2
+    high: float | None = None
+
+    def __call__(self, decisions: Decisions) -> tuple[Bound, Bound]:
+        """Same numbers for every decision."""
+        return 1.0 - self.low, 1.0 + (self.low if self.high is None else self.high)
+
+
+@dataclass(frozen=True)
+class DepthBounds:
+    """Clip range that grows exponentially along the denoising chain (DPPO): tight at the noisiest step.
+
+    `clip(i) = first + (last - first) (exp(rate i / (steps - 1)) - 1) / (exp(rate) - 1)`, and `last` for one step.
+    """
+
+    first: float = 0.001  # half-width at depth 0
+    last: float = 0.01  # half-width at depth steps - 1
+    steps: int = 10  # trained denoising steps
+    rate: float = 3.0
+
+    def __call__(self, decisions: Decisions) -> tuple[Bound, Bound]:
+        """Bounds `(N, T)` from the depth of each decision."""
+        if self.steps == 1:
+            return 1.0 - self.last, 1.0 + self.last
+        progress = decisions.depths().to(decisions.logp_old.dtype) / (self.steps - 1)
+        width = self.first + (self.last - self.first) * torch.expm1(self.rate * progress) / math.expm1(self.rate)
+        return 1.0 - width, 1.0 + width

@@ -1,0 +1,107 @@
+"""Regularisers of the policy-gradient loss and the controllers of their coefficients."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def k1(difference: Tensor) -> Tensor:
+    """`logp - logp_ref`: unbiased for KL(policy || ref) in value, but its on-policy gradient is 0 on average."""
+    return difference
+
+
+def k2(difference: Tensor) -> Tensor:
+    """`(logp - logp_ref)^2 / 2`: biased in value, its on-policy gradient is that of KL(policy || ref)."""
+    return 0.5 * difference**2
+
+
+def k3(difference: Tensor) -> Tensor:
+    """`exp(-d) - 1 + d` with `d = logp - logp_ref`: unbiased for KL(policy || ref), never negative, low variance."""
+    return torch.expm1(-difference) + difference
+
+
+KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+
+
+def gaussian_kl(mean: Tensor, std: Tensor, ref_mean: Tensor, ref_std: Tensor) -> Tensor:
+    """Exact KL of two Gaussians per dimension, in the broadcast shape; sum over dimensions and chain steps."""
+    variance = (std / ref_std) ** 2
+    return 0.5 * (variance - 1.0 - variance.log() + ((mean - ref_mean) / ref_std) ** 2)
+
+
+def ratio_variance(log_ratio: Tensor) -> Tensor:
+    """`(ratio - 1)^2` per decision; for small steps about twice the KL (S047)."""
+    return torch.expm1(log_ratio) ** 2
+
+
+class Controller(ABC):
+    """A coefficient that may change from update to update."""
+
+    value: float
+
+    @abstractmethod
+    def update(self, measured: float, count: int = 1) -> None:
+        """Take note of the regularised quantity, measured on `count` decisions."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What decides future values."""
+        return {"value": self.value}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self.value = float(state["value"])
+
+
+class Constant(Controller):
+    """A fixed coefficient."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def update(self, measured: float, count: int = 1) -> None:
+        """Nothing changes."""
+
+
+class Anneal(Controller):
+    """Linear or cosine path from `start` to `end` over `steps` updates."""
+
+    def __init__(self, start: float, end: float, steps: int, shape: str = "linear") -> None:
+        if shape not in ("linear", "cosine"):
+            raise ValueError(f"Anneal shape must be 'linear' or 'cosine', got {shape!r}.")
+        self.start, self.end, self.steps, self.shape = start, end, steps, shape
+        self.step = 0
+        self.value = start
+
+    def update(self, measured: float, count: int = 1) -> None:
+        """Move one step along the path."""
+        self.step = min(self.step + 1, self.steps)
+        progress = self.step / self.steps
+        if self.shape == "cosine":
+            progress = 0.5 * (1.0 - math.cos(math.pi * progress))
+        self.value = self.start + (self.end - self.start) * progress
+
+    def state_dict(self) -> dict[str, Any]:
+        """Value and position on the path."""
+        return {"value": self.value, "step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self.value, self.step = float(state["value"]), int(state["step"])
+
+
+class Adaptive(Controller):
+    """Multiplies the coefficient by `1 + clip(measured / target - 1, -0.2, 0.2) * count / horizon` (Ziegler et al.)."""
+
+    def __init__(self, value: float, target: float, horizon: int) -> None:
+        self.value, self.target, self.horizon = value, target, horizon
+
+    def update(self, measured: float, count: int = 1) -> None:
+        """Raise the coefficient where the measured quantity exceeds the target, lower it where it stays below."""
+        error = min(max(measured / self.target - 1.0, -0.2), 0.2)
+        self.value *= 1.0 + error * count / self.horizon

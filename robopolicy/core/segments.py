@@ -1,0 +1,76 @@
+"""Statistics over segments: sums, means, deviations and leave-one-out means of entries that share an id."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+
+class Segments:
+    """Entries grouped by id, each counting with a weight; entries of weight 0 read the statistics but do not enter.
+
+    Per-segment results have shape `(S,)`; `spread` brings them back to the shape of the entries.
+    """
+
+    def __init__(self, ids: Tensor, weight: Tensor) -> None:
+        """Group entries.
+
+        Args:
+            ids: Int ids, broadcastable to `weight`.
+            weight: (N, T) or (N, 1), bool or float; bool counts every valid entry once.
+        """
+        distinct, index = cast(tuple[Tensor, Tensor], torch.unique(ids, return_inverse=True))
+        self.size = int(distinct.numel())
+        self.index = index.view(ids.shape).expand(weight.shape)
+        self.enters = weight > 0
+        self.weight = weight if weight.is_floating_point() else weight.to(torch.get_default_dtype())
+        self.count = self._add(self.weight)  # (S,) weight that entered, the number of entries for a bool weight
+
+    def spread(self, statistic: Tensor) -> Tensor:
+        """Per-segment statistic `(S,)` at every entry."""
+        return statistic[self.index]
+
+    def sum(self, entries: Tensor) -> Tensor:
+        """Weighted sum `(S,)`; entries that do not enter may hold anything, even NaN."""
+        return self._add(entries.masked_fill(~self.enters, 0.0) * self.weight)
+
+    def mean(self, entries: Tensor) -> Tensor:
+        """Weighted mean `(S,)`; 0 for an empty segment."""
+        return self.sum(entries) / torch.where(self.count > 0, self.count, 1.0)
+
+    def std(self, entries: Tensor, *, unbiased: bool = True) -> Tensor:
+        """Standard deviation `(S,)`; 1 where fewer than two entries make it undefined."""
+        deviation = entries - self.spread(self.mean(entries))
+        degrees = self.count - 1.0 if unbiased else self.count
+        lone = self.count < 1.5
+        return (self.sum(deviation**2) / torch.where(lone, 1.0, degrees)).sqrt().masked_fill(lone, 1.0)
+
+    def leave_one_out(self, entries: Tensor) -> Tensor:
+        """Mean of the other entries, in the shape of the entries; 0 where there is no other."""
+        others = torch.where(self.enters, self.spread(self.count) - 1.0, self.spread(self.count))
+        own = entries.masked_fill(~self.enters, 0.0)
+        return ((self.spread(self.sum(entries)) - own) / torch.where(others > 0.5, others, 1.0)).masked_fill(
+            others <= 0.5, 0.0
+        )
+
+    def median(self, entries: Tensor) -> Tensor:
+        """Weighted median `(S,)`, the mean of the two middle entries where the weight splits evenly."""
+        keep = self.enters.flatten()
+        flat, weight, index = entries.flatten()[keep], self.weight.flatten()[keep], self.index.flatten()[keep]
+        order = torch.argsort(flat)
+        order = order[torch.argsort(index[order], stable=True)]  # by segment, then by value
+        flat, weight, index = flat[order], weight[order], index[order]
+        before = torch.cumsum(self.count, 0) - self.count
+        position = torch.cumsum(weight, 0) - before[index]  # weight up to and with the entry, within its segment
+        half, slack = 0.5 * self.count[index], 1e-6 * self.count[index]
+        reaches, passes = position >= half - slack, position > half + slack
+        return 0.5 * (self._smallest(flat, index, reaches) + self._smallest(flat, index, passes))
+
+    def _smallest(self, flat: Tensor, index: Tensor, chosen: Tensor) -> Tensor:
+        least = flat.new_full((self.size,), torch.inf).scatter_reduce(0, index[chosen], flat[chosen], "amin")
+        return least.masked_fill(torch.isinf(least), 0.0)
+
+    def _add(self, entries: Tensor) -> Tensor:
+        return entries.new_zeros(self.size).index_add(0, self.index.flatten(), entries.flatten())
