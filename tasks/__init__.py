@@ -3,6 +3,7 @@
 
 def register_tasks() -> None:
     """Entry point `robopolicy.tasks`: register every family."""
-    from tasks import toy
+    from tasks import manipulation, toy
 
     toy.register()
+    manipulation.register()

@@ -1,0 +1,54 @@
+"""Franka Panda manipulation on the native MuJoCo backend: lift, pick_place, drawer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from robopolicy.errors import unknown_name
+from robopolicy.sim.contract import VectorSim
+from robopolicy.sim.registry import Expert, SimOptions, TaskEntry
+from robopolicy.sim.registry import register as register_entry
+
+_TASKS = {
+    "lift": ("Lift", "Pick a cube up from the table."),
+}
+
+
+def _maker(module: str, task: str) -> Callable[[SimOptions], VectorSim]:
+    def make(options: SimOptions) -> VectorSim:
+        from robopolicy.sim.mujoco.backend import MujocoSim
+
+        if options.reward not in ("sparse", "shaped"):
+            raise unknown_name("reward", options.reward, ("sparse", "shaped"))
+        return MujocoSim(
+            getattr(import_module(f"tasks.manipulation.{module}"), task)(options.reward),
+            options.num_envs,
+            engine="exact" if options.backend == "mujoco-exact" else "auto",
+            threads=options.threads,
+            cameras=options.cameras,
+            image_size=options.image_size,
+        )
+
+    return make
+
+
+def _expert_maker(task: str) -> Callable[[], Expert]:
+    def make() -> Expert:
+        return getattr(import_module("tasks.manipulation.experts"), f"{task}Expert")()
+
+    return make
+
+
+def register() -> None:
+    """Register the family without importing MuJoCo."""
+    for module, (task, description) in _TASKS.items():
+        register_entry(
+            TaskEntry(
+                name=f"manipulation/{module}",
+                make=_maker(module, task),
+                description=description,
+                make_expert=_expert_maker(task),
+                backends=("mujoco", "mujoco-exact"),
+            )
+        )

@@ -1,0 +1,129 @@
+"""Scripted demonstrators that read the simulator's true state.
+
+Each is a function of the present state alone (reach, then close, then carry), so demonstrations are easy to imitate
+and an expert recovers from wherever a disturbance leaves it. Every episode draws its own style (hover height, speed,
+small grasp offset) from its seed, and Gaussian action noise if wanted, so that demonstrations differ but an episode
+still depends on its seed alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.sim.contract import VectorSim
+from robopolicy.sim.mujoco.backend import MujocoSim
+from robopolicy.sim.mujoco.task import Array, BatchState
+from tasks.manipulation.lift import CUBE_HALF, CubeTask
+from tasks.manipulation.objects import yaw_of
+from tasks.manipulation.panda_task import POSITION_STEP, YAW_STEP, Arm, PandaTask, commanded
+
+OPEN, CLOSE = -1.0, 1.0
+_STREAM = 0x5EED  # keeps the expert's randomness apart from that of the episode's start
+
+
+@dataclass
+class Style:
+    """How each of N episodes is played."""
+
+    hover: Array  # (N,) [m] height above the object before descending
+    speed: Array  # (N,) fraction of the full step
+    offset: Array  # (N, 2) [m] grasp point relative to the object's centre
+    noise: Array  # (N, T, A) added to the action
+
+
+class PandaExpert(ABC):
+    """Base class: keeps each episode's style and turns waypoints into actions.
+
+    Args:
+        noise: Standard deviation of Gaussian noise on every action but the gripper's, in action units.
+    """
+
+    def __init__(self, noise: float = 0.0) -> None:
+        if not 0.0 <= noise < 1.0:
+            raise UserError(f"Expert noise must lie in [0, 1), got {noise}.")
+        self.noise = noise
+        self._style: Style | None = None
+
+    def __call__(self, sim: VectorSim) -> Tensor:
+        """Return actions `(N, A)` for the simulator's present state."""
+        if not isinstance(sim, MujocoSim) or not isinstance(sim.task, PandaTask):
+            raise UserError("The scripted Panda experts need a manipulation task on the native MuJoCo backend.")
+        style = self._refresh(sim)
+        state = sim.state()
+        action = self.act(sim.task, sim.task.arm(state), state, style)
+        steps = sim.episode_step.numpy()
+        return torch.from_numpy(np.clip(action + style.noise[np.arange(len(state)), steps], -1.0, 1.0)).float()
+
+    @abstractmethod
+    def act(self, task: PandaTask, arm: Arm, state: BatchState, style: Style) -> Array:
+        """Noise-free actions `(N, 5)`."""
+
+    def _refresh(self, sim: MujocoSim) -> Style:
+        """Draw the style of every episode that has just begun."""
+        seeds, steps = sim.episode_seed.numpy(), sim.episode_step.numpy()
+        count, length, width = sim.num_envs, sim.spec.max_episode_steps, sim.spec.action_dim
+        if self._style is None or len(self._style.hover) != count:
+            self._style = Style(
+                np.zeros(count), np.zeros(count), np.zeros((count, 2)), np.zeros((count, length, width))
+            )
+            fresh = np.arange(count)
+        else:
+            fresh = np.flatnonzero(steps == 0)
+        style = self._style
+        for row in fresh:
+            rng = np.random.default_rng([_STREAM, int(seeds[row])])
+            style.hover[row] = rng.uniform(0.05, 0.10)
+            style.speed[row] = rng.uniform(0.7, 1.0)
+            style.offset[row] = rng.uniform(-0.004, 0.004, 2)
+            style.noise[row] = self.noise * rng.standard_normal((length, width))
+            style.noise[row, :, -1] = 0.0
+        return style
+
+
+class LiftExpert(PandaExpert):
+    """Hover over the cube, sink while aligned, close, and raise once the cube is held."""
+
+    def act(self, task: PandaTask, arm: Arm, state: BatchState, style: Style) -> Array:
+        """Noise-free actions `(N, 5)`."""
+        assert isinstance(task, CubeTask)
+        cube, quaternion = task.cube(state)
+        held = task.held(arm, state)
+        goal, turn = over(cube, style), quarter_turn(yaw_of(quaternion) - commanded(state)["yaw"])
+        goal[:, 2] = np.where(held, arm.tool.position[:, 2] + 0.1, funnel(cube, turn, arm, style))
+        return steer(goal, turn, grasping(cube, arm), state, style)
+
+
+def over(cube: Array, style: Style) -> Array:
+    """Grasp points `(N, 3)`: the cube's centre plus the episode's own offset."""
+    goal = cube.copy()
+    goal[:, :2] += style.offset
+    return goal
+
+
+def quarter_turn(angle: Array) -> Array:
+    """Smallest equivalent rotation of a cube, in [-pi/4, pi/4]."""
+    return (angle + np.pi / 4) % (np.pi / 2) - np.pi / 4
+
+
+def funnel(target: Array, turn: Array, arm: Arm, style: Style) -> Array:
+    """Height `(N,)` to aim at: the hover height far from `target`, sinking to it as position and heading align."""
+    off = np.sqrt(np.square(target[:, :2] - arm.tool.position[:, :2]).sum(axis=1)) + 0.05 * np.abs(turn)
+    return target[:, 2] + style.hover * np.clip((off - 0.012) / 0.03, 0.0, 1.0)
+
+
+def grasping(cube: Array, arm: Arm) -> Array:
+    """Gripper command `(N,)`: close when the cube is between the fingers."""
+    offset = np.abs(cube - arm.tool.position)
+    return np.where((offset[:, :2].max(axis=1) < 0.015) & (offset[:, 2] < CUBE_HALF * 0.6), CLOSE, OPEN)
+
+
+def steer(goal: Array, turn: Array, gripper: Array, state: BatchState, style: Style) -> Array:
+    """Actions `(N, 5)` that move the commanded tool towards `goal` `(N, 3)` and turn it by `turn`."""
+    move = np.clip((goal - commanded(state)["position"]) / POSITION_STEP, -1.0, 1.0) * style.speed[:, None]
+    return np.concatenate([move, np.clip(turn / YAW_STEP, -1, 1)[:, None], gripper[:, None]], axis=1)

@@ -1,0 +1,129 @@
+"""Batched forward kinematics, Jacobian and differential inverse kinematics of the Franka Panda in numpy.
+
+Everything is elementwise over the batch or one small LAPACK call per row, so the result of a row does not depend on
+the number of rows. Frames: the base frame is the robot's mount; the tool frame (TCP) lies between the finger pads,
+z pointing out of the hand and y along the direction in which the fingers open.
+
+Source of the parameters: Franka Control Interface documentation, modified Denavit-Hartenberg table after Craig and
+joint limits of the Panda.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+JOINT_LOW: Array = np.array([-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973])  # [rad]
+JOINT_HIGH: Array = np.array([2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973])  # [rad]
+JOINT_VELOCITY: Array = np.array([2.175, 2.175, 2.175, 2.175, 2.61, 2.61, 2.61])  # [rad/s]
+FINGER_TRAVEL = 0.04  # [m] per finger, so the gripper opens to 0.08 m
+
+# Per joint: offset a along the previous x [m], offset d along z [m], twist about the previous x [quarter turns].
+_DH = (
+    (0.0, 0.333, 0),
+    (0.0, 0.0, -1),
+    (0.0, 0.316, 1),
+    (0.0825, 0.0, 1),
+    (-0.0825, 0.384, -1),
+    (0.0, 0.0, 1),
+    (0.088, 0.0, 1),
+)
+_TOOL_OFFSET = 0.107 + 0.1034  # [m] flange, then the hand's TCP
+_HAND_ANGLE = -np.pi / 4  # [rad] the hand is mounted an eighth turn about the flange axis
+
+
+class Pose(NamedTuple):
+    """Tool poses in the base frame."""
+
+    position: Array  # (N, 3) [m]
+    rotation: Array  # (N, 3, 3), columns are the tool's axes
+
+    @property
+    def yaw(self) -> Array:
+        """(N,) heading of the tool's x axis about the vertical [rad]."""
+        return np.arctan2(self.rotation[:, 1, 0], self.rotation[:, 0, 0])
+
+
+def forward(q: Array) -> Pose:
+    """Tool pose at joint positions `q` `(N, 7)`."""
+    return _chain(q)[0]
+
+
+def jacobian(q: Array) -> tuple[Pose, Array]:
+    """Tool pose and geometric Jacobian `(N, 6, 7)`: linear rows [m/rad], then angular rows [rad/rad]."""
+    pose, origins, axes = _chain(q)
+    return pose, np.concatenate([cross(axes, pose.position[:, :, None] - origins), axes], axis=1)
+
+
+def downward(yaw: Array) -> Array:
+    """Rotations `(N, 3, 3)` of a tool that points straight down with heading `yaw` `(N,)`."""
+    cos, sin, zero = np.cos(yaw), np.sin(yaw), np.zeros_like(yaw)
+    rows = [np.stack(row, axis=-1) for row in ((cos, sin, zero), (sin, -cos, zero), (zero, zero, zero - 1.0))]
+    return np.stack(rows, axis=1)
+
+
+def inverse(q: Array, target: Pose, posture: Array, *, iterations: int = 2, damping: float = 0.02) -> Array:
+    """Move `q` `(N, 7)` towards `target` by damped least squares (Wampler 1986).
+
+    Args:
+        q: Joint positions to start from [rad].
+        target: Wanted tool poses, less than a quarter turn away.
+        posture: Joint positions `(7,)` that the arm's spare degree of freedom is drawn to.
+        iterations: Newton steps; two suffice when called at every control step.
+        damping: Larger is calmer near singularities and slower elsewhere.
+
+    Returns:
+        Joint positions `(N, 7)` within the joint limits.
+    """
+    regulariser = damping**2 * np.eye(6)
+    for _ in range(iterations):
+        pose, jac = jacobian(q)
+        spare = 0.1 * (posture - q)  # (N, 7)
+        error = np.concatenate(
+            [target.position - pose.position, rotation_error(pose.rotation, target.rotation)], axis=1
+        )
+        error = error - (jac @ spare[:, :, None])[:, :, 0]
+        force = np.linalg.solve(jac @ jac.transpose(0, 2, 1) + regulariser, error[:, :, None])  # (N, 6, 1)
+        q = np.clip(q + spare + (jac.transpose(0, 2, 1) @ force)[:, :, 0], JOINT_LOW, JOINT_HIGH)
+    return q
+
+
+def rotation_error(current: Array, wanted: Array) -> Array:
+    """Rotation vectors `(N, 3)` from `current` to `wanted` `(N, 3, 3)`, exact to first order (sine of the angle)."""
+    return 0.5 * cross(current, wanted).sum(axis=2)
+
+
+def cross(a: Array, b: Array) -> Array:
+    """Cross products of column vectors: `(N, 3, K)` times `(N, 3, K)`."""
+    return np.stack(
+        [
+            a[:, 1] * b[:, 2] - a[:, 2] * b[:, 1],
+            a[:, 2] * b[:, 0] - a[:, 0] * b[:, 2],
+            a[:, 0] * b[:, 1] - a[:, 1] * b[:, 0],
+        ],
+        axis=1,
+    )
+
+
+def _chain(q: Array) -> tuple[Pose, Array, Array]:
+    """Tool pose, joint origins `(N, 3, 7)` and joint axes `(N, 3, 7)`."""
+    q = np.ascontiguousarray(q)
+    cos, sin = np.cos(q)[:, :, None], np.sin(q)[:, :, None]  # (N, 7, 1)
+    x, y, z = (np.broadcast_to(axis, (len(q), 3)) for axis in np.eye(3))
+    position = np.zeros((len(q), 3))
+    origins, axes = np.empty((len(q), 3, 7)), np.empty((len(q), 3, 7))
+    for joint, (a, d, twist) in enumerate(_DH):
+        position = position + a * x
+        if twist:
+            y, z = twist * z, -twist * y
+        position = position + d * z
+        x, y = cos[:, joint] * x + sin[:, joint] * y, cos[:, joint] * y - sin[:, joint] * x
+        origins[:, :, joint], axes[:, :, joint] = position, z
+    cos_hand, sin_hand = np.cos(_HAND_ANGLE), np.sin(_HAND_ANGLE)
+    x, y = cos_hand * x + sin_hand * y, cos_hand * y - sin_hand * x
+    pose = Pose(position + _TOOL_OFFSET * z, np.stack([x, y, z], axis=2))
+    return pose, origins, axes

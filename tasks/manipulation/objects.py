@@ -1,0 +1,36 @@
+"""Poses of free bodies and other small geometry used by the tasks and the experts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from robopolicy.sim.mujoco.task import Array
+
+
+def upright(x: float, y: float, z: float, yaw: float) -> Array:
+    """Free-joint coordinates `(7,)` of a body standing at x, y, z [m], turned by `yaw` [rad]."""
+    return np.array([x, y, z, np.cos(yaw / 2), 0.0, 0.0, np.sin(yaw / 2)])
+
+
+def rotation_6d(quaternion: Array) -> Array:
+    """First two columns of the rotation matrices `(N, 6)` of unit quaternions `(N, 4)` (w, x, y, z)."""
+    w, x, y, z = quaternion.T
+    first = (1 - 2 * (y * y + z * z), 2 * (x * y + w * z), 2 * (x * z - w * y))
+    second = (2 * (x * y - w * z), 1 - 2 * (x * x + z * z), 2 * (y * z + w * x))
+    return np.stack([*first, *second], axis=1)
+
+
+def yaw_of(quaternion: Array) -> Array:
+    """Heading `(N,)` [rad] of unit quaternions `(N, 4)`."""
+    w, x, y, z = quaternion.T
+    return np.arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
+
+
+def distance(a: Array, b: Array) -> Array:
+    """Euclidean distance `(N,)` between rows of `(N, D)`."""
+    return np.sqrt(np.square(a - b).sum(axis=1))
+
+
+def nearness(length: Array, scale: float) -> Array:
+    """1 at distance 0, falling to 0 with `scale` [m]."""
+    return 1.0 - np.tanh(length / scale)

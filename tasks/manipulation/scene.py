@@ -1,0 +1,41 @@
+"""Puts the Panda into a scene: our own primitive model, or the user's mesh model from MuJoCo Menagerie."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import mujoco
+
+import sim_assets
+from robopolicy.errors import UserError
+
+ASSETS = Path(sim_assets.__file__).parent
+ARM_JOINTS = tuple(f"joint{i}" for i in range(1, 8))
+FINGER_JOINTS = ("finger_joint1", "finger_joint2")
+
+
+def build_model(scene: str) -> mujoco.MjModel:
+    """Compile `sim_assets/<scene>.xml` with the robot attached at its frame "robot".
+
+    With the environment variable `MENAGERIE_ROOT` set, the robot is `franka_emika_panda/panda.xml` of that folder.
+    """
+    spec = mujoco.MjSpec.from_file(str(ASSETS / f"{scene}.xml"))
+    robot = mujoco.MjSpec.from_file(str(robot_file()))
+    spec.attach(robot, prefix="", frame=spec.frame("robot"))
+    spec.body("hand").add_camera(name="wrist", pos=[0.07, 0.0, 0.01], quat=[0.123, 0.696, 0.696, 0.123], fovy=75)
+    return spec.compile()
+
+
+def robot_file() -> Path:
+    """MJCF of the robot to load."""
+    root = os.environ.get("MENAGERIE_ROOT")
+    if not root:
+        return ASSETS / "panda.xml"
+    path = Path(root) / "franka_emika_panda" / "panda.xml"
+    if not path.is_file():
+        raise UserError(
+            f"MENAGERIE_ROOT={root} has no franka_emika_panda/panda.xml; point it to a checkout of mujoco_menagerie or "
+            "unset it to use the built-in model."
+        )
+    return path
