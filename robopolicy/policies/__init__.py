@@ -1,1 +1,27 @@
 """Policies behind one contract (`base.Policy`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+
+POLICIES: dict[str, tuple[type[Any], type[Policy]]] = {
+    "flow": (FlowConfig, FlowPolicy),
+    "gaussian": (GaussianConfig, GaussianPolicy),
+}
+"""Name -> (config class, policy class), constructed as `policy_class(config, spec)`."""
+
+
+def make_policy(name: str, config: Any, spec: PolicySpec) -> Policy:
+    """Build the policy `name`; `config` None takes its defaults."""
+    if name not in POLICIES:
+        raise unknown_name("policy", name, POLICIES)
+    config_class, policy_class = POLICIES[name]
+    config = config_class() if config is None else config
+    if not isinstance(config, config_class):
+        raise UserError(f"Policy '{name}' needs a {config_class.__name__}, got {type(config).__name__}.")
+    return policy_class(config, spec)  # type: ignore[call-arg]

@@ -19,6 +19,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from robopolicy.nets.encoder import ObservationEncoder
+from robopolicy.nets.normalizer import Statistics
 from robopolicy.policies.noise import Randomness
 
 Observation = dict[str, Tensor]
@@ -120,6 +122,19 @@ class Policy(nn.Module, ABC):
         Time `t` `(B,)` runs from 0 (noise) to 1 (data).
         """
         raise self._lacks("field")
+
+    def fit_normalizer(self, statistics: Statistics) -> None:
+        """Fit every normaliser from `{key: {"min", "max", "mean", "std"}}` of observations and "action"."""
+        raise self._lacks("fit_normalizer")
+
+    def observe(self, obs: Observation) -> None:
+        """Merge `obs` into running observation statistics, if there are any.
+
+        Call it between iterations only: sampling and scoring must see the same transform.
+        """
+        for part in self.modules():
+            if isinstance(part, ObservationEncoder):
+                part.observe(obs)
 
     @property
     def network_calls(self) -> int:

@@ -1,0 +1,53 @@
+"""State value network, conditioned on the observation alone (never on a denoising state)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from robopolicy.nets.encoder import ObservationEncoder
+from robopolicy.nets.mlp import MLP, ResidualMLP
+from robopolicy.nets.normalizer import Statistics
+from robopolicy.nets.vision import VisionConfig
+from robopolicy.policies.base import PolicySpec
+
+
+@dataclass(frozen=True)
+class ValueConfig:
+    """Architecture of a `ValueNet`."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
+    orthogonal_init: bool = True  # plain layers only: gain sqrt(2) inside and 1 at the output, zero biases
+    residual: bool = False  # residual blocks (an odd number of equal widths), e.g. DPPO's [256, 256, 256] mish
+    normalization: str = "running"  # minmax | meanstd | running | identity
+    vision: VisionConfig = field(default_factory=VisionConfig)
+
+
+class ValueNet(nn.Module):
+    """V(s): observations `{key: (B, To, ...)}` -> `(B,)`."""
+
+    def __init__(self, config: ValueConfig, spec: PolicySpec) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = ObservationEncoder(spec.observation, normalization=config.normalization, vision=config.vision)
+        in_dim = spec.obs_horizon * self.encoder.feature_dim
+        if config.residual:
+            self.head: nn.Module = ResidualMLP(in_dim, config.hidden, 1, activation=config.activation)
+        else:
+            gain = 1.0 if config.orthogonal_init else None
+            self.head = MLP(in_dim, config.hidden, 1, activation=config.activation, orthogonal_gain=gain)
+
+    def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """Estimate the return from `obs`."""
+        return self.head(self.encoder(obs).flatten(1)).squeeze(-1)
+
+    def fit_normalizer(self, statistics: Statistics) -> None:
+        """Fit the observation normaliser from dataset statistics."""
+        self.encoder.fit_normalizer(statistics)
+
+    def observe(self, obs: Mapping[str, Tensor]) -> None:
+        """Merge `obs` into a running normaliser; does nothing in other modes."""
+        self.encoder.observe(obs)

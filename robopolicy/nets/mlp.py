@@ -1,0 +1,94 @@
+"""Plain and residual multilayer perceptrons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from robopolicy.errors import UserError, unknown_name
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "mish": nn.Mish,
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+}
+
+
+def make_activation(name: str) -> nn.Module:
+    """Build an activation by its lower-case name."""
+    if name not in ACTIVATIONS:
+        raise unknown_name("activation", name, ACTIVATIONS)
+    return ACTIVATIONS[name]()
+
+
+def orthogonal_init(network: nn.Module, output: nn.Linear, output_gain: float) -> None:
+    """Initialise as PPO likes it: orthogonal, gain sqrt(2) inside, `output_gain` at `output`, zero biases."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.orthogonal_(module.weight, output_gain if module is output else math.sqrt(2))
+            nn.init.zeros_(module.bias)
+
+
+class MLP(nn.Sequential):
+    """Linear layers with an activation between them: `(..., in_dim)` -> `(..., out_dim)`."""
+
+    def __init__(
+        self,
+        in_dim: int,
+        hidden: Sequence[int],
+        out_dim: int,
+        *,
+        activation: str = "tanh",
+        orthogonal_gain: float | None = None,
+    ) -> None:
+        """Build the layers.
+
+        Args:
+            in_dim: Input width.
+            hidden: Width of each hidden layer; may be empty.
+            out_dim: Output width.
+            activation: Name in `ACTIVATIONS`.
+            orthogonal_gain: Output gain of `orthogonal_init`; None keeps torch's default initialisation.
+        """
+        layers: list[nn.Module] = []
+        for width in hidden:
+            layers += [nn.Linear(in_dim, width), make_activation(activation)]
+            in_dim = width
+        output = nn.Linear(in_dim, out_dim)
+        super().__init__(*layers, output)
+        if orthogonal_gain is not None:
+            orthogonal_init(self, output, orthogonal_gain)
+
+
+class ResidualMLP(nn.Module):
+    """Pre-activation residual blocks of two layers: `(..., in_dim)` -> `(..., out_dim)` (DPPO's backbone)."""
+
+    def __init__(self, in_dim: int, hidden: Sequence[int], out_dim: int, *, activation: str = "relu") -> None:
+        """Build one input layer of width `hidden[0]` and one block per further pair of (equal) widths."""
+        super().__init__()
+        if not hidden or len(hidden) % 2 == 0 or len(set(hidden)) != 1:
+            raise UserError(f"A residual MLP needs an odd number of equal widths, e.g. [512, 512, 512]; got {hidden}.")
+        width = hidden[0]
+        self.input = nn.Linear(in_dim, width)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                make_activation(activation),
+                nn.Linear(width, width),
+                make_activation(activation),
+                nn.Linear(width, width),
+            )
+            for _ in range(len(hidden) // 2)
+        )
+        self.output = nn.Sequential(make_activation(activation), nn.Linear(width, out_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `(..., in_dim)` to `(..., out_dim)`."""
+        x = self.input(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.output(x)

@@ -1,0 +1,143 @@
+"""Affine normalisers that live inside policies and critics, and travel with their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.errors import UserError, unknown_name
+
+Statistics = Mapping[str, Mapping[str, Any]]
+"""`{key: {"min" | "max" | "mean" | "std": array (D,)}}` for observation keys and "action"."""
+
+MODES = ("minmax", "meanstd", "running", "identity")
+MIN_RANGE = 1e-4  # dimensions that vary less are constant: they map to 0 and back to their middle
+RUNNING_CLIP = 10.0  # running normalisation bounds its output, as early estimates are poor
+
+
+class Normalizer(nn.Module):
+    """`(x - offset) / scale` per dimension, fitted once from statistics.
+
+    Modes: "minmax" maps [min, max] to [-1, 1]; "meanstd" standardises; "identity" declares that raw units are wanted.
+    `fitted` tells a checkpoint with statistics from one without.
+    """
+
+    offset: Tensor
+    scale: Tensor
+    fitted: Tensor
+
+    def __init__(self, dim: int, mode: str) -> None:
+        super().__init__()
+        if mode not in MODES:
+            raise unknown_name("normalisation mode", mode, MODES)
+        self.mode = mode
+        self.register_buffer("offset", torch.zeros(dim))
+        self.register_buffer("scale", torch.ones(dim))
+        self.register_buffer("fitted", torch.tensor(mode == "identity"))
+
+    def fit(self, statistics: Mapping[str, Any]) -> None:
+        """Set offset and scale from `{"min", "max"}` or `{"mean", "std"}` arrays `(D,)`, whichever the mode needs."""
+        if self.mode == "minmax":
+            low, high = self._read(statistics, "min"), self._read(statistics, "max")
+            offset, scale, constant = (high + low) / 2, (high - low) / 2, high - low < MIN_RANGE
+        elif self.mode == "meanstd":
+            offset, scale = self._read(statistics, "mean"), self._read(statistics, "std")
+            constant = scale < MIN_RANGE
+        else:
+            return
+        self.offset.copy_(offset)
+        self.scale.copy_(torch.where(constant, torch.ones_like(scale), scale))
+        self.fitted.fill_(True)
+
+    def fit_key(self, statistics: Statistics, key: str) -> None:
+        """Fit from one entry of a statistics dictionary; ignores it where the mode needs no statistics."""
+        if self.mode not in ("minmax", "meanstd"):
+            return
+        if key not in statistics:
+            raise UserError(f"The statistics lack '{key}'; found {sorted(statistics)}.")
+        self.fit(statistics[key])
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """Map `(..., D)` from raw to normalised units."""
+        return x if self.mode == "identity" else (x - self.offset) / self.scale
+
+    def denormalize(self, x: Tensor) -> Tensor:
+        """Inverse of `normalize`."""
+        return x if self.mode == "identity" else x * self.scale + self.offset
+
+    def _read(self, statistics: Mapping[str, Any], name: str) -> Tensor:
+        if name not in statistics:
+            raise UserError(f"Normalisation '{self.mode}' needs the statistic '{name}'; found {sorted(statistics)}.")
+        value = torch.as_tensor(statistics[name], dtype=torch.float64).flatten()
+        if value.shape != self.offset.shape:
+            raise UserError(f"Statistic '{name}' has {value.numel()} values, expected {self.offset.numel()}.")
+        if not bool(value.isfinite().all()):
+            raise UserError(f"Statistic '{name}' is not finite; clean the dataset or recompute its statistics.")
+        return value.to(self.offset.device)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in ("offset", "scale"):
+            value = state_dict.get(prefix + name)
+            if value is not None and not bool(value.isfinite().all()):
+                raise UserError(f"Checkpoint statistic '{prefix}{name}' is not finite; the checkpoint is damaged.")
+        scale = state_dict.get(prefix + "scale")
+        if scale is not None and not bool((scale > 0).all()):
+            raise UserError(f"Checkpoint statistic '{prefix}scale' is not positive; the checkpoint is damaged.")
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class RunningNormalizer(Normalizer):
+    """Mean and standard deviation of everything seen so far (Welford; batches merge exactly).
+
+    Call `update` between iterations, never inside one: sampling and scoring must see the same transform.
+    """
+
+    mean: Tensor
+    squares: Tensor
+    count: Tensor
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, "running")
+        self.register_buffer("mean", torch.zeros(dim, dtype=torch.float64))
+        self.register_buffer("squares", torch.zeros(dim, dtype=torch.float64))  # sum of squared deviations
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, x: Tensor) -> None:
+        """Merge the rows of `x` `(..., D)` into the statistics."""
+        rows = x.reshape(-1, x.shape[-1]).double()
+        if not bool(rows.isfinite().all()):
+            raise UserError("An observation is not finite; the simulation has diverged.")
+        batch_mean = rows.mean(0)
+        total = self.count + rows.shape[0]
+        delta = batch_mean - self.mean
+        self.squares += (rows - batch_mean).square().sum(0) + delta.square() * self.count * rows.shape[0] / total
+        self.mean += delta * rows.shape[0] / total
+        self.count.copy_(total)
+        self.offset.copy_(self.mean)
+        std = (self.squares / total).sqrt()
+        self.scale.copy_(torch.where(std < MIN_RANGE, torch.ones_like(std), std))
+        self.fitted.fill_(True)
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """Map `(..., D)` to standardised units, bounded to +-10."""
+        return ((x - self.offset) / self.scale).clamp(-RUNNING_CLIP, RUNNING_CLIP)
+
+    def denormalize(self, x: Tensor) -> Tensor:
+        """Inverse of `normalize` within its bounds."""
+        return x * self.scale + self.offset
+
+
+def make_normalizer(dim: int, mode: str) -> Normalizer:
+    """Build the normaliser of `mode` for vectors of `dim` elements."""
+    return RunningNormalizer(dim) if mode == "running" else Normalizer(dim, mode)
+
+
+def unfitted_normalizers(module: nn.Module) -> list[str]:
+    """Names of the normalisers in `module` that never saw statistics; a checkpoint must have none."""
+    return [
+        name for name, part in module.named_modules() if isinstance(part, Normalizer) and not bool(part.fitted.item())
+    ]

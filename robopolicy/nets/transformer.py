@@ -1,0 +1,74 @@
+"""Transformer decoder over an action chunk (Diffusion Policy's attention backbone)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.nets.time import TimeEmbedding
+
+
+class ActionTransformer(nn.Module):
+    """Velocity network `(B, H, A), (B,), (B, To, F)` -> `(B, H, A)`.
+
+    Action tokens are the queries; the condition tokens are [time, observation 0, ..., observation To - 1]. Attention
+    among actions is causal. Action i sees observation j only if `j <= i + first_action`, where `first_action` is the
+    index of the observation at which the chunk begins: 0 is Diffusion Policy's alignment (chunk and history start
+    together), `To - 1` is ours (the chunk starts at the newest observation, so every action sees all of them).
+    """
+
+    self_mask: Tensor
+    condition_mask: Tensor
+
+    def __init__(
+        self,
+        action_dim: int,
+        feature_dim: int,
+        *,
+        horizon: int,
+        obs_horizon: int,
+        first_action: int,
+        width: int = 256,
+        layers: int = 8,
+        heads: int = 4,
+        dropout: float = 0.0,
+    ) -> None:
+        """Build the network.
+
+        Args:
+            action_dim: A.
+            feature_dim: F, width of the features of one observation.
+            horizon: H.
+            obs_horizon: To.
+            first_action: Index of the observation at which the chunk begins.
+            width: Token width.
+            layers: Decoder layers.
+            heads: Attention heads.
+            dropout: Dropout inside the layers; keep 0 for RL, where it would break density ratios.
+        """
+        super().__init__()
+        self.time = TimeEmbedding(width)
+        self.action_in = nn.Linear(action_dim, width)
+        self.feature_in = nn.Linear(feature_dim, width)
+        self.action_position = nn.Parameter(0.02 * torch.randn(horizon, width))
+        self.condition_position = nn.Parameter(0.02 * torch.randn(obs_horizon + 1, width))
+        self.condition_mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.Mish(), nn.Linear(4 * width, width))
+        layer = nn.TransformerDecoderLayer(
+            width, heads, 4 * width, dropout, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.decoder = nn.TransformerDecoder(layer, layers, nn.LayerNorm(width))
+        self.output = nn.Linear(width, action_dim)
+        query = torch.arange(horizon)[:, None]
+        self.register_buffer("self_mask", torch.arange(horizon)[None] > query, persistent=False)
+        hidden = torch.arange(obs_horizon + 1)[None] > query + first_action + 1  # token 0 is time
+        self.register_buffer("condition_mask", hidden, persistent=False)
+        for parameter in self.decoder.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
+        """Predict the velocity at `x` `(B, H, A)` and time `t` `(B,)` given `features` `(B, To, F)`."""
+        tokens = torch.cat([self.time(t).unsqueeze(1), self.feature_in(features)], 1)
+        condition = self.condition_mlp(tokens + self.condition_position)  # (B, 1 + To, width)
+        queries = self.action_in(x) + self.action_position
+        return self.output(self.decoder(queries, condition, tgt_mask=self.self_mask, memory_mask=self.condition_mask))

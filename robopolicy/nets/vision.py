@@ -1,0 +1,104 @@
+"""Camera network: residual convolutions with GroupNorm, then spatial softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from robopolicy.errors import UserError
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """Sizes of one camera network (one network per camera)."""
+
+    widths: tuple[int, ...] = (32, 64, 128)  # channels per stage; each stage halves the resolution
+    blocks: int = 1  # residual blocks per stage; widths [64, 128, 256, 512] with 2 blocks is a ResNet-18
+    keypoints: int = 32  # expected 2-D positions read out by the spatial softmax
+    crop: float = 0.9  # side of the crop relative to the image; 1 disables cropping
+
+    def __post_init__(self) -> None:
+        if not self.widths or any(width % 16 for width in self.widths):
+            raise UserError(f"vision.widths must be multiples of 16, got {list(self.widths)}.")
+        if not 0 < self.crop <= 1 or self.blocks < 1 or self.keypoints < 1:
+            raise UserError("vision needs 0 < crop <= 1, blocks >= 1 and keypoints >= 1.")
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions with GroupNorm (16 channels a group), so samples of a batch never interact."""
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(in_channels, out_channels, 3, stride, 1, bias=False),
+            nn.GroupNorm(out_channels // 16, out_channels),
+            nn.ReLU(),
+            nn.Conv2d(out_channels, out_channels, 3, 1, 1, bias=False),
+            nn.GroupNorm(out_channels // 16, out_channels),
+        )
+        same = stride == 1 and in_channels == out_channels
+        self.skip = nn.Identity() if same else nn.Conv2d(in_channels, out_channels, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `(B, C, h, w)` to `(B, C', h / stride, w / stride)`."""
+        return F.relu(self.body(x) + self.skip(x))
+
+
+class SpatialSoftmax(nn.Module):
+    """Expected image position of each of `keypoints` learned features: `(B, C, h, w)` -> `(B, 2 * keypoints)`."""
+
+    def __init__(self, channels: int, keypoints: int) -> None:
+        super().__init__()
+        self.heads = nn.Conv2d(channels, keypoints, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Positions lie in [-1, 1], x before y."""
+        weight = self.heads(x).flatten(2).softmax(-1).unflatten(-1, x.shape[-2:])  # (B, P, h, w)
+        rows = torch.linspace(-1, 1, x.shape[-2], device=x.device)
+        columns = torch.linspace(-1, 1, x.shape[-1], device=x.device)
+        return torch.cat([weight.sum(-2) @ columns, weight.sum(-1) @ rows], -1)
+
+
+class CameraNet(nn.Module):
+    """Map uint8 images `(B, 3, h, w)` to features `(B, feature_dim)`."""
+
+    def __init__(self, shape: Sequence[int], config: VisionConfig) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.crop_size = (max(1, round(height * config.crop)), max(1, round(width * config.crop)))
+        stem = config.widths[0]
+        layers: list[nn.Module] = [nn.Conv2d(channels, stem, 5, 2, 2), nn.GroupNorm(stem // 16, stem), nn.ReLU()]
+        in_channels = stem
+        for out_channels in config.widths:
+            for block in range(config.blocks):
+                layers.append(ResidualBlock(in_channels, out_channels, 2 if block == 0 else 1))
+                in_channels = out_channels
+        self.body = nn.Sequential(*layers)
+        self.pool = SpatialSoftmax(in_channels, config.keypoints)
+        self.feature_dim = 2 * config.keypoints
+
+    def forward(self, image: Tensor, *, augment: bool = False, generator: torch.Generator | None = None) -> Tensor:
+        """Encode the centre crop, or one random crop per image when `augment` is set."""
+        crop = self._random_crop(image, generator) if augment else self._centre_crop(image)
+        return self.pool(self.body(crop.float() / 127.5 - 1))
+
+    def _centre_crop(self, image: Tensor) -> Tensor:
+        height, width = self.crop_size
+        top, left = (image.shape[-2] - height) // 2, (image.shape[-1] - width) // 2
+        return image[..., top : top + height, left : left + width]
+
+    def _random_crop(self, image: Tensor, generator: torch.Generator | None) -> Tensor:
+        height, width = self.crop_size
+        batch = image.shape[0]
+        device = image.device if generator is None else generator.device
+        uniform = torch.rand(2, batch, generator=generator, device=device).to(image.device)
+        top = (uniform[0] * (image.shape[-2] - height + 1)).long()
+        left = (uniform[1] * (image.shape[-1] - width + 1)).long()
+        rows = top[:, None] + torch.arange(height, device=image.device)  # (B, h')
+        columns = left[:, None] + torch.arange(width, device=image.device)  # (B, w')
+        index = torch.arange(batch, device=image.device)[:, None, None]
+        return image.permute(0, 2, 3, 1)[index, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
