@@ -57,7 +57,7 @@ def train_ours(env_id: str, seed: int, settings: Settings) -> tuple[Callable[[Te
     start = time.perf_counter()
     sim = make_sim(TASKS[env_id], SimOptions(num_envs=settings.num_envs))
     spec = PolicySpec({"state": sim.spec.observation["state"].shape}, sim.spec.action_dim)
-    policy = GaussianPolicy(GaussianConfig(hidden=settings.hidden, normalise="running"), spec)
+    policy = GaussianPolicy(GaussianConfig(hidden=settings.hidden, normalization="running"), spec)
     config = PPOConfig(
         decisions=settings.rollout,
         gamma=settings.gamma,
@@ -68,7 +68,7 @@ def train_ours(env_id: str, seed: int, settings: Settings) -> tuple[Callable[[Te
         lr=settings.lr,
         grad_clip=settings.grad_clip,
         value_coef=settings.value_coef,
-        critic=ValueConfig(hidden=settings.hidden, normalise="running"),
+        critic=ValueConfig(hidden=settings.hidden, normalization="running"),
         seed=seed,
     )
     updates = settings.steps // (settings.num_envs * settings.rollout)

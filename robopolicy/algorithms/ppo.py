@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from robopolicy.algorithms.on_policy import (
 )
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
+from robopolicy.core.ratios import ConstantBounds
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.rollout import Rollout
 from robopolicy.policies.base import Policy
@@ -53,7 +54,7 @@ class PPOConfig:
     grad_clip: float = 0.5  # largest norm of the joint gradient
     target_kl: float | None = None  # stop the epochs when the approximate KL exceeds 1.5 times this
     normalise_reward: bool = True  # divide rewards by the running standard deviation of the return
-    critic: ValueConfig = ValueConfig()  # value network
+    critic: ValueConfig = field(default_factory=ValueConfig)  # value network
     seed: int = 0  # order of the minibatches
 
 
@@ -81,7 +82,9 @@ class PPO(Algorithm):
         self.policy = policy
         self.step_discount = config.gamma
         self.critic = ValueNet(config.critic, policy.spec)
-        self.estimator = Estimator(EstimatorConfig(surrogate="clip", clip=config.clip, entropy=config.entropy_coef))
+        self.estimator = Estimator(
+            EstimatorConfig(bounds=ConstantBounds(config.clip), entropy_coef=config.entropy_coef)
+        )
         self.parameters = [*policy.parameters(), *self.critic.parameters()]
         self.optimizer = torch.optim.Adam(self.parameters, lr=config.lr, eps=1e-5, fused=True)
         self.total_updates = total_updates

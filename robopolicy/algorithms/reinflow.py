@@ -36,6 +36,7 @@ from robopolicy.algorithms.on_policy import (
 )
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
+from robopolicy.core.ratios import ConstantBounds
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.rollout import Rollout
 from robopolicy.policies.base import Observation, Policy, Sample
@@ -111,7 +112,9 @@ class ReinFlow(Algorithm):
         self.policy = StochasticFlow(policy, config.noise)
         self.step_discount = config.gamma if config.discount_unit == "step" else 1.0
         self.critic = ValueNet(config.critic, policy.spec)
-        self.estimator = Estimator(EstimatorConfig(surrogate="clip", clip=config.clip, entropy=config.entropy_coef))
+        self.estimator = Estimator(
+            EstimatorConfig(bounds=ConstantBounds(config.clip), entropy_coef=config.entropy_coef)
+        )
         self.actor_parameters = list(self.policy.parameters())
         self.actor_optimizer = torch.optim.Adam(self.actor_parameters, lr=config.lr, fused=True)
         self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=config.critic_lr, fused=True)

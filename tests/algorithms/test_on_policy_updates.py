@@ -1,0 +1,165 @@
+"""PPO and ReinFlow: first ratios, gradients, frozen parts, resume, and learning on the point mass."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from robopolicy.algorithms.base import Algorithm
+from robopolicy.algorithms.on_policy import ReturnScale, minibatches, rows_with_advantages
+from robopolicy.algorithms.ppo import PPO, PPOConfig, ppo_loss
+from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig, actor_loss
+from robopolicy.data.rollout import Rollout
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.registry import SimOptions, make_sim
+
+FLAT = {"min": [-2.0] * 6, "max": [2.0] * 6}
+ACTION = {"min": [-1.0, -1.0], "max": [1.0, 1.0]}
+
+
+def ppo(seed: int = 0, **overrides: Any) -> PPO:
+    torch.manual_seed(seed)
+    spec = PolicySpec({"state": (6,)}, 2)
+    policy = GaussianPolicy(GaussianConfig(normalization="running"), spec)
+    return PPO(PPOConfig(**{"decisions": 16, "epochs": 2, "batch_size": 64} | overrides), policy, total_updates=100)
+
+
+def reinflow(seed: int = 0, **overrides: Any) -> ReinFlow:
+    torch.manual_seed(seed)
+    spec = PolicySpec({"state": (6,)}, 2, horizon=4, execute=2)
+    policy = FlowPolicy(FlowConfig(hidden=(64, 64)), spec)
+    policy.fit_normalizer({"state": FLAT, "action": ACTION})
+    return ReinFlow(ReinFlowConfig(**{"decisions": 8, "batch_size": 64} | overrides), policy, total_updates=20)
+
+
+def sampler_for(algorithm: Algorithm, num_envs: int = 16, reward: str = "shaped") -> RolloutSampler:
+    sim = make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward=reward))
+    spec = algorithm.policy.spec
+    chunked = ChunkedSim(sim, execute=spec.execute, obs_horizon=spec.obs_horizon, gamma=algorithm.step_discount)
+    return RolloutSampler(chunked, decisions=algorithm.config.decisions, seed=0)  # type: ignore[attr-defined]
+
+
+def rows_of(algorithm: Any, rollout: Rollout) -> Any:
+    return rows_with_advantages(rollout, algorithm.critic, gamma=0.99, lam=0.95)
+
+
+def snapshot(algorithm: Any) -> dict[str, torch.Tensor]:
+    return {key: value.clone() for key, value in algorithm.policy.state_dict().items()}
+
+
+@pytest.mark.parametrize("make", [ppo, reinflow])
+def test_every_ratio_of_the_first_minibatch_is_one(make: Any) -> None:
+    algorithm = make()
+    sampler = sampler_for(algorithm)
+    for _ in range(2):  # the second time with running statistics and changed weights
+        rollout = sampler.collect(algorithm.act)
+        rows = rows_of(algorithm, rollout)
+        for batch in minibatches(rows, 50, torch.Generator().manual_seed(0)):
+            logp = algorithm.policy.decisions(batch.obs, batch.record).logp
+            assert (torch.exp(logp - batch.logp) - 1).abs().max() < 1e-5
+        batch = next(minibatches(rows, 64, torch.Generator().manual_seed(1)))
+        if isinstance(algorithm, PPO):
+            _, info = ppo_loss(algorithm.policy, algorithm.critic, batch, algorithm.estimator, algorithm.config)
+        else:
+            _, info = actor_loss(algorithm.policy, batch, algorithm.estimator, algorithm.config)
+        assert float(info["approx_kl"]) == pytest.approx(0.0, abs=1e-9)
+        assert float(info["clip_fraction"]) == 0.0
+        algorithm.update(rollout)
+
+
+def test_the_first_gradient_is_the_policy_gradient() -> None:
+    algorithm = ppo(entropy_coef=0.0, value_coef=0.0)
+    rows = rows_of(algorithm, sampler_for(algorithm).collect(algorithm.act))
+    loss, _ = ppo_loss(algorithm.policy, algorithm.critic, rows, algorithm.estimator, algorithm.config)
+    actual = torch.autograd.grad(loss, list(algorithm.policy.parameters()))
+    advantage = (rows.advantage - rows.advantage.mean()) / (rows.advantage.std() + 1e-8)
+    plain = -(advantage * algorithm.policy.decisions(rows.obs, rows.record).logp.sum(1)).mean()
+    expected = torch.autograd.grad(plain, list(algorithm.policy.parameters()))
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_reinflow_never_touches_its_base_and_trains_flow_and_noise() -> None:
+    algorithm = reinflow(bc_coef=0.1)
+    base = {key: value.clone() for key, value in algorithm.base.state_dict().items()}
+    before = snapshot(algorithm)
+    sampler = sampler_for(algorithm)
+    algorithm.update(sampler.collect(algorithm.act))
+    assert all(torch.equal(base[key], value) for key, value in algorithm.base.state_dict().items())
+    changed = {key for key, value in algorithm.policy.state_dict().items() if not torch.equal(before[key], value)}
+    assert any(key.startswith("flow.") for key in changed)
+    assert any(not key.startswith("flow.") for key in changed)
+
+
+def test_critic_warmup_leaves_the_actor_alone() -> None:
+    algorithm = reinflow(critic_warmup=1)
+    sampler = sampler_for(algorithm)
+    before = snapshot(algorithm)
+    critic = copy.deepcopy(algorithm.critic.state_dict())
+    algorithm.update(sampler.collect(algorithm.act))
+    assert all(torch.equal(before[key], value) for key, value in algorithm.policy.state_dict().items())
+    assert any(not torch.equal(critic[key], value) for key, value in algorithm.critic.state_dict().items())
+    algorithm.update(sampler.collect(algorithm.act))
+    assert any(not torch.equal(before[key], value) for key, value in algorithm.policy.state_dict().items())
+
+
+def test_the_deployed_flow_has_no_noise_network() -> None:
+    algorithm = reinflow()
+    deployed = algorithm.deployable()
+    assert isinstance(deployed, FlowPolicy)
+    assert not [key for key in deployed.state_dict() if "noise" in key]
+
+
+@pytest.mark.parametrize("make", [ppo, reinflow])
+def test_a_resumed_algorithm_ends_with_the_same_weights(make: Any) -> None:
+    straight = make()
+    sampler = sampler_for(straight)
+    straight.update(sampler.collect(straight.act))
+    state, sim_state = copy.deepcopy(straight.state_dict()), copy.deepcopy(sampler.state_dict())
+    straight.update(sampler.collect(straight.act))
+
+    resumed = make(seed=1)
+    resumed.load_state_dict(state)
+    other = sampler_for(resumed)
+    other.load_state_dict(sim_state)
+    resumed.update(other.collect(resumed.act))
+    for key, value in straight.policy.state_dict().items():
+        assert torch.equal(value, resumed.policy.state_dict()[key]), key
+
+
+def test_the_return_scale_merges_rollouts_exactly() -> None:
+    def rollout(reward: torch.Tensor, done: torch.Tensor) -> Rollout:
+        empty: dict[str, torch.Tensor] = {}
+        return Rollout(empty, empty, reward, reward, torch.ones_like(reward), done, done & False, empty, empty)
+
+    torch.manual_seed(0)
+    reward, done = torch.rand(40, 3), torch.rand(40, 3) < 0.1
+    whole, parts = ReturnScale(), ReturnScale()
+    whole.observe(rollout(reward, done), 0.9)
+    parts.observe(rollout(reward[:13], done[:13]), 0.9)
+    parts.observe(rollout(reward[13:], done[13:]), 0.9)
+    assert whole.factor == pytest.approx(parts.factor, rel=1e-9)
+    running, seen = torch.zeros(3), []
+    for row, end in zip(reward, done, strict=True):
+        running = running * 0.9 + row
+        seen.append(running)
+        running = torch.where(end, 0.0, running)
+    assert whole.factor == pytest.approx(1 / float(torch.stack(seen).double().std(unbiased=False)), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_ppo_learns_the_point_mass() -> None:
+    algorithm = ppo(decisions=40, epochs=6, batch_size=512, lr=1e-3)
+    sampler = sampler_for(algorithm, num_envs=64)
+    for _ in range(30):
+        algorithm.update(sampler.collect(algorithm.act))
+    sampler.episode_stats()
+    sampler.collect(algorithm.act)
+    assert sampler.episode_stats()["rollout/success"] > 0.9
