@@ -2,8 +2,8 @@
 
 A *decision* is the smallest thing chosen with a log-probability: an action, one denoising step, one token. Decisions
 nest: decision < unit (chunk or turn) < trajectory < group (same start state or prompt) < domain. A denoising chain
-`(T_env, N_env, K)` becomes rows of K decisions, one row per chunk; a token batch `(B, T)` is rows already. No part of the
-core knows which of the two it is looking at.
+`(T_env, N_env, K)` becomes rows of K decisions, one row per chunk; a token batch `(B, T)` is rows already. No part of
+the core knows which of the two it is looking at.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def by_group(decisions: Decisions) -> Tensor:
 
 def by_group_depth(decisions: Decisions) -> Tensor:
     """Entries of one group at the same depth."""
-    return _pair(by_group(decisions), decisions.depths())
+    return pair(by_group(decisions), decisions.depths())
 
 
 def by_trajectory(decisions: Decisions) -> Tensor:
@@ -187,7 +187,7 @@ def by_unit(decisions: Decisions) -> Tensor:
     """Decisions of one unit (chunk or turn); unit ids count within the trajectory."""
     if decisions.unit is None:
         return torch.arange(len(decisions), device=decisions.logp_old.device).unsqueeze(1)
-    return _pair(by_trajectory(decisions), decisions.unit)
+    return pair(by_trajectory(decisions), decisions.unit)
 
 
 PARTITIONS: dict[str, Partition] = {
@@ -200,7 +200,7 @@ PARTITIONS: dict[str, Partition] = {
 }
 
 
-def _pair(first: Tensor, second: Tensor) -> Tensor:
-    """One id per pair of ids."""
+def pair(first: Tensor, second: Tensor) -> Tensor:
+    """One id per pair of ids, in their broadcast shape."""
     low = second.min()
     return first * (second.max() - low + 1) + (second - low)

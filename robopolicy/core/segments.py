@@ -21,7 +21,8 @@ class Segments:
             ids: Int ids, broadcastable to `weight`.
             weight: (N, T) or (N, 1), bool or float; bool counts every valid entry once.
         """
-        distinct, index = cast(tuple[Tensor, Tensor], torch.unique(ids, return_inverse=True))
+        unique = torch.unique(ids, return_inverse=True)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        distinct, index = cast(tuple[Tensor, Tensor], unique)
         self.size = int(distinct.numel())
         self.index = index.view(ids.shape).expand(weight.shape)
         self.enters = weight > 0

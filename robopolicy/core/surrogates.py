@@ -34,7 +34,7 @@ def importance(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) ->
 
 
 def clip(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
-    """PPO's pessimistic bound, `-min(A ratio, A clip(ratio, low, high))`."""
+    """PPO's pessimistic bound: minus the smaller of `A ratio` and `A clamp(ratio, low, high)`."""
     ratio = log_ratio.exp()
     free = -advantage * ratio
     bounded = -advantage * _clamp(ratio, low, high)

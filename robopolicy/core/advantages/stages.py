@@ -1,0 +1,260 @@
+"""The stages: baselines, scales, modulation, shaping, mixing, broadcasting, clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.advantages.pipeline import Pipeline, Scope, valid_entries
+from robopolicy.core.advantages.trackers import RunningMoments, Tracker
+from robopolicy.core.decisions import Decisions, Partition
+from robopolicy.core.segments import Segments
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Subtract the mean, the leave-one-out mean or the median of those an entry is compared with."""
+
+    centres: ClassVar[bool] = True
+    kind: str  # "mean" | "leave_one_out" | "median"
+    scope: Scope
+    lone: str = "raw"  # what an entry without company gets: "raw" itself (no baseline) or "zero"
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("mean", "leave_one_out", "median"):
+            raise ValueError(f"Baseline kind must be 'mean', 'leave_one_out' or 'median', got {self.kind!r}.")
+        if self.lone not in ("raw", "zero"):
+            raise ValueError(f"Baseline lone must be 'raw' or 'zero', got {self.lone!r}.")
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Centre the advantage."""
+        segments = self.scope.segments(advantage, decisions)
+        if self.kind == "leave_one_out":
+            baseline = segments.leave_one_out(advantage)
+        else:
+            statistic = segments.mean(advantage) if self.kind == "mean" else segments.median(advantage)
+            baseline = segments.spread(statistic)
+        alone = segments.spread(segments.count) < 1.5
+        alone = alone & segments.enters  # an outsider (another source) has company in a set of one
+        centred = torch.where(
+            alone, advantage if self.lone == "raw" else torch.zeros_like(advantage), advantage - baseline
+        )
+        return centred.masked_fill(~valid_entries(advantage, decisions), 0.0)
+
+
+@dataclass(frozen=True)
+class GivenBaseline:
+    """Subtract a recorded number, e.g. the reward of the greedy rollout (ReMax): `extra[name]`, (N,) or (N, T)."""
+
+    centres: ClassVar[bool] = True
+    name: str
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Centre the advantage."""
+        if self.name not in decisions.extra:
+            raise ValueError(f"This baseline needs Decisions.extra['{self.name}'], which is missing.")
+        given = decisions.extra[self.name]
+        return advantage - (given.unsqueeze(1) if given.dim() == 1 else given)
+
+
+@dataclass(frozen=True)
+class TrackerBaseline:
+    """Subtract a running estimate per group (single-stream methods: no second rollout is needed, S037).
+
+    The tracker is read here and written by whoever owns the batch, after the update.
+    """
+
+    centres: ClassVar[bool] = True
+    tracker: Tracker
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Centre the advantage."""
+        return advantage - self.tracker.read(decisions.need("group")).to(advantage).unsqueeze(1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the tracker."""
+        return self.tracker.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self.tracker.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Divide by the standard deviation of the scope plus `eps`; sets of one are left as they are."""
+
+    scope: Scope
+    unbiased: bool = True  # False: population standard deviation
+    eps: float = 1e-6
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Scale the advantage."""
+        segments = self.scope.segments(advantage, decisions)
+        deviation = segments.spread(segments.std(advantage, unbiased=self.unbiased))
+        return (advantage / (deviation + self.eps)).masked_fill(~valid_entries(advantage, decisions), 0.0)
+
+
+@dataclass(frozen=True)
+class ConstantScale:
+    """Divide by a fixed number."""
+
+    divisor: float
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Scale the advantage."""
+        return advantage / self.divisor
+
+
+@dataclass(frozen=True)
+class RunningScale:
+    """Divide by the standard deviation of all advantages seen so far, this batch included."""
+
+    eps: float = 1e-6
+    moments: RunningMoments = field(default_factory=RunningMoments)
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Take note of the valid entries, then scale."""
+        self.moments.observe(advantage[valid_entries(advantage, decisions)])
+        return advantage / (self.moments.std + self.eps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Running moments."""
+        return self.moments.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self.moments.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class Modulate:
+    """Multiply by a factor of the batch, on all entries or only on those of one sign."""
+
+    factor: Callable[[Decisions], Tensor]  # -> (N, 1) or (N, T)
+    where: str = "all"  # "all" | "positive" | "negative"
+
+    def __post_init__(self) -> None:
+        if self.where not in ("all", "positive", "negative"):
+            raise ValueError(f"Modulate where must be 'all', 'positive' or 'negative', got {self.where!r}.")
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Modulate the advantage."""
+        scaled = advantage * self.factor(decisions)
+        if self.where == "all":
+            return scaled
+        return torch.where(advantage > 0 if self.where == "positive" else advantage < 0, scaled, advantage)
+
+
+@dataclass(frozen=True)
+class DepthDiscount:
+    """Factor `gamma ** (steps - 1 - depth)` for `Modulate`: less credit for earlier denoising steps (DPPO).
+
+    `gamma = 0` leaves only the last step, since 0^0 = 1.
+    """
+
+    gamma: float
+    steps: int  # trained denoising steps
+
+    def __call__(self, decisions: Decisions) -> Tensor:
+        """Factor `(N, T)`."""
+        remaining = (self.steps - 1 - decisions.depths()).to(decisions.logp_old.dtype)
+        return torch.pow(self.gamma, remaining)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Add a bonus, bounded in absolute terms (`limit`) and relative to the advantage (`fraction`).
+
+    A `fraction` below 1 keeps the sign of every advantage; a pipeline therefore refuses a baseline after it. An
+    unbounded bonus that does not average to 0 shifts token means towards long rows; centre again behind it.
+    """
+
+    bonus: Callable[[Decisions], Tensor]  # -> (N, 1) or (N, T)
+    limit: float | None = None
+    fraction: float | None = None  # in [0, 1)
+
+    def __post_init__(self) -> None:
+        if self.fraction is not None and not 0.0 <= self.fraction < 1.0:
+            raise ValueError(f"Shape fraction must lie in [0, 1), got {self.fraction}.")
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Shape the advantage."""
+        bonus = self.bonus(decisions)
+        if self.limit is not None:
+            bonus = bonus.clamp(-self.limit, self.limit)
+        if self.fraction is not None:
+            room = self.fraction * advantage.abs()
+            bonus = torch.minimum(torch.maximum(bonus, -room), room)
+        return (advantage + bonus).masked_fill(~valid_entries(advantage + bonus, decisions), 0.0)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Weighted sum of branches that all start from the same advantage."""
+
+    branches: Sequence[Pipeline]
+    weights: Sequence[float]
+
+    def __post_init__(self) -> None:
+        if len(self.branches) != len(self.weights) or not self.branches:
+            raise ValueError(f"Mix needs one weight per branch, got {len(self.weights)} for {len(self.branches)}.")
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Mix the branches."""
+        parts = [
+            weight * branch(advantage, decisions) for branch, weight in zip(self.branches, self.weights, strict=True)
+        ]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the branches, by position."""
+        return {str(i): branch.state_dict() for i, branch in enumerate(self.branches)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        for i, branch in enumerate(self.branches):
+            branch.load_state_dict(state[str(i)])
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """Give every decision the advantage of its row, or the sum or mean over its segment of a partition.
+
+    With `by_unit` and "sum", an advantage placed on one decision of each turn or chunk reaches all of them (VL-DAC).
+    """
+
+    partition: Partition | None = None  # None: rows
+    reduce: str = "sum"  # "sum" | "mean"
+
+    def __post_init__(self) -> None:
+        if self.reduce not in ("sum", "mean"):
+            raise ValueError(f"Broadcast reduce must be 'sum' or 'mean', got {self.reduce!r}.")
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Advantage `(N, T)`, 0 where the mask is off."""
+        if self.partition is not None:
+            if advantage.shape != decisions.logp_old.shape:
+                raise ValueError("Broadcast over a partition needs an advantage per decision, (N, T).")
+            segments = Segments(self.partition(decisions), decisions.valid())
+            pooled = segments.sum(advantage) if self.reduce == "sum" else segments.mean(advantage)
+            advantage = segments.spread(pooled)
+        return advantage.expand(decisions.shape).masked_fill(~decisions.valid(), 0.0)
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Clamp to [-limit, limit]."""
+
+    limit: float
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Clip the advantage."""
+        return advantage.clamp(-self.limit, self.limit)

@@ -1,0 +1,140 @@
+"""Running estimates: per key (prompt, task, reset state) and over everything seen. All have a `state_dict`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+
+class Tracker(ABC):
+    """A running estimate per integer key."""
+
+    @abstractmethod
+    def read(self, keys: Tensor) -> Tensor:
+        """Estimates `(N,)` float for keys `(N,)`; the prior where a key has not been seen."""
+
+    @abstractmethod
+    def write(self, keys: Tensor, values: Tensor) -> None:
+        """Add observations `(N,)` for keys `(N,)`, in order."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Keys and estimates as tensors."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+
+
+class MeanTracker(Tracker):
+    """Exponential moving average per key; the first observation of a key replaces the prior."""
+
+    def __init__(self, decay: float = 0.9, prior: float = 0.0) -> None:
+        self.decay, self.prior = decay, prior
+        self._mean: dict[int, float] = {}
+
+    def read(self, keys: Tensor) -> Tensor:
+        """Averages `(N,)`."""
+        return torch.tensor([self._mean.get(key, self.prior) for key in _integers(keys)], dtype=torch.float64)
+
+    def write(self, keys: Tensor, values: Tensor) -> None:
+        """Move the averages."""
+        for key, value in zip(_integers(keys), _numbers(values), strict=True):
+            old = self._mean.get(key, value)
+            self._mean[key] = self.decay * old + (1.0 - self.decay) * value
+
+    def state_dict(self) -> dict[str, Any]:
+        """Keys (M,) and averages (M,)."""
+        return {
+            "keys": torch.tensor(list(self._mean), dtype=torch.int64),
+            "mean": torch.tensor(list(self._mean.values()), dtype=torch.float64),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self._mean = dict(zip(_integers(state["keys"]), _numbers(state["mean"]), strict=True))
+
+
+class BetaTracker(Tracker):
+    """Success probability per key as a Beta distribution with forgetting: counts decay before each observation (S037).
+
+    Without forgetting (1.0) the estimate is the running average including the prior counts.
+    """
+
+    def __init__(self, forgetting: float = 0.96, successes: float = 1.0, failures: float = 1.0) -> None:
+        """Start every key from the prior counts.
+
+        Args:
+            forgetting: Factor on both counts per observation, in (0, 1].
+            successes: Prior count of successes.
+            failures: Prior count of failures.
+        """
+        self.forgetting = forgetting
+        self.prior = (successes, failures)
+        self._counts: dict[int, tuple[float, float]] = {}
+
+    def read(self, keys: Tensor) -> Tensor:
+        """Success probabilities `(N,)`."""
+        counts = [self._counts.get(key, self.prior) for key in _integers(keys)]
+        return torch.tensor([won / (won + lost) for won, lost in counts], dtype=torch.float64)
+
+    def write(self, keys: Tensor, values: Tensor) -> None:
+        """Add outcomes in [0, 1]."""
+        for key, value in zip(_integers(keys), _numbers(values), strict=True):
+            won, lost = self._counts.get(key, self.prior)
+            self._counts[key] = (self.forgetting * won + value, self.forgetting * lost + 1.0 - value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Keys (M,) and counts (M, 2)."""
+        return {
+            "keys": torch.tensor(list(self._counts), dtype=torch.int64),
+            "counts": torch.tensor(list(self._counts.values()), dtype=torch.float64).reshape(-1, 2),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        won, lost = _numbers(state["counts"][:, 0]), _numbers(state["counts"][:, 1])
+        self._counts = dict(zip(_integers(state["keys"]), zip(won, lost, strict=True), strict=True))
+
+
+class RunningMoments:
+    """Mean and population standard deviation of everything observed, merged batch by batch (Chan et al.)."""
+
+    def __init__(self) -> None:
+        self.count, self.mean, self.square = 0.0, 0.0, 0.0
+
+    def observe(self, values: Tensor) -> None:
+        """Add values of any shape."""
+        if values.numel() == 0:
+            return
+        batch = values.detach().double()
+        count, mean = float(batch.numel()), float(batch.mean())
+        delta, total = mean - self.mean, self.count + count
+        self.square += float(((batch - mean) ** 2).sum()) + delta**2 * self.count * count / total
+        self.mean += delta * count / total
+        self.count = total
+
+    @property
+    def std(self) -> float:
+        """Standard deviation; 1 before the first two values."""
+        return (self.square / self.count) ** 0.5 if self.count > 1 else 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Count, mean and sum of squared deviations."""
+        return {"count": self.count, "mean": self.mean, "square": self.square}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self.count, self.mean, self.square = (float(state[key]) for key in ("count", "mean", "square"))
+
+
+def _integers(keys: Tensor) -> list[int]:
+    return cast(list[int], keys.long().tolist())  # pyright: ignore[reportUnknownMemberType]
+
+
+def _numbers(values: Tensor) -> list[float]:
+    return cast(list[float], values.double().tolist())  # pyright: ignore[reportUnknownMemberType]
