@@ -22,4 +22,5 @@ def make_algorithm(name: str, config: Any, policy: Policy, *, total_updates: int
     """Build a registered algorithm around `policy`."""
     if name not in ALGORITHMS:
         raise unknown_name("algorithm", name, ALGORITHMS)
-    return ALGORITHMS[name][1](config, policy, total_updates=total_updates)
+    algorithm: Any = ALGORITHMS[name][1]
+    return algorithm(config, policy, total_updates=total_updates)

@@ -21,7 +21,7 @@ class Algorithm(ABC):
 
     name: ClassVar[str]  # key in `robopolicy.algorithms.ALGORITHMS`
     experience: ClassVar[str]  # "dataset" | "rollout"
-    policy: Policy  # the trainable policy
+    policy: Policy  # the trainable policy, exploration included
     step_discount: float = 1.0  # discount per control step inside a chunk, for `ChunkedSim(gamma=...)`
 
     @abstractmethod

@@ -39,7 +39,9 @@ from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.rollout import Rollout
+from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Policy, Sample
+from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.noise import Randomness
 from robopolicy.policies.stochastic_flow import NoiseConfig, StochasticFlow
 
@@ -109,7 +111,9 @@ class ReinFlow(Algorithm):
         """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
         self.config = config
         self.base = copy.deepcopy(policy).eval().requires_grad_(False)
-        self.policy = StochasticFlow(policy, config.noise)
+        if not isinstance(policy, FlowPolicy):
+            raise UserError(f"ReinFlow fine-tunes flow policies, got '{policy.name}'; use PPO for a Gaussian.")
+        self.policy: StochasticFlow = StochasticFlow(policy, config.noise)
         self.step_discount = config.gamma if config.discount_unit == "step" else 1.0
         self.critic = ValueNet(config.critic, policy.spec)
         self.estimator = Estimator(
