@@ -12,16 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
+from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec
+from robopolicy.sim.host import Arrays, HostSim, copied, tensors
 from robopolicy.sim.mujoco.engines import Engine, RolloutEngine, Rows, ThreadsEngine
 from robopolicy.sim.mujoco.render import Renderer
 from robopolicy.sim.mujoco.task import Array, BatchState, MujocoTask
-from robopolicy.sim.seeds import SeedCounter
-
-_Arrays = dict[str, NDArray[Any]]
 
 
-class MujocoSim(VectorSim):
+class MujocoSim(HostSim):
     """N environments of one task, stepped by MuJoCo on all cores.
 
     Args:
@@ -54,30 +52,15 @@ class MujocoSim(VectorSim):
             raise UserError(f"Task {task.name} reads contacts or forces and needs engine 'exact', got 'rollout'.")
         exact = engine == "exact" or task.needs_exact_engine
         self.task = task
-        self.num_envs = num_envs
-        self.device = torch.device("cpu")
         self.cameras = tuple(cameras)
-        self.spec = _spec(task, self.cameras, image_size)
+        super().__init__(_spec(task, self.cameras, image_size), num_envs)
         self.engine: Engine = (ThreadsEngine if exact else RolloutEngine)(
             task.model, num_envs, task.frame_skip, threads
         )
         self._dt = task.frame_skip * float(task.model.opt.timestep)
         self._image_size = image_size
         self._renderers: dict[tuple[int, int], Renderer] = {}
-        self._memory: _Arrays = {}
-        self._obs: _Arrays = {}  # what the policy sees now; arrays are replaced, never written to
-        self._seeds = SeedCounter(num_envs)
-        self._steps = np.zeros(num_envs, np.int64)
-
-    @property
-    def episode_seed(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """(N,) int64, seed of the episode now running."""
-        return torch.from_numpy(self._seeds.current.copy())
-
-    @property
-    def episode_step(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """(N,) int64, control steps taken in that episode."""
-        return torch.from_numpy(self._steps.copy())
+        self._memory: Arrays = {}
 
     def state(self, rows: Rows = None) -> BatchState:
         """States of `rows` now, as a task sees them; valid until the next call. Experts read it."""
@@ -89,16 +72,15 @@ class MujocoSim(VectorSim):
         self._seeds.reset(seed)
         self._start(np.arange(self.num_envs))
         self._obs = self._observe(self.state()) | self._images(np.arange(self.num_envs))
-        return _tensors(self._obs)
+        return tensors(self._obs)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Apply `action` `(N, A)` for one control step; rows where `active` `(N,)` is False stand still."""
-        if not self._obs:
-            raise UserError("Call reset before the first step.")
-        rows = _rows(active)
-        if rows is not None and not rows.size:
-            return self._stand_still()
-        played = self._played(action, rows)
+        played, rows = self._played(action), _rows(active)
+        if rows is not None:
+            if not rows.size:
+                return self._stand_still()
+            played = played[rows]
         before = self.state(rows)
         control = self.task.control(played, before)
         states, sensors = self.engine.advance(control, rows)
@@ -110,7 +92,7 @@ class MujocoSim(VectorSim):
         self._remember(before.memory, rows)
 
         terminated = outcome.terminated | diverged
-        info: _Arrays = {**outcome.info, "diverged": diverged}
+        info: Arrays = {**outcome.info, "diverged": diverged}
         if "success" in info and diverged.any():
             info["success"] = info["success"] & ~diverged
         select = slice(None) if rows is None else rows
@@ -130,9 +112,9 @@ class MujocoSim(VectorSim):
     def state_dict(self) -> dict[str, Any]:
         """Return everything that decides the future, for exact resume."""
         return {
-            "engine": _tensors(self.engine.state_dict()),
-            "memory": {key: torch.from_numpy(value.copy()) for key, value in self._memory.items()},
-            "obs": {key: torch.from_numpy(value.copy()) for key, value in self._obs.items()},
+            "engine": tensors(self.engine.state_dict()),
+            "memory": tensors(copied(self._memory)),
+            "obs": tensors(copied(self._obs)),
             "seeds": self._seeds.state_dict(),
             "steps": self.episode_step,
         }
@@ -149,7 +131,7 @@ class MujocoSim(VectorSim):
         self._obs = {key: value.numpy().copy() for key, value in state["obs"].items()}
         self._seeds.load_state_dict(state["seeds"])
         self._steps[:] = state["steps"].numpy()
-        return _tensors(self._obs)
+        return tensors(self._obs)
 
     def close(self) -> None:
         """Free threads and rendering contexts; safe to call twice."""
@@ -161,11 +143,11 @@ class MujocoSim(VectorSim):
     def _finish(
         self,
         rows: Rows,
-        final: _Arrays,
+        final: Arrays,
         reward: Array,
         terminated: NDArray[np.bool_],
         truncated: NDArray[np.bool_],
-        info: _Arrays,
+        info: Arrays,
     ) -> Step:
         """Restart the rows that ended and bring everything to full batch size."""
         ended = np.flatnonzero(terminated | truncated)  # positions among the rows that moved
@@ -188,17 +170,17 @@ class MujocoSim(VectorSim):
             info = {key: self._widened(value, rows) for key, value in info.items()}
         self._obs = obs
         return Step(
-            obs=_tensors(obs),
+            obs=tensors(obs),
             reward=torch.from_numpy(rewards),
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
-            final_obs=_tensors(final),
+            final_obs=tensors(final),
             info={key: _info_tensor(value) for key, value in info.items()},
         )
 
     def _stand_still(self) -> Step:
         idle = torch.zeros(self.num_envs, dtype=torch.bool)
-        return Step(_tensors(self._obs), torch.zeros(self.num_envs), idle, idle, _tensors(self._obs), {})
+        return Step(tensors(self._obs), torch.zeros(self.num_envs), idle, idle, tensors(self._obs), {})
 
     def _start(self, rows: NDArray[np.intp]) -> None:
         """Begin the next episode of each of `rows`; the only Python loop over environments."""
@@ -212,17 +194,6 @@ class MujocoSim(VectorSim):
                 self._memory[key][row] = value
         self._steps[rows] = 0
 
-    def _played(self, action: Tensor, rows: Rows) -> Array:
-        """Check and clip the actions of `rows`."""
-        expected = (self.num_envs, self.spec.action_dim)
-        if tuple(action.shape) != expected:
-            raise UserError(f"Expected actions of shape {expected}, got {tuple(action.shape)}.")
-        played = action.detach().cpu().numpy()
-        played = (played if rows is None else played[rows]).astype(np.float64)
-        if not np.isfinite(played).all():
-            raise UserError("An action is NaN or infinite; the policy has diverged.")
-        return np.clip(played, self.task.action_low, self.task.action_high, out=played)
-
     def _diverged(self, states: Array, rows: Rows) -> NDArray[np.bool_]:
         """Find rows that MuJoCo reset or gave up on (their clock is off) and put their last good state back."""
         start = self.engine.states if rows is None else self.engine.states[rows]
@@ -232,7 +203,7 @@ class MujocoSim(VectorSim):
             states[~good] = start[~good]
         return ~good
 
-    def _batch(self, states: Array, sensors: Array, memory: _Arrays, rows: Rows) -> BatchState:
+    def _batch(self, states: Array, sensors: Array, memory: Arrays, rows: Rows) -> BatchState:
         nq, nv = self.task.model.nq, self.task.model.nv
         data = self.engine.data
         if data is not None and rows is not None:
@@ -240,18 +211,18 @@ class MujocoSim(VectorSim):
         qpos, qvel = states[:, 1 : 1 + nq], states[:, 1 + nq : 1 + nq + nv]
         return BatchState(self.task.model, qpos, qvel, states[:, 0], sensors, memory, data)
 
-    def _recall(self, rows: Rows) -> _Arrays:
+    def _recall(self, rows: Rows) -> Arrays:
         return self._memory if rows is None else {key: value[rows] for key, value in self._memory.items()}
 
-    def _remember(self, memory: _Arrays, rows: Rows) -> None:
+    def _remember(self, memory: Arrays, rows: Rows) -> None:
         if rows is not None:
             for key, value in memory.items():
                 self._memory[key][rows] = value
 
-    def _observe(self, state: BatchState) -> _Arrays:
+    def _observe(self, state: BatchState) -> Arrays:
         return {key: value.astype(np.float32) for key, value in self.task.observe(state).items()}
 
-    def _images(self, rows: NDArray[np.intp]) -> _Arrays:
+    def _images(self, rows: NDArray[np.intp]) -> Arrays:
         size = self._image_size
         return {f"image.{camera}": self._frames(rows, camera, size, size) for camera in self.cameras}
 
@@ -298,10 +269,6 @@ def _replaced(values: NDArray[Any], rows: NDArray[np.intp], by: NDArray[Any]) ->
     copy = values.copy()
     copy[rows] = by
     return copy
-
-
-def _tensors(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
-    return {key: torch.from_numpy(value) for key, value in arrays.items()}
 
 
 def _info_tensor(value: NDArray[Any]) -> Tensor:

@@ -8,7 +8,6 @@ contacts, forces, mocap bodies and equality constraints can be read and written.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +18,7 @@ import numpy as np
 from mujoco import rollout
 from numpy.typing import NDArray
 
+from robopolicy.sim.host import core_count
 from robopolicy.sim.mujoco.task import Array
 
 Rows = NDArray[np.intp] | None
@@ -27,11 +27,6 @@ Rows = NDArray[np.intp] | None
 _FULL = mujoco.mjtState.mjSTATE_FULLPHYSICS
 _INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION
 _SERIAL_BELOW = 4  # environments; waking a pool costs more than it gains
-
-
-def core_count() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Engine(ABC):

@@ -1,0 +1,149 @@
+"""Any gymnasium environment as a vector simulator, stepped in this process.
+
+The slow but universal backend: what no batched simulator offers runs here under the same contract, with the seed of
+every episode under our control.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.sim.contract import Observation, SimSpec, Step
+from robopolicy.sim.gl import gl_backend
+from robopolicy.sim.host import Arrays, HostSim, copied, fill, tensors
+from robopolicy.sim.spaces import ObservationMap, action_bounds
+
+_DEFAULT_MAX_STEPS = 1000  # for environments that declare no time limit
+_DEFAULT_RATE = 20  # Hz, for environments that declare neither `dt` nor a frame rate
+
+
+class GymnasiumSim(HostSim):
+    """N copies of one gymnasium environment.
+
+    Args:
+        env: A gymnasium id (`"module:Name-v0"` imports the module first) or a function that makes one environment.
+        num_envs: N.
+        task: Name to report; the id by default.
+
+    `info["success"]` is there where the environment reports `success` or `is_success`.
+    """
+
+    def __init__(self, env: str | Callable[[], gymnasium.Env[Any, Any]], num_envs: int, *, task: str = "") -> None:
+        make = _maker(env) if isinstance(env, str) else env
+        self._envs = [make() for _ in range(num_envs)]
+        first = self._envs[0]
+        task = task or (env if isinstance(env, str) else type(first.unwrapped).__name__)
+        self._map = ObservationMap(first.observation_space)
+        self._shape, self._dtype = first.action_space.shape or (), first.action_space.dtype
+        low, high = action_bounds(first.action_space, task)
+        spec = SimSpec(
+            task=task,
+            observation=self._map.specs,
+            action_low=low,
+            action_high=high,
+            control_dt=_control_dt(first),
+            max_episode_steps=(first.spec and first.spec.max_episode_steps) or _DEFAULT_MAX_STEPS,
+        )
+        super().__init__(spec, num_envs)
+
+    @property
+    def envs(self) -> list[gymnasium.Env[Any, Any]]:
+        """The environments, for scripted experts that read their inside."""
+        return self._envs
+
+    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
+        """Start every environment anew; environment i runs episode `seed + i`, or `seed[i]` for a sequence."""
+        self._seeds.reset(seed)
+        self._obs = self._map.empty(self.num_envs)
+        self._start(np.arange(self.num_envs), self._obs)
+        return tensors(self._obs)
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        """Apply `action` `(N, A)` for one control step; rows where `active` `(N,)` is False stand still."""
+        played = self._played(action)
+        moving = np.ones(self.num_envs, bool) if active is None else active.detach().cpu().numpy()
+        final = copied(self._obs)
+        reward = np.zeros(self.num_envs, np.float32)
+        terminated = np.zeros(self.num_envs, bool)
+        truncated = np.zeros(self.num_envs, bool)
+        success = np.zeros(self.num_envs, bool)
+        judged = False
+        for row in np.flatnonzero(moving).tolist():
+            command = played[row].reshape(self._shape).astype(self._dtype)
+            observation, reward[row], terminated[row], truncated[row], info = self._envs[row].step(command)
+            fill(final, row, self._map.single(observation))
+            verdict = info.get("success", info.get("is_success"))
+            if verdict is not None:
+                judged, success[row] = True, bool(verdict)
+        self._steps += moving
+        truncated |= moving & (self._steps >= self.spec.max_episode_steps)
+        ended = np.flatnonzero(terminated | truncated)
+        self._obs = copied(final) if ended.size else final
+        self._start(ended, self._obs)
+        return Step(
+            obs=tensors(self._obs),
+            reward=torch.from_numpy(reward),
+            terminated=torch.from_numpy(terminated),
+            truncated=torch.from_numpy(truncated),
+            final_obs=tensors(final),
+            info={"success": torch.from_numpy(success)} if judged else {},
+        )
+
+    def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
+        """Return frames `(envs, 3, height, width)` uint8, scaled from the environments' own size."""
+        if camera is not None:
+            raise UserError(f"Task {self.spec.task} renders its own view; choose no camera.")
+        gl_backend()
+        frames = [env.render() for env in self._envs[:envs]]
+        if any(frame is None for frame in frames):
+            raise UserError(f"Task {self.spec.task} has no 'rgb_array' rendering.")
+        pixels = torch.from_numpy(np.stack([np.asarray(frame) for frame in frames])).permute(0, 3, 1, 2)
+        scaled = torch.nn.functional.interpolate(pixels.float(), (height, width), mode="area")
+        return scaled.round().to(torch.uint8)
+
+    def close(self) -> None:
+        """Close the environments; safe to call twice."""
+        for env in self._envs:
+            env.close()
+
+    def _start(self, rows: NDArray[np.intp], obs: Arrays) -> None:
+        """Begin the next episode of each of `rows` and write its first observation into `obs`."""
+        for row, seed in zip(rows.tolist(), self._seeds.take(rows), strict=True):
+            observation, _ = self._envs[row].reset(seed=seed)
+            fill(obs, row, self._map.single(observation))
+        self._steps[rows] = 0
+
+
+def _maker(name: str) -> Callable[[], gymnasium.Env[Any, Any]]:
+    """Function that makes `name`, with image rendering where the environment has it."""
+    try:
+        probe = gymnasium.make(name)
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        raise UserError(f"Cannot make the gymnasium environment '{name}': {' '.join(str(error).split())}") from error
+    modes = probe.metadata.get("render_modes", [])
+    probe.close()
+    mode = "rgb_array" if "rgb_array" in modes else None
+    return lambda: _without_shadows(gymnasium.make(name, render_mode=mode))
+
+
+def _without_shadows(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Switch off what makes CPU rendering of MuJoCo environments 20-60x slower."""
+    model: Any = getattr(env.unwrapped, "model", None)
+    if hasattr(model, "light_castshadow") and hasattr(model, "mat_reflectance"):
+        model.light_castshadow[:] = 0
+        model.mat_reflectance[:] = 0
+        model.vis.quality.offsamples = 0
+    return env
+
+
+def _control_dt(env: gymnasium.Env[Any, Any]) -> float:
+    dt = getattr(env.unwrapped, "dt", None)
+    return float(dt) if isinstance(dt, float) else 1.0 / float(env.metadata.get("render_fps") or _DEFAULT_RATE)

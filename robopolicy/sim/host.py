@@ -1,0 +1,75 @@
+"""Bookkeeping shared by the backends that live in numpy arrays of this process: seeds, step counts, action checks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.sim.contract import SimSpec, VectorSim
+from robopolicy.sim.seeds import SeedCounter
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class HostSim(VectorSim):
+    """Base of the CPU backends. `_obs` is empty until the first reset; its arrays are replaced, never written to."""
+
+    def __init__(self, spec: SimSpec, num_envs: int) -> None:
+        self.spec = spec
+        self.num_envs = num_envs
+        self.device = torch.device("cpu")
+        self._low: NDArray[np.float64] = spec.action_low.double().numpy()
+        self._high: NDArray[np.float64] = spec.action_high.double().numpy()
+        self._seeds = SeedCounter(num_envs)
+        self._steps: NDArray[np.int64] = np.zeros(num_envs, np.int64)
+        self._obs: Arrays = {}
+
+    @property
+    def episode_seed(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """(N,) int64, seed of the episode now running."""
+        return torch.from_numpy(self._seeds.current.copy())
+
+    @property
+    def episode_step(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """(N,) int64, control steps taken in that episode."""
+        return torch.from_numpy(self._steps.copy())
+
+    def _played(self, action: Tensor) -> NDArray[np.float64]:
+        """Check actions `(N, A)` and clip them to the bounds."""
+        if not self._obs:
+            raise UserError("Call reset before the first step.")
+        expected = (self.num_envs, self.spec.action_dim)
+        if tuple(action.shape) != expected:
+            raise UserError(f"Expected actions of shape {expected}, got {tuple(action.shape)}.")
+        played = action.detach().cpu().numpy().astype(np.float64)
+        if not np.isfinite(played).all():
+            raise UserError("An action is NaN or infinite; the policy has diverged.")
+        return np.clip(played, self._low, self._high, out=played)
+
+
+def core_count() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def tensors(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
+    """Tensors that share the memory of `arrays`."""
+    return {key: torch.from_numpy(value) for key, value in arrays.items()}
+
+
+def copied(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+    """Copy of every array."""
+    return {key: value.copy() for key, value in arrays.items()}
+
+
+def fill(arrays: Arrays, rows: int | NDArray[np.intp], values: Mapping[str, NDArray[Any]]) -> None:
+    """Write `values` into `rows` of `arrays`."""
+    for key, value in values.items():
+        arrays[key][rows] = value

@@ -1,0 +1,99 @@
+"""Translation of gymnasium spaces into the contract's flat observations and bounded actions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.sim.contract import TensorSpec
+from robopolicy.sim.host import Arrays
+
+
+class ObservationMap:
+    """Flattens observations of one space: vectors become float32, colour images `image.<key>` uint8 `(3, H, W)`.
+
+    A space that is a single Box is called `state` (or `image.pixels`); entries of a Dict keep their keys, nested ones
+    joined by dots.
+    """
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        self.specs: dict[str, TensorSpec] = {}
+        self._paths: dict[str, tuple[str, ...]] = {}
+        self._leaves: dict[str, spaces.Space[Any]] = {}
+        for path, leaf in _leaves(space, ()):
+            key = ".".join(path)
+            image = _image_size(leaf)
+            if image is not None:
+                key = f"image.{key or 'pixels'}"
+                self.specs[key] = TensorSpec((3, *image), torch.uint8)
+            else:
+                key = key or "state"
+                self.specs[key] = TensorSpec((int(spaces.flatdim(leaf)),))
+            self._paths[key], self._leaves[key] = path, leaf
+
+    def empty(self, num_envs: int) -> Arrays:
+        """Fresh arrays `(N, ...)` to be filled."""
+        types = {torch.uint8: np.uint8, torch.float32: np.float32}
+        return {key: np.zeros((num_envs, *spec.shape), types[spec.dtype]) for key, spec in self.specs.items()}
+
+    def single(self, observation: Any) -> Arrays:
+        """Flatten one observation: arrays without batch dimension."""
+        return {key: self._convert(key, self._get(key, observation)[None])[0] for key in self.specs}
+
+    def batch(self, observation: Any) -> Arrays:
+        """Flatten an observation whose arrays have a leading batch dimension."""
+        return {key: self._convert(key, self._get(key, observation)) for key in self.specs}
+
+    def _get(self, key: str, observation: Any) -> NDArray[Any]:
+        for name in self._paths[key]:
+            observation = observation[name]
+        return np.asarray(observation)
+
+    def _convert(self, key: str, values: NDArray[Any]) -> NDArray[Any]:
+        leaf = self._leaves[key]
+        if self.specs[key].dtype == torch.uint8:
+            values = values if values.shape[1] == 3 else values.transpose(0, 3, 1, 2)
+            return np.ascontiguousarray(values)
+        if isinstance(leaf, spaces.Discrete):
+            return np.eye(int(leaf.n), dtype=np.float32)[values - leaf.start]
+        return values.reshape(len(values), -1).astype(np.float32)
+
+
+def action_bounds(space: spaces.Space[Any], task: str) -> tuple[Tensor, Tensor]:
+    """Lower and upper bound `(A,)` float32 of a Box, flattened.
+
+    Raises:
+        UserError: If actions are not continuous or not bounded.
+    """
+    if not isinstance(space, spaces.Box):
+        raise UserError(f"Task {task} has {type(space).__name__} actions; robot policies need a Box.")
+    low, high = (torch.tensor(bound.reshape(-1), dtype=torch.float32) for bound in (space.low, space.high))
+    if not bool(torch.isfinite(torch.stack([low, high])).all()):
+        raise UserError(f"Task {task} has unbounded actions; give it finite bounds (gymnasium's RescaleAction).")
+    return low, high
+
+
+def _leaves(space: spaces.Space[Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], spaces.Space[Any]]]:
+    if isinstance(space, spaces.Dict):
+        for key, child in space.items():
+            yield from _leaves(child, (*path, str(key)))
+    elif isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary):
+        yield path, space
+    else:
+        raise UserError(f"Observations of type {type(space).__name__} are not supported; use Box, Dict or Discrete.")
+
+
+def _image_size(space: spaces.Space[Any]) -> tuple[int, int] | None:
+    """(height, width) of a colour image, channels last or first."""
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) != 3:
+        return None
+    if space.shape[2] == 3:
+        return space.shape[0], space.shape[1]
+    return (space.shape[1], space.shape[2]) if space.shape[0] == 3 else None
