@@ -1,0 +1,124 @@
+"""Names and places of the LeRobotDataset v3.0 format, and how our keys map onto them.
+
+meta/info.json  meta/stats.json  meta/tasks.parquet
+meta/episodes/chunk-000/file-000.parquet        one row per episode
+data/chunk-000/file-000.parquet                 one row per frame, one row group per episode, many episodes a file
+videos/<feature>/chunk-000/file-000.mp4         many episodes a file
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.data.episodes import is_image
+from robopolicy.errors import UserError
+
+VERSION = "v3.0"
+INFO = "meta/info.json"
+STATS = "meta/stats.json"
+TASKS = "meta/tasks.parquet"
+FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
+EPISODES = f"meta/episodes/{FILE}.parquet"
+DATA = f"data/{FILE}.parquet"
+VIDEO = f"videos/{{video_key}}/{FILE}.mp4"
+FILES_PER_CHUNK = 1000
+
+DONE, TRUNCATED = "next.done", "next.truncated"
+INDEX_FEATURES = {
+    "timestamp": "float32",  # seconds since the start of the episode
+    "frame_index": "int64",  # within the episode
+    "episode_index": "int64",
+    "index": "int64",  # within the dataset
+    "task_index": "int64",
+}
+
+_STEP_FEATURES = {"action": "action", "reward": "next.reward", "success": "next.success"}
+_STEP_KEYS = {feature: key for key, feature in _STEP_FEATURES.items()}
+_IMAGES, _OBSERVATION = "observation.images.", "observation."
+
+
+def feature_of(key: str) -> str:
+    """LeRobot feature that stores `key` (all but `terminated`, which becomes `next.done` and `next.truncated`)."""
+    if "/" in key:
+        raise UserError(f"LeRobot feature names have no '/', found '{key}'; rename the observation or camera.")
+    if is_image(key):
+        return _IMAGES + key.removeprefix("image.")
+    return _STEP_FEATURES.get(key, _OBSERVATION + key)
+
+
+def key_of(feature: str, *, camera: bool) -> str | None:
+    """Our key of a LeRobot feature; None for features that are no part of an episode."""
+    if camera:
+        return "image." + feature.removeprefix(_IMAGES).removeprefix(_OBSERVATION)
+    if feature.startswith(_OBSERVATION):
+        return feature.removeprefix(_OBSERVATION)
+    return _STEP_KEYS.get(feature)
+
+
+def frame_rate(control_dt: float) -> Fraction:
+    """Frames per second, exact for control steps that are decimal fractions of a second."""
+    return Fraction(1.0 / control_dt).limit_denominator(10_000)
+
+
+def vector_feature(array: NDArray[Any], names: Sequence[str] = ()) -> dict[str, Any]:
+    """Description of a column of vectors `(T, D)` or scalars `(T,)`."""
+    width = 1 if array.ndim == 1 else int(array.shape[1])
+    return {"dtype": array.dtype.name, "shape": [width], "names": list(names) or None}
+
+
+def image_feature(images: NDArray[Any], video_info: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Description of a camera `(T, 3, height, width)`, stored as video where `video_info` is given."""
+    shape = [int(images.shape[2]), int(images.shape[3]), 3]
+    feature: dict[str, Any] = {"dtype": "image", "shape": shape, "names": ["height", "width", "channels"]}
+    return feature if video_info is None else {**feature, "dtype": "video", "info": dict(video_info)}
+
+
+def index_features() -> dict[str, dict[str, Any]]:
+    """Descriptions of the bookkeeping columns that every dataset has."""
+    return {name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in INDEX_FEATURES.items()}
+
+
+def huggingface_metadata(features: Mapping[str, Mapping[str, Any]]) -> dict[bytes, bytes]:
+    """Schema metadata by which the `datasets` package recognises image columns and fixed-size vectors."""
+
+    def column(feature: Mapping[str, Any]) -> dict[str, Any]:
+        if feature["dtype"] == "image":
+            return {"_type": "Image"}
+        value = {"dtype": feature["dtype"], "_type": "Value"}
+        width = feature["shape"][0]
+        return value if width == 1 else {"feature": value, "length": width, "_type": "Sequence"}
+
+    columns = {name: column(feature) for name, feature in features.items() if feature["dtype"] != "video"}
+    return {b"huggingface": json.dumps({"info": {"features": columns}}).encode()}
+
+
+def pandas_index_metadata() -> dict[bytes, bytes]:
+    """Schema metadata by which pandas takes the column `task` of `tasks.parquet` for the index."""
+
+    def column(name: str, kind: str, numpy_type: str) -> dict[str, Any]:
+        return {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy_type, "metadata": None}
+
+    header = {"name": None, "field_name": None, "pandas_type": "unicode", "numpy_type": "object"}
+    description = {
+        "index_columns": ["task"],
+        "column_indexes": [{**header, "metadata": {"encoding": "UTF-8"}}],
+        "columns": [column("task_index", "int64", "int64"), column("task", "unicode", "object")],
+        "pandas_version": "2.0.0",
+    }
+    return {b"pandas": json.dumps(description).encode()}
+
+
+def next_file(chunk: int, file: int) -> tuple[int, int]:
+    """Chunk and file index after `(chunk, file)`."""
+    return (chunk, file + 1) if file + 1 < FILES_PER_CHUNK else (chunk + 1, 0)
+
+
+def to_frames(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Images `(T, 3, height, width)` as contiguous frames `(T, height, width, 3)`."""
+    return np.ascontiguousarray(images.transpose(0, 2, 3, 1))

@@ -1,0 +1,266 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from robopolicy.data.episodes import Episode, Episodes
+from robopolicy.data.lerobot import LeRobotWriter, read_lerobot, write_lerobot
+from robopolicy.data.lerobot.images import video_encoder
+from robopolicy.data.statistics import dataset_statistics, statistics_from_json
+from robopolicy.errors import UserError
+
+
+def make_episode(length: int, seed: int, terminated: bool, size: tuple[int, int] = (16, 24)) -> Episode:
+    rng = np.random.default_rng(seed)
+    last = np.arange(length) == length - 1
+    smooth = np.linspace(40, 200, size[0] * size[1]).reshape(size)
+    images = np.stack([np.stack([(smooth + 3 * t + 10 * c) % 256 for c in range(3)]) for t in range(length)])
+    return Episode(
+        {
+            "state": rng.normal(size=(length, 5)).astype(np.float32),
+            "goal": rng.normal(size=(length, 1)).astype(np.float64),
+            "image.front": images.astype(np.uint8),
+            "action": rng.normal(size=(length, 2)).astype(np.float32),
+            "reward": rng.normal(size=length).astype(np.float32),
+            "terminated": last & terminated,
+            "success": last & terminated,
+        },
+        task="toy/reach" if seed % 2 == 0 else "toy/push",
+        seed=seed,
+    )
+
+
+def make_data(size: tuple[int, int] = (16, 24)) -> Episodes:
+    return Episodes.from_list([make_episode(4 + seed, seed, seed != 1, size) for seed in range(4)], 0.05)
+
+
+def assert_equal(found: Episodes, expected: Episodes, *, skip: tuple[str, ...] = ()) -> None:
+    assert set(found.arrays) == set(expected.arrays)
+    for key, array in expected.arrays.items():
+        assert found.arrays[key].dtype == array.dtype and found.arrays[key].shape == array.shape
+        assert key in skip or np.array_equal(found.arrays[key], array), key
+    assert found.ends.tolist() == expected.ends.tolist()
+    assert found.seeds.tolist() == expected.seeds.tolist()
+    assert (found.tasks, found.control_dt) == (expected.tasks, expected.control_dt)
+
+
+def test_png_dataset_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    data = make_data()
+    write_lerobot(data, tmp_path / "set", video=False)
+    assert_equal(read_lerobot(tmp_path / "set"), data)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["set"]
+
+
+@pytest.mark.skipif(video_encoder() is None, reason="this PyAV has no video encoder")
+def test_video_dataset_comes_back_with_small_image_error(tmp_path: Path) -> None:
+    data = make_data()
+    write_lerobot(data, tmp_path / "set")
+    assert (tmp_path / "set/videos/observation.images.front/chunk-000/file-000.mp4").is_file()
+    back = read_lerobot(tmp_path / "set")
+    assert_equal(back, data, skip=("image.front",))
+    error = np.abs(back.arrays["image.front"].astype(int) - data.arrays["image.front"])
+    assert error.mean() < 3  # one frame later would differ by 3 everywhere, one episode later by more
+    part = read_lerobot(tmp_path / "set", episodes=[1, 3])
+    assert np.array_equal(part.episode(1).arrays["image.front"], back.episode(3).arrays["image.front"])
+
+
+def test_odd_image_sizes_fall_back_to_png(tmp_path: Path) -> None:
+    data = make_data((15, 10))
+    write_lerobot(data, tmp_path / "set")
+    assert_equal(read_lerobot(tmp_path / "set"), data)
+
+
+def test_large_datasets_roll_over_into_several_files(tmp_path: Path) -> None:
+    data = make_data((128, 128))
+    noise = np.random.default_rng(0).integers(0, 256, (len(data), 3, 128, 128), dtype=np.uint8)
+    data = Episodes({**data.arrays, "image.front": noise}, data.ends, data.tasks, data.seeds, data.control_dt)
+    with LeRobotWriter(tmp_path / "set", control_dt=0.05, video=False, data_file_mb=1) as writer:
+        for index in range(data.num_episodes):
+            writer.add(data.episode(index))
+    files = sorted(path.name for path in (tmp_path / "set/data/chunk-000").iterdir())
+    assert files == ["file-000.parquet", "file-001.parquet"]
+    assert_equal(read_lerobot(tmp_path / "set"), data)
+    assert read_lerobot(tmp_path / "set", episodes=[3], images=False).seeds.tolist() == [3]
+
+
+def test_layout_is_the_one_of_lerobot_v30(tmp_path: Path) -> None:
+    data = make_data()
+    write_lerobot(data, tmp_path / "set", video=False)
+    info = json.loads((tmp_path / "set/meta/info.json").read_text())
+    assert (info["codebase_version"], info["fps"], info["total_episodes"], info["total_frames"]) == ("v3.0", 20, 4, 22)
+    assert info["features"]["observation.images.front"]["shape"] == [16, 24, 3]
+    table = pq.read_table(tmp_path / "set/data/chunk-000/file-000.parquet")
+    assert table.schema.field("observation.state").type == pa.list_(pa.float32(), 5)
+    assert table.schema.field("next.done").type == pa.bool_()
+    assert table["timestamp"].to_pylist()[:3] == pytest.approx([0.0, 0.05, 0.1])
+    assert sum(table["next.done"].to_pylist()) == 4 and sum(table["next.truncated"].to_pylist()) == 1
+    rows = pq.read_table(tmp_path / "set/meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    assert [row["dataset_to_index"] for row in rows] == data.ends.tolist()
+    stored = statistics_from_json(json.loads((tmp_path / "set/meta/stats.json").read_text()))
+    for key, name in (
+        ("state", "observation.state"),
+        ("image.front", "observation.images.front"),
+        ("action", "action"),
+    ):
+        for statistic, value in dataset_statistics(data)[key].items():
+            np.testing.assert_allclose(stored[name][statistic], value)
+
+
+def test_rates_that_are_no_whole_number_survive(tmp_path: Path) -> None:
+    data = Episodes.from_list([make_episode(3, 0, True)], 0.015)
+    write_lerobot(data, tmp_path / "set")
+    assert read_lerobot(tmp_path / "set").control_dt == 0.015
+
+
+def test_v21_dataset_is_read(tmp_path: Path) -> None:
+    root = tmp_path / "old"
+    (root / "meta").mkdir(parents=True)
+    (root / "data/chunk-000").mkdir(parents=True)
+    feature = {"dtype": "float32", "shape": [2], "names": None}
+    info = {
+        "codebase_version": "v2.1",
+        "fps": 10,
+        "chunks_size": 1000,
+        "features": {"observation.state": feature, "action": feature, "next.done": {"dtype": "bool", "shape": [1]}},
+        "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+        "video_path": None,
+    }
+    (root / "meta/info.json").write_text(json.dumps(info))
+    (root / "meta/tasks.jsonl").write_text('{"task_index": 0, "task": "Push the block."}\n')
+    lines = [json.dumps({"episode_index": e, "tasks": ["Push the block."], "length": 2 + e}) for e in range(2)]
+    (root / "meta/episodes.jsonl").write_text("\n".join(lines))
+    for episode in range(2):
+        length = 2 + episode
+        value = [[float(episode), float(t)] for t in range(length)]
+        table = {
+            "observation.state": pa.array(value, pa.list_(pa.float32())),
+            "action": pa.array(value, pa.list_(pa.float32())),
+            "next.done": pa.array([t == length - 1 for t in range(length)]),
+            "frame_index": list(range(length)),
+            "episode_index": [episode] * length,
+            "task_index": [0] * length,
+        }
+        pq.write_table(pa.table(table), root / f"data/chunk-000/episode_{episode:06d}.parquet")
+    data = read_lerobot(root)
+    assert data.lengths.tolist() == [2, 3] and data.tasks == ("Push the block.",) * 2 and data.control_dt == 0.1
+    assert data.arrays["state"].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [1, 2]]
+    assert data.arrays["terminated"].tolist() == [False, True, False, False, True]
+
+
+def one_line(error: pytest.ExceptionInfo[UserError]) -> bool:
+    return "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "data/chunk-000/file-000.parquet",
+        "meta/episodes/chunk-000/file-000.parquet",
+        "meta/tasks.parquet",
+        "meta/info.json",
+    ],
+)
+@pytest.mark.parametrize("damage", ["truncated", "garbage", "missing"])
+def test_damaged_files_give_one_clear_line(tmp_path: Path, name: str, damage: str) -> None:
+    write_lerobot(make_data(), tmp_path / "set", video=False)
+    file = tmp_path / "set" / name
+    content = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(content[: len(content) // 2] if damage == "truncated" else b"\x00" * len(content))
+    with pytest.raises(UserError) as error:
+        read_lerobot(tmp_path / "set")
+    assert one_line(error)
+
+
+def test_damaged_video_gives_one_clear_line(tmp_path: Path) -> None:
+    write_lerobot(make_data(), tmp_path / "set")
+    file = tmp_path / "set/videos/observation.images.front/chunk-000/file-000.mp4"
+    if not file.exists():
+        pytest.skip("this PyAV has no video encoder")
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(UserError, match=r"file-000\.mp4") as error:
+        read_lerobot(tmp_path / "set")
+    assert one_line(error)
+
+
+def test_missing_frames_are_counted(tmp_path: Path) -> None:
+    write_lerobot(make_data(), tmp_path / "set", video=False)
+    file = tmp_path / "set/data/chunk-000/file-000.parquet"
+    pq.write_table(pq.read_table(file).slice(0, 20), file)
+    with pytest.raises(UserError, match="episode 3 should have 7 frames, found 5"):
+        read_lerobot(tmp_path / "set")
+
+
+def test_paths_outside_of_the_dataset_are_refused(tmp_path: Path) -> None:
+    write_lerobot(make_data(), tmp_path / "set", video=False)
+    file = tmp_path / "set/meta/info.json"
+    file.write_text(file.read_text().replace('"data/chunk', '"../data/chunk'))
+    with pytest.raises(UserError, match="outside"):
+        read_lerobot(tmp_path / "set")
+
+
+def test_other_formats_are_refused(tmp_path: Path) -> None:
+    write_lerobot(make_data(), tmp_path / "set", video=False)
+    file = tmp_path / "set/meta/info.json"
+    file.write_text(file.read_text().replace("v3.0", "v9.0"))
+    with pytest.raises(UserError, match=r"v9\.0"):
+        read_lerobot(tmp_path / "set")
+    with pytest.raises(UserError, match="No LeRobot dataset"):
+        read_lerobot(tmp_path / "nowhere")
+
+
+def test_failed_recording_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), LeRobotWriter(tmp_path / "set", control_dt=0.1) as writer:
+        writer.add(make_episode(3, 0, True))
+        raise RuntimeError
+    with pytest.raises(UserError, match="No episode"), LeRobotWriter(tmp_path / "set", control_dt=0.1):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_full_disk_gives_one_clear_line_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: object, table: pa.Table) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", fail)
+    with pytest.raises(UserError, match="No space left") as error:
+        write_lerobot(make_data(), tmp_path / "set")
+    assert one_line(error)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_folders_are_replaced_only_on_request_and_only_when_datasets(tmp_path: Path) -> None:
+    data = make_data()
+    write_lerobot(data, tmp_path / "set", video=False)
+    with pytest.raises(UserError, match="--overwrite"):
+        write_lerobot(data, tmp_path / "set")
+    write_lerobot(data.subset([0]), tmp_path / "set", video=False, overwrite=True)
+    assert read_lerobot(tmp_path / "set").num_episodes == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["set"]
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/letter.txt").write_text("dear")
+    with pytest.raises(UserError, match="not a dataset"):
+        write_lerobot(data, tmp_path / "home", overwrite=True)
+
+
+def test_unwritable_place_gives_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="Cannot write"):
+        write_lerobot(make_data(), tmp_path / "file" / "set")
+
+
+def test_episodes_with_other_shapes_are_refused(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UserError, match="differs from the first"),
+        LeRobotWriter(tmp_path / "set", control_dt=0.1) as writer,
+    ):
+        writer.add(make_episode(3, 0, True))
+        writer.add(make_episode(3, 0, True, (8, 8)))
+    assert list(tmp_path.iterdir()) == []

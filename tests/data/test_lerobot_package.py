@@ -1,0 +1,99 @@
+"""Both directions against the `lerobot` package, where it is installed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from robopolicy.data.episodes import Episode, Episodes
+from robopolicy.data.lerobot import read_lerobot, write_lerobot
+from robopolicy.data.lerobot.images import video_encoder
+
+lerobot_dataset = pytest.importorskip("lerobot.datasets.lerobot_dataset")
+
+
+def make_data() -> Episodes:
+    rng = np.random.default_rng(0)
+    episodes = []
+    for seed in range(5):
+        length = 6 + seed
+        last = np.arange(length) == length - 1
+        smooth = (
+            np.broadcast_to(np.linspace(20, 220, 64), (length, 3, 64, 64)) + 2 * np.arange(length)[:, None, None, None]
+        )
+        arrays = {
+            "state": rng.normal(size=(length, 4)).astype(np.float32),
+            "image.front": smooth.astype(np.uint8),
+            "action": rng.normal(size=(length, 2)).astype(np.float32),
+            "reward": rng.normal(size=length).astype(np.float32),
+            "terminated": last,
+            "success": last,
+        }
+        episodes.append(Episode(arrays, "reach" if seed < 3 else "push", seed))
+    return Episodes.from_list(episodes, 0.05)
+
+
+@pytest.mark.parametrize("video", [False, True])
+def test_lerobot_loads_what_we_write(tmp_path: Path, video: bool) -> None:
+    if video and video_encoder() is None:
+        pytest.skip("this PyAV has no video encoder")
+    data = make_data()
+    write_lerobot(data, tmp_path / "set", video=video)
+    delta = {"action": [0.0, 0.05, 0.1]}
+    theirs = lerobot_dataset.LeRobotDataset(
+        "local/set", root=tmp_path / "set", delta_timestamps=delta, video_backend="pyav"
+    )
+    assert (len(theirs), theirs.num_episodes, theirs.fps) == (len(data), 5, 20)
+    assert np.allclose(theirs.meta.stats["action"]["mean"], data.arrays["action"].mean(0), atol=1e-6)
+    assert theirs.meta.stats["observation.images.front"]["mean"].shape == (3, 1, 1)
+    for frame in (0, 5, 6, 20, len(data) - 1):
+        item = theirs[frame]
+        assert np.array_equal(item["observation.state"], data.arrays["state"][frame])
+        assert np.array_equal(item["action"][0], data.arrays["action"][frame])
+        assert item["next.reward"].item() == data.arrays["reward"][frame]
+        assert bool(item["next.success"]) == bool(data.arrays["success"][frame])
+        episode = int(item["episode_index"])
+        assert item["task"] == data.tasks[episode]
+        assert item["action_is_pad"].tolist() == [frame + j >= data.ends[episode] for j in range(3)]
+        error = np.abs(item["observation.images.front"].numpy() * 255 - data.arrays["image.front"][frame])
+        assert error.mean() < (1.0 if video else 1e-3)  # the next frame differs by 2 everywhere
+
+
+@pytest.mark.parametrize("video", [False, True])
+def test_we_read_what_lerobot_writes(tmp_path: Path, video: bool) -> None:
+    data = make_data()
+    dtype = "video" if video else "image"
+    theirs = lerobot_dataset.LeRobotDataset.create(
+        "local/set",
+        fps=20,
+        root=tmp_path / "set",
+        use_videos=video,
+        features={
+            "observation.state": {"dtype": "float32", "shape": (4,), "names": None},
+            "action": {"dtype": "float32", "shape": (2,), "names": None},
+            "observation.images.front": {
+                "dtype": dtype,
+                "shape": (64, 64, 3),
+                "names": ["height", "width", "channels"],
+            },
+        },
+    )
+    for index in range(data.num_episodes):
+        episode = data.episode(index)
+        for frame in range(len(episode)):
+            theirs.add_frame(
+                {
+                    "observation.state": episode.arrays["state"][frame],
+                    "action": episode.arrays["action"][frame],
+                    "observation.images.front": episode.arrays["image.front"][frame].transpose(1, 2, 0),
+                    "task": episode.task,
+                }
+            )
+        theirs.save_episode()
+    theirs.finalize()
+    ours = read_lerobot(tmp_path / "set")
+    assert ours.ends.tolist() == data.ends.tolist() and ours.tasks == data.tasks
+    assert np.array_equal(ours.arrays["state"], data.arrays["state"])
+    assert np.array_equal(ours.arrays["action"], data.arrays["action"])
+    error = np.abs(ours.arrays["image.front"].astype(int) - data.arrays["image.front"])
+    assert error.mean() < (1.0 if video else 1e-9)
