@@ -3,7 +3,9 @@
 
 def register_tasks() -> None:
     """Entry point `robopolicy.tasks`: register every family."""
-    from tasks import manipulation, toy
+    from tasks import external, locomotion, manipulation, toy
 
+    external.register()
+    locomotion.register()
     toy.register()
     manipulation.register()

@@ -115,5 +115,5 @@ class VectorSim(ABC):
         """Restore `state_dict` and return the observation to act on next."""
         raise RuntimeError(f"{type(self).__name__} cannot restore its state; resume starts fresh episodes.")
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - a backend that holds nothing has nothing to free
         """Free threads, contexts and files; safe to call twice."""

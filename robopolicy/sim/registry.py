@@ -50,6 +50,7 @@ class TaskEntry:
 
 
 _TASKS: dict[str, TaskEntry] = {}
+_FAMILIES: dict[str, Callable[[str], TaskEntry]] = {}
 _loaded = False
 
 
@@ -58,6 +59,13 @@ def register(entry: TaskEntry) -> None:
     if entry.name in _TASKS:
         raise ValueError(f"Task '{entry.name}' is already registered.")
     _TASKS[entry.name] = entry
+
+
+def register_family(prefix: str, make_entry: Callable[[str], TaskEntry]) -> None:
+    """Let `prefix/<id>` name any task of another library; `make_entry(id)` builds its entry when asked for."""
+    if prefix in _FAMILIES:
+        raise ValueError(f"Task family '{prefix}' is already registered.")
+    _FAMILIES[prefix] = make_entry
 
 
 def _load() -> None:
@@ -79,6 +87,9 @@ def get_task(name: str) -> TaskEntry:
     _load()
     if name in _TASKS:
         return _TASKS[name]
+    prefix, _, rest = name.partition("/")
+    if prefix in _FAMILIES and rest:
+        return _FAMILIES[prefix](rest)
     matches = [task for task in _TASKS if task.rsplit("/", 1)[-1] == name]
     if len(matches) == 1:
         return _TASKS[matches[0]]

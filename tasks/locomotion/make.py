@@ -1,0 +1,44 @@
+"""Building locomotion simulators; imported only when one is made."""
+
+from __future__ import annotations
+
+from robopolicy.errors import UserError
+from robopolicy.sim.contract import VectorSim
+from robopolicy.sim.registry import SimOptions
+from tasks.locomotion import robots
+from tasks.locomotion.base import GymnasiumRobot
+
+_ROBOTS: dict[str, type[GymnasiumRobot]] = {
+    "Ant-v5": robots.Ant,
+    "HalfCheetah-v5": robots.HalfCheetah,
+    "Hopper-v5": robots.Hopper,
+    "Humanoid-v5": robots.Humanoid,
+    "InvertedPendulum-v5": robots.InvertedPendulum,
+    "Swimmer-v5": robots.Swimmer,
+    "Walker2d-v5": robots.Walker2d,
+}
+
+
+def make_locomotion(name: str, env_id: str, options: SimOptions) -> VectorSim:
+    """Build task `name`, gymnasium's `env_id`, on the backend that `options` ask for."""
+    if options.backend in ("envpool", "gymnasium") and options.cameras:
+        raise UserError(f"Backend '{options.backend}' renders no camera observations; use backend 'mujoco'.")
+    if options.backend == "gymnasium":
+        from robopolicy.sim.gymnasium import GymnasiumSim
+
+        return GymnasiumSim(env_id, options.num_envs, task=name)
+    task = _ROBOTS[env_id](name)
+    if options.backend == "envpool":
+        from robopolicy.sim.envpool import EnvPoolSim
+
+        return EnvPoolSim(env_id, options.num_envs, threads=options.threads, task=name, control_dt=task.dt)
+    from robopolicy.sim.mujoco.backend import MujocoSim
+
+    return MujocoSim(
+        task,
+        options.num_envs,
+        engine="exact" if options.backend == "mujoco-exact" else "auto",
+        threads=options.threads,
+        cameras=options.cameras,
+        image_size=options.image_size,
+    )
