@@ -62,21 +62,19 @@ class VideoFiles:
         self._root, self._feature, self._encoder, self._rate, self._max_bytes = root, feature, encoder, rate, max_bytes
         self._location = (0, 0)  # chunk and file index
         self._frames = 0  # in the current file
-        self._container: Any = None  # PyAV's output container of the current file
-        self._stream: Any = None
+        self._output: tuple[Any, Any] | None = None  # container and stream of the current file
 
     def write(self, images: NDArray[np.uint8]) -> dict[str, Any]:
         """Append the images `(T, 3, height, width)` of one episode; returns its row of episode metadata."""
-        if self._container is not None and self._path.stat().st_size >= self._max_bytes:
+        if self._output and self._path.stat().st_size >= self._max_bytes:
             self.close()
             self._location = next_file(*self._location)
-        if self._container is None:
-            self._open(height=images.shape[2], width=images.shape[3])
+        container, stream = self._output or self._open(height=images.shape[2], width=images.shape[3])
         start = self._frames
         for array in to_frames(images):
             frame = av.VideoFrame.from_ndarray(array, format="rgb24")
             frame.pts, frame.time_base = self._frames, 1 / self._rate
-            self._container.mux(self._stream.encode(frame))
+            container.mux(stream.encode(frame))
             self._frames += 1
         row = {
             "chunk_index": self._location[0],
@@ -88,9 +86,10 @@ class VideoFiles:
 
     def close(self) -> None:
         """Finish the current file; safe to call twice."""
-        if self._container is not None:
-            container, self._container = self._container, None
-            container.mux(self._stream.encode(None))
+        if self._output:
+            container, stream = self._output
+            self._output = None
+            container.mux(stream.encode(None))
             container.close()
 
     @property
@@ -98,15 +97,13 @@ class VideoFiles:
         chunk, file = self._location
         return self._root / VIDEO.format(video_key=self._feature, chunk_index=chunk, file_index=file)
 
-    def _open(self, height: int, width: int) -> None:
+    def _open(self, height: int, width: int) -> tuple[Any, Any]:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._frames = 0
-        self._container = av.open(str(self._path), "w")
-        self._stream = self._container.add_stream(
-            self._encoder, rate=self._rate, options=dict(_ENCODERS[self._encoder][1])
-        )
-        self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, "yuv420p"
-        self._stream.time_base = 1 / self._rate
+        container = av.open(str(self._path), "w")
+        stream: Any = container.add_stream(self._encoder, rate=self._rate, options=dict(_ENCODERS[self._encoder][1]))
+        stream.width, stream.height, stream.pix_fmt, stream.time_base = width, height, "yuv420p", 1 / self._rate
+        self._output, self._frames = (container, stream), 0
+        return self._output
 
 
 def decode_video(path: Path, rate: Fraction) -> Iterator[tuple[int, NDArray[np.uint8]]]:
