@@ -1,0 +1,208 @@
+"""Plots in one style: evaluation outcomes and learning curves. Every function writes one PNG and returns its path."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from robopolicy.evaluation.compare import Comparison
+from robopolicy.evaluation.intervals import Interval, bootstrap_mean
+from robopolicy.evaluation.result import EvalResult
+
+PALETTE = ("#8a94a6", "#1f9d8f", "#d9822b", "#5b6ee1", "#c2487d", "#6b9e3f")  # first is the baseline, in grey
+INK, MUTED, GRID = "#1d2530", "#6a7482", "#e4e8ee"
+BOTH, GAINED, LOST, NEITHER = "#b9e3d8", "#1f9d8f", "#e2544c", "#e9ecf1"
+_STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GRID,
+    "axes.titlesize": 11.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 12,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": MUTED,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+}
+
+
+@contextmanager
+def figure(path: Path, width: float, height: float) -> Iterator[Axes]:
+    """Yield axes in the house style (inches) and write them to `path` as a PNG; needs no display."""
+    with mpl.rc_context(_STYLE):
+        fig = Figure((width, height), layout="constrained")
+        FigureCanvasAgg(fig)
+        yield fig.subplots()
+        fig.savefig(path, dpi=160)
+
+
+def success_bars(results: Mapping[str, Interval], path: Path, *, title: str = "Success") -> Path:
+    """Draw success rates with their Wilson intervals, one bar per policy."""
+    with figure(path, 1.9 + 1.15 * len(results), 3.4) as ax:
+        for i, (label, interval) in enumerate(results.items()):
+            colour = _colour(i, len(results))
+            ax.bar(i, 100 * interval.estimate, width=0.56, color=colour, alpha=0.9)
+            ax.vlines(i, 100 * interval.low, 100 * interval.high, color=INK, linewidth=1.6)
+            ax.hlines([100 * interval.low, 100 * interval.high], i - 0.06, i + 0.06, color=INK, linewidth=1.6)
+            ax.annotate(
+                f"{100 * interval.estimate:.0f} %",
+                (i, 100 * interval.high),
+                (0, 6),
+                textcoords="offset points",
+                ha="center",
+                fontweight="bold",
+            )
+            ax.text(i, -14, f"n = {interval.n}", ha="center", color=MUTED, fontsize=8.5)
+            ax.text(i, -7, label, ha="center", va="center", fontsize=10)
+        ax.set(ylim=(0, 112), xlim=(-0.6, len(results) - 0.4), yticks=range(0, 101, 25), xticks=[], title=title)
+        ax.set_yticks(range(0, 101, 25), [f"{tick} %" for tick in range(0, 101, 25)])
+        ax.set_xlabel(" \n ")  # room for the names
+        ax.grid(axis="y")
+        ax.spines["left"].set_visible(False)
+    return path
+
+
+def paired_outcomes(comparison: Comparison, first: str, second: str, path: Path) -> Path:
+    """Draw one cell per seed, coloured by which of two policies succeeded."""
+    if comparison.outcomes is None:
+        raise ValueError("The task defines no success; there is no outcome to pair.")
+    a, b = comparison.outcomes[:, 0], comparison.outcomes[:, 1]
+    kind = np.select([a & b, b & ~a, a & ~b], [0, 1, 2], default=3)
+    kind = np.sort(kind)  # grouped, so that areas can be compared by eye
+    columns = max(10, math.ceil(math.sqrt(2 * kind.size)))
+    rows = math.ceil(kind.size / columns)
+    cells = np.full(rows * columns, np.nan)
+    cells[: kind.size] = kind
+    colours, names = (BOTH, GAINED, LOST, NEITHER), ("both", f"only {second}", f"only {first}", "neither")
+    with figure(path, 6.2, 1.5 + 3.6 * rows / columns) as ax:
+        grid = np.ma.masked_invalid(cells.reshape(rows, columns))
+        ax.pcolormesh(grid[::-1], cmap=ListedColormap(colours), vmin=-0.5, vmax=3.5, edgecolors="white", linewidth=1.5)
+        handles = [
+            Patch(color=c, label=f"{name}: {int((kind == k).sum())}")
+            for k, (c, name) in enumerate(zip(colours, names, strict=True))
+        ]
+        ax.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1, handleheight=1)
+        ax.set(title=f"Same {kind.size} seeds, who succeeded", xticks=[], yticks=[], aspect="equal")
+        ax.spines[:].set_visible(False)
+    return path
+
+
+def return_histogram(results: Mapping[str, EvalResult], path: Path) -> Path:
+    """Draw the distribution of returns per policy, with the mean and its interval above."""
+    values = np.concatenate([result.returns for result in results.values()])
+    bins = np.histogram_bin_edges(values, bins=min(30, max(8, values.size // 8)))
+    with figure(path, 6.2, 3.2) as ax:
+        top = 0.0
+        for i, (label, result) in enumerate(results.items()):
+            colour = _colour(i, len(results))
+            counts, _, _ = ax.hist(result.returns, bins.tolist(), color=colour, alpha=0.45, label=label)
+            ax.hist(result.returns, bins.tolist(), histtype="step", color=colour, linewidth=1.4)
+            top = max(top, float(np.max(np.asarray(counts))))
+        for i, result in enumerate(results.values()):
+            mean, colour, height = result.return_interval(), _colour(i, len(results)), top * (1.1 + 0.09 * i)
+            ax.hlines(height, mean.low, mean.high, color=colour, linewidth=2)
+            ax.plot(mean.estimate, height, "o", color=colour, markersize=6)
+        ax.set(title="Return per episode (dots: mean with 95 % interval)", xlabel="return", ylabel="episodes")
+        ax.grid(axis="y")
+        if len(results) > 1:
+            ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return path
+
+
+def learning_curves(
+    runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]],
+    path: Path,
+    *,
+    x: str = "env_steps",
+    y: str = "eval/success",
+    low: str = "eval/low",
+    high: str = "eval/high",
+    title: str = "Learning curve",
+    ylabel: str = "success",
+    percent: bool = True,
+) -> Path:
+    """Draw logged scalars with intervals.
+
+    Args:
+        runs: Per label the runs, one list of metric rows (as in `metrics.jsonl`) per seed. A single run shows its own
+            interval (`low`, `high`); several show their mean with a bootstrap interval over runs.
+        path: PNG to write.
+        x: Key of the horizontal axis.
+        y: Key of the curve; rows without it are skipped.
+        low: Key of the lower end of a single run's interval.
+        high: Key of the upper end.
+        title: Heading.
+        ylabel: Name of the vertical axis.
+        percent: Show `y` as a percentage.
+    """
+    scale = 100.0 if percent else 1.0
+    with figure(path, 6.2, 3.4) as ax:
+        for i, (label, seeds) in enumerate(runs.items()):
+            colour = _colour(i, len(runs))
+            steps, middle, bottom, top = _curve(seeds, x, y, low, high)
+            ax.plot(steps, scale * middle, color=colour, linewidth=2, marker="o", markersize=3.5, label=label)
+            ax.fill_between(steps, scale * bottom, scale * top, color=colour, alpha=0.18, linewidth=0)
+        ax.set(title=title, xlabel=x.replace("_", " "), ylabel=f"{ylabel} [%]" if percent else ylabel)
+        if percent:
+            ax.set(ylim=(-2, 103), yticks=range(0, 101, 25))
+        ax.grid(axis="y")
+        ax.xaxis.set_major_formatter(lambda value, _: _short(value))
+        if len(runs) > 1:
+            ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return path
+
+
+def _curve(
+    seeds: Sequence[Sequence[Mapping[str, Any]]], x: str, y: str, low: str, high: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Steps, centre and band `(T,)` of one label."""
+    kept = [[row for row in rows if row.get(y) is not None and row.get(x) is not None] for rows in seeds]
+    if not any(kept):
+        raise ValueError(f"No row has both '{x}' and '{y}'.")
+    if len(kept) == 1:
+        rows = kept[0]
+        steps, middle = (np.array([row[key] for row in rows], dtype=float) for key in (x, y))
+        bottom, top = (np.array([row.get(key, row[y]) for row in rows], dtype=float) for key in (low, high))
+        return steps, middle, bottom, top
+    common = sorted(set.intersection(*({row[x] for row in rows} for rows in kept)))
+    if not common:
+        raise ValueError(f"The runs share no value of '{x}'.")
+    table = np.array([[{row[x]: row[y] for row in rows}[step] for step in common] for rows in kept])  # (runs, T)
+    bands = [bootstrap_mean(column, method="percentile", resamples=2_000) for column in table.T]
+    bottom, top = (np.array([getattr(band, end) for band in bands]) for end in ("low", "high"))
+    return np.array(common, dtype=float), table.mean(0), bottom, top
+
+
+def _colour(i: int, n: int) -> str:
+    """A lone policy is shown in the accent colour, several start with the baseline's grey."""
+    return PALETTE[(i + (n == 1)) % len(PALETTE)]
+
+
+def _short(value: float) -> str:
+    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{suffix}"
+    return f"{value:g}"
