@@ -32,7 +32,7 @@ def log_ratio(
     reduction: str = "sum",
     count: float = 1.0,
 ) -> Tensor:
-    """Log-ratio of each decision at the given level, 0 where the mask is off.
+    """Log-ratio of each decision at the given level; masked decisions contribute nothing.
 
     Args:
         numerator: (N, T) log-probabilities of the policy being trained.

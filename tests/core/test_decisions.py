@@ -1,0 +1,119 @@
+"""The batch: construction from both layouts, validation, selection, stacking, partitions."""
+
+import pytest
+import torch
+
+from robopolicy.core.decisions import (
+    PARTITIONS,
+    Decisions,
+    by_group,
+    by_group_depth,
+    by_trajectory,
+    by_unit,
+    cat,
+    episode_ids,
+    everything,
+)
+
+
+def test_a_chain_becomes_rows_by_a_view():
+    logp = torch.randn(3, 4, 5)
+    decisions = Decisions.from_chain(logp, group=torch.arange(12).view(3, 4))
+    assert decisions.shape == (12, 5)
+    assert decisions.logp_old.data_ptr() == logp.data_ptr()
+    assert torch.equal(decisions.logp_old[1 * 4 + 2], logp[1, 2])
+    assert torch.equal(decisions.need("group"), torch.arange(12))
+
+
+def test_tokens_are_rows_already():
+    logp = torch.randn(2, 3)
+    assert Decisions.from_tokens(logp).logp_old is logp
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mask": torch.ones(2, 4)}, r"mask must have shape \(2, 3\), got \(2, 4\)"),
+        ({"group": torch.ones(2, 3)}, r"group must have shape \(2,\), got \(2, 3\)"),
+        ({"extra": {"hint": torch.ones(5)}}, r"extra\['hint'\] must have 2 rows"),
+    ],
+)
+def test_wrong_shapes_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Decisions(torch.zeros(2, 3), **fields)
+
+
+def test_wrong_rank_is_named():
+    with pytest.raises(ValueError, match=r"logp_old must be \(N, T\)"):
+        Decisions(torch.zeros(2))
+    with pytest.raises(ValueError, match=r"must be \(T_env, N_env, K\)"):
+        Decisions.from_chain(torch.zeros(2, 3))
+    with pytest.raises(ValueError, match=r"reward must start with \(2, 3\)"):
+        Decisions.from_chain(torch.zeros(2, 3, 4), reward=torch.zeros(3, 2, 4))
+
+
+def test_a_missing_field_is_named():
+    with pytest.raises(ValueError, match=r"Decisions\.group, which is missing"):
+        by_group(Decisions(torch.zeros(2, 3)))
+
+
+@pytest.mark.parametrize("rows", [torch.tensor([3, 0]), slice(1, 3), torch.tensor([True, False] * 3)])
+def test_select_takes_the_same_rows_of_every_field(decisions, rows):
+    if isinstance(rows, torch.Tensor) and rows.dtype == torch.bool:
+        rows = torch.arange(len(decisions)) % 2 == 0
+    picked = decisions.select(rows)
+    for name in ("logp_old", "logp_behaviour", "reward", "group", "source"):
+        assert torch.equal(getattr(picked, name), getattr(decisions, name)[rows])
+
+
+def test_cat_undoes_select(decisions):
+    again = cat([decisions.select(slice(0, 2)), decisions.select(slice(2, None))])
+    for name in ("logp_old", "mask", "unit", "group", "trajectory", "version"):
+        before, after = getattr(decisions, name), getattr(again, name)
+        assert (before is None and after is None) or torch.equal(before, after)
+
+
+def test_cat_refuses_rows_that_do_not_fit(decisions):
+    with pytest.raises(ValueError, match="pad first"):
+        cat([Decisions(torch.zeros(1, 2)), Decisions(torch.zeros(1, 3))])
+    with pytest.raises(ValueError, match="have group and some have not"):
+        cat([Decisions(torch.zeros(1, 2)), Decisions(torch.zeros(1, 2), group=torch.zeros(1))])
+    with pytest.raises(ValueError, match="at least one"):
+        cat([])
+
+
+def test_episode_ids_change_after_each_end():
+    done = torch.tensor([[True, False], [False, False], [False, True]])
+    ids = episode_ids(done)
+    assert ids[0, 0] != ids[1, 0] and ids[1, 0] == ids[2, 0]
+    assert ids[0, 1] == ids[1, 1] == ids[2, 1]
+    assert ids.unique().numel() == 3
+
+
+@pytest.mark.parametrize("name", sorted(PARTITIONS))
+def test_partitions_give_one_id_per_row_or_decision(decisions, name):
+    ids = PARTITIONS[name](decisions)
+    assert ids.shape in ((len(decisions), 1), decisions.shape)
+    assert not ids.is_floating_point()
+
+
+def test_partitions_are_nested(decisions):
+    """Decision < unit < trajectory < group < batch: equal ids inside imply equal ids outside."""
+    nested = [by_unit, by_trajectory, by_group, everything]
+    for inner, outer in zip(nested, nested[1:], strict=False):
+        fine = inner(decisions).expand(decisions.shape).flatten()
+        coarse = outer(decisions).expand(decisions.shape).flatten()
+        for key in fine.unique():
+            assert coarse[fine == key].unique().numel() == 1
+
+
+def test_group_and_depth_are_told_apart():
+    decisions = Decisions(torch.zeros(3, 2), group=torch.tensor([5, 5, -1]))
+    ids = by_group_depth(decisions)
+    assert torch.equal(ids[0], ids[1]) and ids.unique().numel() == 4
+
+
+def test_unit_ids_count_within_the_trajectory(decisions):
+    ids = by_unit(decisions).expand(decisions.shape)
+    per_row = 2 if decisions.unit is not None else 1
+    assert ids.unique().numel() == per_row * len(decisions)
