@@ -48,7 +48,7 @@ class HostSim(VectorSim):
         expected = (self.num_envs, self.spec.action_dim)
         if tuple(action.shape) != expected:
             raise UserError(f"Expected actions of shape {expected}, got {tuple(action.shape)}.")
-        played = action.detach().cpu().numpy().astype(np.float64)
+        played = action.detach().cpu().numpy().astype(np.float64, order="C")  # sums must not depend on strides
         if not np.isfinite(played).all():
             raise UserError("An action is NaN or infinite; the policy has diverged.")
         return np.clip(played, self._low, self._high, out=played)

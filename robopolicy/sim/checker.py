@@ -1,0 +1,293 @@
+"""Environment checker: runs any simulator through the contract and explains in words what it breaks and why it matters.
+
+problems = check_simulator(make_sim("locomotion/hopper", SimOptions(num_envs=3)))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from robopolicy.sim.contract import Observation, Step, TensorSpec, VectorSim
+
+_SEED = 17
+_STEPS = 8  # control steps of the short comparisons
+_LONGEST = 3000  # control steps to wait for an episode to end
+
+
+def check_simulator(sim: VectorSim, make: Callable[[int], VectorSim] | None = None) -> list[str]:
+    """Run `sim` through every rule of the contract.
+
+    Args:
+        sim: The simulator; it is reset and stepped. At least two environments let rows be compared.
+        make: Function that builds the same simulator with a given number of environments; with it the checker also
+            proves that results do not depend on that number.
+
+    Returns:
+        One sentence per broken rule; an empty list means that every rule holds.
+    """
+    checker = _Checker(sim)
+    checker.check_spec()
+    checker.check_observation(sim.reset(_SEED), "reset")
+    if checker.problems:
+        return checker.problems  # the rest compares observations and would only repeat these
+    checker.check_step()
+    checker.check_clipping()
+    checker.check_kept_tensors()
+    if sim.spec.seeded_episodes:
+        checker.check_seeds()
+    if sim.spec.partial_steps:
+        checker.check_active()
+    checker.check_episode_end()
+    checker.check_state_dict()
+    if make is not None and sim.spec.seeded_episodes:
+        checker.check_number_of_envs(make)
+    return checker.problems
+
+
+class _Checker:
+    def __init__(self, sim: VectorSim) -> None:
+        self.sim = sim
+        self.problems: list[str] = []
+
+    def expect(self, holds: bool, problem: str) -> None:
+        if not holds and problem not in self.problems:
+            self.problems.append(problem)
+
+    def check_spec(self) -> None:
+        spec = self.sim.spec
+        low, high = spec.action_low, spec.action_high
+        self.expect(bool(torch.isfinite(low).all() and torch.isfinite(high).all()), "Action bounds must be finite.")
+        self.expect(low.dtype == high.dtype == torch.float32, "Action bounds must be float32.")
+        self.expect(low.shape == high.shape and low.dim() == 1, "Action bounds must be two vectors of one size.")
+        self.expect(bool((low < high).all()), "Every lower action bound must be below the upper one.")
+        self.expect(spec.control_dt > 0, "control_dt must be positive: it is the time between two actions in seconds.")
+        self.expect(spec.max_episode_steps > 0, "max_episode_steps must be positive.")
+        named = not spec.action_names or len(spec.action_names) == spec.action_dim
+        self.expect(named, "action_names needs one name per action dimension.")
+        for key, entry in spec.observation.items():
+            self._check_entry(key, entry)
+
+    def _check_entry(self, key: str, entry: TensorSpec) -> None:
+        image = key.startswith("image.")
+        if image:
+            shaped = len(entry.shape) == 3 and entry.shape[0] == 3 and entry.dtype == torch.uint8
+            self.expect(shaped, f"Image '{key}' must be uint8 (3, height, width), got {entry.dtype} {entry.shape}.")
+        else:
+            self.expect(entry.dtype == torch.float32, f"Observation '{key}' must be float32, got {entry.dtype}.")
+        named = not entry.names or len(entry.names) == entry.shape[-1]
+        self.expect(named, f"Observation '{key}' needs one name per element.")
+
+    def check_observation(self, obs: Observation, where: str) -> None:
+        """Check keys, shapes, types and finiteness against the spec."""
+        sim = self.sim
+        expected = set(sim.spec.observation)
+        self.expect(set(obs) == expected, f"{where} returns keys {sorted(obs)}, the spec says {sorted(expected)}.")
+        for key in expected & set(obs):
+            value, entry = obs[key], sim.spec.observation[key]
+            shape = (sim.num_envs, *entry.shape)
+            self.expect(
+                tuple(value.shape) == shape, f"{where}: '{key}' has shape {tuple(value.shape)}, expected {shape}."
+            )
+            self.expect(value.dtype == entry.dtype, f"{where}: '{key}' is {value.dtype}, the spec says {entry.dtype}.")
+            finite = not value.is_floating_point() or bool(torch.isfinite(value).all())
+            self.expect(finite, f"{where}: '{key}' has NaN or infinite values; end such episodes instead.")
+            self.expect(value.device == sim.device, f"{where}: '{key}' is on {value.device}, expected {sim.device}.")
+
+    def check_step(self) -> None:
+        """Check types and shapes of everything `step` returns."""
+        sim = self.sim
+        sim.reset(_SEED)
+        step = sim.step(self._actions(1)[0])
+        self.check_observation(step.obs, "step")
+        self.check_observation(step.final_obs, "final_obs")
+        for name, value, dtype in (
+            ("reward", step.reward, torch.float32),
+            ("terminated", step.terminated, torch.bool),
+            ("truncated", step.truncated, torch.bool),
+        ):
+            right = value.shape == (sim.num_envs,) and value.dtype == dtype
+            self.expect(right, f"{name} must be {dtype} of shape ({sim.num_envs},), got {value.dtype} {value.shape}.")
+        self.expect(bool(torch.isfinite(step.reward).all()), "Rewards must be finite.")
+        going = ~step.done
+        same = _equal_rows(step.obs, step.final_obs, going)
+        self.expect(same, "final_obs must equal obs where the episode goes on: both are the successor observation.")
+        for key, value in step.info.items():
+            self.expect(value.shape[:1] == (sim.num_envs,), f"info['{key}'] must have one entry per environment.")
+        if "success" in step.info:
+            self.expect(step.info["success"].dtype == torch.bool, "info['success'] must be bool.")
+
+    def check_clipping(self) -> None:
+        """Actions beyond the bounds must act like the bound."""
+        if not self.sim.spec.seeded_episodes:
+            return
+        high = self.sim.spec.action_high.expand(self.sim.num_envs, -1)
+        self.sim.reset(_SEED)
+        inside = self.sim.step(high)
+        self.sim.reset(_SEED)
+        outside = self.sim.step(high + 5.0)
+        self.expect(_same(inside, outside), "Actions beyond the bounds must be clipped to them by the backend.")
+
+    def check_kept_tensors(self) -> None:
+        """Tensors handed out once must keep their values."""
+        self.sim.reset(_SEED)
+        actions = self._actions(3)
+        step = self.sim.step(actions[0])
+        values = {"reward": step.reward, **{f"obs.{key}": value for key, value in step.obs.items()}}
+        values |= {f"final_obs.{key}": value for key, value in step.final_obs.items()}
+        kept = {key: value.clone() for key, value in values.items()}
+        for action in actions[1:]:
+            self.sim.step(action)
+        for key, value in values.items():
+            self.expect(
+                torch.equal(value, kept[key]),
+                f"'{key}' returned by one step was overwritten by a later one; return fresh tensors, "
+                "because rollouts keep them.",
+            )
+
+    def check_seeds(self) -> None:
+        """Equal seeds and actions must give equal episodes, whatever the row."""
+        sim, actions = self.sim, self._actions(_STEPS)
+        first = sim.reset(_SEED)
+        expected = torch.arange(_SEED, _SEED + sim.num_envs)
+        self.expect(
+            torch.equal(sim.episode_seed.cpu(), expected), "After reset(s), environment i must run episode s + i."
+        )
+        played = [sim.step(action) for action in actions]
+        again = sim.reset(_SEED)
+        repeated = [sim.step(action) for action in actions]
+        same = _equal(first, again) and all(_same(a, b) for a, b in zip(played, repeated, strict=True))
+        self.expect(same, "Two runs with the same seed and actions differ; draw every number from the episode's seed.")
+        if sim.num_envs < 2:
+            return
+        sim.reset([_SEED] * sim.num_envs)
+        for action in actions:
+            step = sim.step(action[:1].expand_as(action))
+            alike = all(torch.equal(value[0], value[-1]) for value in step.final_obs.values())
+            alike = alike and bool(step.reward[0] == step.reward[-1])
+            self.expect(alike, "Two rows with the same seed and actions differ; rows must not influence each other.")
+            if bool(step.done.any()):
+                break
+
+    def check_active(self) -> None:
+        """Rows that are not active must stand still and notice nothing."""
+        sim = self.sim
+        if sim.num_envs < 2:
+            return
+        action = self._actions(1)[0]
+        start = sim.reset(_SEED)
+        active = torch.zeros(sim.num_envs, dtype=torch.bool, device=sim.device)
+        active[0] = True
+        partial = sim.step(action, active)
+        waiting = ~active
+        still = _equal_rows(partial.obs, start, waiting) and _equal_rows(partial.final_obs, start, waiting)
+        self.expect(still, "The observation of a row that is not active must not change.")
+        quiet = not bool((partial.reward[waiting] != 0).any() or partial.done[waiting].any())
+        self.expect(quiet, "A row that is not active must have reward 0 and both flags False.")
+        self.expect(not bool(sim.episode_step[waiting].any()), "A row that is not active must not count the step.")
+        if not sim.spec.seeded_episodes:
+            return
+        late = sim.step(action, waiting)
+        sim.reset(_SEED)
+        full = sim.step(action)
+        unchanged = _equal_rows(late.final_obs, full.final_obs, waiting)
+        unchanged = unchanged and _equal_rows(partial.final_obs, full.final_obs, active)
+        self.expect(unchanged, "Waiting must not change what a row does next, nor the rows that move meanwhile.")
+
+    def check_episode_end(self) -> None:
+        """Play until an episode ends; check automatic reset, final observation and time limit."""
+        sim = self.sim
+        sim.reset(_SEED)
+        limit = min(sim.spec.max_episode_steps, _LONGEST)
+        age = torch.zeros(sim.num_envs, dtype=torch.int64)
+        step = None
+        for action in self._actions(limit):
+            step = sim.step(action)
+            age += 1
+            if bool(step.done.any()):
+                break
+            self.expect(torch.equal(sim.episode_step.cpu(), age), "episode_step must count the control steps.")
+        if step is None or not bool(step.done.any()):
+            reached = limit < sim.spec.max_episode_steps
+            self.expect(reached, f"No episode was truncated after max_episode_steps = {limit} control steps.")
+            return
+        done = step.done.cpu()
+        self.expect(not bool(sim.episode_step.cpu()[done].any()), "episode_step must be 0 right after an episode ends.")
+        if sim.spec.final_obs_exact:
+            differs = not _equal_rows(step.final_obs, step.obs, step.done)
+            self.expect(
+                differs,
+                "final_obs shows the first observation of the next episode; it must be the last of the one that "
+                "ended, or truncated episodes bootstrap from the wrong state.",
+            )
+        self.check_observation(step.obs, "obs after automatic reset")
+        if sim.spec.seeded_episodes:
+            self._check_next_seeds(step, done)
+
+    def _check_next_seeds(self, step: Step, done: Tensor) -> None:
+        sim, seeds = self.sim, self.sim.episode_seed.cpu()
+        unused = torch.arange(_SEED + sim.num_envs, _SEED + sim.num_envs + int(done.sum()))
+        self.expect(
+            torch.equal(seeds[done], unused),
+            "Episodes after the first must take the next unused seeds in order of environment index.",
+        )
+        fresh = sim.reset([int(seed) for seed in seeds])
+        self.expect(
+            _equal_rows(step.obs, fresh, step.done),
+            "obs after an automatic reset must be the first observation of the next seed's episode.",
+        )
+
+    def check_state_dict(self) -> None:
+        """Continue after a restore exactly as without it."""
+        sim, actions = self.sim, self._actions(2 * _STEPS)
+        sim.reset(_SEED)
+        for action in actions[:_STEPS]:
+            obs = sim.step(action).obs
+        try:
+            state = sim.state_dict()
+        except RuntimeError:
+            return  # allowed: such a backend resumes with fresh episodes
+        straight = [sim.step(action) for action in actions[_STEPS:]]
+        restored = sim.load_state_dict(state)
+        self.expect(_equal(obs, restored), "load_state_dict must return the observation of the saved moment.")
+        resumed = [sim.step(action) for action in actions[_STEPS:]]
+        same = all(_same(a, b) for a, b in zip(straight, resumed, strict=True))
+        self.expect(same, "After load_state_dict the episodes go on differently; save everything that decides them.")
+
+    def check_number_of_envs(self, make: Callable[[int], VectorSim]) -> None:
+        """Environment 0 must not notice how many others there are."""
+        actions = self._actions(_STEPS)
+        trajectories: list[list[Tensor]] = []
+        for count in (1, 3):
+            sim = make(count)
+            sim.reset(_SEED)
+            steps = [sim.step(action[:1].expand(count, -1)) for action in actions]
+            trajectories.append([value[0] for step in steps for value in (step.reward, *step.final_obs.values())])
+            sim.close()
+        same = all(torch.equal(a, b) for a, b in zip(*trajectories, strict=True))
+        self.expect(
+            same, "The same episode differs with 1 and 3 environments; results must not depend on their number."
+        )
+
+    def _actions(self, count: int) -> list[Tensor]:
+        """Random actions within the bounds, the same in every call."""
+        spec, generator = self.sim.spec, torch.Generator().manual_seed(_SEED)
+        low, high = spec.action_low.cpu(), spec.action_high.cpu()
+        shape = (self.sim.num_envs, spec.action_dim)
+        uniform = [torch.rand(shape, generator=generator) for _ in range(count)]
+        return [(low + (high - low) * part).to(self.sim.device) for part in uniform]
+
+
+def _equal(left: Observation, right: Observation) -> bool:
+    return all(torch.equal(value, right[key]) for key, value in left.items())
+
+
+def _equal_rows(left: Observation, right: Observation, rows: Tensor) -> bool:
+    return all(torch.equal(value[rows], right[key][rows]) for key, value in left.items())
+
+
+def _same(left: Step, right: Step) -> bool:
+    flags = torch.equal(left.terminated, right.terminated) and torch.equal(left.truncated, right.truncated)
+    return flags and torch.equal(left.reward, right.reward) and _equal(left.final_obs, right.final_obs)
