@@ -55,6 +55,8 @@ class MLP(nn.Sequential):
             activation: Name in `ACTIVATIONS`.
             orthogonal_gain: Output gain of `orthogonal_init`; None keeps torch's default initialisation.
         """
+        if any(width < 1 for width in hidden):
+            raise UserError(f"Layer widths must be positive, got {list(hidden)}.")
         layers: list[nn.Module] = []
         for width in hidden:
             layers += [nn.Linear(in_dim, width), make_activation(activation)]
@@ -71,8 +73,10 @@ class ResidualMLP(nn.Module):
     def __init__(self, in_dim: int, hidden: Sequence[int], out_dim: int, *, activation: str = "relu") -> None:
         """Build one input layer of width `hidden[0]` and one block per further pair of (equal) widths."""
         super().__init__()
-        if not hidden or len(hidden) % 2 == 0 or len(set(hidden)) != 1:
-            raise UserError(f"A residual MLP needs an odd number of equal widths, e.g. [512, 512, 512]; got {hidden}.")
+        if not hidden or len(hidden) % 2 == 0 or len(set(hidden)) != 1 or hidden[0] < 1:
+            raise UserError(
+                f"A residual MLP needs an odd number of equal widths, e.g. [512, 512, 512]; got {list(hidden)}."
+            )
         width = hidden[0]
         self.input = nn.Linear(in_dim, width)
         self.blocks = nn.ModuleList(

@@ -79,7 +79,7 @@ class Normalizer(nn.Module):
         return value.to(self.offset.device)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name in ("offset", "scale"):
+        for name in dict(self.named_buffers()):
             value = state_dict.get(prefix + name)
             if value is not None and not bool(value.isfinite().all()):
                 raise UserError(f"Checkpoint statistic '{prefix}{name}' is not finite; the checkpoint is damaged.")

@@ -39,6 +39,32 @@ class FiLMBlock(nn.Module):
         return self.second(self.first(x) * (1 + scale) + shift) + self.skip(x)
 
 
+class DownLevel(nn.Module):
+    """Two blocks at one resolution, then (above the last level) a convolution that halves the length."""
+
+    def __init__(self, first: FiLMBlock, second: FiLMBlock, width: int, *, last: bool) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+        self.shrink = nn.Identity() if last else nn.Conv1d(width, width, 3, 2, 1)
+
+    def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the input of the next level and the skip connection."""
+        x = self.second(self.first(x, condition), condition)
+        return self.shrink(x), x
+
+
+class UpLevel(nn.Module):
+    """Double the length, join the skip connection of that resolution, two blocks."""
+
+    def __init__(self, grow: nn.Module, first: FiLMBlock, second: FiLMBlock) -> None:
+        super().__init__()
+        self.grow, self.first, self.second = grow, first, second
+
+    def forward(self, x: Tensor, skip: Tensor, condition: Tensor) -> Tensor:
+        """Map `(B, C, L)` and `skip` `(B, C', 2 L)` to `(B, C', 2 L)`."""
+        return self.second(self.first(torch.cat([self.grow(x), skip], 1), condition), condition)
+
+
 class UNet1d(nn.Module):
     """Velocity network `(B, H, A), (B,), (B, To, F)` -> `(B, H, A)`; pads H to a multiple of 2^(levels - 1)."""
 
@@ -63,8 +89,10 @@ class UNet1d(nn.Module):
             groups: Groups of every GroupNorm; divides all channels.
         """
         super().__init__()
-        if kernel % 2 == 0 or any(width % groups for width in channels):
-            raise UserError(f"The U-Net needs an odd kernel and channels divisible by {groups}, got {list(channels)}.")
+        if kernel % 2 == 0 or not channels or any(width < 1 or width % groups for width in channels):
+            raise UserError(
+                f"The U-Net needs an odd kernel and channels divisible by {groups}; got {kernel} and {list(channels)}."
+            )
         condition_dim = time_dim + feature_dim
 
         def block(in_channels: int, out_channels: int) -> FiLMBlock:
@@ -76,14 +104,12 @@ class UNet1d(nn.Module):
         width = action_dim
         for level, wider in enumerate(channels):
             last = level == len(channels) - 1
-            shrink = nn.Identity() if last else nn.Conv1d(wider, wider, 3, 2, 1)
-            self.down.append(nn.ModuleList([block(width, wider), block(wider, wider), shrink]))
+            self.down.append(DownLevel(block(width, wider), block(wider, wider), wider, last=last))
             width = wider
         self.middle = nn.ModuleList([block(width, width), block(width, width)])
         for narrower in reversed(channels[:-1]):
-            # The skip of the level above joins after the transposed convolution has restored its length.
             grow = nn.ConvTranspose1d(width, narrower, 4, 2, 1)
-            self.up.append(nn.ModuleList([grow, block(2 * narrower, narrower), block(narrower, narrower)]))
+            self.up.append(UpLevel(grow, block(2 * narrower, narrower), block(narrower, narrower)))
             width = narrower
         self.output = nn.Sequential(ConvBlock(width, width, kernel, groups), nn.Conv1d(width, action_dim, 1))
 
@@ -95,13 +121,12 @@ class UNet1d(nn.Module):
         if horizon % self.stride:
             h = F.pad(h, (0, self.stride - horizon % self.stride), mode="replicate")
         skips: list[Tensor] = []
-        for first, second, shrink in self.down:  # type: ignore[misc]
-            h = second(first(h, condition), condition)
-            skips.append(h)
-            h = shrink(h)
-        for part in self.middle:
-            h = part(h, condition)
-        skips.pop()
-        for grow, first, second in self.up:  # type: ignore[misc]
-            h = second(first(torch.cat([grow(h), skips.pop()], 1), condition), condition)
+        for level in self.down:
+            h, skip = level(h, condition)
+            skips.append(skip)
+        skips.pop()  # the lowest level has no partner on the way up
+        for middle in self.middle:
+            h = middle(h, condition)
+        for level in self.up:
+            h = level(h, skips.pop(), condition)
         return self.output(h)[..., :horizon].transpose(1, 2)

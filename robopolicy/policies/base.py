@@ -75,6 +75,14 @@ class DecisionOutput:
     entropy: Tensor  # (B, T) nats
 
 
+def chunk_mean(value: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean over the steps of a chunk, `(B, H)` -> `(B,)`, without padded ones; a row of padding alone gives 0."""
+    if mask is None:
+        return value.mean(1)
+    mask = mask.to(value.dtype)
+    return (value * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+
 class Policy(nn.Module, ABC):
     """Base class of every policy. Subclasses implement the verbs that make sense for them."""
 

@@ -21,7 +21,7 @@ from robopolicy.nets.time import TimeEmbedding
 from robopolicy.nets.transformer import ActionTransformer
 from robopolicy.nets.unet1d import UNet1d
 from robopolicy.nets.vision import VisionConfig
-from robopolicy.policies.base import Info, Observation, Policy, PolicySpec
+from robopolicy.policies.base import Info, Observation, Policy, PolicySpec, chunk_mean
 from robopolicy.policies.noise import Randomness, normal
 from robopolicy.policies.path import interpolate, left_grid
 
@@ -74,6 +74,11 @@ class FlowConfig:
             raise unknown_name("time law", self.time_law, TIME_LAWS)
         if self.steps < 1 or self.action_clip < 0:
             raise UserError(f"A flow needs steps >= 1 and action_clip >= 0, got {self.steps} and {self.action_clip}.")
+        if self.transformer_heads < 1 or self.transformer_width % self.transformer_heads:
+            raise UserError(
+                f"transformer_width {self.transformer_width} must be a multiple of transformer_heads "
+                f"{self.transformer_heads}."
+            )
         if self.action_normalization == "running":
             raise UserError("action_normalization cannot be 'running'; use minmax, meanstd or identity.")
 
@@ -191,7 +196,7 @@ class FlowPolicy(Policy):
         t = TIME_LAWS[self.config.time_law](normal((data.shape[0], 1), generator, data.device))  # (B, 1)
         x = interpolate(noise, data, t.unsqueeze(-1))
         error = (self.velocity(features, x, t.squeeze(1)) - (data - noise)).square().mean(-1)  # (B, H)
-        loss = masked_mean(error, mask)
+        loss = chunk_mean(error, mask)
         info = {"flow_matching": loss.detach().mean()}
         return (loss if weight is None else loss * weight), info
 
@@ -199,11 +204,3 @@ class FlowPolicy(Policy):
         for t in self.grid:
             x = self.euler_step(features, x, t.expand(x.shape[0]))
         return self.action_normalizer.denormalize(x)
-
-
-def masked_mean(value: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean over the chunk `(B, H)` -> `(B,)`, ignoring padded steps; a row without valid steps gives 0."""
-    if mask is None:
-        return value.mean(1)
-    mask = mask.to(value.dtype)
-    return torch.where(mask > 0, value, 0.0).mul(mask).sum(1) / mask.sum(1).clamp(min=1)

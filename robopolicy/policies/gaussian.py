@@ -20,8 +20,7 @@ from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.normalizer import Statistics, make_normalizer
 from robopolicy.nets.vision import VisionConfig
-from robopolicy.policies.base import DecisionOutput, Info, Observation, Policy, PolicySpec, Record, Sample
-from robopolicy.policies.flow import masked_mean
+from robopolicy.policies.base import DecisionOutput, Info, Observation, Policy, PolicySpec, Record, Sample, chunk_mean
 from robopolicy.policies.noise import Randomness, normal
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -128,10 +127,10 @@ class GaussianPolicy(Policy):
         error = (mode - target).square()
         if self.config.imitation == "nll":
             raw = target.clamp(-1 + 1e-6, 1 - 1e-6).atanh() if self.config.squash else target
-            loss = masked_mean(-self._log_density(raw, mean, log_std).mean(-1), mask)
+            loss = chunk_mean(-self._log_density(raw, mean, log_std).mean(-1), mask)
         else:
-            loss = masked_mean(error.mean(-1), mask)
-        info = {"mse": masked_mean(error.detach().mean(-1), mask).mean()}
+            loss = chunk_mean(error.mean(-1), mask)
+        info = {"mse": chunk_mean(error.detach().mean(-1), mask).mean()}
         return (loss if weight is None else loss * weight), info
 
     def _distribution(self, obs: Observation) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,56 @@
+"""The value network."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from robopolicy.critics.value import ValueConfig, ValueNet
+from robopolicy.policies.base import PolicySpec
+
+SPEC = PolicySpec({"state": (3,), "goal": (2,)}, action_dim=2, obs_horizon=2)
+
+
+def observations(rows: int) -> dict[str, torch.Tensor]:
+    return {"state": 5 + 3 * torch.randn(rows, 2, 3), "goal": torch.randn(rows, 2, 2)}
+
+
+@pytest.mark.parametrize(
+    "config", [ValueConfig(), ValueConfig(hidden=(16, 16, 16), residual=True, activation="mish", orthogonal_init=False)]
+)
+def test_one_value_per_row(config: ValueConfig) -> None:
+    assert ValueNet(config, SPEC)(observations(7)).shape == (7,)
+
+
+def test_running_statistics_come_from_the_newest_observation_only() -> None:
+    critic = ValueNet(ValueConfig(), SPEC)
+    obs = observations(500)
+    critic.observe(obs)
+    newest = torch.cat([obs["goal"][:, -1], obs["state"][:, -1]], -1)  # keys in sorted order
+    torch.testing.assert_close(critic.encoder.normalizer.offset, newest.mean(0))
+    features = critic.encoder(obs)[:, -1]
+    torch.testing.assert_close(features.mean(0), torch.zeros(5), atol=1e-5, rtol=0)
+    torch.testing.assert_close(features.std(0), torch.ones(5), atol=1e-2, rtol=0)
+
+
+def test_observing_changes_nothing_without_running_statistics() -> None:
+    critic = ValueNet(ValueConfig(normalization="minmax"), SPEC)
+    critic.fit_normalizer({"state": {"min": [0] * 3, "max": [10] * 3}, "goal": {"min": [-1] * 2, "max": [1] * 2}})
+    before = {key: value.clone() for key, value in critic.state_dict().items()}
+    critic.observe(observations(10))
+    assert all(torch.equal(value, before[key]) for key, value in critic.state_dict().items())
+
+
+def test_a_critic_fits_a_linear_value() -> None:
+    torch.manual_seed(0)
+    critic = ValueNet(ValueConfig(), SPEC)
+    obs = observations(512)
+    critic.observe(obs)
+    target = obs["state"][:, -1].sum(-1) / 5
+    optimizer = torch.optim.Adam(critic.parameters(), lr=1e-2)
+    for _ in range(100):
+        loss = torch.nn.functional.mse_loss(critic(obs), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert float(loss.detach()) < 0.05 * float(target.var())

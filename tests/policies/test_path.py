@@ -1,0 +1,96 @@
+"""Every path and parameterisation converts to the common linear path and back, to 1e-5 in single precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.policies.path import (
+    PREDICTIONS,
+    Estimate,
+    edm_coefficients,
+    edm_sigma,
+    estimate,
+    interpolate,
+    left_grid,
+    linear_coefficients,
+    prediction_target,
+    put_on_linear_path,
+    vp_alpha_bar,
+    vp_coefficients,
+)
+
+TIMES = torch.tensor([0.05, 0.3, 0.5, 0.8, 0.95]).repeat(8).view(-1, 1, 1)
+PATHS = {
+    "flow": linear_coefficients(TIMES),
+    "vp": vp_coefficients(vp_alpha_bar(TIMES)),
+    "edm": edm_coefficients(edm_sigma(TIMES)),
+}
+
+
+def pair() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(40, 4, 2, generator=generator) * 2 - 1, torch.randn(40, 4, 2, generator=generator)
+
+
+@pytest.mark.parametrize("kind", PREDICTIONS)
+@pytest.mark.parametrize("path", PATHS)
+def test_a_perfect_model_gives_back_data_noise_velocity_and_score(path: str, kind: str) -> None:
+    data, noise = pair()
+    a, b = PATHS[path]
+    found = estimate(kind, prediction_target(kind, data, noise, a, b), a * data + b * noise, a, b)
+    # Dividing by a small coefficient magnifies the rounding of x_t; measure the error at the scale of the division.
+    scale = torch.minimum(a, b).clamp(max=1.0)
+    for value, expected in ((found.data, data), (found.noise, noise), (found.velocity, data - noise)):
+        assert float(((value - expected) * scale).abs().max()) < 1e-5
+    torch.testing.assert_close(found.score(b) * b * scale, -noise * scale, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_any_path_lies_on_the_linear_one_at_its_own_time(path: str) -> None:
+    data, noise = pair()
+    a, b = PATHS[path]
+    t, x = put_on_linear_path(a * data + b * noise, a, b)
+    torch.testing.assert_close(t, TIMES, atol=1e-6, rtol=0)
+    torch.testing.assert_close(x, interpolate(noise, data, TIMES), atol=1e-5, rtol=0)
+    torch.testing.assert_close(x * (a + b), a * data + b * noise, atol=1e-5, rtol=1e-5)
+
+
+def test_the_published_formulas_of_the_flow_path() -> None:
+    data, noise = pair()
+    x = interpolate(noise, data, TIMES)
+    u = data - noise
+    a, b = linear_coefficients(TIMES)
+    found = estimate("velocity", u, x, a, b)
+    torch.testing.assert_close(found.data, x + (1 - TIMES) * u)
+    torch.testing.assert_close(found.noise, x - TIMES * u)
+    torch.testing.assert_close(found.score(b), -(x - TIMES * u) / (1 - TIMES))
+
+
+def test_edm_time_is_one_over_one_plus_sigma() -> None:
+    sigma = torch.tensor([0.002, 0.5, 80.0])
+    t, _ = put_on_linear_path(torch.zeros(3), *edm_coefficients(sigma))
+    torch.testing.assert_close(t, 1 / (1 + sigma))
+    torch.testing.assert_close(edm_sigma(t), sigma, rtol=1e-4, atol=1e-6)
+
+
+def test_the_ends_of_the_path_are_noise_and_data() -> None:
+    data, noise = pair()
+    assert torch.equal(interpolate(noise, data, torch.tensor(0.0)), noise)
+    torch.testing.assert_close(interpolate(noise, data, torch.tensor(1.0)), data, atol=1e-6, rtol=0)
+    assert torch.equal(Estimate(data, noise).velocity, data - noise)
+
+
+def test_the_grid_is_the_left_one() -> None:
+    assert left_grid(1).tolist() == [0.0]
+    assert left_grid(4).tolist() == [0.0, 0.25, 0.5, 0.75]
+
+
+def test_unknown_predictions_suggest_the_nearest() -> None:
+    x = torch.zeros(1)
+    with pytest.raises(UserError, match="Did you mean 'velocity'"):
+        estimate("velocty", x, x, x, x)
+    with pytest.raises(UserError, match="Did you mean 'noise'"):
+        prediction_target("nois", x, x, x, x)
