@@ -20,7 +20,8 @@ from tasks.manipulation.scene import ARM_JOINTS, FINGER_JOINTS, build_model
 
 POSITION_STEP = 0.03  # [m] of an action of 1, so at most 0.6 m/s along each axis
 YAW_STEP = 0.12  # [rad] of an action of 1, so at most 2.4 rad/s
-MAX_LEAD = 0.06  # [m] the commanded position may run ahead of the tool along each axis
+FINGER_STEP = 0.012  # [m] the finger servos may pull ahead; sets closing speed (0.2 m/s) and grip force (18 N)
+MAX_LEAD = 0.04  # [m] the commanded position may run ahead of the tool along each axis
 WORKSPACE_LOW: Array = np.array([0.30, -0.35, 0.012])  # [m] of the tool; fingertips stay 2 mm above the table
 WORKSPACE_HIGH: Array = np.array([0.70, 0.35, 0.45])  # [m]
 CONTROL_DT = 0.05  # [s], 20 Hz
@@ -83,8 +84,6 @@ class PandaTask(MujocoTask):
         self._finger_qpos = self.qpos_index(*FINGER_JOINTS)
         self._arm_actuators = np.array([self.model.actuator(f"actuator{i}").id for i in range(1, 8)])
         self._gripper = int(self.model.actuator("actuator8").id)
-        self._gripper_closed, self._gripper_open = self.model.actuator_ctrlrange[self._gripper]
-        mujoco.mj_setConst(self.model, mujoco.MjData(self.model))
 
     @abstractmethod
     def place(self, rng: np.random.Generator) -> dict[str, Array]:
@@ -140,8 +139,9 @@ class PandaTask(MujocoTask):
         memory["position"], memory["yaw"], memory["joints"] = position, yaw, joints
         control = np.zeros((len(state), self.model.nu))
         control[:, self._arm_actuators] = joints
-        opening = 0.5 * (1.0 - action[:, 4])
-        control[:, self._gripper] = self._gripper_closed + opening * (self._gripper_open - self._gripper_closed)
+        finger = 0.5 * arm.width
+        wanted = 0.5 * (1.0 - action[:, 4]) * kinematics.FINGER_TRAVEL
+        control[:, self._gripper] = np.clip(wanted, finger - FINGER_STEP, finger + FINGER_STEP)
         return control
 
     def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:

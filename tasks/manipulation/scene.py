@@ -22,9 +22,25 @@ def build_model(scene: str) -> mujoco.MjModel:
     """
     spec = mujoco.MjSpec.from_file(str(ASSETS / f"{scene}.xml"))
     robot = mujoco.MjSpec.from_file(str(robot_file()))
+    robot.option.integrator = spec.option.integrator
+    _tune(robot)
     spec.attach(robot, prefix="", frame=spec.frame("robot"))
     spec.body("hand").add_camera(name="wrist", pos=[0.07, 0.0, 0.01], quat=[0.123, 0.696, 0.696, 0.123], fovy=75)
     return spec.compile()
+
+
+def _tune(robot: mujoco.MjSpec) -> None:
+    """Give a mesh model the servo gains and rotor inertias of our own, on which the controller and time step rely."""
+    ours = mujoco.MjSpec.from_file(str(ASSETS / "panda.xml"))
+    for joint in ours.joints:
+        other = robot.joint(joint.name)
+        other.armature, other.damping = joint.armature, joint.damping
+    for actuator in ours.actuators:
+        other = robot.actuator(actuator.name)
+        other.gainprm, other.biasprm = actuator.gainprm, actuator.biasprm
+        other.ctrlrange, other.forcerange = actuator.ctrlrange, actuator.forcerange
+    for body in robot.bodies[1:]:
+        body.gravcomp = 1.0
 
 
 def robot_file() -> Path:
