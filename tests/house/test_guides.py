@@ -1,0 +1,64 @@
+"""What the guides say is true: their Python runs, their commands parse, the files they name exist."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from source_tree import ROOT, project_files, read
+
+from robopolicy.cli.main import parse
+
+PAGES = [path for path in project_files() if path.suffix == ".md" and path.parts[0] != "benchmarks"]
+PAGES = [path for path in PAGES if path.name != "methods.md"]
+COMMANDS = [
+    (page, line.split("#")[0].strip())
+    for page in PAGES
+    for block in re.findall(r"```(?:bash|sh|console)\n(.*?)```", read(page), re.S)
+    for line in block.splitlines()
+]
+
+
+def commands(start: str) -> list[tuple[Path, list[str]]]:
+    """Words of every documented command that begins with `start`, without that."""
+    found = [(page, line.removeprefix(".venv/bin/")) for page, line in COMMANDS]
+    return [(page, shlex.split(line.removeprefix(start))) for page, line in found if line.startswith(start)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "```python" in read(page)], ids=str)
+def test_python_blocks_run(page):
+    scope: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", read(page), re.S):
+        exec(compile(block, str(page), "exec"), scope)
+
+
+def test_command_lines_parse():
+    assert commands("robopolicy ")
+    for page, words in commands("robopolicy "):
+        arguments = parse(words)
+        for setting in getattr(arguments, "settings", ()):
+            group, _, name = setting.partition("=")
+            folder = ROOT / "configs" / group
+            if folder.is_dir() and any(folder.glob("*.yaml")):
+                assert (folder / f"{name}.yaml").is_file(), f"{page}: no preset {setting}"
+
+
+def test_make_targets_exist():
+    targets = re.findall(r"^([a-z-]+):", read(Path("Makefile")), re.M)
+    for page, words in commands("make "):
+        target = next(word for word in words if "=" not in word and not word.startswith("-"))
+        assert target in targets, f"{page}: the Makefile has no target {target}"
+
+
+def test_modules_to_run_exist():
+    for page, words in commands("python -m "):
+        module = Path(*words[0].split("."))
+        if module.parts[0] in ("recipes", "benchmarks", "docs", "robopolicy"):
+            found = (ROOT / module).with_suffix(".py").is_file() or (ROOT / module / "__main__.py").is_file()
+            assert found, f"{page}: no module {words[0]}"
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)\s#]+)", read(page)):
+            assert (ROOT / page.parent / target).exists(), f"{page}: {target} does not exist"
