@@ -22,52 +22,9 @@ from robopolicy.policies.noise import RowStreams
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import Observation, Step, VectorSim
 
-OnStep = Callable[[Tensor, Tensor, Step], None]
+OnStep = Callable[[Tensor, Step], None]
 BeforeStep = Callable[[], None]
 _PROBES, _WARM_UP, _PROBE_SECONDS = 20, 3, 1.0
-
-
-class WatchedSim(VectorSim):
-    """Shows every control step to a listener, also those inside a chunk."""
-
-    def __init__(self, sim: VectorSim, on_step: OnStep, before_step: BeforeStep | None = None) -> None:
-        """Wrap `sim`.
-
-        Args:
-            sim: Simulator to step.
-            on_step: Called after each control step with the episode seeds `(N,)` that were running, the rows `(N,)`
-                bool that moved, and the step.
-            before_step: Called before each control step, while the state it starts from can still be rendered.
-        """
-        self.sim = sim
-        self.spec = sim.spec
-        self.num_envs = sim.num_envs
-        self.device = sim.device
-        self._on_step = on_step
-        self._before_step = before_step
-
-    @property
-    def episode_seed(self) -> Tensor:  # type: ignore[override]
-        """(N,) seeds of the running episodes."""
-        return self.sim.episode_seed
-
-    @property
-    def episode_step(self) -> Tensor:  # type: ignore[override]
-        """(N,) control steps taken in them."""
-        return self.sim.episode_step
-
-    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
-        """Reset the simulator."""
-        return self.sim.reset(seed)
-
-    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        """Step the simulator and tell the listener."""
-        if self._before_step is not None:
-            self._before_step()
-        seeds = self.sim.episode_seed.clone()
-        step = self.sim.step(action, active)
-        self._on_step(seeds, torch.ones_like(step.terminated) if active is None else active, step)
-        return step
 
 
 class _Score:
@@ -86,18 +43,49 @@ class _Score:
         slots = [self.slots.get(seed) for seed in seeds]
         return [row for row, slot in enumerate(slots) if slot is not None and not self.finished[slot]]
 
-    def add(self, seeds: Tensor, active: Tensor, step: Step) -> None:
-        """Listener of `WatchedSim`."""
-        moved = active.tolist()
-        names = seeds.tolist()
-        rows = [row for row in self.open_rows(names) if moved[row]]
-        slots = [self.slots[names[row]] for row in rows]
+    def add(self, seeds: Sequence[int], moved: Tensor, step: Step) -> None:
+        """Add a control step of the rows where `moved` `(N,)` bool, which all count; `seeds` were running."""
+        rows = moved.nonzero().flatten().tolist()
+        slots = [self.slots[seeds[row]] for row in rows]
         self.returns[slots] += step.reward.cpu().numpy()[rows]  # float32 rewards, float64 sum
         self.lengths[slots] += 1
         self.finished[slots] = step.done.cpu().numpy()[rows]
         if "success" in step.info:
             self.has_success = True
             self.success[slots] |= step.info["success"].bool().cpu().numpy()[rows]
+
+
+class _ScoredSim(VectorSim):
+    """Scores every control step, also those inside a chunk, and lets rows rest whose episode does not count."""
+
+    def __init__(self, sim: VectorSim, score: _Score, before_step: BeforeStep | None, on_step: OnStep | None) -> None:
+        self.sim = sim
+        self.spec = sim.spec
+        self.num_envs = sim.num_envs
+        self.device = sim.device
+        self._score = score
+        self._before_step = before_step
+        self._on_step = on_step
+
+    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
+        """Reset the simulator."""
+        return self.sim.reset(seed)
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        """Step the rows that count and add the outcome to the score."""
+        if self._before_step is not None:
+            self._before_step()
+        seeds = self.sim.episode_seed.tolist()
+        moving = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        moving[self._score.open_rows(seeds)] = True
+        if active is not None:
+            moving &= active
+        rest = self.spec.partial_steps and not bool(moving.all())
+        step = self.sim.step(action, moving if rest else active)
+        self._score.add(seeds, moving, step)
+        if self._on_step is not None:
+            self._on_step(moving, step)
+        return step
 
 
 def evaluate(
@@ -151,8 +139,8 @@ def play(
         deterministic: As in `evaluate`.
         policy_batch: As in `evaluate`.
         probe: Measure the latency of single decisions afterwards.
-        before_step: Called before every control step, for recording.
-        on_step: Called after every control step, for recording.
+        before_step: Called before every control step, while the state it starts from can still be rendered.
+        on_step: Called after every control step with the rows `(N,)` bool that count and moved, and the step.
     """
     if not _consecutive(seeds) and len(seeds) != sim.num_envs:
         raise ValueError(f"{len(seeds)} scattered seeds need as many environments, got {sim.num_envs}.")
@@ -162,14 +150,9 @@ def play(
     else:
         actor = policy
     score = _Score(seeds)
-
-    def listen(names: Tensor, active: Tensor, step: Step) -> None:
-        score.add(names, active, step)
-        if on_step is not None:
-            on_step(names, active, step)
-
-    watched = WatchedSim(sim, listen, before_step)
-    chunked = ChunkedSim(watched, execute=actor.execute, obs_horizon=actor.obs_horizon)
+    chunked = ChunkedSim(
+        _ScoredSim(sim, score, before_step, on_step), execute=actor.execute, obs_horizon=actor.obs_horizon
+    )
     with evaluation_mode(policy) if isinstance(policy, Policy) else nullcontext():
         start, calls = time.perf_counter(), actor.policy_calls
         obs = chunked.reset(seeds[0] if _consecutive(seeds) else list(seeds))

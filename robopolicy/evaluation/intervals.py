@@ -180,8 +180,8 @@ def sample_warning(n: int, minimum: int = MINIMUM_EPISODES) -> str | None:
     half, enough = (100 * (wilson(k // 2, k).high - 0.5) for k in (n + n % 2, minimum))
     episodes = "1 episode" if n == 1 else f"{n} episodes"
     return (
-        f"Only {episodes}: a success rate near 50 % is uncertain by +-{half:.0f} points; "
-        f"use at least {minimum} (+-{enough:.0f})."
+        f"Only {episodes}: a success rate near 50 % is uncertain by ±{half:.0f} points; "
+        f"use at least {minimum} (±{enough:.0f})."
     )
 
 

@@ -15,10 +15,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from numpy.typing import NDArray
 
 from robopolicy.evaluation.compare import Comparison
 from robopolicy.evaluation.intervals import Interval, bootstrap_mean
-from robopolicy.evaluation.result import EvalResult
 
 PALETTE = ("#8a94a6", "#1f9d8f", "#d9822b", "#5b6ee1", "#c2487d", "#6b9e3f")  # first is the baseline, in grey
 INK, MUTED, GRID = "#1d2530", "#6a7482", "#e4e8ee"
@@ -61,10 +61,10 @@ def figure(path: Path, width: float, height: float) -> Iterator[Axes]:
 
 def success_bars(results: Mapping[str, Interval], path: Path, *, title: str = "Success") -> Path:
     """Draw success rates with their Wilson intervals, one bar per policy."""
-    with figure(path, 1.9 + 1.15 * len(results), 3.4) as ax:
+    with figure(path, max(4.2, 1.9 + 1.15 * len(results)), 3.4) as ax:
         for i, (label, interval) in enumerate(results.items()):
             colour = _colour(i, len(results))
-            ax.bar(i, 100 * interval.estimate, width=0.56, color=colour, alpha=0.9)
+            ax.bar(i, 100 * interval.estimate, width=0.5, color=colour, alpha=0.9)
             ax.vlines(i, 100 * interval.low, 100 * interval.high, color=INK, linewidth=1.6)
             ax.hlines([100 * interval.low, 100 * interval.high], i - 0.06, i + 0.06, color=INK, linewidth=1.6)
             ax.annotate(
@@ -97,38 +97,37 @@ def paired_outcomes(comparison: Comparison, first: str, second: str, path: Path)
     cells = np.full(rows * columns, np.nan)
     cells[: kind.size] = kind
     colours, names = (BOTH, GAINED, LOST, NEITHER), ("both", f"only {second}", f"only {first}", "neither")
-    with figure(path, 6.2, 1.5 + 3.6 * rows / columns) as ax:
+    with figure(path, 5, 1.1 + 5 * rows / columns) as ax:
         grid = np.ma.masked_invalid(cells.reshape(rows, columns))
         ax.pcolormesh(grid[::-1], cmap=ListedColormap(colours), vmin=-0.5, vmax=3.5, edgecolors="white", linewidth=1.5)
         handles = [
             Patch(color=c, label=f"{name}: {int((kind == k).sum())}")
             for k, (c, name) in enumerate(zip(colours, names, strict=True))
         ]
-        ax.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1, handleheight=1)
+        _legend(ax, handles, ncols=2, handlelength=1, handleheight=1)
         ax.set(title=f"Same {kind.size} seeds, who succeeded", xticks=[], yticks=[], aspect="equal")
         ax.spines[:].set_visible(False)
     return path
 
 
-def return_histogram(results: Mapping[str, EvalResult], path: Path) -> Path:
-    """Draw the distribution of returns per policy, with the mean and its interval above."""
-    values = np.concatenate([result.returns for result in results.values()])
-    bins = np.histogram_bin_edges(values, bins=min(30, max(8, values.size // 8)))
-    with figure(path, 6.2, 3.2) as ax:
-        top = 0.0
-        for i, (label, result) in enumerate(results.items()):
-            colour = _colour(i, len(results))
-            counts, _, _ = ax.hist(result.returns, bins.tolist(), color=colour, alpha=0.45, label=label)
-            ax.hist(result.returns, bins.tolist(), histtype="step", color=colour, linewidth=1.4)
-            top = max(top, float(np.max(np.asarray(counts))))
-        for i, result in enumerate(results.values()):
-            mean, colour, height = result.return_interval(), _colour(i, len(results)), top * (1.1 + 0.09 * i)
+def histogram(values: Mapping[str, NDArray[Any]], path: Path, *, title: str, xlabel: str) -> Path:
+    """Draw the distribution of one number per episode and policy, with the mean and its interval above."""
+    everything = np.concatenate(list(values.values()))
+    bins = np.histogram_bin_edges(everything, bins=min(30, max(8, everything.size // 8))).tolist()
+    with figure(path, 5, 3.4) as ax:
+        tops = []
+        for i, (label, data) in enumerate(values.items()):
+            counts, _, _ = ax.hist(data, bins, color=_colour(i, len(values)), alpha=0.45, label=label)
+            ax.hist(data, bins, histtype="step", color=_colour(i, len(values)), linewidth=1.4)
+            tops.append(float(np.max(np.asarray(counts))))
+        for i, data in enumerate(values.values()):
+            mean, colour, height = bootstrap_mean(data), _colour(i, len(values)), max(tops) * (1.1 + 0.09 * i)
             ax.hlines(height, mean.low, mean.high, color=colour, linewidth=2)
             ax.plot(mean.estimate, height, "o", color=colour, markersize=6)
-        ax.set(title="Return per episode (dots: mean with 95 % interval)", xlabel="return", ylabel="episodes")
+        ax.set(title=title, xlabel=f"{xlabel} (dots: mean with 95 % interval)", ylabel="episodes")
         ax.grid(axis="y")
-        if len(results) > 1:
-            ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+        if len(values) > 1:
+            _legend(ax)
     return path
 
 
@@ -136,7 +135,7 @@ def learning_curves(
     runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]],
     path: Path,
     *,
-    x: str = "env_steps",
+    x: str = "update",
     y: str = "eval/success",
     low: str = "eval/low",
     high: str = "eval/high",
@@ -159,7 +158,7 @@ def learning_curves(
         percent: Show `y` as a percentage.
     """
     scale = 100.0 if percent else 1.0
-    with figure(path, 6.2, 3.4) as ax:
+    with figure(path, 5, 3.4) as ax:
         for i, (label, seeds) in enumerate(runs.items()):
             colour = _colour(i, len(runs))
             steps, middle, bottom, top = _curve(seeds, x, y, low, high)
@@ -171,7 +170,7 @@ def learning_curves(
         ax.grid(axis="y")
         ax.xaxis.set_major_formatter(lambda value, _: _short(value))
         if len(runs) > 1:
-            ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+            _legend(ax)
     return path
 
 
@@ -194,6 +193,12 @@ def _curve(
     bands = [bootstrap_mean(column, method="percentile", resamples=2_000) for column in table.T]
     bottom, top = (np.array([getattr(band, end) for band in bands]) for end in ("low", "high"))
     return np.array(common, dtype=float), table.mean(0), bottom, top
+
+
+def _legend(ax: Axes, handles: Sequence[Patch] | None = None, ncols: int = 3, **options: Any) -> None:
+    """Put the legend below the plot."""
+    chosen = handles or ax.get_legend_handles_labels()[0]
+    ax.get_figure().legend(handles=chosen, loc="outside lower center", ncols=ncols, **options)  # type: ignore[union-attr]
 
 
 def _colour(i: int, n: int) -> str:

@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from robopolicy.evaluation import plots
 from robopolicy.evaluation.compare import Comparison
+from robopolicy.evaluation.intervals import Interval
 from robopolicy.evaluation.result import EvalResult
 
 EMBED_LIMIT = 12_000_000  # bytes of video put into the HTML; a larger one stays a file beside it
@@ -61,29 +64,19 @@ def all_notes(report: Report) -> list[str]:
 
 def table(results: Mapping[str, EvalResult]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the summary, as text cells. The command line, Markdown and HTML all show this table."""
-    header = [
-        "policy",
-        "success",
-        "95 % interval",
-        "return",
-        "95 % interval",
-        "calls/action",
-        "ms/action",
-        "ms/decision p95",
-    ]
+    header = ["policy", "success [95 %]", "return [95 %]", "calls/action", "ms/action", "ms/decision p95"]
     rows: list[list[str]] = []
     for label, result in results.items():
         success, ret, cost = result.success_interval(), result.return_interval(), result.cost
+        timed = cost.latency_ms > 0
         rows.append(
             [
                 label,
-                f"{100 * success.estimate:.1f} %" if success else "-",
-                f"{100 * success.low:.1f} - {100 * success.high:.1f} %" if success else "-",
-                f"{ret.estimate:.4g}",
-                f"{ret.low:.4g} - {ret.high:.4g}" if result.n > 1 else "-",
+                _percent(success) if success else "-",
+                f"{ret:.4g}" if result.n > 1 else f"{ret.estimate:.4g}",
                 f"{cost.network_calls_per_action:.2f}",
-                f"{cost.ms_per_action:.2f}",
-                f"{cost.latency_p95_ms:.2f}",
+                f"{cost.ms_per_action:.2f}" if timed else "-",
+                f"{cost.latency_p95_ms:.2f}" if timed else "-",
             ]
         )
     return header, rows
@@ -122,6 +115,11 @@ def page(report: Report, figures: Mapping[str, Path]) -> str:
     )
 
 
+def _percent(interval: Interval) -> str:
+    rate, low, high = (f"{100 * value:.1f}" for value in (interval.estimate, interval.low, interval.high))
+    return f"{rate} % [{low}, {high}]"
+
+
 def _draw(folder: Path, report: Report) -> dict[str, Path]:
     figures: dict[str, Path] = {}
     rates = {label: interval for label, r in report.results.items() if (interval := r.success_interval()) is not None}
@@ -130,7 +128,16 @@ def _draw(folder: Path, report: Report) -> dict[str, Path]:
     if report.comparison is not None and report.comparison.outcomes is not None:
         first, second = list(report.results)[:2]
         figures["Outcome per seed"] = plots.paired_outcomes(report.comparison, first, second, folder / "paired.png")
-    figures["Returns"] = plots.return_histogram(report.results, folder / "returns.png")
+    if all(r.success is not None and np.array_equal(r.returns, r.success) for r in report.results.values()):
+        lengths = {label: result.lengths for label, result in report.results.items()}
+        figures["Lengths"] = plots.histogram(
+            lengths, folder / "lengths.png", title="Length of an episode", xlabel="control steps"
+        )
+    else:
+        returns = {label: result.returns for label, result in report.results.items()}
+        figures["Returns"] = plots.histogram(
+            returns, folder / "returns.png", title="Return of an episode", xlabel="return"
+        )
     return figures
 
 
@@ -143,11 +150,9 @@ def _sentence(report: Report) -> str:
 def _card(label: str, result: EvalResult) -> str:
     success, ret = result.success_interval(), result.return_interval()
     big = f"{100 * success.estimate:.1f}<small> %</small>" if success else f"{ret.estimate:.4g}"
+    low, high = (100 * success.low, 100 * success.high) if success else (ret.low, ret.high)
+    span = f"95 % interval {low:.4g} to {high:.4g}, {result.n} episodes" if result.n > 1 else "1 episode"
     what = "success" if success else "mean return"
-    shown, scale = (success, 100) if success else (ret, 1)
-    span = (
-        f"95 % interval {scale * shown.low:.4g} - {scale * shown.high:.4g}, n = {result.n}" if result.n > 1 else "n = 1"
-    )
     return f"<div class=card><h3>{_safe(label)}</h3><p class=big>{big}</p><p>{what}</p><p class=muted>{span}</p></div>"
 
 
@@ -195,7 +200,9 @@ border-left:4px solid #d9a42b;border-radius:6px;padding:10px 16px;margin:12px 0 
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:14px}
 th,td{padding:10px 14px;text-align:right;white-space:nowrap}th{color:var(--muted);font-weight:600;font-size:12.5px}
 th:first-child,td:first-child{text-align:left}tbody tr{border-top:1px solid var(--line)}
-.plots{display:flex;flex-wrap:wrap;gap:16px;align-items:flex-start}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:16px}
+.plots figure{display:flex;align-items:center;justify-content:center}
+.plots figure:last-child:nth-child(odd){grid-column:1/-1}
 figure{margin:0;background:#fff;border:1px solid var(--line);border-radius:12px;padding:14px}
 figure img,figure video{display:block;max-width:100%;height:auto}.plots img{max-height:330px}
 .wide{padding:0;overflow:hidden;background:#161a20}.wide video,.wide img{width:100%}

@@ -103,13 +103,12 @@ def record(
                     frames[row].append(picture.copy())
         count += 1
 
-    def listen(_: Tensor, active: Tensor, step: Step) -> None:
+    def listen(moving: Tensor, step: Step) -> None:
         success = step.info["success"].tolist() if "success" in step.info else [False] * len(seeds)
-        for row, (moved, done) in enumerate(zip(active.tolist(), step.done.tolist(), strict=True)):
-            if moved and not finished[row]:
-                if success[row] and decided[row] is None:
-                    decided[row] = len(frames[row])
-                finished[row] = done
+        for row, (moved, done) in enumerate(zip(moving.tolist(), step.done.tolist(), strict=True)):
+            if moved and success[row] and decided[row] is None:
+                decided[row] = len(frames[row])
+            finished[row] |= moved and done
 
     result = play(policy, sim, seeds, deterministic=deterministic, before_step=film, on_step=listen)
     clips: list[Clip] = []

@@ -117,4 +117,4 @@ def test_paired_difference_of_successes_is_mcnemar():
 
 def test_few_episodes_give_a_warning_with_the_uncertainty():
     assert sample_warning(100) is None
-    assert sample_warning(20).startswith("Only 20 episodes: a success rate near 50 % is uncertain by +-20 points")
+    assert sample_warning(20).startswith("Only 20 episodes: a success rate near 50 % is uncertain by ±20 points")
