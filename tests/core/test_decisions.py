@@ -1,5 +1,7 @@
 """The batch: construction from both layouts, validation, selection, stacking, partitions."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -100,7 +102,7 @@ def test_partitions_give_one_id_per_row_or_decision(decisions, name):
 def test_partitions_are_nested(decisions):
     """Decision < unit < trajectory < group < batch: equal ids inside imply equal ids outside."""
     nested = [by_unit, by_trajectory, by_group, everything]
-    for inner, outer in zip(nested, nested[1:], strict=False):
+    for inner, outer in itertools.pairwise(nested):
         fine = inner(decisions).expand(decisions.shape).flatten()
         coarse = outer(decisions).expand(decisions.shape).flatten()
         for key in fine.unique():

@@ -64,9 +64,7 @@ def test_an_automatic_reset_after_truncation_cuts_the_trace_and_hides_the_new_ep
 
 def test_an_automatic_reset_after_termination_cuts_both():
     value = column(1, 1, 10, 1)
-    advantage, _ = gae(
-        column(1, 2, 3, 4), value, column(1, 10, 1, 2), flags(0, 1, 0, 0), flags(0, 0, 0, 0), 0.5, 0.5
-    )
+    advantage, _ = gae(column(1, 2, 3, 4), value, column(1, 10, 1, 2), flags(0, 1, 0, 0), flags(0, 0, 0, 0), 0.5, 0.5)
     assert_column(advantage, 0.5 + 0.25 * 1, 1, -5.5, 4)
 
 

@@ -1,0 +1,260 @@
+"""The composed loss: gradient at ratio 1, diagnostics, weights, regularisers, and known methods as configurations."""
+
+import itertools
+
+import pytest
+import torch
+
+from robopolicy.core.advantages import Baseline, Broadcast, DepthDiscount, Modulate, Pipeline, Scale, Scope, outcome
+from robopolicy.core.aggregate import AGGREGATES
+from robopolicy.core.decisions import Decisions, by_group, by_trajectory, by_unit
+from robopolicy.core.estimator import Estimator, EstimatorConfig
+from robopolicy.core.masks import DepthRange
+from robopolicy.core.ratios import ConstantBounds, DepthBounds, Hierarchy
+from robopolicy.core.regularizers import Adaptive, k3
+from robopolicy.core.surrogates import SURROGATES
+
+
+def row_advantage(decisions: Decisions) -> torch.Tensor:
+    """One number per trajectory, spread to its rows."""
+    return outcome(decisions)
+
+
+def gradient_of(estimator: Estimator, decisions: Decisions, advantage: torch.Tensor, logp: torch.Tensor):
+    leaf = logp.clone().requires_grad_()
+    loss, info = estimator(decisions, advantage, leaf)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    return gradient, info
+
+
+@pytest.mark.parametrize("surrogate", sorted(SURROGATES))
+def test_fresh_data_gives_the_plain_policy_gradient(decisions, surrogate):
+    """U1: at ratio 1 the gradient is -mean(A grad logp), KL and clip fraction are 0."""
+    advantage, valid = decisions.need("reward"), decisions.valid()
+    gradient, info = gradient_of(
+        Estimator(EstimatorConfig(surrogate=surrogate)), decisions, advantage, decisions.logp_old
+    )
+    torch.testing.assert_close(gradient, -(advantage * valid) / valid.sum())
+    assert info["approx_kl"] == info["clip_fraction"] == info["ratio_max"] == 0
+    assert info["ratio_mean"] == 1
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "level", "aggregate"),
+    list(itertools.product(sorted(SURROGATES), ["token", "unit", "sequence"], sorted(AGGREGATES))),
+)
+def test_at_ratio_one_every_surrogate_has_the_same_gradient(decisions, surrogate, level, aggregate):
+    advantage = row_advantage(decisions)
+    config = EstimatorConfig(level=level, surrogate=surrogate, aggregate=aggregate, length=7.0)
+    gradient, _ = gradient_of(Estimator(config), decisions, advantage, decisions.logp_old)
+    leaf = decisions.logp_old.clone().requires_grad_()
+    ids = {"token": None, "unit": by_unit, "sequence": by_trajectory}[level]
+    pooled = leaf.masked_fill(~decisions.valid(), 0.0)
+    if ids is not None:
+        index = ids(decisions).expand(decisions.shape)
+        same = index.flatten().unsqueeze(0) == index.flatten().unsqueeze(1)
+        pooled = (same.double() @ pooled.flatten()).view(decisions.shape)
+    plain = AGGREGATES[aggregate](-advantage * pooled, decisions.mask, decisions, 7.0)
+    (expected,) = torch.autograd.grad(plain, leaf)
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("surrogate", ["is", "clip", "dual_clip"])
+def test_hierarchical_level_starts_from_the_same_gradient(decisions, surrogate):
+    config = EstimatorConfig(level="hierarchical", surrogate=surrogate, hierarchy=Hierarchy(outer="unit"))
+    advantage, valid = decisions.need("reward"), decisions.valid()
+    gradient, _ = gradient_of(Estimator(config), decisions, advantage, decisions.logp_old)
+    torch.testing.assert_close(gradient, -(advantage * valid) / valid.sum())
+
+
+@pytest.mark.parametrize("surrogate", sorted(SURROGATES))
+@pytest.mark.parametrize("level", ["token", "unit", "sequence"])
+def test_gradient_away_from_ratio_one_equals_finite_differences(decisions, shift, surrogate, level):
+    config = EstimatorConfig(
+        level=level,
+        reduction="mean",
+        surrogate=surrogate,
+        bounds=ConstantBounds(0.05, 0.08),
+        kl_coef=0.1,
+        ratio_variance_coef=0.2,
+        importance_cap=1.1,
+    )
+    estimator, advantage = Estimator(config), decisions.need("reward")
+    leaf = (decisions.logp_old + shift).requires_grad_()
+    assert torch.autograd.gradcheck(lambda logp: estimator(decisions, advantage, logp)[0], leaf)
+
+
+def test_diagnostics_equal_their_definitions(decisions, shift):
+    valid, advantage = decisions.valid(), decisions.need("reward")
+    config = EstimatorConfig(bounds=ConstantBounds(0.1))
+    loss, info = Estimator(config)(decisions, advantage, decisions.logp_old + shift, decisions.entropy)
+    ratio, a = shift[valid].exp(), advantage[valid]
+    assert info["approx_kl"].item() == pytest.approx((ratio - 1 - shift[valid]).mean().item())
+    assert info["ratio_mean"].item() == pytest.approx(ratio.mean().item())
+    assert info["ratio_max"].item() == pytest.approx((ratio - 1).abs().max().item())
+    assert info["entropy"].item() == pytest.approx(decisions.entropy[valid].mean().item())
+    clipped = ((a > 0) & (ratio > 1.1)) | ((a < 0) & (ratio < 0.9))
+    assert info["clip_fraction"].item() == pytest.approx(clipped.double().mean().item())
+    assert 0 < info["clip_fraction"] < 1
+    expected = -torch.minimum(ratio * a, ratio.clamp(0.9, 1.1) * a).mean()
+    torch.testing.assert_close(loss, expected)
+
+
+def test_info_is_detached(decisions, shift):
+    leaf = (decisions.logp_old + shift).requires_grad_()
+    config = EstimatorConfig(kl_coef=0.1, entropy_coef=0.1, ratio_variance_coef=0.1)
+    _, info = Estimator(config)(decisions, row_advantage(decisions), leaf, leaf**2)
+    assert set(info) == {
+        "approx_kl",
+        "clip_fraction",
+        "ratio_mean",
+        "ratio_max",
+        "entropy",
+        "kl_ref",
+        "ratio_variance",
+    }
+    assert not any(value.requires_grad for value in info.values())
+
+
+def test_no_gradient_flows_into_the_advantage(decisions):
+    advantage = row_advantage(decisions).clone().requires_grad_()
+    leaf = decisions.logp_old.clone().requires_grad_()
+    Estimator(EstimatorConfig())(decisions, advantage, leaf)[0].backward()
+    assert advantage.grad is None
+
+
+def test_minibatches_of_rows_add_up_to_the_batch(decisions, shift):
+    """A token-mean loss is the average over minibatches, weighted by their decisions."""
+    estimator, advantage = Estimator(EstimatorConfig()), decisions.need("reward")
+    logp = decisions.logp_old + shift
+    whole, _ = estimator(decisions, advantage, logp)
+    total, weight = 0.0, 0
+    for rows in torch.arange(len(decisions)).split(4):
+        part = decisions.select(rows)
+        count = int(part.valid().sum())
+        total, weight = total + count * estimator(part, advantage[rows], logp[rows])[0], weight + count
+    torch.testing.assert_close(total / weight, whole)
+
+
+def test_advantages_may_be_given_per_row(decisions, shift):
+    estimator, logp, row = Estimator(EstimatorConfig()), decisions.logp_old + shift, row_advantage(decisions)
+    expected, _ = estimator(decisions, row.expand(decisions.shape), logp)
+    for given in (row, row.squeeze(1)):
+        torch.testing.assert_close(estimator(decisions, given, logp)[0], expected)
+
+
+def test_mask_rules_leave_numerator_and_denominator(decisions, shift):
+    valid = decisions.valid().clone()
+    valid[:, 2:] = False
+    advantage, logp = decisions.need("reward"), decisions.logp_old + shift
+    ruled, _ = Estimator(EstimatorConfig(masks=(DepthRange(0, 2),)))(decisions, advantage, logp)
+    masked, _ = Estimator(EstimatorConfig())(decisions.with_fields(mask=valid), advantage, logp)
+    torch.testing.assert_close(ruled, masked)
+
+
+def test_entropy_bonus_and_kl_penalty_enter_with_their_coefficients(decisions, shift):
+    valid, advantage, logp = decisions.valid(), decisions.need("reward"), decisions.logp_old + shift
+    base, _ = Estimator(EstimatorConfig())(decisions, advantage, logp)
+    config = EstimatorConfig(entropy_coef=0.3, kl_coef=0.2)
+    loss, info = Estimator(config)(decisions, advantage, logp, decisions.entropy)
+    kl = k3((logp - decisions.logp_ref)[valid]).mean()
+    torch.testing.assert_close(loss, base - 0.3 * decisions.entropy[valid].mean() + 0.2 * kl)
+    torch.testing.assert_close(info["kl_ref"], kl)
+    with pytest.raises(ValueError, match="entropy"):
+        Estimator(config)(decisions, advantage, logp)
+
+
+def test_controllers_observe_and_resume(decisions, shift):
+    def build() -> Estimator:
+        return Estimator(EstimatorConfig(), {"kl": Adaptive(0.1, target=1e-6, horizon=10)})
+
+    estimator = build()
+    _, info = estimator(decisions, row_advantage(decisions), decisions.logp_old + shift)
+    estimator.observe(info, count=5)
+    assert estimator.controllers["kl"].value == pytest.approx(0.11)
+    resumed = build()
+    resumed.load_state_dict(estimator.state_dict())
+    assert resumed.controllers["kl"].value == estimator.controllers["kl"].value
+
+
+def test_extreme_ratios_stay_finite(decisions):
+    for change in (-1e4, 1e4):
+        for surrogate in SURROGATES:
+            gradient, info = gradient_of(
+                Estimator(EstimatorConfig(surrogate=surrogate)),
+                decisions,
+                decisions.need("reward"),
+                decisions.logp_old + change,
+            )
+            assert bool(gradient.isfinite().all())
+            assert all(bool(value.isfinite()) for value in info.values())
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"level": "word"}, "Unknown level 'word'"),
+        ({"surrogate": "trpo"}, "Unknown surrogate 'trpo'; known: pg, is, clip, dual_clip"),
+        ({"surrogate_options": {"cap": 2.0}}, "Unknown option of surrogate 'clip' 'cap'"),
+        ({"aggregate": "max"}, "Unknown aggregate"),
+        ({"kl": "k4"}, "Unknown kl"),
+        ({"reduction": "max"}, "Unknown reduction"),
+    ],
+)
+def test_unknown_choices_are_refused_at_once(choice, message):
+    with pytest.raises(ValueError, match=message):
+        EstimatorConfig(**choice)
+
+
+def test_wrong_shapes_are_named(decisions):
+    estimator = Estimator(EstimatorConfig())
+    with pytest.raises(ValueError, match="logp must have shape"):
+        estimator(decisions, row_advantage(decisions), decisions.logp_old[:, :1])
+    with pytest.raises(ValueError, match="advantage must be"):
+        estimator(decisions, row_advantage(decisions)[:2], decisions.logp_old)
+    with pytest.raises(ValueError, match="Unknown controller"):
+        Estimator(EstimatorConfig(), {"kll": Adaptive(1.0, 1.0, 1)})
+
+
+def test_grpo_is_a_configuration(decisions, shift):
+    scope = Scope(by_group, per=by_trajectory)
+    advantage = Pipeline([Baseline("mean", scope), Scale(scope)])(outcome(decisions), decisions)
+    loss, _ = Estimator(EstimatorConfig(aggregate="seq_mean"))(decisions, advantage, decisions.logp_old + shift)
+    valid, trajectory = decisions.valid(), by_trajectory(decisions).flatten()
+    means = []
+    for key in trajectory.unique():
+        rows = trajectory == key
+        keep, ratio = valid[rows], shift[rows].exp()
+        terms = torch.minimum(ratio * advantage[rows], ratio.clamp(0.8, 1.2) * advantage[rows])
+        means.append(-terms[keep].mean())
+    torch.testing.assert_close(loss, sum(means) / len(means))
+
+
+def test_dppo_is_a_configuration():
+    """Ratio per denoising step, clip range growing along the chain, earlier steps discounted."""
+    generator = torch.Generator().manual_seed(0)
+    old, change = torch.randn(2, 3, 4, generator=generator), 0.02 * torch.randn(6, 4, generator=generator)
+    decisions, env_advantage = Decisions.from_chain(old), torch.randn(6, generator=generator)
+    stages = Pipeline([Broadcast(), Modulate(DepthDiscount(0.9, 4))])
+    bounds = DepthBounds(0.001, 0.01, steps=4)
+    loss, _ = Estimator(EstimatorConfig(bounds=bounds))(
+        decisions, stages(env_advantage, decisions), decisions.logp_old + change
+    )
+    total = 0.0
+    for row, step in itertools.product(range(6), range(4)):
+        width = 0.001 + 0.009 * (torch.exp(torch.tensor(3.0 * step / 3)) - 1) / (torch.exp(torch.tensor(3.0)) - 1)
+        a, ratio = env_advantage[row] * 0.9 ** (3 - step), change[row, step].exp()
+        total += -torch.minimum(a * ratio, a * ratio.clamp(1 - width, 1 + width)) / 24
+    torch.testing.assert_close(loss, total, rtol=1e-4, atol=1e-6)
+
+
+def test_reinflow_is_a_configuration():
+    """One ratio per chunk: log-ratios summed over the chain, divided by steps x dimensions."""
+    generator = torch.Generator().manual_seed(0)
+    old, change = torch.randn(2, 3, 4, generator=generator), torch.randn(6, 4, generator=generator)
+    decisions, advantage = Decisions.from_chain(old), torch.randn(6, generator=generator)
+    config = EstimatorConfig(level="unit", reduction="normalised", count=4 * 12.0, bounds=ConstantBounds(0.01))
+    loss, _ = Estimator(config)(decisions, advantage, decisions.logp_old + change)
+    ratio = (change.sum(1) / 48).exp()
+    expected = -torch.minimum(ratio * advantage, ratio.clamp(0.99, 1.01) * advantage).mean()
+    torch.testing.assert_close(loss, expected)

@@ -1,0 +1,68 @@
+"""Mask rules and the ways to turn one loss per decision into a scalar."""
+
+import pytest
+import torch
+
+from robopolicy.core.aggregate import AGGREGATES, masked_mean
+from robopolicy.core.decisions import Decisions, by_group, by_trajectory
+from robopolicy.core.masks import DepthRange, RatioOutlier, compose, validity
+
+
+def test_rules_are_composed_by_product(decisions, shift):
+    rules = [validity, DepthRange(1, 3), RatioOutlier(0.1)]
+    keep = compose(rules, decisions, decisions.reward, shift)
+    column = torch.arange(decisions.shape[1])
+    expected = decisions.valid() & (column >= 1) & (column < 3) & (shift.abs() <= 0.1)
+    assert torch.equal(keep, expected)
+    assert bool(keep.any()) and not bool(keep.all())
+
+
+def test_no_rule_and_no_mask_costs_nothing():
+    assert compose([], Decisions(torch.zeros(2, 3)), torch.zeros(2, 1), torch.zeros(2, 3)) is None
+
+
+def test_depth_range_reads_recorded_depths():
+    decisions = Decisions(torch.zeros(1, 3), depth=torch.tensor([[4, 5, 6]]))
+    assert DepthRange(5)(decisions, decisions.logp_old, decisions.logp_old).tolist() == [[False, True, True]]
+
+
+@pytest.mark.parametrize("name", sorted(AGGREGATES))
+def test_aggregation_equals_a_loop(decisions, name):
+    loss, valid = decisions.reward, decisions.valid()
+    trajectory = by_trajectory(decisions).expand(valid.shape)
+    group = by_group(decisions).expand(valid.shape)
+    rows = [loss[valid & (trajectory == key)] for key in trajectory[valid].unique()]
+    groups = [loss[valid & (group == key)] for key in group[valid].unique()]
+    mean = lambda values: sum(values) / len(values)  # noqa: E731
+    expected = {
+        "tok": loss[valid].mean(),
+        "seq_sum": mean([row.sum() for row in rows]),
+        "seq_mean": mean([row.mean() for row in rows]),
+        "const": mean([row.sum() for row in rows]) / 40.0,
+        "group_mean": mean([row.mean() for row in groups]),
+    }[name]
+    found = AGGREGATES[name](loss.masked_fill(~valid, torch.nan), decisions.mask, decisions, 40.0)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", sorted(AGGREGATES))
+def test_rows_without_a_decision_change_nothing(decisions, name):
+    valid = decisions.valid().clone()
+    valid[decisions.need("group") == decisions.need("group")[0]] = False
+    rest = valid.any(1)
+    whole = AGGREGATES[name](decisions.reward, valid, decisions, 1.0)
+    part = AGGREGATES[name](decisions.reward[rest], valid[rest], decisions.select(rest), 1.0)
+    torch.testing.assert_close(whole, part)
+
+
+@pytest.mark.parametrize("name", sorted(AGGREGATES))
+def test_nothing_to_learn_from_is_a_loss_of_zero_with_zero_gradient(decisions, name):
+    loss = decisions.reward.clone().requires_grad_()
+    total = AGGREGATES[name](loss, torch.zeros_like(decisions.valid()), decisions, 1.0)
+    (gradient,) = torch.autograd.grad(total, loss)
+    assert total == 0 and bool((gradient == 0).all())
+
+
+def test_masked_mean_ignores_what_is_masked():
+    values = torch.tensor([1.0, torch.nan, 3.0])
+    assert masked_mean(values, torch.tensor([True, False, True])) == 2.0
