@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.nets.normalizer import Normalizer, unfitted_normalizers
 from robopolicy.policies import POLICIES
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.noise import RowStreams
@@ -78,7 +79,8 @@ def save_checkpoint(
     if folder.exists() and not (folder / MANIFEST).exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not a checkpoint; choose another folder.")
     weights = {key: portable(value) for key, value in policy.state_dict().items()}
-    _check_values(weights, "Policy to save")
+    _check_values(policy, weights, "The policy to save")
+    _check_fitted(policy, "The policy to save")
     golden = _record_golden(policy, obs_sample)
     with atomic_folder(folder) as temporary:
         save_file(weights, temporary / MODEL)
@@ -116,6 +118,7 @@ def load_policy(path: str | Path, device: str | torch.device = "cpu") -> tuple[P
     weights = _read_tensors(folder / MODEL)
     _check_weights(policy, weights, folder)
     policy.load_state_dict(weights, strict=True)
+    _check_fitted(policy, f"Checkpoint {folder}")
     return policy.to(device).eval(), manifest
 
 
@@ -205,7 +208,7 @@ def _check_weights(policy: Policy, weights: Mapping[str, Tensor], folder: Path) 
     """Refuse weights that do not fit `policy` exactly, statistics first."""
     expected = policy.state_dict()
     missing = sorted(expected.keys() - weights.keys())
-    statistics = [key for key in missing if "normalizer" in key]
+    statistics = [key for key in missing if key in _statistics(policy)]
     if statistics:
         raise UserError(
             f"Checkpoint {folder} has no normaliser statistics ('{statistics[0]}' is missing), so its actions would be "
@@ -220,11 +223,25 @@ def _check_weights(policy: Policy, weights: Mapping[str, Tensor], folder: Path) 
         if value.shape != expected[key].shape:
             found, wanted = tuple(value.shape), tuple(expected[key].shape)
             raise UserError(f"Weight '{key}' of {folder} has shape {found}, but its manifest implies {wanted}.")
-    _check_values(weights, f"Checkpoint {folder}")
+    _check_values(policy, weights, f"Checkpoint {folder}")
 
 
-def _check_values(weights: Mapping[str, Tensor], what: str) -> None:
+def _statistics(policy: Policy) -> set[str]:
+    """Keys of the state dict that belong to normalisers."""
+    parts = [(name, part) for name, part in policy.named_modules() if isinstance(part, Normalizer)]
+    return {f"{name}.{key}" for name, part in parts for key in part.state_dict()}
+
+
+def _check_values(policy: Policy, weights: Mapping[str, Tensor], what: str) -> None:
     for key, value in weights.items():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            kind = "normaliser statistics" if "normalizer" in key else "weights"
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            kind = "normaliser statistics" if key in _statistics(policy) else "weights"
             raise UserError(f"{what} has non-finite {kind} in '{key}'; go back to an earlier checkpoint.")
+
+
+def _check_fitted(policy: Policy, what: str) -> None:
+    unfitted = unfitted_normalizers(policy)
+    if unfitted:
+        raise UserError(
+            f"{what} has no normaliser statistics: '{unfitted[0]}' never saw data; fit it to a dataset and save again."
+        )

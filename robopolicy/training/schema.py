@@ -41,6 +41,46 @@ def to_plain(config: Any) -> dict[str, Any]:
     return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config) if field.init}
 
 
+def open_schema(cls: type[Any], **extra: Any) -> type[Any]:
+    """A copy of the config dataclass `cls` that is not frozen, nested ones included, as Hydra needs to compose it.
+
+    Args:
+        cls: Frozen config dataclass with defaults for all fields.
+        extra: Further fields, or replacements, of type `Any` or `str`: their defaults.
+    """
+    hints = get_type_hints(cls)
+    rows: dict[str, tuple[str, Any, Any]] = {}
+    for entry in dataclasses.fields(cls):
+        hint, value = hints[entry.name], _default(entry)
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            hint = open_schema(hint)
+            value = _copy_into(hint, value)
+        rows[entry.name] = (entry.name, hint, _factory(value))
+    for name, value in extra.items():
+        rows[name] = (name, Any if name in rows else type(value), _factory(value))
+    return dataclasses.make_dataclass(cls.__name__, list(rows.values()))
+
+
+def _copy_into(cls: type[Any], value: Any) -> Any:
+    """The values of a config as an instance of `cls`, its open copy."""
+    hints = get_type_hints(cls)
+    return cls(
+        **{
+            entry.name: _copy_into(hints[entry.name], item) if dataclasses.is_dataclass(item) else item
+            for entry in dataclasses.fields(value)
+            for item in [getattr(value, entry.name)]
+        }
+    )
+
+
+def _default(entry: dataclasses.Field[Any]) -> Any:
+    return entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
+
+
+def _factory(value: Any) -> Any:
+    return dataclasses.field(default_factory=lambda: value)
+
+
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return to_plain(value)
@@ -63,6 +103,10 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         item = (get_args(hint) or (Any,))[0]
         entries = [_convert(item, entry, f"{where}[{index}]") for index, entry in enumerate(value)]
         return tuple(entries) if tuple in (origin, hint) else entries
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise _mismatch(where, "a mapping", value)
+        return dict(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(hint, type) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):

@@ -1,0 +1,148 @@
+"""`robopolicy doctor`: what this machine has, and what each missing piece would enable."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from importlib import metadata, util
+from typing import Any
+
+EXAMPLES = """\
+examples:
+  robopolicy doctor
+  robopolicy doctor --json
+"""
+
+CORE = ("robopolicy", "torch", "numpy", "mujoco", "gymnasium", "safetensors", "hydra-core", "pyarrow")
+
+# distribution, module, what it enables, how to get it
+OPTIONAL = (
+    ("envpool", "envpool", "the EnvPool backend", "pip install 'robopolicy[envpool]'"),
+    ("metaworld", "metaworld", "Meta-World tasks and their scripted experts", "pip install 'robopolicy[metaworld]'"),
+    ("ogbench", "ogbench", "OGBench tasks and their oracles", "pip install 'robopolicy[ogbench]'"),
+    ("stable-baselines3", "stable_baselines3", "baselines and SB3's checker", "pip install 'robopolicy[sb3]'"),
+    ("tensorboard", "tensorboard", "logging.tensorboard=true", "pip install 'robopolicy[tensorboard]'"),
+    ("wandb", "wandb", "logging.wandb=true", "pip install 'robopolicy[wandb]'"),
+    ("diffusers", "diffusers", "schedulers of diffusers", "pip install 'robopolicy[diffusers]'"),
+    ("lerobot", "lerobot", "loading our datasets with LeRobot itself", "pip install lerobot"),
+    ("mjlab", "mjlab", "GPU simulation with mjlab (needs an NVIDIA GPU)", "pip install mjlab"),
+    ("isaaclab", "isaaclab", "GPU simulation with Isaac Lab (its own environment)", "see the Isaac Lab guide"),
+    ("rclpy", "rclpy", "driving a robot through ROS 2", "install ROS 2 and source its setup file"),
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    name: str
+    ok: bool
+    found: str  # version or state
+    note: str = ""  # what a missing piece would enable and how to get it
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "doctor",
+        help="report versions, GL, GPU and optional packages",
+        description="Report what this machine has and what each missing piece would enable. Always exits with 0.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Report; always 0."""
+    sections = {"core": core(), "machine": machine(), "optional": [optional(*row) for row in OPTIONAL]}
+    if args.json:
+        print(json.dumps({name: [asdict(finding) for finding in findings] for name, findings in sections.items()}))
+        return 0
+    for name, findings in sections.items():
+        print(name)
+        for finding in findings:
+            mark = "ok" if finding.ok else "--"
+            print(f"  {mark}  {finding.name:<20} {finding.found}{'  ' + finding.note if finding.note else ''}".rstrip())
+    return 0
+
+
+def core() -> list[Finding]:
+    """Python and the packages that everything needs."""
+    python = Finding("python", sys.version_info >= (3, 11), platform.python_version())
+    return [python, *(_package(name, "pip install robopolicy") for name in CORE)]
+
+
+def machine() -> list[Finding]:
+    """Cores, memory, disk, GPU and rendering."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    free = shutil.disk_usage(".").free / 2**30
+    disk_note = "" if free > 5 else "datasets with cameras and checkpoints need several GiB"
+    return [
+        Finding("cpu cores", True, f"{cores}"),
+        Finding("free disk here", free > 5, f"{free:.1f} GiB", disk_note),
+        gpu(),
+        rendering(),
+    ]
+
+
+def gpu() -> Finding:
+    """The first CUDA device."""
+    enables = "faster image policies (device=cuda) and GPU simulation; everything else runs without"
+    try:
+        import torch
+
+        if torch.cuda.is_available():
+            memory = torch.cuda.get_device_properties(0).total_memory / 2**30
+            return Finding("gpu", True, f"{torch.cuda.get_device_name(0)}, {memory:.0f} GiB")
+    except ImportError:
+        pass
+    return Finding("gpu", False, "none", enables)
+
+
+def rendering() -> Finding:
+    """Render a tiny frame."""
+    enables = "camera observations and videos; on Debian: apt install libegl1 libgl1-mesa-dri, or libosmesa6"
+    try:
+        import mujoco
+
+        from robopolicy.sim.gl import gl_backend
+        from robopolicy.sim.mujoco.render import Renderer
+
+        backend = gl_backend()
+        box = "<geom type='box' size='.1 .1 .1' rgba='1 0 0 1'/><light pos='0 0 2'/>"
+        model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{box}</worldbody></mujoco>")
+        renderer = Renderer(model, 16, 16)
+        mujoco.mj_forward(model, renderer.data)
+        bright = int(renderer.frame().max())
+        renderer.close()
+        state = f"works (MUJOCO_GL={backend})"
+        return Finding("rendering", bright > 0, state if bright else "black frames", "" if bright else enables)
+    except Exception as error:  # a missing GL library shows as many kinds of error, and none may stop the report
+        reason = str(error).strip().splitlines()
+        return Finding("rendering", False, reason[0][:80] if reason else type(error).__name__, enables)
+
+
+def optional(distribution: str, module: str, enables: str, install: str) -> Finding:
+    """An optional package; looked up, not imported."""
+    try:
+        present = util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        present = False
+    if not present:
+        return Finding(distribution, False, "missing", f"enables {enables}: {install}")
+    try:
+        return Finding(distribution, True, metadata.version(distribution))
+    except metadata.PackageNotFoundError:
+        return Finding(distribution, True, "present")
+
+
+def _package(name: str, install: str) -> Finding:
+    try:
+        return Finding(name, True, metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return Finding(name, False, "missing", install)

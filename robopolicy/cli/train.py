@@ -1,0 +1,62 @@
+"""`robopolicy train`: imitate, or improve with RL."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from robopolicy.errors import UserError
+
+EXAMPLES = """\
+examples:
+  robopolicy train experiment=lift_flow_bc dataset=data/lift
+  robopolicy train experiment=lift_flow_bc dataset=data/lift seed=1 algorithm.lr=3e-4
+  robopolicy train experiment=lift_reinflow init_from=runs/lift_flow_bc/checkpoints/best
+  robopolicy train task=point_mass policy=gaussian algorithm=ppo task.reward=shaped budget.env_steps=200000
+  robopolicy train --resume runs/lift_reinflow
+  robopolicy train --show experiment=lift_reinflow
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "train",
+        help="train a policy from demonstrations or by RL, or resume a run",
+        description="Train a policy. SETTINGS are group=preset and key=value; --show prints them all.",
+        epilog=EXAMPLES + _presets(),
+    )
+    parser.add_argument("settings", nargs="*", metavar="SETTING", help="group=preset or key=value")
+    parser.add_argument(
+        "--resume", metavar="RUN", type=Path, help="go on from the last resume point of this run folder"
+    )
+    parser.add_argument("--show", action="store_true", help="print the composed configuration and stop")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train; 0 at the end of the budget, 130 after Ctrl-C."""
+    if args.resume is not None and args.settings:
+        raise UserError("A resumed run keeps its settings; drop them, or start a new run with init_from=CHECKPOINT.")
+    from robopolicy.training.compose import compose_config, config_text
+    from robopolicy.training.loop import Interrupted, resume_run, start_run
+
+    if args.show:
+        print(config_text(compose_config(args.settings)), end="")
+        return 0
+    trainer = resume_run(args.resume) if args.resume is not None else start_run(compose_config(args.settings))
+    try:
+        report = trainer.train()
+    except Interrupted as stop:
+        print(stop)
+        return stop.exit_code
+    print(f"Done in {report['seconds']:.0f} s: {trainer.folder}/report.json, checkpoints/best and checkpoints/last.")
+    return 0
+
+
+def _presets() -> str:
+    """Names of the presets, read from the file names to keep `--help` quick."""
+    folder = Path(__file__).resolve().parents[2] / "configs"
+    groups = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    names = {group.name: sorted(file.stem for file in group.glob("*.yaml")) for group in groups}
+    return "presets:\n" + "".join(f"  {group}: {', '.join(options)}\n" for group, options in names.items() if options)

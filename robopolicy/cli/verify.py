@@ -1,0 +1,60 @@
+"""`robopolicy verify`: prove that a checkpoint still computes what it computed when it was saved."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = """\
+examples:
+  robopolicy verify runs/lift_flow_bc/checkpoints/best
+  robopolicy verify runs/lift_flow_bc/checkpoints/best --device cuda --json
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "verify",
+        help="recompute a checkpoint's golden chunk",
+        description="Check the files of a checkpoint and recompute the action chunk stored beside it.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("checkpoint", type=Path, help="checkpoint folder")
+    parser.add_argument("--device", default="cpu", help="where to compute (default: cpu)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Verify; 0 when the chunk is reproduced, 1 when it is not."""
+    from robopolicy.training.checkpoint import verify_checkpoint
+
+    report = verify_checkpoint(args.checkpoint, args.device)
+    manifest = report.manifest
+    changed = {
+        name: f"{version} -> {report.versions[name]}"
+        for name, version in manifest.versions.items()
+        if name in report.versions and report.versions[name] != version
+    }
+    if args.json:
+        content = {
+            "ok": report.ok,
+            "max_error": report.max_error,
+            "tolerance": report.tolerance,
+            "policy": manifest.policy,
+            "task": manifest.task,
+            "changed_versions": changed,
+        }
+        print(json.dumps(content))
+    else:
+        verdict = "verified" if report.ok else "FAILED"
+        print(f"{args.checkpoint}: {verdict}")
+        print(f"  policy {manifest.policy}, task {manifest.task}, {manifest.network_calls} network calls per chunk")
+        print(f"  golden chunk: largest error {report.max_error:.3g} (tolerance {report.tolerance:g})")
+        for name, change in changed.items():
+            print(f"  {name} has changed since: {change}")
+        if not report.ok:
+            print("  This installation computes other actions; install the versions above or train anew.")
+    return 0 if report.ok else 1

@@ -1,0 +1,222 @@
+"""From a configuration to the objects of a run: policy, algorithm, source of experience, evaluation simulator."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from robopolicy.algorithms import ALGORITHMS
+from robopolicy.algorithms.base import Algorithm
+from robopolicy.data.chunks import ChunkSampler
+from robopolicy.data.episodes import Episodes
+from robopolicy.data.lerobot import read_lerobot
+from robopolicy.data.statistics import dataset_statistics
+from robopolicy.errors import UserError
+from robopolicy.evaluation.actors import check_compatible
+from robopolicy.policies import POLICIES
+from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.contract import SimSpec, VectorSim
+from robopolicy.sim.registry import SimOptions, get_task, make_sim
+from robopolicy.training.checkpoint import load_policy
+from robopolicy.training.config import TrainConfig, section
+from robopolicy.training.manifest import read_manifest
+from robopolicy.training.sources import DatasetSource, RolloutSource, Source
+
+FIRST_EPISODE = 1_000_000  # episode seeds of training start here, far above those of demonstrations and evaluation
+
+
+@dataclass
+class Parts:
+    """Everything a run consists of."""
+
+    config: TrainConfig  # with every default and name filled in
+    policy: Policy  # as it was before training
+    algorithm: Algorithm
+    source: Source
+    eval_sim: VectorSim | None
+    total_updates: int
+
+    def close(self) -> None:
+        """Stop the simulators."""
+        self.source.close()
+        if self.eval_sim is not None:
+            self.eval_sim.close()
+
+
+def complete(config: TrainConfig) -> TrainConfig:
+    """Fill in what follows from the starting checkpoint, the dataset and the names.
+
+    Raises:
+        UserError: The pieces do not belong together or one is missing.
+    """
+    algorithm, _ = section("algorithm", config.algorithm)
+    if (config.budget.updates > 0) == (config.budget.env_steps > 0):
+        raise UserError("Set exactly one of budget.updates and budget.env_steps, e.g. budget.updates=5000.")
+    task = config.task.name
+    if config.init_from:
+        manifest = read_manifest(Path(config.init_from))
+        spec = manifest.policy_spec
+        chunk = replace(config.chunk, horizon=spec.horizon, execute=spec.execute, obs_horizon=spec.obs_horizon)
+        config = replace(config, policy={**manifest.config, "name": manifest.policy}, chunk=chunk)
+        task = task or manifest.task
+    if ALGORITHMS[algorithm][1].experience == "dataset":
+        if not config.dataset:
+            raise UserError(f"Algorithm '{algorithm}' learns from demonstrations; pass dataset=FOLDER (see collect).")
+        if config.budget.env_steps:
+            raise UserError(f"Algorithm '{algorithm}' plays no steps in training; set budget.updates instead.")
+        task = task or _episodes(config.dataset).tasks[0]
+    if not task:
+        raise UserError("No task is given; pass e.g. task=lift ('robopolicy list tasks' shows all).")
+    task = get_task(task).name
+    name = config.name or f"{task.rsplit('/', 1)[-1]}_{config.policy['name']}_{algorithm}_seed{config.seed}"
+    return replace(config, task=replace(config.task, name=task), name=name)
+
+
+@lru_cache(maxsize=1)
+def _episodes(path: str) -> Episodes:
+    """The dataset, read once although both `complete` and `build` look at it."""
+    return read_lerobot(path)
+
+
+def seed_everything(config: TrainConfig) -> None:
+    """Seed every global generator and make torch deterministic with a fixed number of threads."""
+    random.seed(config.seed)
+    np.random.seed(config.seed % 2**32)
+    torch.manual_seed(config.seed)
+    torch.set_num_threads(config.threads)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def build(config: TrainConfig, start: Path | None = None) -> Parts:
+    """Build a completed configuration.
+
+    Args:
+        config: Result of `complete`.
+        start: Checkpoint with the initial policy instead of `init_from`; a resumed run passes its own.
+
+    Raises:
+        UserError: Dataset, checkpoint, simulator and policy do not fit each other.
+    """
+    seed_everything(config)
+    device = _device(config.device)
+    name, algorithm_config = section("algorithm", config.algorithm)
+    from_dataset = ALGORITHMS[name][1].experience == "dataset"
+    episodes = _episodes(config.dataset) if from_dataset else None
+    eval_sim = _simulator(config, config.evaluation.num_envs) if config.evaluation.episodes else None
+    train_sim = None if from_dataset else _simulator(config, config.sim.num_envs)
+    sim = train_sim or eval_sim
+    if episodes is not None and sim is not None:
+        _check_dataset(episodes, sim.spec, config.dataset)
+    checkpoint = start or (Path(config.init_from) if config.init_from else None)
+    if checkpoint is not None:
+        policy = load_policy(checkpoint, device)[0].train()
+        if sim is not None:
+            check_compatible(policy.spec, sim.spec)
+    else:
+        policy = _new_policy(config, episodes, sim.spec if sim else None, device)
+    updates = _total_updates(config, algorithm_config)
+    if any(entry.name == "seed" for entry in fields(algorithm_config)):
+        algorithm_config = replace(algorithm_config, seed=algorithm_config.seed + config.seed)
+    with torch.device(device):
+        algorithm = ALGORITHMS[name][1](algorithm_config, policy, total_updates=updates)  # type: ignore[call-arg]
+    source: Source
+    if episodes is not None:
+        sampler = ChunkSampler(
+            episodes,
+            horizon=policy.spec.horizon,
+            obs_horizon=policy.spec.obs_horizon,
+            batch_size=algorithm_config.batch_size,
+            seed=config.seed,
+        )
+        source = DatasetSource(sampler, device)
+    else:
+        assert train_sim is not None
+        chunked = ChunkedSim(
+            train_sim,
+            execute=policy.spec.execute,
+            obs_horizon=policy.spec.obs_horizon,
+            gamma=algorithm.step_discount,
+        )
+        seed = FIRST_EPISODE * (1 + config.seed)
+        source = RolloutSource(chunked, device, decisions=algorithm_config.decisions, seed=seed)
+    return Parts(config, policy, algorithm, source, eval_sim, updates)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"Device '{name}' cannot be used ({reason}); try device=cpu.") from error
+    return device
+
+
+def _simulator(config: TrainConfig, num_envs: int) -> VectorSim:
+    options = SimOptions(
+        num_envs=num_envs,
+        backend=config.sim.backend,
+        cameras=config.task.cameras,
+        image_size=config.task.image_size,
+        reward=config.task.reward,
+        threads=config.sim.threads,
+    )
+    return make_sim(config.task.name, options)
+
+
+def _total_updates(config: TrainConfig, algorithm_config: Any) -> int:
+    if config.budget.updates:
+        return config.budget.updates
+    per_update = algorithm_config.decisions * config.sim.num_envs * config.chunk.execute
+    return math.ceil(config.budget.env_steps / per_update)
+
+
+def _new_policy(config: TrainConfig, episodes: Episodes | None, sim: SimSpec | None, device: torch.device) -> Policy:
+    """A fresh policy, its normalisers fitted to the dataset or else to the action bounds of the simulator."""
+    if sim is not None:
+        observation, action_dim = {key: spec.shape for key, spec in sim.observation.items()}, sim.action_dim
+    else:
+        assert episodes is not None
+        observation = {key: tuple(episodes.arrays[key].shape[1:]) for key in episodes.observation_keys}
+        action_dim = int(episodes.arrays["action"].shape[1])
+    chunk = config.chunk
+    spec = PolicySpec(observation, action_dim, chunk.horizon, chunk.execute, chunk.obs_horizon)
+    name, policy_config = section("policy", config.policy)
+    with torch.device(device):
+        policy = POLICIES[name][1](policy_config, spec)  # type: ignore[call-arg]
+    if episodes is not None:
+        policy.fit_normalizer(dataset_statistics(episodes))
+    elif sim is not None:
+        policy.fit_normalizer(_bounds(sim))
+    return policy
+
+
+def _bounds(sim: SimSpec) -> Mapping[str, Mapping[str, Any]]:
+    """Action statistics when there is no data: the bounds, and the uniform distribution between them."""
+    low, high = sim.action_low.cpu().numpy(), sim.action_high.cpu().numpy()
+    return {"action": {"min": low, "max": high, "mean": (low + high) / 2, "std": (high - low) / math.sqrt(12)}}
+
+
+def _check_dataset(episodes: Episodes, sim: SimSpec, path: str) -> None:
+    wanted = {key: tuple(spec.shape) for key, spec in sim.observation.items()} | {"action": (sim.action_dim,)}
+    for key, shape in wanted.items():
+        if key not in episodes.arrays:
+            raise UserError(f"Dataset {path} lacks '{key}', which {sim.task} needs; collect it again with that key.")
+        found = tuple(episodes.arrays[key].shape[1:])
+        if found != shape:
+            raise UserError(f"'{key}' of dataset {path} has shape {found}, but {sim.task} has {shape}.")
+    # Whole-number frame rates round the control step a little.
+    if not math.isclose(episodes.control_dt, sim.control_dt, rel_tol=0.05):
+        raise UserError(
+            f"Dataset {path} was recorded every {episodes.control_dt:g} s, but {sim.task} acts every "
+            f"{sim.control_dt:g} s; collect it again."
+        )

@@ -1,0 +1,153 @@
+"""Puts a run's configuration together from groups, presets and `key=value` overrides, with Hydra's compose API."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from robopolicy.algorithms import ALGORITHMS
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.policies import POLICIES
+from robopolicy.sim.registry import get_task, task_names
+from robopolicy.training.config import TrainConfig, check_ranges
+from robopolicy.training.schema import from_plain, open_schema, to_plain
+
+PRESETS = Path(__file__).resolve().parents[2] / "configs"
+GROUPS = ("experiment", "task", "policy", "algorithm", "sim")
+
+
+def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
+    """Compose and check a configuration.
+
+    Args:
+        overrides: `group=preset` and `key.path=value`, as on the command line.
+
+    Raises:
+        UserError: A group, preset or key is unknown, or a value has the wrong type or range; one line.
+    """
+    _register()
+    pairs = [_split(text) for text in overrides]
+    with initialize_config_dir(str(PRESETS), version_base="1.3"):
+        choices = [_choice(key, value) for key, value in pairs if key in GROUPS]
+        values = [(key, value) for key, value in pairs if key not in GROUPS]
+        base = _compose(choices)
+        texts = [_value(base, key, value) for key, value in values]
+        composed = _compose([*choices, *texts])
+    config = from_plain(TrainConfig, composed, "configuration")
+    check_ranges(config)
+    return config
+
+
+def read_config(file: Path) -> TrainConfig:
+    """Read the `config.yaml` of a run."""
+    try:
+        data = OmegaConf.to_container(OmegaConf.load(file))
+    except (OSError, ValueError, OmegaConfBaseException) as error:
+        raise UserError(f"{file} cannot be read: {error}") from error
+    return from_plain(TrainConfig, data, str(file))
+
+
+def config_text(config: TrainConfig) -> str:
+    """The configuration in full, as YAML."""
+    return OmegaConf.to_yaml(OmegaConf.create(to_plain(config)))
+
+
+def preset_names(group: str) -> list[str]:
+    """What may follow `group=` on the command line."""
+    _register()
+    with initialize_config_dir(str(PRESETS), version_base="1.3"):
+        return _options(group)
+
+
+@cache
+def _register() -> None:
+    """Make the dataclasses known to Hydra: one option per registered policy and algorithm."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=open_schema(TrainConfig, policy=MISSING, algorithm=MISSING))
+    for group, registry in (("policy", POLICIES), ("algorithm", ALGORITHMS)):
+        for name, (config_class, _) in registry.items():
+            store.store(group=group, name=name, node=open_schema(config_class, name=name))
+
+
+def _split(text: str) -> tuple[str, str]:
+    match = re.fullmatch(r"([A-Za-z_][\w.]*)=(.*)", text, re.DOTALL)
+    if match is None:
+        raise UserError(f"Expected group=preset or key=value, e.g. seed=1 or algorithm.lr=3e-4, found '{text}'.")
+    return match[1], match[2]
+
+
+def _choice(group: str, value: str) -> str:
+    """Override that selects a preset; `task` also accepts every registered task."""
+    options = _options(group)
+    if value in options:
+        return f"{group}={value}"
+    if group != "task":
+        raise unknown_name(f"{group} preset", value, options)
+    try:
+        return f"task.name={_quote(get_task(value).name)}"
+    except UserError as error:
+        raise unknown_name("task", value, {*options, *task_names()}) from error
+
+
+def _options(group: str) -> list[str]:
+    return GlobalHydra.instance().config_loader().get_group_options(group)
+
+
+def _compose(overrides: list[str]) -> dict[str, Any]:
+    try:
+        config = compose("train", overrides)
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+        subject = re.search(r"override '?([\w.]+)", str(error))
+        where = f"{subject[1]}: " if subject else ""
+        raise UserError(f"{where}{str(cause).strip().splitlines()[0]}.") from error
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def _value(base: Mapping[str, Any], key: str, text: str) -> str:
+    """Check that `key` exists, and quote text values so that paths may hold any character."""
+    node: Any = base
+    for depth, part in enumerate(key.split(".")):
+        if not isinstance(node, Mapping) or part not in node:
+            raise _unknown_key(base, key, depth)
+        node = node[part]
+    if isinstance(node, Mapping):
+        raise UserError(f"'{key}' is a section; set one of {', '.join(f'{key}.{name}' for name in node)}.")
+    return f"{key}={_quote(text)}" if isinstance(node, str) and text[:1] not in ("'", '"') else f"{key}={text}"
+
+
+def _quote(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _unknown_key(base: Mapping[str, Any], key: str, depth: int) -> UserError:
+    """Suggest the nearest full key; list the settings of the deepest section that does exist."""
+    known = list(_leaves(base))
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    prefix = ".".join(key.split(".")[:depth])
+    siblings = sorted({leaf[len(prefix) :].lstrip(".").split(".")[0] for leaf in known if leaf.startswith(prefix)})
+    place = f"Settings of {prefix}" if prefix else "Settings"
+    return UserError(f"Unknown setting '{key}'.{hint} {place}: {', '.join(siblings)}.")
+
+
+def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"

@@ -1,0 +1,174 @@
+"""The configuration of a training run: these dataclasses are the schema and the help.
+
+`configs/*.yaml` only selects and overrides. The `policy` and `algorithm` sections are those of the chosen policy and
+algorithm, plus their `name`; `compose.py` puts a run's configuration together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from robopolicy.algorithms import ALGORITHMS
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.policies import POLICIES
+from robopolicy.training.schema import from_plain
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """What to solve."""
+
+    name: str = ""  # registered task; empty takes it from the checkpoint or the dataset
+    reward: str = "sparse"  # sparse | shaped, where the task has both
+    cameras: tuple[str, ...] = ()  # cameras the policy sees
+    image_size: int = 64  # pixels, square
+
+
+@dataclass(frozen=True)
+class SimConfig:
+    """How to simulate it."""
+
+    num_envs: int = 16  # parallel environments
+    backend: str = "auto"  # auto | mujoco | mujoco-exact | envpool | gymnasium | ...
+    threads: int = 0  # physics threads; 0 is one per core
+
+
+@dataclass(frozen=True)
+class ChunkConfig:
+    """Shape of a decision."""
+
+    horizon: int = 8  # actions per chunk
+    execute: int = 4  # actions played before the next decision
+    obs_horizon: int = 1  # observations per decision
+
+
+@dataclass(frozen=True)
+class BudgetConfig:
+    """When to stop; set exactly one."""
+
+    updates: int = 0  # calls of the algorithm's update
+    env_steps: int = 0  # control steps of all environments together
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Periodic evaluation, by the same code as `robopolicy eval`."""
+
+    every: int = 0  # updates between evaluations; 0 is a tenth of the budget
+    episodes: int = 100  # episodes each time; 0 never evaluates
+    seed: int = 10_000  # first episode seed; training episodes start at a million
+    num_envs: int = 32  # parallel environments; does not change the result
+
+
+@dataclass(frozen=True)
+class LoggingConfig:
+    """Where numbers go besides metrics.jsonl and metrics.csv."""
+
+    every: int = 0  # updates between rows; 0 is a hundredth of the budget
+    tensorboard: bool = False  # also write TensorBoard events
+    wandb: bool = False  # also write to Weights & Biases, offline unless WANDB_MODE says otherwise
+    project: str = "robopolicy"  # project in Weights & Biases
+
+
+@dataclass(frozen=True)
+class GuardConfig:
+    """Guard rails."""
+
+    finite: bool = True  # stop at the first NaN or infinity and name it
+    restore_best: bool = True  # on-policy: go back to the best state when success falls below its interval
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run."""
+
+    policy: dict[str, Any] = field(default_factory=dict)  # name and settings; ignored with init_from
+    algorithm: dict[str, Any] = field(default_factory=dict)  # name and settings
+    task: TaskConfig = TaskConfig()
+    sim: SimConfig = SimConfig()
+    chunk: ChunkConfig = ChunkConfig()  # ignored with init_from
+    budget: BudgetConfig = BudgetConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    logging: LoggingConfig = LoggingConfig()
+    guards: GuardConfig = GuardConfig()
+    dataset: str = ""  # folder of demonstrations, for algorithms that learn from a dataset
+    init_from: str = ""  # checkpoint to start from; gives policy, chunk shape and, unless named, the task
+    checkpoint_every: int = 0  # updates between resume points; 0 is a tenth of the budget
+    seed: int = 0  # of weights, minibatches, exploration and episodes
+    device: str = "cpu"  # where networks run
+    threads: int = 1  # torch threads; small networks are fastest with one, and results depend on it
+    out: str = "runs"  # parent folder
+    name: str = ""  # run folder; empty composes it from task, policy, algorithm and seed
+
+
+def section(kind: str, values: dict[str, Any]) -> tuple[str, Any]:
+    """Name and config object of the `policy` or `algorithm` section."""
+    registry = {"policy": POLICIES, "algorithm": ALGORITHMS}[kind]
+    settings = dict(values)
+    name = settings.pop("name", "")
+    if name not in registry:
+        raise unknown_name(kind, str(name), registry)
+    try:
+        return name, from_plain(registry[name][0], settings, kind)
+    except ValueError as error:
+        raise UserError(f"{kind}: {error}") from error
+
+
+def check_ranges(config: TrainConfig) -> None:
+    """Refuse numbers that make no sense, naming the setting.
+
+    Raises:
+        UserError: The first setting that is out of range.
+    """
+    at_least_one = {
+        "sim.num_envs": config.sim.num_envs,
+        "chunk.horizon": config.chunk.horizon,
+        "chunk.execute": config.chunk.execute,
+        "chunk.obs_horizon": config.chunk.obs_horizon,
+        "evaluation.num_envs": config.evaluation.num_envs,
+        "task.image_size": config.task.image_size,
+        "threads": config.threads,
+    }
+    for key, value in at_least_one.items():
+        if value < 1:
+            raise UserError(f"{key} must be at least 1, got {value}.")
+    not_negative = {
+        "sim.threads": config.sim.threads,
+        "budget.updates": config.budget.updates,
+        "budget.env_steps": config.budget.env_steps,
+        "evaluation.every": config.evaluation.every,
+        "evaluation.episodes": config.evaluation.episodes,
+        "evaluation.seed": config.evaluation.seed,
+        "logging.every": config.logging.every,
+        "checkpoint_every": config.checkpoint_every,
+        "seed": config.seed,
+    }
+    for key, value in not_negative.items():
+        if value < 0:
+            raise UserError(f"{key} must not be negative, got {value}.")
+    if config.chunk.execute > config.chunk.horizon:
+        raise UserError(
+            f"chunk.execute must not exceed chunk.horizon, got {config.chunk.execute} > {config.chunk.horizon}."
+        )
+    for kind, values in (("policy", config.policy), ("algorithm", config.algorithm)):
+        _check_section(kind, section(kind, values)[1])
+
+
+# Common settings of policies and algorithms, and the range each must lie in wherever it appears.
+_POSITIVE = {"lr", "critic_lr", "batch_size", "decisions", "epochs", "steps", "clip", "grad_clip", "target_kl"}
+_SHARES = {"gamma", "lam", "beta1", "beta2"}
+
+
+def _check_section(kind: str, config: Any) -> None:
+    for entry in fields(config):
+        value, key = getattr(config, entry.name), f"{kind}.{entry.name}"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if not math.isfinite(value):
+            raise UserError(f"{key} must be a finite number, got {value}.")
+        if entry.name in _POSITIVE and value <= 0:
+            raise UserError(f"{key} must be positive, got {value}.")
+        if entry.name in _SHARES and not 0 <= value <= 1:
+            raise UserError(f"{key} must lie in [0, 1], got {value}.")

@@ -1,0 +1,63 @@
+"""What a run says on the terminal: a live progress bar on a TTY, one plain line per interval anywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+HEADLINES = ("rollout/success", "rollout/return", "actor/loss", "actor/approx_kl")  # shown where they exist
+
+
+class RunConsole:
+    """Progress of one run."""
+
+    def __init__(self, name: str, total: int, done: int = 0, console: Console | None = None) -> None:
+        """Start the display; `done` updates came before a resume."""
+        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._name, self._total, self._first = name, total, done
+        self._start = time.monotonic()
+        self._progress: Progress | None = None
+        if self._console.is_terminal:
+            columns = ("[bold]{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            texts = [TextColumn(column) if isinstance(column, str) else column for column in columns]
+            self._progress = Progress(
+                *texts, TimeRemainingColumn(), TextColumn("{task.fields[row]}"), console=self._console
+            )
+            self._task = self._progress.add_task(name, total=total, completed=done, row="")
+            self._progress.start()
+
+    def advance(self, update: int) -> None:
+        """Move the bar."""
+        if self._progress is not None:
+            self._progress.update(self._task, completed=update)
+
+    def row(self, update: int, row: Mapping[str, float]) -> None:
+        """Show the headline numbers of a logged row."""
+        text = "  ".join(f"{key} {row[key]:.4g}" for key in HEADLINES if key in row)
+        if self._progress is not None:
+            self._progress.update(self._task, completed=update, row=text)
+            return
+        elapsed = time.monotonic() - self._start
+        left = elapsed / max(update - self._first, 1) * (self._total - update)
+        self.note(f"{self._name}  update {update}/{self._total}  {text}  {elapsed:.0f} s, {left:.0f} s left")
+
+    def note(self, text: str) -> None:
+        """Print one line."""
+        self._console.print(text, markup=False)
+
+    def close(self) -> None:
+        """Stop the display."""
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def describe_evaluation(summary: Mapping[str, Any]) -> str:
+    """One phrase for an evaluation: success with its interval, or the return."""
+    if summary["success"] is None:
+        return f"return {summary['return_mean']:.4g} over {summary['n']} episodes"
+    low, high = summary["low"], summary["high"]
+    return f"success {summary['success']:.1%} [{low:.1%}, {high:.1%}] over {summary['n']} episodes"

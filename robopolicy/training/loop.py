@@ -1,0 +1,315 @@
+"""The training loop: source -> update -> log -> evaluate -> checkpoint, the same for every algorithm.
+
+A run is a folder: `config.yaml` (in full), `metrics.jsonl`, `metrics.csv`, `checkpoints/best`, `checkpoints/last` (the
+resume point) and, when it has ended, `report.json`. On the CPU a run that was killed and resumed ends with the same
+bits as one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from robopolicy.errors import UserError
+from robopolicy.evaluation.harness import evaluate
+from robopolicy.training.build import Parts, build, complete
+from robopolicy.training.checkpoint import load_training_state, save_checkpoint
+from robopolicy.training.compose import config_text, read_config
+from robopolicy.training.config import TrainConfig
+from robopolicy.training.console import RunConsole, describe_evaluation
+from robopolicy.training.guards import Summary, better, check_metrics, check_parameters, collapsed
+from robopolicy.training.loggers import CsvLogger, JsonlLogger, Logger, TensorBoardLogger, WandbLogger
+from robopolicy.training.manifest import versions
+from robopolicy.training.schema import to_plain
+
+Report = dict[str, Any]
+
+
+class Interrupted(Exception):
+    """The user or the system asked the run to stop; its resume point has been saved."""
+
+    def __init__(self, signum: int, folder: Path) -> None:
+        super().__init__(f"Stopped; go on with: robopolicy train --resume {folder}")
+        self.exit_code = 128 + signum
+
+
+def start_run(config: TrainConfig) -> Trainer:
+    """Prepare a new run in `config.out / config.name`.
+
+    Raises:
+        UserError: The configuration cannot be built, or the folder is taken or cannot be written.
+    """
+    config = complete(config)
+    folder = Path(config.out) / config.name
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"Run {folder} exists; resume it with --resume {folder}, or choose another name=NAME.")
+    parts = build(config)
+    try:
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(config_text(config), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"Cannot write {folder}: {error.strerror}; choose another folder with out=FOLDER.") from error
+    return Trainer(parts, folder)
+
+
+def resume_run(folder: Path) -> Trainer:
+    """Prepare to go on from the last resume point of a run.
+
+    Raises:
+        UserError: The folder is no run, has ended, or holds no resume point.
+    """
+    if not (folder / "config.yaml").is_file():
+        raise UserError(f"{folder} is not a run: it has no config.yaml; pass a folder such as runs/NAME.")
+    if (folder / "report.json").exists():
+        raise UserError(f"Run {folder} has ended; start another one with init_from={folder}/checkpoints/last.")
+    config = read_config(folder / "config.yaml")
+    last = folder / "checkpoints" / "last"
+    if not last.exists() and not last.with_name(".last.previous").exists():
+        # Killed before its first resume point: the run is a function of its configuration, so begin again.
+        return Trainer(build(config), folder)
+    state = load_training_state(last)
+    trainer = Trainer(build(config, start=last), folder, resume_at=int(state["update"]))
+    trainer.load_state_dict(state)
+    return trainer
+
+
+class Trainer:
+    """One run. Build it with `start_run` or `resume_run`, then call `train`."""
+
+    def __init__(self, parts: Parts, folder: Path, resume_at: int = 0) -> None:
+        self.parts, self.config, self.folder = parts, parts.config, folder
+        self.algorithm, self.source = parts.algorithm, parts.source
+        self.total = parts.total_updates
+        self.update = resume_at
+        self.best: Summary | None = None
+        self.base: Summary | None = None
+        self.latest: Summary | None = None
+        self.restored = 0  # times the guard went back to the best state
+        self._seconds = 0.0  # spent before this process
+        self._start = time.monotonic()
+        self._signal: int | None = None
+        tenth = max(1, self.total // 10)
+        self.evaluate_every = self.config.evaluation.every or tenth
+        self.checkpoint_every = self.config.checkpoint_every or tenth
+        self.log_every = self.config.logging.every or max(1, self.total // 100)
+        self.loggers = _make_loggers(self.config, folder, resume_at)
+        self.console = RunConsole(self.config.name, self.total, resume_at)
+
+    def train(self) -> Report:
+        """Run to the end of the budget.
+
+        Returns:
+            What `report.json` holds.
+
+        Raises:
+            TrainingDiverged: A metric or a tensor is not finite; the checkpoints are intact.
+            Interrupted: SIGINT or SIGTERM; the resume point has been saved.
+        """
+        try:
+            with self._signals():
+                if self.update == 0 and self.config.init_from:
+                    self.base = self._evaluate()
+                while self.update < self.total:
+                    self._iterate()
+                    if self._signal is not None:
+                        self._save_last()
+                        raise Interrupted(self._signal, self.folder)
+                return self._finish()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop display, loggers and simulators."""
+        self.console.close()
+        for logger in self.loggers:
+            logger.close()
+        self.parts.close()
+
+    def _iterate(self) -> None:
+        metrics = self.algorithm.update(self.source.next(self.algorithm))
+        self.update += 1
+        self.latest = None
+        if self.config.guards.finite:
+            check_metrics(metrics, self.algorithm, self.update)
+        last = self.update == self.total
+        evaluating = self.update % self.evaluate_every == 0 or last
+        saving = self.update % self.checkpoint_every == 0 or last
+        if self.config.guards.finite and (evaluating or saving):
+            check_parameters(self.algorithm, self.update)
+        if self.update % self.log_every == 0 or last:
+            row = {**metrics, **self.source.metrics(), "train/env_steps": self.source.env_steps}
+            self._log(row)
+            self.console.row(self.update, row)
+        self.console.advance(self.update)
+        if evaluating:
+            self._evaluate()
+        if saving:
+            self._save_last()
+
+    def _evaluate(self) -> Summary | None:
+        """Evaluate, keep the best, and go back to it after a collapse."""
+        settings, sim = self.config.evaluation, self.parts.eval_sim
+        if sim is None:
+            return None
+        summary = evaluate(self.algorithm.deployable(), sim, episodes=settings.episodes, seed=settings.seed).summary()
+        self.latest = summary
+        self._log({f"eval/{key}": value for key, value in summary.items() if value is not None})
+        self.console.note(f"{self.config.name}  update {self.update}/{self.total}  {describe_evaluation(summary)}")
+        if better(summary, self.best):
+            self.best = {**summary, "update": self.update}
+            self._save("best", {"algorithm": self.algorithm.state_dict()})
+        elif self.best is not None and self.config.guards.restore_best and collapsed(summary, self.best):
+            self._restore(self.best)
+        return summary
+
+    def _restore(self, best: Summary) -> None:
+        # Imitation descends its loss whatever the success does, so only algorithms that play can collapse.
+        if self.algorithm.experience != "rollout":
+            return
+        self.algorithm.load_state_dict(load_training_state(self._checkpoint("best"))["algorithm"])
+        self.latest = best
+        self.restored += 1
+        self._log({"guard/restored": float(self.restored)})
+        self.console.note(f"{self.config.name}  success collapsed; went back to update {best['update']}")
+
+    def _log(self, row: Mapping[str, float]) -> None:
+        for logger in self.loggers:
+            logger.log(self.update, row)
+
+    def _checkpoint(self, name: str) -> Path:
+        return self.folder / "checkpoints" / name
+
+    def _save(self, name: str, state: Mapping[str, Any]) -> None:
+        save_checkpoint(
+            self._checkpoint(name),
+            self.algorithm.deployable(),
+            task=self.config.task.name,
+            obs_sample=self.source.observations(),
+            training={**self._summary(), "evaluation": self.latest},
+            training_state=state,
+        )
+
+    def _save_last(self) -> None:
+        self._save("last", self.state_dict())
+
+    def _summary(self) -> dict[str, Any]:
+        return {
+            "algorithm": self.algorithm.name,
+            "update": self.update,
+            "total_updates": self.total,
+            "env_steps": self.source.env_steps,
+            "seed": self.config.seed,
+        }
+
+    def _finish(self) -> Report:
+        report = {
+            "run": self.config.name,
+            "task": self.config.task.name,
+            "policy": self.config.policy["name"],
+            **self._summary(),
+            "base": self.base,
+            "best": self.best,
+            "final": self.latest,
+            "restored": self.restored,
+            "seconds": self._elapsed(),
+            "versions": versions(),
+        }
+        text = json.dumps(report, indent=2) + "\n"
+        temporary = self.folder / ".report.json"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(self.folder / "report.json")
+        return report
+
+    def _elapsed(self) -> float:
+        return self._seconds + time.monotonic() - self._start
+
+    def state_dict(self) -> dict[str, Any]:
+        """The resume point."""
+        try:
+            source = self.source.state_dict()
+        except RuntimeError as error:  # backends that cannot save their state say so
+            self.console.note(str(error))
+            source = None
+        return {
+            "update": self.update,
+            "seconds": self._elapsed(),
+            "best": self.best,
+            "base": self.base,
+            "latest": self.latest,
+            "restored": self.restored,
+            "algorithm": self.algorithm.state_dict(),
+            "source": source,
+            "random": _random_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly from `state_dict`."""
+        self.update, self._seconds = int(state["update"]), float(state["seconds"])
+        self.best, self.base, self.latest = state["best"], state["base"], state["latest"]
+        self.restored = int(state["restored"])
+        self.algorithm.load_state_dict(state["algorithm"])
+        if state["source"] is not None:
+            self.source.load_state_dict(state["source"])
+        _load_random_state(state["random"])
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Finish the current update on the first SIGINT or SIGTERM; a second SIGINT stops at once."""
+
+        def ask(signum: int, frame: FrameType | None) -> None:
+            if self._signal is not None:
+                raise KeyboardInterrupt
+            self._signal = signum
+            self.console.note("Stopping after this update ...")
+
+        try:
+            previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not the main thread, which alone receives signals
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def _make_loggers(config: TrainConfig, folder: Path, resume_at: int) -> list[Logger]:
+    loggers: list[Logger] = [
+        JsonlLogger(folder / "metrics.jsonl", resume_at),
+        CsvLogger(folder / "metrics.csv", resume_at),
+    ]
+    if config.logging.tensorboard:
+        loggers.append(TensorBoardLogger(folder / "tensorboard", resume_at))
+    if config.logging.wandb:
+        settings = {"project": config.logging.project, "name": config.name, "config": to_plain(config)}
+        loggers.append(WandbLogger(folder, **settings))
+    return loggers
+
+
+def _random_state() -> dict[str, Any]:
+    """States of the global generators."""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def _load_random_state(state: Mapping[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])

@@ -1,0 +1,140 @@
+"""Where experience comes from: one small object per kind, so that the loop is the same for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.base import Algorithm
+from robopolicy.data.chunks import ChunkBatch, ChunkSampler
+from robopolicy.data.rollout import Rollout
+from robopolicy.policies.base import Observation, Sample
+from robopolicy.policies.noise import Randomness
+from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.sim.chunk import ChunkedSim
+
+
+class Source(Protocol):
+    """An endless stream of batches for `Algorithm.update`."""
+
+    @property
+    def env_steps(self) -> int:
+        """Control steps played so far."""
+        ...
+
+    def next(self, algorithm: Algorithm) -> Any:
+        """The next batch."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """What happened since the last call."""
+        ...
+
+    def observations(self) -> Observation:
+        """A few observations `{key: (B, To, ...)}` as the policy sees them."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides the coming batches."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        ...
+
+    def close(self) -> None:
+        """Free threads and files."""
+        ...
+
+
+class DatasetSource:
+    """Shuffled chunks of a dataset."""
+
+    env_steps = 0
+
+    def __init__(self, sampler: ChunkSampler, device: torch.device) -> None:
+        self.sampler = sampler
+        self.device = device
+
+    def next(self, algorithm: Algorithm) -> ChunkBatch:
+        """The next minibatch."""
+        return next(self.sampler).to(self.device)
+
+    def metrics(self) -> dict[str, float]:
+        """Completed passes over the data."""
+        return {"data/epoch": float(self.sampler.epoch)}
+
+    def observations(self) -> Observation:
+        """Observations spread over the dataset."""
+        frames = torch.linspace(0, len(self.sampler) - 1, 4).long()
+        return self.sampler.take(frames).to(self.device).obs
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position in the stream."""
+        return self.sampler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self.sampler.load_state_dict(state)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class RolloutSource:
+    """On-policy rollouts in a simulator."""
+
+    def __init__(self, sim: ChunkedSim, device: torch.device, *, decisions: int, seed: int) -> None:
+        self.sim = sim
+        self.device = device
+        self._first = sim.reset(seed)  # the sampler resets to the same episodes
+        self.sampler = RolloutSampler(sim, decisions=decisions, seed=seed)
+
+    @property
+    def env_steps(self) -> int:
+        """Control steps played so far."""
+        return self.sampler.env_steps
+
+    def next(self, algorithm: Algorithm) -> Rollout:
+        """Play one rollout with the current policy; the simulator and the networks may live on different devices."""
+
+        def act(obs: Observation, *, generator: Randomness) -> Sample:
+            sample = algorithm.act(_move(obs, self.device), generator=generator)
+            return replace(sample, chunk=sample.chunk.to(self.sim.sim.device))
+
+        return _move(self.sampler.collect(act), self.device)
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the episodes that have ended since the last call."""
+        return self.sampler.episode_stats()
+
+    def observations(self) -> Observation:
+        """The first observations of training."""
+        return _move(self._first, self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Simulator, running episodes, exploration noise."""
+        return self.sampler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self.sampler.load_state_dict(state)
+
+    def close(self) -> None:
+        """Stop the simulator."""
+        self.sim.sim.close()
+
+
+def _move(value: Any, device: torch.device) -> Any:
+    """Copy of a tensor, a mapping or a dataclass of them on `device`."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _move(item, device) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{entry.name: _move(getattr(value, entry.name), device) for entry in fields(value)})
+    return value
