@@ -1,0 +1,130 @@
+"""What every benchmark shares: the table, the JSON last line, committed results and cells that survive interruptions.
+
+Rows are dictionaries with the same keys, one per line of the table. Figures are what others quote: plain numbers,
+`low` and `high`, seeds. Versions and a description of the machine are added to everything that is written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = (
+    "robopolicy",
+    "torch",
+    "numpy",
+    "mujoco",
+    "gymnasium",
+    "envpool",
+    "stable-baselines3",
+    "transformers",
+    "trl",
+)
+
+Row = Mapping[str, object]
+
+
+def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """Versions of the installed ones of `packages`, and of Python."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def machine() -> dict[str, object]:
+    """Processor model, usable cores and memory: rates mean little without them."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    described: dict[str, object] = {"cpu": model, "cores": cores, "system": platform.system()}
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        described["memory_gib"] = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30)
+    return described
+
+
+def print_result(name: str, rows: Sequence[Row], figures: Mapping[str, Any]) -> None:
+    """Print the table and, as the last line, one JSON object."""
+    table = Table(title=name)
+    for column in rows[0] if rows else ():
+        table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
+    for row in rows:
+        table.add_row(*(_text(value) for value in row.values()))
+    Console().print(table)
+    print(json.dumps(_plain(_record(name, figures))), flush=True)
+
+
+def write_result(name: str, rows: Sequence[Row], figures: Mapping[str, Any], *, command: str) -> None:
+    """Write `results/NAME.json` and the Markdown table `results/NAME.md`."""
+    record = _record(name, figures)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    _write(RESULTS / f"{name}.json", json.dumps(_plain({**record, "command": command, "rows": list(rows)}), indent=2))
+    columns = list(rows[0]) if rows else []
+    lines = [
+        f"# {name}",
+        "",
+        f"`{command}` on {record['machine']['cpu']}, {record['machine']['cores']} cores. "
+        f"Versions: {', '.join(f'{key} {value}' for key, value in record['versions'].items())}.",
+        "",
+        f"| {' | '.join(columns)} |",
+        f"|{'---|' * len(columns)}",
+        *(f"| {' | '.join(_text(value) for value in row.values())} |" for row in rows),
+    ]
+    _write(RESULTS / f"{name}.md", "\n".join(lines))
+
+
+def load_cell(name: str) -> dict[str, Any] | None:
+    """A finished cell `BENCHMARK/method-task-seed`, or None if it still has to run."""
+    path = RESULTS / "cells" / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def save_cell(name: str, cell: Mapping[str, Any]) -> None:
+    """Keep a finished cell, so that an interrupted table goes on where it stopped."""
+    path = RESULTS / "cells" / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(path, json.dumps(_plain(cell), indent=2))
+
+
+def _record(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {"benchmark": name, **figures, "versions": versions(), "machine": machine()}
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinities and no numpy: non-finite numbers become null, numpy scalars and arrays become plain."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return str(value)
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file at once, so that nobody reads half of it."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text + "\n")
+    part.replace(path)
