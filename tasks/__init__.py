@@ -3,9 +3,11 @@
 
 def register_tasks() -> None:
     """Entry point `robopolicy.tasks`: register every family."""
-    from tasks import external, locomotion, manipulation, toy
+    from tasks import external, locomotion, manipulation, metaworld, ogbench, toy
 
     external.register()
     locomotion.register()
     toy.register()
     manipulation.register()
+    metaworld.register()
+    ogbench.register()

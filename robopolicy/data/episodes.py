@@ -154,7 +154,8 @@ def _check(data: Episodes) -> None:
         if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
             frame = int(np.argwhere(~np.isfinite(array.reshape(frames, -1)).all(1))[0, 0])
             episode = int(np.searchsorted(ends, frame, side="right"))
-            raise UserError(f"'{key}' is not finite in episode {episode} (frame {frame} of all); repair or drop it.")
+            place = f"episode {episode} (seed {data.seeds[episode]}), frame {frame - data.starts[episode]}"
+            raise UserError(f"'{key}' is not finite in {place}; repair or drop the episode.")
     if "terminated" in data.arrays and np.delete(data.arrays["terminated"], ends - 1).any():
         raise UserError("'terminated' may be true on the last frame of an episode only; split the episodes there.")
     if data.arrays["action"].ndim != 2:

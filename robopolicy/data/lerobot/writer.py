@@ -66,6 +66,7 @@ class LeRobotWriter:
         """
         self.path = Path(path).absolute()
         self._partial = self.path.with_name(f".{self.path.name}.partial-{os.getpid()}")
+        self._control_dt = control_dt
         self._rate = layout.frame_rate(control_dt)
         self._encoder = video_encoder() if video else None
         self._overwrite = overwrite
@@ -97,6 +98,7 @@ class LeRobotWriter:
 
     def add(self, episode: Episode) -> None:
         """Append one episode; all must have the same keys and shapes."""
+        Episodes.from_list([episode], self._control_dt)  # refuses what could not be read back
         features = self._describe(episode)
         self._features = self._features or features
         if features != self._features:

@@ -1,0 +1,150 @@
+"""Demonstrations from scripted experts, written one episode at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from robopolicy.data.episodes import Episode
+from robopolicy.errors import UserError
+from robopolicy.policies.noise import RowStreams
+from robopolicy.sim.contract import Observation, Step, VectorSim
+from robopolicy.sim.registry import Expert
+
+_MIN_SUCCESS_RATE = 0.05  # below it an expert is given up instead of being waited for
+_PATIENCE = 100  # episodes attempted before that is judged
+
+
+class EpisodeSink(Protocol):
+    """Where episodes go: a dataset writer, or a list with `add` for `append`."""
+
+    def add(self, episode: Episode) -> None:
+        """Take one finished episode."""
+        ...
+
+
+@dataclass(frozen=True)
+class CollectReport:
+    """What a collection took. Independent of the number of environments."""
+
+    kept: int  # episodes written
+    attempts: int  # episodes played, in order of seed, until enough were kept
+    successes: int  # of the attempts
+    frames: int  # written
+
+    def __str__(self) -> str:
+        rate = self.successes / self.attempts
+        return (
+            f"kept {self.kept} episodes ({self.frames} frames); "
+            f"the expert succeeded in {self.successes} of {self.attempts} ({rate:.1%})"
+        )
+
+
+def collect(
+    sim: VectorSim,
+    expert: Expert,
+    sink: EpisodeSink,
+    *,
+    episodes: int,
+    seed: int = 0,
+    only_success: bool = True,
+    noise: float = 0.0,
+    progress: Callable[[int, int], None] | None = None,
+) -> CollectReport:
+    """Play the expert and record episodes in order of their seeds.
+
+    The same seeds give the same dataset for any number of environments: an episode is a function of its seed, and of
+    noise that is keyed by its seed and step.
+
+    Args:
+        sim: Simulator; reset here.
+        expert: Demonstrator.
+        sink: Receives the kept episodes in order of seed.
+        episodes: Number of episodes to keep.
+        seed: Seed of the first episode.
+        only_success: Drop episodes without a successful step.
+        noise: Standard deviation of Gaussian noise on the executed actions, as a fraction of half the action range.
+            The dataset holds the action that the expert intended, so that imitation learns to recover (DART, Laskey
+            et al. 2017).
+        progress: Called with (kept, attempts) after each episode.
+
+    Raises:
+        UserError: The expert succeeds too rarely, or the simulator cannot judge success.
+    """
+    if episodes < 1 or noise < 0:
+        raise UserError(f"Collecting needs episodes >= 1 and noise >= 0, got {episodes} and {noise}.")
+    if not sim.spec.seeded_episodes:
+        raise UserError(f"The backend of {sim.spec.task} cannot seed episodes, so its data would not be reproducible.")
+    low, high = sim.spec.action_low.to(sim.device), sim.spec.action_high.to(sim.device)
+    recorder = _Recorder(sim.num_envs, sim.spec.task)
+    finished: dict[int, Episode] = {}  # by seed, waiting for an earlier seed to finish
+    kept = attempts = successes = frames = 0
+    obs = sim.reset(seed)
+    while True:
+        seeds = sim.episode_seed.tolist()
+        intended = expert(sim).to(torch.float32).clamp(low, high)
+        executed = intended
+        if noise:
+            disturbance = RowStreams(seeds, sim.episode_step.tolist()).normal(intended.shape).to(sim.device)
+            executed = intended + noise * (high - low) / 2 * disturbance
+        step = sim.step(executed)
+        recorder.record(obs, intended, step)
+        obs = step.obs
+        for row in step.done.nonzero().flatten().tolist():
+            finished[seeds[row]] = recorder.take(row, seeds[row])
+        while (episode := finished.pop(seed + attempts, None)) is not None:
+            attempts += 1
+            successes += episode.success
+            if episode.success or not only_success:
+                sink.add(episode)
+                kept += 1
+                frames += len(episode)
+            if progress:
+                progress(kept, attempts)
+            if kept == episodes:
+                return CollectReport(kept, attempts, successes, frames)
+            if only_success and attempts >= _PATIENCE and successes < _MIN_SUCCESS_RATE * attempts:
+                raise UserError(
+                    f"The expert of {sim.spec.task} succeeded in only {successes} of {attempts} episodes; "
+                    "lower the noise or keep failures, too."
+                )
+
+
+class _Recorder:
+    """Batches of the steps taken, cut into episodes when rows finish."""
+
+    def __init__(self, num_envs: int, task: str) -> None:
+        self._steps: list[Mapping[str, NDArray[Any]]] = []  # {key: (N, ...)} oldest first
+        self._first = 0  # step number of `_steps[0]`
+        self._starts = np.zeros(num_envs, np.int64)  # (N,) step number at which the running episode began
+        self._task = task
+
+    def record(self, obs: Observation, action: Tensor, step: Step) -> None:
+        """Remember one control step of all rows."""
+        if "success" not in step.info:
+            raise UserError(f"Task {self._task} does not say what success is, so it has no demonstrations.")
+        tensors = {
+            **obs,
+            "action": action,
+            "reward": step.reward,
+            "terminated": step.terminated,
+            "success": step.info["success"],
+        }
+        self._steps.append({key: value.cpu().numpy() for key, value in tensors.items()})
+
+    def take(self, row: int, seed: int) -> Episode:
+        """The episode that `row` has just finished; the row starts anew."""
+        begin = int(self._starts[row]) - self._first
+        steps = self._steps[begin:]
+        arrays = {key: np.stack([step[key][row] for step in steps]) for key in steps[0]}
+        self._starts[row] = self._first + len(self._steps)
+        unused = int(self._starts.min()) - self._first
+        del self._steps[:unused]
+        self._first += unused
+        return Episode(arrays, self._task, seed)

@@ -1,0 +1,76 @@
+"""One Meta-World task as a gymnasium environment whose episodes depend on their seed alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import metaworld  # noqa: F401  registers its environments
+import numpy as np
+import torch
+from metaworld.policies import ENV_POLICY_MAP
+from numpy.typing import NDArray
+from torch import Tensor
+
+from robopolicy.sim.contract import VectorSim
+from robopolicy.sim.gymnasium import GymnasiumSim
+from robopolicy.sim.registry import Expert
+
+MAX_STEPS = 500
+_VARIANTS = 0  # seed of the benchmark's 50 start and goal positions, the same in every environment
+
+
+class MetaworldEnv(gymnasium.Wrapper):
+    """Ends at success; the reward is 1 at success (sparse) or Meta-World's own (shaped)."""
+
+    observation: NDArray[np.float64]  # (39,) the last one, for the expert
+
+    def __init__(self, task: str, reward: str) -> None:
+        super().__init__(
+            gymnasium.make(
+                "Meta-World/MT1",
+                env_name=task,
+                seed=_VARIANTS,
+                max_episode_steps=MAX_STEPS,
+                render_mode="rgb_array",
+                camera_name="corner",
+                terminate_on_success=True,
+            )
+        )
+        self._shaped = reward == "shaped"
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Choose one of the 50 variants by `seed`, which Meta-World's own `reset` would ignore."""
+        if seed is not None:
+            simulator: Any = self.unwrapped
+            simulator.seed(seed)
+        self.observation, info = super().reset(seed=seed, options=options)
+        return self.observation, info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Play one action."""
+        self.observation, reward, terminated, truncated, info = super().step(action)
+        return self.observation, float(reward if self._shaped else info["success"]), terminated, truncated, info
+
+
+class MetaworldExpert:
+    """The package's hand-written policy of one task, a function of the observation."""
+
+    def __init__(self, task: str) -> None:
+        self._policy = ENV_POLICY_MAP[task]()
+
+    def __call__(self, sim: VectorSim) -> Tensor:
+        """Return actions `(N, 4)`."""
+        assert isinstance(sim, GymnasiumSim)
+        actions = [self._policy.get_action(env.observation) for env in sim.envs if isinstance(env, MetaworldEnv)]
+        return torch.from_numpy(np.stack(actions).astype(np.float32))
+
+
+def make_env(task: str, reward: str) -> MetaworldEnv:
+    """One environment of `task`, e.g. "reach-v3"."""
+    return MetaworldEnv(task, reward)
+
+
+def make_expert(task: str) -> Expert:
+    """The scripted expert of `task`."""
+    return MetaworldExpert(task)

@@ -1,0 +1,115 @@
+"""OGBench environments in their data-collection mode: one random target per episode, shown to the policy.
+
+OGBench's own datasets hide the target, because offline goal-conditioned methods relabel it. Here `goal` is an
+observation, so that plain imitation and reinforcement learning have a well-posed task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+import ogbench  # noqa: F401  registers its environments
+import torch
+from numpy.typing import NDArray
+from ogbench.manipspace.oracles.plan.button_plan import ButtonPlanOracle
+from ogbench.manipspace.oracles.plan.cube_plan import CubePlanOracle
+from ogbench.manipspace.oracles.plan.drawer_plan import DrawerPlanOracle
+from ogbench.manipspace.oracles.plan.window_plan import WindowPlanOracle
+from torch import Tensor
+
+from robopolicy.sim.contract import VectorSim
+from robopolicy.sim.gymnasium import GymnasiumSim
+from robopolicy.sim.registry import Expert
+
+MAX_STEPS = 200
+_ORACLES = {"cube": CubePlanOracle, "button": ButtonPlanOracle, "drawer": DrawerPlanOracle, "window": WindowPlanOracle}
+_TARGET = "privileged/target_"
+
+
+class OGBenchEnv(gymnasium.Wrapper):
+    """Observations `state` (OGBench's) and `goal`; reward 1 and end once the target is reached.
+
+    `goal` is one-hot kind (cube, button, drawer, window), block and button indices one-hot, then the target numbers.
+    """
+
+    def __init__(self, task: str) -> None:
+        super().__init__(
+            gymnasium.make(task, terminate_at_goal=True, mode="data_collection", max_episode_steps=MAX_STEPS)
+        )
+        self.state: Any = None  # OGBench's last observation
+        self.info: dict[str, Any] = {}  # and its last info, for the oracle
+        inside: Any = self.unwrapped
+        self._counts = {"block": getattr(inside, "_num_cubes", 0), "button": getattr(inside, "_num_buttons", 0)}
+        self.metadata = {**self.metadata, "render_fps": round(1 / inside._control_timestep)}
+        self.reset(seed=0)
+        space: Any = self.env.observation_space
+        goal = gymnasium.spaces.Box(-np.inf, np.inf, self._goal().shape, np.float32)
+        self.observation_space = gymnasium.spaces.Dict({"state": space, "goal": goal})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Draw a scene and a target."""
+        with numpy_seed(seed):
+            self.state, self.info = super().reset(seed=seed, options=options)
+        return {"state": self.state, "goal": self._goal()}, self.info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Play one action."""
+        self.state, reward, terminated, truncated, self.info = super().step(action)
+        return {"state": self.state, "goal": self._goal()}, float(reward), bool(terminated), truncated, self.info
+
+    def _goal(self) -> NDArray[np.float32]:
+        kind = np.array([self.info[_TARGET + "task"] == name for name in _ORACLES])
+        indices = [np.arange(n) == self.info[f"{_TARGET}{part}"] for part, n in self._counts.items() if n]
+        numbers = [
+            np.atleast_1d(value)
+            for name, value in sorted(self.info.items())
+            if name.startswith(_TARGET) and name.endswith(("_pos", "_yaw", "_state"))
+        ]
+        return np.concatenate([kind, *indices, *numbers]).astype(np.float32)
+
+
+class OGBenchOracle:
+    """The package's planning oracles without noise: each episode follows a plan made at its start."""
+
+    def __init__(self) -> None:
+        self._plans: dict[int, Any] = {}  # oracle of each row
+
+    def __call__(self, sim: VectorSim) -> Tensor:
+        """Return actions `(N, 5)`."""
+        assert isinstance(sim, GymnasiumSim)
+        actions: list[NDArray[np.float64]] = []
+        fresh, seeds = (sim.episode_step == 0).tolist(), sim.episode_seed.tolist()
+        for row, env in enumerate(sim.envs):
+            assert isinstance(env, OGBenchEnv)
+            if fresh[row]:
+                oracle: Any = _ORACLES[str(env.info[_TARGET + "task"])]
+                with numpy_seed(seeds[row]):
+                    self._plans[row] = oracle(env=env, noise=0.0)
+                    self._plans[row].reset(env.state, env.info)
+            actions.append(self._plans[row].select_action(env.state, env.info))
+        return torch.from_numpy(np.stack(actions).astype(np.float32)).clamp(-1, 1)
+
+
+@contextmanager
+def numpy_seed(seed: int | None) -> Iterator[None]:
+    """Seed numpy's global generator, which the oracles draw from, and put its state back afterwards."""
+    state = np.random.get_state()
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(state)
+
+
+def make_env(task: str, reward: str) -> OGBenchEnv:
+    """One environment of `task`, e.g. "cube-single-v0"."""
+    return OGBenchEnv(task)
+
+
+def make_expert(task: str) -> Expert:
+    """The oracle, which chooses its plan by the target."""
+    return OGBenchOracle()

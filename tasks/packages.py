@@ -1,0 +1,41 @@
+"""Tasks of optional packages that run on the gymnasium backend, one module `tasks.<family>.env` each.
+
+Such a module offers `make_env(task, reward) -> gymnasium.Env` and `make_expert(task) -> Expert`, and may import its
+package freely: it is imported when the task is made, not when it is registered.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from types import ModuleType
+
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.sim.contract import VectorSim
+from robopolicy.sim.registry import Expert, SimOptions, TaskEntry, register
+
+
+def register_package_task(family: str, task: str, description: str, rewards: tuple[str, ...]) -> None:
+    """Register `family/task`; the extra to install is called like the family."""
+    name = f"{family}/{task}"
+
+    def module() -> ModuleType:
+        try:
+            return import_module(f"tasks.{family}.env")
+        except ImportError as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"Task {name} needs pip install 'robopolicy[{family}]' ({reason}).") from error
+
+    def make(options: SimOptions) -> VectorSim:
+        from robopolicy.sim.gymnasium import GymnasiumSim
+
+        if options.cameras:
+            raise UserError(f"Task {name} has state observations only; leave the cameras out.")
+        if options.reward not in rewards:
+            raise unknown_name(f"reward of task {name}", options.reward, rewards)
+        return GymnasiumSim(partial(module().make_env, task, options.reward), options.num_envs, task=name)
+
+    def make_expert() -> Expert:
+        return module().make_expert(task)
+
+    register(TaskEntry(name, make, description, make_expert, backends=("gymnasium",), requires=family))
