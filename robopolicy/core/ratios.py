@@ -83,6 +83,7 @@ class Hierarchy:
 
     Upward and downward mean drifts of the outer level pass up to their budgets and are rolled back beyond; what a
     decision deviates from its outer level is clipped. Inside all budgets the result equals the plain log-ratio.
+    Reconstructed from a description; no reference implementation was available.
     """
 
     outer: str = "sequence"  # level that owns the drift budget: "sequence" or "unit"
