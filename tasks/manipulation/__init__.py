@@ -12,6 +12,8 @@ from robopolicy.sim.registry import register as register_entry
 
 _TASKS = {
     "lift": ("Lift", "Pick a cube up from the table."),
+    "pick_place": ("PickPlace", "Carry a cube to a pad on the table and let go of it."),
+    "drawer": ("Drawer", "Grasp the handle of a drawer and pull it open."),
 }
 
 

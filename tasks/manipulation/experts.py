@@ -19,9 +19,11 @@ from robopolicy.errors import UserError
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.mujoco.backend import MujocoSim
 from robopolicy.sim.mujoco.task import Array, BatchState
+from tasks.manipulation.drawer import Drawer
 from tasks.manipulation.lift import CUBE_HALF, CubeTask
-from tasks.manipulation.objects import yaw_of
+from tasks.manipulation.objects import distance, yaw_of
 from tasks.manipulation.panda_task import POSITION_STEP, YAW_STEP, Arm, PandaTask, commanded
+from tasks.manipulation.pick_place import PickPlace
 
 OPEN, CLOSE = -1.0, 1.0
 _STREAM = 0x5EED  # keeps the expert's randomness apart from that of the episode's start
@@ -99,6 +101,50 @@ class LiftExpert(PandaExpert):
         return steer(goal, turn, grasping(cube, arm), state, style)
 
 
+class PickPlaceExpert(PandaExpert):
+    """Grasp as in lift, carry the cube above the pad, sink, let go and withdraw."""
+
+    def act(self, task: PandaTask, arm: Arm, state: BatchState, style: Style) -> Array:
+        """Noise-free actions `(N, 5)`."""
+        assert isinstance(task, PickPlace)
+        cube, quaternion = task.cube(state)
+        pad, held = task.goal(state), task.held(arm, state)
+        off = distance(cube[:, :2], pad[:, :2])
+        arrived = (off < 0.015) & (cube[:, 2] < CUBE_HALF + 0.004)
+        turn = quarter_turn(yaw_of(quaternion) - commanded(state)["yaw"])
+        grasp = over(cube, style)
+        grasp[:, 2] = funnel(cube, turn, arm, style)
+
+        # Carrying: rise first, travel once clear of the table, sink above the pad; the tool keeps its offset.
+        carry = pad + arm.tool.position - cube
+        clear = np.clip((cube[:, 2] - CUBE_HALF) / (0.5 * style.hover), 0.0, 1.0)[:, None]
+        carry[:, :2] = clear * carry[:, :2] + (1.0 - clear) * arm.tool.position[:, :2]
+        carry[:, 2] += style.hover * np.clip((off - 0.008) / 0.03, 0.0, 1.0) - 0.002
+        leave = arm.tool.position + np.array([0.0, 0.0, 0.1]) * (arm.width > 0.06)[:, None]
+
+        goal = np.where(arrived[:, None], leave, np.where(held[:, None], carry, grasp))
+        turn = np.where(held | arrived, 0.0, turn)
+        gripper = np.where(arrived, OPEN, grasping(cube, arm))
+        return steer(goal, turn, gripper, state, style)
+
+
+class DrawerExpert(PandaExpert):
+    """Come down over the handle, close, and pull in the direction in which the drawer slides."""
+
+    def act(self, task: PandaTask, arm: Arm, state: BatchState, style: Style) -> Array:
+        """Noise-free actions `(N, 5)`."""
+        assert isinstance(task, Drawer)
+        handle, yaw = task.handle(state), task.cabinet_yaw(state)
+        turn = yaw - commanded(state)["yaw"]
+        goal = handle.copy()
+        goal[:, 2] = funnel(handle, turn, arm, style) + 0.5 * (style.offset[:, 0] - 0.004)
+        gripper = grasping(handle, arm)
+        pulling = (gripper == CLOSE) & (arm.width < 0.022)
+        pull = handle - 0.1 * np.stack([np.cos(yaw), np.sin(yaw), np.zeros_like(yaw)], axis=1)
+        pull[:, 2] = arm.tool.position[:, 2]
+        return steer(np.where(pulling[:, None], pull, goal), turn, gripper, state, style)
+
+
 def over(cube: Array, style: Style) -> Array:
     """Grasp points `(N, 3)`: the cube's centre plus the episode's own offset."""
     goal = cube.copy()
@@ -113,7 +159,7 @@ def quarter_turn(angle: Array) -> Array:
 
 def funnel(target: Array, turn: Array, arm: Arm, style: Style) -> Array:
     """Height `(N,)` to aim at: the hover height far from `target`, sinking to it as position and heading align."""
-    off = np.sqrt(np.square(target[:, :2] - arm.tool.position[:, :2]).sum(axis=1)) + 0.05 * np.abs(turn)
+    off = distance(target[:, :2], arm.tool.position[:, :2]) + 0.05 * np.abs(turn)
     return target[:, 2] + style.hover * np.clip((off - 0.012) / 0.03, 0.0, 1.0)
 
 

@@ -25,7 +25,7 @@ def build_model(scene: str) -> mujoco.MjModel:
     robot.option.integrator = spec.option.integrator
     _tune(robot)
     spec.attach(robot, prefix="", frame=spec.frame("robot"))
-    spec.body("hand").add_camera(name="wrist", pos=[0.07, 0.0, 0.01], quat=[0.123, 0.696, 0.696, 0.123], fovy=75)
+    spec.body("hand").add_camera(name="wrist", pos=[0.085, 0.0, 0.02], quat=[0.123, 0.696, 0.696, 0.123], fovy=75)
     return spec.compile()
 
 
