@@ -28,20 +28,20 @@ def chunk_discount(gamma: float, steps: Tensor, unit: str = "step") -> Tensor:
     raise ValueError(f"Discount unit must be one of {DISCOUNT_UNITS}, got {unit!r}.")
 
 
-def successor_values(value: Tensor, last_value: Tensor, truncated: Tensor, final_value: Tensor) -> Tensor:
+def successor_values(value: Tensor, last_value: Tensor, bootstrap: Tensor, final_value: Tensor) -> Tensor:
     """Value of the true successor of every entry, the `next_value` of `gae`.
 
     Args:
         value: (T, N) value of the observation acted on.
         last_value: (N,) value of the observation after the last decision.
-        truncated: (T, N) bool.
-        final_value: (M,) values of the last observations of the M truncated entries, row-major.
+        bootstrap: (T, N) bool, truncated and not terminated.
+        final_value: (M,) values of the last observations of the M entries that bootstrap, row-major.
     """
-    count = int(truncated.sum())
+    count = int(bootstrap.sum())
     if final_value.shape != (count,):
-        raise ValueError(f"{count} truncated entries need final_value of shape ({count},), got {final_value.shape}.")
+        raise ValueError(f"{count} entries to bootstrap need final_value of shape ({count},), got {final_value.shape}.")
     successor = torch.cat([value[1:], last_value.unsqueeze(0)])
-    successor[truncated] = final_value
+    successor[bootstrap] = final_value
     return successor
 
 

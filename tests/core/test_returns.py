@@ -108,7 +108,7 @@ def test_wrong_shapes_are_named():
     never = flags(0, 0)
     with pytest.raises(ValueError, match="next_value must have the shape of reward"):
         gae(column(1, 2), column(1, 2), column(1, 2, 3), never, never, 0.5, 0.5)
-    with pytest.raises(ValueError, match="1 truncated entries need final_value"):
+    with pytest.raises(ValueError, match="1 entries to bootstrap need final_value"):
         successor_values(column(1, 2), torch.zeros(1), flags(0, 1), torch.zeros(2))
 
 
