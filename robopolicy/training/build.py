@@ -28,6 +28,7 @@ from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TrainConfig, section
+from robopolicy.training.device import usable_device
 from robopolicy.training.manifest import read_manifest
 from robopolicy.training.sources import DatasetSource, RolloutSource, Source
 
@@ -107,7 +108,7 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
         UserError: Dataset, checkpoint, simulator and policy do not fit each other.
     """
     seed_everything(config)
-    device = _device(config.device)
+    device = usable_device(config.device)
     name, algorithm_config = section("algorithm", config.algorithm)
     from_dataset = ALGORITHMS[name][1].experience == "dataset"
     episodes = _episodes(config.dataset) if from_dataset else None
@@ -149,16 +150,6 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
         seed = FIRST_EPISODE * (1 + config.seed)
         source = RolloutSource(chunked, device, decisions=algorithm_config.decisions, seed=seed)
     return Parts(config, policy, algorithm, source, eval_sim, updates)
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"Device '{name}' cannot be used ({reason}); try device=cpu.") from error
-    return device
 
 
 def _simulator(config: TrainConfig, num_envs: int) -> VectorSim:

@@ -24,6 +24,7 @@ from robopolicy.policies import POLICIES
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.noise import RowStreams
 from robopolicy.training.atomic import atomic_folder, recover
+from robopolicy.training.device import usable_device
 from robopolicy.training.manifest import (
     MANIFEST,
     Manifest,
@@ -100,7 +101,7 @@ def load_policy(path: str | Path, device: str | torch.device = "cpu") -> tuple[P
     Raises:
         UserError: One sentence that says what is wrong with the checkpoint and what to do.
     """
-    folder = Path(path)
+    folder, device = Path(path), usable_device(device)
     recover(folder)
     manifest = read_manifest(folder)
     for name in (MODEL, GOLDEN):
@@ -143,7 +144,7 @@ def verify_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> V
     Raises:
         UserError: The checkpoint cannot be loaded at all.
     """
-    folder = Path(path)
+    folder, device = Path(path), usable_device(device)
     policy, manifest = load_policy(folder, device)
     check_files(folder, manifest)
     golden = _read_tensors(folder / GOLDEN)

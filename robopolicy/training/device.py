@@ -1,0 +1,22 @@
+"""Where networks run."""
+
+from __future__ import annotations
+
+import torch
+
+from robopolicy.errors import UserError
+
+
+def usable_device(name: str | torch.device) -> torch.device:
+    """The device called `name`, once it has been seen to work.
+
+    Raises:
+        UserError: There is no such device here.
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise UserError(f"Device '{name}' cannot be used: {reason}; use device cpu.") from error
+    return device

@@ -1,0 +1,242 @@
+"""Checkpoints are complete or absent, load strictly, and notice every kind of damage."""
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from robopolicy.errors import UserError
+from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.training import atomic
+from robopolicy.training.checkpoint import load_policy, load_training_state, save_checkpoint, verify_checkpoint
+from robopolicy.training.manifest import SCHEMA, sha256
+
+OBS = {"state": torch.linspace(-1, 1, 8 * 2 * 6).reshape(8, 2, 6)}
+
+
+@pytest.fixture
+def saved(tmp_path, make_policy) -> Path:
+    path = tmp_path / "best"
+    state = {"update": 3, "weights": torch.arange(3)}
+    save_checkpoint(path, make_policy(), task="toy/point_mass", obs_sample=OBS, training_state=state)
+    return path
+
+
+def edit_manifest(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    file = path / "manifest.json"
+    data = json.loads(file.read_text())
+    change(data)
+    file.write_text(json.dumps(data))
+
+
+def edit_model(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Change weights as somebody would who also repairs the hash."""
+    weights = load_file(path / "model.safetensors")
+    change(weights)
+    save_file(weights, path / "model.safetensors")
+    edit_manifest(path, lambda data: data["files"].update({"model.safetensors": sha256(path / "model.safetensors")}))
+
+
+def test_a_loaded_policy_acts_like_the_saved_one(saved, make_policy):
+    policy, manifest = load_policy(saved)
+    noise = torch.randn(8, 4, 2)
+    assert torch.equal(policy.decode(OBS, noise), make_policy().decode(OBS, noise))
+    assert not policy.training
+    assert (manifest.task, manifest.network_calls, manifest.policy_spec.execute) == ("toy/point_mass", 3, 2)
+    assert {"robopolicy", "torch", "mujoco", "numpy", "python"} <= manifest.versions.keys()
+
+
+def test_golden_chunk_is_reproduced_exactly(saved):
+    report = verify_checkpoint(saved)
+    assert report.ok
+    assert report.max_error == 0.0
+
+
+def test_verify_notices_that_the_computation_has_changed(saved, monkeypatch):
+    monkeypatch.setattr(FlowPolicy, "euler_step", lambda self, features, x, t: x)
+    report = verify_checkpoint(saved)
+    assert not report.ok
+    assert report.max_error > 0.01
+
+
+def test_verify_notices_that_the_sampler_asks_for_other_noise(saved, monkeypatch):
+    monkeypatch.setattr(FlowPolicy, "_integrate", lambda self, features, x: self.act(OBS))
+    monkeypatch.setattr("robopolicy.policies.flow.normal", lambda shape, generator, device: generator.normal((1, 1)))
+    with pytest.raises(UserError, match="sampler has changed"):
+        verify_checkpoint(saved)
+
+
+def test_training_state_comes_back(saved):
+    state = load_training_state(saved)
+    assert state["update"] == 3
+    assert torch.equal(state["weights"], torch.arange(3))
+
+
+def test_replacing_a_checkpoint_leaves_no_trace_of_the_old_one(saved, make_policy):
+    save_checkpoint(saved, make_policy(), task="toy/other", obs_sample=OBS)
+    assert load_policy(saved)[1].task == "toy/other"
+    assert [entry.name for entry in saved.parent.iterdir()] == ["best"]
+    with pytest.raises(UserError, match="no training_state"):
+        load_training_state(saved)
+
+
+def test_other_folders_are_not_overwritten(tmp_path, make_policy):
+    (tmp_path / "precious.txt").write_text("x")
+    with pytest.raises(UserError, match="not a checkpoint"):
+        save_checkpoint(tmp_path, make_policy(), task="t", obs_sample=OBS)
+
+
+def test_full_disk_leaves_the_old_checkpoint_and_nothing_else(saved, make_policy):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(UserError, match="Cannot write"):
+            save_checkpoint(saved, make_policy(), task="toy/new", obs_sample=OBS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert load_policy(saved)[1].task == "toy/point_mass"
+    assert [entry.name for entry in saved.parent.iterdir()] == ["best"]
+
+
+def test_a_file_in_the_way_is_named(tmp_path, make_policy):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match=r"Cannot write .*file/best"):
+        save_checkpoint(tmp_path / "file" / "best", make_policy(), task="t", obs_sample=OBS)
+
+
+def test_a_crash_between_the_two_renames_loses_nothing(saved):
+    saved.rename(saved.with_name(".best.previous"))
+    assert load_policy(saved)[1].task == "toy/point_mass"
+
+
+def test_a_crash_before_the_old_one_was_deleted_is_cleaned_up(saved):
+    saved.with_name(".best.previous").mkdir()
+    atomic.recover(saved)
+    assert [entry.name for entry in saved.parent.iterdir()] == ["best"]
+
+
+def test_a_folder_that_fails_half_way_disappears(tmp_path):
+    with pytest.raises(ZeroDivisionError), atomic.atomic_folder(tmp_path / "x") as folder:
+        (folder / "part").write_text("half")
+        1 / 0  # noqa: B018
+    assert not list(tmp_path.iterdir())
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray((path / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (path / "model.safetensors").write_bytes(data)
+
+
+def truncate(path: Path) -> None:
+    data = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+def widen(weights: dict[str, torch.Tensor]) -> None:
+    key = next(key for key, value in weights.items() if value.dim() == 2)
+    weights[key] = torch.zeros(3, 3)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "flipped bit": (flip_a_bit, "corrupted or truncated.*copy the checkpoint again"),
+    "truncated": (truncate, "corrupted or truncated.*copy the checkpoint again"),
+    "missing weights": (lambda path: (path / "model.safetensors").unlink(), "lacks model.safetensors"),
+    "missing golden": (lambda path: (path / "golden.safetensors").unlink(), "lacks golden.safetensors"),
+    "unlisted weights": (
+        lambda path: edit_manifest(path, lambda data: data["files"].pop("model.safetensors")),
+        "does not list model.safetensors",
+    ),
+    "no manifest": (lambda path: (path / "manifest.json").unlink(), "is not a checkpoint"),
+    "broken manifest": (lambda path: (path / "manifest.json").write_text("{"), "is damaged"),
+    "manifest of another kind": (lambda path: (path / "manifest.json").write_text("[]"), "no schema version"),
+    "future schema": (
+        lambda path: edit_manifest(path, lambda data: data.update(schema=SCHEMA + 1)),
+        "newer than .*upgrade robopolicy",
+    ),
+    "unknown policy": (
+        lambda path: edit_manifest(path, lambda data: data.update(policy="flwo")),
+        "Unknown policy .*'flwo'. Did you mean 'flow'",
+    ),
+    "unknown manifest key": (lambda path: edit_manifest(path, lambda data: data.update(extra=1)), "Unknown .*'extra'"),
+    "missing manifest key": (lambda path: edit_manifest(path, lambda data: data.pop("task")), "lacks 'task'"),
+    "unknown config key": (
+        lambda path: edit_manifest(path, lambda data: data["config"].update(stepz=1)),
+        "Unknown setting .*'stepz'. Did you mean 'steps'",
+    ),
+    "missing config key": (lambda path: edit_manifest(path, lambda data: data["config"].pop("steps")), "lacks 'steps'"),
+    "wrong config type": (
+        lambda path: edit_manifest(path, lambda data: data["config"].update(steps="four")),
+        "steps must be a value of type int, found 'four'",
+    ),
+    "wrong spec": (lambda path: edit_manifest(path, lambda data: data["spec"].update(execute=9)), "execute must lie"),
+    "missing weight": (
+        lambda path: edit_model(path, lambda weights: weights.pop(sorted(weights)[-1])),
+        "lacks weight|no normaliser statistics",
+    ),
+    "extra weight": (
+        lambda path: edit_model(path, lambda weights: weights.update(extra=torch.zeros(1))),
+        "has weight 'extra', which policy 'flow' does not know",
+    ),
+    "wrong shape": (lambda path: edit_model(path, widen), r"has shape \(3, 3\), but its manifest implies"),
+    "no statistics": (
+        lambda path: edit_model(path, lambda weights: weights.pop("action_normalizer.offset")),
+        "no normaliser statistics.*save it again",
+    ),
+    "unfitted statistics": (
+        lambda path: edit_model(path, lambda weights: weights["action_normalizer.fitted"].fill_(False)),
+        "no normaliser statistics: 'action_normalizer' never saw data",
+    ),
+    "infinite statistics": (
+        lambda path: edit_model(path, lambda weights: weights["action_normalizer.scale"].fill_(torch.inf)),
+        "non-finite normaliser statistics in 'action_normalizer.scale'",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_checkpoints_are_refused_in_one_line(saved, damage):
+    change, message = DAMAGES[damage]
+    change(saved)
+    with pytest.raises(UserError, match=message) as refusal:
+        load_policy(saved)
+    assert "\n" not in str(refusal.value)
+
+
+def test_missing_folder_is_named(tmp_path):
+    with pytest.raises(UserError, match="nowhere does not exist"):
+        load_policy(tmp_path / "nowhere")
+
+
+def test_damaged_training_state_is_refused(saved):
+    (saved / "training_state" / "tree.json").write_text("{}")
+    with pytest.raises(UserError, match="corrupted"):
+        load_training_state(saved)
+    with pytest.raises(UserError, match="corrupted"):
+        verify_checkpoint(saved)
+
+
+def test_policies_that_cannot_be_loaded_again_are_not_saved(tmp_path, make_policy):
+    broken = make_policy()
+    next(broken.parameters()).data[0] = torch.nan
+    with pytest.raises(UserError, match="non-finite weights"):
+        save_checkpoint(tmp_path / "a", broken, task="t", obs_sample=OBS)
+    unfitted = FlowPolicy(FlowConfig(), make_policy().spec)
+    with pytest.raises(UserError, match="no normaliser statistics"):
+        save_checkpoint(tmp_path / "b", unfitted, task="t", obs_sample=OBS)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_golden_chunk_is_reproduced_by_a_fresh_process(saved):
+    command = [sys.executable, "-m", "robopolicy.cli.main", "verify", str(saved)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "verified" in done.stdout
