@@ -96,6 +96,7 @@ def evaluate(
     seed: int = 10_000,
     deterministic: bool = True,
     policy_batch: int = 32,
+    progress: Callable[[int], None] | None = None,
 ) -> EvalResult:
     """Play the episodes `seed .. seed + episodes - 1` and score them.
 
@@ -106,6 +107,7 @@ def evaluate(
         seed: First episode seed. Keep it away from the seeds used in training.
         deterministic: Switch exploration noise off. Either way noise is a function of episode seed and decision.
         policy_batch: Rows per policy call. A fixed width keeps rounding independent of the number of environments.
+        progress: Called after every decision with the number of finished episodes.
 
     Raises:
         UserError: The policy does not fit the simulator, or a number is out of range.
@@ -115,7 +117,13 @@ def evaluate(
             f"Evaluation needs episodes >= 1, policy_batch >= 1 and seed >= 0, got {episodes}, {policy_batch}, {seed}."
         )
     return play(
-        policy, sim, range(seed, seed + episodes), deterministic=deterministic, policy_batch=policy_batch, probe=True
+        policy,
+        sim,
+        range(seed, seed + episodes),
+        deterministic=deterministic,
+        policy_batch=policy_batch,
+        probe=True,
+        progress=progress,
     )
 
 
@@ -127,6 +135,7 @@ def play(
     deterministic: bool = True,
     policy_batch: int = 32,
     probe: bool = False,
+    progress: Callable[[int], None] | None = None,
     before_step: BeforeStep | None = None,
     on_step: OnStep | None = None,
 ) -> EvalResult:
@@ -139,6 +148,7 @@ def play(
         deterministic: As in `evaluate`.
         policy_batch: As in `evaluate`.
         probe: Measure the latency of single decisions afterwards.
+        progress: As in `evaluate`.
         before_step: Called before every control step, while the state it starts from can still be rendered.
         on_step: Called after every control step with the rows `(N,)` bool that count and moved, and the step.
     """
@@ -156,7 +166,7 @@ def play(
     with evaluation_mode(policy) if isinstance(policy, Policy) else nullcontext():
         start, calls = time.perf_counter(), actor.policy_calls
         obs = chunked.reset(seeds[0] if _consecutive(seeds) else list(seeds))
-        decisions, obs = _run(actor, sim, chunked, obs, score)
+        decisions, obs = _run(actor, sim, chunked, obs, score, progress)
         wall = time.perf_counter() - start
         latency = _probe(policy, obs, deterministic) if probe and isinstance(policy, Policy) else {}
     return EvalResult(
@@ -177,7 +187,14 @@ def play(
     )
 
 
-def _run(actor: Actor, sim: VectorSim, chunked: ChunkedSim, obs: Observation, score: _Score) -> tuple[int, Observation]:
+def _run(
+    actor: Actor,
+    sim: VectorSim,
+    chunked: ChunkedSim,
+    obs: Observation,
+    score: _Score,
+    progress: Callable[[int], None] | None,
+) -> tuple[int, Observation]:
     """Play until every episode of the set has ended; return the decisions taken in them and the last observation."""
     decision = [0] * sim.num_envs  # index of the next decision within each row's episode
     total = 0
@@ -194,6 +211,8 @@ def _run(actor: Actor, sim: VectorSim, chunked: ChunkedSim, obs: Observation, sc
         decision = [0 if done else count + 1 for count, done in zip(decision, step.done.tolist(), strict=True)]
         obs = step.obs
         total += len(rows)
+        if progress is not None:
+            progress(int(score.finished.sum()))
     return total, obs
 
 

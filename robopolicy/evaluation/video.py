@@ -128,22 +128,26 @@ def record(
 
 
 def write_video(recordings: Sequence[Recording], path: Path) -> Path:
-    """Write the clips as one grid and return the file: mp4, or gif where no H.264 encoder is available.
+    """Write the clips as one grid and return the file: mp4, or gif where asked for or where H.264 is not available.
 
     One recording becomes a near-square grid; several become one row each, so that a column shows one seed under all
-    policies.
+    policies. The file appears only when it is complete.
     """
-    grid = _arrange(recordings)
-    fps = recordings[0].fps
+    grid, fps = _arrange(recordings), recordings[0].fps
+    target, temporary = (path.with_name(f"{prefix}{path.stem}.mp4") for prefix in ("", ".writing-"))
     try:
-        _write_mp4(_grid_frames(grid, fps), path.with_suffix(".mp4"), fps)
-        return path.with_suffix(".mp4")
-    except (ImportError, ValueError, OSError):  # PyAV without libx264 raises one of these
-        path.with_suffix(".mp4").unlink(missing_ok=True)
-    pictures = [Image.fromarray(frame) for frame in _grid_frames(grid, fps)]
-    target = path.with_suffix(".gif")
-    pictures[0].save(target, save_all=True, append_images=pictures[1:], duration=round(1000 / fps), loop=0)
-    return target
+        if path.suffix != ".gif":
+            try:
+                _write_mp4(_grid_frames(grid, fps), temporary, fps)
+                return temporary.replace(target)
+            except (ImportError, ValueError):  # PyAV is missing or has no H.264 encoder
+                temporary.unlink(missing_ok=True)
+        target, temporary = target.with_suffix(".gif"), temporary.with_suffix(".gif")
+        pictures = [Image.fromarray(frame) for frame in _grid_frames(grid, fps)]
+        pictures[0].save(temporary, save_all=True, append_images=pictures[1:], duration=round(1000 / fps), loop=0)
+        return temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_strip(recordings: Sequence[Recording], path: Path, *, moments: int = 5) -> Path:

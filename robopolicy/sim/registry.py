@@ -82,6 +82,12 @@ def task_names() -> list[str]:
     return sorted(_TASKS)
 
 
+def family_names() -> list[str]:
+    """Prefixes under which any task of another library can be named, sorted."""
+    _load()
+    return sorted(_FAMILIES)
+
+
 def get_task(name: str) -> TaskEntry:
     """Look a task up by its id, or by its last part where that is unique ("lift")."""
     _load()

@@ -1,0 +1,170 @@
+"""`robopolicy eval`: success and return with intervals, on fixed seeds, for one policy or two side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from robopolicy.cli.options import add_player_options, check_numbers
+
+if TYPE_CHECKING:
+    from robopolicy.cli.players import Player
+    from robopolicy.evaluation.result import EvalResult
+    from robopolicy.sim.registry import TaskEntry
+
+EXAMPLES = """\
+examples:
+  robopolicy eval runs/lift_reinflow/checkpoints/best --episodes 200
+  robopolicy eval runs/lift_flow_bc/checkpoints/best runs/lift_reinflow/checkpoints/best --out runs/eval_lift
+  robopolicy eval expert --task manipulation/lift --episodes 200 --video 0
+  robopolicy eval random runs/hopper_ppo/checkpoints/best --task locomotion/hopper --json
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "eval",
+        help="measure success and return with intervals",
+        description="Play a fixed set of episode seeds and report success (Wilson interval) and return (bootstrap). "
+        "Two players are compared seed by seed. The result does not depend on the number of environments.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("players", nargs="+", metavar="CKPT", help="checkpoint folder, 'expert' or 'random'; at most 2")
+    add_player_options(parser)
+    parser.add_argument("--episodes", type=int, default=100, help="episodes per player (default: 100)")
+    parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
+    parser.add_argument("--out", type=Path, default=Path("runs/eval"), help="report folder (default: runs/eval)")
+    parser.add_argument(
+        "--video", type=int, default=4, help="episodes to film, the first seeds; 0 for none (default: 4)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate; 0 when the report is written."""
+    from robopolicy.cli.players import load_players
+    from robopolicy.errors import UserError
+    from robopolicy.evaluation.compare import compare
+    from robopolicy.evaluation.report import Report, all_notes, table, to_dict, write_report
+    from robopolicy.training.atomic import atomic_folder
+
+    check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed", "video"))
+    if len(args.players) > 2 or len(set(args.players)) < len(args.players):
+        raise UserError(f"Pass one player or two different ones, got {' '.join(args.players)}.")
+    _check_out(args.out)
+    players, entry = load_players(args.players, args.task, args.device)
+    with atomic_folder(args.out) as folder:
+        results = _evaluate(args, players, entry)
+        pairable = len(results) == 2 and all(result.seeded for result in results.values())
+        video, strip, notes = _film(args, players, entry, folder)
+        report = Report(
+            title=f"{' and '.join(results)} on {entry.name}",
+            results=results,
+            comparison=compare(*results.values()) if pairable else None,
+            video=video,
+            strip=strip,
+            notes=notes,
+            facts=_facts(args, entry),
+        )
+        write_report(folder, report)
+    if args.json:
+        print(json.dumps({"out": str(args.out), **_without_episodes(to_dict(report))}))
+        return 0
+    print(f"{entry.name}, {args.episodes} episodes, seeds {args.seed} to {args.seed + args.episodes - 1}")
+    print(_aligned(*table(results)))
+    if report.comparison is not None:
+        print(report.comparison.sentence(*results))
+    for note in all_notes(report):
+        print(f"note: {note}")
+    print(f"report: {args.out / 'report.html'}")
+    return 0
+
+
+def _evaluate(args: argparse.Namespace, players: list[Player], entry: TaskEntry) -> dict[str, EvalResult]:
+    from contextlib import closing
+
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress
+
+    from robopolicy.cli.players import open_sim, sim_options
+    from robopolicy.evaluation.harness import evaluate
+
+    results: dict[str, EvalResult] = {}
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    options = sim_options(args, players, min(args.num_envs, args.episodes))
+    with closing(open_sim(entry, options)) as sim, Progress(*columns, console=Console(stderr=True)) as progress:
+        for player in players:
+            bar = progress.add_task(f"eval {player.label}", total=args.episodes)
+            results[player.label] = evaluate(
+                player.make(),
+                sim,
+                episodes=args.episodes,
+                seed=args.seed,
+                deterministic=not args.stochastic,
+                progress=lambda finished, bar=bar: progress.update(bar, completed=finished),
+            )
+    return results
+
+
+def _film(
+    args: argparse.Namespace, players: list[Player], entry: TaskEntry, folder: Path
+) -> tuple[Path | None, Path | None, list[str]]:
+    """Video, still picture, and what to tell the reader about them."""
+    from contextlib import closing
+
+    from robopolicy.cli.players import open_sim, sim_options
+    from robopolicy.evaluation.video import record, rendering_problem, write_strip, write_video
+
+    count = min(args.video, args.episodes)
+    if count == 0:
+        return None, None, []
+    with closing(open_sim(entry, sim_options(args, players, count))) as sim:
+        sim.reset(args.seed)
+        problem = rendering_problem(sim, args.camera)
+        if problem is not None:
+            return None, None, [problem]
+        seeds = range(args.seed, args.seed + count)
+        recordings = [
+            record(player.make(), sim, seeds, title=player.label, camera=args.camera, deterministic=not args.stochastic)
+            for player in players
+        ]
+    strip = write_strip(recordings, folder / "strip.png")
+    return write_video(recordings, folder / "episodes.mp4"), strip, []
+
+
+def _check_out(out: Path) -> None:
+    from robopolicy.errors import UserError
+
+    if out.exists() and not (out / "report.html").exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"{out} exists and is not an evaluation report; choose another --out.")
+
+
+def _facts(args: argparse.Namespace, entry: TaskEntry) -> dict[str, str]:
+    from robopolicy.training.manifest import versions
+
+    return {
+        "task": entry.name,
+        "seeds": f"{args.seed} to {args.seed + args.episodes - 1}",
+        "actions": "with exploration noise" if args.stochastic else "deterministic",
+        "policies": ", ".join(args.players),
+        **{name: versions()[name] for name in ("robopolicy", "torch", "mujoco")},
+    }
+
+
+def _without_episodes(report: dict[str, Any]) -> dict[str, Any]:
+    """The report without its long per-episode lists, which are in the file."""
+    return {**report, "results": {label: result["summary"] for label, result in report["results"].items()}}
+
+
+def _aligned(header: list[str], rows: list[list[str]]) -> str:
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    lines = [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in [header, *rows]
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,127 @@
+"""`robopolicy list`: tasks, policies, algorithms and backends, and which extra a missing one needs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+EXAMPLES = """\
+examples:
+  robopolicy list
+  robopolicy list tasks
+  robopolicy list algorithms --json
+"""
+
+# name, what it is, module and extra that it needs beyond the core
+BACKENDS = (
+    ("mujoco", "native MuJoCo on all cores, the engine that a task prefers", "", ""),
+    ("mujoco-exact", "native MuJoCo with one persistent MjData per environment", "", ""),
+    ("gymnasium", "any registered gymnasium environment, one by one", "", ""),
+    ("envpool", "EnvPool's compiled environments; fast, but episodes are not repeatable", "envpool", "envpool"),
+)
+
+LEARNS = {"dataset": "learns from a dataset", "rollout": "learns by playing"}
+
+Row = dict[str, Any]
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "list",
+        help="show tasks, policies, algorithms and backends",
+        description="Show what can be named on the command line and in configurations.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("what", nargs="?", metavar="KIND", help=f"{' | '.join(KINDS)} (default: all)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """List; always 0."""
+    from robopolicy.errors import unknown_name
+
+    if args.what is not None and args.what not in KINDS:
+        raise unknown_name("kind", args.what, KINDS)
+    sections = {kind: rows() for kind, rows in KINDS.items() if args.what in (None, kind)}
+    if args.json:
+        print(json.dumps(sections))
+        return 0
+    for kind, rows in sections.items():
+        width = max(len(row["name"]) for row in rows)
+        print(kind)
+        for row in rows:
+            missing = f"  [missing: pip install 'robopolicy[{row['missing']}]']" if row["missing"] else ""
+            print(f"  {row['name']:<{width}}  {row['description']}{_remarks(row)}{missing}")
+    return 0
+
+
+def tasks() -> list[Row]:
+    """Registered tasks, then the families that take any id of another library."""
+    from robopolicy.sim.registry import family_names, get_task, task_names
+
+    rows: list[Row] = []
+    for name in task_names():
+        entry = get_task(name)
+        rows.append(
+            {
+                "name": name,
+                "description": entry.description,
+                "missing": entry.requires if _lacks(entry.requires) else "",
+                "expert": entry.make_expert is not None,
+                "backends": list(entry.backends),
+            }
+        )
+    for prefix in family_names():
+        missing = prefix if _lacks(prefix) else ""
+        rows.append(
+            {"name": f"{prefix}/<id>", "description": f"Any task of {prefix} by its own id.", "missing": missing}
+        )
+    return rows
+
+
+def policies() -> list[Row]:
+    """Registered policies."""
+    from robopolicy.policies import POLICIES
+
+    return [_row(name, policy) for name, (_, policy) in sorted(POLICIES.items())]
+
+
+def algorithms() -> list[Row]:
+    """Registered algorithms, with the experience they learn from."""
+    from robopolicy.algorithms import ALGORITHMS
+
+    return [_row(name, cls) | {"experience": cls.experience} for name, (_, cls) in sorted(ALGORITHMS.items())]
+
+
+def backends() -> list[Row]:
+    """Simulator backends."""
+    return [
+        {"name": name, "description": text, "missing": extra if _lacks(module) else ""}
+        for name, text, module, extra in BACKENDS
+    ]
+
+
+KINDS: dict[str, Callable[[], list[Row]]] = {
+    "tasks": tasks,
+    "policies": policies,
+    "algorithms": algorithms,
+    "backends": backends,
+}
+
+
+def _row(name: str, cls: type) -> Row:
+    return {"name": name, "description": (cls.__doc__ or "").strip().split("\n")[0], "missing": ""}
+
+
+def _remarks(row: Row) -> str:
+    parts = ["scripted expert"] if row.get("expert") else []
+    parts += [LEARNS[row["experience"]]] if "experience" in row else []
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _lacks(module: str) -> bool:
+    return bool(module) and find_spec(module) is None

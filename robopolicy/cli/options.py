@@ -1,0 +1,28 @@
+"""Options that several verbs share. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from robopolicy.errors import UserError
+
+
+def add_player_options(parser: argparse.ArgumentParser) -> None:
+    """Options that `eval` and `play` share."""
+    parser.add_argument("--task", help="task id (default: the one the checkpoint was trained on)")
+    parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
+    parser.add_argument("--backend", default="auto", help="simulator backend (default: the task's own)")
+    parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
+    parser.add_argument("--stochastic", action="store_true", help="act with exploration noise")
+    parser.add_argument("--device", default="cpu", help="where the policy computes (default: cpu)")
+    parser.add_argument("--camera", help="camera of the video (default: the task's own)")
+
+
+def check_numbers(args: argparse.Namespace, *, positive: Sequence[str], non_negative: Sequence[str]) -> None:
+    """Refuse numbers that make no sense, by the name of their option."""
+    for least, names in ((1, positive), (0, non_negative)):
+        for name in names:
+            if getattr(args, name) < least:
+                option = name.replace("_", "-")
+                raise UserError(f"--{option} must be at least {least}, got {getattr(args, name)}.")

@@ -1,0 +1,119 @@
+"""`robopolicy play`: film episodes, or watch them live."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from robopolicy.cli.options import add_player_options, check_numbers
+
+if TYPE_CHECKING:
+    from robopolicy.cli.players import Player
+    from robopolicy.sim.contract import VectorSim
+
+EXAMPLES = """\
+examples:
+  robopolicy play runs/lift_reinflow/checkpoints/best --out lift.mp4
+  robopolicy play expert --task lift --episodes 9 --seed 0 --out expert.mp4
+  robopolicy play random --task locomotion/hopper --episodes 1 --out random.gif
+  robopolicy play runs/lift_reinflow/checkpoints/best --viewer
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "play",
+        help="film a checkpoint, the expert or random actions",
+        description="Play episodes and write a video grid whose borders show success and failure; needs no display.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("player", metavar="CKPT", help="checkpoint folder, 'expert' or 'random'")
+    add_player_options(parser)
+    parser.add_argument("--episodes", type=int, default=4, help="episodes to play (default: 4)")
+    parser.add_argument("--out", type=Path, default=Path("runs/play.mp4"), help=".mp4 or .gif (default: runs/play.mp4)")
+    parser.add_argument("--width", type=int, default=320, help="pixels of one episode (default: 320)")
+    parser.add_argument("--height", type=int, default=240, help="pixels of one episode (default: 240)")
+    parser.add_argument("--viewer", action="store_true", help="watch in MuJoCo's window instead (needs a display)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Play; 0 when the video is written or the viewer was closed."""
+    from contextlib import closing
+
+    from robopolicy.cli.players import load_players, open_sim, sim_options
+    from robopolicy.errors import UserError
+
+    check_numbers(args, positive=("episodes", "width", "height"), non_negative=("seed",))
+    if args.out.suffix not in (".mp4", ".gif"):
+        raise UserError(f"--out must end in .mp4 or .gif, got {args.out}.")
+    if (
+        args.viewer
+        and sys.platform.startswith("linux")
+        and not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    ):
+        raise UserError("--viewer needs a display and there is none; leave it out to write a video.")
+    (player,), entry = load_players([args.player], args.task, args.device)
+    options = sim_options(args, [player], 1 if args.viewer else args.episodes)
+    with closing(open_sim(entry, options)) as sim:
+        if args.viewer:
+            _watch(args, player, sim)
+        else:
+            _film(args, player, sim)
+    return 0
+
+
+def _film(args: argparse.Namespace, player: Player, sim: VectorSim) -> None:
+    from robopolicy.errors import UserError
+    from robopolicy.evaluation.video import record, rendering_problem, write_video
+
+    sim.reset(args.seed)
+    problem = rendering_problem(sim, args.camera)
+    if problem is not None:
+        raise UserError(problem)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    recording = record(
+        player.make(),
+        sim,
+        range(args.seed, args.seed + args.episodes),
+        title=player.label,
+        camera=args.camera,
+        width=args.width,
+        height=args.height,
+        deterministic=not args.stochastic,
+    )
+    path = write_video([recording], args.out)
+    for clip in recording.clips:
+        outcome = "" if clip.success is None else "success, " if clip.success else "fail, "
+        print(f"seed {clip.seed}: {outcome}return {clip.total_reward:.4g}")
+    speed = "" if recording.speed == 1 else f" ({recording.speed:g}x speed)"
+    print(f"video: {path}{speed}")
+
+
+def _watch(args: argparse.Namespace, player: Player, sim: VectorSim) -> None:
+    """Show the episodes in MuJoCo's viewer in real time, until they end or the window is closed."""
+    import mujoco
+    import mujoco.viewer
+
+    from robopolicy.errors import UserError
+    from robopolicy.evaluation.harness import play
+    from robopolicy.sim.mujoco.backend import MujocoSim
+
+    if not isinstance(sim, MujocoSim):
+        raise UserError(f"--viewer shows tasks of the native MuJoCo backend only, not {sim.spec.task}.")
+    data = mujoco.MjData(sim.task.model)
+    with mujoco.viewer.launch_passive(sim.task.model, data) as viewer:
+
+        def show() -> None:
+            if not viewer.is_running():
+                raise KeyboardInterrupt
+            sim.engine.pose(0, data)
+            viewer.sync()
+            time.sleep(sim.spec.control_dt)
+
+        seeds = range(args.seed, args.seed + args.episodes)
+        play(player.make(), sim, seeds, deterministic=not args.stochastic, before_step=show)
