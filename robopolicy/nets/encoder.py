@@ -79,17 +79,20 @@ class ObservationEncoder(nn.Module):
         return parts[0].float() if len(parts) == 1 else torch.cat(parts, -1).float()
 
     def fit_normalizer(self, statistics: Statistics) -> None:
-        """Fit the vector normaliser; images need no statistics."""
-        if self.normalizer.mode in ("identity", "running"):
-            return
+        """Fit the vector normaliser; images need no statistics, and running statistics merely start from them."""
+        mode = self.normalizer.mode
         missing = [key for key in self.layout.vectors if key not in statistics]
+        if mode == "identity" or (mode == "running" and missing):
+            return
         if missing:
             raise UserError(f"The statistics lack the observation keys {missing}; found {sorted(statistics)}.")
-        names = ("min", "max") if self.normalizer.mode == "minmax" else ("mean", "std")
+        names = ("min", "max") if mode == "minmax" else ("mean", "std")
         joined = {
             name: torch.cat([_statistic(statistics, key, name, self.sizes[key]) for key in self.layout.vectors])
             for name in names
         }
+        if mode == "running":
+            joined["count"] = _statistic(statistics, self.layout.vectors[0], "count", 1)
         self.normalizer.fit(joined)
 
     def observe(self, obs: Mapping[str, Tensor]) -> None:

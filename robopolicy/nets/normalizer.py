@@ -105,6 +105,13 @@ class RunningNormalizer(Normalizer):
         self.register_buffer("squares", torch.zeros(dim, dtype=torch.float64))  # sum of squared deviations
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
+    def fit(self, statistics: Mapping[str, Any]) -> None:
+        """Start from `{"mean", "std", "count"}` of a dataset, as if its frames had been seen."""
+        self.mean.copy_(self._read(statistics, "mean"))
+        self.count.copy_(torch.as_tensor(statistics["count"], dtype=torch.float64).squeeze())
+        self.squares.copy_(self._read(statistics, "std").square() * self.count)
+        self._refresh()
+
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
         """Merge the rows of `x` `(..., D)` into the statistics."""
@@ -117,10 +124,7 @@ class RunningNormalizer(Normalizer):
         self.squares += (rows - batch_mean).square().sum(0) + delta.square() * self.count * rows.shape[0] / total
         self.mean += delta * rows.shape[0] / total
         self.count.copy_(total)
-        self.offset.copy_(self.mean)
-        std = (self.squares / total).sqrt()
-        self.scale.copy_(torch.where(std < MIN_RANGE, torch.ones_like(std), std))
-        self.fitted.fill_(True)
+        self._refresh()
 
     def normalize(self, x: Tensor) -> Tensor:
         """Map `(..., D)` to standardised units, bounded to +-10."""
@@ -129,6 +133,12 @@ class RunningNormalizer(Normalizer):
     def denormalize(self, x: Tensor) -> Tensor:
         """Inverse of `normalize` within its bounds."""
         return x * self.scale + self.offset
+
+    def _refresh(self) -> None:
+        std = (self.squares / self.count).sqrt()
+        self.offset.copy_(self.mean)
+        self.scale.copy_(torch.where(std < MIN_RANGE, torch.ones_like(std), std))
+        self.fitted.fill_(True)
 
 
 def make_normalizer(dim: int, mode: str) -> Normalizer:

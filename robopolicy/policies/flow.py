@@ -79,6 +79,11 @@ class FlowConfig:
                 f"transformer_width {self.transformer_width} must be a multiple of transformer_heads "
                 f"{self.transformer_heads}."
             )
+        if self.action_normalization == "meanstd" and 0 < self.action_clip < 3:
+            raise UserError(
+                f"action_clip {self.action_clip} would cut standardised actions at as many standard deviations; "
+                "set it to 0 (no bound) or to at least 3."
+            )
         if self.action_normalization == "running":
             raise UserError("action_normalization cannot be 'running'; use minmax, meanstd or identity.")
 

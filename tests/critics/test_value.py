@@ -42,7 +42,6 @@ def test_observing_changes_nothing_without_running_statistics() -> None:
 
 
 def test_a_critic_fits_a_linear_value() -> None:
-    torch.manual_seed(0)
     critic = ValueNet(ValueConfig(), SPEC)
     obs = observations(512)
     critic.observe(obs)

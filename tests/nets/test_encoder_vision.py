@@ -46,8 +46,15 @@ def test_bad_statistics_are_refused_in_one_line(statistics: dict, message: str) 
         encoder.fit_normalizer(statistics)
 
 
+def test_running_statistics_start_from_a_dataset_where_there_is_one() -> None:
+    encoder = ObservationEncoder({"state": (2,)}, normalization="running")
+    encoder.fit_normalizer({"action": {"min": [-1], "max": [1]}})  # a simulator knows the action bounds only
+    assert not bool(encoder.normalizer.fitted)
+    encoder.fit_normalizer({"state": {"mean": [1, 2], "std": [3, 4], "count": [10]}})
+    assert encoder({"state": torch.tensor([[[4.0, 6.0]]])}).flatten().tolist() == [1, 1]
+
+
 def test_image_features_do_not_depend_on_batch_neighbours_and_are_deterministic() -> None:
-    torch.manual_seed(0)
     encoder = ObservationEncoder({"state": (2,), "image.a.b": (3, 32, 32)}, normalization="identity", vision=SMALL)
     obs = {"state": torch.randn(4, 2, 2), "image.a.b": images(4, 2, 3, 32, 32)}
     features = encoder(obs)

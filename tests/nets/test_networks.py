@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -71,12 +73,12 @@ def test_the_unet_refuses_channels_that_its_groups_do_not_divide() -> None:
         UNet1d(3, 12, channels=(12, 24))
 
 
-@pytest.mark.parametrize("net", [UNet1d(3, 24, channels=(8, 16), time_dim=8), transformer()])
-def test_rows_do_not_see_their_neighbours(net: nn.Module) -> None:
-    torch.manual_seed(0)
+@pytest.mark.parametrize("make", [lambda: UNet1d(3, 24, channels=(8, 16), time_dim=8), transformer])
+def test_rows_do_not_see_their_neighbours(make: Callable[[], nn.Module]) -> None:
+    net = make()
     x, t, features = torch.randn(6, 5, 3), torch.rand(6), torch.randn(6, 4, 6)
     alone = net(x[2:3], t[2:3], features[2:3])
-    torch.testing.assert_close(net(x, t, features)[2:3], alone, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(net(x, t, features)[2:3], alone, atol=1e-5, rtol=1e-5)
 
 
 def gradients(net: ActionTransformer, i: int) -> tuple[Tensor, Tensor]:

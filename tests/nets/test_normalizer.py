@@ -36,7 +36,6 @@ def test_minmax_maps_the_range_to_one_and_constants_to_their_middle() -> None:
 
 
 def test_running_statistics_equal_those_of_all_data_whatever_the_batches() -> None:
-    torch.manual_seed(0)
     x = torch.randn(1000, 4) * torch.tensor([1.0, 100.0, 1e-3, 0.0]) + torch.tensor([0.0, 1e4, 5.0, 7.0])
     normalizer = RunningNormalizer(4)
     for batch in x.split([1, 7, 500, 492]):
@@ -46,6 +45,17 @@ def test_running_statistics_equal_those_of_all_data_whatever_the_batches() -> No
     torch.testing.assert_close(normalizer.scale.double()[:3], std[:3], rtol=1e-6, atol=0)
     assert float(normalizer.scale[3]) == 1.0  # a constant
     assert float(normalizer.normalize(torch.full((1, 4), 1e9)).max()) == 10.0
+
+
+def test_running_statistics_may_start_from_those_of_a_dataset() -> None:
+    x = torch.randn(300, 2) * 3 + 5
+    first = x[:200].double()
+    continued, whole = RunningNormalizer(2), RunningNormalizer(2)
+    continued.fit({"mean": first.mean(0), "std": first.std(0, unbiased=False), "count": [200]})
+    continued.update(x[200:])
+    whole.update(x)
+    torch.testing.assert_close(continued.offset, whole.offset)
+    torch.testing.assert_close(continued.scale, whole.scale)
 
 
 def test_running_statistics_refuse_a_diverged_simulation() -> None:

@@ -97,7 +97,7 @@ def test_the_default_network_is_that_of_stable_baselines3() -> None:
     linear = [m for m in theirs.mlp_extractor.policy_net if isinstance(m, torch.nn.Linear)] + [theirs.action_net]
     assert [m.weight.shape for m in ours] == [m.weight.shape for m in linear]
     for mine, other in zip(ours, linear, strict=True):
-        assert float(mine.weight.norm()) == pytest.approx(float(other.weight.norm()), rel=1e-4)
+        assert float(mine.weight.detach().norm()) == pytest.approx(float(other.weight.detach().norm()), rel=1e-4)
         with torch.no_grad():
             mine.weight.copy_(other.weight)
     obs = torch.randn(5, 3)
@@ -110,9 +110,9 @@ def test_the_default_network_is_that_of_stable_baselines3() -> None:
 def test_predicted_standard_deviations_are_bounded() -> None:
     policy = gaussian(state_dependent_std=True, log_std_min=-2.0, log_std_max=0.5)
     torch.nn.init.constant_(policy.actor[-1].bias, 1e3)  # type: ignore[arg-type]
-    assert float(policy._distribution(OBS)[1].max()) == 0.5
+    assert float(policy._distribution(OBS)[1].detach().max()) == 0.5
     torch.nn.init.constant_(policy.actor[-1].bias, -1e3)  # type: ignore[arg-type]
-    assert float(policy._distribution(OBS)[1].min()) == -2.0
+    assert float(policy._distribution(OBS)[1].detach().min()) == -2.0
 
 
 @pytest.mark.parametrize("imitation", ["nll", "mse"])
