@@ -1,0 +1,65 @@
+"""Camera observations and frames; skipped only where no OpenGL library is installed."""
+
+import os
+
+import pytest
+import torch
+from slider import Slider
+
+from robopolicy.errors import UserError
+from robopolicy.sim import gl
+from robopolicy.sim.checker import check_simulator
+from robopolicy.sim.mujoco.backend import MujocoSim
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _needs_gl() -> None:
+    try:
+        gl.gl_backend()
+    except UserError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("engine", ["rollout", "exact"])
+def test_camera_observations_obey_the_contract(engine: str) -> None:
+    def make(num_envs: int) -> MujocoSim:
+        return MujocoSim(Slider(0.2), num_envs, engine=engine, cameras=("side",), image_size=24)  # type: ignore[arg-type]
+
+    assert check_simulator(make(3), make) == []
+
+
+def test_final_image_shows_the_end_of_the_episode_and_obs_the_start_of_the_next() -> None:
+    sim = MujocoSim(Slider(), 2, cameras=("side",), image_size=32)
+    first = sim.reset(0)["image.side"]
+    for _ in range(3):
+        step = sim.step(torch.tensor([[1.0], [0.0]]))
+    assert step.done.tolist() == [True, False]
+    assert torch.equal(step.obs["image.side"], first)
+    assert not torch.equal(step.final_obs["image.side"][0], first[0])
+    assert torch.equal(step.final_obs["image.side"][1], first[1])
+
+
+def test_render_returns_frames_of_the_asked_size() -> None:
+    sim = MujocoSim(Slider(), 3)
+    sim.reset(0)
+    frames = sim.render("side", width=40, height=30, envs=2)
+    assert frames.shape == (2, 3, 30, 40)
+    assert frames.dtype == torch.uint8
+    red, green = frames[0, :, 15, 20].tolist()[:2]
+    assert red > green  # the box is red and in the middle
+    assert sim.render(width=16, height=16).shape == (1, 3, 16, 16)
+    with pytest.raises(UserError, match="camera"):
+        sim.render("nowhere")
+    sim.close()
+    sim.close()
+
+
+def test_missing_gl_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setattr(gl.ctypes.util, "find_library", lambda name: None)
+    with pytest.raises(UserError, match="install one"):
+        gl.gl_backend()
+    monkeypatch.setenv("MUJOCO_GL", "nonsense")
+    with pytest.raises(UserError, match="MUJOCO_GL must be"):
+        gl.gl_backend()
+    assert os.environ["MUJOCO_GL"] == "nonsense"
