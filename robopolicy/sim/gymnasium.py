@@ -101,7 +101,8 @@ class GymnasiumSim(HostSim):
         """Return frames `(envs, 3, height, width)` uint8, scaled from the environments' own size."""
         if camera is not None:
             raise UserError(f"Task {self.spec.task} renders its own view; choose no camera.")
-        gl_backend()
+        if _mujoco_model(self._envs[0]) is not None:
+            gl_backend()
         frames = [env.render() for env in self._envs[:envs]]
         if any(frame is None for frame in frames):
             raise UserError(f"Task {self.spec.task} has no 'rgb_array' rendering.")
@@ -134,10 +135,16 @@ def _maker(name: str) -> Callable[[], gymnasium.Env[Any, Any]]:
     return lambda: _without_shadows(gymnasium.make(name, render_mode=mode))
 
 
+def _mujoco_model(env: gymnasium.Env[Any, Any]) -> Any:
+    """The MuJoCo model inside an environment, or None."""
+    model: Any = getattr(env.unwrapped, "model", None)
+    return model if hasattr(model, "light_castshadow") else None
+
+
 def _without_shadows(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     """Switch off what makes CPU rendering of MuJoCo environments 20-60x slower."""
-    model: Any = getattr(env.unwrapped, "model", None)
-    if hasattr(model, "light_castshadow") and hasattr(model, "mat_reflectance"):
+    model = _mujoco_model(env)
+    if model is not None:
         model.light_castshadow[:] = 0
         model.mat_reflectance[:] = 0
         model.vis.quality.offsamples = 0

@@ -179,5 +179,5 @@ def _stack(state: BatchState, name: str) -> Array:
 
 
 def _per_body(model: mujoco.MjModel, quantity: str, components: tuple[str, ...] | list[str]) -> list[str]:
-    bodies = [model.body(i).name for i in range(1, model.nbody)]
+    bodies = [model.body(i).name or f"body{i}" for i in range(1, model.nbody)]
     return [f"{body} {quantity} {component}" for body in bodies for component in components]
