@@ -6,12 +6,14 @@ package freely: it is imported when the task is made, not when it is registered.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from types import ModuleType
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.sim.contract import VectorSim
+from robopolicy.sim.gl import gl_backend
 from robopolicy.sim.registry import Expert, SimOptions, TaskEntry, register
 
 
@@ -20,6 +22,8 @@ def register_package_task(family: str, task: str, description: str, rewards: tup
     name = f"{family}/{task}"
 
     def module() -> ModuleType:
+        with suppress(UserError):  # simulation needs no GL; where there is one, MuJoCo wants to know it when imported
+            gl_backend()
         try:
             return import_module(f"tasks.{family}.env")
         except ImportError as error:

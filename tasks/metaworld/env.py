@@ -32,6 +32,7 @@ class MetaworldEnv(gymnasium.Wrapper):
                 env_name=task,
                 seed=_VARIANTS,
                 max_episode_steps=MAX_STEPS,
+                disable_env_checker=True,
                 render_mode="rgb_array",
                 camera_name="corner",
                 terminate_on_success=True,
@@ -51,6 +52,11 @@ class MetaworldEnv(gymnasium.Wrapper):
         """Play one action."""
         self.observation, reward, terminated, truncated, info = super().step(action)
         return self.observation, float(reward if self._shaped else info["success"]), terminated, truncated, info
+
+    def render(self) -> Any:
+        """Frame `(height, width, 3)`, turned upright: the package mounts its corner camera upside down."""
+        frame: Any = super().render()
+        return np.ascontiguousarray(frame[::-1, ::-1])
 
 
 class MetaworldExpert:

@@ -38,7 +38,13 @@ class OGBenchEnv(gymnasium.Wrapper):
 
     def __init__(self, task: str) -> None:
         super().__init__(
-            gymnasium.make(task, terminate_at_goal=True, mode="data_collection", max_episode_steps=MAX_STEPS)
+            gymnasium.make(
+                task,
+                terminate_at_goal=True,
+                mode="data_collection",
+                max_episode_steps=MAX_STEPS,
+                disable_env_checker=True,
+            )
         )
         self.state: Any = None  # OGBench's last observation
         self.info: dict[str, Any] = {}  # and its last info, for the oracle
@@ -60,6 +66,14 @@ class OGBenchEnv(gymnasium.Wrapper):
         """Play one action."""
         self.state, reward, terminated, truncated, self.info = super().step(action)
         return {"state": self.state, "goal": self._goal()}, float(reward), bool(terminated), truncated, self.info
+
+    def close(self) -> None:
+        """Free the renderer, which OGBench would leave to the interpreter's exit."""
+        inside: Any = self.unwrapped
+        if inside._renderer is not None:
+            inside._renderer.close()
+            inside._renderer = None
+        super().close()
 
     def _goal(self) -> NDArray[np.float32]:
         kind = np.array([self.info[_TARGET + "task"] == name for name in _ORACLES])

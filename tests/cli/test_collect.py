@@ -1,0 +1,75 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from robopolicy.cli.main import main
+from robopolicy.data.lerobot import read_lerobot
+
+TASK = "manipulation/lift"
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Error line of a command that must fail with exit code 2."""
+    assert main(["collect", *arguments]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_collect_writes_a_dataset_that_depends_on_the_seed_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for num_envs in (1, 3):
+        out = tmp_path / f"lift{num_envs}"
+        arguments = ["collect", TASK, "--episodes", "3", "--num-envs", str(num_envs), "--out", str(out), "--json"]
+        assert main(arguments) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["kept"] == 3 and report["attempts"] >= 3
+    one, three = (read_lerobot(tmp_path / f"lift{num_envs}") for num_envs in (1, 3))
+    assert one.success.all() and one.seeds.tolist() == three.seeds.tolist()
+    assert all((one.arrays[key] == three.arrays[key]).all() for key in one.arrays)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--episodes", "-3"], "--episodes must be at least 1, got -3"),
+        (["--num-envs", "0"], "--num-envs must be at least 1"),
+        (["--seed", "-1"], "--seed must be 0 or larger"),
+        (["--noise", "-0.1"], "--noise must be 0 or larger"),
+        (["--noise", "nan"], "--noise must be 0 or larger"),
+        (["--episodes", "many"], "many"),
+        (["--episods", "3"], "--episodes"),
+        (["--cameras", "nowhere"], "nowhere"),
+        (["--reward", "dens"], "sparse"),
+        (["--backend", "mujoko"], "mujoco"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refused([TASK, "--out", str(tmp_path / "set"), *options], capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_task_suggests_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "manipulation/lift" in refused(["manipulation/lif", "--out", str(tmp_path / "set")], capsys)
+
+
+def test_task_without_expert_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no scripted expert" in refused(["gymnasium/Pendulum-v1", "--out", str(tmp_path / "set")], capsys)
+
+
+def test_existing_folder_needs_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "set"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    assert "--overwrite" in refused([TASK, "--out", str(out)], capsys)
+    assert "not a dataset" in refused([TASK, "--out", str(out), "--overwrite"], capsys)
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_unwritable_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert "Cannot write" in refused([TASK, "--episodes", "1", "--out", str(tmp_path / "file" / "set")], capsys)

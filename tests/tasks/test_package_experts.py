@@ -1,0 +1,79 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from robopolicy.data.collect import collect
+from robopolicy.data.episodes import Episode, Episodes
+from robopolicy.errors import UserError
+from robopolicy.sim.registry import SimOptions, get_task, make_sim
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.episodes: list[Episode] = []
+
+    def add(self, episode: Episode) -> None:
+        self.episodes.append(episode)
+
+
+def demonstrations(task: str, num_envs: int, episodes: int) -> Episodes:
+    sink = Sink()
+    expert = get_task(task).make_expert
+    assert expert is not None
+    sim = make_sim(task, SimOptions(num_envs=num_envs))
+    collect(sim, expert(), sink, episodes=episodes)
+    sim.close()
+    return Episodes.from_list(sink.episodes, sim.spec.control_dt)
+
+
+def assert_same(one: Episodes, other: Episodes) -> None:
+    assert one.seeds.tolist() == other.seeds.tolist()
+    assert all(np.array_equal(one.arrays[key], other.arrays[key]) for key in one.arrays)
+
+
+def test_metaworld_expert_solves_its_task_and_seeds_decide_episodes() -> None:
+    pytest.importorskip("metaworld")
+    one, two = (demonstrations("metaworld/reach-v3", num_envs, 2) for num_envs in (1, 2))
+    assert_same(one, two)
+    assert one.success.all() and one.arrays["state"].shape[1] == 39
+    goals = one.arrays["state"][one.starts, 36:]
+    assert len(np.unique(goals, axis=0)) == 2
+
+
+def test_ogbench_oracle_solves_its_task_and_seeds_decide_episodes() -> None:
+    pytest.importorskip("ogbench")
+    one, two = (demonstrations("ogbench/cube-single-v0", num_envs, 2) for num_envs in (1, 2))
+    assert_same(one, two)
+    assert one.success.all() and one.arrays["goal"].shape[1] == 4 + 1 + 3 + 1
+    cube, target = one.arrays["state"][-1, 19:22] / 10 + [0.425, 0, 0], one.arrays["goal"][-1, 5:8]
+    assert np.linalg.norm(cube - target) < 0.06  # 4 cm at the end of the last step
+
+
+def test_every_metaworld_policy_has_a_task() -> None:
+    policies = pytest.importorskip("metaworld.policies")
+    from tasks.metaworld import TASKS
+
+    assert {f"{task}-v3" for task in TASKS} == set(policies.ENV_POLICY_MAP)
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named '{name}'")
+
+    monkeypatch.setattr("tasks.packages.import_module", missing)
+    with pytest.raises(UserError, match=r"pip install 'robopolicy\[metaworld\]'"):
+        make_sim("metaworld/reach-v3")
+
+
+def test_registering_imports_no_package() -> None:
+    code = "import sys, tasks; tasks.register_tasks(); print({'metaworld', 'ogbench', 'mujoco'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_options_that_a_package_lacks_are_refused() -> None:
+    with pytest.raises(UserError, match="state observations only"):
+        make_sim("metaworld/reach-v3", SimOptions(cameras=("corner",)))
+    with pytest.raises(UserError, match="reward"):
+        make_sim("ogbench/cube-single-v0", SimOptions(reward="shaped"))
