@@ -1,9 +1,8 @@
 """Scripted demonstrators that read the simulator's true state.
 
-Each is a function of the present state alone (reach, then close, then carry), so demonstrations are easy to imitate
-and an expert recovers from wherever a disturbance leaves it. Every episode draws its own style (hover height, speed,
-small grasp offset) from its seed, and Gaussian action noise if wanted, so that demonstrations differ but an episode
-still depends on its seed alone.
+Each is a function of the present state (reach, then close, then carry), so demonstrations are easy to imitate and an
+expert recovers from wherever a disturbance leaves it. Every episode has its own style (hover height, speed, small grasp
+offset) drawn from its seed, so that demonstrations differ and yet an episode depends on its seed alone.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.errors import UserError
@@ -29,70 +29,56 @@ OPEN, CLOSE = -1.0, 1.0
 _STREAM = 0x5EED  # keeps the expert's randomness apart from that of the episode's start
 
 
-@dataclass
+@dataclass(frozen=True)
 class Style:
     """How each of N episodes is played."""
 
+    seed: NDArray[np.int64]  # (N,) episode that the row was drawn for
     hover: Array  # (N,) [m] height above the object before descending
     speed: Array  # (N,) fraction of the full step
     offset: Array  # (N, 2) [m] grasp point relative to the object's centre
-    noise: Array  # (N, T, A) added to the action
+
+    @classmethod
+    def of(cls, count: int) -> Style:
+        """Room for `count` episodes, none drawn yet."""
+        return cls(np.full(count, -1), np.zeros(count), np.zeros(count), np.zeros((count, 2)))
+
+    def draw(self, seeds: NDArray[np.int64]) -> None:
+        """Draw the style of every row whose episode `seeds` `(N,)` is new."""
+        for row in np.flatnonzero(self.seed != seeds):
+            rng = np.random.default_rng([_STREAM, int(seeds[row])])
+            self.seed[row] = seeds[row]
+            self.hover[row] = rng.uniform(0.05, 0.10)
+            self.speed[row] = rng.uniform(0.7, 1.0)
+            self.offset[row] = rng.uniform(-0.004, 0.004, 2)
 
 
 class PandaExpert(ABC):
-    """Base class: keeps each episode's style and turns waypoints into actions.
+    """Base class: keeps each episode's style."""
 
-    Args:
-        noise: Standard deviation of Gaussian noise on every action but the gripper's, in action units.
-    """
-
-    def __init__(self, noise: float = 0.0) -> None:
-        if not 0.0 <= noise < 1.0:
-            raise UserError(f"Expert noise must lie in [0, 1), got {noise}.")
-        self.noise = noise
-        self._style: Style | None = None
+    def __init__(self) -> None:
+        self._style = Style.of(0)
 
     def __call__(self, sim: VectorSim) -> Tensor:
-        """Return actions `(N, A)` for the simulator's present state."""
+        """Return actions `(N, 5)` for the simulator's present state."""
         if not isinstance(sim, MujocoSim) or not isinstance(sim.task, PandaTask):
             raise UserError("The scripted Panda experts need a manipulation task on the native MuJoCo backend.")
-        style = self._refresh(sim)
+        if len(self._style.seed) != sim.num_envs:
+            self._style = Style.of(sim.num_envs)
+        self._style.draw(sim.episode_seed.numpy())
         state = sim.state()
-        action = self.act(sim.task, sim.task.arm(state), state, style)
-        steps = sim.episode_step.numpy()
-        return torch.from_numpy(np.clip(action + style.noise[np.arange(len(state)), steps], -1.0, 1.0)).float()
+        return torch.from_numpy(self.act(sim.task, sim.task.arm(state), state, self._style)).float()
 
     @abstractmethod
     def act(self, task: PandaTask, arm: Arm, state: BatchState, style: Style) -> Array:
-        """Noise-free actions `(N, 5)`."""
-
-    def _refresh(self, sim: MujocoSim) -> Style:
-        """Draw the style of every episode that has just begun."""
-        seeds, steps = sim.episode_seed.numpy(), sim.episode_step.numpy()
-        count, length, width = sim.num_envs, sim.spec.max_episode_steps, sim.spec.action_dim
-        if self._style is None or len(self._style.hover) != count:
-            self._style = Style(
-                np.zeros(count), np.zeros(count), np.zeros((count, 2)), np.zeros((count, length, width))
-            )
-            fresh = np.arange(count)
-        else:
-            fresh = np.flatnonzero(steps == 0)
-        style = self._style
-        for row in fresh:
-            rng = np.random.default_rng([_STREAM, int(seeds[row])])
-            style.hover[row] = rng.uniform(0.05, 0.10)
-            style.speed[row] = rng.uniform(0.7, 1.0)
-            style.offset[row] = rng.uniform(-0.004, 0.004, 2)
-            style.noise[row] = self.noise * rng.standard_normal((length, width))
-            style.noise[row, :, -1] = 0.0
-        return style
+        """Actions `(N, 5)`."""
 
 
 class LiftExpert(PandaExpert):
     """Hover over the cube, sink while aligned, close, and raise once the cube is held."""
 
     def act(self, task: PandaTask, arm: Arm, state: BatchState, style: Style) -> Array:
-        """Noise-free actions `(N, 5)`."""
+        """Actions `(N, 5)`."""
         assert isinstance(task, CubeTask)
         cube, quaternion = task.cube(state)
         held = task.held(arm, state)
@@ -105,7 +91,7 @@ class PickPlaceExpert(PandaExpert):
     """Grasp as in lift, carry the cube above the pad, sink, let go and withdraw."""
 
     def act(self, task: PandaTask, arm: Arm, state: BatchState, style: Style) -> Array:
-        """Noise-free actions `(N, 5)`."""
+        """Actions `(N, 5)`."""
         assert isinstance(task, PickPlace)
         cube, quaternion = task.cube(state)
         pad, held = task.goal(state), task.held(arm, state)
@@ -132,7 +118,7 @@ class DrawerExpert(PandaExpert):
     """Come down over the handle, close, and pull in the direction in which the drawer slides."""
 
     def act(self, task: PandaTask, arm: Arm, state: BatchState, style: Style) -> Array:
-        """Noise-free actions `(N, 5)`."""
+        """Actions `(N, 5)`."""
         assert isinstance(task, Drawer)
         handle, yaw = task.handle(state), task.cabinet_yaw(state)
         turn = yaw - commanded(state)["yaw"]

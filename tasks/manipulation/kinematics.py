@@ -1,8 +1,8 @@
 """Batched forward kinematics, Jacobian and differential inverse kinematics of the Franka Panda in numpy.
 
 Everything is elementwise over the batch or one small LAPACK call per row, so the result of a row does not depend on
-the number of rows. Frames: the base frame is the robot's mount; the tool frame (TCP) lies between the finger pads,
-z pointing out of the hand and y along the direction in which the fingers open.
+the number of rows. The base frame is the robot's mount, which is the world in our scenes. The tool frame (TCP) lies
+between the finger pads, z pointing out of the hand and y along the direction in which the fingers open.
 
 Source of the parameters: Franka Control Interface documentation, modified Denavit-Hartenberg table after Craig and
 joint limits of the Panda.

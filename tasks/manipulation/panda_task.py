@@ -23,7 +23,8 @@ YAW_STEP = 0.12  # [rad] of an action of 1, so at most 2.4 rad/s
 FINGER_STEP = 0.012  # [m] the finger servos may pull ahead; sets closing speed (0.2 m/s) and grip force (18 N)
 MAX_LEAD = 0.04  # [m] the commanded position may run ahead of the tool along each axis
 WORKSPACE_LOW: Array = np.array([0.30, -0.35, 0.012])  # [m] of the tool; fingertips stay 2 mm above the table
-WORKSPACE_HIGH: Array = np.array([0.70, 0.35, 0.45])  # [m]
+WORKSPACE_HIGH: Array = np.array([0.70, 0.35, 0.35])  # [m]
+YAW_LIMIT = 1.3  # [rad] either way, within reach of the last joint
 CONTROL_DT = 0.05  # [s], 20 Hz
 
 ARM_NAMES = (
@@ -131,8 +132,7 @@ class PandaTask(MujocoTask):
         memory["held"] = np.where(self.achieved(arm, state), memory["held"] + 1.0, 0.0)
         position = np.clip(memory["position"] + POSITION_STEP * action[:, :3], WORKSPACE_LOW, WORKSPACE_HIGH)
         position = arm.tool.position + np.clip(position - arm.tool.position, -MAX_LEAD, MAX_LEAD)
-        home_yaw = kinematics.forward(self.posture[None]).yaw
-        yaw = np.clip(memory["yaw"] + YAW_STEP * action[:, 3], home_yaw - 1.3, home_yaw + 1.3)
+        yaw = np.clip(memory["yaw"] + YAW_STEP * action[:, 3], -YAW_LIMIT, YAW_LIMIT)
         joints = kinematics.inverse(memory["joints"], Pose(position, kinematics.downward(yaw)), self.posture)
         reach = CONTROL_DT * kinematics.JOINT_VELOCITY
         joints = np.clip(joints, memory["joints"] - reach, memory["joints"] + reach)
