@@ -76,7 +76,8 @@ class NoiseNet(nn.Module):
         """Move the upper bound of `learned_decay` to its place at `progress` in [0, 1]."""
         if self.config.schedule != "learned_decay":
             return
-        share = 0.5 * (1 + math.cos(math.pi * max(0.0, progress - HOLD) / (1 - HOLD)))  # 1 -> 0
+        elapsed = min(max(progress - HOLD, 0.0) / (1 - HOLD), 1.0)
+        share = 0.5 * (1 + math.cos(math.pi * elapsed))  # 1 -> 0
         final = (1 - FINAL_SHARE) * self.config.std_min + FINAL_SHARE * self.config.std_max
         self.log_std_max.fill_(math.log(final + (self.config.std_max - final) * share))
 

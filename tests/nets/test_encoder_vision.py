@@ -24,6 +24,12 @@ def test_vector_keys_are_concatenated_in_sorted_order_whatever_the_dictionary() 
     assert features[0, 0].tolist() == [0, 0, 0, 1, 1]
 
 
+def test_scalars_and_matrices_are_flattened() -> None:
+    encoder = ObservationEncoder({"phase": (), "pose": (2, 2)}, normalization="identity")
+    features = encoder({"phase": torch.zeros(3, 1), "pose": torch.arange(12.0).view(3, 1, 2, 2)})
+    assert features[1, 0].tolist() == [0, 4, 5, 6, 7]
+
+
 def test_statistics_go_to_the_dimensions_of_their_key() -> None:
     encoder = ObservationEncoder({"state": (2,), "goal": (1,)}, normalization="minmax")
     encoder.fit_normalizer({"state": {"min": [0, 10], "max": [2, 30]}, "goal": {"min": [-4], "max": [4]}})

@@ -107,6 +107,21 @@ def test_the_default_network_is_that_of_stable_baselines3() -> None:
     torch.testing.assert_close(policy.decisions({"state": obs.unsqueeze(1)}, sample.record).entropy[:, 0], entropy)
 
 
+def test_the_policy_gradient_of_a_bandit_matches_its_closed_form() -> None:
+    policy = GaussianPolicy(GaussianConfig(normalization="identity", log_std_init=-0.7), PolicySpec({"state": (1,)}, 1))
+    obs, optimum = {"state": torch.zeros(50_000, 1, 1)}, 0.6
+    sample = policy.sample(obs)
+    reward = -(sample.chunk.flatten() - optimum).square()
+    logp = policy.decisions(obs, sample.record).logp[:, 0]
+    mean_bias = policy.actor[-1].bias
+    by_mean, by_std = torch.autograd.grad((reward * logp).mean(), [mean_bias, policy.log_std])  # type: ignore[list-item]
+    std = math.exp(-0.7)
+    z = (sample.record["raw"].flatten() - policy.actor[-1].bias.detach()) / std  # type: ignore[union-attr,operator]
+    for found, score, exact in ((by_mean, z / std, 2 * optimum), (by_std, z.square() - 1, -2 * std**2)):
+        standard_error = float((reward * score).std()) / math.sqrt(50_000)
+        assert abs(float(found) - exact) < 3 * standard_error
+
+
 def test_predicted_standard_deviations_are_bounded() -> None:
     policy = gaussian(state_dependent_std=True, log_std_min=-2.0, log_std_max=0.5)
     torch.nn.init.constant_(policy.actor[-1].bias, 1e3)  # type: ignore[arg-type]
