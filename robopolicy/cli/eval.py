@@ -57,11 +57,11 @@ def run(args: argparse.Namespace) -> int:
     _check_out(args.out)
     players, entry = load_players(args.players, args.task, args.device)
     with atomic_folder(args.out) as folder:
+        video, strip, notes = _film(args, players, entry, folder)  # first, because a bad camera name fails here
         results = _evaluate(args, players, entry)
         pairable = len(results) == 2 and all(result.seeded for result in results.values())
-        video, strip, notes = _film(args, players, entry, folder)
         report = Report(
-            title=f"{' and '.join(results)} on {entry.name}",
+            title=f"{' vs '.join(results)} on {entry.name}",
             results=results,
             comparison=compare(*results.values()) if pairable else None,
             video=video,
@@ -123,7 +123,7 @@ def _film(
         return None, None, []
     with closing(open_sim(entry, sim_options(args, players, count))) as sim:
         sim.reset(args.seed)
-        problem = rendering_problem(sim, args.camera)
+        problem = rendering_problem(sim)
         if problem is not None:
             return None, None, [problem]
         seeds = range(args.seed, args.seed + count)

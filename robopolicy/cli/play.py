@@ -72,7 +72,7 @@ def _film(args: argparse.Namespace, player: Player, sim: VectorSim) -> None:
     from robopolicy.evaluation.video import record, rendering_problem, write_video
 
     sim.reset(args.seed)
-    problem = rendering_problem(sim, args.camera)
+    problem = rendering_problem(sim)
     if problem is not None:
         raise UserError(problem)
     args.out.parent.mkdir(parents=True, exist_ok=True)

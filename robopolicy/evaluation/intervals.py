@@ -3,7 +3,7 @@
 * `wilson`: success rate (Wilson 1927). Unlike the normal approximation it is honest at 0 % and 100 %.
 * `bootstrap_mean`: mean of anything (Efron 1987, BCa by default, percentile on request).
 * `stratified_iqm`, `probability_of_improvement`: many runs on many tasks (Agarwal et al. 2021, "rliable").
-* `paired_difference`: two policies on the same seeds; far narrower than comparing two separate intervals.
+* `paired_difference`: two policies on the same seeds (Newcombe 1998b); far narrower than two separate intervals.
 """
 
 from __future__ import annotations
@@ -154,14 +154,42 @@ def probability_of_improvement(
 def paired_difference(
     first: ArrayLike, second: ArrayLike, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> PairedDifference:
-    """Compare two policies on common seeds: `first` and `second` `(n,)` hold one outcome per seed, same order."""
-    a, b = (np.asarray(side, dtype=np.float64).ravel() for side in (first, second))
+    """Compare two policies on common seeds: `first` and `second` `(n,)` hold one outcome per seed, same order.
+
+    Boolean outcomes get Newcombe's interval, which stays honest when all pairs agree; others a BCa bootstrap.
+    """
+    a, b = np.asarray(first).ravel(), np.asarray(second).ravel()
     if a.shape != b.shape:
         raise ValueError(f"Paired outcomes need equal lengths, got {a.size} and {b.size}.")
-    delta = b - a
+    delta = b.astype(np.float64) - a.astype(np.float64)
     wins, losses = int((delta > 0).sum()), int((delta < 0).sum())
-    interval = bootstrap_mean(delta, level=level, resamples=resamples, seed=seed)
+    if a.dtype == np.bool_ and b.dtype == np.bool_:
+        interval = paired_rates(int((a & b).sum()), wins, losses, int((~a & ~b).sum()), level)
+    else:
+        interval = bootstrap_mean(delta, level=level, resamples=resamples, seed=seed)
     return PairedDifference(interval, wins, losses, int(delta.size) - wins - losses, sign_test(wins, losses))
+
+
+def paired_rates(both: int, only_second: int, only_first: int, neither: int, level: float = 0.95) -> Interval:
+    """Difference of two success rates on the same episodes, second minus first (Newcombe 1998, method 10).
+
+    Combines the Wilson intervals of the two rates, allowing for their correlation.
+    """
+    n = both + only_second + only_first + neither
+    first, second = wilson(both + only_first, n, level), wilson(both + only_second, n, level)
+    margins = (both + only_first) * (only_second + neither) * (both + only_second) * (only_first + neither)
+    covariance = both * neither - only_first * only_second
+    if covariance > 0:
+        covariance = max(covariance - n / 2, 0)  # continuity correction
+    correlation = covariance / math.sqrt(margins) if margins else 0.0
+
+    def reach(x: float, y: float) -> float:
+        return math.sqrt(max(x * x - 2 * correlation * x * y + y * y, 0.0))
+
+    difference = second.estimate - first.estimate
+    low = difference - reach(second.estimate - second.low, first.high - first.estimate)
+    high = difference + reach(second.high - second.estimate, first.estimate - first.low)
+    return Interval(difference, low, high, n, level)
 
 
 def sign_test(wins: int, losses: int) -> float:

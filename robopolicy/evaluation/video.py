@@ -52,10 +52,10 @@ class Recording:
     speed: float = 1.0  # how much faster than real time
 
 
-def rendering_problem(sim: VectorSim, camera: str | None = None) -> str | None:
+def rendering_problem(sim: VectorSim) -> str | None:
     """Try to render `sim`, which must have been reset, and return one line that says why it cannot, or None."""
     try:
-        sim.render(camera, width=64, height=48, envs=1)
+        sim.render(width=64, height=48)
     except Exception as error:  # GL stacks fail in every way there is: import, attribute, library and context errors
         first = str(error).strip().splitlines()
         return f"No video: {first[0] if first else type(error).__name__}"

@@ -10,11 +10,15 @@ from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import RandomActor
 from robopolicy.evaluation.harness import evaluate, play
 from robopolicy.evaluation.result import EvalResult
+from robopolicy.policies import POLICIES
+from robopolicy.policies.base import PolicySpec
+from robopolicy.sim.registry import SimOptions, make_sim
 
 
 def same_episodes(a: EvalResult, b: EvalResult) -> bool:
-    pairs = [(a.seeds, b.seeds), (a.returns, b.returns), (a.lengths, b.lengths), (a.success, b.success)]
-    return all(np.array_equal(x, y) for x, y in pairs)
+    pairs = [(a.seeds, b.seeds), (a.returns, b.returns), (a.lengths, b.lengths)]
+    success = a.success is b.success if a.success is None else np.array_equal(a.success, b.success)
+    return success and all(np.array_equal(x, y) for x, y in pairs)
 
 
 @pytest.mark.parametrize("chunk", [(1, 1, 1), (4, 3, 2)], ids=["single", "chunked"])
@@ -28,6 +32,21 @@ def test_result_is_bitwise_the_same_with_1_7_and_64_environments(make_sim, make_
     assert same_episodes(one, seven) and same_episodes(one, many)
     assert one.cost.decisions == seven.cost.decisions == many.cost.decisions
     assert 0 < one.success.sum() < 20 and len(set(one.lengths)) > 3  # the comparison is not an empty one
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "chunk"), [("manipulation/lift", "flow", (4, 4)), ("locomotion/hopper", "gaussian", (1, 1))]
+)
+def test_mujoco_episodes_are_bitwise_the_same_with_1_7_and_64_environments(task, name, chunk):
+    sims = [make_sim(task, SimOptions(num_envs=n, threads=1)) for n in (1, 7, 64)]
+    observation = {key: tuple(spec.shape) for key, spec in sims[0].spec.observation.items()}
+    config_class, policy_class = POLICIES[name]
+    torch.manual_seed(0)
+    policy = policy_class(config_class(), PolicySpec(observation, sims[0].spec.action_dim, *chunk))
+    one, seven, many = (evaluate(policy, sim, episodes=10, seed=100) for sim in sims)
+    assert same_episodes(one, seven) and same_episodes(one, many)
+    for sim in sims:
+        sim.close()
 
 
 def test_rows_are_episode_seeds_whichever_finished_first(make_sim, make_policy):

@@ -11,6 +11,7 @@ from robopolicy.evaluation.intervals import (
     bootstrap_mean,
     iqm,
     paired_difference,
+    paired_rates,
     probability_of_improvement,
     sample_warning,
     sign_test,
@@ -113,6 +114,26 @@ def test_paired_difference_of_successes_is_mcnemar():
     assert (result.wins, result.losses, result.ties) == (5, 1, 4)
     assert result.p_value == pytest.approx(2 * (1 + 6) / 64)
     assert result.difference.estimate == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("table", "low", "high"),
+    # both, only second, only first, neither; Newcombe 1998 (paired), and Fagerland et al. 2014 on airway data
+    [((36, 12, 2, 0), 0.0569, 0.3404), ((1, 7, 1, 12), 0.0256, 0.5069)],
+)
+def test_paired_rates_match_published_intervals(table, low, high):
+    interval = paired_rates(*table)
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=5e-5)
+    both, second, first, neither = table
+    swapped = paired_rates(both, first, second, neither)
+    assert (-swapped.high, -swapped.low) == pytest.approx((interval.low, interval.high))
+
+
+def test_paired_interval_of_successes_is_not_empty_when_every_pair_agrees():
+    won = paired_difference(np.zeros(30, dtype=bool), np.ones(30, dtype=bool)).difference
+    assert won.estimate == 1.0 and 0.8 < won.low < 0.9 and won.high == 1.0
+    same = paired_difference(np.ones(30, dtype=bool), np.ones(30, dtype=bool)).difference
+    assert same.low < 0 < same.high
 
 
 def test_few_episodes_give_a_warning_with_the_uncertainty():

@@ -1,0 +1,111 @@
+"""`robopolicy eval`: report folder, comparison, and one clear line for bad input."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from robopolicy.cli.main import main
+from robopolicy.policies import POLICIES
+from robopolicy.policies.base import PolicySpec
+from robopolicy.training.checkpoint import save_checkpoint
+
+TASK = "toy/point_mass"
+
+
+@pytest.fixture
+def make_checkpoint(tmp_path):
+    def make(name, task=TASK, state=6):
+        config_class, policy_class = POLICIES["gaussian"]
+        policy = policy_class(config_class(), PolicySpec({"state": (state,)}, 2))
+        seen = {"state": torch.randn(4, 1, state)}
+        policy.encoder.normalizer.update(seen["state"][:, 0])
+        save_checkpoint(tmp_path / name, policy, task=task, obs_sample=seen)
+        return str(tmp_path / name)
+
+    return make
+
+
+def refused(capsys, *argv):
+    """The single line with which `argv` is refused."""
+    assert main(["eval", *argv]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("robopolicy: error: ")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_a_checkpoint_is_evaluated_on_its_own_task(make_checkpoint, tmp_path, capsys):
+    out = tmp_path / "report"
+    checkpoint = make_checkpoint("runs/run/checkpoints/best")
+    assert main(["eval", checkpoint, "--episodes", "6", "--num-envs", "3", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert f"{TASK}, 6 episodes, seeds 10000 to 10005" in printed and "run/best" in printed
+    assert "No video: PointMassSim cannot render." in printed
+    report = json.loads((out / "report.json").read_text())
+    episodes = report["results"]["run/best"]["episodes"]
+    assert episodes["seed"] == list(range(10000, 10006)) and len(episodes["return"]) == 6
+    assert (out / "report.html").is_file() and (out / "report.md").is_file()
+
+
+def test_the_number_of_environments_does_not_change_the_episodes(make_checkpoint, tmp_path):
+    checkpoint, found = make_checkpoint("ckpt"), []
+    for n in ("1", "5"):
+        out = tmp_path / f"out{n}"
+        main(
+            ["eval", checkpoint, "--stochastic", "--episodes", "8", "--num-envs", n, "--out", str(out), "--video", "0"]
+        )
+        found.append(next(iter(json.loads((out / "report.json").read_text())["results"].values()))["episodes"])
+    assert found[0] == found[1]
+
+
+def test_two_players_are_compared_and_printed_as_json(make_checkpoint, tmp_path, capsys):
+    argv = ["eval", make_checkpoint("ckpt"), "expert", "--episodes", "20", "--out", str(tmp_path / "out"), "--json"]
+    assert main(argv) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["comparison"]["success"]["wins"] > 15
+    assert printed["results"]["expert"]["success"] == 1.0 and printed["results"]["expert"]["low"] > 0.8
+
+
+def test_an_older_report_is_replaced_but_nothing_else_is(tmp_path, capsys):
+    out = tmp_path / "out"
+    argv = ["random", "--task", TASK, "--episodes", "2", "--out", str(out)]
+    assert main(["eval", *argv]) == 0 and main(["eval", *argv]) == 0
+    precious = tmp_path / "data"
+    precious.mkdir()
+    (precious / "file").write_text("keep me")
+    argv[-1] = str(precious)
+    assert "is not an evaluation report" in refused(capsys, *argv)
+    assert (precious / "file").read_text() == "keep me"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "out"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["expert"], "Which task? expert has no task; pass --task"),
+        (["random", "--task", "toy/point_mas"], "Did you mean 'toy/point_mass'?"),
+        (["random", "--task", TASK, "--episodes", "-3"], "--episodes must be at least 1, got -3"),
+        (["random", "--task", TASK, "--seed", "-1"], "--seed must be at least 0, got -1"),
+        (["random", "random", "--task", TASK], "one player or two different ones"),
+        (["no/such/checkpoint"], "no/such/checkpoint does not exist"),
+        (["random", "--task", TASK, "--backend", "mujco"], "Unknown backend"),
+        (["expert", "--task", "locomotion/hopper"], "has no scripted expert"),
+    ],
+)
+def test_bad_input_gives_one_line(argv, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(capsys, *argv)
+    assert not list(tmp_path.rglob("report*"))
+
+
+def test_a_checkpoint_of_another_task_is_refused_and_leaves_nothing(make_checkpoint, tmp_path, capsys):
+    checkpoint, out = make_checkpoint("ckpt", state=9), tmp_path / "out"
+    assert "expects observation 'state' of shape (9,)" in refused(capsys, checkpoint, "--out", str(out))
+    assert not out.exists() and [path.name for path in tmp_path.iterdir()] == ["ckpt"]
+
+
+def test_checkpoints_of_two_tasks_need_a_task(make_checkpoint, capsys):
+    line = refused(capsys, make_checkpoint("a"), make_checkpoint("b", task="toy/other"))
+    assert "trained on toy/other and toy/point_mass; pass --task" in line

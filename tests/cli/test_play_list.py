@@ -1,0 +1,83 @@
+"""`robopolicy play` writes videos; `robopolicy list` shows what can be named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from robopolicy.cli import list as list_verb
+from robopolicy.cli.main import main
+from tasks.toy.point_mass import PointMassSim
+
+TASK = "toy/point_mass"
+
+
+@pytest.fixture
+def rendering(monkeypatch):
+    """Point masses that can be filmed without GL."""
+
+    def render(self, camera=None, *, width=320, height=240, envs=1):
+        return torch.full((envs, 3, height, width), 90, dtype=torch.uint8)
+
+    monkeypatch.setattr(PointMassSim, "render", render)
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".gif"])
+def test_play_films_the_expert(rendering, tmp_path, capsys, suffix):
+    out = tmp_path / "new" / f"expert{suffix}"
+    argv = ["play", "expert", "--task", TASK, "--episodes", "2", "--seed", "5", "--width", "64", "--height", "48"]
+    assert main([*argv, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "seed 5: success" in printed and f"video: {out}" in printed
+    assert [file.name for file in out.parent.iterdir()] == [out.name]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["random", "--task", TASK], "No video: PointMassSim cannot render."),
+        (["random", "--task", TASK, "--out", "x.avi"], "--out must end in .mp4 or .gif, got x.avi"),
+        (["random", "--task", TASK, "--width", "0"], "--width must be at least 1, got 0"),
+        (["random", "--task", TASK, "--viewer"], "--viewer needs a display"),
+    ],
+)
+def test_play_refuses_in_one_line(argv, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    assert main(["play", *argv]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_list_shows_every_kind(capsys):
+    assert main(["list"]) == 0
+    printed = capsys.readouterr().out
+    assert [line for line in printed.splitlines() if not line.startswith(" ")] == list(list_verb.KINDS)
+    for name in (TASK, "manipulation/lift", "gymnasium/<id>", "flow", "reinflow", "mujoco-exact"):
+        assert f"  {name} " in printed
+
+
+def test_list_names_the_missing_extra(capsys, monkeypatch):
+    monkeypatch.setattr(list_verb, "_lacks", lambda module: module == "envpool")
+    assert main(["list", "backends"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("[missing: pip install 'robopolicy[envpool]']") == 1 and "flow" not in printed
+
+
+def test_list_as_json(capsys):
+    assert main(["list", "tasks", "--json"]) == 0
+    (tasks,) = json.loads(capsys.readouterr().out).values()
+    lift = next(task for task in tasks if task["name"] == "manipulation/lift")
+    assert lift["expert"] and "mujoco" in lift["backends"] and lift["missing"] == ""
+
+
+def test_list_of_an_unknown_kind_suggests_the_nearest(capsys):
+    assert main(["list", "taks"]) == 2
+    assert "Did you mean 'tasks'?" in capsys.readouterr().err
+
+
+def test_missing_packages_are_found_without_importing_them():
+    assert list_verb._lacks("no_such_package") and not list_verb._lacks("torch") and not list_verb._lacks("")
