@@ -9,9 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -39,11 +41,15 @@ def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
     _register()
     pairs = [_split(text) for text in overrides]
     with initialize_config_dir(str(PRESETS), version_base="1.3"):
-        choices = [_choice(key, value) for key, value in pairs if key in GROUPS]
-        values = [(key, value) for key, value in pairs if key not in GROUPS]
+        pairs = [_choose(key, value) if key in GROUPS else (key, value) for key, value in pairs]
+        choices = [f"{key}={value}" for key, value in pairs if key in GROUPS]
+        settings = {key: value for key, value in pairs if key not in GROUPS}
         base = _compose(choices)
-        texts = [_value(base, key, value) for key, value in values]
-        composed = _compose([*choices, *texts])
+        # Text is taken as it stands, so that paths may hold any character; Hydra reads all other values.
+        texts = {key: value for key, value in settings.items() if isinstance(_setting(base, key), str)}
+        composed = _compose([*choices, *(f"{key}={value}" for key, value in settings.items() if key not in texts)])
+    for key, value in texts.items():
+        _set(composed, key, value)
     config = from_plain(TrainConfig, composed, "configuration")
     check_ranges(config)
     return config
@@ -52,15 +58,15 @@ def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
 def read_config(file: Path) -> TrainConfig:
     """Read the `config.yaml` of a run."""
     try:
-        data = OmegaConf.to_container(OmegaConf.load(file))
-    except (OSError, ValueError, OmegaConfBaseException) as error:
-        raise UserError(f"{file} cannot be read: {error}") from error
+        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}.") from error
     return from_plain(TrainConfig, data, str(file))
 
 
 def config_text(config: TrainConfig) -> str:
     """The configuration in full, as YAML."""
-    return OmegaConf.to_yaml(OmegaConf.create(to_plain(config)))
+    return yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
 
 
 def preset_names(group: str) -> list[str]:
@@ -84,18 +90,21 @@ def _split(text: str) -> tuple[str, str]:
     match = re.fullmatch(r"([A-Za-z_][\w.]*)=(.*)", text, re.DOTALL)
     if match is None:
         raise UserError(f"Expected group=preset or key=value, e.g. seed=1 or algorithm.lr=3e-4, found '{text}'.")
+    if match[1] in ("policy.name", "algorithm.name"):
+        kind = match[1].split(".")[0]
+        raise UserError(f"{match[1]} follows from the chosen {kind}; set {kind}={match[2]}.")
     return match[1], match[2]
 
 
-def _choice(group: str, value: str) -> str:
-    """Override that selects a preset; `task` also accepts every registered task."""
+def _choose(group: str, value: str) -> tuple[str, str]:
+    """Check the choice of a preset; `task` also accepts every registered task."""
     options = _options(group)
     if value in options:
-        return f"{group}={value}"
+        return group, value
     if group != "task":
         raise unknown_name(f"{group} preset", value, options)
     try:
-        return f"task.name={_quote(get_task(value).name)}"
+        return "task.name", get_task(value).name
     except UserError as error:
         raise unknown_name("task", value, {*options, *task_names()}) from error
 
@@ -105,9 +114,14 @@ def _options(group: str) -> list[str]:
 
 
 def _compose(overrides: list[str]) -> dict[str, Any]:
+    parser = OverridesParser.create()
+    for text in overrides:
+        try:
+            parser.parse_override(text)
+        except HydraException as error:
+            raise UserError(f"The value in '{text}' cannot be read; lists are written as key=[1,2].") from error
     try:
-        config = compose("train", overrides)
-        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        plain = OmegaConf.to_container(compose("train", overrides), resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException) as error:
         cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
         subject = re.search(r"override '?([\w.]+)", str(error))
@@ -117,21 +131,23 @@ def _compose(overrides: list[str]) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
-def _value(base: Mapping[str, Any], key: str, text: str) -> str:
-    """Check that `key` exists, and quote text values so that paths may hold any character."""
-    node: Any = base
+def _setting(tree: Mapping[str, Any], key: str) -> Any:
+    """The value at a dotted key, which must exist and be no section."""
+    node: Any = tree
     for depth, part in enumerate(key.split(".")):
         if not isinstance(node, Mapping) or part not in node:
-            raise _unknown_key(base, key, depth)
+            raise _unknown_key(tree, key, depth)
         node = node[part]
     if isinstance(node, Mapping):
         raise UserError(f"'{key}' is a section; set one of {', '.join(f'{key}.{name}' for name in node)}.")
-    return f"{key}={_quote(text)}" if isinstance(node, str) and text[:1] not in ("'", '"') else f"{key}={text}"
+    return node
 
 
-def _quote(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+def _set(tree: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    for part in path:
+        tree = tree[part]
+    tree[last] = value
 
 
 def _unknown_key(base: Mapping[str, Any], key: str, depth: int) -> UserError:

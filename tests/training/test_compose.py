@@ -1,0 +1,121 @@
+"""Configurations: presets and overrides compose, and every mistake is one clear line."""
+
+from pathlib import Path
+
+import pytest
+
+from robopolicy.algorithms import ALGORITHMS
+from robopolicy.errors import UserError
+from robopolicy.policies import POLICIES
+from robopolicy.training.compose import PRESETS, compose_config, config_text, preset_names, read_config
+from robopolicy.training.config import TrainConfig, section
+
+
+def test_defaults_are_those_of_the_dataclasses():
+    config = compose_config()
+    assert (config.policy["name"], config.algorithm["name"]) == ("flow", "bc")
+    assert section("policy", config.policy) == ("flow", POLICIES["flow"][0]())
+    assert section("algorithm", config.algorithm) == ("bc", ALGORITHMS["bc"][0]())
+    assert config.sim == TrainConfig().sim
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_policy_and_algorithm_can_be_chosen(policy, algorithm):
+    config = compose_config([f"policy={policy}", f"algorithm={algorithm}"])
+    assert section("policy", config.policy) == (policy, POLICIES[policy][0]())
+    assert section("algorithm", config.algorithm) == (algorithm, ALGORITHMS[algorithm][0]())
+
+
+def test_overrides_reach_nested_settings():
+    config = compose_config(["algorithm=ppo", "algorithm.lr=3e-4", "algorithm.critic.hidden=[8,8]", "seed=7"])
+    assert section("algorithm", config.algorithm)[1].critic.hidden == (8, 8)
+    assert (config.algorithm["lr"], config.seed) == (3e-4, 7)
+
+
+def test_optional_numbers_can_be_switched_off():
+    assert compose_config(["algorithm=reinflow", "algorithm.target_kl=null"]).algorithm["target_kl"] is None
+
+
+@pytest.mark.parametrize("path", ["a b/c", "x=1,y=2", "${a", "it's", "[0]", "{a}", "c:\\d", "null", "1", "ü", "$x", ""])
+def test_paths_may_hold_any_character(path):
+    assert compose_config([f"dataset={path}"]).dataset == path
+
+
+def test_tasks_can_be_presets_full_names_or_last_parts():
+    assert compose_config(["task=toy/point_mass"]).task.name == "toy/point_mass"
+    assert compose_config(["task=point_mass"]).task.name == "toy/point_mass"
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in (PRESETS / "experiment").glob("*.yaml")))
+def test_every_experiment_composes(name):
+    config = compose_config([f"experiment={name}"])
+    assert config.name == name
+    assert config.task.name
+
+
+@pytest.mark.parametrize(
+    "group, name",
+    [(path.parent.name, path.stem) for path in sorted(PRESETS.glob("*/*.yaml")) if path.parent.name != "experiment"],
+)
+def test_every_preset_composes(group, name):
+    assert name in preset_names(group)
+    compose_config([f"{group}={name}"])
+
+
+def test_config_survives_the_run_folder(tmp_path: Path):
+    config = compose_config(["task=point_mass", "algorithm=reinflow", "dataset=it's ${x}", "algorithm.lr=1e-5"])
+    file = tmp_path / "config.yaml"
+    file.write_text(config_text(config))
+    assert read_config(file) == config
+
+
+def test_a_damaged_config_file_is_refused(tmp_path: Path):
+    file = tmp_path / "config.yaml"
+    file.write_text("seed: [1\n")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_config(file)
+    file.write_text(config_text(compose_config()) + "extra: 1\n")
+    with pytest.raises(UserError, match="'extra'"):
+        read_config(file)
+
+
+MISTAKES = {
+    "polcy=flow": "Unknown setting 'polcy'. Did you mean 'policy",
+    "policy=flwo": "Unknown policy preset 'flwo'. Did you mean 'flow'",
+    "algorithm=pppo": "Unknown algorithm preset 'pppo'. Did you mean 'ppo'",
+    "experiment=none_such": "Unknown experiment preset 'none_such'",
+    "task=poimt_mass": "Unknown task 'poimt_mass'. Did you mean 'point_mass'",
+    "algorithm.lrr=1": "Unknown setting 'algorithm.lrr'. Did you mean 'algorithm.lr'",
+    "bugdet.updates=1": "Did you mean 'budget.updates'",
+    "seed.x=1": "Unknown setting 'seed.x'",
+    "budget=5": "'budget' is a section; set one of budget.updates, budget.env_steps",
+    "seed=many": "seed: Value 'many' of type 'str' could not be converted to Integer",
+    "algorithm.ema=perhaps": "algorithm.ema: Value 'perhaps' is not a valid bool",
+    "policy.hidden=[3,a]": "hidden",
+    "policy.hidden=[3": "The value in 'policy.hidden=[3' cannot be read",
+    "policy.name=gaussian": "set policy=gaussian",
+    "seed": "Expected group=preset or key=value",
+    "+new=1": "Expected group=preset or key=value",
+    "~seed=1": "Expected group=preset or key=value",
+    "algorithm.lr=-1": "algorithm.lr must be positive, got -1.0",
+    "algorithm.lr=nan": "algorithm.lr must be a finite number",
+    "algorithm.batch_size=0": "algorithm.batch_size must be positive",
+    "algorithm.beta1=2": "algorithm.beta1 must lie in [0, 1], got 2.0",
+    "sim.num_envs=0": "sim.num_envs must be at least 1",
+    "sim.threads=-1": "sim.threads must not be negative",
+    "budget.updates=-5": "budget.updates must not be negative",
+    "evaluation.episodes=-1": "evaluation.episodes must not be negative",
+    "chunk.execute=99": "chunk.execute must not exceed chunk.horizon",
+    "policy.steps=0": "policy.steps must be positive, got 0|steps >= 1",
+    "policy.backbone=mpl": "Did you mean 'mlp'",
+}
+
+
+@pytest.mark.parametrize("override", MISTAKES)
+def test_mistakes_are_one_line_that_names_them(override):
+    with pytest.raises(UserError) as refusal:
+        compose_config([override])
+    message = str(refusal.value)
+    assert any(part in message for part in MISTAKES[override].split("|")), message
+    assert "\n" not in message

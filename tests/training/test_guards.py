@@ -1,0 +1,129 @@
+"""Guard rails: divergence names its tensor, a collapse goes back to the best policy."""
+
+import pytest
+import torch
+
+from robopolicy.algorithms.ppo import PPO
+from robopolicy.cli.main import main
+from robopolicy.training import loop
+from robopolicy.training.compose import compose_config
+from robopolicy.training.guards import TrainingDiverged, better, check_parameters, collapsed, named_tensors
+from robopolicy.training.loggers import read_jsonl
+from robopolicy.training.loop import start_run
+
+PPO_RUN = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gaussian", "sim.num_envs=4"]
+QUICK = ["algorithm.decisions=8", "evaluation.episodes=10", "evaluation.every=1", "logging.every=1"]
+
+
+def summary(success, low=0.0, high=1.0, ret=0.0):
+    return {
+        "success": success,
+        "low": low,
+        "high": high,
+        "return_mean": ret,
+        "return_low": ret - 1,
+        "return_high": ret + 1,
+    }
+
+
+def test_best_is_success_then_return_then_the_earlier():
+    assert better(summary(0.5), None)
+    assert better(summary(0.6, ret=-5), summary(0.5, ret=9))
+    assert better(summary(0.5, ret=2), summary(0.5, ret=1))
+    assert not better(summary(0.5), summary(0.5))
+
+
+def test_best_is_the_return_where_no_success_is_defined():
+    assert better(summary(None, ret=2), summary(None, ret=1))
+
+
+def test_collapse_needs_intervals_that_do_not_touch():
+    best = summary(0.8, low=0.7, high=0.9)
+    assert collapsed(summary(0.5, low=0.4, high=0.6), best)
+    assert not collapsed(summary(0.6, low=0.5, high=0.71), best)
+    assert collapsed(summary(None, ret=-3), summary(None, ret=0))
+    assert not collapsed(summary(None, ret=-1.5), summary(None, ret=0))
+
+
+def test_tensors_are_named_by_their_path():
+    tree = {"a": {"b": [torch.zeros(1), 3]}, "c": {0: torch.zeros(1)}}
+    assert [name for name, _ in named_tensors(tree)] == ["a.b.0", "c.0"]
+
+
+def run(tmp_path, *settings):
+    return start_run(compose_config([*PPO_RUN, *QUICK, f"out={tmp_path}", "name=run", *settings]))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_bad_weight_is_named(tmp_path, value):
+    trainer = run(tmp_path, "budget.updates=1")
+    next(iter(trainer.algorithm.policy.parameters())).data.view(-1)[0] = value
+    name = "policy." + next(name for name, _ in trainer.algorithm.policy.named_parameters())
+    with pytest.raises(TrainingDiverged, match=f"update 7: tensor '{name}' is {value}"):
+        check_parameters(trainer.algorithm, 7)
+    trainer.close()
+
+
+def test_large_sums_of_finite_weights_are_not_divergence(tmp_path):
+    trainer = run(tmp_path, "budget.updates=1")
+    next(iter(trainer.algorithm.policy.parameters())).data.fill_(3e38)
+    check_parameters(trainer.algorithm, 1)
+    trainer.close()
+
+
+def test_divergence_ends_with_one_line_and_intact_checkpoints(tmp_path, monkeypatch, capsys):
+    update = PPO.update
+
+    def explode(self, batch):
+        metrics = update(self, batch)
+        if self.updates == 3:
+            self.policy.log_std.data.fill_(torch.nan)
+            metrics["actor/loss"] = float("nan")
+        return metrics
+
+    monkeypatch.setattr(PPO, "update", explode)
+    settings = ["budget.updates=5", "checkpoint_every=1", f"out={tmp_path}", "name=run"]
+    assert main(["train", *PPO_RUN, *QUICK, *settings]) == 2
+    error = capsys.readouterr().err
+    assert "diverged at update 3: tensor 'policy.log_std' is nan" in error
+    assert error.count("\n") == 1
+    assert main(["verify", str(tmp_path / "run/checkpoints/last")]) == 0
+
+
+def play_scores(monkeypatch, scores):
+    """Replace evaluation by given success rates out of 100."""
+    results = iter(scores)
+
+    class Result:
+        def __init__(self, rate):
+            self.rate = rate
+
+        def summary(self):
+            return {**summary(self.rate, self.rate - 0.1, self.rate + 0.1), "n": 100}
+
+    monkeypatch.setattr(loop, "evaluate", lambda *args, **kwargs: Result(next(results)))
+
+
+def test_a_collapse_restores_the_best_state(tmp_path, monkeypatch):
+    play_scores(monkeypatch, [0.5, 0.9, 0.75, 0.2])
+    trainer = run(tmp_path, "budget.updates=4")
+    states = []
+    restore = trainer.algorithm.load_state_dict
+
+    def spy(state):
+        states.append(state["updates"])
+        restore(state)
+
+    monkeypatch.setattr(trainer.algorithm, "load_state_dict", spy)
+    report = trainer.train()
+    assert states == [2]  # not at 0.75, which may be chance
+    assert (report["restored"], report["final"]["success"], report["best"]["update"]) == (1, 0.9, 2)
+    assert [
+        row["guard/restored"] for row in read_jsonl(trainer.folder / "metrics.jsonl") if "guard/restored" in row
+    ] == [1]
+
+
+def test_the_guard_can_be_switched_off(tmp_path, monkeypatch):
+    play_scores(monkeypatch, [0.9, 0.2])
+    report = run(tmp_path, "budget.updates=2", "guards.restore_best=false").train()
+    assert (report["restored"], report["final"]["success"]) == (0, 0.2)

@@ -1,0 +1,108 @@
+"""Metrics files: complete, resumable, readable without any service."""
+
+import csv
+import io
+import os
+import sys
+
+import pytest
+from rich.console import Console
+
+from robopolicy.errors import UserError
+from robopolicy.training.console import RunConsole
+from robopolicy.training.loggers import CsvLogger, JsonlLogger, TensorBoardLogger, WandbLogger, read_jsonl
+
+
+def table(file):
+    with file.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_rows_are_on_disk_at_once(tmp_path):
+    logger = JsonlLogger(tmp_path / "m.jsonl")
+    logger.log(1, {"loss": 0.1 + 0.2})
+    assert read_jsonl(tmp_path / "m.jsonl") == [{"update": 1, "loss": 0.1 + 0.2}]
+    logger.close()
+
+
+def test_csv_grows_columns(tmp_path):
+    logger = CsvLogger(tmp_path / "m.csv")
+    logger.log(1, {"loss": 1.5})
+    logger.log(2, {"loss": 1.25, "a, b": 3})
+    logger.log(3, {"a, b": 4})
+    assert table(tmp_path / "m.csv") == [
+        {"update": "1", "loss": "1.5", "a, b": ""},
+        {"update": "2", "loss": "1.25", "a, b": "3"},
+        {"update": "3", "loss": "", "a, b": "4"},
+    ]
+
+
+@pytest.mark.parametrize("kind, suffix", [(JsonlLogger, "jsonl"), (CsvLogger, "csv")])
+def test_resume_drops_what_came_after_the_resume_point(tmp_path, kind, suffix):
+    file = tmp_path / f"m.{suffix}"
+    first = kind(file)
+    for update in (1, 2, 3):
+        first.log(update, {"x": update})
+    first.close()
+    with file.open("a") as stream:
+        stream.write('{"update": 4, "x' if suffix == "jsonl" else "4")  # cut short by a kill
+    second = kind(file, resume_at=2)
+    second.log(3, {"x": 30, "y": 1})
+    second.close()
+    rows = read_jsonl(file) if suffix == "jsonl" else table(file)
+    assert [(int(row["update"]), int(row["x"])) for row in rows] == [(1, 1), (2, 2), (3, 30)]
+
+
+def test_damaged_lines_in_the_middle_are_named(tmp_path):
+    (tmp_path / "m.jsonl").write_text('{"update": 1}\nnonsense\n{"update": 2}\n')
+    with pytest.raises(UserError, match="line 2"):
+        read_jsonl(tmp_path / "m.jsonl")
+
+
+@pytest.mark.parametrize(
+    "make, module, extra",
+    [
+        (lambda path: TensorBoardLogger(path), "torch.utils.tensorboard", "tensorboard"),
+        (lambda path: WandbLogger(path, project="p", name="n", config={}), "wandb", "wandb"),
+    ],
+)
+def test_missing_packages_name_their_extra(tmp_path, monkeypatch, make, module, extra):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=rf"pip install 'robopolicy\[{extra}\]'"):
+        make(tmp_path)
+
+
+def test_wandb_is_offline_unless_the_user_says_otherwise(tmp_path, monkeypatch):
+    calls = []
+
+    class Wandb:
+        @staticmethod
+        def init(**settings):
+            calls.append(settings)
+
+    monkeypatch.setitem(sys.modules, "wandb", Wandb)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    WandbLogger(tmp_path, project="p", name="n", config={"a": 1})
+    monkeypatch.setitem(os.environ, "WANDB_MODE", "online")
+    WandbLogger(tmp_path, project="p", name="n", config={})
+    assert [call["mode"] for call in calls] == ["offline", "online"]
+    assert calls[0]["config"] == {"a": 1}
+
+
+def test_plain_output_is_one_line_per_row():
+    text = io.StringIO()
+    console = RunConsole("run", 10, console=Console(file=text, width=40, soft_wrap=True))
+    console.row(5, {"rollout/success": 0.25, "actor/loss": 1.0, "other": 3.0})
+    console.close()
+    assert text.getvalue().startswith("run  update 5/10  rollout/success 0.25  actor/loss 1")
+    assert text.getvalue().count("\n") == 1
+
+
+def test_terminals_get_a_progress_bar():
+    text = io.StringIO()
+    console = RunConsole("run", 10, done=2, console=Console(file=text, force_terminal=True, width=120))
+    console.row(5, {"rollout/success": 0.25})
+    console.advance(10)
+    console.close()
+    assert "10/10" in text.getvalue()
+    assert "rollout/success 0.25" in text.getvalue()

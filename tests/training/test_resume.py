@@ -1,0 +1,125 @@
+"""A run that was killed and resumed ends with the same bits as one that was not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from robopolicy.cli.main import main
+from robopolicy.errors import UserError
+from robopolicy.training.compose import compose_config
+from robopolicy.training.loggers import JsonlLogger, read_jsonl
+from robopolicy.training.loop import resume_run, start_run
+
+COMMON = ["task=point_mass", "evaluation.episodes=10", "evaluation.every=4", "checkpoint_every=3", "logging.every=1"]
+BC = [*COMMON, "policy.hidden=[32]", "algorithm.batch_size=64"]
+REINFLOW = [*COMMON, "algorithm=reinflow", "sim.num_envs=8", "algorithm.decisions=10", "algorithm.epochs=1"]
+PPO = [*COMMON, "algorithm=ppo", "policy=gaussian", "task.reward=shaped", "sim.num_envs=4", "algorithm.decisions=16"]
+
+
+def tensors(run: Path) -> dict[str, torch.Tensor]:
+    """Weights, optimiser, normaliser, simulator and random states at the end of a run."""
+    last = run / "checkpoints" / "last"
+    state = load_file(last / "training_state" / "tensors.safetensors")
+    return load_file(last / "model.safetensors") | {f"state.{key}": value for key, value in state.items()}
+
+
+def assert_identical(one: Path, two: Path) -> None:
+    first, second = tensors(one), tensors(two)
+    assert first.keys() == second.keys()
+    assert [key for key in first if not torch.equal(first[key], second[key])] == []
+
+
+def kill_and_resume(settings: list[str], out: Path) -> Path:
+    """Train in another process, kill it with SIGKILL after its first resume point, and resume here."""
+    run = out / "killed"
+    command = [sys.executable, "-m", "robopolicy.cli.main", "train", *settings, f"out={out}", "name=killed"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    manifest, deadline = run / "checkpoints" / "last" / "manifest.json", time.monotonic() + 60
+    while not manifest.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.kill()
+    _, errors = process.communicate()
+    assert process.returncode == -signal.SIGKILL, errors
+    assert not (run / "report.json").exists()
+    assert main(["train", "--resume", str(run)]) == 0
+    return run
+
+
+@pytest.fixture(scope="module")
+def base(demonstrations, tmp_path_factory) -> Path:
+    """An uninterrupted imitation run."""
+    out = tmp_path_factory.mktemp("runs")
+    settings = [*BC, f"dataset={demonstrations}", "budget.updates=60", f"out={out}", "name=base"]
+    assert main(["train", *settings]) == 0
+    return out / "base"
+
+
+@pytest.mark.slow
+def test_killed_imitation_resumes_bit_identically(base, demonstrations, tmp_path):
+    run = kill_and_resume([*BC, f"dataset={demonstrations}", "budget.updates=60"], tmp_path)
+    assert_identical(base, run)
+
+
+@pytest.mark.slow
+def test_killed_fine_tuning_resumes_bit_identically(base, tmp_path):
+    settings = [*REINFLOW, f"init_from={base}/checkpoints/last", "budget.updates=14"]
+    assert main(["train", *settings, f"out={tmp_path}", "name=whole"]) == 0
+    run = kill_and_resume(settings, tmp_path)
+    assert_identical(tmp_path / "whole", run)
+    report = json.loads((run / "report.json").read_text())
+    assert report["base"]["n"] == 10
+    assert report["env_steps"] == json.loads((tmp_path / "whole" / "report.json").read_text())["env_steps"]
+
+
+def test_interrupt_saves_a_resume_point_and_ends_with_130(tmp_path, monkeypatch, capsys):
+    settings = [*PPO, "budget.updates=8", f"out={tmp_path}"]
+    assert main(["train", *settings, "name=whole"]) == 0
+    log = JsonlLogger.log
+
+    def interrupt(self, update, row):
+        if update == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        log(self, update, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JsonlLogger, "log", interrupt)
+        assert main(["train", *settings, "name=stopped"]) == 130
+    assert f"--resume {tmp_path}/stopped" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert main(["train", "--resume", str(tmp_path / "stopped")]) == 0
+    assert_identical(tmp_path / "whole", tmp_path / "stopped")
+    rows = [read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("whole", "stopped")]
+    assert [row["update"] for row in rows[0]] == [row["update"] for row in rows[1]]
+    losses = [[row["actor/approx_kl"] for row in run if "actor/approx_kl" in row] for run in rows]
+    assert losses[0] == losses[1]
+
+
+def test_a_run_killed_before_its_first_resume_point_starts_again(tmp_path):
+    settings = [*PPO, "budget.updates=2", f"out={tmp_path}"]
+    start_run(compose_config([*settings, "name=dead"])).close()
+    assert main(["train", "--resume", str(tmp_path / "dead")]) == 0
+    assert main(["train", *settings, "name=whole"]) == 0
+    assert_identical(tmp_path / "whole", tmp_path / "dead")
+
+
+def test_seeds_decide_the_result(tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert main(["train", *PPO, "budget.updates=2", f"out={tmp_path}", f"name={name}", f"seed={seed}"]) == 0
+    assert_identical(tmp_path / "a", tmp_path / "b")
+    weights = [load_file(tmp_path / name / "checkpoints/last/model.safetensors") for name in "ac"]
+    assert any(not torch.equal(value, weights[1][key]) for key, value in weights[0].items())
+
+
+def test_finished_runs_and_other_folders_are_not_resumed(base, tmp_path):
+    with pytest.raises(UserError, match="has ended; start another one with init_from="):
+        resume_run(base)
+    with pytest.raises(UserError, match="is not a run"):
+        resume_run(tmp_path)
