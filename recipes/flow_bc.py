@@ -4,7 +4,7 @@ A scripted expert shows the task a few times. A network then learns the velocity
 action chunks (conditional flow matching), and Euler steps along it draw chunks for the robot. Read this file from top
 to bottom first, then `recipes/reinflow.py`, which improves the result by reinforcement learning.
 
-    python -m recipes.flow_bc                       # manipulation/lift, a few minutes on a laptop
+    python -m recipes.flow_bc                       # manipulation/lift, under a minute on a laptop
     python -m recipes.flow_bc --quick               # the same path in seconds, to see that it runs
     python -m recipes.flow_bc --task toy/point_mass --demos 20
 
@@ -41,7 +41,7 @@ class Config:
     """Everything you may want to change; each field is a command-line option."""
 
     task: str = "manipulation/lift"  # `robopolicy list` shows all
-    demos: int = 50  # successful demonstrations
+    demos: int = 10  # successful demonstrations; few, so that `reinflow.py` has something to improve
     horizon: int = 8  # H, actions per chunk
     execute: int = 8  # Ta, actions played before the policy looks again
     flow_steps: int = 4  # K, Euler steps from noise to chunk

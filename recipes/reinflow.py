@@ -4,7 +4,7 @@ A flow policy draws its chunk by K Euler steps from noise, which leaves no proba
 ReinFlow adds a little learned Gaussian noise to every step. The chain of K steps then has an exact log-probability, and
 PPO raises that of chains that did better than expected. Afterwards the noise is thrown away: the robot gets the flow.
 
-    python -m recipes.reinflow                      # starts from recipes/flow_bc.py, which it runs where needed
+    python -m recipes.reinflow                      # a few minutes; runs recipes/flow_bc.py first where needed
     python -m recipes.reinflow --quick              # the same path in seconds, to see that it runs
     python -m recipes.reinflow --flow runs/flow_bc/flow.safetensors --iterations 100
 
@@ -48,7 +48,7 @@ class Config:
     batch_size: int = 320  # chunks per minibatch
     clip: float = 0.01  # PPO clip; small, because log-probabilities are averages per action dimension
     target_kl: float = 0.01  # stop the epochs beyond this divergence
-    actor_lr: float = 1e-4  # learning rate of flow and noise network
+    actor_lr: float = 3e-4  # learning rate of flow and noise network
     critic_lr: float = 1e-3  # learning rate of the value function
     critic_warmup: int = 2  # iterations that train the value function alone
     noise_low: float = 0.05  # smallest noise per step, in normalised action units

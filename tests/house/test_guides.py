@@ -5,9 +5,11 @@ import shlex
 from pathlib import Path
 
 import pytest
-from source_tree import ROOT, project_files, read
+from source_tree import ROOT, project_files, python_files, read
 
 from robopolicy.cli.main import parse
+from robopolicy.errors import UserError
+from robopolicy.training.compose import compose_config
 
 PAGES = [path for path in project_files() if path.suffix == ".md" and path.parts[0] != "benchmarks"]
 PAGES = [path for path in PAGES if path.name != "methods.md"]
@@ -17,6 +19,7 @@ COMMANDS = [
     for block in re.findall(r"```(?:bash|sh|console)\n(.*?)```", read(page), re.S)
     for line in block.splitlines()
 ]
+EXAMPLE = re.compile(r"^  robopolicy (.+)$", re.M)  # in the `examples:` of a verb
 
 
 def commands(start: str) -> list[tuple[Path, list[str]]]:
@@ -32,15 +35,17 @@ def test_python_blocks_run(page):
         exec(compile(block, str(page), "exec"), scope)
 
 
-def test_command_lines_parse():
-    assert commands("robopolicy ")
-    for page, words in commands("robopolicy "):
-        arguments = parse(words)
-        for setting in getattr(arguments, "settings", ()):
-            group, _, name = setting.partition("=")
-            folder = ROOT / "configs" / group
-            if folder.is_dir() and any(folder.glob("*.yaml")):
-                assert (folder / f"{name}.yaml").is_file(), f"{page}: no preset {setting}"
+def test_command_lines_are_valid():
+    examples = [(path, line) for path in python_files("robopolicy") for line in EXAMPLE.findall(read(path))]
+    documented = commands("robopolicy ") + [(path, shlex.split(line)) for path, line in examples]
+    assert documented
+    for page, words in documented:
+        try:
+            arguments = parse(words)
+            if words[0] == "train" and not arguments.resume:
+                compose_config(arguments.settings)
+        except UserError as error:
+            pytest.fail(f"{page}: robopolicy {shlex.join(words)}: {error}")
 
 
 def test_make_targets_exist():
