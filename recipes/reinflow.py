@@ -238,6 +238,7 @@ def main(argv: Sequence[str] | None = None) -> tuple[Interval, Interval]:
     if not path.is_file():
         flow_bc.main(["--task", config.task, "--out", str(path.parent), *(["--quick"] if config.quick else [])])
     flow, base = flow_bc.load(path)
+    torch.set_num_threads(1)  # fastest for networks this small
     torch.manual_seed(config.seed)
     sim = make_sim(base.task, SimOptions(num_envs=config.num_envs))
     before = evaluate(flow, sim, base.execute, config.eval_episodes)
