@@ -201,12 +201,20 @@ def sign_test(wins: int, losses: int) -> float:
     return min(1.0, 2 * tail / 2**n)
 
 
-def sample_warning(n: int, minimum: int = MINIMUM_EPISODES) -> str | None:
-    """Return a sentence that says how little `n` episodes tell, or None where they suffice."""
+def sample_warning(n: int, *, rate: bool = True, minimum: int = MINIMUM_EPISODES) -> str | None:
+    """Return a sentence that says how little `n` episodes tell, or None where they suffice.
+
+    Args:
+        n: Number of episodes.
+        rate: The episodes give a success rate, whose uncertainty is then stated.
+        minimum: Number of episodes that is enough.
+    """
     if n >= minimum:
         return None
-    half, enough = (100 * (wilson(k // 2, k).high - 0.5) for k in (n + n % 2, minimum))
     episodes = "1 episode" if n == 1 else f"{n} episodes"
+    if not rate:
+        return f"Only {episodes}: the interval of the return is rough; use at least {minimum}."
+    half, enough = (100 * (wilson(k // 2, k).high - 0.5) for k in (n + n % 2, minimum))
     return (
         f"Only {episodes}: a success rate near 50 % is uncertain by ±{half:.0f} points; "
         f"use at least {minimum} (±{enough:.0f})."

@@ -70,7 +70,7 @@ class EvalResult:
 
     def warnings(self) -> list[str]:
         """Sentences that a reader of the numbers must know."""
-        few = sample_warning(self.n)
+        few = sample_warning(self.n, rate=self.success is not None)
         unseeded = "The backend of this task cannot repeat an episode from its seed; results vary from run to run."
         return [text for text in (few, None if self.seeded else unseeded) if text]
 

@@ -139,3 +139,4 @@ def test_paired_interval_of_successes_is_not_empty_when_every_pair_agrees():
 def test_few_episodes_give_a_warning_with_the_uncertainty():
     assert sample_warning(100) is None
     assert sample_warning(20).startswith("Only 20 episodes: a success rate near 50 % is uncertain by ±20 points")
+    assert sample_warning(1, rate=False) == "Only 1 episode: the interval of the return is rough; use at least 100."
