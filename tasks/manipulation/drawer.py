@@ -12,6 +12,7 @@ from tasks.manipulation.objects import distance, nearness
 from tasks.manipulation.panda_task import Arm, PandaTask
 
 HANDLE: Array = np.array([-0.148, 0.0, 0.06])  # [m] centre of the handle in the cabinet's frame, drawer closed
+HANDLE_WIDTH = 0.016  # [m] between the finger pads
 CABINET_LOW: Array = np.array([0.62, -0.12, -0.30])  # x [m], y [m], yaw [rad] where the cabinet starts
 CABINET_HIGH: Array = np.array([0.68, 0.12, 0.30])
 START_OPENING = 0.02  # [m] largest opening at the start

@@ -19,7 +19,7 @@ from robopolicy.errors import UserError
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.mujoco.backend import MujocoSim
 from robopolicy.sim.mujoco.task import Array, BatchState
-from tasks.manipulation.drawer import Drawer
+from tasks.manipulation.drawer import HANDLE_WIDTH, Drawer
 from tasks.manipulation.lift import CUBE_HALF, CubeTask
 from tasks.manipulation.objects import distance, yaw_of
 from tasks.manipulation.panda_task import POSITION_STEP, YAW_STEP, Arm, PandaTask, commanded
@@ -123,9 +123,9 @@ class DrawerExpert(PandaExpert):
         handle, yaw = task.handle(state), task.cabinet_yaw(state)
         turn = yaw - commanded(state)["yaw"]
         goal = handle.copy()
-        goal[:, 2] = funnel(handle, turn, arm, style) + 0.5 * (style.offset[:, 0] - 0.004)
+        goal[:, 2] = funnel(handle, turn, arm, style)
         gripper = grasping(handle, arm)
-        pulling = (gripper == CLOSE) & (arm.width < 0.022)
+        pulling = (gripper == CLOSE) & (arm.width < HANDLE_WIDTH + 0.006)
         pull = handle - 0.1 * np.stack([np.cos(yaw), np.sin(yaw), np.zeros_like(yaw)], axis=1)
         pull[:, 2] = arm.tool.position[:, 2]
         return steer(np.where(pulling[:, None], pull, goal), turn, gripper, state, style)
@@ -149,10 +149,10 @@ def funnel(target: Array, turn: Array, arm: Arm, style: Style) -> Array:
     return target[:, 2] + style.hover * np.clip((off - 0.012) / 0.03, 0.0, 1.0)
 
 
-def grasping(cube: Array, arm: Arm) -> Array:
-    """Gripper command `(N,)`: close when the cube is between the fingers."""
-    offset = np.abs(cube - arm.tool.position)
-    return np.where((offset[:, :2].max(axis=1) < 0.015) & (offset[:, 2] < CUBE_HALF * 0.6), CLOSE, OPEN)
+def grasping(target: Array, arm: Arm) -> Array:
+    """Gripper command `(N,)`: close when `target` is between the finger pads."""
+    offset = np.abs(target - arm.tool.position)
+    return np.where((offset[:, :2].max(axis=1) < 0.015) & (offset[:, 2] < 0.012), CLOSE, OPEN)
 
 
 def steer(goal: Array, turn: Array, gripper: Array, state: BatchState, style: Style) -> Array:

@@ -25,7 +25,6 @@ MAX_LEAD = 0.04  # [m] the commanded position may run ahead of the tool along ea
 WORKSPACE_LOW: Array = np.array([0.30, -0.35, 0.012])  # [m] of the tool; fingertips stay 2 mm above the table
 WORKSPACE_HIGH: Array = np.array([0.70, 0.35, 0.35])  # [m]
 YAW_LIMIT = 1.3  # [rad] either way, within reach of the last joint
-CONTROL_DT = 0.05  # [s], 20 Hz
 
 ARM_NAMES = (
     *(f"panda_joint{i} [rad]" for i in range(1, 8)),
@@ -67,7 +66,7 @@ class PandaTask(MujocoTask):
     posture: ClassVar[Array] = np.array([0.0, -0.13, 0.0, -2.526, 0.0, 2.396, np.pi / 4])  # [rad] tool at 0.45, 0, 0.22
     hold_steps: ClassVar[int] = 3  # consecutive control steps for which `achieved` must hold
 
-    frame_skip = 10
+    frame_skip = 10  # at 5 ms, so 20 Hz
     max_episode_steps = 60
     action_low: Array = -np.ones(5)
     action_high: Array = np.ones(5)
@@ -76,10 +75,10 @@ class PandaTask(MujocoTask):
 
     def __init__(self, reward: Literal["sparse", "shaped"] = "sparse") -> None:
         self.model = build_model(self.scene)
-        self.model.opt.timestep = CONTROL_DT / self.frame_skip
         self.shaped = reward == "shaped"
         names = (*ARM_NAMES, *self.scene_names)
         self.observation = {"state": TensorSpec((len(names),), names=names)}
+        self._joint_step = kinematics.JOINT_VELOCITY * self.frame_skip * self.model.opt.timestep  # [rad]
         self._arm_qpos = self.qpos_index(*ARM_JOINTS)
         self._arm_qvel = np.array([self.model.joint(name).dofadr[0] for name in ARM_JOINTS])
         self._finger_qpos = self.qpos_index(*FINGER_JOINTS)
@@ -134,8 +133,7 @@ class PandaTask(MujocoTask):
         position = arm.tool.position + np.clip(position - arm.tool.position, -MAX_LEAD, MAX_LEAD)
         yaw = np.clip(memory["yaw"] + YAW_STEP * action[:, 3], -YAW_LIMIT, YAW_LIMIT)
         joints = kinematics.inverse(memory["joints"], Pose(position, kinematics.downward(yaw)), self.posture)
-        reach = CONTROL_DT * kinematics.JOINT_VELOCITY
-        joints = np.clip(joints, memory["joints"] - reach, memory["joints"] + reach)
+        joints = np.clip(joints, memory["joints"] - self._joint_step, memory["joints"] + self._joint_step)
         memory["position"], memory["yaw"], memory["joints"] = position, yaw, joints
         control = np.zeros((len(state), self.model.nu))
         control[:, self._arm_actuators] = joints

@@ -11,7 +11,6 @@ from robopolicy.sim.mujoco.backend import MujocoSim
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 from tasks.manipulation import kinematics
 from tasks.manipulation.lift import Lift
-from tasks.manipulation.panda_task import CONTROL_DT
 from tasks.manipulation.scene import ASSETS
 
 TASKS = ("manipulation/lift", "manipulation/pick_place", "manipulation/drawer")
@@ -129,7 +128,7 @@ def test_joint_targets_respect_position_and_velocity_limits():
         before = np.array(sim.state().memory["joints"], dtype=np.float64)
         sim.step(torch.rand(8, 5, generator=generator).round() * 2 - 1)
         after = np.array(sim.state().memory["joints"], dtype=np.float64)
-        assert (np.abs(after - before) <= kinematics.JOINT_VELOCITY * CONTROL_DT + 1e-9).all()
+        assert (np.abs(after - before) <= kinematics.JOINT_VELOCITY * sim.spec.control_dt + 1e-9).all()
         assert ((after >= kinematics.JOINT_LOW) & (after <= kinematics.JOINT_HIGH)).all()
 
 
