@@ -75,7 +75,7 @@ class ObservationEncoder(nn.Module):
 
     def vectors(self, obs: Mapping[str, Tensor]) -> Tensor:
         """Concatenate the vector keys in raw units: `(B, To, D)`."""
-        parts = [obs[key].reshape(*obs[key].shape[:2], -1) for key in self.layout.vectors]
+        parts = [obs[key].reshape(*obs[key].shape[:2], self.sizes[key]) for key in self.layout.vectors]
         return parts[0].float() if len(parts) == 1 else torch.cat(parts, -1).float()
 
     def fit_normalizer(self, statistics: Statistics) -> None:

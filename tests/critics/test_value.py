@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from robopolicy.critics.value import ValueConfig, ValueNet
+from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import PolicySpec
 
 SPEC = PolicySpec({"state": (3,), "goal": (2,)}, action_dim=2, obs_horizon=2)
@@ -20,6 +21,13 @@ def observations(rows: int) -> dict[str, torch.Tensor]:
 )
 def test_one_value_per_row(config: ValueConfig) -> None:
     assert ValueNet(config, SPEC)(observations(7)).shape == (7,)
+
+
+def test_no_rows_give_no_values() -> None:
+    assert ValueNet(ValueConfig(), SPEC)(observations(0)).shape == (0,)  # a rollout without truncated episodes
+    pixels = PolicySpec({"image.front": (3, 32, 32)}, action_dim=2)
+    critic = ValueNet(ValueConfig(vision=VisionConfig(widths=(16,), keypoints=2)), pixels)
+    assert critic({"image.front": torch.zeros(0, 1, 3, 32, 32, dtype=torch.uint8)}).shape == (0,)
 
 
 def test_running_statistics_come_from_the_newest_observation_only() -> None:
