@@ -61,7 +61,9 @@ def complete(config: TrainConfig) -> TrainConfig:
     """
     algorithm, _ = section("algorithm", config.algorithm)
     if (config.budget.updates > 0) == (config.budget.env_steps > 0):
-        raise UserError("Set exactly one of budget.updates and budget.env_steps, e.g. budget.updates=5000.")
+        raise UserError(
+            "Set exactly one of budget.updates and budget.env_steps, and leave the other 0, e.g. budget.updates=5000."
+        )
     task = config.task.name
     if config.init_from:
         manifest = read_manifest(Path(config.init_from))
@@ -129,6 +131,7 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
         algorithm_config = replace(algorithm_config, seed=algorithm_config.seed + config.seed)
     with torch.device(device):
         algorithm = ALGORITHMS[name][1](algorithm_config, policy, total_updates=updates)  # type: ignore[call-arg]
+    _check_verb(algorithm.policy, name, algorithm.experience)
     source: Source
     if episodes is not None:
         sampler = ChunkSampler(
@@ -187,8 +190,24 @@ def _new_policy(config: TrainConfig, episodes: Episodes | None, sim: SimSpec | N
     if episodes is not None:
         policy.fit_normalizer(dataset_statistics(episodes))
     elif sim is not None:
-        policy.fit_normalizer(_bounds(sim))
+        try:
+            policy.fit_normalizer(_bounds(sim))
+        except UserError as error:
+            raise UserError(
+                f"Policy '{name}' normalises by statistics of a dataset: imitate first (algorithm=bc) and pass "
+                "init_from=CHECKPOINT, or choose another policy, e.g. policy=gaussian."
+            ) from error
     return policy
+
+
+def _check_verb(policy: Policy, algorithm: str, experience: str) -> None:
+    """Refuse an algorithm whose policy lacks the verb that its kind of experience needs."""
+    verb = {"dataset": "imitation_loss", "rollout": "decisions"}[experience]
+    if getattr(type(policy), verb) is getattr(Policy, verb):
+        raise UserError(
+            f"Algorithm '{algorithm}' needs a policy with {verb}, which '{policy.name}' lacks; "
+            "choose another algorithm or policy."
+        )
 
 
 def _bounds(sim: SimSpec) -> Mapping[str, Mapping[str, Any]]:

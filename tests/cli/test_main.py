@@ -1,0 +1,96 @@
+"""The command line as a whole: help, suggestions, exit codes, never a traceback for bad input."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from robopolicy import __version__
+from robopolicy.cli import doctor
+from robopolicy.cli.main import VERBS, main
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "robopolicy.cli.main", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_help_lists_every_verb_and_starts_without_torch():
+    imports = "import sys; from robopolicy.cli.main import main"
+    code = f"{imports}\ntry: main(['--help'])\nfinally: assert 'torch' not in sys.modules"
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert time.perf_counter() - start < 3.0  # 0.1 s on an idle machine; importing torch alone takes seconds
+    for verb in VERBS:
+        assert f"\n    {verb} " in done.stdout
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_every_verb_shows_examples(verb, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([verb, "--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert "examples:" in text
+    assert f"robopolicy {verb}" in text.split("examples:")[1]
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"robopolicy {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        ([], "the following arguments are required: VERB"),
+        (["trian"], "Unknown verb 'trian'. Did you mean 'train'?"),
+        (["--verison"], "--help"),
+        (["verify"], "the following arguments are required: checkpoint"),
+        (["verify", "x", "--jsno"], "Unknown argument '--jsno'. Did you mean '--json'?"),
+        (["train", "--resum", "x"], "Unknown argument '--resum'. Did you mean '--resume'?"),
+        (["doctor", "extra"], "Unknown argument 'extra'."),
+        (["eval", "x", "--episodes", "many"], "invalid int value: 'many'"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_code_2(args, message, capsys):
+    assert main(args) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("robopolicy: error: ")
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+@pytest.mark.parametrize(
+    "error, code, message",
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (OSError(28, "No space left on device", "data/x"), 2, "data/x: No space left on device."),
+        (PermissionError(13, "Permission denied", "runs"), 2, "runs: Permission denied."),
+    ],
+)
+def test_errors_of_the_system_are_one_line(error, code, message, monkeypatch, capsys):
+    def fail(args):
+        raise error
+
+    monkeypatch.setattr(doctor, "run", fail)
+    assert main(["doctor"]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_programming_errors_are_not_hidden(monkeypatch):
+    monkeypatch.setattr(doctor, "run", lambda args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["doctor"])
+
+
+def test_a_closed_pipe_is_quiet():
+    command = f"{sys.executable} -m robopolicy.cli.main train --show | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    assert done.stdout.count("\n") == 1

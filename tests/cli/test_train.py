@@ -1,0 +1,160 @@
+"""`robopolicy train`: what a run leaves behind, and bad input in one line."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from robopolicy.cli.main import main
+from robopolicy.data.episodes import Episode, Episodes
+from robopolicy.data.lerobot import write_lerobot
+from robopolicy.training.loggers import read_jsonl
+
+PPO = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gaussian", "sim.num_envs=4"]
+QUICK = ["algorithm.decisions=8", "evaluation.episodes=10"]
+BC = ["task=point_mass", "budget.updates=2", "evaluation.episodes=0"]
+
+
+@pytest.fixture(autouse=True)
+def torch_settings():
+    """Runs fix the number of threads and switch determinism on; other tests must not notice."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+
+
+def dataset(
+    path: Path, *, state: int = 6, action: int = 2, dt: float = 0.1, key: str = "state", task: str = ""
+) -> Path:
+    """Random demonstrations with given shapes."""
+    rng = np.random.default_rng(0)
+    arrays = {key: rng.normal(size=(12, state)), "action": rng.uniform(-1, 1, (12, action))}
+    arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
+    write_lerobot(Episodes.from_list([Episode(arrays, task=task or "toy/point_mass")], dt), path)
+    return path
+
+
+def refused(capsys, *settings: str) -> str:
+    """The one line that refuses these settings."""
+    assert main(["train", *settings]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("robopolicy: error: ")
+    assert captured.err.count("\n") == 1, captured.err
+    return captured.err
+
+
+def test_a_run_leaves_everything_behind(tmp_path, capsys):
+    settings = [*PPO, *QUICK, "budget.env_steps=512", f"out={tmp_path}", "name=run", "seed=3"]
+    assert main(["train", *settings]) == 0
+    run = tmp_path / "run"
+    assert "report.json" in capsys.readouterr().out
+    report = json.loads((run / "report.json").read_text())
+    assert report["final"].keys() >= {"n", "success", "low", "high"}
+    assert report["total_updates"] == 4  # 512 / (8 decisions x 4 environments x 4 actions)
+    assert report["env_steps"] <= 512
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert (config["seed"], config["task"]["name"], config["policy"]["name"]) == (3, "toy/point_mass", "gaussian")
+    rows = read_jsonl(run / "metrics.jsonl")
+    assert {"actor/approx_kl", "train/env_steps", "eval/success"} <= {key for row in rows for key in row}
+    assert (run / "metrics.csv").exists()
+    assert main(["verify", str(run / "checkpoints" / "best")]) == 0
+
+
+def test_imitation_learns_from_a_dataset_without_a_simulator(tmp_path):
+    data = dataset(tmp_path / "data")
+    settings = [setting for setting in BC if not setting.startswith("task")]
+    assert main(["train", *settings, f"dataset={data}", f"out={tmp_path}"]) == 0
+    report = json.loads((tmp_path / "point_mass_flow_bc_seed0" / "report.json").read_text())
+    assert (report["task"], report["final"]) == ("toy/point_mass", None)
+
+
+def test_fine_tuning_takes_policy_task_and_chunk_from_the_checkpoint(tmp_path):
+    data = dataset(tmp_path / "data")
+    base = [*BC, f"dataset={data}", f"out={tmp_path}", "name=base", "chunk.horizon=6", "chunk.execute=3"]
+    assert main(["train", *base, "policy.steps=2"]) == 0
+    start = f"init_from={tmp_path}/base/checkpoints/last"
+    settings = ["algorithm=reinflow", "budget.updates=1", "sim.num_envs=2", *QUICK, f"out={tmp_path}", "name=tuned"]
+    assert main(["train", start, *settings]) == 0
+    config = yaml.safe_load((tmp_path / "tuned" / "config.yaml").read_text())
+    assert config["task"]["name"] == "toy/point_mass"
+    assert config["chunk"] == {"horizon": 6, "execute": 3, "obs_horizon": 1}
+    assert config["policy"]["steps"] == 2
+    assert json.loads((tmp_path / "tuned" / "report.json").read_text())["base"]["n"] == 10
+
+
+def test_show_prints_a_configuration_that_can_be_read(capsys):
+    assert main(["train", "--show", *PPO, "seed=5"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["seed"] == 5
+
+
+def test_runs_do_not_overwrite_each_other(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    line = refused(capsys, *PPO, "budget.updates=1", f"out={tmp_path}", "name=run")
+    assert "exists; resume it with --resume" in line
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (["budget.updates=1"], "pass dataset=FOLDER"),
+        (["budget.updates=1", "dataset=no/such/folder"], "no/such/folder"),
+        ([*PPO], "Set exactly one of budget.updates and budget.env_steps"),
+        ([*PPO, "budget.updates=1", "budget.env_steps=1"], "Set exactly one"),
+        (["dataset=x", "budget.env_steps=10"], "set budget.updates instead"),
+        (["algorithm=ppo", "policy=gaussian", "budget.updates=1"], "pass e.g. task=lift"),
+        ([*PPO, "budget.updates=1", "sim.num_envs=-3"], "sim.num_envs must be at least 1, got -3"),
+        ([*PPO, "budget.updates=1", "sim.backend=mujco"], "Unknown backend"),
+        ([*PPO, "budget.updates=1", "device=cuda:77"], "Device 'cuda:77' cannot be used"),
+        ([*PPO, "budget.updates=1", "device=tpu9"], "Device 'tpu9' cannot be used"),
+        ([*PPO, "budget.updates=1", "init_from=no/such"], "no/such does not exist"),
+        (["--resume", "no/such/run"], "is not a run"),
+        (["--resume", "x", "seed=1"], "keeps its settings"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(capsys, *settings)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"state": 5}, "'state' of dataset .* has shape"),
+        ({"action": 3}, "'action' of dataset .* has shape"),
+        ({"key": "other"}, "lacks 'state'"),
+        ({"dt": 0.5}, "was recorded every 0.5 s"),
+    ],
+)
+def test_datasets_that_do_not_fit_the_task_are_refused(change, message, tmp_path, capsys):
+    data = dataset(tmp_path / "data", **change)
+    settings = ["task=point_mass", "budget.updates=1", f"dataset={data}", f"out={tmp_path}/runs"]
+    assert re.search(message, refused(capsys, *settings))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_datasets_of_unknown_tasks_need_the_task_named(tmp_path, capsys):
+    data = dataset(tmp_path / "data", task="fold the towel")
+    assert "Unknown task 'fold the towel'" in refused(capsys, "budget.updates=1", f"dataset={data}")
+
+
+def test_an_unwritable_folder_is_refused(tmp_path, capsys):
+    (tmp_path / "file").write_text("x")
+    line = refused(capsys, *PPO, "budget.updates=1", f"out={tmp_path}/file/runs")
+    assert "file/runs" in line
+
+
+def test_policies_and_algorithms_that_do_not_fit_are_refused(tmp_path, capsys):
+    ppo = ["algorithm=ppo", "budget.updates=1", f"out={tmp_path}"]
+    assert "imitate first (algorithm=bc)" in refused(capsys, "task=point_mass", "policy=flow", *ppo)
+    data = dataset(tmp_path / "data")
+    assert main(["train", *BC, f"dataset={data}", f"out={tmp_path}", "name=base"]) == 0
+    capsys.readouterr()
+    start = f"init_from={tmp_path}/base/checkpoints/last"
+    assert "needs a policy with decisions, which 'flow' lacks" in refused(capsys, start, *ppo)
