@@ -16,11 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from PIL import Image
 
 from robopolicy.data.episodes import Array, Episodes
 from robopolicy.data.lerobot import layout
 from robopolicy.data.lerobot.images import decode_image, decode_video
 from robopolicy.errors import UserError
+
+_LIBRARY_ERRORS = (pa.ArrowException, av.FFmpegError, Image.DecompressionBombError)
 
 
 @dataclass(frozen=True)
@@ -45,29 +48,30 @@ def read_lerobot(path: str | Path, *, episodes: Sequence[int] | None = None, ima
     root = Path(path)
     if not (root / layout.INFO).is_file():
         raise UserError(f"No LeRobot dataset at {root}: {layout.INFO} is missing; collect one or check the path.")
-    source = _Source(root)
+    with _reading(root):
+        return _read(_Source(root), episodes, images)
+
+
+def _read(source: _Source, episodes: Sequence[int] | None, images: bool) -> Episodes:
     rows = source.rows(episodes)
     features = source.features
-    cameras = [name for name, feature in features.items() if feature["dtype"] in ("image", "video")]
+    cameras = [name for name, feature in features.items() if images and feature["dtype"] in ("image", "video")]
     vectors = [name for name, feature in features.items() if _is_vector(name, feature)]
-    embedded = [name for name in cameras if images and features[name]["dtype"] == "image"]
+    embedded = [name for name in cameras if features[name]["dtype"] == "image"]
     table = source.frames(rows, vectors + embedded)
     lengths = np.array([row.length for row in rows], np.int64)
     ends = np.cumsum(lengths)
+    columns = {name: _numbers(table[name], features[name]["shape"]) for name in vectors}
     arrays: dict[str, Array] = {}
-    with _reading(root / "data"):
-        columns = {name: _numbers(table[name], features[name]["shape"]) for name in vectors}
-        for name in vectors:
-            key = layout.key_of(name, camera=False)
-            if key is not None:
-                arrays[key] = columns[name].reshape(len(table), -1) if _is_matrix(name) else columns[name].reshape(-1)
-        if layout.DONE in columns:
-            arrays["terminated"] = _terminated(columns, ends)
-        for name in embedded:
-            arrays[str(layout.key_of(name, camera=True))] = _embedded_images(table[name])
+    for name, values in columns.items():
+        key = layout.key_of(name, camera=False)
+        if key is not None:
+            arrays[key] = values.reshape(len(table), -1) if _is_matrix(name) else values.reshape(-1)
+    if layout.DONE in columns:
+        arrays["terminated"] = _terminated(columns, ends)
     for name in cameras:
-        if images and features[name]["dtype"] == "video":
-            arrays[str(layout.key_of(name, camera=True))] = _video_images(rows, name, source.rate)
+        pictures = _embedded_images(table[name]) if name in embedded else _video_images(rows, name, source.rate)
+        arrays[str(layout.key_of(name, camera=True))] = pictures
     first = _numbers(table["task_index"], [1]).reshape(-1)[ends - lengths]
     tasks = source.tasks()
     return Episodes(
@@ -266,6 +270,6 @@ def _reading(path: Path) -> Iterator[None]:
         raise
     except KeyError as error:
         raise UserError(f"Cannot read {path}: entry {error} is missing; copy or collect the dataset again.") from error
-    except (OSError, ValueError, TypeError, AttributeError, pa.ArrowException, av.FFmpegError) as error:
+    except (OSError, ValueError, TypeError, LookupError, OverflowError, AttributeError, *_LIBRARY_ERRORS) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"Cannot read {path}: {reason}; copy or collect the dataset again.") from error
