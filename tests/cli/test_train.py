@@ -55,7 +55,7 @@ def test_a_run_leaves_everything_behind(tmp_path, capsys):
     assert "report.json" in capsys.readouterr().out
     report = json.loads((run / "report.json").read_text())
     assert report["final"].keys() >= {"n", "success", "low", "high"}
-    assert report["total_updates"] == 4  # 512 / (8 decisions x 4 environments x 4 actions)
+    assert report["total_updates"] == 8  # 512 / (8 decisions x 4 environments x 2 actions)
     assert report["env_steps"] <= 512
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert (config["seed"], config["task"]["name"], config["policy"]["name"]) == (3, "toy/point_mass", "gaussian")

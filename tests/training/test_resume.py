@@ -23,6 +23,10 @@ BC = [*COMMON, "policy.hidden=[32]", "algorithm.batch_size=64"]
 REINFLOW = [*COMMON, "algorithm=reinflow", "sim.num_envs=8", "algorithm.decisions=10", "algorithm.epochs=1"]
 PPO = [*COMMON, "algorithm=ppo", "policy=gaussian", "task.reward=shaped", "sim.num_envs=4", "algorithm.decisions=16"]
 
+MUJOCO = ["algorithm=ppo", "policy=gaussian", "sim.num_envs=4", "algorithm.decisions=16", "evaluation.episodes=0"]
+CHEETAH = [*MUJOCO, "task=half_cheetah", "checkpoint_every=3", "logging.every=1"]
+LIFT = [*MUJOCO, "task=lift", "sim.backend=mujoco-exact", "checkpoint_every=3", "logging.every=1"]
+
 
 def tensors(run: Path) -> dict[str, torch.Tensor]:
     """Weights, optimiser, normaliser, simulator and random states at the end of a run."""
@@ -79,8 +83,9 @@ def test_killed_fine_tuning_resumes_bit_identically(base, tmp_path):
     assert report["env_steps"] == json.loads((tmp_path / "whole" / "report.json").read_text())["env_steps"]
 
 
-def test_interrupt_saves_a_resume_point_and_ends_with_130(tmp_path, monkeypatch, capsys):
-    settings = [*PPO, "budget.updates=8", f"out={tmp_path}"]
+@pytest.mark.parametrize("task", [PPO, CHEETAH, LIFT], ids=["point_mass", "half_cheetah", "lift"])
+def test_interrupt_saves_a_resume_point_and_ends_with_130(task, tmp_path, monkeypatch, capsys):
+    settings = [*task, "budget.updates=8", f"out={tmp_path}"]
     assert main(["train", *settings, "name=whole"]) == 0
     log = JsonlLogger.log
 
