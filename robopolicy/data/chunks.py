@@ -133,4 +133,4 @@ def _tensor(array: np.ndarray) -> Tensor:
     """Share memory where possible; floats become float32."""
     if np.issubdtype(array.dtype, np.floating):
         array = array.astype(np.float32, copy=False)
-    return torch.from_numpy(np.ascontiguousarray(array))
+    return torch.from_numpy(np.require(array, requirements=("C", "W")))

@@ -84,3 +84,11 @@ def test_weights_follow_their_frames() -> None:
 def test_sizes_below_one_are_refused() -> None:
     with pytest.raises(UserError, match="at least 1"):
         ChunkSampler(counting_episodes(), horizon=0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_read_only_arrays_are_taken() -> None:
+    data = counting_episodes((3,))
+    for array in data.arrays.values():
+        array.flags.writeable = False
+    assert next(ChunkSampler(data, horizon=1, batch_size=2)).chunk.shape == (2, 1, 1)
