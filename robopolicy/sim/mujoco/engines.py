@@ -1,7 +1,7 @@
 """Physics engines: who owns the states of N environments and how they are stepped.
 
-`RolloutEngine` plays all environments in one call into MuJoCo's own thread pool. It knows only states and sensors, and
-the constraint solver starts every control step from a zero warm start, so a state alone decides the future.
+`RolloutEngine` plays all environments through `mujoco.rollout`. It knows only states and sensors, and the constraint
+solver starts every control step from a zero warm start, so a state alone decides the future.
 `ThreadsEngine` keeps one `MjData` per environment and equals a plain `mj_step` loop (and gymnasium) bit for bit;
 contacts, forces, mocap bodies and equality constraints can be read and written.
 """
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise
+from copy import copy
 
 import mujoco
 import numpy as np
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from robopolicy.sim.host import core_count
 from robopolicy.sim.mujoco.task import Array
+from robopolicy.sim.mujoco.team import Team
 
 Rows = NDArray[np.intp] | None
 """Environments to work on, ascending; None means all of them."""
@@ -82,15 +82,16 @@ class Engine(ABC):
 
 
 class RolloutEngine(Engine):
-    """All environments in one call of `mujoco.rollout`, with buffers allocated once."""
+    """All environments through `mujoco.rollout`, with buffers allocated once and one `MjData` per thread."""
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, frame_skip: int, threads: int = 0) -> None:
         super().__init__(model, num_envs, frame_skip)
-        count = 0 if num_envs < _SERIAL_BELOW else min(threads or core_count(), num_envs)
-        self._pool = rollout.Rollout(nthread=count)
-        self._workers = [mujoco.MjData(model) for _ in range(max(count, 1))]
+        self._team = Team(_team_size(num_envs, threads))
+        # MuJoCo's own pool would let the calling thread wait; each member calls its serial rollout instead.
+        self._rollouts = [rollout.Rollout(nthread=0) for _ in range(self._team.size)]
+        self._workers = [[mujoco.MjData(model)] for _ in range(self._team.size)]
+        self._models = [_without_islands(model)] * num_envs
         self._scratch = mujoco.MjData(model)
-        self._models = [model] * num_envs
         self._control: Array = np.zeros((num_envs, frame_skip, model.nu))
         self._states: Array = np.zeros((num_envs, frame_skip, self.states.shape[1]))
         self._sensors: Array = np.zeros((num_envs, frame_skip, model.nsensordata))
@@ -107,18 +108,22 @@ class RolloutEngine(Engine):
     def advance(self, control: Array, rows: Rows) -> tuple[Array, Array]:
         """Step `rows` by one control step under `control` `(K, nu)`."""
         count = len(control)
-        start = self.states if rows is None else self.states[rows]
+        states = self.states if rows is None else self.states[rows]
         self._control[:count] = control[:, None]
-        self._pool.rollout(
-            self._models if rows is None else self._models[:count],
-            self._workers,
-            start,
-            self._control[:count],
-            nstep=self.frame_skip,
-            skip_checks=True,
-            state=self._states[:count],
-            sensordata=self._sensors[:count] if self.model.nsensordata else None,
-        )
+
+        def play(member: int, start: int, stop: int) -> None:
+            self._rollouts[member].rollout(
+                self._models[start:stop],
+                self._workers[member],
+                states[start:stop],
+                self._control[start:stop],
+                nstep=self.frame_skip,
+                skip_checks=True,
+                state=self._states[start:stop],
+                sensordata=self._sensors[start:stop] if self.model.nsensordata else None,
+            )
+
+        self._team.run(play, count)
         return self._states[:count, -1], self._sensors[:count, -1]
 
     def pose(self, row: int, data: mujoco.MjData) -> None:
@@ -128,7 +133,7 @@ class RolloutEngine(Engine):
 
     def close(self) -> None:
         """Stop the threads; safe to call twice."""
-        self._pool.close()
+        self._team.close()
 
 
 class ThreadsEngine(Engine):
@@ -137,9 +142,7 @@ class ThreadsEngine(Engine):
     def __init__(self, model: mujoco.MjModel, num_envs: int, frame_skip: int, threads: int = 0) -> None:
         super().__init__(model, num_envs, frame_skip)
         self.data = self._data = [mujoco.MjData(model) for _ in range(num_envs)]
-        count = 1 if num_envs < _SERIAL_BELOW else min(threads or core_count(), num_envs)
-        self._threads = count
-        self._pool = ThreadPoolExecutor(count - 1, thread_name_prefix="mujoco") if count > 1 else None
+        self._team = Team(_team_size(num_envs, threads))
         self._states = self.states.copy()
         self._sensors = self.sensors.copy()
         # What the derived quantities of an MjData (positions, contacts, forces) were computed from: playing it again
@@ -161,30 +164,24 @@ class ThreadsEngine(Engine):
     def advance(self, control: Array, rows: Rows) -> tuple[Array, Array]:
         """Step `rows` by one control step under `control` `(K, nu)`."""
         index = range(self.num_envs) if rows is None else rows.tolist()
-        count = len(index)
-        bounds = [count * k // self._threads for k in range(self._threads + 1)]
-        others: list[Future[None]] = []
-        if self._pool is not None:
-            slices = pairwise(bounds[1:])
-            others = [self._pool.submit(self._advance_slice, control, index, start, stop) for start, stop in slices]
-        self._advance_slice(control, index, bounds[0], bounds[1])
-        for other in others:
-            other.result()
-        return self._states[:count], self._sensors[:count]
-
-    def _advance_slice(self, control: Array, index: range | list[int], start: int, stop: int) -> None:
         model, skip = self.model, self.frame_skip
-        for k in range(start, stop):
-            row = index[k]
-            data = self._data[row]
-            data.ctrl = control[k]
-            mujoco.mj_getState(model, data, self._origin[row], _INTEGRATION)
-            self._fresh[row] = False
-            mujoco.mj_step(model, data, nstep=skip)
-            # mj_step leaves the contact forces on bodies out unless a sensor asks for them; dynamics do not change.
-            mujoco.mj_rnePostConstraint(model, data)
-            mujoco.mj_getState(model, data, self._states[k], _FULL)
-            self._sensors[k] = data.sensordata
+
+        def play(member: int, start: int, stop: int) -> None:
+            for k in range(start, stop):
+                row = index[k]
+                data = self._data[row]
+                data.ctrl = control[k]
+                mujoco.mj_getState(model, data, self._origin[row], _INTEGRATION)
+                mujoco.mj_step(model, data, nstep=skip)
+                # mj_step leaves contact forces on bodies out unless a sensor asks for them; dynamics do not change.
+                mujoco.mj_rnePostConstraint(model, data)
+                mujoco.mj_getState(model, data, self._states[k], _FULL)
+                if model.nsensordata:
+                    self._sensors[k] = data.sensordata
+
+        self._team.run(play, len(index))
+        self._fresh[slice(None) if rows is None else rows] = False
+        return self._states[: len(index)], self._sensors[: len(index)]
 
     def pose(self, row: int, data: mujoco.MjData) -> None:
         """Copy everything visible of environment `row` into `data` and compute its positions."""
@@ -213,6 +210,17 @@ class ThreadsEngine(Engine):
 
     def close(self) -> None:
         """Stop the threads; safe to call twice."""
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool, self._threads = None, 1
+        self._team.close()
+
+
+def _team_size(num_envs: int, threads: int) -> int:
+    return 1 if num_envs < _SERIAL_BELOW else min(threads or core_count(), num_envs)
+
+
+def _without_islands(model: mujoco.MjModel) -> mujoco.MjModel:
+    """The same physics without the search for islands, which a model with a single kinematic tree cannot have."""
+    if model.ntree > 1:
+        return model
+    model = copy(model)
+    model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_ISLAND)
+    return model
