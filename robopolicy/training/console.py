@@ -9,7 +9,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-HEADLINES = ("rollout/success", "rollout/return", "actor/loss", "actor/approx_kl")  # shown where they exist
+# Metrics worth a place on the terminal, where they exist, and their short names there.
+HEADLINES = {
+    "rollout/success": "success",
+    "rollout/return": "return",
+    "actor/loss": "loss",
+    "actor/approx_kl": "kl",
+}
 
 
 class RunConsole:
@@ -37,7 +43,7 @@ class RunConsole:
 
     def row(self, update: int, row: Mapping[str, float]) -> None:
         """Show the headline numbers of a logged row."""
-        text = "  ".join(f"{key} {row[key]:.4g}" for key in HEADLINES if key in row)
+        text = "  ".join(f"{label} {row[key]:.3g}" for key, label in HEADLINES.items() if key in row)
         if self._progress is not None:
             self._progress.update(self._task, completed=update, row=text)
             return

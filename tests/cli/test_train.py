@@ -5,9 +5,11 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import yaml
+from pyarrow import parquet
 
 from robopolicy.cli.main import main
 from robopolicy.data.episodes import Episode, Episodes
@@ -137,6 +139,16 @@ def test_datasets_that_do_not_fit_the_task_are_refused(change, message, tmp_path
     settings = ["task=point_mass", "budget.updates=1", f"dataset={data}", f"out={tmp_path}/runs"]
     assert re.search(message, refused(capsys, *settings))
     assert not (tmp_path / "runs").exists()
+
+
+def test_datasets_with_non_finite_numbers_are_refused(tmp_path, capsys):
+    file = next((dataset(tmp_path / "data") / "data").rglob("*.parquet"))
+    table = parquet.read_table(file)
+    index = table.schema.get_field_index("action")
+    actions = [[float("nan"), 0.0], *table["action"].to_pylist()[1:]]
+    parquet.write_table(table.set_column(index, "action", pa.array(actions, table["action"].type)), file)
+    line = refused(capsys, "task=point_mass", "budget.updates=1", f"dataset={tmp_path}/data", f"out={tmp_path}/runs")
+    assert "'action' is not finite in episode 0" in line
 
 
 def test_datasets_of_unknown_tasks_need_the_task_named(tmp_path, capsys):

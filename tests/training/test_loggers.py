@@ -72,6 +72,14 @@ def test_missing_packages_name_their_extra(tmp_path, monkeypatch, make, module, 
         make(tmp_path)
 
 
+def test_tensorboard_events_are_written(tmp_path):
+    pytest.importorskip("tensorboard")
+    logger = TensorBoardLogger(tmp_path)
+    logger.log(1, {"loss": 0.5})
+    logger.close()
+    assert [file for file in tmp_path.iterdir() if file.name.startswith("events") and file.stat().st_size]
+
+
 def test_wandb_is_offline_unless_the_user_says_otherwise(tmp_path, monkeypatch):
     calls = []
 
@@ -94,7 +102,7 @@ def test_plain_output_is_one_line_per_row():
     console = RunConsole("run", 10, console=Console(file=text, width=40, soft_wrap=True))
     console.row(5, {"rollout/success": 0.25, "actor/loss": 1.0, "other": 3.0})
     console.close()
-    assert text.getvalue().startswith("run  update 5/10  rollout/success 0.25  actor/loss 1")
+    assert text.getvalue().startswith("run  update 5/10  success 0.25  loss 1  ")
     assert text.getvalue().count("\n") == 1
 
 
@@ -105,4 +113,4 @@ def test_terminals_get_a_progress_bar():
     console.advance(10)
     console.close()
     assert "10/10" in text.getvalue()
-    assert "rollout/success 0.25" in text.getvalue()
+    assert "success 0.25" in text.getvalue()
