@@ -99,7 +99,8 @@ class Episodes:
 
         `episodes.subset(episodes.success)` keeps the successes, `episodes.subset(range(10))` the first ten.
         """
-        indices = np.arange(self.num_episodes)[np.asarray(selection)]
+        chosen = np.asarray(selection)
+        indices = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
         return Episodes.from_list([self.episode(int(index)) for index in indices], self.control_dt)
 
     @classmethod

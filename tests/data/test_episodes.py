@@ -70,6 +70,8 @@ def test_empty_selection_is_refused() -> None:
     data = Episodes.from_list([make_episode(3, success=False)], 0.1)
     with pytest.raises(UserError, match="at least one episode"):
         data.subset(data.success)
+    with pytest.raises(UserError, match="at least one episode"):
+        data.subset([])
 
 
 def test_datasets_with_different_rates_do_not_mix() -> None:
