@@ -23,7 +23,7 @@ class SeedCounter:
     def reset(self, seed: int | Sequence[int]) -> None:
         """Prepare the seeds that the next `take` of all rows returns."""
         count = len(self.current)
-        seeds = [int(seed) + i for i in range(count)] if isinstance(seed, int) else [int(s) for s in seed]
+        seeds = [int(seed) + i for i in range(count)] if isinstance(seed, int | np.integer) else [int(s) for s in seed]
         if len(seeds) != count:
             raise UserError(f"Expected one seed or {count} of them, one per environment, got {len(seeds)}.")
         if min(seeds) < 0:

@@ -198,7 +198,7 @@ class MujocoSim(HostSim):
         """Find rows that MuJoCo reset or gave up on (their clock is off) and put their last good state back."""
         start = self.engine.states if rows is None else self.engine.states[rows]
         on_time = np.abs(states[:, 0] - start[:, 0] - self._dt) < 0.5 * self.task.model.opt.timestep
-        good = on_time & np.isfinite(states).all(1)
+        good = on_time & np.isfinite(states.sum(1))
         if not good.all():
             states[~good] = start[~good]
         return ~good
