@@ -148,21 +148,20 @@ class ReinFlow(Algorithm):
             discount_unit=config.discount_unit,
             reward_scale=self.scale.factor,
         )
-        progress = self.updates / max(1, self.total_updates)
-        self._set_schedules(progress)
+        self._set_lr()
         info, epochs = self._epochs(rows, train_actor=self.updates >= config.critic_warmup)
         self.critic.observe(rows.obs)
         self.updates += 1
+        self.policy.set_progress(self.updates / self.total_updates)  # after the epochs, or first ratios were not 1
         metrics = {name: float(value) for name, value in info.items()}
         variance = rows.value_target.var().clamp_min(1e-12)
         metrics["critic/explained_variance"] = float(1 - (rows.value_target - rows.value).var() / variance)
         return metrics | {"actor/epochs": float(epochs), "actor/lr": self.actor_optimizer.param_groups[0]["lr"]}
 
-    def _set_schedules(self, progress: float) -> None:
+    def _set_lr(self) -> None:
         config = self.config
-        share = 0.5 * (1 + math.cos(math.pi * progress))
+        share = 0.5 * (1 + math.cos(math.pi * self.updates / self.total_updates))
         self.actor_optimizer.param_groups[0]["lr"] = config.lr_final + (config.lr - config.lr_final) * share
-        self.policy.set_progress(progress)
 
     def _epochs(self, rows: Rows, *, train_actor: bool) -> tuple[dict[str, Tensor], int]:
         info: dict[str, Tensor] = {}
