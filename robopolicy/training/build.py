@@ -91,12 +91,14 @@ def _episodes(path: str) -> Episodes:
 
 
 def seed_everything(config: TrainConfig) -> None:
-    """Seed every global generator and make torch deterministic with a fixed number of threads."""
+    """Seed every global generator and fix what else results depend on."""
     random.seed(config.seed)
     np.random.seed(config.seed % 2**32)
     torch.manual_seed(config.seed)
     torch.set_num_threads(config.threads)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    if config.device != "cpu":  # on the CPU a fixed number of threads suffices
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def build(config: TrainConfig, start: Path | None = None) -> Parts:

@@ -77,7 +77,7 @@ class GuardConfig:
     """Guard rails."""
 
     finite: bool = True  # stop at the first NaN or infinity and name it
-    restore_best: bool = True  # on-policy: go back to the best state when success falls below its interval
+    restore_best: bool = True  # when playing: go back to the best weights, optimisers and schedules after a collapse
 
 
 @dataclass(frozen=True)

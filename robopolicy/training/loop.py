@@ -235,11 +235,6 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """The resume point."""
-        try:
-            source = self.source.state_dict()
-        except RuntimeError as error:  # backends that cannot save their state say so
-            self.console.note(str(error))
-            source = None
         return {
             "update": self.update,
             "seconds": self._elapsed(),
@@ -248,7 +243,7 @@ class Trainer:
             "latest": self.latest,
             "restored": self.restored,
             "algorithm": self.algorithm.state_dict(),
-            "source": source,
+            "source": self.source.state_dict(),
             "random": _random_state(),
         }
 
@@ -258,8 +253,8 @@ class Trainer:
         self.best, self.base, self.latest = state["best"], state["base"], state["latest"]
         self.restored = int(state["restored"])
         self.algorithm.load_state_dict(state["algorithm"])
-        if state["source"] is not None:
-            self.source.load_state_dict(state["source"])
+        if not self.source.load_state_dict(state["source"]):
+            self.console.note("This backend cannot save its state: the resumed run plays fresh episodes.")
         _load_random_state(state["random"])
 
     @contextmanager

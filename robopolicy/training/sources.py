@@ -42,8 +42,8 @@ class Source(Protocol):
         """Everything that decides the coming batches."""
         ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Restore `state_dict`; False where the coming batches will nevertheless differ."""
         ...
 
     def close(self) -> None:
@@ -77,9 +77,10 @@ class DatasetSource:
         """Position in the stream."""
         return self.sampler.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Restore `state_dict`."""
         self.sampler.load_state_dict(state)
+        return True
 
     def close(self) -> None:
         """Nothing to free."""
@@ -91,6 +92,7 @@ class RolloutSource:
     def __init__(self, sim: ChunkedSim, device: torch.device, *, decisions: int, seed: int) -> None:
         self.sim = sim
         self.device = device
+        self._seed = seed
         self._first = sim.reset(seed)  # the sampler resets to the same episodes
         self.sampler = RolloutSampler(sim, decisions=decisions, seed=seed)
 
@@ -117,12 +119,21 @@ class RolloutSource:
         return _move(self._first, self.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Simulator, running episodes, exploration noise."""
-        return self.sampler.state_dict()
+        """Simulator, running episodes, exploration noise; only the count of steps where a backend hides its state."""
+        try:
+            return self.sampler.state_dict()
+        except RuntimeError:
+            return {"env_steps": self.env_steps}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
-        self.sampler.load_state_dict(state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Restore `state_dict`, or start fresh episodes with seeds that cannot have been played yet."""
+        if "sim" in state:
+            self.sampler.load_state_dict(state)
+            return True
+        steps = int(state["env_steps"])
+        self.sampler = RolloutSampler(self.sim, decisions=self.sampler.decisions, seed=self._seed + steps)
+        self.sampler.env_steps = steps
+        return False
 
     def close(self) -> None:
         """Stop the simulator."""

@@ -14,9 +14,11 @@ from safetensors.torch import load_file
 
 from robopolicy.cli.main import main
 from robopolicy.errors import UserError
+from robopolicy.sim.contract import VectorSim
 from robopolicy.training.compose import compose_config
 from robopolicy.training.loggers import JsonlLogger, read_jsonl
 from robopolicy.training.loop import resume_run, start_run
+from tasks.toy.point_mass import PointMassSim
 
 COMMON = ["task=point_mass", "evaluation.episodes=10", "evaluation.every=4", "checkpoint_every=3", "logging.every=1"]
 BC = [*COMMON, "policy.hidden=[32]", "algorithm.batch_size=64"]
@@ -113,6 +115,20 @@ def test_a_run_killed_before_its_first_resume_point_starts_again(tmp_path):
     assert main(["train", "--resume", str(tmp_path / "dead")]) == 0
     assert main(["train", *settings, "name=whole"]) == 0
     assert_identical(tmp_path / "whole", tmp_path / "dead")
+
+
+def test_backends_without_saved_state_resume_with_fresh_episodes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(PointMassSim, "state_dict", VectorSim.state_dict)
+    trainer = start_run(compose_config([*PPO, "budget.updates=4", f"out={tmp_path}", "name=run"]))
+    trainer.total = 3
+    monkeypatch.setattr(trainer, "_finish", dict)
+    trainer.train()
+    played, steps = trainer.source.sim.sim.episode_seed.max(), trainer.source.env_steps
+    resumed = resume_run(tmp_path / "run")
+    assert "plays fresh episodes" in capsys.readouterr().out
+    assert resumed.source.env_steps == steps > 0
+    assert resumed.source.sim.sim.episode_seed.min() > played
+    assert resumed.train()["env_steps"] > steps
 
 
 def test_seeds_decide_the_result(tmp_path):
