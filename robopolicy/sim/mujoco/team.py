@@ -15,7 +15,7 @@ from queue import SimpleQueue
 Job = Callable[[int, int, int], None]
 """`job(member, start, stop)` does rows `start` to `stop` with the private memory of `member`."""
 
-_CHUNKS_PER_MEMBER = 4
+_CHUNKS_PER_MEMBER = 2
 _SMALLEST_CHUNK = 4  # rows; below, handing chunks out costs more than waiting for the slowest
 
 
