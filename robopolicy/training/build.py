@@ -116,6 +116,7 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
     name, algorithm_config = section("algorithm", config.algorithm)
     from_dataset = ALGORITHMS[name][1].experience == "dataset"
     episodes = _episodes(config.dataset) if from_dataset else None
+    _episodes.cache_clear()
     eval_sim = _simulator(config, config.evaluation.num_envs) if config.evaluation.episodes else None
     train_sim = None if from_dataset else _simulator(config, config.sim.num_envs)
     sim = train_sim or eval_sim
@@ -134,27 +135,31 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
     with torch.device(device):
         algorithm = ALGORITHMS[name][1](algorithm_config, policy, total_updates=updates)  # type: ignore[call-arg]
     _check_verb(algorithm.policy, name, algorithm.experience)
-    source: Source
-    if episodes is not None:
+    source = _source(config, policy.spec, algorithm, algorithm_config, episodes or train_sim, device)
+    return Parts(config, policy, algorithm, source, eval_sim, updates)
+
+
+def _source(
+    config: TrainConfig,
+    spec: PolicySpec,
+    algorithm: Algorithm,
+    settings: Any,
+    origin: Episodes | VectorSim | None,
+    device: torch.device,
+) -> Source:
+    """Where the experience of `algorithm` comes from: a dataset or a simulator."""
+    if isinstance(origin, Episodes):
         sampler = ChunkSampler(
-            episodes,
-            horizon=policy.spec.horizon,
-            obs_horizon=policy.spec.obs_horizon,
-            batch_size=algorithm_config.batch_size,
+            origin,
+            horizon=spec.horizon,
+            obs_horizon=spec.obs_horizon,
+            batch_size=settings.batch_size,
             seed=config.seed,
         )
-        source = DatasetSource(sampler, device)
-    else:
-        assert train_sim is not None
-        chunked = ChunkedSim(
-            train_sim,
-            execute=policy.spec.execute,
-            obs_horizon=policy.spec.obs_horizon,
-            gamma=algorithm.step_discount,
-        )
-        seed = FIRST_EPISODE * (1 + config.seed)
-        source = RolloutSource(chunked, device, decisions=algorithm_config.decisions, seed=seed)
-    return Parts(config, policy, algorithm, source, eval_sim, updates)
+        return DatasetSource(sampler, device)
+    assert origin is not None
+    sim = ChunkedSim(origin, execute=spec.execute, obs_horizon=spec.obs_horizon, gamma=algorithm.step_discount)
+    return RolloutSource(sim, device, decisions=settings.decisions, seed=FIRST_EPISODE * (1 + config.seed))
 
 
 def _simulator(config: TrainConfig, num_envs: int) -> VectorSim:

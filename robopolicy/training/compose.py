@@ -40,6 +40,7 @@ def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
     """
     _register()
     pairs = [_split(text) for text in overrides]
+    _refuse_policy_of_checkpoint(dict(pairs))
     with initialize_config_dir(str(PRESETS), version_base="1.3"):
         pairs = [_choose(key, value) if key in GROUPS else (key, value) for key, value in pairs]
         choices = [f"{key}={value}" for key, value in pairs if key in GROUPS]
@@ -94,6 +95,13 @@ def _split(text: str) -> tuple[str, str]:
         kind = match[1].split(".")[0]
         raise UserError(f"{match[1]} follows from the chosen {kind}; set {kind}={match[2]}.")
     return match[1], match[2]
+
+
+def _refuse_policy_of_checkpoint(settings: Mapping[str, str]) -> None:
+    """Settings that `init_from` would override silently are refused instead."""
+    ignored = [key for key in settings if key.split(".")[0] in ("policy", "chunk")]
+    if settings.get("init_from") and ignored:
+        raise UserError(f"Policy and chunk shape come from the checkpoint in init_from; drop {ignored[0]}=...")
 
 
 def _choose(group: str, value: str) -> tuple[str, str]:
