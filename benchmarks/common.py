@@ -10,6 +10,7 @@ import json
 import math
 import os
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -66,7 +67,7 @@ def print_result(name: str, rows: Sequence[Row], figures: Mapping[str, Any]) -> 
         table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
     for row in rows:
         table.add_row(*(_text(value) for value in row.values()))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
     print(json.dumps(_plain(_record(name, figures))), flush=True)
 
 

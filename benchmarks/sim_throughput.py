@@ -6,7 +6,8 @@
 Everyone simulates the same model with the same observation, reward and automatic resets, driven by the same random
 actions. The contestants take turns in short slots within one run, in rotating order, so that a drift of the machine's
 speed touches all of them; `vs_*` is the median over the turns of our rate over theirs (`low`, `high`: the extremes).
-Ours receives and returns torch tensors, the others numpy arrays, each as its user would.
+Ours receives and returns torch tensors, the others numpy arrays, each as its user would. Run it on an idle machine: a
+foreign program that takes a core costs the parallel contestants half their speed and SyncVectorEnv nothing.
 """
 
 from __future__ import annotations
