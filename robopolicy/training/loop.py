@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -58,6 +59,7 @@ def start_run(config: TrainConfig) -> Trainer:
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text(config_text(config), encoding="utf-8")
     except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
         raise UserError(f"Cannot write {folder}: {error.strerror}; choose another folder with out=FOLDER.") from error
     return Trainer(parts, folder)
 
