@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from benchmarks.common import load_cell, print_result, save_cell, write_result
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.critics.value import ValueConfig
-from robopolicy.evaluation.intervals import iqm_interval
+from robopolicy.evaluation.intervals import stratified_iqm
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.samplers.rollout import RolloutSampler
@@ -37,9 +38,9 @@ class Settings:
     """Hyper-parameters both learners share."""
 
     steps: int = 500_000  # environment steps per run
-    num_envs: int = 16
-    rollout: int = 128  # steps per environment between updates
-    batch_size: int = 256
+    num_envs: int = 64
+    rollout: int = 32  # steps per environment between updates
+    batch_size: int = 512
     epochs: int = 10
     lr: float = 3e-4
     gamma: float = 0.99
@@ -84,7 +85,7 @@ def train_ours(env_id: str, seed: int, settings: Settings) -> tuple[Callable[[Te
 
 def train_sb3(env_id: str, seed: int, settings: Settings) -> tuple[Callable[[Tensor], Tensor], float]:
     """Train Stable-Baselines3's PPO with `VecNormalize`; returns policy and training seconds."""
-    from stable_baselines3 import PPO as SB3PPO  # noqa: N811
+    from stable_baselines3 import PPO as SB3PPO
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecNormalize
 
@@ -131,6 +132,9 @@ def judge(act: Callable[[Tensor], Tensor], env_id: str, episodes: int) -> float:
     return float(total.mean())
 
 
+LEARNERS = {"robopolicy": train_ours, "stable-baselines3": train_sb3}
+
+
 def main() -> None:
     """Run every missing cell, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -141,11 +145,10 @@ def main() -> None:
     settings = Settings(steps=100_000) if arguments.quick else Settings()
     tasks = ["HalfCheetah-v5"] if arguments.quick else list(TASKS)
     seeds = range(1 if arguments.quick else arguments.seeds)
-    learners = {"robopolicy": train_ours, "stable-baselines3": train_sb3}
-    cells: list[dict[str, object]] = []
+    cells: list[dict[str, Any]] = []
     for env_id in tasks:
         for seed in seeds:
-            for learner, train in learners.items():
+            for learner, train in LEARNERS.items():
                 name = f"ppo_vs_sb3/{learner}-{env_id}-{seed}"
                 cell = None if arguments.quick else load_cell(name)
                 if cell is None:
@@ -163,38 +166,32 @@ def main() -> None:
 
 
 def summarise(
-    cells: list[dict[str, object]], tasks: list[str], settings: Settings
+    cells: list[dict[str, Any]], tasks: list[str], settings: Settings
 ) -> tuple[list[dict[str, object]], dict[str, object]]:
     """Table rows (per task and learner) and the figures: IQM with intervals and paired wall-time ratios."""
     rows: list[dict[str, object]] = []
-    figures: dict[str, object] = {"settings": vars(settings).copy() if hasattr(settings, "__dict__") else {}}
+    figures: dict[str, Any] = {"settings": asdict(settings)}
     for task in tasks:
-        pick = {
-            learner: [cell for cell in cells if cell["task"] == task and cell["learner"] == learner]
-            for learner in ("robopolicy", "stable-baselines3")
-        }
-        ratios = [float(a["seconds"]) / float(b["seconds"]) for a, b in zip(*pick.values(), strict=True)]  # type: ignore[arg-type]
-        entry: dict[str, object] = {
-            "wall_ratio": float(np.median(ratios)),
-            "wall_ratio_low": min(ratios),
-            "wall_ratio_high": max(ratios),
+        chosen = {name: [c for c in cells if c["task"] == task and c["learner"] == name] for name in LEARNERS}
+        ratios = [ours["seconds"] / theirs["seconds"] for ours, theirs in zip(*chosen.values(), strict=True)]
+        entry: dict[str, Any] = {
+            "wall_ratio": {"value": float(np.median(ratios)), "low": min(ratios), "high": max(ratios)},
             "seeds": len(ratios),
         }
-        for learner, chosen in pick.items():
-            value, low, high = iqm_interval(np.array([[float(cell["return"])] for cell in chosen]))  # type: ignore[arg-type]
-            seconds = float(np.median([float(cell["seconds"]) for cell in chosen]))  # type: ignore[arg-type]
-            entry[learner] = {"iqm": value, "low": low, "high": high}
+        for name, runs in chosen.items():
+            score = stratified_iqm([[run["return"] for run in runs]])
+            entry[name] = {"iqm": score.estimate, "low": score.low, "high": score.high}
             rows.append(
                 {
                     "task": task,
-                    "learner": learner,
-                    "return IQM": f"{value:.0f} [{low:.0f}, {high:.0f}]",
-                    "median s": f"{seconds:.0f}",
-                    "wall_ratio": f"{entry['wall_ratio']:.2f}",
+                    "learner": name,
+                    "return, IQM [95 %]": f"{score.estimate:.0f} [{score.low:.0f}, {score.high:.0f}]",
+                    "seconds, median": round(float(np.median([run["seconds"] for run in runs])), 1),
+                    "wall_ratio": round(entry["wall_ratio"]["value"], 3) if name == "robopolicy" else 1.0,
                 }
             )
         figures[task] = entry
-    figures["wall_ratio"] = float(np.median([figures[task]["wall_ratio"] for task in tasks]))  # type: ignore[index]
+    figures["wall_ratio"] = float(np.median([figures[task]["wall_ratio"]["value"] for task in tasks]))
     return rows, figures
 
 

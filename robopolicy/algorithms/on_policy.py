@@ -7,6 +7,7 @@ Each algorithm keeps its own losses and its own `update`; what is the same in al
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ class Rows:
     def __len__(self) -> int:
         return int(self.advantage.shape[0])
 
-    def __getitem__(self, index: Tensor) -> Rows:
+    def __getitem__(self, index: Tensor | slice) -> Rows:
         pick = lambda tree: {key: value[index] for key, value in tree.items()}  # noqa: E731
         return Rows(
             pick(self.obs),
@@ -83,11 +84,25 @@ def rows_with_advantages(
     )
 
 
-def minibatches(rows: Rows, size: int, generator: torch.Generator) -> Iterator[Rows]:
-    """Yield the rows in random order, `size` at a time; a last one that is smaller is kept."""
-    order = torch.randperm(len(rows), generator=generator)
+def minibatches(rows: Rows, size: int, generator: torch.Generator) -> Iterator[tuple[Rows, bool]]:
+    """Yield the rows in random order, `size` at a time, and whether it is the last, which may be smaller."""
+    shuffled = rows[torch.randperm(len(rows), generator=generator)]  # one gather, then views
     for start in range(0, len(rows), size):
-        yield rows[order[start : start + size]]
+        yield shuffled[slice(start, start + size)], start + size >= len(rows)
+
+
+class Beside:
+    """Runs a function on a second thread while the caller works: the critic's gradient beside the actor's.
+
+    Both live in networks of their own, so the result does not depend on which of them is faster.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="critic")
+
+    def __call__(self, function: Callable[[Rows], Tensor], rows: Rows) -> Future[Tensor]:
+        """Start `function(rows)`; `.result()` waits for it and raises what it raised."""
+        return self._pool.submit(function, rows)
 
 
 def normalise(advantage: Tensor) -> Tensor:

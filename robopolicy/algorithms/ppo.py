@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from robopolicy.algorithms.base import Algorithm, Metrics
 from robopolicy.algorithms.on_policy import (
+    Beside,
     ReturnScale,
     Rows,
     minibatches,
@@ -58,16 +59,13 @@ class PPOConfig:
     seed: int = 0  # order of the minibatches
 
 
-def ppo_loss(
-    policy: Policy, critic: nn.Module, rows: Rows, estimator: Estimator, config: PPOConfig
+def actor_loss(
+    policy: Policy, rows: Rows, estimator: Estimator, *, diagnose: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Clipped surrogate - entropy bonus + value loss on one minibatch."""
+    """Clipped surrogate minus the entropy bonus on one minibatch; advantages are normalised within it."""
     output = policy.decisions(rows.obs, rows.record)
-    batch = Decisions(logp_old=rows.logp)
-    loss, info = estimator(batch, normalise(rows.advantage)[:, None], output.logp, output.entropy)
-    critic_loss = value_loss(critic(rows.obs), rows.value_target)
-    info["critic_loss"] = critic_loss.detach()
-    return loss + config.value_coef * critic_loss, info
+    advantage = normalise(rows.advantage)[:, None]
+    return estimator(Decisions(rows.logp), advantage, output.logp, output.entropy, diagnose=diagnose)
 
 
 class PPO(Algorithm):
@@ -91,6 +89,7 @@ class PPO(Algorithm):
         self.updates = 0
         self.scale = ReturnScale()
         self.generator = torch.Generator().manual_seed(config.seed)
+        self._beside = Beside()
 
     def update(self, batch: Rollout) -> Metrics:
         """Several epochs of clipped updates on one rollout."""
@@ -105,7 +104,7 @@ class PPO(Algorithm):
         self.policy.observe(rows.obs)
         self.critic.observe(rows.obs)
         self.updates += 1
-        metrics = {f"actor/{key}": float(value) for key, value in info.items()}
+        metrics = {key: float(value) for key, value in info.items()}
         metrics["critic/explained_variance"] = float(
             1 - (rows.value_target - rows.value).var() / rows.value_target.var()
         )
@@ -119,16 +118,30 @@ class PPO(Algorithm):
     def _epochs(self, rows: Rows) -> tuple[dict[str, Tensor], int]:
         info: dict[str, Tensor] = {}
         for epoch in range(self.config.epochs):
-            for minibatch in minibatches(rows, self.config.batch_size, self.generator):
-                loss, info = ppo_loss(self.policy, self.critic, minibatch, self.estimator, self.config)
-                limit = self.config.target_kl
-                if limit is not None and float(info["approx_kl"]) > 1.5 * limit:
+            for minibatch, last in minibatches(rows, self.config.batch_size, self.generator):
+                if not self._step(minibatch, info, diagnose=last):
                     return info, epoch
-                self.optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                nn.utils.clip_grad_norm_(self.parameters, self.config.grad_clip, foreach=True)
-                self.optimizer.step()
         return info, self.config.epochs
+
+    def _step(self, rows: Rows, info: dict[str, Tensor], *, diagnose: bool) -> bool:
+        """One joint gradient step; False, and no step, once the KL is too large."""
+        config, limit = self.config, self.config.target_kl
+        self.optimizer.zero_grad(set_to_none=True)
+        critic = self._beside(self._critic_gradient, rows)
+        loss, parts = actor_loss(self.policy, rows, self.estimator, diagnose=diagnose or limit is not None)
+        loss.backward()
+        info["critic/loss"] = critic.result()
+        info |= {f"actor/{key}": value for key, value in parts.items()}
+        if limit is not None and float(parts["approx_kl"]) > 1.5 * limit:
+            return False
+        nn.utils.clip_grad_norm_(self.parameters, config.grad_clip, foreach=True)
+        self.optimizer.step()
+        return True
+
+    def _critic_gradient(self, rows: Rows) -> Tensor:
+        loss = value_loss(self.critic(rows.obs), rows.value_target)
+        (self.config.value_coef * loss).backward()
+        return loss.detach()
 
     def state_dict(self) -> dict[str, Any]:
         """Networks, optimiser, running statistics and counters."""

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from robopolicy.algorithms.base import Algorithm, Metrics
 from robopolicy.algorithms.on_policy import (
+    Beside,
     ReturnScale,
     Rows,
     minibatches,
@@ -126,6 +127,7 @@ class ReinFlow(Algorithm):
         self.updates = 0
         self.scale = ReturnScale()
         self.generator = torch.Generator().manual_seed(config.seed)
+        self._beside = Beside()
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk through the noisy chain."""
@@ -166,20 +168,24 @@ class ReinFlow(Algorithm):
     def _epochs(self, rows: Rows, *, train_actor: bool) -> tuple[dict[str, Tensor], int]:
         info: dict[str, Tensor] = {}
         for epoch in range(self.config.epochs):
-            for minibatch in minibatches(rows, self.config.batch_size, self.generator):
-                loss = value_loss(self.critic(minibatch.obs), minibatch.value_target)
-                self.critic_optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                self.critic_optimizer.step()
-                info["critic/loss"] = loss.detach()
-                if train_actor:
-                    parts = self._actor_step(minibatch)
-                    if parts is None:
-                        return info, epoch
-                    info |= parts
+            for minibatch, _ in minibatches(rows, self.config.batch_size, self.generator):
+                critic = self._beside(self._critic_step, minibatch)
+                parts = self._actor_step(minibatch) if train_actor else {}
+                info["critic/loss"] = critic.result()
+                if parts is None:
+                    return info, epoch
+                info |= parts
         return info, self.config.epochs
 
+    def _critic_step(self, rows: Rows) -> Tensor:
+        loss = value_loss(self.critic(rows.obs), rows.value_target)
+        self.critic_optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.critic_optimizer.step()
+        return loss.detach()
+
     def _actor_step(self, rows: Rows) -> dict[str, Tensor] | None:
+        """One gradient step; None, and no step, once the KL is too large."""
         config = self.config
         loss, info = actor_loss(self.policy, rows, self.estimator, config)
         if config.target_kl is not None and float(info["approx_kl"]) > config.target_kl:

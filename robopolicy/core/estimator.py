@@ -79,7 +79,13 @@ class Estimator:
             self.controllers[name] = controller
 
     def __call__(
-        self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None = None
+        self,
+        decisions: Decisions,
+        advantage: Tensor,
+        logp: Tensor,
+        entropy: Tensor | None = None,
+        *,
+        diagnose: bool = True,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a minibatch.
 
@@ -88,6 +94,7 @@ class Estimator:
             advantage: (N,) or (N, 1) per row, or (N, T) per decision; no gradient flows into it.
             logp: (N, T) log-probabilities of the recorded decisions under the current parameters.
             entropy: (N, T) under the current parameters, needed for an entropy bonus.
+            diagnose: False leaves out the diagnostics of the ratio, which cost as much as the loss itself.
 
         Returns:
             The loss, and detached scalars: `approx_kl` (k3, nats of the ratio level), `clip_fraction`, `ratio_mean`,
@@ -104,7 +111,7 @@ class Estimator:
         if config.importance_cap is not None:
             losses = losses * importance_weight(decisions, config.importance_level, config.importance_cap)
         loss = self._aggregate(losses, mask, decisions)
-        info = _diagnostics(ratio.detach(), out.clipped, mask)
+        info = _diagnostics(ratio.detach(), out.clipped, mask) if diagnose else {}
         penalty = self._regularise(decisions, logp, entropy, ratio, mask, info)
         return (loss if penalty is None else loss + penalty), info
 

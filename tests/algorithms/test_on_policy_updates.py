@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from robopolicy.algorithms import ppo as ppo_module
+from robopolicy.algorithms import reinflow as reinflow_module
 from robopolicy.algorithms.base import Algorithm
 from robopolicy.algorithms.on_policy import ReturnScale, minibatches, rows_with_advantages
-from robopolicy.algorithms.ppo import PPO, PPOConfig, ppo_loss
-from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig, actor_loss
+from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
 from robopolicy.data.rollout import Rollout
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.flow import FlowConfig, FlowPolicy
@@ -61,23 +63,23 @@ def test_every_ratio_of_the_first_minibatch_is_one(make: Any) -> None:
     for _ in range(2):  # the second time with running statistics and changed weights
         rollout = sampler.collect(algorithm.act)
         rows = rows_of(algorithm, rollout)
-        for batch in minibatches(rows, 50, torch.Generator().manual_seed(0)):
+        for batch, _ in minibatches(rows, 50, torch.Generator().manual_seed(0)):
             logp = algorithm.policy.decisions(batch.obs, batch.record).logp
             assert (torch.exp(logp - batch.logp) - 1).abs().max() < 1e-5
-        batch = next(minibatches(rows, 64, torch.Generator().manual_seed(1)))
+        batch, _ = next(minibatches(rows, 64, torch.Generator().manual_seed(1)))
         if isinstance(algorithm, PPO):
-            _, info = ppo_loss(algorithm.policy, algorithm.critic, batch, algorithm.estimator, algorithm.config)
+            _, info = ppo_module.actor_loss(algorithm.policy, batch, algorithm.estimator)
         else:
-            _, info = actor_loss(algorithm.policy, batch, algorithm.estimator, algorithm.config)
+            _, info = reinflow_module.actor_loss(algorithm.policy, batch, algorithm.estimator, algorithm.config)
         assert float(info["approx_kl"]) == pytest.approx(0.0, abs=1e-9)
         assert float(info["clip_fraction"]) == 0.0
         algorithm.update(rollout)
 
 
 def test_the_first_gradient_is_the_policy_gradient() -> None:
-    algorithm = ppo(entropy_coef=0.0, value_coef=0.0)
+    algorithm = ppo(entropy_coef=0.0)
     rows = rows_of(algorithm, sampler_for(algorithm).collect(algorithm.act))
-    loss, _ = ppo_loss(algorithm.policy, algorithm.critic, rows, algorithm.estimator, algorithm.config)
+    loss, _ = ppo_module.actor_loss(algorithm.policy, rows, algorithm.estimator)
     actual = torch.autograd.grad(loss, list(algorithm.policy.parameters()))
     advantage = (rows.advantage - rows.advantage.mean()) / (rows.advantage.std() + 1e-8)
     plain = -(advantage * algorithm.policy.decisions(rows.obs, rows.record).logp.sum(1)).mean()
