@@ -40,9 +40,9 @@ class Settings:
     steps: int = 1_000_000  # environment steps per run
     num_envs: int = 64
     rollout: int = 64  # steps per environment between updates
-    batch_size: int = 512
+    batch_size: int = 1024
     epochs: int = 5
-    lr: float = 3e-4
+    lr: float = 1e-3
     gamma: float = 0.99
     lam: float = 0.95
     clip: float = 0.2

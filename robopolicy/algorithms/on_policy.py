@@ -6,14 +6,16 @@ Each algorithm keeps its own losses and its own `update`; what is the same in al
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from robopolicy.core.advantages.trackers import RunningMoments
 from robopolicy.core.returns import chunk_discount, gae, successor_values
 from robopolicy.data.rollout import Rollout
 
@@ -91,18 +93,48 @@ def minibatches(rows: Rows, size: int, generator: torch.Generator) -> Iterator[t
         yield shuffled[slice(start, start + size)], start + size >= len(rows)
 
 
+Work = Callable[[Rows], Tensor]
+
+
 class Beside:
     """Runs a function on a second thread while the caller works: the critic's gradient beside the actor's.
 
-    Both live in networks of their own, so the result does not depend on which of them is faster.
+    Both live in networks of their own, so the result does not depend on which of them is faster. Minibatches too small
+    to pay for the hand-over are computed by the caller.
     """
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="critic")
+    SMALLEST = 1024  # rows; measured with two hidden layers of 64
 
-    def __call__(self, function: Callable[[Rows], Tensor], rows: Rows) -> Future[Tensor]:
-        """Start `function(rows)`; `.result()` waits for it and raises what it raised."""
-        return self._pool.submit(function, rows)
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Work, Rows] | None] = SimpleQueue()
+        self._results: SimpleQueue[Tensor | Exception] = SimpleQueue()
+        threading.Thread(target=_serve, args=(self._calls, self._results), daemon=True, name="critic").start()
+
+    def start(self, function: Work, rows: Rows) -> None:
+        """Begin `function(rows)`; `wait` must follow."""
+        if len(rows) < self.SMALLEST:
+            self._results.put(function(rows))
+        else:
+            self._calls.put((function, rows))
+
+    def wait(self) -> Tensor:
+        """Result of the call begun last; raises what it raised."""
+        result = self._results.get()
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def __del__(self) -> None:
+        self._calls.put(None)
+
+
+def _serve(calls: SimpleQueue[tuple[Work, Rows] | None], results: SimpleQueue[Tensor | Exception]) -> None:
+    while (call := calls.get()) is not None:
+        function, rows = call
+        try:
+            results.put(function(rows))
+        except Exception as error:
+            results.put(error)
 
 
 def normalise(advantage: Tensor) -> Tensor:
@@ -122,42 +154,35 @@ def value_loss(value: Tensor, target: Tensor, old: Tensor | None = None, clip: f
 class ReturnScale:
     """Running standard deviation of the discounted return, to divide rewards by (state in `state_dict`).
 
-    The discounted return runs on through the rollout and is cut at episode ends; statistics are merged rollout by
-    rollout (Chan et al., parallel variance).
+    The discounted return runs on from rollout to rollout and is cut at episode ends.
     """
 
     def __init__(self) -> None:
         self.running: Tensor | None = None  # (N,) discounted return so far
-        self.count, self.mean, self.square = 0.0, 0.0, 0.0
+        self.moments = RunningMoments()
 
     def observe(self, rollout: Rollout, gamma: float) -> None:
         """Add the rewards of one rollout."""
         running = torch.zeros_like(rollout.reward[0]) if self.running is None else self.running
-        samples: list[Tensor] = []
+        returns: list[Tensor] = []
         done = rollout.terminated | rollout.truncated
         for reward, end in zip(rollout.reward, done, strict=True):
             running = running * gamma + reward
-            samples.append(running)
+            returns.append(running)
             running = torch.where(end, 0.0, running)
         self.running = running
-        batch = torch.stack(samples).double()
-        count, mean = float(batch.numel()), float(batch.mean())
-        delta, total = mean - self.mean, self.count + count
-        self.square += float(((batch - mean) ** 2).sum()) + delta**2 * self.count * count / total
-        self.mean += delta * count / total
-        self.count = total
+        self.moments.observe(torch.stack(returns))
 
     @property
     def factor(self) -> float:
         """1 / standard deviation; 1 before the first rollout and where rewards have been constant."""
-        deviation = (self.square / self.count) ** 0.5 if self.count else 0.0
-        return 1.0 / deviation if deviation > 1e-8 else 1.0
+        return 1.0 / self.moments.std if self.moments.std > 1e-8 else 1.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Running statistics."""
-        return {"running": self.running, "count": self.count, "mean": self.mean, "square": self.square}
+        """Running returns and their moments."""
+        return {"running": self.running, "moments": self.moments.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
         self.running = state["running"]
-        self.count, self.mean, self.square = float(state["count"]), float(state["mean"]), float(state["square"])
+        self.moments.load_state_dict(state["moments"])

@@ -127,10 +127,10 @@ class PPO(Algorithm):
         """One joint gradient step; False, and no step, once the KL is too large."""
         config, limit = self.config, self.config.target_kl
         self.optimizer.zero_grad(set_to_none=True)
-        critic = self._beside(self._critic_gradient, rows)
+        self._beside.start(self._critic_gradient, rows)
         loss, parts = actor_loss(self.policy, rows, self.estimator, diagnose=diagnose or limit is not None)
         loss.backward()
-        info["critic/loss"] = critic.result()
+        info["critic/loss"] = self._beside.wait()
         info |= {f"actor/{key}": value for key, value in parts.items()}
         if limit is not None and float(parts["approx_kl"]) > 1.5 * limit:
             return False

@@ -69,7 +69,7 @@ class ReinFlowConfig:
     logp_clamp: float | None = 1.0  # bound on the normalised log-probability; None switches it off
     normalise_reward: bool = True  # divide rewards by the running standard deviation of the return
     noise: NoiseConfig = field(default_factory=NoiseConfig)  # bounds and schedule of the injected noise
-    critic: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="mish"))
+    critic: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="silu"))
     seed: int = 0  # order of the minibatches
 
 
@@ -169,9 +169,9 @@ class ReinFlow(Algorithm):
         info: dict[str, Tensor] = {}
         for epoch in range(self.config.epochs):
             for minibatch, _ in minibatches(rows, self.config.batch_size, self.generator):
-                critic = self._beside(self._critic_step, minibatch)
+                self._beside.start(self._critic_step, minibatch)
                 parts = self._actor_step(minibatch) if train_actor else {}
-                info["critic/loss"] = critic.result()
+                info["critic/loss"] = self._beside.wait()
                 if parts is None:
                     return info, epoch
                 info |= parts

@@ -58,7 +58,7 @@ class FlowConfig:
     time_dim: int = 16  # width of the time embedding (mlp and unet)
     hidden: tuple[int, ...] = (256, 256, 256)  # mlp
     residual: bool = False  # mlp: residual blocks (an odd number of equal widths), as DPPO has them
-    activation: str = "mish"  # mlp
+    activation: str = "silu"  # mlp; mish costs seven times as much on a CPU
     unet_channels: tuple[int, ...] = (64, 128, 256)  # published sizes: [256, 512, 1024]
     unet_kernel: int = 5
     transformer_width: int = 128  # published sizes: width 256, 8 layers

@@ -103,7 +103,7 @@ class GaussianPolicy(Policy):
         raw = record["raw"]
         mean, log_std = self._distribution(obs)
         logp = self._logp(raw, mean, log_std)
-        entropy = (log_std + (0.5 + HALF_LOG_2PI)).expand_as(mean).flatten(1).sum(1, keepdim=True)
+        entropy = (log_std + (0.5 + HALF_LOG_2PI)).flatten(-2).sum(-1, keepdim=True).expand_as(logp)
         if self.config.squash:
             std = log_std.exp()
             draw = mean + std * ((raw - mean) / std).detach()

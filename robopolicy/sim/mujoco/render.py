@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -58,6 +59,10 @@ class Renderer:
             self._draw.free()
             self._context.free()
             self._context = None
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # at interpreter exit the GL library may already be gone
+            self.close()
 
 
 def _gl_context(width: int, height: int) -> Any:
