@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
-MOST_NAMES = 16  # longer lists do not help in an error line
+MOST_NAMES = 32  # longer lists do not help in an error line
 
 
 class UserError(Exception):
@@ -15,13 +16,14 @@ class UserError(Exception):
     """
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
+def unknown_name(kind: str, name: str, known: Iterable[str], place: str = "") -> UserError:
     """Build the error for a name that is not registered, suggesting the nearest one.
 
     Args:
         kind: What the name should have been ("task", "policy", "algorithm").
         name: What was asked for.
         known: The registered names.
+        place: Where it should have been known ("of task manipulation/lift").
     """
     options = sorted(known)
     near = difflib.get_close_matches(name, options, n=1, cutoff=0.4)
@@ -29,6 +31,16 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
         last = {option.rsplit("/", 1)[-1]: option for option in options}
         near = [last[part] for part in difflib.get_close_matches(name, last, n=1, cutoff=0.4)]
     hint = f" Did you mean '{near[0]}'?" if near else ""
+    start = f"Unknown {kind} '{name}'{' ' + place if place else ''}.{hint}"
     if len(options) <= MOST_NAMES:
-        return UserError(f"Unknown {kind} '{name}'.{hint} Known: {', '.join(options)}.")
-    return UserError(f"Unknown {kind} '{name}'.{hint} There are {len(options)}; see 'robopolicy list'.")
+        return UserError(f"{start} Known: {', '.join(options)}.")
+    return UserError(f"{start} There are {len(options)}; see 'robopolicy list'.")
+
+
+def cannot_write(path: Path, error: Exception) -> UserError:
+    """Build the error for a place where a file or folder could not be written."""
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        reason = "a file stands where a folder is needed"
+    else:
+        reason = (error.strerror if isinstance(error, OSError) else None) or (str(error) or "unknown").splitlines()[0]
+    return UserError(f"Cannot write {path}: {reason}; free some space or choose another place.")

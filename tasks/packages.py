@@ -36,7 +36,7 @@ def register_package_task(family: str, task: str, description: str, rewards: tup
         if options.cameras:
             raise UserError(f"Task {name} has state observations only; leave the cameras out.")
         if options.reward not in rewards:
-            raise unknown_name(f"reward of task {name}", options.reward, rewards)
+            raise unknown_name("reward", options.reward, rewards, f"of task {name}")
         return GymnasiumSim(partial(module().make_env, task, options.reward), options.num_envs, task=name)
 
     def make_expert() -> Expert:

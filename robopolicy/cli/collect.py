@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from robopolicy.cli.options import check_numbers
+
 EXAMPLES = """\
 examples:
   robopolicy collect lift --episodes 200 --out data/lift
@@ -102,10 +104,6 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     from robopolicy.errors import UserError
 
-    for name in ("episodes", "num_envs", "image_size"):
-        if getattr(args, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}.")
-    if args.seed < 0:
-        raise UserError(f"--seed must be 0 or larger, got {args.seed}.")
+    check_numbers(args, positive=("episodes", "num_envs", "image_size"), non_negative=("seed",))
     if not 0 <= args.noise < float("inf"):
         raise UserError(f"--noise must be 0 or larger, got {args.noise}.")

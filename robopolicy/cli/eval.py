@@ -95,7 +95,10 @@ def _evaluate(args: argparse.Namespace, players: list[Player], entry: TaskEntry)
     results: dict[str, EvalResult] = {}
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
     options = sim_options(args, players, min(args.num_envs, args.episodes))
-    with closing(open_sim(entry, options)) as sim, Progress(*columns, console=Console(stderr=True)) as progress:
+    with (
+        closing(open_sim(entry, options, players)) as sim,
+        Progress(*columns, console=Console(stderr=True)) as progress,
+    ):
         for player in players:
             bar = progress.add_task(f"eval {player.label}", total=args.episodes)
             results[player.label] = evaluate(
@@ -121,7 +124,7 @@ def _film(
     count = min(args.video, args.episodes)
     if count == 0:
         return None, None, []
-    with closing(open_sim(entry, sim_options(args, players, count))) as sim:
+    with closing(open_sim(entry, sim_options(args, players, count), players)) as sim:
         sim.reset(args.seed)
         problem = rendering_problem(sim)
         if problem is not None:

@@ -9,6 +9,7 @@ import argparse
 import difflib
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -28,6 +29,8 @@ examples:
   robopolicy eval runs/lift_reinflow/checkpoints/best --episodes 200
   robopolicy doctor
 """
+
+_OUT_OF_MEMORY = ("allocate memory", "out of memory")  # how torch says it
 
 
 class Parser(argparse.ArgumentParser):
@@ -83,6 +86,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code: 0 done, 2 bad input, 130 interrupted."""
+    if argv is None:  # as a program: SIGTERM unwinds the stack, so that nothing half-written stays behind
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
         return int(verb_module(args.verb).run(args))
@@ -94,6 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         return _refuse(f"{error.filename or 'The system'}: {error.strerror or error}.")
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(text in str(error) for text in _OUT_OF_MEMORY):
+            raise
+        return _refuse("The memory does not suffice; use fewer environments, smaller networks or smaller batches.")
     except KeyboardInterrupt:
         print("robopolicy: interrupted", file=sys.stderr)
         return 130

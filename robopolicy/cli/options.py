@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from robopolicy.errors import UserError
+from robopolicy.training.limits import check_count
 
 
 def add_player_options(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +23,4 @@ def check_numbers(args: argparse.Namespace, *, positive: Sequence[str], non_nega
     """Refuse numbers that make no sense, by the name of their option."""
     for least, names in ((1, positive), (0, non_negative)):
         for name in names:
-            if getattr(args, name) < least:
-                option = name.replace("_", "-")
-                raise UserError(f"--{option} must be at least {least}, got {getattr(args, name)}.")
+            check_count(f"--{name.replace('_', '-')}", getattr(args, name), least)

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--viewer needs a display and there is none; leave it out to write a video.")
     (player,), entry = load_players([args.player], args.task, args.device)
     options = sim_options(args, [player], 1 if args.viewer else args.episodes)
-    with closing(open_sim(entry, options)) as sim:
+    with closing(open_sim(entry, options, [player])) as sim:
         if args.viewer:
             _watch(args, player, sim)
         else:
@@ -68,14 +68,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _film(args: argparse.Namespace, player: Player, sim: VectorSim) -> None:
-    from robopolicy.errors import UserError
+    from robopolicy.errors import UserError, cannot_write
     from robopolicy.evaluation.video import record, rendering_problem, write_video
 
     sim.reset(args.seed)
     problem = rendering_problem(sim)
     if problem is not None:
         raise UserError(problem)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(args.out, error) from error
     recording = record(
         player.make(),
         sim,
@@ -86,7 +89,10 @@ def _film(args: argparse.Namespace, player: Player, sim: VectorSim) -> None:
         height=args.height,
         deterministic=not args.stochastic,
     )
-    path = write_video([recording], args.out)
+    try:
+        path = write_video([recording], args.out)
+    except OSError as error:
+        raise cannot_write(args.out, error) from error
     for clip in recording.clips:
         outcome = "" if clip.success is None else "success, " if clip.success else "fail, "
         print(f"seed {clip.seed}: {outcome}return {clip.total_reward:.4g}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from robopolicy.errors import UserError
-from robopolicy.evaluation.actors import Actor, ExpertActor, RandomActor
+from robopolicy.evaluation.actors import Actor, ExpertActor, RandomActor, check_compatible
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, TaskEntry, get_task, make_sim
@@ -56,15 +56,23 @@ def sim_options(args: argparse.Namespace, players: Sequence[Player], num_envs: i
     return SimOptions(**{**vars(options), "image_size": sizes.pop()}) if sizes else options
 
 
-def open_sim(entry: TaskEntry, options: SimOptions) -> VectorSim:
-    """Build the simulator and say what to install where its extra is missing."""
+def open_sim(entry: TaskEntry, options: SimOptions, players: Sequence[Player]) -> VectorSim:
+    """Build the simulator that all players fit, and say what to install where its extra is missing."""
     try:
-        return make_sim(entry.name, options)
+        sim = make_sim(entry.name, options)
     except ImportError as error:
         extra = entry.requires or options.backend
         raise UserError(
             f"Task {entry.name} needs the package '{error.name}'; run: pip install 'robopolicy[{extra}]'."
         ) from error
+    try:
+        for player in players:
+            if player.spec is not None:
+                check_compatible(player.spec, sim.spec)
+    except UserError:
+        sim.close()
+        raise
+    return sim
 
 
 def _player(name: str, label: str, entry: TaskEntry, loaded: dict) -> Player:

@@ -36,6 +36,10 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train; 0 at the end of the budget, 130 after Ctrl-C."""
+    if args.resume is None and not args.settings and not args.show:
+        raise UserError(
+            "Nothing to train; pass e.g. experiment=lift_flow_bc dataset=FOLDER, or see 'robopolicy train --help'."
+        )
     if args.resume is not None and args.settings:
         raise UserError("A resumed run keeps its settings; drop them, or start a new run with init_from=CHECKPOINT.")
     from robopolicy.training.compose import compose_config, config_text

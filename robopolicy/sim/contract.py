@@ -105,7 +105,7 @@ class VectorSim(ABC):
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
         """Return frames `(envs, 3, height, width)` uint8 of the first `envs` environments."""
-        raise RuntimeError(f"{type(self).__name__} cannot render.")
+        raise RuntimeError(f"Task {self.spec.task} has no pictures.")
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that decides the future (tensors, arrays, numbers), for exact resume."""

@@ -16,6 +16,8 @@ from torch import Tensor
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.sim.contract import VectorSim
 
+REWARDS = ("sparse", "shaped")
+
 
 @dataclass(frozen=True)
 class SimOptions:
@@ -109,5 +111,7 @@ def make_sim(name: str, options: SimOptions | None = None) -> VectorSim:
     if options.num_envs < 1:
         raise UserError(f"The number of environments must be at least 1, got {options.num_envs}.")
     if options.backend not in ("auto", *entry.backends):
-        raise unknown_name(f"backend of task {entry.name}", options.backend, ("auto", *entry.backends))
+        raise unknown_name("backend", options.backend, ("auto", *entry.backends), f"of task {entry.name}")
+    if options.reward not in REWARDS:
+        raise unknown_name("reward", options.reward, REWARDS, f"of task {entry.name}")
     return entry.make(options)

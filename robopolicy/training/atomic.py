@@ -10,7 +10,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from robopolicy.errors import UserError
+from robopolicy.errors import cannot_write
 
 
 def _sibling(path: Path, suffix: str) -> Path:
@@ -40,8 +40,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         temporary.rename(path)
         shutil.rmtree(previous, ignore_errors=True)
     except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UserError(f"Cannot write {path}: {reason}; free some space or choose another folder.") from error
+        raise cannot_write(path, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         recover(path)

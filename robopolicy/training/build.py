@@ -133,7 +133,10 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
     if any(entry.name == "seed" for entry in fields(algorithm_config)):
         algorithm_config = replace(algorithm_config, seed=algorithm_config.seed + config.seed)
     with torch.device(device):
-        algorithm = ALGORITHMS[name][1](algorithm_config, policy, total_updates=updates)  # type: ignore[call-arg]
+        try:
+            algorithm = ALGORITHMS[name][1](algorithm_config, policy, total_updates=updates)  # type: ignore[call-arg]
+        except ValueError as error:  # an optimiser refuses a setting
+            raise UserError(f"Settings of algorithm '{name}' do not fit: {error}.") from error
     _check_verb(algorithm.policy, name, algorithm.experience)
     source = _source(config, policy.spec, algorithm, algorithm_config, episodes or train_sim, device)
     return Parts(config, policy, algorithm, source, eval_sim, updates)

@@ -109,7 +109,7 @@ def load_policy(path: str | Path, device: str | torch.device = "cpu") -> tuple[P
             raise UserError(f"Manifest of {folder} does not list {name}; copy the checkpoint again in full.")
         check_files(folder, manifest, name)
     if manifest.policy not in POLICIES:
-        raise unknown_name(f"policy in {folder}", manifest.policy, POLICIES)
+        raise unknown_name("policy", manifest.policy, POLICIES, f"in {folder}")
     config_class, policy_class = POLICIES[manifest.policy]
     config = from_plain(config_class, manifest.config, f"policy config of {folder}")
     try:
@@ -148,14 +148,25 @@ def verify_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> V
     policy, manifest = load_policy(folder, device)
     check_files(folder, manifest)
     golden = _read_tensors(folder / GOLDEN)
-    expected = golden["chunk"]
     obs = {key[4:]: value.to(device) for key, value in golden.items() if key.startswith("obs.")}
+    _check_golden(golden, obs, policy, folder)
+    expected = golden["chunk"]
     noise = [golden[f"noise.{index}"] for index in range(sum(key.startswith("noise.") for key in golden))]
     with torch.no_grad():
         chunk = policy.act(obs, deterministic=True, generator=_Replay(len(expected), noise)).cpu()
     same = chunk.shape == expected.shape and bool(torch.isfinite(chunk).all())
     error = float((chunk.double() - expected.double()).abs().max()) if same else float("inf")
     return VerifyReport(error <= TOLERANCE, error, TOLERANCE, manifest, versions())
+
+
+def _check_golden(golden: Mapping[str, Tensor], obs: Observation, policy: Policy, folder: Path) -> None:
+    """Refuse a golden file whose observations or chunk are not those of `policy`."""
+    spec = policy.spec
+    wanted = {key: (spec.obs_horizon, *shape) for key, shape in spec.observation.items()}
+    found = {key: tuple(value.shape[1:]) for key, value in obs.items()}
+    rows = {len(value) for value in [*obs.values(), golden.get("chunk", torch.empty(0))]}
+    if found != wanted or len(rows) != 1 or rows == {0}:
+        raise UserError(f"{folder / GOLDEN} does not fit the policy beside it; save the checkpoint again.")
 
 
 class _Recorder(RowStreams):

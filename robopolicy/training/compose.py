@@ -134,7 +134,10 @@ def _compose(overrides: list[str]) -> dict[str, Any]:
         cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
         subject = re.search(r"override '?([\w.]+)", str(error))
         where = f"{subject[1]}: " if subject else ""
-        raise UserError(f"{where}{str(cause).strip().splitlines()[0]}.") from error
+        reason = str(cause).strip().splitlines()[0].rstrip(".")
+        if "ListConfig" in reason:  # OmegaConf's word for a list
+            reason = f"expected a list, e.g. {subject[1] if subject else 'key'}=[a,b]"
+        raise UserError(f"{where}{reason}.") from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
@@ -160,7 +163,8 @@ def _set(tree: dict[str, Any], key: str, value: Any) -> None:
 
 def _unknown_key(base: Mapping[str, Any], key: str, depth: int) -> UserError:
     """Suggest the nearest full key; list the settings of the deepest section that does exist."""
-    known = list(_leaves(base))
+    # The names of policy and algorithm are chosen by policy=... and algorithm=...
+    known = [*GROUPS, *(leaf for leaf in _leaves(base) if leaf not in ("policy.name", "algorithm.name"))]
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     prefix = ".".join(key.split(".")[:depth])

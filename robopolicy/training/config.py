@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from robopolicy.algorithms import ALGORITHMS
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies import POLICIES
+from robopolicy.training.limits import check_count
 from robopolicy.training.schema import from_plain
 
 
@@ -132,8 +134,7 @@ def check_ranges(config: TrainConfig) -> None:
         "threads": config.threads,
     }
     for key, value in at_least_one.items():
-        if value < 1:
-            raise UserError(f"{key} must be at least 1, got {value}.")
+        check_count(key, value, 1)
     not_negative = {
         "sim.threads": config.sim.threads,
         "budget.updates": config.budget.updates,
@@ -146,18 +147,21 @@ def check_ranges(config: TrainConfig) -> None:
         "seed": config.seed,
     }
     for key, value in not_negative.items():
-        if value < 0:
-            raise UserError(f"{key} must not be negative, got {value}.")
+        check_count(key, value, 0)
     if config.chunk.execute > config.chunk.horizon:
         raise UserError(
             f"chunk.execute must not exceed chunk.horizon, got {config.chunk.execute} > {config.chunk.horizon}."
         )
+    if config.name and (Path(config.name).name != config.name or config.name == ".." or "\0" in config.name):
+        raise UserError(f"name must be a plain folder name, got '{config.name}'; out=FOLDER says where it lies.")
     for kind, values in (("policy", config.policy), ("algorithm", config.algorithm)):
         _check_section(kind, section(kind, values)[1])
 
 
 # Common settings of policies and algorithms, and the range each must lie in wherever it appears.
-_POSITIVE = {"lr", "critic_lr", "batch_size", "decisions", "epochs", "steps", "clip", "grad_clip", "target_kl"}
+_POSITIVE = {"lr", "critic_lr", "clip", "grad_clip", "target_kl"}
+_NOT_NEGATIVE = {"weight_decay", "warmup", "lr_final", "entropy_coef", "value_coef", "bc_coef", "critic_warmup"}
+_COUNTS = {"batch_size", "decisions", "epochs", "steps"}
 _SHARES = {"gamma", "lam", "beta1", "beta2"}
 
 
@@ -168,6 +172,10 @@ def _check_section(kind: str, config: Any) -> None:
             continue
         if not math.isfinite(value):
             raise UserError(f"{key} must be a finite number, got {value}.")
+        if entry.name in _NOT_NEGATIVE and value < 0:
+            raise UserError(f"{key} must not be negative, got {value}.")
+        if entry.name in _COUNTS:
+            check_count(key, int(value), 1)
         if entry.name in _POSITIVE and value <= 0:
             raise UserError(f"{key} must be positive, got {value}.")
         if entry.name in _SHARES and not 0 <= value <= 1:

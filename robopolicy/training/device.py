@@ -18,5 +18,7 @@ def usable_device(name: str | torch.device) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
+        if reason.startswith("Expected one of"):  # torch lists all its backends
+            reason = "it is not a device such as cpu, cuda or cuda:0"
         raise UserError(f"Device '{name}' cannot be used: {reason}; use device cpu.") from error
     return device

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from robopolicy.errors import UserError
+from robopolicy.errors import UserError, cannot_write
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.training.build import Parts, build, complete
 from robopolicy.training.checkpoint import load_training_state, save_checkpoint
@@ -60,7 +60,7 @@ def start_run(config: TrainConfig) -> Trainer:
         (folder / "config.yaml").write_text(config_text(config), encoding="utf-8")
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
-        raise UserError(f"Cannot write {folder}: {error.strerror}; choose another folder with out=FOLDER.") from error
+        raise cannot_write(folder, error) from error
     return Trainer(parts, folder)
 
 

@@ -29,7 +29,7 @@ def from_plain(cls: type[T], data: Any, where: str) -> T:
     names = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
     for key in data:
         if key not in names:
-            raise unknown_name(f"setting of {where}", str(key), names)
+            raise unknown_name("setting", str(key), names, f"in {where}")
     missing = [name for name in names if name not in data]
     if missing:
         raise UserError(f"{where} lacks '{missing[0]}'; it was written by another version or edited by hand.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-from robopolicy.errors import unknown_name
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import Expert, SimOptions, TaskEntry
 from robopolicy.sim.registry import register as register_entry
@@ -21,8 +20,6 @@ def _maker(module: str, task: str) -> Callable[[SimOptions], VectorSim]:
     def make(options: SimOptions) -> VectorSim:
         from robopolicy.sim.mujoco.backend import MujocoSim
 
-        if options.reward not in ("sparse", "shaped"):
-            raise unknown_name("reward", options.reward, ("sparse", "shaped"))
         return MujocoSim(
             getattr(import_module(f"tasks.manipulation.{module}"), task)(options.reward),
             options.num_envs,

@@ -28,7 +28,7 @@ class PointMassSim(VectorSim):
     def __init__(self, options: SimOptions) -> None:
         """Build `options.num_envs` environments; `options.reward` is "sparse" or "shaped"."""
         if options.cameras:
-            raise UserError("toy/point_mass has no cameras.")
+            raise UserError("Task toy/point_mass has no cameras; leave them out.")
         names = ("x [m]", "y [m]", "vx [m/s]", "vy [m/s]", "goal_x [m]", "goal_y [m]")
         self.spec = SimSpec(
             task="toy/point_mass",

@@ -36,9 +36,12 @@ def test_collect_writes_a_dataset_that_depends_on_the_seed_alone(
     [
         (["--episodes", "-3"], "--episodes must be at least 1, got -3"),
         (["--num-envs", "0"], "--num-envs must be at least 1"),
-        (["--seed", "-1"], "--seed must be 0 or larger"),
+        (["--seed", "-1"], "--seed must be at least 0"),
         (["--noise", "-0.1"], "--noise must be 0 or larger"),
         (["--noise", "nan"], "--noise must be 0 or larger"),
+        (["--seed", "99999999999999999999"], "--seed must be at most 4294967295"),
+        (["--num-envs", "1000000000"], "--num-envs must be at most 100000"),
+        (["--image-size", "100000", "--cameras", "front"], "--image-size must be at most 4096"),
         (["--episodes", "many"], "many"),
         (["--episods", "3"], "--episodes"),
         (["--cameras", "nowhere"], "nowhere"),

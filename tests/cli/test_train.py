@@ -128,6 +128,8 @@ def test_runs_do_not_overwrite_each_other(tmp_path, capsys):
         ([*PPO, "budget.updates=1", "device=tpu9"], "Device 'tpu9' cannot be used"),
         (["algorithm=ppo", "budget.updates=1", "init_from=no/such"], "no/such does not exist"),
         (["init_from=x", "policy.steps=8"], "come from the checkpoint in init_from; drop policy.steps"),
+        ([*PPO, "budget.updates=1", "task.reward=dense"], "Unknown reward 'dense' of task toy/point_mass"),
+        ([], "Nothing to train"),
         (["--resume", "no/such/run"], "is not a run"),
         (["--resume", "x", "seed=1"], "keeps its settings"),
     ],

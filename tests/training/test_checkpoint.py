@@ -163,13 +163,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "unknown policy": (
         lambda path: edit_manifest(path, lambda data: data.update(policy="flwo")),
-        "Unknown policy .*'flwo'. Did you mean 'flow'",
+        "Unknown policy 'flwo' in .*. Did you mean 'flow'",
     ),
     "unknown manifest key": (lambda path: edit_manifest(path, lambda data: data.update(extra=1)), "Unknown .*'extra'"),
     "missing manifest key": (lambda path: edit_manifest(path, lambda data: data.pop("task")), "lacks 'task'"),
     "unknown config key": (
         lambda path: edit_manifest(path, lambda data: data["config"].update(stepz=1)),
-        "Unknown setting .*'stepz'. Did you mean 'steps'",
+        "Unknown setting 'stepz' in .*. Did you mean 'steps'",
     ),
     "missing config key": (lambda path: edit_manifest(path, lambda data: data["config"].pop("steps")), "lacks 'steps'"),
     "wrong config type": (
@@ -208,6 +208,18 @@ def test_damaged_checkpoints_are_refused_in_one_line(saved, damage):
     with pytest.raises(UserError, match=message) as refusal:
         load_policy(saved)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("key", ["obs.state", "chunk"])
+def test_a_golden_file_of_another_policy_is_refused(saved, key):
+    golden = load_file(saved / "golden.safetensors")
+    golden[key] = torch.zeros(1, 2, 3)
+    save_file(golden, saved / "golden.safetensors")
+    edit_manifest(
+        saved, lambda data: data["files"].update({"golden.safetensors": sha256(saved / "golden.safetensors")})
+    )
+    with pytest.raises(UserError, match="golden.safetensors does not fit the policy"):
+        verify_checkpoint(saved)
 
 
 def test_missing_folder_is_named(tmp_path):

@@ -81,7 +81,7 @@ def test_a_damaged_config_file_is_refused(tmp_path: Path):
 
 
 MISTAKES = {
-    "polcy=flow": "Unknown setting 'polcy'. Did you mean 'policy",
+    "polcy=flow": "Unknown setting 'polcy'. Did you mean 'policy'",
     "policy=flwo": "Unknown policy preset 'flwo'. Did you mean 'flow'",
     "algorithm=pppo": "Unknown algorithm preset 'pppo'. Did you mean 'ppo'",
     "experiment=none_such": "Unknown experiment preset 'none_such'",
@@ -100,14 +100,22 @@ MISTAKES = {
     "~seed=1": "Expected group=preset or key=value",
     "algorithm.lr=-1": "algorithm.lr must be positive, got -1.0",
     "algorithm.lr=nan": "algorithm.lr must be a finite number",
-    "algorithm.batch_size=0": "algorithm.batch_size must be positive",
+    "algorithm.batch_size=0": "algorithm.batch_size must be at least 1",
+    "algorithm.batch_size=10000000000": "algorithm.batch_size must be at most 1000000",
+    "algorithm.weight_decay=-1": "algorithm.weight_decay must not be negative",
+    "seed=99999999999999999999": "seed must be at most 4294967295",
+    "threads=100000": "threads must be at most 1024",
+    "chunk.horizon=100000000": "chunk.horizon must be at most 10000",
+    "task.cameras=front": "task.cameras: expected a list, e.g. task.cameras=[a,b]",
+    "name=../elsewhere": "name must be a plain folder name",
+    "name=..": "name must be a plain folder name",
     "algorithm.beta1=2": "algorithm.beta1 must lie in [0, 1], got 2.0",
     "sim.num_envs=0": "sim.num_envs must be at least 1",
-    "sim.threads=-1": "sim.threads must not be negative",
-    "budget.updates=-5": "budget.updates must not be negative",
-    "evaluation.episodes=-1": "evaluation.episodes must not be negative",
+    "sim.threads=-1": "sim.threads must be at least 0",
+    "budget.updates=-5": "budget.updates must be at least 0",
+    "evaluation.episodes=-1": "evaluation.episodes must be at least 0",
     "chunk.execute=99": "chunk.execute must not exceed chunk.horizon",
-    "policy.steps=0": "policy.steps must be positive, got 0|steps >= 1",
+    "policy.steps=0": "steps >= 1",
     "policy.backbone=mpl": "Did you mean 'mlp'",
 }
 

@@ -26,7 +26,7 @@ from robopolicy.data.statistics import (
     statistics_to_json,
     vector_statistics,
 )
-from robopolicy.errors import UserError
+from robopolicy.errors import UserError, cannot_write
 
 _IMAGE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _ROWS_PER_WRITE = 100  # episode rows kept in memory between two writes
@@ -267,10 +267,7 @@ class LeRobotWriter:
             yield
         except (OSError, pa.ArrowException, av.FFmpegError) as error:
             self.abort()
-            reason = str(error).splitlines()[0]
-            raise UserError(
-                f"Cannot write the dataset {self.path}: {reason}; free space or choose another folder."
-            ) from error
+            raise cannot_write(self.path, error) from error
 
 
 class _ParquetFiles:

@@ -47,7 +47,7 @@ class MujocoSim(HostSim):
     ) -> None:
         for camera in cameras:
             if camera not in task.cameras:
-                raise unknown_name(f"camera of task {task.name}", camera, task.cameras)
+                raise unknown_name("camera", camera, task.cameras, f"of task {task.name}")
         if engine == "rollout" and task.needs_exact_engine:
             raise UserError(f"Task {task.name} reads contacts or forces and needs engine 'exact', got 'rollout'.")
         exact = engine == "exact" or task.needs_exact_engine
@@ -103,7 +103,7 @@ class MujocoSim(HostSim):
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
         """Return frames `(envs, 3, height, width)` uint8 of the first `envs` environments (default: first camera)."""
         if camera is not None and mujoco.mj_name2id(self.task.model, mujoco.mjtObj.mjOBJ_CAMERA, camera) < 0:
-            raise unknown_name(f"camera of task {self.task.name}", camera, self.task.cameras)
+            raise unknown_name("camera", camera, self.task.cameras, f"of task {self.task.name}")
         if camera is None and self.task.cameras:
             camera = self.task.cameras[0]
         rows = np.arange(min(envs, self.num_envs))
