@@ -137,7 +137,7 @@ def _serve(calls: SimpleQueue[tuple[Work, Rows] | None], results: SimpleQueue[Te
             results.put(error)
 
 
-def normalise(advantage: Tensor) -> Tensor:
+def normalize(advantage: Tensor) -> Tensor:
     """Advantage with mean 0 and standard deviation 1 over the given rows; unchanged for a single row."""
     if advantage.numel() < 2:
         return advantage

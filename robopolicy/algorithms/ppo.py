@@ -4,7 +4,7 @@ Clipped surrogate on one ratio per decision, GAE, value regression, several epoc
 order of operations follow Stable-Baselines3, so that returns compare at equal hyper-parameters; the differences are:
 
 * time limits bootstrap from the value of the true last observation, and cut the trace;
-* rewards may be divided by a running standard deviation of the return (`normalise_reward`), observations by the
+* rewards may be divided by a running standard deviation of the return (`normalize_reward`), observations by the
   policy's own running normaliser, which is updated after the epochs so that the first ratio is exactly 1.
 
 Use it for control from scratch. For a diffusion or flow policy use ReinFlow, which scores the denoising chain.
@@ -26,7 +26,7 @@ from robopolicy.algorithms.on_policy import (
     ReturnScale,
     Rows,
     minibatches,
-    normalise,
+    normalize,
     rows_with_advantages,
     value_loss,
 )
@@ -54,7 +54,7 @@ class PPOConfig:
     value_coef: float = 0.5  # weight of the value loss
     grad_clip: float = 0.5  # largest norm of the joint gradient
     target_kl: float | None = None  # stop the epochs when the approximate KL exceeds 1.5 times this
-    normalise_reward: bool = True  # divide rewards by the running standard deviation of the return
+    normalize_reward: bool = True  # divide rewards by the running standard deviation of the return
     critic: ValueConfig = field(default_factory=ValueConfig)  # value network
     seed: int = 0  # order of the minibatches
 
@@ -64,7 +64,7 @@ def actor_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped surrogate minus the entropy bonus on one minibatch; advantages are normalised within it."""
     output = policy.decisions(rows.obs, rows.record)
-    advantage = normalise(rows.advantage)[:, None]
+    advantage = normalize(rows.advantage)[:, None]
     return estimator(Decisions(rows.logp), advantage, output.logp, output.entropy, diagnose=diagnose)
 
 
@@ -94,7 +94,7 @@ class PPO(Algorithm):
     def update(self, batch: Rollout) -> Metrics:
         """Several epochs of clipped updates on one rollout."""
         config = self.config
-        if config.normalise_reward:
+        if config.normalize_reward:
             self.scale.observe(batch, config.gamma)
         rows = rows_with_advantages(
             batch, self.critic, gamma=config.gamma, lam=config.lam, reward_scale=self.scale.factor

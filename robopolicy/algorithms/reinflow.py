@@ -31,7 +31,7 @@ from robopolicy.algorithms.on_policy import (
     ReturnScale,
     Rows,
     minibatches,
-    normalise,
+    normalize,
     rows_with_advantages,
     value_loss,
 )
@@ -67,7 +67,7 @@ class ReinFlowConfig:
     target_kl: float | None = 0.01  # stop the epochs when the approximate KL exceeds this
     critic_warmup: int = 0  # first rollouts that train the critic alone
     logp_clamp: float | None = 1.0  # bound on the normalised log-probability; None switches it off
-    normalise_reward: bool = True  # divide rewards by the running standard deviation of the return
+    normalize_reward: bool = True  # divide rewards by the running standard deviation of the return
     noise: NoiseConfig = field(default_factory=NoiseConfig)  # bounds and schedule of the injected noise
     critic: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="silu"))
     seed: int = 0  # order of the minibatches
@@ -87,7 +87,7 @@ def actor_loss(
     output = policy.decisions(rows.obs, rows.record)
     new, old = (chain_logp(logp, dims, config.logp_clamp) for logp in (output.logp, rows.logp))
     entropy = output.entropy.mean(1, keepdim=True) / dims
-    loss, info = estimator(Decisions(logp_old=old), normalise(rows.advantage)[:, None], new, entropy)
+    loss, info = estimator(Decisions(logp_old=old), normalize(rows.advantage)[:, None], new, entropy)
     if config.logp_clamp is not None:
         info["clamped"] = (new.detach().abs() >= config.logp_clamp).float().mean()
     return loss, info
@@ -140,7 +140,7 @@ class ReinFlow(Algorithm):
     def update(self, batch: Rollout) -> Metrics:
         """Several epochs of clipped updates on one rollout."""
         config = self.config
-        if config.normalise_reward:
+        if config.normalize_reward:
             self.scale.observe(batch, config.gamma)
         rows = rows_with_advantages(
             batch,

@@ -29,8 +29,8 @@ class EstimatorConfig:
     """One choice per part; the defaults are PPO."""
 
     level: str = "token"  # one ratio per: token (decision) | unit (chunk, turn) | sequence | hierarchical
-    reduction: str = "sum"  # of log-ratios within the level: sum | mean | normalised (divided by count)
-    count: float = 1.0  # divisor of "normalised", e.g. steps x action dimensions
+    reduction: str = "sum"  # of log-ratios within the level: sum | mean | normalized (divided by count)
+    count: float = 1.0  # divisor of "normalized", e.g. steps x action dimensions
     hierarchy: Hierarchy = field(default_factory=Hierarchy)  # budgets of the level "hierarchical"
     log_ratio_limit: float = 20.0  # log-ratios are clamped to +- this many nats; beyond it the gradient is cut
     bounds: Bounds = field(default_factory=ConstantBounds)  # lowest and highest ratio

@@ -21,7 +21,7 @@ Bounds = Callable[[Decisions], tuple[Bound, Bound]]
 """Lowest and highest ratio at which the clipped surrogates still push."""
 
 LEVELS: dict[str, Partition | None] = {"token": None, "unit": by_unit, "sequence": by_trajectory}
-REDUCTIONS = ("sum", "mean", "normalised")
+REDUCTIONS = ("sum", "mean", "normalized")
 
 
 def log_ratio(
@@ -40,8 +40,8 @@ def log_ratio(
         decisions: Gives mask and ids.
         level: "token" one ratio per decision, "unit" per chunk or turn, "sequence" per trajectory.
         reduction: Over the decisions of the level: "sum", "mean" over its valid decisions (the geometric mean of the
-            ratios, GSPO), or "normalised", the sum divided by `count`.
-        count: For "normalised", e.g. steps x action dimensions (ReinFlow), or dimensions at token level.
+            ratios, GSPO), or "normalized", the sum divided by `count`.
+        count: For "normalized", e.g. steps x action dimensions (ReinFlow), or dimensions at token level.
 
     Returns:
         (N, T); decisions of one unit or trajectory share their value.
@@ -61,7 +61,7 @@ def log_ratio(
         segments = Segments(partition(decisions), decisions.valid())
         pooled = segments.mean(difference) if reduction == "mean" else segments.sum(difference)
         difference = segments.spread(pooled)
-    return difference / count if reduction == "normalised" else difference
+    return difference / count if reduction == "normalized" else difference
 
 
 def _is_row(level: str, decisions: Decisions) -> bool:

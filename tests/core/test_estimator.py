@@ -253,7 +253,7 @@ def test_reinflow_is_a_configuration():
     generator = torch.Generator().manual_seed(0)
     old, change = torch.randn(2, 3, 4, generator=generator), torch.randn(6, 4, generator=generator)
     decisions, advantage = Decisions.from_chain(old), torch.randn(6, generator=generator)
-    config = EstimatorConfig(level="unit", reduction="normalised", count=4 * 12.0, bounds=ConstantBounds(0.01))
+    config = EstimatorConfig(level="unit", reduction="normalized", count=4 * 12.0, bounds=ConstantBounds(0.01))
     loss, _ = Estimator(config)(decisions, advantage, decisions.logp_old + change)
     ratio = (change.sum(1) / 48).exp()
     expected = -torch.minimum(ratio * advantage, ratio.clamp(0.99, 1.01) * advantage).mean()

@@ -10,7 +10,7 @@ from robopolicy.core.ratios import LEVELS, ConstantBounds, DepthBounds, Hierarch
 
 
 @pytest.mark.parametrize("level", ["token", "unit", "sequence"])
-@pytest.mark.parametrize("reduction", ["sum", "mean", "normalised"])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "normalized"])
 def test_levels_and_reductions_equal_a_loop(decisions, shift, level, reduction):
     ratio = log_ratio(decisions.logp_old + shift, decisions.logp_old, decisions, level, reduction, 8.0)
     valid = decisions.valid()
@@ -20,7 +20,7 @@ def test_levels_and_reductions_equal_a_loop(decisions, shift, level, reduction):
     for index in valid.nonzero():
         row, column = index.tolist()
         inside = shift[valid & (ids == ids[row, column])]
-        expected = {"sum": inside.sum(), "mean": inside.mean(), "normalised": inside.sum() / 8.0}[reduction]
+        expected = {"sum": inside.sum(), "mean": inside.mean(), "normalized": inside.sum() / 8.0}[reduction]
         assert ratio[row, column] == pytest.approx(expected.item())
 
 
@@ -49,7 +49,7 @@ def test_normalised_ratio_does_not_depend_on_the_number_of_dimensions():
     for dimensions in (3, 6):
         decisions = Decisions(torch.zeros(2, steps))
         logp = torch.full((2, steps), per_dimension * dimensions)
-        ratio = log_ratio(logp, decisions.logp_old, decisions, "unit", "normalised", steps * dimensions)
+        ratio = log_ratio(logp, decisions.logp_old, decisions, "unit", "normalized", steps * dimensions)
         torch.testing.assert_close(ratio, torch.full((2, steps), per_dimension))
 
 
