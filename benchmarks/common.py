@@ -19,6 +19,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from robopolicy.files import write_text
+from robopolicy.sim.host import core_count
+
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = (
     "robopolicy",
@@ -53,8 +56,7 @@ def machine() -> dict[str, object]:
     if cpuinfo.exists():
         names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
         model = names[0] if names else model
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    described: dict[str, object] = {"cpu": model, "cores": cores, "system": platform.system()}
+    described: dict[str, object] = {"cpu": model, "cores": core_count(), "system": platform.system()}
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         described["memory_gib"] = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30)
     return described
@@ -75,7 +77,8 @@ def write_result(name: str, rows: Sequence[Row], figures: Mapping[str, Any], *, 
     """Write `results/NAME.json` and the Markdown table `results/NAME.md`."""
     record = _record(name, figures)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    _write(RESULTS / f"{name}.json", json.dumps(_plain({**record, "command": command, "rows": list(rows)}), indent=2))
+    content = json.dumps(_plain({**record, "command": command, "rows": list(rows)}), indent=2)
+    write_text(RESULTS / f"{name}.json", content + "\n")
     columns = list(rows[0]) if rows else []
     lines = [
         f"# {name}",
@@ -87,7 +90,7 @@ def write_result(name: str, rows: Sequence[Row], figures: Mapping[str, Any], *, 
         f"|{'---|' * len(columns)}",
         *(f"| {' | '.join(_text(value) for value in row.values())} |" for row in rows),
     ]
-    _write(RESULTS / f"{name}.md", "\n".join(lines))
+    write_text(RESULTS / f"{name}.md", "\n".join(lines) + "\n")
 
 
 def load_cell(name: str) -> dict[str, Any] | None:
@@ -100,7 +103,7 @@ def save_cell(name: str, cell: Mapping[str, Any]) -> None:
     """Keep a finished cell, so that an interrupted table goes on where it stopped."""
     path = RESULTS / "cells" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write(path, json.dumps(_plain(cell), indent=2))
+    write_text(path, json.dumps(_plain(cell), indent=2) + "\n")
 
 
 def _record(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,10 +125,3 @@ def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return str(value)
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace a file at once, so that nobody reads half of it."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text + "\n")
-    part.replace(path)

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.errors import UserError
     from robopolicy.evaluation.compare import compare
     from robopolicy.evaluation.report import Report, all_notes, table, to_dict, write_report
-    from robopolicy.training.atomic import atomic_folder
+    from robopolicy.files import atomic_folder
 
     check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed", "video"))
     if len(args.players) > 2 or len(set(args.players)) < len(args.players):

@@ -89,10 +89,7 @@ def _film(args: argparse.Namespace, player: Player, sim: VectorSim) -> None:
         height=args.height,
         deterministic=not args.stochastic,
     )
-    try:
-        path = write_video([recording], args.out)
-    except OSError as error:
-        raise cannot_write(args.out, error) from error
+    path = write_video([recording], args.out)
     for clip in recording.clips:
         outcome = "" if clip.success is None else "success, " if clip.success else "fail, "
         print(f"seed {clip.seed}: {outcome}return {clip.total_reward:.4g}")

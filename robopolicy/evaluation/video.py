@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from robopolicy.evaluation.actors import Actor
 from robopolicy.evaluation.harness import play
+from robopolicy.files import atomic_file
 from robopolicy.policies.base import Policy
 from robopolicy.sim.contract import Step, VectorSim
 
@@ -134,20 +136,16 @@ def write_video(recordings: Sequence[Recording], path: Path) -> Path:
     policies. The file appears only when it is complete.
     """
     grid, fps = _arrange(recordings), recordings[0].fps
-    target, temporary = (path.with_name(f"{prefix}{path.stem}.mp4") for prefix in ("", ".writing-"))
-    try:
-        if path.suffix != ".gif":
-            try:
-                _write_mp4(_grid_frames(grid, fps), temporary, fps)
-                return temporary.replace(target)
-            except (ImportError, ValueError):  # PyAV is missing or has no H.264 encoder
-                temporary.unlink(missing_ok=True)
-        target, temporary = target.with_suffix(".gif"), temporary.with_suffix(".gif")
-        pictures = [Image.fromarray(frame) for frame in _grid_frames(grid, fps)]
+    if path.suffix != ".gif":
+        film = path.with_suffix(".mp4")
+        with suppress(ImportError, ValueError), atomic_file(film) as temporary:  # PyAV or its H.264 encoder is missing
+            _write_mp4(_grid_frames(grid, fps), temporary, fps)
+            return film
+    film = path.with_suffix(".gif")
+    pictures = [Image.fromarray(frame) for frame in _grid_frames(grid, fps)]
+    with atomic_file(film) as temporary:
         pictures[0].save(temporary, save_all=True, append_images=pictures[1:], duration=round(1000 / fps), loop=0)
-        return temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    return film
 
 
 def write_strip(recordings: Sequence[Recording], path: Path, *, moments: int = 5) -> Path:

@@ -19,11 +19,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.files import atomic_folder, recover
 from robopolicy.nets.normalizer import Normalizer, unfitted_normalizers
 from robopolicy.policies import POLICIES
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.noise import RowStreams
-from robopolicy.training.atomic import atomic_folder, recover
 from robopolicy.training.device import usable_device
 from robopolicy.training.manifest import (
     MANIFEST,

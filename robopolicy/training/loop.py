@@ -23,6 +23,7 @@ import torch
 
 from robopolicy.errors import UserError, cannot_write
 from robopolicy.evaluation.harness import evaluate
+from robopolicy.files import recover, write_text
 from robopolicy.training.build import Parts, build, complete
 from robopolicy.training.checkpoint import load_training_state, save_checkpoint
 from robopolicy.training.compose import config_text, read_config
@@ -76,7 +77,8 @@ def resume_run(folder: Path) -> Trainer:
         raise UserError(f"Run {folder} has ended; start another one with init_from={folder}/checkpoints/last.")
     config = read_config(folder / "config.yaml")
     last = folder / "checkpoints" / "last"
-    if not last.exists() and not last.with_name(".last.previous").exists():
+    recover(last)
+    if not last.exists():
         # Killed before its first resume point: the run is a function of its configuration, so begin again.
         return Trainer(build(config), folder)
     state = load_training_state(last)
@@ -226,10 +228,7 @@ class Trainer:
             "seconds": self._elapsed(),
             "versions": versions(),
         }
-        text = json.dumps(report, indent=2) + "\n"
-        temporary = self.folder / ".report.json"
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(self.folder / "report.json")
+        write_text(self.folder / "report.json", json.dumps(report, indent=2) + "\n")
         return report
 
     def _elapsed(self) -> float:

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 
 from robopolicy.errors import UserError
 from robopolicy.policies.flow import FlowConfig, FlowPolicy
-from robopolicy.training import atomic
 from robopolicy.training.checkpoint import load_policy, load_training_state, save_checkpoint, verify_checkpoint
 from robopolicy.training.manifest import SCHEMA, sha256
 
@@ -116,19 +115,6 @@ def test_a_crash_between_the_two_renames_loses_nothing(saved):
     assert load_policy(saved)[1].task == "toy/point_mass"
 
 
-def test_a_crash_before_the_old_one_was_deleted_is_cleaned_up(saved):
-    saved.with_name(".best.previous").mkdir()
-    atomic.recover(saved)
-    assert [entry.name for entry in saved.parent.iterdir()] == ["best"]
-
-
-def test_a_folder_that_fails_half_way_disappears(tmp_path):
-    with pytest.raises(ZeroDivisionError), atomic.atomic_folder(tmp_path / "x") as folder:
-        (folder / "part").write_text("half")
-        1 / 0  # noqa: B018
-    assert not list(tmp_path.iterdir())
-
-
 def flip_a_bit(path: Path) -> None:
     data = bytearray((path / "model.safetensors").read_bytes())
     data[-1] ^= 1
@@ -218,7 +204,7 @@ def test_a_golden_file_of_another_policy_is_refused(saved, key):
     edit_manifest(
         saved, lambda data: data["files"].update({"golden.safetensors": sha256(saved / "golden.safetensors")})
     )
-    with pytest.raises(UserError, match="golden.safetensors does not fit the policy"):
+    with pytest.raises(UserError, match="does not fit the policy"):
         verify_checkpoint(saved)
 
 

@@ -22,6 +22,7 @@ from robopolicy.data.episodes import Array, Episodes
 from robopolicy.data.lerobot import layout
 from robopolicy.data.lerobot.images import decode_image, decode_video
 from robopolicy.errors import UserError
+from robopolicy.files import recover
 
 _LIBRARY_ERRORS = (pa.ArrowException, av.FFmpegError, Image.DecompressionBombError)
 
@@ -46,6 +47,7 @@ def read_lerobot(path: str | Path, *, episodes: Sequence[int] | None = None, ima
         images: Whether to decode the cameras.
     """
     root = Path(path)
+    recover(root)
     if not (root / layout.INFO).is_file():
         raise UserError(f"No LeRobot dataset at {root}: {layout.INFO} is missing; collect one or check the path.")
     with _reading(root):

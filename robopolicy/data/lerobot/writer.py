@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,6 +26,7 @@ from robopolicy.data.statistics import (
     vector_statistics,
 )
 from robopolicy.errors import UserError, cannot_write
+from robopolicy.files import fresh_folder, publish
 
 _IMAGE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _ROWS_PER_WRITE = 100  # episode rows kept in memory between two writes
@@ -65,7 +65,6 @@ class LeRobotWriter:
             video_file_mb: Size at which a new video file begins [MB].
         """
         self.path = Path(path).absolute()
-        self._partial = self.path.with_name(f".{self.path.name}.partial-{os.getpid()}")
         self._control_dt = control_dt
         self._rate = layout.frame_rate(control_dt)
         self._encoder = video_encoder() if video else None
@@ -79,11 +78,13 @@ class LeRobotWriter:
         self._histograms: dict[str, Any] = {}
         self._videos: dict[str, VideoFiles] = {}
         _refuse_existing(self.path, overwrite)
+        try:
+            self._partial = fresh_folder(self.path)
+            (self._partial / "meta").mkdir()
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
         self._data = _ParquetFiles(self._partial, layout.DATA, data_file_mb << 20)
         self._metadata = _ParquetFiles(self._partial, layout.EPISODES, data_file_mb << 20)
-        with self._guard():
-            shutil.rmtree(self._partial, ignore_errors=True)
-            (self._partial / "meta").mkdir(parents=True)
 
     def __enter__(self) -> LeRobotWriter:
         return self
@@ -118,7 +119,8 @@ class LeRobotWriter:
             for video in self._videos.values():
                 video.close()
             self._write_meta()
-            self._move_into_place()
+            _refuse_existing(self.path, self._overwrite)  # somebody may have written it meanwhile
+            publish(self._partial, self.path)
 
     def abort(self) -> None:
         """Remove everything written so far."""
@@ -251,23 +253,17 @@ class LeRobotWriter:
             statistics[name] = vector_statistics(values.reshape(-1, feature["shape"][0]))
         return statistics
 
-    def _move_into_place(self) -> None:
-        if self._overwrite and self.path.exists():
-            old = self._partial.with_name(self._partial.name.replace(".partial-", ".replaced-"))
-            self.path.rename(old)
-            self._partial.rename(self.path)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            self._partial.rename(self.path)
-
     @contextmanager
     def _guard(self) -> Iterator[None]:
-        """Turn failures of the file system and of the encoders into one clear line, leaving nothing behind."""
+        """Leave nothing behind, and turn failures of the file system and of the encoders into one clear line."""
         try:
             yield
         except (OSError, pa.ArrowException, av.FFmpegError) as error:
             self.abort()
             raise cannot_write(self.path, error) from error
+        except BaseException:
+            self.abort()
+            raise
 
 
 class _ParquetFiles:

@@ -1,0 +1,113 @@
+"""Files and folders that appear complete or not at all.
+
+What is being written carries a hidden sibling name with the number of the process, so that two writers never mix. A
+process that is killed outright leaves that sibling behind; nobody reads it, and it may be deleted.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from robopolicy.errors import cannot_write
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder; on success it takes the name `path` (see `publish`), on failure nothing remains of it.
+
+    Raises:
+        UserError: The disk is full or the place cannot be written.
+    """
+    try:
+        temporary = fresh_folder(path)
+        try:
+            yield temporary
+            publish(temporary, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        raise cannot_write(path, error) from error
+
+
+def fresh_folder(path: Path) -> Path:
+    """Make the empty folder in which this process prepares `path`; it ends with `publish` or is deleted."""
+    recover(path)
+    folder = _sibling(path)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def publish(folder: Path, path: Path) -> None:
+    """Give a complete `folder` its final name.
+
+    A folder already at `path` is moved aside first and deleted last, so that at every instant either the old or the
+    new one exists in full; `recover` puts the old one back when a crash fell between the two renames.
+    """
+    _sync(folder)
+    try:
+        if path.exists():
+            path.rename(_previous(path))
+        folder.rename(path)
+    finally:
+        recover(path)
+
+
+def recover(path: Path) -> None:
+    """Finish or undo a replacement of `path` that a crash interrupted."""
+    previous = _previous(path)
+    if not os.path.exists(previous):  # unlike Path.exists, quiet where the parent may not be searched
+        return
+    if path.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+    else:
+        previous.rename(path)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a name with the suffix of `path` to write to; on success the file replaces `path` in one step.
+
+    Raises:
+        UserError: The disk is full or the place cannot be written.
+    """
+    temporary = _sibling(path)
+    try:
+        yield temporary
+        temporary.replace(path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    finally:
+        with suppress(OSError):  # the place may not be a folder at all
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write or replace a text file in one step."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _sibling(path: Path) -> Path:
+    # The suffix is kept, since encoders choose their format by it.
+    return path.with_name(f".{path.stem}.writing-{os.getpid()}{path.suffix}")
+
+
+def _previous(path: Path) -> Path:
+    return path.with_name(f".{path.name}.previous")
+
+
+def _sync(folder: Path) -> None:
+    """Push files and directory entries to the disk, so that a power cut after the rename finds them whole."""
+    for path in [*folder.rglob("*"), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,49 @@
+"""Files and folders appear complete or not at all, and a replacement never loses the old one."""
+
+from pathlib import Path
+
+import pytest
+
+from robopolicy.errors import UserError
+from robopolicy.files import atomic_folder, recover, write_text
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_a_folder_replaces_the_old_one_as_a_whole(tmp_path):
+    for text in ("first", "second"):
+        with atomic_folder(tmp_path / "x") as folder:
+            (folder / text).write_text(text)
+    assert names(tmp_path) == ["x"]
+    assert names(tmp_path / "x") == ["second"]
+
+
+def test_a_folder_that_fails_half_way_disappears(tmp_path):
+    with pytest.raises(ZeroDivisionError), atomic_folder(tmp_path / "x") as folder:
+        (folder / "part").write_text("half")
+        1 / 0  # noqa: B018
+    assert names(tmp_path) == []
+
+
+def test_a_crash_between_the_two_renames_is_undone(tmp_path):
+    (tmp_path / ".x.previous").mkdir()
+    recover(tmp_path / "x")
+    assert names(tmp_path) == ["x"]
+
+
+def test_a_crash_before_the_old_one_was_deleted_is_cleaned_up(tmp_path):
+    (tmp_path / "x").mkdir()
+    (tmp_path / ".x.previous").mkdir()
+    recover(tmp_path / "x")
+    assert names(tmp_path) == ["x"]
+
+
+def test_text_replaces_the_old_file_and_failure_is_one_clear_line(tmp_path):
+    for text in ("first", "second"):
+        write_text(tmp_path / "x.txt", text)
+    assert (tmp_path / "x.txt").read_text() == "second"
+    with pytest.raises(UserError, match="Cannot write"):
+        write_text(tmp_path / "x.txt" / "y.txt", "third")
+    assert names(tmp_path) == ["x.txt"]
