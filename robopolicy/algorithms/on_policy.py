@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robopolicy.core.advantages.trackers import RunningMoments
 from robopolicy.core.returns import chunk_discount, gae, successor_values
@@ -144,11 +144,10 @@ def normalize(advantage: Tensor) -> Tensor:
     return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
 
 
-def value_loss(value: Tensor, target: Tensor, old: Tensor | None = None, clip: float | None = None) -> Tensor:
-    """Mean squared error of the critic, optionally with the change from `old` clipped to `clip`."""
-    if clip is not None and old is not None:
-        value = old + (value - old).clamp(-clip, clip)
-    return nn.functional.mse_loss(value, target)
+def explained_variance(rows: Rows) -> float:
+    """Share of the variance of the value targets that the critic predicted before the update; 1 is perfect."""
+    variance = rows.value_target.var().clamp_min(1e-12)
+    return float(1 - (rows.value_target - rows.value).var() / variance)
 
 
 class ReturnScale:

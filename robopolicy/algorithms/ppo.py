@@ -25,10 +25,10 @@ from robopolicy.algorithms.on_policy import (
     Beside,
     ReturnScale,
     Rows,
+    explained_variance,
     minibatches,
     normalize,
     rows_with_advantages,
-    value_loss,
 )
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
@@ -105,15 +105,12 @@ class PPO(Algorithm):
         self.critic.observe(rows.obs)
         self.updates += 1
         metrics = {key: float(value) for key, value in info.items()}
-        metrics["critic/explained_variance"] = float(
-            1 - (rows.value_target - rows.value).var() / rows.value_target.var()
-        )
+        metrics["critic/explained_variance"] = explained_variance(rows)
         return metrics | {"actor/epochs": float(stopped), "actor/lr": self.optimizer.param_groups[0]["lr"]}
 
     def _set_lr(self) -> None:
         share = 1.0 - self.updates / self.total_updates if self.config.lr_decay else 1.0
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.lr * share
+        self.optimizer.param_groups[0]["lr"] = self.config.lr * share
 
     def _epochs(self, rows: Rows) -> tuple[dict[str, Tensor], int]:
         info: dict[str, Tensor] = {}
@@ -139,7 +136,7 @@ class PPO(Algorithm):
         return True
 
     def _critic_gradient(self, rows: Rows) -> Tensor:
-        loss = value_loss(self.critic(rows.obs), rows.value_target)
+        loss = nn.functional.mse_loss(self.critic(rows.obs), rows.value_target)
         (self.config.value_coef * loss).backward()
         return loss.detach()
 

@@ -30,10 +30,10 @@ from robopolicy.algorithms.on_policy import (
     Beside,
     ReturnScale,
     Rows,
+    explained_variance,
     minibatches,
     normalize,
     rows_with_advantages,
-    value_loss,
 )
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
@@ -41,9 +41,8 @@ from robopolicy.core.ratios import ConstantBounds
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
-from robopolicy.policies.base import Observation, Policy, Sample
+from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.flow import FlowPolicy
-from robopolicy.policies.noise import Randomness
 from robopolicy.policies.stochastic_flow import NoiseConfig, StochasticFlow
 
 
@@ -129,10 +128,6 @@ class ReinFlow(Algorithm):
         self.generator = torch.Generator().manual_seed(config.seed)
         self._beside = Beside()
 
-    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Draw a chunk through the noisy chain."""
-        return self.policy.sample(obs, generator=generator)
-
     def deployable(self) -> Policy:
         """The fine-tuned flow without the noise network."""
         return self.policy.flow
@@ -155,9 +150,8 @@ class ReinFlow(Algorithm):
         self.critic.observe(rows.obs)
         self.updates += 1
         self.policy.set_progress(self.updates / self.total_updates)  # after the epochs, or first ratios were not 1
-        metrics = {name: float(value) for name, value in info.items()}
-        variance = rows.value_target.var().clamp_min(1e-12)
-        metrics["critic/explained_variance"] = float(1 - (rows.value_target - rows.value).var() / variance)
+        metrics = {key: float(value) for key, value in info.items()}
+        metrics["critic/explained_variance"] = explained_variance(rows)
         return metrics | {"actor/epochs": float(epochs), "actor/lr": self.actor_optimizer.param_groups[0]["lr"]}
 
     def _set_lr(self) -> None:
@@ -178,7 +172,7 @@ class ReinFlow(Algorithm):
         return info, self.config.epochs
 
     def _critic_step(self, rows: Rows) -> Tensor:
-        loss = value_loss(self.critic(rows.obs), rows.value_target)
+        loss = nn.functional.mse_loss(self.critic(rows.obs), rows.value_target)
         self.critic_optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.critic_optimizer.step()

@@ -21,9 +21,9 @@ from robopolicy.nets.mlp import MLP
 from robopolicy.nets.normalizer import Statistics, make_normalizer
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import DecisionOutput, Info, Observation, Policy, PolicySpec, Record, Sample, chunk_mean
+from robopolicy.policies.density import normal_entropy, normal_log_density
 from robopolicy.policies.noise import Randomness, normal
 
-HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 IMITATION_LOSSES = ("nll", "mse")
 
 
@@ -103,7 +103,7 @@ class GaussianPolicy(Policy):
         raw = record["raw"]
         mean, log_std = self._distribution(obs)
         logp = self._logp(raw, mean, log_std)
-        entropy = (log_std + (0.5 + HALF_LOG_2PI)).flatten(-2).sum(-1, keepdim=True).expand_as(logp)
+        entropy = normal_entropy(log_std).flatten(-2).sum(-1, keepdim=True).expand_as(logp)
         if self.config.squash:
             std = log_std.exp()
             draw = mean + std * ((raw - mean) / std).detach()
@@ -147,8 +147,7 @@ class GaussianPolicy(Policy):
         return mean.view(shape), log_std.view(shape)
 
     def _log_density(self, raw: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-        z = (raw - mean) * (-log_std).exp()
-        density = -0.5 * z * z - log_std - HALF_LOG_2PI
+        density = normal_log_density(raw, mean, log_std)
         return density - _log_tanh_slope(raw) if self.config.squash else density
 
     def _logp(self, raw: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:

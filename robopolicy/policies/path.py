@@ -130,9 +130,9 @@ def prediction_target(kind: str, data: Tensor, noise: Tensor, a: Tensor, b: Tens
     return _WRITERS[kind](data, noise, a, b)
 
 
-def left_grid(steps: int, device: torch.device | None = None) -> Tensor:
+def left_grid(steps: int) -> Tensor:
     """Times `{0, 1/K, ..., (K-1)/K}` `(K,)` at which Euler steps of size 1/K are taken.
 
     The only grid of the flow heads: sampling and scoring both index it.
     """
-    return torch.arange(steps, device=device) / steps
+    return torch.arange(steps) / steps

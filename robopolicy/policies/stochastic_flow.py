@@ -20,10 +20,10 @@ from robopolicy.nets.mlp import MLP
 from robopolicy.nets.normalizer import Statistics
 from robopolicy.nets.time import SinusoidalEmbedding
 from robopolicy.policies.base import DecisionOutput, Info, Observation, Policy, Record, Sample
+from robopolicy.policies.density import normal_entropy, normal_log_density
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.noise import Randomness, normal
 
-HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 SCHEDULES = ("constant", "learned", "learned_decay")
 HOLD = 0.35  # learned_decay keeps the upper bound for this share of training, then lowers it along a cosine
 FINAL_SHARE = 0.7  # ... to 0.3 std_min + 0.7 std_max
@@ -125,7 +125,7 @@ class StochasticFlow(Policy):
                 noise = noise.clamp(-self.config.noise_clip, self.config.noise_clip)
             x = mean + log_std.exp() * noise
             chain.append(x)
-            logp.append(_log_density(x, mean, log_std))
+            logp.append(_chain_logp(x, mean, log_std))
         chunk = self.flow.action_normalizer.denormalize(self.flow.clip(x))
         return Sample(chunk, {"chain": torch.stack(chain, 1)}, torch.stack(logp, 1))
 
@@ -139,9 +139,8 @@ class StochasticFlow(Policy):
         features = self.flow.encode(obs).repeat_interleave(steps, 0)  # (B * K, To, F)
         t = self.flow.grid.repeat(batch)
         mean, log_std = self.transition(features, chain[:, :-1].flatten(0, 1), t)
-        logp = _log_density(chain[:, 1:].flatten(0, 1), mean, log_std)
-        entropy = (log_std + (0.5 + HALF_LOG_2PI)).flatten(1).sum(1)
-        return DecisionOutput(logp.view(batch, steps), entropy.view(batch, steps))
+        logp = _chain_logp(chain[:, 1:].flatten(0, 1), mean, log_std)
+        return DecisionOutput(logp.view(batch, steps), normal_entropy(log_std).flatten(1).sum(1).view(batch, steps))
 
     def set_progress(self, progress: float) -> None:
         """Advance the noise schedule; call it between iterations only."""
@@ -178,6 +177,5 @@ class StochasticFlow(Policy):
         self.flow.fit_normalizer(statistics)
 
 
-def _log_density(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    z = (x - mean) * (-log_std).exp()
-    return (-0.5 * z * z - log_std - HALF_LOG_2PI).flatten(1).sum(1)
+def _chain_logp(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    return normal_log_density(x, mean, log_std).flatten(1).sum(1)

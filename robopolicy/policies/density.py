@@ -1,0 +1,20 @@
+"""Density and entropy of a diagonal Gaussian, elementwise and from the log standard deviation, as heads learn it."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+def normal_log_density(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    """Log-density of every element of `x` [nats]; sum over the dimensions that are one decision."""
+    z = (x - mean) * (-log_std).exp()
+    return -0.5 * z * z - log_std - HALF_LOG_2PI
+
+
+def normal_entropy(log_std: Tensor) -> Tensor:
+    """Entropy of every element [nats]."""
+    return log_std + (0.5 + HALF_LOG_2PI)
