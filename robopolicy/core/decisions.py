@@ -55,11 +55,6 @@ class Decisions:
                 raise ValueError(f"extra['{name}'] must have {shape[0]} rows, got shape {tuple(value.shape)}.")
 
     @classmethod
-    def from_tokens(cls, logp_old: Tensor, **others: Any) -> Decisions:
-        """Rows of tokens `(B, T)`; `others` are fields of this class, `(B, T)` or `(B,)`."""
-        return cls(logp_old, **others)
-
-    @classmethod
     def from_chain(cls, logp_old: Tensor, **others: Any) -> Decisions:
         """View a denoising chain `(T_env, N_env, K)` as T_env * N_env rows of K decisions.
 

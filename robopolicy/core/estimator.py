@@ -112,7 +112,7 @@ class Estimator:
             losses = losses * importance_weight(decisions, config.importance_level, config.importance_cap)
         loss = self._aggregate(losses, mask, decisions)
         info = _diagnostics(ratio.detach(), out.clipped, mask) if diagnose else {}
-        penalty = self._regularise(decisions, logp, entropy, ratio, mask, info)
+        penalty = self._regularize(decisions, logp, entropy, ratio, mask, info)
         return (loss if penalty is None else loss + penalty), info
 
     def observe(self, info: Mapping[str, Tensor], count: int = 1) -> None:
@@ -141,7 +141,7 @@ class Estimator:
     def _aggregate(self, losses: Tensor, mask: Tensor | None, decisions: Decisions) -> Tensor:
         return AGGREGATES[self.config.aggregate](losses, mask, decisions, self.config.length)
 
-    def _regularise(
+    def _regularize(
         self,
         decisions: Decisions,
         logp: Tensor,

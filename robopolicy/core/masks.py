@@ -16,18 +16,14 @@ MaskRule = Callable[[Decisions, Tensor, Tensor], Tensor]
 def compose(rules: Sequence[MaskRule], decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor | None:
     """Product of the validity mask and all rules `(N, T)`; None where nothing is masked.
 
-    Masked decisions leave the numerator and the denominator of the aggregation.
+    The validity mask holds the decisions the policy really took: not prompt, tool output or padding. Masked decisions
+    leave the numerator and the denominator of the aggregation.
     """
     keep = None if decisions.mask is None else decisions.valid()
     for rule in rules:
         chosen = rule(decisions, advantage, log_ratio)
         keep = chosen if keep is None else keep & chosen
     return keep
-
-
-def validity(decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
-    """Decisions the policy really took: not prompt, tool output, padding or frozen denoising steps."""
-    return decisions.valid()
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,6 @@ class ChunkBatch:
     mask: Tensor  # (B, H) float32, 0 on steps padded after the end of the episode
     weight: Tensor | None = None  # (B,) importance of each sample
 
-    def to(self, device: torch.device | str) -> ChunkBatch:
-        """Copy on `device`."""
-        obs = {key: value.to(device) for key, value in self.obs.items()}
-        weight = None if self.weight is None else self.weight.to(device)
-        return ChunkBatch(obs, self.chunk.to(device), self.mask.to(device), weight)
-
 
 class ChunkSampler:
     """Endless shuffled minibatches; every frame starts one chunk per epoch.

@@ -77,15 +77,5 @@ def dataset_statistics(episodes: Episodes) -> dict[str, Statistics]:
 
 
 def statistics_to_json(statistics: Mapping[str, Statistics]) -> dict[str, dict[str, Any]]:
-    """Plain lists, as in `meta/stats.json` and checkpoint manifests."""
+    """Plain lists, as in `meta/stats.json`."""
     return {key: {name: value.tolist() for name, value in stats.items()} for key, stats in statistics.items()}
-
-
-def statistics_from_json(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Statistics]:
-    """Inverse of `statistics_to_json`; refuses numbers that are not finite."""
-    statistics = {key: {name: np.asarray(value) for name, value in stats.items()} for key, stats in data.items()}
-    for key, stats in statistics.items():
-        for name, value in stats.items():
-            if not np.issubdtype(value.dtype, np.number) or not np.isfinite(value).all():
-                raise UserError(f"The stored statistic '{name}' of '{key}' is not finite; compute it again.")
-    return statistics

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -96,7 +95,7 @@ class EvalResult:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form with every episode; the inverse of `from_dict`."""
+        """JSON-ready form with every episode; floats keep every bit."""
         return {
             "version": RESULT_VERSION,
             "task": self.task,
@@ -110,10 +109,6 @@ class EvalResult:
                 "length": self.lengths.tolist(),
             },
         }
-
-    def to_json(self) -> str:
-        """Text of `to_dict`; floats keep every bit."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> EvalResult:
@@ -138,8 +133,3 @@ class EvalResult:
             cost=Cost(**data["cost"]),
             seeded=data["seeded"],
         )
-
-    @classmethod
-    def from_json(cls, text: str) -> EvalResult:
-        """Inverse of `to_json`."""
-        return cls.from_dict(json.loads(text))

@@ -1,1 +1,1 @@
-"""Two-way adapters to other libraries."""
+"""Our simulators as environments of other libraries."""

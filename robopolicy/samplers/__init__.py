@@ -1,1 +1,1 @@
-"""Where experience comes from: rollouts, curricula, interventions."""
+"""Where experience comes from: rollouts in a simulator."""

@@ -70,13 +70,6 @@ def config_text(config: TrainConfig) -> str:
     return yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
 
 
-def preset_names(group: str) -> list[str]:
-    """What may follow `group=` on the command line."""
-    _register()
-    with initialize_config_dir(str(PRESETS), version_base="1.3"):
-        return _options(group)
-
-
 @cache
 def _register() -> None:
     """Make the dataclasses known to Hydra: one option per registered policy and algorithm."""

@@ -62,7 +62,7 @@ class DatasetSource:
 
     def next(self, algorithm: Algorithm) -> ChunkBatch:
         """The next minibatch."""
-        return next(self.sampler).to(self.device)
+        return _move(next(self.sampler), self.device)
 
     def metrics(self) -> dict[str, float]:
         """Completed passes over the data."""
@@ -71,7 +71,7 @@ class DatasetSource:
     def observations(self) -> Observation:
         """Observations spread over the dataset."""
         frames = torch.linspace(0, len(self.sampler) - 1, 4).long()
-        return self.sampler.take(frames).to(self.device).obs
+        return _move(self.sampler.take(frames).obs, self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Position in the stream."""

@@ -16,7 +16,7 @@ def token_batch() -> Decisions:
     mask[2, 3:] = False
     mask[4, 2:] = False
     logp = -draw().abs()
-    return Decisions.from_tokens(
+    return Decisions(
         logp,
         logp_behaviour=logp + 0.1 * draw(),
         logp_ref=logp + 0.1 * draw(),

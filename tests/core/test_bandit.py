@@ -32,7 +32,7 @@ def test_gradient_on_a_gaussian_bandit(surrogate, level, layout, count):
     else:  # two tokens of padding, whose log-probabilities are garbage
         mask = torch.cat([torch.ones(N, count), torch.zeros(N, 2)], 1).bool()
         steps = torch.cat([steps, torch.full((N, 2), 1e6, dtype=torch.float64)], 1)
-        decisions = Decisions.from_tokens(score_and_logp(torch.zeros(()), steps), mask=mask)
+        decisions = Decisions(score_and_logp(torch.zeros(()), steps), mask=mask)
     advantage = Pipeline([Baseline("leave_one_out", Scope(everything)), Broadcast()])(reward, decisions)
 
     theta = torch.zeros((), dtype=torch.float64, requires_grad=True)

@@ -27,11 +27,6 @@ def test_a_chain_becomes_rows_by_a_view():
     assert torch.equal(decisions.need("group"), torch.arange(12))
 
 
-def test_tokens_are_rows_already():
-    logp = torch.randn(2, 3)
-    assert Decisions.from_tokens(logp).logp_old is logp
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

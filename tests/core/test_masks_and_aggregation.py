@@ -5,11 +5,11 @@ import torch
 
 from robopolicy.core.aggregate import AGGREGATES, masked_mean
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory
-from robopolicy.core.masks import DepthRange, RatioOutlier, compose, validity
+from robopolicy.core.masks import DepthRange, RatioOutlier, compose
 
 
 def test_rules_are_composed_by_product(decisions, shift):
-    rules = [validity, DepthRange(1, 3), RatioOutlier(0.1)]
+    rules = [DepthRange(1, 3), RatioOutlier(0.1)]
     keep = compose(rules, decisions, decisions.reward, shift)
     column = torch.arange(decisions.shape[1])
     expected = decisions.valid() & (column >= 1) & (column < 3) & (shift.abs() <= 0.1)

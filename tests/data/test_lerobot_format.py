@@ -9,7 +9,7 @@ import pytest
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.data.lerobot import LeRobotWriter, read_lerobot, write_lerobot
 from robopolicy.data.lerobot.images import video_encoder
-from robopolicy.data.statistics import dataset_statistics, statistics_from_json
+from robopolicy.data.statistics import dataset_statistics
 from robopolicy.errors import UserError
 
 
@@ -99,7 +99,7 @@ def test_layout_is_the_one_of_lerobot_v30(tmp_path: Path) -> None:
     assert sum(table["next.done"].to_pylist()) == 4 and sum(table["next.truncated"].to_pylist()) == 1
     rows = pq.read_table(tmp_path / "set/meta/episodes/chunk-000/file-000.parquet").to_pylist()
     assert [row["dataset_to_index"] for row in rows] == data.ends.tolist()
-    stored = statistics_from_json(json.loads((tmp_path / "set/meta/stats.json").read_text()))
+    stored = json.loads((tmp_path / "set/meta/stats.json").read_text())
     for key, name in (
         ("state", "observation.state"),
         ("image.front", "observation.images.front"),

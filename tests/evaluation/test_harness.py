@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -96,7 +98,7 @@ def test_cost_counts_network_calls_per_action(make_sim, make_policy):
 
 def test_result_survives_json_to_the_last_bit(make_sim, make_policy):
     result = evaluate(make_policy(), make_sim(4), episodes=6)
-    again = EvalResult.from_json(result.to_json())
+    again = EvalResult.from_dict(json.loads(json.dumps(result.to_dict())))
     assert same_episodes(result, again) and again.cost == result.cost and again.summary() == result.summary()
 
 

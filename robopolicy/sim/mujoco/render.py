@@ -1,4 +1,4 @@
-"""Offscreen rendering that is fast on a CPU: no shadows, reflections or multisampling unless asked for (20-60x)."""
+"""Offscreen rendering without shadows, reflections and multisampling, which is 20-60x faster on a CPU."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ class Renderer:
         model: The model; visual quality settings of it are left as they are.
         height: Pixels.
         width: Pixels.
-        pretty: Shadows, reflections and the model's own multisampling, at a cost of 20-60x on a CPU.
     """
 
-    def __init__(self, model: mujoco.MjModel, height: int, width: int, *, pretty: bool = False) -> None:
+    def __init__(self, model: mujoco.MjModel, height: int, width: int) -> None:
         self.data = mujoco.MjData(model)  # set its state, then call `frame`
         self._model = model
         self._context: Any = _gl_context(width, height)
         self._context.make_current()
-        self._draw = _draw_context(model, height, width, pretty)
+        self._draw = _draw_context(model, height, width)
         self._scene = mujoco.MjvScene(model, maxgeom=10_000)
-        self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = pretty
-        self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = pretty
+        self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
+        self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
         self._option = mujoco.MjvOption()
         self._rect = mujoco.MjrRect(0, 0, width, height)
         self._pixels: NDArray[np.uint8] = np.empty((height, width, 3), np.uint8)
@@ -75,12 +74,12 @@ def _gl_context(width: int, height: int) -> Any:
         ) from error
 
 
-def _draw_context(model: mujoco.MjModel, height: int, width: int, pretty: bool) -> mujoco.MjrContext:
+def _draw_context(model: mujoco.MjModel, height: int, width: int) -> mujoco.MjrContext:
     """Create the drawing context; it reads buffer size and multisampling from the model, which is then put back."""
     screen, quality = model.vis.global_, model.vis.quality
     before = screen.offwidth, screen.offheight, quality.offsamples
     screen.offwidth, screen.offheight = width, height
-    quality.offsamples = quality.offsamples if pretty else 0
+    quality.offsamples = 0
     try:
         draw = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, draw)

@@ -1,6 +1,6 @@
 """What a task on the native MuJoCo backend provides: plain numpy functions over a batch of environments.
 
-A task never steps physics and never loops over environments. The engine (`rollout` or `threads`) owns the states and
+A task never steps physics and never loops over environments. The engine (`rollout` or `exact`) owns the states and
 calls `control` -> physics -> `outcome` -> `observe` once per control step.
 """
 
