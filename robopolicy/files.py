@@ -14,7 +14,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from robopolicy.errors import cannot_write
+from robopolicy.errors import UserError, cannot_write
 
 
 @contextmanager
@@ -68,6 +68,22 @@ def recover(path: Path) -> None:
         shutil.rmtree(previous, ignore_errors=True)
     else:
         previous.rename(path)
+
+
+def refuse_foreign(path: Path, marker: str, what: str) -> None:
+    """Refuse to replace what somebody else has put at `path`; an empty folder may be replaced.
+
+    Args:
+        path: Folder that is about to be written.
+        marker: File in it by which our own are recognised.
+        what: What ours is called, with an article.
+
+    Raises:
+        UserError: There is something without that file.
+    """
+    empty = path.is_dir() and not any(path.iterdir())
+    if path.exists() and not empty and not (path / marker).is_file():
+        raise UserError(f"{path} exists and is not {what}; choose another folder.")
 
 
 @contextmanager

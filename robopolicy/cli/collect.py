@@ -56,13 +56,11 @@ def run(args: argparse.Namespace) -> int:
 
     from robopolicy.data.collect import collect
     from robopolicy.data.lerobot import LeRobotWriter
-    from robopolicy.errors import UserError
     from robopolicy.sim.registry import SimOptions, get_task, make_sim
 
     _check(args)
     entry = get_task(args.task)
-    if entry.make_expert is None:
-        raise UserError(f"Task {entry.name} has no scripted expert; see 'robopolicy list tasks' for those that have.")
+    make_expert = entry.need_expert()
     options = SimOptions(
         num_envs=min(args.num_envs, args.episodes),
         backend=args.backend,
@@ -86,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
             bar = progress.add_task(f"collect {entry.name}", total=args.episodes)
             report = collect(
                 sim,
-                entry.make_expert(),
+                make_expert(),
                 writer,
                 episodes=args.episodes,
                 seed=args.seed,

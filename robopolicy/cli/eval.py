@@ -49,12 +49,12 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.errors import UserError
     from robopolicy.evaluation.compare import compare
     from robopolicy.evaluation.report import Report, all_notes, table, to_dict, write_report
-    from robopolicy.files import atomic_folder
+    from robopolicy.files import atomic_folder, refuse_foreign
 
     check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed", "video"))
     if len(args.players) > 2 or len(set(args.players)) < len(args.players):
         raise UserError(f"Pass one player or two different ones, got {' '.join(args.players)}.")
-    _check_out(args.out)
+    refuse_foreign(args.out, "report.html", "an evaluation report")
     players, entry = load_players(args.players, args.task, args.device)
     with atomic_folder(args.out) as folder:
         video, strip, notes = _film(args, players, entry, folder)  # first, because a bad camera name fails here
@@ -136,13 +136,6 @@ def _film(
         ]
     strip = write_strip(recordings, folder / "strip.png")
     return write_video(recordings, folder / "episodes.mp4"), strip, []
-
-
-def _check_out(out: Path) -> None:
-    from robopolicy.errors import UserError
-
-    if out.exists() and not (out / "report.html").exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"{out} exists and is not an evaluation report; choose another --out.")
 
 
 def _facts(args: argparse.Namespace, entry: TaskEntry) -> dict[str, str]:

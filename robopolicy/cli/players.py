@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from robopolicy.errors import UserError
@@ -13,6 +13,7 @@ from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, TaskEntry, get_task, make_sim
 from robopolicy.training.checkpoint import load_policy
+from robopolicy.training.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def sim_options(args: argparse.Namespace, players: Sequence[Player], num_envs: i
     if len(sizes) > 1:
         raise UserError(f"The policies need images of different sizes {sorted(sizes)}; evaluate them one by one.")
     options = SimOptions(num_envs=num_envs, backend=args.backend, reward=args.reward, cameras=tuple(sorted(images)))
-    return SimOptions(**{**vars(options), "image_size": sizes.pop()}) if sizes else options
+    return replace(options, image_size=sizes.pop()) if sizes else options
 
 
 def open_sim(entry: TaskEntry, options: SimOptions, players: Sequence[Player]) -> VectorSim:
@@ -75,15 +76,13 @@ def open_sim(entry: TaskEntry, options: SimOptions, players: Sequence[Player]) -
     return sim
 
 
-def _player(name: str, label: str, entry: TaskEntry, loaded: dict) -> Player:
+def _player(name: str, label: str, entry: TaskEntry, loaded: dict[str, tuple[Policy, Manifest]]) -> Player:
     if name == "random":
         return Player(label, RandomActor)
     if name != "expert":
         policy, _ = loaded[name]
         return Player(label, lambda: policy, policy.spec)
-    make_expert = entry.make_expert
-    if make_expert is None:
-        raise UserError(f"Task {entry.name} has no scripted expert; see 'robopolicy list tasks' for those that have.")
+    make_expert = entry.need_expert()
     return Player(label, lambda: ExpertActor(make_expert()))
 
 

@@ -50,6 +50,16 @@ class TaskEntry:
     backends: tuple[str, ...] = ("mujoco",)
     requires: str = ""  # extra to install, empty when the core suffices
 
+    def need_expert(self) -> Callable[[], Expert]:
+        """`make_expert`, where there is one.
+
+        Raises:
+            UserError: There is none.
+        """
+        if self.make_expert is None:
+            raise UserError(f"Task {self.name} has no scripted expert; 'robopolicy list tasks' names those that have.")
+        return self.make_expert
+
 
 _TASKS: dict[str, TaskEntry] = {}
 _FAMILIES: dict[str, Callable[[str], TaskEntry]] = {}

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.files import atomic_folder, recover
+from robopolicy.files import atomic_folder, recover, refuse_foreign
 from robopolicy.nets.normalizer import Normalizer, unfitted_normalizers
 from robopolicy.policies import POLICIES
 from robopolicy.policies.base import Observation, Policy
@@ -77,8 +77,7 @@ def save_checkpoint(
         UserError: The policy is not finite or lacks statistics, the place holds something else, or writing failed.
     """
     folder = Path(path)
-    if folder.exists() and not (folder / MANIFEST).exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is not a checkpoint; choose another folder.")
+    refuse_foreign(folder, MANIFEST, "a checkpoint")
     weights = {key: portable(value) for key, value in policy.state_dict().items()}
     _check_values(policy, weights, "The policy to save")
     _check_fitted(policy, "The policy to save")

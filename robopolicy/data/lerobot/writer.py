@@ -26,7 +26,7 @@ from robopolicy.data.statistics import (
     vector_statistics,
 )
 from robopolicy.errors import UserError, cannot_write
-from robopolicy.files import fresh_folder, publish
+from robopolicy.files import fresh_folder, publish, refuse_foreign
 
 _IMAGE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _ROWS_PER_WRITE = 100  # episode rows kept in memory between two writes
@@ -313,9 +313,6 @@ def _column(values: Array, feature: Mapping[str, Any]) -> pa.Array:
 
 
 def _refuse_existing(path: Path, overwrite: bool) -> None:
-    if not path.exists():
-        return
-    if not overwrite:
+    if path.exists() and not overwrite:
         raise UserError(f"{path} exists already; choose another folder or pass --overwrite to replace the dataset.")
-    if not (path / layout.INFO).is_file() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"{path} is not a dataset, so it is not overwritten; choose another folder.")
+    refuse_foreign(path, layout.INFO, "a dataset")
