@@ -11,6 +11,7 @@ import importlib
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
@@ -31,6 +32,8 @@ examples:
 """
 
 _OUT_OF_MEMORY = ("allocate memory", "out of memory")  # how torch says it
+
+_SIMULATORS = r"(gymnasium|envpool|metaworld|ogbench)\b"  # they warn of their own internals
 
 
 class Parser(argparse.ArgumentParser):
@@ -86,6 +89,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code: 0 done, 2 bad input, 130 interrupted."""
+    warnings.filterwarnings("ignore", category=UserWarning, module=_SIMULATORS)
     if argv is None:  # as a program: SIGTERM unwinds the stack, so that nothing half-written stays behind
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:

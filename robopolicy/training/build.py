@@ -16,7 +16,7 @@ import torch
 from robopolicy.algorithms import ALGORITHMS
 from robopolicy.algorithms.base import Algorithm
 from robopolicy.data.chunks import ChunkSampler
-from robopolicy.data.episodes import Episodes
+from robopolicy.data.episodes import Episodes, is_image
 from robopolicy.data.lerobot import read_lerobot
 from robopolicy.data.statistics import dataset_statistics
 from robopolicy.errors import UserError
@@ -129,6 +129,8 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
             check_compatible(policy.spec, sim.spec)
     else:
         policy = _new_policy(config, episodes, sim.spec if sim else None, device)
+    if episodes is not None:
+        _check_dataset_for_policy(episodes, policy.spec, config.dataset)
     updates = _total_updates(config, algorithm_config)
     if any(entry.name == "seed" for entry in fields(algorithm_config)):
         algorithm_config = replace(algorithm_config, seed=algorithm_config.seed + config.seed)
@@ -233,10 +235,23 @@ def _check_dataset(episodes: Episodes, sim: SimSpec, path: str) -> None:
             raise UserError(f"Dataset {path} lacks '{key}', which {sim.task} needs; collect it again with that key.")
         found = tuple(episodes.arrays[key].shape[1:])
         if found != shape:
-            raise UserError(f"'{key}' of dataset {path} has shape {found}, but {sim.task} has {shape}.")
+            todo = f"set task.image_size={found[-1]}" if is_image(key) else "choose the task it was recorded on"
+            raise UserError(f"'{key}' of dataset {path} has shape {found}, but {sim.task} has {shape}; {todo}.")
     # Whole-number frame rates round the control step a little.
     if not math.isclose(episodes.control_dt, sim.control_dt, rel_tol=0.05):
         raise UserError(
             f"Dataset {path} was recorded every {episodes.control_dt:g} s, but {sim.task} acts every "
             f"{sim.control_dt:g} s; collect it again."
         )
+
+
+def _check_dataset_for_policy(episodes: Episodes, policy: PolicySpec, path: str) -> None:
+    """Refuse a dataset of other shapes than those of the starting checkpoint."""
+    wanted = {**policy.observation, "action": (policy.action_dim,)}
+    for key, shape in wanted.items():
+        found = tuple(episodes.arrays[key].shape[1:]) if key in episodes.arrays else None
+        if found != tuple(shape):
+            raise UserError(
+                f"The policy needs '{key}' of shape {tuple(shape)}, but dataset {path} has "
+                f"{found or 'no such key'}; pass the dataset of its own task."
+            )

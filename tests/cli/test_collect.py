@@ -1,4 +1,8 @@
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -76,3 +80,16 @@ def test_existing_folder_needs_overwrite(tmp_path: Path, capsys: pytest.CaptureF
 def test_unwritable_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert "Cannot write" in refused([TASK, "--episodes", "1", "--out", str(tmp_path / "file" / "set")], capsys)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_collection_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+    arguments = ["collect", "toy/point_mass", "--episodes", "1000000", "--out", str(tmp_path / "set")]
+    process = subprocess.Popen([sys.executable, "-m", "robopolicy.cli.main", *arguments], stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 50
+    while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, printed = process.communicate(timeout=20)
+    assert process.returncode == 128 + number, printed
+    assert b"Traceback" not in printed and list(tmp_path.iterdir()) == []

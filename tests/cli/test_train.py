@@ -156,6 +156,14 @@ def test_datasets_that_do_not_fit_the_task_are_refused(change, message, tmp_path
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_dataset_that_does_not_fit_the_starting_checkpoint_is_refused(tmp_path, capsys):
+    start = tmp_path / "run" / "checkpoints" / "last"
+    assert main(["train", *PPO, "budget.updates=1", "evaluation.episodes=0", f"out={tmp_path}", "name=run"]) == 0
+    data = dataset(tmp_path / "data", state=5)
+    settings = [f"init_from={start}", f"dataset={data}", "budget.updates=1", "evaluation.episodes=0"]
+    assert "The policy needs 'state' of shape (6,)" in refused(capsys, *settings, f"out={tmp_path}")
+
+
 def test_datasets_with_non_finite_numbers_are_refused(tmp_path, capsys):
     file = next((dataset(tmp_path / "data") / "data").rglob("*.parquet"))
     table = parquet.read_table(file)
