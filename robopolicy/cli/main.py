@@ -18,8 +18,10 @@ from typing import NoReturn
 
 from robopolicy import __version__
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.sim.gl import check_choice
 
 VERBS = ("collect", "train", "eval", "verify", "play", "list", "doctor")
+_SIMULATE = ("collect", "train", "eval", "play")  # verbs that import MuJoCo, which reads MUJOCO_GL
 
 EXAMPLES = """\
 examples:
@@ -94,6 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
+        if args.verb in _SIMULATE:
+            check_choice()
         return int(verb_module(args.verb).run(args))
     except UserError as error:
         return _refuse(str(error))

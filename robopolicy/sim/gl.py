@@ -8,6 +8,24 @@ import os
 from robopolicy.errors import UserError
 
 _LIBRARIES = {"egl": "EGL", "osmesa": "OSMesa", "glfw": "glfw"}
+_OFF = ("disable", "disabled", "off", "false", "0")  # MuJoCo's words for no rendering at all
+
+
+def check_choice() -> None:
+    """Refuse a `MUJOCO_GL` with which MuJoCo could not even be imported.
+
+    Raises:
+        UserError: The name is unknown, or its library is not installed.
+    """
+    chosen = _chosen()
+    if not chosen or chosen in _OFF:
+        return
+    if chosen not in _LIBRARIES:
+        raise UserError(f"MUJOCO_GL must be one of {', '.join(_LIBRARIES)}, got '{chosen}'.")
+    if chosen != "glfw" and not ctypes.util.find_library(_LIBRARIES[chosen]):  # glfw comes with its package
+        raise UserError(
+            f"MUJOCO_GL={chosen}, but lib{_LIBRARIES[chosen]} is not installed; install it or unset MUJOCO_GL."
+        )
 
 
 def gl_backend() -> str:
@@ -18,10 +36,11 @@ def gl_backend() -> str:
     Raises:
         UserError: If no GL library is installed or the user's choice is unknown.
     """
-    chosen = os.environ.get("MUJOCO_GL", "").strip().lower()
+    check_choice()
+    chosen = _chosen()
+    if chosen in _OFF:
+        raise UserError(f"Rendering is switched off by MUJOCO_GL={chosen}; unset it.")
     if chosen:
-        if chosen not in _LIBRARIES:
-            raise UserError(f"MUJOCO_GL must be one of {', '.join(_LIBRARIES)}, got '{chosen}'.")
         return chosen
     for name in ("egl", "osmesa"):
         if ctypes.util.find_library(_LIBRARIES[name]):
@@ -31,3 +50,7 @@ def gl_backend() -> str:
         "Rendering needs an OpenGL library and none was found; install one "
         "(Debian: apt install libegl1 libgl1-mesa-dri, or libosmesa6) or go without cameras and video."
     )
+
+
+def _chosen() -> str:
+    return os.environ.get("MUJOCO_GL", "").strip().lower()

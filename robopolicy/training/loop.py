@@ -59,10 +59,13 @@ def start_run(config: TrainConfig) -> Trainer:
     try:
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text(config_text(config), encoding="utf-8")
-    except OSError as error:
+        return Trainer(parts, folder)
+    except (OSError, UserError) as error:
+        parts.close()
         shutil.rmtree(folder, ignore_errors=True)
-        raise cannot_write(folder, error) from error
-    return Trainer(parts, folder)
+        if isinstance(error, OSError):
+            raise cannot_write(folder, error) from error
+        raise
 
 
 def resume_run(folder: Path) -> Trainer:

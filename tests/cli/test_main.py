@@ -85,6 +85,14 @@ def test_errors_of_the_system_are_one_line(error, code, message, monkeypatch, ca
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("choice", ["nonsense", "osmesa"])
+def test_a_renderer_that_is_not_there_is_refused_before_mujoco_is_imported(choice, monkeypatch, capsys):
+    monkeypatch.setenv("MUJOCO_GL", choice)
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
+    assert main(["eval", "random", "--task", "lift"]) == 2
+    assert "MUJOCO_GL" in capsys.readouterr().err
+
+
 def test_programming_errors_are_not_hidden(monkeypatch):
     monkeypatch.setattr(doctor, "run", lambda args: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -183,6 +184,13 @@ def test_an_unwritable_folder_is_refused(tmp_path, capsys):
     (tmp_path / "file").write_text("x")
     line = refused(capsys, *PPO, "budget.updates=1", f"out={tmp_path}/file/runs")
     assert "file/runs" in line
+
+
+def test_a_run_that_cannot_start_leaves_no_folder(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    settings = ["budget.updates=1", "evaluation.episodes=0", "logging.wandb=true", f"out={tmp_path}"]
+    assert "pip install 'robopolicy[wandb]'" in refused(capsys, *PPO, *settings)
+    assert not list(tmp_path.iterdir())
 
 
 def test_policies_and_algorithms_that_do_not_fit_are_refused(tmp_path, capsys):
