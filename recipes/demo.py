@@ -27,9 +27,9 @@ from typing import Any
 
 from robopolicy.cli.main import main as robopolicy
 
-TASK = "manipulation/pick_place"
-EXPERIMENT = "pick_place"
-DEMONSTRATIONS = 40
+TASK = "manipulation/lift"
+EXPERIMENT = "lift"
+DEMONSTRATIONS = 6
 EPISODES = 200  # held-out seeds
 HELD_OUT = 50_000  # first held-out seed; training evaluates on 10000 and onwards and plays from a million
 
@@ -48,7 +48,7 @@ def improve(out: Path, seed: int, settings: Sequence[str], video: int) -> None:
     best = [str(folder / "checkpoints" / "best") for folder in (base, finetuned)]
     common = [f"out={out}", f"seed={seed}", *settings]
     count, first = str(DEMONSTRATIONS), str(100_000 + 1_000 * seed)
-    run("collect", TASK, "--episodes", count, "--noise", "0.1", "--seed", first, "--out", str(out / "demonstrations"))
+    run("collect", TASK, "--episodes", count, "--seed", first, "--out", str(out / "demonstrations"))
     run("train", f"experiment={EXPERIMENT}_flow_bc", f"dataset={out / 'demonstrations'}", "name=base", *common)
     run("train", f"experiment={EXPERIMENT}_reinflow", f"init_from={best[0]}", "name=finetuned", *common)
     run(
