@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from robopolicy.algorithms import ALGORITHMS
+from robopolicy.algorithms import ALGORITHMS, make_algorithm
 from robopolicy.algorithms.base import Algorithm
 from robopolicy.data.chunks import ChunkSampler
 from robopolicy.data.episodes import Episodes, is_image
@@ -21,7 +21,7 @@ from robopolicy.data.lerobot import read_lerobot
 from robopolicy.data.statistics import dataset_statistics
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import check_compatible
-from robopolicy.policies import POLICIES
+from robopolicy.policies import make_policy
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import SimSpec, VectorSim
@@ -136,7 +136,7 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
         algorithm_config = replace(algorithm_config, seed=algorithm_config.seed + config.seed)
     with torch.device(device):
         try:
-            algorithm = ALGORITHMS[name][1](algorithm_config, policy, total_updates=updates)  # type: ignore[call-arg]
+            algorithm = make_algorithm(name, algorithm_config, policy, total_updates=updates)
         except ValueError as error:  # an optimiser refuses a setting
             raise UserError(f"Settings of algorithm '{name}' do not fit: {error}.") from error
     _check_verb(algorithm.policy, name, algorithm.experience)
@@ -198,7 +198,7 @@ def _new_policy(config: TrainConfig, episodes: Episodes | None, sim: SimSpec | N
     spec = PolicySpec(observation, action_dim, chunk.horizon, chunk.execute, chunk.obs_horizon)
     name, policy_config = section("policy", config.policy)
     with torch.device(device):
-        policy = POLICIES[name][1](policy_config, spec)  # type: ignore[call-arg]
+        policy = make_policy(name, policy_config, spec)
     if episodes is not None:
         policy.fit_normalizer(dataset_statistics(episodes))
     elif sim is not None:
