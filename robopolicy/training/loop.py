@@ -7,6 +7,7 @@ bits as one that was not.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import random
 import shutil
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -53,12 +54,22 @@ def start_run(config: TrainConfig) -> Trainer:
     """
     config = complete(config)
     folder = Path(config.out) / config.name
+    taken = UserError(f"Run {folder} exists; resume it with --resume {folder}, or choose another name=NAME.")
     if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"Run {folder} exists; resume it with --resume {folder}, or choose another name=NAME.")
+        raise taken
     parts = build(config)
     try:
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(config_text(config), encoding="utf-8")
+        stream = (folder / "config.yaml").open("x", encoding="utf-8")
+    except OSError as error:
+        parts.close()
+        if (folder / "config.yaml").exists():  # another process was faster
+            raise taken from error
+        shutil.rmtree(folder, ignore_errors=True)
+        raise cannot_write(folder, error) from error
+    try:
+        with stream:
+            stream.write(config_text(config))
         return Trainer(parts, folder)
     except (OSError, UserError) as error:
         parts.close()
@@ -109,6 +120,7 @@ class Trainer:
         self.evaluate_every = self.config.evaluation.every or tenth
         self.checkpoint_every = self.config.checkpoint_every or tenth
         self.log_every = self.config.logging.every or max(1, self.total // 100)
+        self._lock = _lock(folder)  # before the loggers, which cut the files of the run back
         self.loggers = _make_loggers(self.config, folder, resume_at)
         self.console = RunConsole(self.config.name, self.total, resume_at)
 
@@ -141,6 +153,7 @@ class Trainer:
         for logger in self.loggers:
             logger.close()
         self.parts.close()
+        self._lock.close()
 
     def _iterate(self) -> None:
         metrics = self.algorithm.update(self.source.next(self.algorithm))
@@ -281,6 +294,21 @@ class Trainer:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+
+def _lock(folder: Path) -> IO[str]:
+    """Claim a run for this process; the claim ends when the file is closed or the process dies, however it dies.
+
+    Raises:
+        UserError: Another process is training this run.
+    """
+    stream = (folder / "config.yaml").open(encoding="utf-8")
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        stream.close()
+        raise UserError(f"Run {folder} is being trained by another process; wait for it or stop it.") from error
+    return stream
 
 
 def _make_loggers(config: TrainConfig, folder: Path, resume_at: int) -> list[Logger]:

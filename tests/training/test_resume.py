@@ -144,3 +144,11 @@ def test_finished_runs_and_other_folders_are_not_resumed(base, tmp_path):
         resume_run(base)
     with pytest.raises(UserError, match="is not a run"):
         resume_run(tmp_path)
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(tmp_path):
+    trainer = start_run(compose_config([*PPO, "budget.updates=2", f"out={tmp_path}", "name=run"]))
+    with pytest.raises(UserError, match="being trained by another process"):
+        resume_run(trainer.folder)
+    trainer.close()
+    resume_run(trainer.folder).close()
