@@ -86,11 +86,11 @@ class GuardConfig:
 class TrainConfig:
     """One training run."""
 
-    policy: dict[str, Any] = field(default_factory=dict)  # name and settings; ignored with init_from
+    policy: dict[str, Any] = field(default_factory=dict)  # name and settings; the checkpoint of init_from brings its own
     algorithm: dict[str, Any] = field(default_factory=dict)  # name and settings
     task: TaskConfig = TaskConfig()
     sim: SimConfig = SimConfig()
-    chunk: ChunkConfig = ChunkConfig()  # ignored with init_from
+    chunk: ChunkConfig = ChunkConfig()  # the checkpoint of init_from brings its own
     budget: BudgetConfig = BudgetConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()

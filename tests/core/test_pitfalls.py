@@ -50,7 +50,7 @@ def test_a_unbiased_and_population_deviation_are_told_apart():
     assert unbiased[0].item() == pytest.approx(0.75**0.5)
 
 
-def test_b_the_length_normaliser_lives_in_the_aggregation_alone(decisions, shift):
+def test_b_the_length_normalizer_lives_in_the_aggregation_alone(decisions, shift):
     """Advantages, ratios and surrogates know no length: only the choice of aggregation changes the scale."""
     logp, advantage = decisions.logp_old + shift, outcome(decisions)
     losses = {

@@ -43,7 +43,7 @@ def test_masked_log_probabilities_may_be_infinite(decisions, shift):
         assert bool((gradient[~decisions.valid()] == 0).all())
 
 
-def test_normalised_ratio_does_not_depend_on_the_number_of_dimensions():
+def test_normalized_ratio_does_not_depend_on_the_number_of_dimensions():
     """Doubling D with independent copies leaves the normalised ratio of identical shifts unchanged (ReinFlow)."""
     per_dimension, steps = 0.03, 4
     for dimensions in (3, 6):

@@ -75,7 +75,7 @@ def test_damaged_statistics_are_refused_on_load(name: str, value: float, message
         normalizer.load_state_dict(state)
 
 
-def test_normalisers_without_statistics_are_listed() -> None:
+def test_normalizers_without_statistics_are_listed() -> None:
     net = nn.ModuleDict({mode: make_normalizer(2, mode) for mode in ("minmax", "meanstd", "running", "identity")})
     assert unfitted_normalizers(net) == ["minmax", "meanstd", "running"]
     for mode in ("minmax", "meanstd"):
