@@ -86,11 +86,11 @@ class GuardConfig:
 class TrainConfig:
     """One training run."""
 
-    policy: dict[str, Any] = field(default_factory=dict)  # name and settings; the checkpoint of init_from brings its own
+    policy: dict[str, Any] = field(default_factory=dict)  # name and settings; those of init_from win
     algorithm: dict[str, Any] = field(default_factory=dict)  # name and settings
     task: TaskConfig = TaskConfig()
     sim: SimConfig = SimConfig()
-    chunk: ChunkConfig = ChunkConfig()  # the checkpoint of init_from brings its own
+    chunk: ChunkConfig = ChunkConfig()  # that of init_from wins
     budget: BudgetConfig = BudgetConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
