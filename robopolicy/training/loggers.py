@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import io
 import json
 import os
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from robopolicy.errors import UserError
+from robopolicy.files import atomic_file, write_text
 
 Row = Mapping[str, float | int]
 
@@ -39,7 +39,7 @@ class JsonlLogger:
         """Append to `file`, keeping only its rows up to update `resume_at`."""
         rows = read_jsonl(file) if file.exists() else []
         kept = [row for row in rows if row["update"] <= resume_at]
-        file.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        write_text(file, "".join(json.dumps(row) + "\n" for row in kept))
         self._stream = file.open("a", encoding="utf-8")
 
     def log(self, update: int, row: Row) -> None:
@@ -83,12 +83,10 @@ class CsvLogger:
         """Nothing is held open."""
 
     def _rewrite(self) -> None:
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, self._columns, restval="")
-        writer.writeheader()
-        writer.writerows(self._rows)
-        with self._file.open("w", newline="", encoding="utf-8") as stream:
-            stream.write(text.getvalue())
+        with atomic_file(self._file) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, self._columns, restval="")
+            writer.writeheader()
+            writer.writerows(self._rows)
 
 
 class TensorBoardLogger:
