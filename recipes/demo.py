@@ -29,7 +29,7 @@ from robopolicy.cli.main import main as robopolicy
 
 TASK = "manipulation/lift"
 EXPERIMENT = "lift"
-DEMONSTRATIONS = 6
+DEMONSTRATIONS = 7
 EPISODES = 200  # held-out seeds
 HELD_OUT = 50_000  # first held-out seed; training evaluates on 10000 and onwards and plays from a million
 
