@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from robopolicy.cli.main import main as robopolicy
+from robopolicy.files import write_text
 
 TASK = "manipulation/lift"
 EXPERIMENT = "lift"
@@ -75,9 +76,7 @@ def summarise(out: Path, seed: int, seconds: float) -> dict[str, Any]:
         "seconds": round(seconds, 1),
         "comparison": evaluation["comparison"],
     }
-    temporary = out / ".report.json"
-    temporary.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(out / "report.json")
+    write_text(out / "report.json", json.dumps(report, indent=2) + "\n")
     return report
 
 
