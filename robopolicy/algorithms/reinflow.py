@@ -110,9 +110,9 @@ class ReinFlow(Algorithm):
     def __init__(self, config: ReinFlowConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
         self.config = config
-        self.base = copy.deepcopy(policy).eval().requires_grad_(False)
         if not isinstance(policy, FlowPolicy):
             raise UserError(f"ReinFlow fine-tunes flow policies, got '{policy.name}'; use PPO for a Gaussian.")
+        self.base = copy.deepcopy(policy).eval().requires_grad_(False)
         self.policy: StochasticFlow = StochasticFlow(policy, config.noise)
         self.step_discount = config.gamma if config.discount_unit == "step" else 1.0
         self.critic = ValueNet(config.critic, policy.spec)
