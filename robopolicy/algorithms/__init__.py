@@ -8,6 +8,7 @@ from robopolicy.algorithms.base import Algorithm
 from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
+from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Policy
 
@@ -15,6 +16,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "bc": (BCConfig, BC),
     "ppo": (PPOConfig, PPO),
     "reinflow": (ReinFlowConfig, ReinFlow),
+    "sac": (SACConfig, SAC),
 }
 
 

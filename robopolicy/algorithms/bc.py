@@ -10,15 +10,14 @@ an RL fine-tuner.
 
 from __future__ import annotations
 
-import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.base import Algorithm, Metrics
+from robopolicy.algorithms.base import Algorithm, Metrics, Stateful
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.nets.ema import EMA
 from robopolicy.policies.base import Info, Policy
@@ -52,8 +51,8 @@ class BC(Algorithm):
 
     def __init__(self, config: BCConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train `policy` for `total_updates` gradient steps."""
+        super().__init__(policy, total_updates=total_updates)
         self.config = config
-        self.policy = policy
         self.optimizer = torch.optim.AdamW(
             policy.parameters(),
             lr=config.lr,
@@ -61,21 +60,19 @@ class BC(Algorithm):
             weight_decay=config.weight_decay,
             fused=True,
         )
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda step: warmup_cosine(step, config.warmup, total_updates)
-        )
         self.ema = EMA(policy) if config.ema else None
 
     def update(self, batch: ChunkBatch) -> Metrics:
         """One gradient step on a batch of chunks."""
         self.policy.train()
+        rate = self.config.lr * warmup_cosine(self.updates, self.config.warmup, self.total_updates)
+        self.optimizer.param_groups[0]["lr"] = rate
         loss, info = bc_loss(self.policy, batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.grad_clip)
         self.optimizer.step()
-        rate = self.schedule.get_last_lr()[0]
-        self.schedule.step()
+        self.updates += 1
         if self.ema is not None:
             self.ema.update(self.policy)
         metrics = {"actor/loss": loss.item(), "actor/grad_norm": norm.item(), "actor/lr": rate}
@@ -85,23 +82,10 @@ class BC(Algorithm):
         """The averaged policy, or the trained one when averaging is off."""
         return self.policy if self.ema is None else self.ema.module
 
-    def state_dict(self) -> dict[str, Any]:
-        """Networks, averages, optimiser and schedule."""
-        return {
-            "policy": copy.copy(self.policy.state_dict()),
-            "ema": None if self.ema is None else self.ema.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": {"last_epoch": self.schedule.last_epoch},
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
-        self.policy.load_state_dict(state["policy"])
-        if self.ema is not None:
-            self.ema.load_state_dict(state["ema"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.last_epoch = int(state["schedule"]["last_epoch"])
-        self.schedule._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+    def parts(self) -> Mapping[str, Stateful]:
+        """Network, its average and the optimiser."""
+        average = {} if self.ema is None else {"ema": self.ema}
+        return {"policy": self.policy, "optimizer": self.optimizer, **average}
 
 
 def warmup_cosine(step: int, warmup: int, total: int) -> float:
@@ -109,4 +93,4 @@ def warmup_cosine(step: int, warmup: int, total: int) -> float:
     if step < warmup:
         return (step + 1) / (warmup + 1)
     progress = min(1.0, (step - warmup) / max(1, total - warmup))
-    return 0.5 * (1.0 + float(torch.cos(torch.tensor(progress * torch.pi))))
+    return 0.5 * (1.0 + math.cos(progress * math.pi))

@@ -12,15 +12,13 @@ Use it for control from scratch. For a diffusion or flow policy use ReinFlow, wh
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.base import Algorithm, Metrics
+from robopolicy.algorithms.base import Algorithm, Metrics, Stateful
 from robopolicy.algorithms.on_policy import (
     Beside,
     ReturnScale,
@@ -76,8 +74,8 @@ class PPO(Algorithm):
 
     def __init__(self, config: PPOConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train `policy` for `total_updates` rollouts."""
+        super().__init__(policy, total_updates=total_updates, seed=config.seed)
         self.config = config
-        self.policy = policy
         self.step_discount = config.gamma
         self.critic = ValueNet(config.critic, policy.spec)
         self.estimator = Estimator(
@@ -85,10 +83,7 @@ class PPO(Algorithm):
         )
         self.parameters = [*policy.parameters(), *self.critic.parameters()]
         self.optimizer = torch.optim.Adam(self.parameters, lr=config.lr, eps=1e-5, fused=True)
-        self.total_updates = total_updates
-        self.updates = 0
         self.scale = ReturnScale()
-        self.generator = torch.Generator().manual_seed(config.seed)
         self._beside = Beside()
 
     def update(self, batch: Rollout) -> Metrics:
@@ -140,22 +135,6 @@ class PPO(Algorithm):
         (self.config.value_coef * loss).backward()
         return loss.detach()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Networks, optimiser, running statistics and counters."""
-        return {
-            "policy": copy.copy(self.policy.state_dict()),
-            "critic": copy.copy(self.critic.state_dict()),
-            "optimizer": self.optimizer.state_dict(),
-            "scale": self.scale.state_dict(),
-            "generator": self.generator.get_state(),
-            "updates": self.updates,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
-        self.policy.load_state_dict(state["policy"])
-        self.critic.load_state_dict(state["critic"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scale.load_state_dict(state["scale"])
-        self.generator.set_state(state["generator"])
-        self.updates = int(state["updates"])
+    def parts(self) -> Mapping[str, Stateful]:
+        """Networks, optimiser and the running scale of the rewards."""
+        return {"policy": self.policy, "critic": self.critic, "optimizer": self.optimizer, "scale": self.scale}

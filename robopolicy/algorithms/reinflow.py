@@ -16,16 +16,14 @@ is small, is reported as `actor/clamped` and can be switched off.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.base import Algorithm, Metrics
+from robopolicy.algorithms.base import Algorithm, Metrics, Stateful, frozen_copy
 from robopolicy.algorithms.on_policy import (
     Beside,
     ReturnScale,
@@ -40,9 +38,8 @@ from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.rollout import Rollout
-from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Policy
-from robopolicy.policies.flow import FlowPolicy
+from robopolicy.policies.chain import require_family
 from robopolicy.policies.stochastic_flow import NoiseConfig, StochasticFlow
 
 
@@ -109,11 +106,12 @@ class ReinFlow(Algorithm):
 
     def __init__(self, config: ReinFlowConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
+        head = require_family(policy, ("flow",), "ReinFlow", "use dppo for diffusion and ppo for a Gaussian")
+        chain = StochasticFlow(head, config.noise)
+        super().__init__(chain, total_updates=total_updates, seed=config.seed)
         self.config = config
-        if not isinstance(policy, FlowPolicy):
-            raise UserError(f"ReinFlow fine-tunes flow policies, got '{policy.name}'; use PPO for a Gaussian.")
-        self.base = copy.deepcopy(policy).eval().requires_grad_(False)
-        self.policy: StochasticFlow = StochasticFlow(policy, config.noise)
+        self.policy: StochasticFlow = chain
+        self.base = frozen_copy(head)
         self.step_discount = config.gamma if config.discount_unit == "step" else 1.0
         self.critic = ValueNet(config.critic, policy.spec)
         self.estimator = Estimator(
@@ -122,15 +120,12 @@ class ReinFlow(Algorithm):
         self.actor_parameters = list(self.policy.parameters())
         self.actor_optimizer = torch.optim.Adam(self.actor_parameters, lr=config.lr, fused=True)
         self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=config.critic_lr, fused=True)
-        self.total_updates = total_updates
-        self.updates = 0
         self.scale = ReturnScale()
-        self.generator = torch.Generator().manual_seed(config.seed)
         self._beside = Beside()
 
     def deployable(self) -> Policy:
         """The fine-tuned flow without the noise network."""
-        return self.policy.flow
+        return self.policy.head
 
     def update(self, batch: Rollout) -> Metrics:
         """Several epochs of clipped updates on one rollout."""
@@ -185,7 +180,7 @@ class ReinFlow(Algorithm):
         if config.target_kl is not None and float(info["approx_kl"]) > config.target_kl:
             return None
         if config.bc_coef:
-            info["bc_loss"] = bc = bc_loss(self.policy.flow, self.base, rows.obs)
+            info["bc_loss"] = bc = bc_loss(self.policy.head, self.base, rows.obs)
             loss = loss + config.bc_coef * bc
         self.actor_optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -193,26 +188,13 @@ class ReinFlow(Algorithm):
         self.actor_optimizer.step()
         return {f"actor/{key}": value.detach() for key, value in info.items()}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Networks, optimisers, running statistics and counters; the frozen base too."""
+    def parts(self) -> Mapping[str, Stateful]:
+        """Networks, the frozen base too, optimisers and the running scale of the rewards."""
         return {
-            "policy": copy.copy(self.policy.state_dict()),
-            "base": copy.copy(self.base.state_dict()),
-            "critic": copy.copy(self.critic.state_dict()),
-            "actor_optimizer": self.actor_optimizer.state_dict(),
-            "critic_optimizer": self.critic_optimizer.state_dict(),
-            "scale": self.scale.state_dict(),
-            "generator": self.generator.get_state(),
-            "updates": self.updates,
+            "policy": self.policy,
+            "base": self.base,
+            "critic": self.critic,
+            "actor_optimizer": self.actor_optimizer,
+            "critic_optimizer": self.critic_optimizer,
+            "scale": self.scale,
         }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
-        self.policy.load_state_dict(state["policy"])
-        self.base.load_state_dict(state["base"])
-        self.critic.load_state_dict(state["critic"])
-        self.actor_optimizer.load_state_dict(state["actor_optimizer"])
-        self.critic_optimizer.load_state_dict(state["critic_optimizer"])
-        self.scale.load_state_dict(state["scale"])
-        self.generator.set_state(state["generator"])
-        self.updates = int(state["updates"])

@@ -31,8 +31,14 @@ class SinusoidalEmbedding(nn.Module):
         return torch.cat([angle.sin(), angle.cos()], -1)
 
 
-class TimeEmbedding(nn.Sequential):
-    """Sinusoid -> linear (4x) -> Mish -> linear: `(B,)` -> `(B, dim)`."""
+class TimeEmbedding(nn.Module):
+    """Sinusoid -> linear (4x) -> Mish -> linear, several times side by side: `(B, times)` -> `(B, dim)`."""
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(SinusoidalEmbedding(dim), nn.Linear(dim, 4 * dim), nn.Mish(), nn.Linear(4 * dim, dim))
+    def __init__(self, dim: int, times: int = 1) -> None:
+        super().__init__()
+        self.sinusoid = SinusoidalEmbedding(dim)
+        self.mlp = nn.Sequential(nn.Linear(times * dim, 4 * dim), nn.Mish(), nn.Linear(4 * dim, dim))
+
+    def forward(self, t: Tensor) -> Tensor:
+        """Embed `t`, `(B,)` for one time."""
+        return self.mlp(self.sinusoid(t).flatten(1))

@@ -9,7 +9,7 @@ from robopolicy.nets.time import TimeEmbedding
 
 
 class ActionTransformer(nn.Module):
-    """Velocity network `(B, H, A), (B,), (B, To, F)` -> `(B, H, A)`.
+    """Denoising network `(B, H, A), (B,), (B, To, F)` -> `(B, H, A)`.
 
     Action tokens are the queries; the condition tokens are [time, observation 0, ..., observation To - 1]. Attention
     among actions is causal. Action i sees observation j only if `j <= i + first_action`, where `first_action` is the
@@ -32,6 +32,7 @@ class ActionTransformer(nn.Module):
         layers: int = 8,
         heads: int = 4,
         dropout: float = 0.0,
+        times: int = 1,
     ) -> None:
         """Build the network.
 
@@ -45,9 +46,10 @@ class ActionTransformer(nn.Module):
             layers: Decoder layers.
             heads: Attention heads.
             dropout: Dropout inside the layers; keep 0 for RL, where it would break density ratios.
+            times: Time inputs.
         """
         super().__init__()
-        self.time = TimeEmbedding(width)
+        self.time = TimeEmbedding(width, times)
         self.action_in = nn.Linear(action_dim, width)
         self.feature_in = nn.Linear(feature_dim, width)
         self.action_position = nn.Parameter(0.02 * torch.randn(horizon, width))
@@ -67,7 +69,7 @@ class ActionTransformer(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
-        """Predict the velocity at `x` `(B, H, A)` and time `t` `(B,)` given `features` `(B, To, F)`."""
+        """Predict at `x` `(B, H, A)` and `t` `(B,)` or `(B, times)`, given `features` `(B, To, F)`."""
         tokens = torch.cat([self.time(t).unsqueeze(1), self.feature_in(features)], 1)
         condition = self.condition_mlp(tokens + self.condition_position)  # (B, 1 + To, width)
         queries = self.action_in(x) + self.action_position

@@ -66,7 +66,7 @@ class UpLevel(nn.Module):
 
 
 class UNet1d(nn.Module):
-    """Velocity network `(B, H, A), (B,), (B, To, F)` -> `(B, H, A)`; pads H to a multiple of 2^(levels - 1)."""
+    """Denoising network `(B, H, A), (B,), (B, To, F)` -> `(B, H, A)`; pads H to a multiple of 2^(levels - 1)."""
 
     def __init__(
         self,
@@ -77,6 +77,7 @@ class UNet1d(nn.Module):
         time_dim: int = 256,
         kernel: int = 5,
         groups: int = 8,
+        times: int = 1,
     ) -> None:
         """Build the network.
 
@@ -87,6 +88,7 @@ class UNet1d(nn.Module):
             time_dim: Width of the time embedding.
             kernel: Odd kernel size.
             groups: Groups of every GroupNorm; divides all channels.
+            times: Time inputs.
         """
         super().__init__()
         if kernel % 2 == 0 or not channels or any(width < 1 or width % groups for width in channels):
@@ -99,7 +101,7 @@ class UNet1d(nn.Module):
             return FiLMBlock(in_channels, out_channels, condition_dim, kernel, groups)
 
         self.stride = 2 ** (len(channels) - 1)
-        self.time = TimeEmbedding(time_dim)
+        self.time = TimeEmbedding(time_dim, times)
         self.down, self.up = nn.ModuleList(), nn.ModuleList()
         width = action_dim
         for level, wider in enumerate(channels):
@@ -114,7 +116,7 @@ class UNet1d(nn.Module):
         self.output = nn.Sequential(ConvBlock(width, width, kernel, groups), nn.Conv1d(width, action_dim, 1))
 
     def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
-        """Predict the velocity at `x` `(B, H, A)` and time `t` `(B,)` given `features` `(B, To, F)`."""
+        """Predict at `x` `(B, H, A)` and `t` `(B,)` or `(B, times)`, given `features` `(B, To, F)`."""
         horizon = x.shape[1]
         condition = torch.cat([self.time(t), features.flatten(1)], -1)
         h = x.transpose(1, 2)  # (B, A, H)

@@ -94,6 +94,20 @@ class GaussianPolicy(Policy):
         raw = mean + log_std.exp() * normal(mean.shape, generator, mean.device)
         return Sample(self._to_chunk(raw), {"raw": raw}, self._logp(raw, mean, log_std))
 
+    def rsample(self, obs: Observation) -> tuple[Tensor, Tensor]:
+        """Reparameterised chunk `(B, H, A)` and its log-probability `(B,)`, both differentiable."""
+        mean, log_std = self._distribution(obs)
+        raw = mean + log_std.exp() * torch.randn_like(mean)
+        return self._to_chunk(raw), self._logp(raw, mean, log_std).squeeze(1)
+
+    @torch.no_grad()
+    def sample_uniform(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Chunks uniform over the action bounds of a squashed policy, for the first steps of off-policy learning."""
+        reference = next(iter(obs.values()))
+        shape = (len(reference), self.spec.horizon, self.spec.action_dim)
+        uniform = 2 * torch.special.ndtr(normal(shape, generator, reference.device)) - 1
+        return Sample(self.action_normalizer.denormalize(uniform), {}, uniform.new_zeros(len(uniform), 0))
+
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
         """Log-probability and entropy `(B, 1)`.
 

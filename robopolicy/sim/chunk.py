@@ -38,6 +38,15 @@ class ChunkStep:
         return self.terminated | self.truncated
 
 
+@dataclass(frozen=True)
+class PlayedStep:
+    """One control step inside a chunk."""
+
+    action: Tensor  # (N, A) as asked for, before the simulator's clipping
+    step: Step
+    active: Tensor  # (N,) bool, which rows moved
+
+
 class ChunkedSim:
     """Plays action chunks on a `VectorSim` and keeps the observation history."""
 
@@ -63,10 +72,13 @@ class ChunkedSim:
         self._history = self._repeat(self.sim.reset(seed))
         return dict(self._history)
 
-    def step(self, chunk: Tensor) -> ChunkStep:
-        """Play the first `execute` actions of `chunk` `(N, H, A)`."""
+    def step(self, chunk: Tensor, trace: list[PlayedStep] | None = None) -> ChunkStep:
+        """Play the first `execute` actions of `chunk` `(N, H, A)`; every control step is appended to `trace`."""
         if self.execute == 1:
-            return self._single(self.sim.step(chunk[:, 0]))
+            step = self.sim.step(chunk[:, 0])
+            if trace is not None:
+                trace.append(PlayedStep(chunk[:, 0], step, torch.ones_like(step.terminated)))
+            return self._single(step)
         sim, device = self.sim, self.sim.device
         reward = torch.zeros(sim.num_envs, device=device)
         steps = torch.zeros(sim.num_envs, dtype=torch.int64, device=device)
@@ -79,6 +91,8 @@ class ChunkedSim:
             if not bool(active.any()):
                 break
             step = sim.step(chunk[:, j], None if j == 0 else active)
+            if trace is not None:
+                trace.append(PlayedStep(chunk[:, j], step, active))
             successor = self._push(step.final_obs)
             final = _where(active, successor, final)
             history = _where(step.done, self._repeat(step.obs), successor)

@@ -55,6 +55,17 @@ class BudgetConfig:
 
 
 @dataclass(frozen=True)
+class ReplayConfig:
+    """Memory and schedule of the algorithms that learn from replay."""
+
+    capacity: int = 1_000_000  # control steps kept
+    warmup_steps: int = 5_000  # control steps of all environments together, played before the first update
+    offline_updates: int = 0  # first updates on the dataset alone, before anything is played
+    offline_share: float = 0.5  # share of the dataset in every later batch; 0 without a dataset
+    prioritized: float = 0.0  # exponent of prioritised sampling; 0 is uniform
+
+
+@dataclass(frozen=True)
 class EvaluationConfig:
     """Periodic evaluation, by the same code as `robopolicy eval`."""
 
@@ -92,10 +103,11 @@ class TrainConfig:
     sim: SimConfig = SimConfig()
     chunk: ChunkConfig = ChunkConfig()  # that of init_from wins
     budget: BudgetConfig = BudgetConfig()
+    replay: ReplayConfig = ReplayConfig()  # used by algorithms that learn from replay
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
     guards: GuardConfig = GuardConfig()
-    dataset: str = ""  # folder of demonstrations, for algorithms that learn from a dataset
+    dataset: str = ""  # folder of demonstrations: all of the experience, or the offline part of the replay
     init_from: str = ""  # checkpoint to start from; gives policy, chunk shape and, unless named, the task
     checkpoint_every: int = 0  # updates between resume points; 0 is a tenth of the budget
     seed: int = 0  # of weights, minibatches, exploration and episodes
@@ -132,6 +144,7 @@ def check_ranges(config: TrainConfig) -> None:
         "evaluation.num_envs": config.evaluation.num_envs,
         "task.image_size": config.task.image_size,
         "threads": config.threads,
+        "replay.capacity": config.replay.capacity,
     }
     for key, value in at_least_one.items():
         check_count(key, value, 1)
@@ -144,10 +157,15 @@ def check_ranges(config: TrainConfig) -> None:
         "evaluation.seed": config.evaluation.seed,
         "logging.every": config.logging.every,
         "checkpoint_every": config.checkpoint_every,
+        "replay.warmup_steps": config.replay.warmup_steps,
+        "replay.offline_updates": config.replay.offline_updates,
         "seed": config.seed,
     }
     for key, value in not_negative.items():
         check_count(key, value, 0)
+    for key, share in (("offline_share", config.replay.offline_share), ("prioritized", config.replay.prioritized)):
+        if not 0 <= share <= 1:
+            raise UserError(f"replay.{key} must lie in [0, 1], got {share}.")
     if config.chunk.execute > config.chunk.horizon:
         raise UserError(
             f"chunk.execute must not exceed chunk.horizon, got {config.chunk.execute} > {config.chunk.horizon}."
@@ -159,9 +177,18 @@ def check_ranges(config: TrainConfig) -> None:
 
 
 # Common settings of policies and algorithms, and the range each must lie in wherever it appears.
-_POSITIVE = {"lr", "critic_lr", "clip", "grad_clip", "target_kl"}
-_NOT_NEGATIVE = {"weight_decay", "warmup", "lr_final", "entropy_coef", "value_coef", "bc_coef", "critic_warmup"}
-_COUNTS = {"batch_size", "decisions", "epochs", "steps"}
+_POSITIVE = {"lr", "critic_lr", "clip", "grad_clip", "target_kl", "utd", "tau", "temperature"}
+_NOT_NEGATIVE = {
+    "weight_decay",
+    "warmup",
+    "lr_final",
+    "entropy_coef",
+    "value_coef",
+    "bc_coef",
+    "critic_warmup",
+    "n_step",
+}
+_COUNTS = {"batch_size", "decisions", "epochs", "steps", "actor_delay", "target_members"}  # at least 1
 _SHARES = {"gamma", "lam", "beta1", "beta2"}
 
 

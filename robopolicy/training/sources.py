@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol
 
@@ -10,12 +10,16 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.base import Algorithm
+from robopolicy.algorithms.off_policy import OffPolicy
 from robopolicy.data.chunks import ChunkBatch, ChunkSampler
+from robopolicy.data.replay import MixedReplay, Replay, Transitions
 from robopolicy.data.rollout import Rollout
 from robopolicy.policies.base import Observation, Sample
 from robopolicy.policies.noise import Randomness
+from robopolicy.samplers.replay import ReplaySampler
 from robopolicy.samplers.rollout import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.training.config import ReplayConfig
 
 
 class Source(Protocol):
@@ -138,6 +142,132 @@ class RolloutSource:
     def close(self) -> None:
         """Stop the simulator."""
         self.sim.sim.close()
+
+
+class ReplaySource:
+    """Replayed windows of what was played and, where given, of a dataset: one loop from offline to online."""
+
+    def __init__(
+        self,
+        sim: ChunkedSim | None,
+        offline: Replay | None,
+        device: torch.device,
+        *,
+        settings: ReplayConfig,
+        decisions: int,
+        utd: float,
+        gamma: float,
+        seed: int,
+    ) -> None:
+        """Get ready.
+
+        Args:
+            sim: Simulator to play in; None learns from the dataset alone.
+            offline: The dataset as a memory.
+            device: Where batches go.
+            settings: Sizes and schedule.
+            decisions: Chunk decisions per environment between updates.
+            utd: Gradient steps per decision of one environment.
+            gamma: Discount of the returns to go that the memory keeps.
+            seed: First episode seed, and seed of exploration and sampling.
+        """
+        self.settings, self.device, self.offline = settings, device, offline
+        self.decisions = decisions
+        self._generator = torch.Generator().manual_seed(seed)
+        self._seed, self._gamma = seed, gamma
+        self._left = settings.offline_updates if sim else -1  # offline updates to come; negative: always offline
+        self.sampler = None if sim is None else self._sampler(sim, seed)
+        self.batches = 1 if sim is None else max(1, round(utd * sim.sim.num_envs * decisions))
+        self._batch: Transitions | None = None
+
+    def _sampler(self, sim: ChunkedSim, seed: int) -> ReplaySampler:
+        lanes = sim.sim.num_envs
+        replay = Replay(self.settings.capacity, lanes, gamma=self._gamma, prioritized=self.settings.prioritized)
+        return ReplaySampler(sim, replay, seed=seed)
+
+    @property
+    def env_steps(self) -> int:
+        """Control steps played so far."""
+        return 0 if self.sampler is None else self.sampler.env_steps
+
+    def next(self, algorithm: Algorithm) -> Transitions:
+        """Play a little, then sample the windows of the next `batches` gradient steps."""
+        assert isinstance(algorithm, OffPolicy)
+        if self._batch is not None and algorithm.errors is not None:
+            self._memory().update_priorities(self._batch, algorithm.errors)
+        if self._left == 0:
+            self._play(algorithm)
+        elif self._left > 0:
+            self._left -= 1
+        batch = self._memory().sample(algorithm.request, self._generator, batches=self.batches)
+        self._batch = batch if self.settings.prioritized else None
+        return _move(batch, self.device)
+
+    def _memory(self) -> Replay | MixedReplay:
+        played = self.sampler is not None and self.sampler.env_steps > 0
+        if self.offline is None:
+            assert self.sampler is not None
+            return self.sampler.replay
+        if not played or self.sampler is None:
+            return self.offline
+        return MixedReplay(self.offline, self.sampler.replay, self.settings.offline_share)
+
+    def _play(self, algorithm: OffPolicy) -> None:
+        assert self.sampler is not None
+        sampler = self.sampler
+
+        def on_device(draw: Callable[..., Sample]) -> Callable[..., Sample]:
+            def act(obs: Observation, *, generator: Randomness) -> Sample:
+                sample = draw(_move(obs, self.device), generator=generator)
+                return replace(sample, chunk=sample.chunk.to(sampler.sim.sim.device))
+
+            return act
+
+        while sampler.env_steps < self.settings.warmup_steps:
+            sampler.play(on_device(algorithm.explore))
+        sampler.play(on_device(algorithm.act), self.decisions)
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the episodes that have ended since the last call."""
+        return {} if self.sampler is None else self.sampler.episode_stats()
+
+    def observations(self) -> Observation:
+        """A few observations from the dataset or the simulator."""
+        if self.sampler is not None:
+            return _move(self.sampler.observations(), self.device)
+        assert self.offline is not None
+        return _move(self.offline.observations(), self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Simulator, memory and generator; without the simulator where a backend hides its state."""
+        state = {"left": self._left, "generator": self._generator.get_state(), "batch": self._batch}
+        if self.sampler is not None:
+            try:
+                state["sampler"] = self.sampler.state_dict()
+            except RuntimeError:
+                state["replay"] = self.sampler.replay.state_dict()
+                state["env_steps"] = self.env_steps
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Restore `state_dict`, or start fresh episodes with seeds that cannot have been played yet."""
+        self._left = int(state["left"])
+        self._generator.set_state(state["generator"])
+        if self.sampler is None or "sampler" in state:
+            if self.sampler is not None:
+                self.sampler.load_state_dict(state["sampler"])
+            return True
+        steps = int(state["env_steps"])
+        replay = self.sampler.replay
+        self.sampler = ReplaySampler(self.sampler.sim, replay, seed=self._seed + steps)
+        replay.load_state_dict(state["replay"])
+        self.sampler.env_steps = steps
+        return False
+
+    def close(self) -> None:
+        """Stop the simulator."""
+        if self.sampler is not None:
+            self.sampler.sim.sim.close()
 
 
 def _move(value: Any, device: torch.device) -> Any:

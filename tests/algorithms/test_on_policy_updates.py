@@ -96,8 +96,8 @@ def test_reinflow_never_touches_its_base_and_trains_flow_and_noise() -> None:
     algorithm.update(sampler.collect(algorithm.act))
     assert all(torch.equal(base[key], value) for key, value in algorithm.base.state_dict().items())
     changed = {key for key, value in algorithm.policy.state_dict().items() if not torch.equal(before[key], value)}
-    assert any(key.startswith("flow.") for key in changed)
-    assert any(not key.startswith("flow.") for key in changed)
+    assert any(key.startswith("head.") for key in changed)
+    assert any(not key.startswith("head.") for key in changed)
 
 
 def test_critic_warmup_leaves_the_actor_alone() -> None:

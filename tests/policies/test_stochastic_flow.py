@@ -37,9 +37,9 @@ def test_log_probabilities_are_gaussian_transitions_on_the_left_grid() -> None:
     sample = policy.sample(OBS)
     chain = sample.record["chain"]
     assert chain.shape == (8, 5, 4, 2)
-    features = policy.flow.encode(OBS)
+    features = policy.head.encode(OBS)
     for k in range(4):
-        mean, log_std = policy.transition(features, chain[:, k], torch.full((8,), k / 4))
+        mean, log_std = policy.transition(features, chain[:, k], torch.full((8,), k))
         expected = torch.distributions.Normal(mean, log_std.exp())
         torch.testing.assert_close(sample.logp[:, k], expected.log_prob(chain[:, k + 1]).sum((1, 2)))
         entropy = policy.decisions(OBS, sample.record).entropy[:, k]
@@ -61,7 +61,7 @@ def test_noise_stays_within_its_bounds_for_extreme_outputs() -> None:
 def test_draws_are_cut_at_the_given_number_of_standard_deviations() -> None:
     policy = stochastic(NoiseConfig(schedule="constant", std_max=0.1, noise_clip=0.5))
     chain = policy.sample(OBS).record["chain"]
-    mean, _ = policy.transition(policy.flow.encode(OBS), chain[:, 0], torch.zeros(8))
+    mean, _ = policy.transition(policy.head.encode(OBS), chain[:, 0], torch.zeros(8, dtype=torch.int64))
     assert float((chain[:, 1] - mean).detach().abs().max()) <= 0.05 + 1e-6
 
 
@@ -78,16 +78,16 @@ def test_the_density_trains_both_networks_and_sampling_neither() -> None:
     sample = policy.sample(OBS)
     assert all(p.grad is None for p in policy.parameters())
     policy.decisions(OBS, sample.record).logp.sum().backward()
-    assert all(p.grad is not None and bool(p.grad.any()) for p in policy.flow.backbone.parameters())
+    assert all(p.grad is not None and bool(p.grad.any()) for p in policy.head.backbone.parameters())
     assert all(p.grad is not None and bool(p.grad.any()) for p in policy.noise.parameters())
     names = {name.split(".")[0] for name, _ in policy.named_parameters()}
-    assert names == {"flow", "noise"}
+    assert names == {"head", "noise"}
 
 
 def test_the_entropy_trains_the_noise_alone_and_nothing_when_it_is_constant() -> None:
     policy = stochastic()
     policy.decisions(OBS, policy.sample(OBS).record).entropy.sum().backward()
-    assert all(p.grad is None for p in policy.flow.parameters())
+    assert all(p.grad is None for p in policy.head.parameters())
     assert all(p.grad is not None for p in policy.noise.parameters())
     constant = stochastic(NoiseConfig(schedule="constant"))
     output = constant.decisions(OBS, constant.sample(OBS).record)
@@ -118,10 +118,12 @@ def test_noise_that_ignores_time_is_the_same_at_every_step() -> None:
 def test_a_mean_shift_changes_the_log_ratio_by_the_textbook_amount() -> None:
     policy = stochastic(NoiseConfig(schedule="constant", std_max=0.1), steps=1, action_clip=0.0)
     sample = policy.sample(OBS)
-    mean, _ = policy.transition(policy.flow.encode(OBS), sample.record["chain"][:, 0], torch.zeros(8))
+    mean, _ = policy.transition(
+        policy.head.encode(OBS), sample.record["chain"][:, 0], torch.zeros(8, dtype=torch.int64)
+    )
     x, shift = sample.record["chain"][:, 1], 0.01
     with torch.no_grad():
-        policy.flow.backbone.body[-1].bias.add_(shift)  # type: ignore[index,union-attr,operator]
+        policy.head.backbone.body[-1].bias.add_(shift)  # type: ignore[index,union-attr,operator]
     ratio = policy.decisions(OBS, sample.record).logp - sample.logp
     expected = ((2 * shift * (x - mean) - shift**2) / (2 * 0.1**2)).sum((1, 2))
     torch.testing.assert_close(ratio[:, 0], expected, atol=1e-4, rtol=1e-4)

@@ -59,15 +59,17 @@ def test_golden_chunk_is_reproduced_exactly(saved):
 
 
 def test_verify_notices_that_the_computation_has_changed(saved, monkeypatch):
-    monkeypatch.setattr(FlowPolicy, "euler_step", lambda self, features, x, t: x)
+    monkeypatch.setattr(FlowPolicy, "advance", lambda self, features, x, k: x)
     report = verify_checkpoint(saved)
     assert not report.ok
     assert report.max_error > 0.01
 
 
 def test_verify_notices_that_the_sampler_asks_for_other_noise(saved, monkeypatch):
-    monkeypatch.setattr(FlowPolicy, "_integrate", lambda self, features, x: self.act(OBS))
-    monkeypatch.setattr("robopolicy.policies.flow.normal", lambda shape, generator, device: generator.normal((1, 1)))
+    monkeypatch.setattr(FlowPolicy, "integrate", lambda self, features, noise: self.act(OBS))
+    monkeypatch.setattr(
+        "robopolicy.policies.generative.normal", lambda shape, generator, device: generator.normal((1, 1))
+    )
     with pytest.raises(UserError, match="sampler has changed"):
         verify_checkpoint(saved)
 

@@ -1,0 +1,124 @@
+"""Action-value ensembles over observations and action chunks, scalar or distributional (HL-Gauss).
+
+All members run as one batched matrix product. A critic sees what the policy sees, through a copy of the policy's
+normalisers, and the executed part of a chunk in normalised units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.critics.hl_gauss import HLGauss
+from robopolicy.errors import UserError
+from robopolicy.nets.encoder import ObservationEncoder
+from robopolicy.nets.ensemble import EnsembleMLP
+from robopolicy.nets.normalizer import Normalizer, make_normalizer
+from robopolicy.nets.vision import VisionConfig
+from robopolicy.policies.base import Policy
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """Architecture of a `QEnsemble`."""
+
+    members: int = 2  # M, independent networks
+    hidden: tuple[int, ...] = (256, 256, 256)
+    activation: str = "silu"
+    layer_norm: bool = True  # after every hidden layer; keeps values bounded off the data (RLPD)
+    bins: int = 0  # HL-Gauss: bins of the value histogram; 0 regresses a scalar
+    value_min: float = -100.0  # HL-Gauss: support of the histogram
+    value_max: float = 0.0
+    vision: VisionConfig = field(default_factory=VisionConfig)
+
+
+class QEnsemble(nn.Module):
+    """Q_m(s, chunk), m = 1..M: observations `{key: (B, To, ...)}` and chunks `(B, n, A)` in env units -> `(M, B)`."""
+
+    def __init__(self, config: CriticConfig, policy: Policy, *, steps: int | None = None) -> None:
+        """Build the critic of `policy`.
+
+        Args:
+            config: Sizes.
+            policy: Gives the observation and action shapes and, where it has them, fitted normalisers to copy.
+            steps: n, actions of a chunk the critic sees; the executed ones by default.
+        """
+        super().__init__()
+        self.config = config
+        spec = policy.spec
+        self.steps = spec.execute if steps is None else steps
+        self.encoder, self.action_normalizer = borrow_normalizers(policy, config.vision)
+        size = spec.obs_horizon * self.encoder.feature_dim + self.steps * spec.action_dim
+        self.histogram = HLGauss(config.bins, config.value_min, config.value_max) if config.bins else None
+        self.body = EnsembleMLP(
+            config.members,
+            size,
+            config.hidden,
+            max(config.bins, 1),
+            activation=config.activation,
+            layer_norm=config.layer_norm,
+        )
+
+    def encode(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """Flat features `(B, F)`, to be shared by many chunks."""
+        return self.encoder(obs).flatten(1)
+
+    def output(self, features: Tensor, chunk: Tensor) -> Tensor:
+        """Raw outputs `(M, B, 1)`, or logits `(M, B, bins)`, for features `(B, F)`."""
+        action = self.action_normalizer.normalize(chunk[:, : self.steps]).flatten(1)
+        return self.body(torch.cat([features, action], -1))
+
+    def value(self, output: Tensor) -> Tensor:
+        """Values `(M, ...)` of raw outputs."""
+        return output.squeeze(-1) if self.histogram is None else self.histogram.mean(output)
+
+    def forward(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
+        """Values `(M, B)`."""
+        return self.value(self.output(self.encode(obs), chunk))
+
+    def of_candidates(self, obs: Mapping[str, Tensor], chunks: Tensor) -> Tensor:
+        """Values `(M, B, C)` of candidate chunks `(B, C, n, A)`; observations are encoded once."""
+        features = self.encode(obs).repeat_interleave(chunks.shape[1], 0)
+        return self.value(self.output(features, chunks.flatten(0, 1))).unflatten(1, chunks.shape[:2])
+
+    def regression(self, output: Tensor, target: Tensor) -> Tensor:
+        """Loss `(M, B)` of raw outputs towards `target` `(B,)`: squared error, or cross-entropy of the histogram."""
+        if self.histogram is None:
+            return (output.squeeze(-1) - target).square()
+        return self.histogram.loss(output, target.expand(output.shape[:-1]))
+
+
+def random_subset_min(values: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """Minimum `(...)` over `size` randomly chosen members of `values` `(M, ...)` (REDQ); all members if `size` is M."""
+    if size >= len(values):
+        return values.min(0).values
+    return values[torch.randperm(len(values), generator=generator)[:size].to(values.device)].min(0).values
+
+
+@torch.no_grad()
+def soft_update(target: nn.Module, source: nn.Module, tau: float) -> None:
+    """Move the parameters of `target` by `tau` towards `source`; buffers are copied."""
+    mine, other = list(target.parameters()), list(source.parameters())
+    torch._foreach_lerp_(mine, other, tau)
+    for kept, new in zip(target.buffers(), source.buffers(), strict=True):
+        kept.copy_(new)
+
+
+def borrow_normalizers(policy: Policy, vision: VisionConfig) -> tuple[ObservationEncoder, Normalizer]:
+    """An encoder of its own and an action normaliser, both with the statistics of `policy`.
+
+    Raises:
+        UserError: The policy hides its normalisers.
+    """
+    encoder = next((part for part in policy.modules() if isinstance(part, ObservationEncoder)), None)
+    normalizer = next((p.action_normalizer for p in policy.modules() if hasattr(p, "action_normalizer")), None)
+    if encoder is None or not isinstance(normalizer, Normalizer):
+        raise UserError(f"A critic needs the normalisers of its policy, and '{policy.name}' shows none.")
+    own = ObservationEncoder(policy.spec.observation, normalization=encoder.normalizer.mode, vision=vision)
+    own.normalizer.load_state_dict(encoder.normalizer.state_dict())
+    action = make_normalizer(policy.spec.action_dim, normalizer.mode)
+    action.load_state_dict(normalizer.state_dict())
+    return own, action

@@ -1,0 +1,74 @@
+"""Prioritised sampling: a sum tree over the slots of a replay memory (Schaul et al. 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+FLOOR = 1e-6  # added to every error, so that nothing is forgotten for good
+
+
+class Priorities:
+    """Priorities `error ** alpha` in a binary sum tree; drawing and updating cost O(log n) per row."""
+
+    def __init__(self, size: int, alpha: float, beta: float = 0.4) -> None:
+        """Make room for `size` slots, all with priority 0.
+
+        Args:
+            size: Slots.
+            alpha: Exponent of the errors; 0 is uniform.
+            beta: Exponent of the importance weights; 1 corrects the bias in full.
+        """
+        self.alpha, self.beta = alpha, beta
+        self.leaves = 1 << max(size - 1, 1).bit_length()
+        self.tree: NDArray[np.float64] = np.zeros(2 * self.leaves)
+        self.largest = 1.0  # priority of new slots: they are drawn soon
+
+    def admit(self, index: NDArray[np.int64]) -> None:
+        """Give freshly written slots the largest priority seen."""
+        self._set(index, np.full(len(index), self.largest))
+
+    def update(self, index: NDArray[np.int64], error: NDArray[np.float64]) -> None:
+        """Set priorities from absolute errors."""
+        priority = (error + FLOOR) ** self.alpha
+        self.largest = max(self.largest, float(priority.max(initial=0.0)))
+        self._set(index, priority)
+
+    def draw(self, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Slots for stratified points `uniform` in [0, 1)."""
+        count = len(uniform)
+        mass = (np.arange(count) + uniform) / count * self.tree[1]
+        node = np.ones(count, np.int64)
+        while node[0] < self.leaves:
+            node *= 2
+            left = self.tree[node]
+            right = (mass >= left) & (self.tree[node + 1] > 0)
+            mass = np.where(right, mass - left, mass)
+            node += right
+        return node - self.leaves
+
+    def weights(self, index: NDArray[np.int64], count: int) -> NDArray[np.float64]:
+        """Importance weights `(n P(i)) ** -beta`, divided by their largest."""
+        probability = np.maximum(self.tree[self.leaves + index] / self.tree[1], 1e-12)
+        weight = (count * probability) ** -self.beta
+        return weight / weight.max()
+
+    def _set(self, index: NDArray[np.int64], value: NDArray[np.float64]) -> None:
+        node = np.unique(self.leaves + index)
+        self.tree[self.leaves + index] = value
+        while node[0] > 1:
+            node = np.unique(node // 2)
+            self.tree[node] = self.tree[2 * node] + self.tree[2 * node + 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Leaves and the largest priority."""
+        return {"leaves": torch.from_numpy(self.tree[self.leaves :].copy()), "largest": self.largest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self.largest = float(state["largest"])
+        self._set(np.arange(self.leaves), state["leaves"].numpy())

@@ -1,0 +1,94 @@
+"""The networks a denoising head can have, behind one signature: noisy chunk, time(s), features -> chunk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.nets.mlp import MLP, ResidualMLP
+from robopolicy.nets.time import TimeEmbedding
+from robopolicy.nets.transformer import ActionTransformer
+from robopolicy.nets.unet1d import UNet1d
+
+BACKBONES = ("mlp", "unet", "transformer")
+
+
+@dataclass(frozen=True)
+class BackboneConfig:
+    """Which network and how large; the base of every generative head's configuration."""
+
+    backbone: str = "mlp"  # mlp | unet | transformer
+    time_dim: int = 16  # width of the time embedding (mlp and unet)
+    hidden: tuple[int, ...] = (256, 256, 256)  # mlp
+    residual: bool = False  # mlp: residual blocks (an odd number of equal widths), as DPPO has them
+    activation: str = "silu"  # mlp; mish costs seven times as much on a CPU
+    unet_channels: tuple[int, ...] = (64, 128, 256)  # published sizes: [256, 512, 1024]
+    unet_kernel: int = 5
+    transformer_width: int = 128  # published sizes: width 256, 8 layers
+    transformer_layers: int = 4
+    transformer_heads: int = 4
+    transformer_dropout: float = 0.0  # keep 0 when the policy will be fine-tuned by RL
+
+    def __post_init__(self) -> None:
+        if self.backbone not in BACKBONES:
+            raise unknown_name("backbone", self.backbone, BACKBONES)
+        if self.transformer_heads < 1 or self.transformer_width % self.transformer_heads:
+            raise UserError(
+                f"transformer_width {self.transformer_width} must be a multiple of transformer_heads "
+                f"{self.transformer_heads}."
+            )
+
+
+class MLPBackbone(nn.Module):
+    """Sees the flattened chunk, the time embedding(s) and all features at once."""
+
+    def __init__(self, config: BackboneConfig, *, size: int, feature_dim: int, times: int) -> None:
+        super().__init__()
+        self.time = TimeEmbedding(config.time_dim, times)
+        network = ResidualMLP if config.residual else MLP
+        self.body = network(size + config.time_dim + feature_dim, config.hidden, size, activation=config.activation)
+
+    def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
+        """Map `x` `(B, H, A)`, `t` `(B,)` or `(B, times)` and `features` `(B, To, F)` to `(B, H, A)`."""
+        return self.body(torch.cat([x.flatten(1), self.time(t), features.flatten(1)], -1)).view_as(x)
+
+
+def make_backbone(
+    config: BackboneConfig, *, action_dim: int, horizon: int, feature_dim: int, obs_horizon: int, times: int = 1
+) -> nn.Module:
+    """Build the network of a head.
+
+    Args:
+        config: Kind and sizes.
+        action_dim: A.
+        horizon: H.
+        feature_dim: F, width of the features of one observation.
+        obs_horizon: To.
+        times: Time inputs; heads that learn steps of any length need two.
+    """
+    if config.backbone == "mlp":
+        return MLPBackbone(config, size=horizon * action_dim, feature_dim=obs_horizon * feature_dim, times=times)
+    if config.backbone == "unet":
+        return UNet1d(
+            action_dim,
+            obs_horizon * feature_dim,
+            channels=config.unet_channels,
+            time_dim=config.time_dim,
+            kernel=config.unet_kernel,
+            times=times,
+        )
+    return ActionTransformer(
+        action_dim,
+        feature_dim,
+        horizon=horizon,
+        obs_horizon=obs_horizon,
+        first_action=obs_horizon - 1,
+        width=config.transformer_width,
+        layers=config.transformer_layers,
+        heads=config.transformer_heads,
+        dropout=config.transformer_dropout,
+        times=times,
+    )

@@ -1,0 +1,67 @@
+"""M independent multilayer perceptrons as one batched matrix product per layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.nets.mlp import make_activation
+
+
+class EnsembleLinear(nn.Module):
+    """M linear layers: `(M, B, in)` -> `(M, B, out)`; initialised member by member as torch's."""
+
+    def __init__(self, members: int, in_dim: int, out_dim: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(in_dim)
+        self.weight = nn.Parameter(torch.empty(members, in_dim, out_dim).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(members, 1, out_dim).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply member m to `x[m]`."""
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+class EnsembleLayerNorm(nn.Module):
+    """LayerNorm with an own scale and shift per member."""
+
+    def __init__(self, members: int, dim: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(members, 1, dim))
+        self.shift = nn.Parameter(torch.zeros(members, 1, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension of `(M, B, dim)`."""
+        return nn.functional.layer_norm(x, x.shape[-1:]) * self.scale + self.shift
+
+
+class EnsembleMLP(nn.Module):
+    """Every member sees the same input: `(B, in)` -> `(M, B, out)`."""
+
+    def __init__(
+        self,
+        members: int,
+        in_dim: int,
+        hidden: Sequence[int],
+        out_dim: int,
+        *,
+        activation: str = "silu",
+        layer_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.members = members
+        layers: list[nn.Module] = []
+        for width in hidden:
+            layers.append(EnsembleLinear(members, in_dim, width))
+            if layer_norm:
+                layers.append(EnsembleLayerNorm(members, width))
+            layers.append(make_activation(activation))
+            in_dim = width
+        self.layers = nn.Sequential(*layers, EnsembleLinear(members, in_dim, out_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply all members to `x` `(B, in)`."""
+        return self.layers(x.expand(self.members, *x.shape))

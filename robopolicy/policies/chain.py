@@ -1,0 +1,138 @@
+"""A denoising chain with a density: sampler steps that carry Gaussian noise, so that policy gradients can score them.
+
+A chain wraps a generative head. Its `transition` is the one function behind sampling and scoring, and both index the
+same steps, so the ratio of fresh data is exactly 1. The noise is for training only: `act(deterministic=True)`, `decode`
+and `field` are the wrapped head's, and so is what gets deployed.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.nets.normalizer import Statistics
+from robopolicy.policies.base import DecisionOutput, Info, Observation, Policy, Record, Sample
+from robopolicy.policies.density import normal_entropy, normal_log_density
+from robopolicy.policies.generative import GenerativePolicy
+from robopolicy.policies.noise import Randomness, normal
+
+
+class ChainPolicy(Policy):
+    """Base of the noisy chains; one decision per scored transition, verbs `sample` and `decisions` besides the head's.
+
+    The record holds the chain `(B, T + 1, H, A)` of normalised iterates, from the first scored one to the chunk.
+    """
+
+    noise_clip: float = 0.0  # draws beyond this many standard deviations are cut; 0 disables
+    chain_dtype: torch.dtype = torch.float32  # of recorded iterates; bfloat16 halves the memory, ratios stay exact
+
+    def __init__(self, head: GenerativePolicy) -> None:
+        """Wrap `head`, which is shared, not copied; its parameters keep the prefix `head.`."""
+        super().__init__()
+        self.spec = head.spec
+        self.head = head
+
+    @abstractmethod
+    def transition(self, features: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation `(B, H, A)` of the iterate after `x` `(B, H, A)` and step `k` `(B,)`."""
+
+    def step_logp(self, x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+        """Log-probability `(B,)` of one transition to `x` `(B, H, A)`: the sum over all dimensions."""
+        return normal_log_density(x, mean, log_std).flatten(1).sum(1)
+
+    def step_entropy(self, log_std: Tensor) -> Tensor:
+        """Entropy `(B,)` of one transition, reduced as `step_logp`."""
+        return normal_entropy(log_std).flatten(1).sum(1)
+
+    def prologue(self, obs: Observation, noise: Tensor, generator: Randomness) -> Tensor:
+        """First scored iterate for the initial `noise` `(B, H, A)`; chains with a frozen part run it here."""
+        return self.head.begin(noise)
+
+    @property
+    def first(self) -> int:
+        """Index of the first scored sampler step."""
+        return 0
+
+    @property
+    def network_calls(self) -> int:
+        """Those of the head; what adds the noise is not deployed."""
+        return self.head.network_calls
+
+    @torch.no_grad()
+    def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk and record its chain.
+
+        The last iterate is scored as drawn and executed within the head's action bounds. The density of the initial
+        noise does not depend on any parameter and is left out.
+        """
+        features = self.head.encode(obs)
+        batch = len(features)
+        x = self._stored(self.prologue(obs, self.head.draw_noise(batch, generator, features.device), generator))
+        chain, logp = [x], []
+        for k in range(self.first, self.head.config.steps):
+            mean, log_std = self.transition(features, x.float(), torch.full((batch,), k, device=features.device))
+            noise = normal(mean.shape, generator, mean.device)
+            if self.noise_clip:
+                noise = noise.clamp(-self.noise_clip, self.noise_clip)
+            x = self._stored(mean + log_std.exp() * noise)
+            chain.append(x)
+            logp.append(self.step_logp(x.float(), mean, log_std))
+        chunk = self.head.action_normalizer.denormalize(self.head.clip(x.float()))
+        return Sample(chunk, {"chain": torch.stack(chain, 1)}, torch.stack(logp, 1))
+
+    def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
+        """Log-probability and entropy `(B, T)` of each recorded transition; one network call scores all of them."""
+        chain = record["chain"].float()
+        batch, count = chain.shape[0], chain.shape[1] - 1
+        features = self.head.encode(obs).repeat_interleave(count, 0)  # (B * T, To, F)
+        k = torch.arange(self.first, self.first + count, device=chain.device).repeat(batch)
+        mean, log_std = self.transition(features, chain[:, :-1].flatten(0, 1), k)
+        logp = self.step_logp(chain[:, 1:].flatten(0, 1), mean, log_std)
+        return DecisionOutput(logp.view(batch, count), self.step_entropy(log_std).view(batch, count))
+
+    def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
+        """The plain head when `deterministic`, else a noisy chain."""
+        if deterministic:
+            return self.head.act(obs, deterministic=True, generator=generator)
+        return self.sample(obs, generator=generator).chunk
+
+    def imitation_loss(
+        self,
+        obs: Observation,
+        chunk: Tensor,
+        weight: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        generator: Randomness = None,
+    ) -> tuple[Tensor, Info]:
+        """Loss of the wrapped head."""
+        return self.head.imitation_loss(obs, chunk, weight, mask=mask, generator=generator)
+
+    def decode(self, obs: Observation, noise: Tensor) -> Tensor:
+        """Chunk of the wrapped head."""
+        return self.head.decode(obs, noise)
+
+    def field(self, obs: Observation, x: Tensor, t: Tensor) -> Tensor:
+        """Velocity of the wrapped head."""
+        return self.head.field(obs, x, t)
+
+    def fit_normalizer(self, statistics: Statistics) -> None:
+        """Fit the normalisers of the wrapped head."""
+        self.head.fit_normalizer(statistics)
+
+    def _stored(self, x: Tensor) -> Tensor:
+        return x.to(self.chain_dtype)
+
+
+def require_family(policy: Policy, families: tuple[str, ...], algorithm: str, instead: str) -> GenerativePolicy:
+    """`policy` as a generative head of one of `families`.
+
+    Raises:
+        UserError: It is something else; says what the algorithm wants and what to use `instead`.
+    """
+    if not isinstance(policy, GenerativePolicy) or policy.family not in families:
+        raise UserError(f"{algorithm} fine-tunes {' and '.join(families)} policies, got '{policy.name}'; {instead}.")
+    return policy

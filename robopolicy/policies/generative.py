@@ -1,0 +1,189 @@
+"""What all denoising heads share: one encoder, one backbone, K sampler steps from noise to an action chunk.
+
+A head says how its network is read (`velocity`), trained (`matching_loss`) and iterated (`advance`); the verbs are the
+same for all of them and live here. Everything inside is in normalised action units; only verbs speak env units.
+
+Iterates live in the head's own coordinates (the linear path for flows, the variance-preserving one for diffusion);
+`velocity` and `matching_loss` always speak of the linear path: time 0 is noise, time 1 is data.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.nets.backbone import BackboneConfig, make_backbone
+from robopolicy.nets.encoder import ObservationEncoder
+from robopolicy.nets.normalizer import Statistics, make_normalizer
+from robopolicy.nets.vision import VisionConfig
+from robopolicy.policies.base import Info, Observation, Policy, PolicySpec, chunk_mean
+from robopolicy.policies.noise import Randomness, normal
+
+
+def _uniform(n: Tensor) -> Tensor:
+    return torch.special.ndtr(n)
+
+
+def _logit_normal(n: Tensor) -> Tensor:
+    return n.sigmoid()
+
+
+def _beta(n: Tensor) -> Tensor:
+    # t = s (1 - Beta(1.5, 1)) with the inverse distribution function u ** (1 / 1.5): more mass near the noise.
+    return 0.999 * (1 - _uniform(n) ** (1 / 1.5))
+
+
+TIME_LAWS: dict[str, Callable[[Tensor], Tensor]] = {"uniform": _uniform, "logit_normal": _logit_normal, "beta": _beta}
+"""Distribution of the training time, as a function of a standard normal draw."""
+
+
+@dataclass(frozen=True)
+class GenerativeConfig(BackboneConfig):
+    """Architecture and sampler every generative head has."""
+
+    steps: int = 4  # K, sampler steps per chunk
+    normalization: str = "minmax"  # minmax | meanstd | running | identity
+    action_normalization: str = "minmax"  # minmax | meanstd | identity
+    action_clip: float = 1.0  # bound on normalised actions inside the sampler; 0 disables
+    vision: VisionConfig = field(default_factory=VisionConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps < 1 or self.action_clip < 0:
+            raise UserError(
+                f"A sampler needs steps >= 1 and action_clip >= 0, got {self.steps} and {self.action_clip}."
+            )
+        if self.action_normalization == "meanstd" and 0 < self.action_clip < 3:
+            raise UserError(
+                f"action_clip {self.action_clip} would cut standardised actions at as many standard deviations; "
+                "set it to 0 (no bound) or to at least 3."
+            )
+        if self.action_normalization == "running":
+            raise UserError("action_normalization cannot be 'running'; use minmax, meanstd or identity.")
+
+
+def check_time_law(name: str) -> None:
+    """Refuse an unknown distribution of training times."""
+    if name not in TIME_LAWS:
+        raise unknown_name("time law", name, TIME_LAWS)
+
+
+class GenerativePolicy(Policy):
+    """Base of the denoising heads; verbs `act`, `imitation_loss`, `decode`, `field`."""
+
+    family: ClassVar[str]  # flow | diffusion | edm | consistency: which chains and conversions apply
+    times: ClassVar[int] = 1  # time inputs of the network
+    config: GenerativeConfig
+
+    def __init__(self, config: GenerativeConfig, spec: PolicySpec) -> None:
+        super().__init__()
+        self.config = config
+        self.spec = spec
+        self.encoder = ObservationEncoder(spec.observation, normalization=config.normalization, vision=config.vision)
+        self.action_normalizer = make_normalizer(spec.action_dim, config.action_normalization)
+        self.backbone = make_backbone(
+            config,
+            action_dim=spec.action_dim,
+            horizon=spec.horizon,
+            feature_dim=self.encoder.feature_dim,
+            obs_horizon=spec.obs_horizon,
+            times=self.times,
+        )
+
+    # What a head defines.
+
+    @abstractmethod
+    def velocity(self, features: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        """Expected data - noise `(B, H, A)` at the point `x` `(B, H, A)` of the linear path at time `t` `(B,)`."""
+
+    @abstractmethod
+    def matching_loss(self, features: Tensor, data: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """Training loss `(B, H)` of the pair `data`, `noise` `(B, H, A)` at linear time `t` `(B,)`."""
+
+    @abstractmethod
+    def advance(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
+        """Iterate `(B, H, A)` after sampler step `k` `(B,)` int64 in 0..K-1, without injected noise."""
+
+    @abstractmethod
+    def draw_times(self, batch: int, generator: Randomness) -> Tensor:
+        """Linear times `(B,)` to train at."""
+
+    def begin(self, noise: Tensor) -> Tensor:
+        """First iterate for standard normal `noise` `(B, H, A)`."""
+        return noise
+
+    # What follows from it.
+
+    @property
+    def network_calls(self) -> int:
+        """K."""
+        return self.config.steps
+
+    def fit_normalizer(self, statistics: Statistics) -> None:
+        """Fit the observation and action normalisers from dataset statistics."""
+        self.encoder.fit_normalizer(statistics)
+        self.action_normalizer.fit_key(statistics, "action")
+
+    def encode(self, obs: Observation) -> Tensor:
+        """Features `(B, To, F)`, computed once per call of a verb."""
+        return self.encoder(obs)
+
+    def encode_for_training(self, obs: Observation, generator: Randomness = None) -> Tensor:
+        """Features with image augmentation when the policy is in training mode."""
+        crop_generator = generator if isinstance(generator, torch.Generator) else None
+        return self.encoder(obs, augment=self.training, generator=crop_generator)
+
+    def clip(self, x: Tensor) -> Tensor:
+        """Bound normalised actions by `action_clip`."""
+        return x.clamp(-self.config.action_clip, self.config.action_clip) if self.config.action_clip else x
+
+    def draw_noise(self, batch: int, generator: Randomness, device: torch.device) -> Tensor:
+        """Standard normal noise `(B, H, A)`."""
+        return normal((batch, self.spec.horizon, self.spec.action_dim), generator, device)
+
+    def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
+        """Run the sampler from fresh initial noise; there is no other randomness to remove."""
+        with torch.no_grad():
+            features = self.encode(obs)
+            return self.integrate(features, self.draw_noise(features.shape[0], generator, features.device))
+
+    def decode(self, obs: Observation, noise: Tensor) -> Tensor:
+        """Map `noise` `(B, H, A)` to the chunk in env units; differentiable."""
+        return self.integrate(self.encode(obs), noise)
+
+    def field(self, obs: Observation, x: Tensor, t: Tensor) -> Tensor:
+        """Velocity in normalised units."""
+        return self.velocity(self.encode(obs), x, t)
+
+    def imitation_loss(
+        self,
+        obs: Observation,
+        chunk: Tensor,
+        weight: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        generator: Randomness = None,
+    ) -> tuple[Tensor, Info]:
+        """Denoising loss `(B,)`, averaged over the valid steps of the chunk."""
+        features = self.encode_for_training(obs, generator)
+        loss = chunk_mean(self.training_loss(features, self.action_normalizer.normalize(chunk), generator), mask)
+        info = {"denoising": loss.detach().mean()}
+        return (loss if weight is None else loss * weight), info
+
+    def training_loss(self, features: Tensor, data: Tensor, generator: Randomness) -> Tensor:
+        """Loss `(B, H)` at freshly drawn noise and times; heads with several objectives override it."""
+        noise = normal(data.shape, generator, data.device)
+        return self.matching_loss(features, data, noise, self.draw_times(len(data), generator).to(data.device))
+
+    def integrate(self, features: Tensor, noise: Tensor) -> Tensor:
+        """All K steps from `noise` `(B, H, A)` to the chunk in env units."""
+        x = self.begin(noise)
+        for k in range(self.config.steps):
+            x = self.advance(features, x, torch.full((len(x),), k, device=x.device))
+        return self.action_normalizer.denormalize(self.clip(x))
