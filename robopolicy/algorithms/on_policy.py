@@ -1,7 +1,6 @@
-"""Parts shared by the on-policy actor-critic algorithms: PPO, ReinFlow and their relatives.
+"""Parts shared by the on-policy actor-critic algorithms; `fine_tuner.py` builds the fine-tuners' frame on them.
 
-Each algorithm keeps its own losses and its own `update`; what is the same in all of them lives here once: turning a
-`Rollout` into rows with advantages and value targets, drawing minibatches, and scaling rewards.
+They turn a `Rollout` into rows with advantages and value targets, draw minibatches, and scale rewards.
 """
 
 from __future__ import annotations

@@ -8,12 +8,14 @@ from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.registry import POLICIES
 
-POLICIES: dict[str, tuple[type[Any], type[Policy]]] = {
-    "flow": (FlowConfig, FlowPolicy),
-    "gaussian": (GaussianConfig, GaussianPolicy),
-}
-"""Name -> (config class, policy class), constructed as `policy_class(config, spec)`."""
+POLICIES.update(
+    {
+        "flow": (FlowConfig, FlowPolicy),
+        "gaussian": (GaussianConfig, GaussianPolicy),
+    }
+)
 
 
 def make_policy(name: str, config: Any, spec: PolicySpec) -> Policy:

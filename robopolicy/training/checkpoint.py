@@ -24,6 +24,7 @@ from robopolicy.nets.normalizer import Normalizer, unfitted_normalizers
 from robopolicy.policies import POLICIES
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.noise import RowStreams
+from robopolicy.schema import from_plain
 from robopolicy.training.device import usable_device
 from robopolicy.training.manifest import (
     MANIFEST,
@@ -35,7 +36,6 @@ from robopolicy.training.manifest import (
     versions,
     write_manifest,
 )
-from robopolicy.training.schema import from_plain
 from robopolicy.training.statetree import load_tree, portable, save_tree
 
 MODEL, GOLDEN, STATE = "model.safetensors", "golden.safetensors", "training_state"

@@ -25,6 +25,7 @@ import torch
 from robopolicy.errors import UserError, cannot_write
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.files import recover, write_text
+from robopolicy.schema import to_plain
 from robopolicy.training.build import Parts, build, complete
 from robopolicy.training.checkpoint import load_training_state, save_checkpoint
 from robopolicy.training.compose import config_text, read_config
@@ -33,7 +34,6 @@ from robopolicy.training.console import RunConsole, describe_evaluation
 from robopolicy.training.guards import Summary, better, check_metrics, check_parameters, collapsed
 from robopolicy.training.loggers import CsvLogger, JsonlLogger, Logger, TensorBoardLogger, WandbLogger
 from robopolicy.training.manifest import versions
-from robopolicy.training.schema import to_plain
 
 Report = dict[str, Any]
 

@@ -15,7 +15,7 @@ from typing import Any
 import robopolicy
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy, PolicySpec
-from robopolicy.training.schema import from_plain, to_plain
+from robopolicy.schema import from_plain, to_plain
 
 SCHEMA = 1  # raise it with every change that an older reader would misunderstand
 MANIFEST = "manifest.json"

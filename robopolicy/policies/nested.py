@@ -1,0 +1,35 @@
+"""Policies inside policies: how a wrapper (a steered, selected or composed policy) stores what it wraps.
+
+A wrapper's configuration holds the description of each inner policy as plain values, so that a checkpoint can rebuild
+the whole: `config.base = describe(inner)`, and in the wrapper's constructor `self.base = rebuild(config.base)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.registry import POLICIES
+from robopolicy.schema import from_plain
+
+
+def describe(policy: Policy) -> dict[str, Any]:
+    """Name, configuration and specification of `policy` as plain values; weights travel in its state dict."""
+    return {"name": policy.name, "config": policy.config_dict(), "spec": policy.spec.to_dict()}
+
+
+def rebuild(description: Mapping[str, Any]) -> Policy:
+    """A fresh policy of that description.
+
+    Raises:
+        UserError: The description names no registered policy.
+    """
+    if not {"name", "config", "spec"} <= set(description):
+        raise UserError("A wrapped policy is described by name, config and spec; build the wrapper from a checkpoint.")
+    if description["name"] not in POLICIES:
+        raise unknown_name("policy", str(description["name"]), POLICIES)
+    config_class, policy_class = POLICIES[description["name"]]
+    config = from_plain(config_class, description["config"], f"wrapped policy '{description['name']}'")
+    return policy_class(config, PolicySpec.from_dict(description["spec"]))  # type: ignore[call-arg]
