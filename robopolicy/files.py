@@ -127,3 +127,13 @@ def _sync(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def free_folder(folder: Path) -> Path:
+    """`folder` if nothing lies there, else the first of folder_2, folder_3, ... that is free."""
+    number = 1
+    place = folder
+    while place.exists():
+        number += 1
+        place = folder.with_name(f"{folder.name}_{number}")
+    return place

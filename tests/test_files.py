@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from robopolicy.errors import UserError
-from robopolicy.files import atomic_folder, recover, write_text
+from robopolicy.files import atomic_folder, free_folder, recover, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -47,3 +47,10 @@ def test_text_replaces_the_old_file_and_failure_is_one_clear_line(tmp_path):
     with pytest.raises(UserError, match="Cannot write"):
         write_text(tmp_path / "x.txt" / "y.txt", "third")
     assert names(tmp_path) == ["x.txt"]
+
+
+def test_a_free_folder_takes_the_next_number(tmp_path):
+    assert free_folder(tmp_path / "x") == tmp_path / "x"
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x_2").mkdir()
+    assert free_folder(tmp_path / "x") == tmp_path / "x_3"

@@ -36,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
     add_player_options(parser)
     parser.add_argument("--episodes", type=int, default=100, help="episodes per player (default: 100)")
     parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
-    parser.add_argument("--out", type=Path, default=Path("runs/eval"), help="report folder (default: runs/eval)")
+    parser.add_argument("--out", type=Path, help="report folder (default: the next free one of runs/eval, runs/eval_2)")
     parser.add_argument(
         "--video", type=int, default=4, help="episodes to film, the first seeds; 0 for none (default: 4)"
     )
@@ -49,11 +49,12 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.errors import UserError
     from robopolicy.evaluation.compare import compare
     from robopolicy.evaluation.report import Report, all_notes, table, to_dict, write_report
-    from robopolicy.files import atomic_folder, refuse_foreign
+    from robopolicy.files import atomic_folder, free_folder, refuse_foreign
 
     check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed", "video"))
     if len(args.players) > 2 or len(set(args.players)) < len(args.players):
         raise UserError(f"Pass one player or two different ones, got {' '.join(args.players)}.")
+    args.out = args.out or free_folder(Path("runs/eval"))
     refuse_foreign(args.out, "report.html", "an evaluation report")
     players, entry = load_players(args.players, args.task, args.device)
     with atomic_folder(args.out) as folder:

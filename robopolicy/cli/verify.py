@@ -29,6 +29,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Verify; 0 when the chunk is reproduced, 1 when it is not."""
+    from robopolicy.sim.registry import task_names
     from robopolicy.training.checkpoint import verify_checkpoint
 
     report = verify_checkpoint(args.checkpoint, args.device)
@@ -52,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
         verdict = "verified" if report.ok else "FAILED"
         print(f"{args.checkpoint}: {verdict}")
         print(f"  policy {manifest.policy}, task {manifest.task}, {manifest.network_calls} network calls per chunk")
+        if manifest.task not in task_names():
+            print("  that task is not installed here, so the policy cannot be evaluated on it")
         print(f"  golden chunk: largest error {report.max_error:.3g} (tolerance {report.tolerance:g})")
         for name, change in changed.items():
             print(f"  {name} has changed since: {change}")

@@ -63,7 +63,8 @@ class RunConsole:
 
 def describe_evaluation(summary: Mapping[str, Any]) -> str:
     """One phrase for an evaluation: success with its interval, or the return."""
+    count = f"{summary['n']} episode{'' if summary['n'] == 1 else 's'}"
     if summary["success"] is None:
-        return f"return {summary['return_mean']:.4g} over {summary['n']} episodes"
+        return f"return {summary['return_mean']:.4g} over {count}"
     low, high = summary["low"], summary["high"]
-    return f"success {summary['success']:.1%} [{low:.1%}, {high:.1%}] over {summary['n']} episodes"
+    return f"success {summary['success']:.1%} [{low:.1%}, {high:.1%}] over {count}"
