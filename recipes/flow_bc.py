@@ -80,7 +80,7 @@ def demonstrate(sim: VectorSim, expert: Expert, demos: int, seed: int) -> list[t
     success = torch.zeros(sim.num_envs, dtype=torch.bool)
     obs = sim.reset(seed)
     while len(episodes) < demos:
-        action = expert(sim)  # (N, A)
+        action = expert(sim, obs)  # (N, A)
         for steps, state, played in zip(running, vector(obs), action, strict=True):
             steps.append((state, played))
         step = sim.step(action)

@@ -1,13 +1,17 @@
-"""`robopolicy collect`: demonstrations from a scripted expert, as a LeRobotDataset."""
+"""`robopolicy collect`: demonstrations from a scripted expert or a policy, as a LeRobotDataset."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from robopolicy.cli.options import check_numbers
+
+if TYPE_CHECKING:
+    from robopolicy.sim.registry import Expert
 
 EXAMPLES = """\
 examples:
@@ -15,6 +19,7 @@ examples:
   robopolicy collect manipulation/pick_place --episodes 100 --cameras front --image-size 96 --out data/pick_place
   robopolicy collect lift --episodes 100 --noise 0.1 --keep-failures --out data/lift_noisy
   robopolicy collect metaworld/reach-v3 --episodes 50 --out data/reach
+  robopolicy collect hopper --policy runs/hopper_sac/checkpoints/last --keep-failures --episodes 50 --out data/hopper
   robopolicy collect ogbench/cube-single-v0 --episodes 50 --num-envs 4 --out data/cube --overwrite
 """
 
@@ -23,13 +28,15 @@ def add_parser(subparsers: Any) -> None:
     """Register the verb."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "collect",
-        help="record demonstrations of a scripted expert",
-        description="Record demonstrations of a task's scripted expert into a LeRobotDataset (v3.0). "
+        help="record demonstrations of a scripted expert or a policy",
+        description="Record demonstrations of a task's scripted expert, or of a policy, into a LeRobotDataset (v3.0). "
         "The dataset depends on the seed, not on the number of environments.",
         epilog=EXAMPLES,
     )
     parser.add_argument("task", help="task id, see 'robopolicy list tasks'")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--policy", type=Path, metavar="CKPT", help="checkpoint to record (default: scripted expert)")
+    parser.add_argument("--stochastic", action="store_true", help="let the policy explore")
     parser.add_argument("--episodes", type=int, default=100, help="episodes to keep (default: 100)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first episode (default: 0)")
     parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
@@ -56,11 +63,12 @@ def run(args: argparse.Namespace) -> int:
 
     from robopolicy.data.collect import collect
     from robopolicy.data.lerobot import LeRobotWriter
+    from robopolicy.evaluation.actors import PolicyExpert, check_compatible
     from robopolicy.sim.registry import SimOptions, get_task, make_sim
 
     _check(args)
     entry = get_task(args.task)
-    make_expert = entry.need_expert()
+    make_expert = _policy_expert(args) if args.policy else entry.need_expert()
     options = SimOptions(
         num_envs=min(args.num_envs, args.episodes),
         backend=args.backend,
@@ -70,6 +78,9 @@ def run(args: argparse.Namespace) -> int:
     )
     with closing(make_sim(entry.name, options)) as sim:
         spec = sim.spec
+        demonstrator = make_expert()
+        if isinstance(demonstrator, PolicyExpert):
+            check_compatible(demonstrator.actor.policy.spec, spec)
         names = {key: observation.names for key, observation in spec.observation.items()}
         names["action"] = spec.action_names
         writer = LeRobotWriter(
@@ -84,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             bar = progress.add_task(f"collect {entry.name}", total=args.episodes)
             report = collect(
                 sim,
-                make_expert(),
+                demonstrator,
                 writer,
                 episodes=args.episodes,
                 seed=args.seed,
@@ -97,6 +108,14 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"{args.out}: {report}")
     return 0
+
+
+def _policy_expert(args: argparse.Namespace) -> Callable[[], Expert]:
+    from robopolicy.evaluation.actors import PolicyExpert
+    from robopolicy.training.checkpoint import load_policy
+
+    policy, _ = load_policy(args.policy)
+    return lambda: PolicyExpert(policy, deterministic=not args.stochastic)
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Demonstrations from scripted experts, written one episode at a time."""
+"""Demonstrations from scripted experts or policies, written one episode at a time."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class CollectReport:
 
     kept: int  # episodes written
     attempts: int  # episodes played, in order of seed, until enough were kept
-    successes: int  # of the attempts
+    successes: int | None  # of the attempts; None where the task has no success
     frames: int  # written
 
     def __str__(self) -> str:
+        kept = f"kept {self.kept} episodes ({self.frames} frames)"
+        if self.successes is None:
+            return kept
         rate = self.successes / self.attempts
-        return (
-            f"kept {self.kept} episodes ({self.frames} frames); "
-            f"the expert succeeded in {self.successes} of {self.attempts} ({rate:.1%})"
-        )
+        return f"{kept}; success in {self.successes} of {self.attempts} ({rate:.1%})"
 
 
 def collect(
@@ -88,12 +88,14 @@ def collect(
     obs = sim.reset(seed)
     while True:
         seeds = sim.episode_seed.tolist()
-        intended = expert(sim).to(torch.float32).clamp(low, high)
+        intended = expert(sim, obs).to(torch.float32).clamp(low, high)
         executed = intended
         if noise:
             disturbance = RowStreams(seeds, sim.episode_step.tolist()).normal(intended.shape).to(sim.device)
             executed = intended + noise * (high - low) / 2 * disturbance
         step = sim.step(executed)
+        if only_success and "success" not in step.info:
+            raise UserError(f"Task {sim.spec.task} does not say what success is; keep all episodes (--keep-failures).")
         recorder.record(obs, intended, step)
         obs = step.obs
         for row in step.done.nonzero().flatten().tolist():
@@ -108,7 +110,7 @@ def collect(
             if progress:
                 progress(kept, attempts)
             if kept == episodes:
-                return CollectReport(kept, attempts, successes, frames)
+                return CollectReport(kept, attempts, successes if "success" in step.info else None, frames)
             if only_success and attempts >= _PATIENCE and successes < _MIN_SUCCESS_RATE * attempts:
                 raise UserError(
                     f"The expert of {sim.spec.task} succeeded in only {successes} of {attempts} episodes; "
@@ -127,15 +129,9 @@ class _Recorder:
 
     def record(self, obs: Observation, action: Tensor, step: Step) -> None:
         """Remember one control step of all rows."""
-        if "success" not in step.info:
-            raise UserError(f"Task {self._task} does not say what success is, so it has no demonstrations.")
-        tensors = {
-            **obs,
-            "action": action,
-            "reward": step.reward,
-            "terminated": step.terminated,
-            "success": step.info["success"],
-        }
+        tensors = {**obs, "action": action, "reward": step.reward, "terminated": step.terminated}
+        if "success" in step.info:
+            tensors["success"] = step.info["success"]
         self._steps.append({key: value.cpu().numpy() for key, value in tensors.items()})
 
     def take(self, row: int, seed: int) -> Episode:

@@ -116,7 +116,38 @@ class ExpertActor:
     ) -> Tensor:
         """Ask the expert once for all environments and keep `rows`."""
         self.policy_calls += 1
-        return self.expert(sim)[rows].unsqueeze(1)
+        return self.expert(sim, {key: value[:, -1] for key, value in obs.items()})[rows].unsqueeze(1)
+
+
+class PolicyExpert:
+    """A policy as demonstrator: it plays its chunks step by step and keeps each row's history."""
+
+    def __init__(self, policy: Policy, *, deterministic: bool = True, batch: int = 32) -> None:
+        self.actor = PolicyActor(policy, deterministic=deterministic, batch=batch)
+        self._history: Observation = {}
+        self._chunk = torch.empty(0)
+
+    def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
+        """Decide for the rows whose chunk is used up or whose episode is fresh; return the due action of all."""
+        step, execute = sim.episode_step, self.actor.execute
+        fresh = step == 0
+        if not self._history:
+            self._history = {
+                key: value.unsqueeze(1).repeat_interleave(self.actor.obs_horizon, 1) for key, value in obs.items()
+            }
+        for key, value in obs.items():
+            pushed = torch.cat([self._history[key][:, 1:], value.unsqueeze(1)], 1)
+            first = value.unsqueeze(1).expand_as(pushed)
+            self._history[key] = torch.where(fresh.reshape(-1, *[1] * (pushed.dim() - 1)), first, pushed)
+        place = step % execute
+        rows = (place == 0).nonzero().flatten()
+        if len(rows):
+            seeds, decisions = sim.episode_seed[rows].tolist(), (step[rows] // execute).tolist()
+            chunk = self.actor(sim, self._history, rows, seeds, decisions)
+            if not len(self._chunk):
+                self._chunk = chunk.new_zeros(sim.num_envs, *chunk.shape[1:])
+            self._chunk[rows] = chunk
+        return self._chunk[torch.arange(sim.num_envs), place]
 
 
 class RandomActor:

@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.sim.contract import VectorSim
+from robopolicy.sim.contract import Observation, VectorSim
 
 REWARDS = ("sparse", "shaped")
 
@@ -32,10 +32,10 @@ class SimOptions:
 
 
 class Expert(Protocol):
-    """Scripted demonstrator. Called once per control step; `sim.episode_step == 0` marks fresh episodes."""
+    """Demonstrator. Called once per control step; `sim.episode_step == 0` marks fresh episodes."""
 
-    def __call__(self, sim: VectorSim) -> Tensor:
-        """Return actions `(N, A)` in the simulator's units."""
+    def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
+        """Return actions `(N, A)` in the simulator's units; scripted ones read `sim`, others `obs` `{key: (N, ...)}`."""
         ...
 
 

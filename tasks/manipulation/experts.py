@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.sim.contract import VectorSim
+from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.mujoco.backend import MujocoSim
 from robopolicy.sim.mujoco.task import Array, BatchState
 from tasks.manipulation.drawer import HANDLE_WIDTH, Drawer
@@ -59,7 +59,7 @@ class PandaExpert(ABC):
     def __init__(self) -> None:
         self._style = Style.of(0)
 
-    def __call__(self, sim: VectorSim) -> Tensor:
+    def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
         """Return actions `(N, 5)` for the simulator's present state."""
         if not isinstance(sim, MujocoSim) or not isinstance(sim.task, PandaTask):
             raise UserError("The scripted Panda experts need a manipulation task on the native MuJoCo backend.")

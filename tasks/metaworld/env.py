@@ -12,7 +12,7 @@ from metaworld.policies import ENV_POLICY_MAP
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopolicy.sim.contract import VectorSim
+from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.gymnasium import GymnasiumSim
 from robopolicy.sim.registry import Expert
 
@@ -65,7 +65,7 @@ class MetaworldExpert:
     def __init__(self, task: str) -> None:
         self._policy = ENV_POLICY_MAP[task]()
 
-    def __call__(self, sim: VectorSim) -> Tensor:
+    def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
         """Return actions `(N, 4)`."""
         assert isinstance(sim, GymnasiumSim)
         actions = [self._policy.get_action(env.observation) for env in sim.envs if isinstance(env, MetaworldEnv)]

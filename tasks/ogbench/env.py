@@ -21,7 +21,7 @@ from ogbench.manipspace.oracles.plan.drawer_plan import DrawerPlanOracle
 from ogbench.manipspace.oracles.plan.window_plan import WindowPlanOracle
 from torch import Tensor
 
-from robopolicy.sim.contract import VectorSim
+from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.gymnasium import GymnasiumSim
 from robopolicy.sim.registry import Expert
 
@@ -92,7 +92,7 @@ class OGBenchOracle:
     def __init__(self) -> None:
         self._plans: dict[int, Any] = {}  # oracle of each row
 
-    def __call__(self, sim: VectorSim) -> Tensor:
+    def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
         """Return actions `(N, 5)`."""
         assert isinstance(sim, GymnasiumSim)
         actions: list[NDArray[np.float64]] = []

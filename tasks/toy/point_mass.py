@@ -106,7 +106,7 @@ class PointMassSim(VectorSim):
 class PointMassExpert:
     """Proportional-derivative controller towards the goal."""
 
-    def __call__(self, sim: VectorSim) -> Tensor:
+    def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
         """Return accelerations `(N, 2)`."""
         assert isinstance(sim, PointMassSim)
         position, velocity, goal = sim._state.split(2, 1)

@@ -6,9 +6,15 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from robopolicy.cli.main import main
 from robopolicy.data.lerobot import read_lerobot
+from robopolicy.evaluation.harness import evaluate
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.training.checkpoint import save_checkpoint
 
 TASK = "manipulation/lift"
 
@@ -93,3 +99,22 @@ def test_a_stopped_collection_leaves_nothing_behind(number: signal.Signals, tmp_
     _, printed = process.communicate(timeout=20)
     assert process.returncode == 128 + number, printed
     assert b"Traceback" not in printed and list(tmp_path.iterdir()) == []
+
+
+def test_a_policy_is_recorded_as_it_is_evaluated(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    spec = PolicySpec({"state": (11,)}, 3, horizon=4, execute=3, obs_horizon=2)
+    policy = GaussianPolicy(GaussianConfig(hidden=(16,), normalization="identity"), spec)
+    sim = make_sim("locomotion/hopper", SimOptions(num_envs=4))
+    obs = {key: value.unsqueeze(1).repeat(1, 2, 1) for key, value in sim.reset(5).items()}
+    save_checkpoint(tmp_path / "ckpt", policy, task="locomotion/hopper", obs_sample=obs)
+    out = tmp_path / "data"
+    command = ["collect", "hopper", "--policy", str(tmp_path / "ckpt"), "--episodes", "4", "--seed", "5"]
+    assert main([*command, "--out", str(tmp_path / "no")]) == 2  # the task knows no success to select by
+    assert main([*command, "--keep-failures", "--num-envs", "3", "--out", str(out)]) == 0
+    recorded = read_lerobot(out)
+    played = evaluate(policy, sim, episodes=4, seed=5)
+    sim.close()
+    returns = [float(recorded.episode(i).arrays["reward"].sum()) for i in range(4)]
+    assert returns == pytest.approx(played.returns.tolist(), rel=1e-5)
+    assert recorded.lengths.tolist() == played.lengths.tolist()

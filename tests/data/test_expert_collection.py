@@ -55,7 +55,7 @@ class Walk(VectorSim):
         return Step(self._observe(), success.float(), success, truncated, final, {"success": success})
 
 
-def expert(sim: VectorSim) -> Tensor:
+def expert(sim: VectorSim, obs: Observation) -> Tensor:
     assert isinstance(sim, Walk)
     return (sim.goal - sim.position)[:, None]  # beyond the bounds: what is recorded must be clipped
 
@@ -120,7 +120,7 @@ def test_collection_streams_into_a_dataset(tmp_path: Path) -> None:
 
 def test_an_expert_that_never_succeeds_is_given_up() -> None:
     with pytest.raises(UserError, match="only 0 of 100"):
-        collect(Walk(8), lambda sim: torch.zeros(sim.num_envs, 1), Sink(), episodes=1)
+        collect(Walk(8), lambda sim, obs: torch.zeros(sim.num_envs, 1), Sink(), episodes=1)
 
 
 def test_a_task_without_success_is_refused() -> None:
@@ -138,5 +138,5 @@ def test_numbers_that_are_not_finite_name_their_episode(tmp_path: Path) -> None:
         pytest.raises(UserError, match=r"is not finite in episode 0 \(seed 0\), frame"),
         LeRobotWriter(tmp_path / "walk", control_dt=0.1) as writer,
     ):
-        collect(Walk(1), lambda sim: torch.full((1, 1), torch.nan), writer, episodes=1, only_success=False)
+        collect(Walk(1), lambda sim, obs: torch.full((1, 1), torch.nan), writer, episodes=1, only_success=False)
     assert list(tmp_path.iterdir()) == []

@@ -28,7 +28,7 @@ def expert_successes(name: str, sim: MujocoSim) -> torch.Tensor:
     expert = make_expert()
     success, active = torch.zeros(sim.num_envs, dtype=torch.bool), torch.ones(sim.num_envs, dtype=torch.bool)
     while active.any():
-        step = sim.step(expert(sim), active)
+        step = sim.step(expert(sim, {}), active)
         success |= step.info["success"]
         active &= ~step.done
     return success
@@ -44,7 +44,7 @@ def grasped_cube(num_envs: int) -> MujocoSim:
     assert make_expert is not None
     expert = make_expert()
     for _ in range(35):
-        sim.step(expert(sim))
+        sim.step(expert(sim, {}))
     return sim
 
 
@@ -82,7 +82,7 @@ def test_an_episode_of_the_expert_does_not_depend_on_the_number_of_environments(
         sim, expert = open_sim("lift", count), make_expert()
         sim.reset(40)
         for _ in range(14):
-            step = sim.step(expert(sim))
+            step = sim.step(expert(sim, {}))
         finals.append(step.obs["state"][0])
     assert torch.equal(*finals)
 
@@ -141,7 +141,7 @@ def test_shaped_reward_is_success_plus_a_change_of_progress(name: str):
     expert, total = make_expert(), torch.zeros(4)
     start = task.progress(task.arm(sim.state()), sim.state())  # type: ignore[attr-defined]
     for _ in range(10):
-        step = sim.step(expert(sim))
+        step = sim.step(expert(sim, {}))
         total += step.reward
     assert not step.done.any()
     end = task.progress(task.arm(sim.state()), sim.state())  # type: ignore[attr-defined]
