@@ -1,0 +1,1 @@
+"""Every fine-tuner from the same pretrained checkpoints, at equal environment steps."""
