@@ -6,8 +6,9 @@ normalisers, and the executed part of a chunk in normalised units.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.ensemble import EnsembleMLP
 from robopolicy.nets.normalizer import Normalizer, make_normalizer
 from robopolicy.nets.vision import VisionConfig
-from robopolicy.policies.base import Policy
+from robopolicy.spec import PolicySpec
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,21 @@ class CriticConfig:
     vision: VisionConfig = field(default_factory=VisionConfig)
 
 
+class Judged(Protocol):
+    """What a critic wants to know of the policy whose chunks it judges; policies hold critics, so not the class."""
+
+    name: ClassVar[str]
+    spec: PolicySpec
+
+    def modules(self) -> Iterator[nn.Module]:
+        """All parts, normalisers among them."""
+        ...
+
+
 class QEnsemble(nn.Module):
     """Q_m(s, chunk), m = 1..M: observations `{key: (B, To, ...)}` and chunks `(B, n, A)` in env units -> `(M, B)`."""
 
-    def __init__(self, config: CriticConfig, policy: Policy, *, steps: int | None = None) -> None:
+    def __init__(self, config: CriticConfig, policy: Judged, *, steps: int | None = None) -> None:
         """Build the critic of `policy`.
 
         Args:
@@ -107,7 +119,7 @@ def soft_update(target: nn.Module, source: nn.Module, tau: float) -> None:
         kept.copy_(new)
 
 
-def borrow_normalizers(policy: Policy, vision: VisionConfig) -> tuple[ObservationEncoder, Normalizer]:
+def borrow_normalizers(policy: Judged, vision: VisionConfig) -> tuple[ObservationEncoder, Normalizer]:
     """An encoder of its own and an action normaliser, both with the statistics of `policy`.
 
     Raises:

@@ -11,7 +11,7 @@ from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.mlp import MLP, ResidualMLP
 from robopolicy.nets.normalizer import Statistics
 from robopolicy.nets.vision import VisionConfig
-from robopolicy.policies.base import PolicySpec
+from robopolicy.spec import PolicySpec
 
 
 @dataclass(frozen=True)

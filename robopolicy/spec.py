@@ -1,0 +1,37 @@
+"""Shapes of what goes into and comes out of a policy; below everything that builds networks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """What goes in and what comes out; stored in every checkpoint."""
+
+    observation: Mapping[str, tuple[int, ...]]  # per-step shapes: {"state": (Do,), "image.front": (3, 64, 64)}
+    action_dim: int  # A
+    horizon: int = 1  # H, actions per chunk
+    execute: int = 1  # Ta <= H, actions played per chunk
+    obs_horizon: int = 1  # To, observations per input
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.execute <= self.horizon:
+            raise ValueError(f"execute must lie in [1, horizon={self.horizon}], got {self.execute}.")
+        if self.obs_horizon < 1 or self.action_dim < 1:
+            raise ValueError("obs_horizon and action_dim must be at least 1.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form for the checkpoint manifest."""
+        fields: dict[str, Any] = asdict(self)
+        fields["observation"] = {key: list(shape) for key, shape in self.observation.items()}
+        return fields
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> PolicySpec:
+        """Inverse of `to_dict`."""
+        fields = dict(data)
+        fields["observation"] = {str(key): tuple(shape) for key, shape in data["observation"].items()}
+        return cls(**fields)
