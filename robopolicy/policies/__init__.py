@@ -6,12 +6,16 @@ from typing import Any
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.diffusion import DiffusionConfig, DiffusionPolicy
+from robopolicy.policies.edm import EDMConfig, EDMPolicy
 from robopolicy.policies.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.registry import POLICIES
 
 POLICIES.update(
     {
+        "diffusion": (DiffusionConfig, DiffusionPolicy),
+        "edm": (EDMConfig, EDMPolicy),
         "flow": (FlowConfig, FlowPolicy),
         "gaussian": (GaussianConfig, GaussianPolicy),
     }
