@@ -85,13 +85,22 @@ class ChainPolicy(Policy):
 
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
         """Log-probability and entropy `(B, T)` of each recorded transition; one network call scores all of them."""
+        return self.score(record, *self.transitions(obs, record))
+
+    def transitions(self, obs: Observation, record: Record) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation `(B, T, H, A)` of the recorded transitions."""
         chain = record["chain"].float()
         batch, count = chain.shape[0], chain.shape[1] - 1
         features = self.head.encode(obs).repeat_interleave(count, 0)  # (B * T, To, F)
         k = torch.arange(self.first, self.first + count, device=chain.device).repeat(batch)
         mean, log_std = self.transition(features, chain[:, :-1].flatten(0, 1), k)
-        logp = self.step_logp(chain[:, 1:].flatten(0, 1), mean, log_std)
-        return DecisionOutput(logp.view(batch, count), self.step_entropy(log_std).view(batch, count))
+        return mean.unflatten(0, (batch, count)), log_std.unflatten(0, (batch, count))
+
+    def score(self, record: Record, mean: Tensor, log_std: Tensor) -> DecisionOutput:
+        """Log-probability and entropy `(B, T)` of recorded transitions with these moments `(B, T, H, A)`."""
+        shape = mean.shape[:2]
+        x, mean, log_std = (value.flatten(0, 1) for value in (record["chain"][:, 1:].float(), mean, log_std))
+        return DecisionOutput(self.step_logp(x, mean, log_std).view(shape), self.step_entropy(log_std).view(shape))
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
         """The plain head when `deterministic`, else a noisy chain."""
