@@ -1,8 +1,7 @@
 """A denoising chain with a density: sampler steps that carry Gaussian noise, so that policy gradients can score them.
 
 A chain wraps a generative head. Its `transition` is the one function behind sampling and scoring, and both index the
-same steps, so the ratio of fresh data is exactly 1. The noise is for training only: `act(deterministic=True)`, `decode`
-and `field` are the wrapped head's, and so is what gets deployed.
+same steps, so the ratio of fresh data is exactly 1. The noise is for training only: the plain head gets deployed.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.nets.normalizer import Statistics
-from robopolicy.policies.base import DecisionOutput, Info, Observation, Policy, Record, Sample
+from robopolicy.policies.base import DecisionOutput, Observation, Policy, Record, Sample
 from robopolicy.policies.density import normal_entropy, normal_log_density
 from robopolicy.policies.generative import GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
+from robopolicy.policies.wrapped import WrappedHead
 
 
-class ChainPolicy(Policy):
+class ChainPolicy(WrappedHead):
     """Base of the noisy chains; one decision per scored transition, verbs `sample` and `decisions` besides the head's.
 
     The record holds the chain `(B, T + 1, H, A)` of normalised iterates, from the first scored one to the chunk.
@@ -28,12 +27,6 @@ class ChainPolicy(Policy):
 
     noise_clip: float = 0.0  # draws beyond this many standard deviations are cut; 0 disables
     chain_dtype: torch.dtype = torch.float32  # of recorded iterates; bfloat16 halves the memory, ratios stay exact
-
-    def __init__(self, head: GenerativePolicy) -> None:
-        """Wrap `head`, which is shared, not copied; its parameters keep the prefix `head.`."""
-        super().__init__()
-        self.spec = head.spec
-        self.head = head
 
     @abstractmethod
     def transition(self, features: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,11 +48,6 @@ class ChainPolicy(Policy):
     def first(self) -> int:
         """Index of the first scored sampler step."""
         return 0
-
-    @property
-    def network_calls(self) -> int:
-        """Those of the head; what adds the noise is not deployed."""
-        return self.head.network_calls
 
     @torch.no_grad()
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
@@ -101,36 +89,6 @@ class ChainPolicy(Policy):
         shape = mean.shape[:2]
         x, mean, log_std = (value.flatten(0, 1) for value in (record["chain"][:, 1:].float(), mean, log_std))
         return DecisionOutput(self.step_logp(x, mean, log_std).view(shape), self.step_entropy(log_std).view(shape))
-
-    def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
-        """The plain head when `deterministic`, else a noisy chain."""
-        if deterministic:
-            return self.head.act(obs, deterministic=True, generator=generator)
-        return self.sample(obs, generator=generator).chunk
-
-    def imitation_loss(
-        self,
-        obs: Observation,
-        chunk: Tensor,
-        weight: Tensor | None = None,
-        *,
-        mask: Tensor | None = None,
-        generator: Randomness = None,
-    ) -> tuple[Tensor, Info]:
-        """Loss of the wrapped head."""
-        return self.head.imitation_loss(obs, chunk, weight, mask=mask, generator=generator)
-
-    def decode(self, obs: Observation, noise: Tensor) -> Tensor:
-        """Chunk of the wrapped head."""
-        return self.head.decode(obs, noise)
-
-    def field(self, obs: Observation, x: Tensor, t: Tensor) -> Tensor:
-        """Velocity of the wrapped head."""
-        return self.head.field(obs, x, t)
-
-    def fit_normalizer(self, statistics: Statistics) -> None:
-        """Fit the normalisers of the wrapped head."""
-        self.head.fit_normalizer(statistics)
 
     def _stored(self, x: Tensor) -> Tensor:
         return x.to(self.chain_dtype)
