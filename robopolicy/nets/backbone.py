@@ -1,4 +1,8 @@
-"""The networks a denoising head can have, behind one signature: noisy chunk, time(s), features -> chunk."""
+"""The networks of the heads.
+
+Denoising heads map noisy chunk, time(s) and features to a chunk; direct heads map features to a chunk. Both choose
+among the same three backbones.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ BACKBONES = ("mlp", "unet", "transformer")
 
 @dataclass(frozen=True)
 class BackboneConfig:
-    """Which network and how large; the base of every generative head's configuration."""
+    """Which network and how large; a base of every head's configuration."""
 
     backbone: str = "mlp"  # mlp | unet | transformer
     time_dim: int = 16  # width of the time embedding (mlp and unet)
@@ -53,7 +57,70 @@ class MLPBackbone(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
         """Map `x` `(B, H, A)`, `t` `(B,)` or `(B, times)` and `features` `(B, To, F)` to `(B, H, A)`."""
-        return self.body(torch.cat([x.flatten(1), self.time(t), features.flatten(1)], -1)).view_as(x)
+        return self.body(self._joined(x, t, features)).view_as(x)
+
+    def middle(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
+        """Activations `(B, D)` of the middle layer."""
+        return self.body.middle(self._joined(x, t, features))
+
+    def _joined(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
+        return torch.cat([x.flatten(1), self.time(t), features.flatten(1)], -1)
+
+
+class DirectMLP(MLP):
+    """Features `(B, To, F)` to `(B, H, channels)` by plain layers over all features at once."""
+
+    def __init__(self, config: BackboneConfig, *, channels: int, horizon: int, in_dim: int, gain: float | None) -> None:
+        size = horizon * channels
+        super().__init__(in_dim, config.hidden, size, activation=config.activation, orthogonal_gain=gain)
+        self.shape = (horizon, channels)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """All steps of the chunk at once."""
+        return super().forward(features.flatten(1)).unflatten(1, self.shape)
+
+
+class QueryNet(nn.Module):
+    """Features `(B, To, F)` to `(B, H, channels)` by a denoising network that reads learned queries at time 0."""
+
+    def __init__(self, backbone: nn.Module, *, channels: int, horizon: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.queries = nn.Parameter(0.02 * torch.randn(horizon, channels))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """All steps of the chunk at once."""
+        batch = len(features)
+        return self.backbone(self.queries.expand(batch, -1, -1), features.new_zeros(batch), features)
+
+
+def make_direct(
+    config: BackboneConfig,
+    *,
+    channels: int,
+    horizon: int,
+    feature_dim: int,
+    obs_horizon: int,
+    orthogonal_gain: float | None = None,
+) -> nn.Module:
+    """Build the network of a head that needs no noise, `(B, To, F)` -> `(B, H, channels)`.
+
+    Args:
+        config: Kind and sizes.
+        channels: Outputs per action of the chunk.
+        horizon: H.
+        feature_dim: F, width of the features of one observation.
+        obs_horizon: To.
+        orthogonal_gain: Output gain of the orthogonal initialisation of plain layers; None keeps torch's own.
+    """
+    if config.backbone == "mlp" and not config.residual:
+        return DirectMLP(
+            config, channels=channels, horizon=horizon, in_dim=obs_horizon * feature_dim, gain=orthogonal_gain
+        )
+    backbone = make_backbone(
+        config, action_dim=channels, horizon=horizon, feature_dim=feature_dim, obs_horizon=obs_horizon
+    )
+    return QueryNet(backbone, channels=channels, horizon=horizon)
 
 
 def make_backbone(

@@ -1,4 +1,11 @@
-"""Observation encoder: vectors are concatenated and normalised, camera images pass through one small ResNet each."""
+"""Observation encoder; the prefix of a key says what it is.
+
+* `image.*`: uint8 `(3, h, w)`, one camera network each (`vision.py`);
+* `embedding.*`: float `(D,)`, an embedding of an instruction or a goal, e.g. of unit norm from a text encoder. It is
+  not normalised and has a projection of its own. While imitating, a share of the rows may see zeros instead of all its
+  embeddings, so that zeros come to mean "no instruction" (`without_embeddings`, for classifier-free guidance);
+* anything else, a goal position for instance: a vector, concatenated in sorted order and normalised.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +20,28 @@ from robopolicy.nets.normalizer import RunningNormalizer, Statistics, make_norma
 from robopolicy.nets.vision import CameraNet, VisionConfig
 
 IMAGE_PREFIX = "image."
+EMBEDDING_PREFIX = "embedding."
+
+
+@dataclass(frozen=True)
+class EmbeddingConfig:
+    """How embeddings of instructions and goals (keys `embedding.*`) enter a policy."""
+
+    width: int = 64  # size of the projection of each embedding
+    dropout: float = 0.0  # share of imitated samples without embeddings; 0.1 to 0.2 for classifier-free guidance
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or not 0 <= self.dropout < 1:
+            raise UserError(f"embedding needs width >= 1 and 0 <= dropout < 1, got {self.width} and {self.dropout}.")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which keys are vectors and which are images, in a fixed (sorted) order."""
+    """Which keys are vectors, images and embeddings, in a fixed (sorted) order."""
 
     vectors: tuple[str, ...]
     images: tuple[str, ...]
+    embeddings: tuple[str, ...]
     vector_dim: int
 
     @classmethod
@@ -29,8 +50,9 @@ class Layout:
         if not observation:
             raise UserError("A policy needs at least one observation key.")
         images = tuple(sorted(key for key in observation if key.startswith(IMAGE_PREFIX)))
-        vectors = tuple(sorted(key for key in observation if not key.startswith(IMAGE_PREFIX)))
-        return cls(vectors, images, sum(_size(observation[key]) for key in vectors))
+        embeddings = tuple(sorted(key for key in observation if key.startswith(EMBEDDING_PREFIX)))
+        vectors = tuple(sorted(observation.keys() - {*images, *embeddings}))
+        return cls(vectors, images, embeddings, sum(_size(observation[key]) for key in vectors))
 
 
 class ObservationEncoder(nn.Module):
@@ -42,13 +64,15 @@ class ObservationEncoder(nn.Module):
         *,
         normalization: str,
         vision: VisionConfig | None = None,
+        embedding: EmbeddingConfig | None = None,
     ) -> None:
         """Build the encoder.
 
         Args:
-            observation: Per-step shape of every key; `image.*` keys are uint8 `(3, h, w)`.
+            observation: Per-step shape of every key.
             normalization: Mode of the vector normaliser (`robopolicy.nets.normalizer.MODES`).
-            vision: Sizes of the camera networks.
+            vision: Kind and sizes of the camera networks.
+            embedding: Size of the projections, and dropout.
         """
         super().__init__()
         self.layout = Layout.of(observation)
@@ -58,20 +82,43 @@ class ObservationEncoder(nn.Module):
         self.cameras = nn.ModuleDict(
             {key.replace(".", "/"): CameraNet(observation[key], vision or VisionConfig()) for key in self.layout.images}
         )
-        self.feature_dim = self.layout.vector_dim + sum(camera.feature_dim for camera in self._cameras())
+        self.embedding = embedding or EmbeddingConfig()
+        self.projections = nn.ModuleDict(
+            {
+                key.replace(".", "/"): nn.Linear(_size(observation[key]), self.embedding.width)
+                for key in self.layout.embeddings
+            }
+        )
+        self.feature_dim = (
+            self.layout.vector_dim
+            + sum(camera.feature_dim for camera in self._cameras())
+            + len(self.projections) * self.embedding.width
+        )
 
     def forward(
         self, obs: Mapping[str, Tensor], *, augment: bool = False, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Encode `obs`; `augment` crops images at random (imitation only: it would break density ratios)."""
-        if not self.layout.images:
-            return self.normalizer.normalize(self.vectors(obs))
+        """Encode `obs`.
+
+        `augment` crops images and drops embeddings at random (imitation only: it would break density ratios).
+        """
         parts = [self.normalizer.normalize(self.vectors(obs))] if self.layout.vectors else []
         for key, camera in zip(self.layout.images, self._cameras(), strict=True):
             image = obs[key]  # (B, To, 3, h, w) uint8
             features = camera(image.flatten(0, 1), augment=augment, generator=generator)
             parts.append(features.unflatten(0, image.shape[:2]))
-        return torch.cat(parts, -1)
+        if self.layout.embeddings:
+            parts += self._project(obs, augment, generator)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def _project(self, obs: Mapping[str, Tensor], augment: bool, generator: torch.Generator | None) -> list[Tensor]:
+        embeddings = [obs[key].flatten(2).float() for key in self.layout.embeddings]  # (B, To, D) each
+        if augment and self.embedding.dropout:
+            reference = embeddings[0]
+            device = reference.device if generator is None else generator.device
+            kept = torch.rand(len(reference), 1, 1, generator=generator, device=device) >= self.embedding.dropout
+            embeddings = [value * kept.to(reference.device) for value in embeddings]  # all of a row or none
+        return [project(value) for project, value in zip(self.projections.values(), embeddings, strict=True)]
 
     def vectors(self, obs: Mapping[str, Tensor]) -> Tensor:
         """Concatenate the vector keys in raw units: `(B, To, D)`."""
@@ -79,7 +126,7 @@ class ObservationEncoder(nn.Module):
         return parts[0].float() if len(parts) == 1 else torch.cat(parts, -1).float()
 
     def fit_normalizer(self, statistics: Statistics) -> None:
-        """Fit the vector normaliser; images need no statistics, and running statistics merely start from them."""
+        """Fit the vector normaliser; running statistics merely start there, images and embeddings need none."""
         mode = self.normalizer.mode
         missing = [key for key in self.layout.vectors if key not in statistics]
         if mode == "identity" or (mode == "running" and missing):
@@ -102,6 +149,11 @@ class ObservationEncoder(nn.Module):
 
     def _cameras(self) -> list[CameraNet]:
         return [camera for camera in self.cameras.values() if isinstance(camera, CameraNet)]
+
+
+def without_embeddings(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`obs` as it looks without instruction and goal embeddings: the unconditional half of classifier-free guidance."""
+    return {key: torch.zeros_like(value) if key.startswith(EMBEDDING_PREFIX) else value for key, value in obs.items()}
 
 
 def _size(shape: tuple[int, ...]) -> int:

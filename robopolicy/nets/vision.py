@@ -1,4 +1,10 @@
-"""Camera network: residual convolutions with GroupNorm, then spatial softmax."""
+"""Camera networks: a ResNet with GroupNorm and spatial softmax, or a small transformer over patches.
+
+Both see the centre crop, or a random crop while imitating, and never let the images of a batch interact (no BatchNorm).
+The transformer is DPPO's (from IBRL): two convolutions embed overlapping patches, `vit_depth` attention blocks, and a
+learned spatial embedding instead of pooling. Deviations: DPPO augments by padded random shifts, ours by random crops;
+its dropout of 0.5 on the embedding is left out, as it would break density ratios.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +15,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from robopolicy.errors import UserError
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.nets.attention import AttentionBlock
+
+KINDS = ("resnet", "vit")
 
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """Sizes of one camera network (one network per camera)."""
+    """Kind and sizes of one camera network (one network per camera)."""
 
-    widths: tuple[int, ...] = (32, 64, 128)  # channels per stage; each stage halves the resolution
-    blocks: int = 1  # residual blocks per stage; widths [64, 128, 256, 512] with 2 blocks is a ResNet-18
-    keypoints: int = 32  # expected 2-D positions read out by the spatial softmax
+    kind: str = "resnet"  # resnet | vit
+    widths: tuple[int, ...] = (32, 64, 128)  # resnet: channels per stage; each stage halves the resolution
+    blocks: int = 1  # resnet: blocks per stage; widths [64, 128, 256, 512] with 2 blocks is a ResNet-18
+    keypoints: int = 32  # resnet: expected 2-D positions read out by the spatial softmax
+    vit_patch: int = 8  # vit: distance of neighbouring patches [pixels], even
+    vit_depth: int = 1  # vit: attention blocks
+    vit_width: int = 128  # vit: channels per patch
+    vit_heads: int = 4  # vit: attention heads
+    vit_features: int = 128  # vit: size of the spatial embedding
     crop: float = 0.9  # side of the crop relative to the image; 1 disables cropping
 
     def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise unknown_name("camera network", self.kind, KINDS)
         if not self.widths or any(width % 16 for width in self.widths):
             raise UserError(f"vision.widths must be multiples of 16, got {list(self.widths)}.")
         if not 0 < self.crop <= 1 or self.blocks < 1 or self.keypoints < 1:
             raise UserError("vision needs 0 < crop <= 1, blocks >= 1 and keypoints >= 1.")
+        if min(self.vit_depth, self.vit_features) < 1 or self.vit_patch < 2 or self.vit_patch % 2:
+            raise UserError("vision needs vit_depth >= 1, vit_features >= 1 and an even vit_patch.")
+        if self.vit_heads < 1 or self.vit_width < 1 or self.vit_width % self.vit_heads:
+            raise UserError(
+                f"vision.vit_width {self.vit_width} must be a multiple of vision.vit_heads {self.vit_heads}."
+            )
 
 
 class ResidualBlock(nn.Module):
@@ -63,6 +86,48 @@ class SpatialSoftmax(nn.Module):
         return torch.cat([weight.sum(-2) @ columns, weight.sum(-1) @ rows], -1)
 
 
+class PatchTransformer(nn.Module):
+    """Images `(B, C, h, w)` to normalised patch tokens `(B, P, width)`."""
+
+    def __init__(self, channels: int, size: tuple[int, int], config: VisionConfig) -> None:
+        super().__init__()
+        patch, width = config.vit_patch, config.vit_width
+        grid = [(((side - patch) // (patch // 2) + 1) - 3) // 2 + 1 for side in size]
+        if min(grid) < 1:
+            raise UserError(
+                f"A vit with vit_patch {patch} needs crops of at least {2 * patch} pixels a side, got {min(size)}; "
+                "use larger images, smaller patches or vision.kind=resnet."
+            )
+        self.count = grid[0] * grid[1]  # P
+        self.embed = nn.Sequential(
+            nn.Conv2d(channels, width, patch, patch // 2), nn.ReLU(), nn.Conv2d(width, width, 3, 2)
+        )
+        self.position = nn.Parameter(0.02 * torch.randn(self.count, width))
+        self.blocks = nn.Sequential(*(AttentionBlock(width, config.vit_heads) for _ in range(config.vit_depth)))
+        self.norm = nn.LayerNorm(width)
+        for module in self.blocks.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Embed the patches and let them attend to each other."""
+        return self.norm(self.blocks(self.embed(x).flatten(2).transpose(1, 2) + self.position))
+
+
+class SpatialEmbedding(nn.Module):
+    """Patch tokens `(B, P, width)` to `(B, features)`: each channel's map is projected, then weighted and summed."""
+
+    def __init__(self, patches: int, width: int, features: int) -> None:
+        super().__init__()
+        self.project = nn.Sequential(nn.Linear(patches, features), nn.LayerNorm(features), nn.ReLU())
+        self.weight = nn.Parameter(torch.randn(width, features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The projection sees where in the image a channel is active, which pooling would forget."""
+        return (self.weight * self.project(x.transpose(1, 2))).sum(1)
+
+
 class CameraNet(nn.Module):
     """Map uint8 images `(B, 3, h, w)` to features `(B, feature_dim)`."""
 
@@ -70,16 +135,14 @@ class CameraNet(nn.Module):
         super().__init__()
         channels, height, width = shape
         self.crop_size = (max(1, round(height * config.crop)), max(1, round(width * config.crop)))
-        stem = config.widths[0]
-        layers: list[nn.Module] = [nn.Conv2d(channels, stem, 5, 2, 2), nn.GroupNorm(stem // 16, stem), nn.ReLU()]
-        in_channels = stem
-        for out_channels in config.widths:
-            for block in range(config.blocks):
-                layers.append(ResidualBlock(in_channels, out_channels, 2 if block == 0 else 1))
-                in_channels = out_channels
-        self.body = nn.Sequential(*layers)
-        self.pool = SpatialSoftmax(in_channels, config.keypoints)
-        self.feature_dim = 2 * config.keypoints
+        if config.kind == "vit":
+            self.body: nn.Module = PatchTransformer(channels, self.crop_size, config)
+            self.pool: nn.Module = SpatialEmbedding(self.body.count, config.vit_width, config.vit_features)
+            self.feature_dim = config.vit_features
+        else:
+            self.body = _resnet(channels, config)
+            self.pool = SpatialSoftmax(config.widths[-1], config.keypoints)
+            self.feature_dim = 2 * config.keypoints
 
     def forward(self, image: Tensor, *, augment: bool = False, generator: torch.Generator | None = None) -> Tensor:
         """Encode the centre crop, or one random crop per image when `augment` is set."""
@@ -102,3 +165,14 @@ class CameraNet(nn.Module):
         columns = left[:, None] + torch.arange(width, device=image.device)  # (B, w')
         index = torch.arange(batch, device=image.device)[:, None, None]
         return image.permute(0, 2, 3, 1)[index, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def _resnet(channels: int, config: VisionConfig) -> nn.Sequential:
+    stem = config.widths[0]
+    layers: list[nn.Module] = [nn.Conv2d(channels, stem, 5, 2, 2), nn.GroupNorm(stem // 16, stem), nn.ReLU()]
+    in_channels = stem
+    for out_channels in config.widths:
+        for block in range(config.blocks):
+            layers.append(ResidualBlock(in_channels, out_channels, 2 if block == 0 else 1))
+            in_channels = out_channels
+    return nn.Sequential(*layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch.nn.functional as F
 from torch import Tensor
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -18,3 +19,8 @@ def normal_log_density(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
 def normal_entropy(log_std: Tensor) -> Tensor:
     """Entropy of every element [nats]."""
     return log_std + (0.5 + HALF_LOG_2PI)
+
+
+def log_tanh_slope(u: Tensor) -> Tensor:
+    """`log(1 - tanh(u)^2)` without cancellation: what squashing by tanh takes off a log-density."""
+    return 2 * (math.log(2) - u - F.softplus(-2 * u))

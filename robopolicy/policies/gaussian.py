@@ -3,82 +3,70 @@
 The density is that of the normalised chunk (affine action scaling only shifts log-probabilities by a constant).
 With `squash` the chunk is tanh of the Gaussian and the density includes the change of variables; the record keeps the
 value before tanh, so scoring never inverts it.
+
+Use it for control from scratch. Demonstrations with several ways to do a thing need a mixture, tokens or a flow.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.nets.encoder import ObservationEncoder
-from robopolicy.nets.mlp import MLP
-from robopolicy.nets.normalizer import Statistics, make_normalizer
-from robopolicy.nets.vision import VisionConfig
-from robopolicy.policies.base import DecisionOutput, Info, Observation, Policy, PolicySpec, Record, Sample, chunk_mean
-from robopolicy.policies.density import normal_entropy, normal_log_density
+from robopolicy.nets.backbone import BackboneConfig, make_direct
+from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample, chunk_mean
+from robopolicy.policies.density import log_tanh_slope, normal_entropy, normal_log_density
+from robopolicy.policies.explicit import ExplicitConfig, ExplicitPolicy
 from robopolicy.policies.noise import Randomness, normal
 
 IMITATION_LOSSES = ("nll", "mse")
 
 
 @dataclass(frozen=True)
-class GaussianConfig:
+class GaussianConfig(BackboneConfig, ExplicitConfig):
     """Architecture of a `GaussianPolicy`."""
 
     hidden: tuple[int, ...] = (64, 64)
     activation: str = "tanh"
-    orthogonal_init: bool = True  # gain sqrt(2) inside and 0.01 at the output, zero biases
+    orthogonal_init: bool = True  # plain layers only: gain sqrt(2) inside and 0.01 at the output, zero biases
     state_dependent_std: bool = False  # predict the log standard deviation instead of learning one vector
     log_std_init: float = 0.0  # initial log standard deviation, normalised units
     log_std_min: float = -5.0  # bounds of a predicted log standard deviation
     log_std_max: float = 2.0
     squash: bool = False  # tanh; the action normaliser then maps [-1, 1] to the action bounds
     imitation: str = "nll"  # nll | mse
-    normalization: str = "running"  # minmax | meanstd | running | identity
     action_normalization: str = "identity"  # minmax | meanstd | identity; minmax for squashed policies
-    vision: VisionConfig = field(default_factory=VisionConfig)
 
     def __post_init__(self) -> None:
+        BackboneConfig.__post_init__(self)
+        ExplicitConfig.__post_init__(self)
         if self.imitation not in IMITATION_LOSSES:
             raise unknown_name("imitation loss", self.imitation, IMITATION_LOSSES)
-        if self.action_normalization == "running":
-            raise UserError("action_normalization cannot be 'running'; use minmax, meanstd or identity.")
         if self.log_std_min >= self.log_std_max:
             raise UserError(f"log_std_min {self.log_std_min} must lie below log_std_max {self.log_std_max}.")
 
 
-class GaussianPolicy(Policy):
+class GaussianPolicy(ExplicitPolicy):
     """Diagonal Gaussian over the chunk; one decision; verbs `act`, `sample`, `decisions`, `imitation_loss`."""
 
     name: ClassVar[str] = "gaussian"
+    config: GaussianConfig
 
     def __init__(self, config: GaussianConfig, spec: PolicySpec) -> None:
-        super().__init__()
-        self.config = config
-        self.spec = spec
-        self.encoder = ObservationEncoder(spec.observation, normalization=config.normalization, vision=config.vision)
-        self.action_normalizer = make_normalizer(spec.action_dim, config.action_normalization)
-        size = spec.horizon * spec.action_dim
-        self.actor = MLP(
-            spec.obs_horizon * self.encoder.feature_dim,
-            config.hidden,
-            size * (2 if config.state_dependent_std else 1),
-            activation=config.activation,
+        super().__init__(config, spec)
+        self.actor = make_direct(
+            config,
+            channels=spec.action_dim * (2 if config.state_dependent_std else 1),
+            horizon=spec.horizon,
+            feature_dim=self.encoder.feature_dim,
+            obs_horizon=spec.obs_horizon,
             orthogonal_gain=0.01 if config.orthogonal_init else None,
         )
         if not config.state_dependent_std:
             self.log_std = nn.Parameter(torch.full((spec.horizon, spec.action_dim), config.log_std_init))
-
-    def fit_normalizer(self, statistics: Statistics) -> None:
-        """Fit the normalisers; for squashed policies pass the action bounds as `{"action": {"min", "max"}}`."""
-        self.encoder.fit_normalizer(statistics)
-        self.action_normalizer.fit_key(statistics, "action")
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
         """The mode (`deterministic`) or a draw."""
@@ -100,14 +88,6 @@ class GaussianPolicy(Policy):
         raw = mean + log_std.exp() * torch.randn_like(mean)
         return self._to_chunk(raw), self._logp(raw, mean, log_std).squeeze(1)
 
-    @torch.no_grad()
-    def sample_uniform(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Chunks uniform over the action bounds of a squashed policy, for the first steps of off-policy learning."""
-        reference = next(iter(obs.values()))
-        shape = (len(reference), self.spec.horizon, self.spec.action_dim)
-        uniform = 2 * torch.special.ndtr(normal(shape, generator, reference.device)) - 1
-        return Sample(self.action_normalizer.denormalize(uniform), {}, uniform.new_zeros(len(uniform), 0))
-
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
         """Log-probability and entropy `(B, 1)`.
 
@@ -121,7 +101,7 @@ class GaussianPolicy(Policy):
         if self.config.squash:
             std = log_std.exp()
             draw = mean + std * ((raw - mean) / std).detach()
-            entropy = entropy + _log_tanh_slope(draw).flatten(1).sum(1, keepdim=True)
+            entropy = entropy + log_tanh_slope(draw).flatten(1).sum(1, keepdim=True)
         return DecisionOutput(logp, entropy)
 
     def imitation_loss(
@@ -134,8 +114,7 @@ class GaussianPolicy(Policy):
         generator: Randomness = None,
     ) -> tuple[Tensor, Info]:
         """Negative log-likelihood or squared error `(B,)`, averaged over the valid steps and dimensions."""
-        crop_generator = generator if isinstance(generator, torch.Generator) else None
-        mean, log_std = self._head(self.encoder(obs, augment=self.training, generator=crop_generator))
+        mean, log_std = self._head(self.encode_for_training(obs, generator))
         target = self.action_normalizer.normalize(chunk)
         mode = mean.tanh() if self.config.squash else mean
         error = (mode - target).square()
@@ -152,25 +131,18 @@ class GaussianPolicy(Policy):
 
     def _head(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean `(B, H, A)` and log standard deviation, `(B, H, A)` or `(H, A)`: the one function behind every verb."""
-        output = self.actor(features.flatten(1))
-        shape = (-1, self.spec.horizon, self.spec.action_dim)
+        output = self.actor(features)  # (B, H, A) or (B, H, 2 A)
         if not self.config.state_dependent_std:
-            return output.view(shape), self.log_std
+            return output, self.log_std
         mean, log_std = output.chunk(2, -1)
-        log_std = (log_std + self.config.log_std_init).clamp(self.config.log_std_min, self.config.log_std_max)
-        return mean.view(shape), log_std.view(shape)
+        return mean, (log_std + self.config.log_std_init).clamp(self.config.log_std_min, self.config.log_std_max)
 
     def _log_density(self, raw: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
         density = normal_log_density(raw, mean, log_std)
-        return density - _log_tanh_slope(raw) if self.config.squash else density
+        return density - log_tanh_slope(raw) if self.config.squash else density
 
     def _logp(self, raw: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
         return self._log_density(raw, mean, log_std).flatten(1).sum(1, keepdim=True)
 
     def _to_chunk(self, raw: Tensor) -> Tensor:
         return self.action_normalizer.denormalize(raw.tanh() if self.config.squash else raw)
-
-
-def _log_tanh_slope(u: Tensor) -> Tensor:
-    """`log(1 - tanh(u)^2)` without cancellation."""
-    return 2 * (math.log(2) - u - F.softplus(-2 * u))

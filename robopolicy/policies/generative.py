@@ -19,7 +19,7 @@ from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.backbone import BackboneConfig, make_backbone
-from robopolicy.nets.encoder import ObservationEncoder
+from robopolicy.nets.encoder import EmbeddingConfig, ObservationEncoder
 from robopolicy.nets.normalizer import Statistics, make_normalizer
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Info, Observation, Policy, PolicySpec, chunk_mean
@@ -34,12 +34,22 @@ def _logit_normal(n: Tensor) -> Tensor:
     return n.sigmoid()
 
 
+def _logit_normal_data(n: Tensor) -> Tensor:
+    # MeanFlow's law, whose time runs the other way: more mass near the data.
+    return (n + 0.4).sigmoid()
+
+
 def _beta(n: Tensor) -> Tensor:
     # t = s (1 - Beta(1.5, 1)) with the inverse distribution function u ** (1 / 1.5): more mass near the noise.
     return 0.999 * (1 - _uniform(n) ** (1 / 1.5))
 
 
-TIME_LAWS: dict[str, Callable[[Tensor], Tensor]] = {"uniform": _uniform, "logit_normal": _logit_normal, "beta": _beta}
+TIME_LAWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "uniform": _uniform,
+    "logit_normal": _logit_normal,
+    "logit_normal_data": _logit_normal_data,
+    "beta": _beta,
+}
 """Distribution of the training time, as a function of a standard normal draw."""
 
 
@@ -52,6 +62,7 @@ class GenerativeConfig(BackboneConfig):
     action_normalization: str = "minmax"  # minmax | meanstd | identity
     action_clip: float = 1.0  # bound on normalised actions inside the sampler; 0 disables
     vision: VisionConfig = field(default_factory=VisionConfig)
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)  # of instructions and goals
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +96,9 @@ class GenerativePolicy(Policy):
         super().__init__()
         self.config = config
         self.spec = spec
-        self.encoder = ObservationEncoder(spec.observation, normalization=config.normalization, vision=config.vision)
+        self.encoder = ObservationEncoder(
+            spec.observation, normalization=config.normalization, vision=config.vision, embedding=config.embedding
+        )
         self.action_normalizer = make_normalizer(spec.action_dim, config.action_normalization)
         self.backbone = make_backbone(
             config,
