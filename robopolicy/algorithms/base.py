@@ -37,6 +37,7 @@ class Algorithm(ABC):
 
     name: ClassVar[str]  # key in `robopolicy.algorithms.ALGORITHMS`
     experience: ClassVar[str]  # "dataset" | "rollout" | "replay"
+    starts_over: ClassVar[bool] = False  # begins anew on purpose, so that a fall in success is no collapse
     config: Any  # frozen dataclass
     policy: Policy  # the trainable policy, exploration included
     step_discount: float = 1.0  # discount per control step inside a chunk, for `ChunkedSim(gamma=...)`

@@ -50,11 +50,15 @@ class OffPolicy(Algorithm):
         """Build critic, target and the critic's optimiser around `policy`."""
         super().__init__(policy, total_updates=total_updates, seed=config.seed)
         self.config = config
-        self.critic = QEnsemble(config.critic, policy)
+        self.critic = self.make_critic()
         self.target_critic: QEnsemble = frozen_copy(self.critic)
         self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=config.critic_lr, fused=True)
         self.critic_steps = 0
         self.errors: Tensor | None = None  # absolute errors of the last batch, for prioritised sampling
+
+    def make_critic(self) -> QEnsemble:
+        """Values of the executed actions; an algorithm whose critic sees something else builds its own."""
+        return QEnsemble(self.config.critic, self.policy)
 
     @property
     def request(self) -> Request:

@@ -81,7 +81,7 @@ class PPO(Algorithm):
         self.estimator = Estimator(
             EstimatorConfig(bounds=ConstantBounds(config.clip), entropy_coef=config.entropy_coef)
         )
-        self.parameters = [*policy.parameters(), *self.critic.parameters()]
+        self.parameters = [p for p in (*policy.parameters(), *self.critic.parameters()) if p.requires_grad]
         self.optimizer = torch.optim.Adam(self.parameters, lr=config.lr, eps=1e-5, fused=True)
         self.scale = ReturnScale()
         self._beside = Beside()
@@ -103,6 +103,10 @@ class PPO(Algorithm):
         metrics["critic/explained_variance"] = explained_variance(rows)
         return metrics | {"actor/epochs": float(stopped), "actor/lr": self.optimizer.param_groups[0]["lr"]}
 
+    def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss on one minibatch and, with `diagnose`, what to log."""
+        return actor_loss(self.policy, rows, self.estimator, diagnose=diagnose)
+
     def _set_lr(self) -> None:
         share = 1.0 - self.updates / self.total_updates if self.config.lr_decay else 1.0
         self.optimizer.param_groups[0]["lr"] = self.config.lr * share
@@ -120,7 +124,7 @@ class PPO(Algorithm):
         config, limit = self.config, self.config.target_kl
         self.optimizer.zero_grad(set_to_none=True)
         self._beside.start(self._critic_gradient, rows)
-        loss, parts = actor_loss(self.policy, rows, self.estimator, diagnose=diagnose or limit is not None)
+        loss, parts = self.actor_loss(rows, diagnose=diagnose or limit is not None)
         loss.backward()
         info["critic/loss"] = self._beside.wait()
         info |= {f"actor/{key}": value for key, value in parts.items()}
