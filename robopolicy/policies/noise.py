@@ -30,6 +30,18 @@ class RowStreams:
         return torch.from_numpy(np.stack(rows))
 
 
+class RepeatedStreams(RowStreams):
+    """Streams for a batch in which every row stands `count` times in a row: each row's draws are shared out."""
+
+    def __init__(self, streams: RowStreams, count: int) -> None:
+        super().__init__([], [])
+        self._inner, self._count = streams, count
+
+    def normal(self, shape: Sequence[int]) -> Tensor:
+        """Standard normal `(B * count, ...)`."""
+        return self._inner.normal((shape[0] // self._count, self._count, *shape[1:])).flatten(0, 1)
+
+
 Randomness = torch.Generator | RowStreams | None
 """What `generator=` accepts: a torch generator, one stream per row, or None for the global generator."""
 
@@ -41,3 +53,13 @@ def normal(shape: Sequence[int], generator: Randomness, device: torch.device) ->
     if generator is not None and generator.device != device:
         return torch.randn(tuple(shape), generator=generator, device=generator.device).to(device)
     return torch.randn(tuple(shape), generator=generator, device=device)
+
+
+def repeated(generator: Randomness, count: int) -> Randomness:
+    """A source of randomness for a batch whose rows were repeated `count` times each."""
+    return RepeatedStreams(generator, count) if isinstance(generator, RowStreams) else generator
+
+
+def uniform(shape: Sequence[int], generator: Randomness, device: torch.device) -> Tensor:
+    """Draw uniform noise of `shape` on (0, 1), exclusive, from any source of randomness."""
+    return torch.special.ndtr(normal(shape, generator, device)).clamp(1e-7, 1 - 1e-7)
