@@ -1,4 +1,4 @@
-"""Density and entropy of a diagonal Gaussian, elementwise and from the log standard deviation, as heads learn it."""
+"""Densities the heads share: diagonal Gaussians from their log standard deviation, and categorical choices."""
 
 from __future__ import annotations
 
@@ -24,3 +24,9 @@ def normal_entropy(log_std: Tensor) -> Tensor:
 def log_tanh_slope(u: Tensor) -> Tensor:
     """`log(1 - tanh(u)^2)` without cancellation: what squashing by tanh takes off a log-density."""
     return 2 * (math.log(2) - u - F.softplus(-2 * u))
+
+
+def choose(log_weight: Tensor, uniform: Tensor) -> Tensor:
+    """Category `(B,)` int64 drawn from `log_weight` `(B, M)` by inverting its distribution function at `uniform`."""
+    passed = uniform.unsqueeze(1) >= log_weight.exp().cumsum(1)
+    return passed.sum(1).clamp(max=log_weight.shape[1] - 1)
