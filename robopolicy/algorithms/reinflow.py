@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.base import Metrics
+from robopolicy.algorithms.chain_tuner import ChainTuner, ChainTunerConfig
 from robopolicy.algorithms.fine_tuner import FineTuner, FineTunerConfig
 from robopolicy.algorithms.on_policy import Rows, normalize
 from robopolicy.core.decisions import Decisions
@@ -34,7 +35,7 @@ from robopolicy.policies.stochastic_flow import NoiseConfig, StochasticFlow
 
 
 @dataclass(frozen=True)
-class ReinFlowConfig(FineTunerConfig):
+class ReinFlowConfig(ChainTunerConfig, FineTunerConfig):
     """Settings of ReinFlow; defaults are the paper's for state observations unless noted."""
 
     clip: float = 0.01  # ratio bounds on the normalised log-probability
@@ -73,7 +74,7 @@ def bc_loss(policy: Policy, base: Policy, obs: Observation) -> Tensor:
     return nn.functional.mse_loss(policy.decode(obs, noise), target)
 
 
-class ReinFlow(FineTuner):
+class ReinFlow(ChainTuner, FineTuner):
     """Fine-tunes a flow policy by PPO on its noise-injected denoising chain."""
 
     name = "reinflow"
@@ -92,7 +93,7 @@ class ReinFlow(FineTuner):
         """The fine-tuned flow without the noise network."""
         return self.policy.head
 
-    def actor_loss(self, rows: Rows) -> tuple[Tensor, Info]:
+    def chain_loss(self, rows: Rows) -> tuple[Tensor, Info]:
         """Clipped surrogate, entropy bonus and distance to the base."""
         loss, info = actor_loss(self.policy, rows, self.estimator, self.config)
         if self.config.bc_coef:

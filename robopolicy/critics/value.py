@@ -23,6 +23,7 @@ class ValueConfig:
     orthogonal_init: bool = True  # plain layers only: gain sqrt(2) inside and 1 at the output, zero biases
     residual: bool = False  # residual blocks (an odd number of equal widths), e.g. DPPO's [256, 256, 256] mish
     normalization: str = "running"  # minmax | meanstd | running | identity
+    bias: float = 0.0  # added to the output at the start; above the returns, unseen states look good (optimism)
     vision: VisionConfig = field(default_factory=VisionConfig)
 
 
@@ -39,6 +40,9 @@ class ValueNet(nn.Module):
         else:
             gain = 1.0 if config.orthogonal_init else None
             self.head = MLP(in_dim, config.hidden, 1, activation=config.activation, orthogonal_gain=gain)
+        if config.bias:
+            output = [layer for layer in self.head.modules() if isinstance(layer, nn.Linear)][-1]
+            nn.init.constant_(output.bias, config.bias)
 
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
         """Estimate the return from `obs`."""

@@ -11,6 +11,7 @@ from robopolicy.policies.edm import EDMConfig, EDMPolicy
 from robopolicy.policies.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.registry import POLICIES
+from robopolicy.policies.staged_diffusion import StagedDiffusion, StagedDiffusionConfig
 
 POLICIES.update(
     {
@@ -18,6 +19,7 @@ POLICIES.update(
         "edm": (EDMConfig, EDMPolicy),
         "flow": (FlowConfig, FlowPolicy),
         "gaussian": (GaussianConfig, GaussianPolicy),
+        "staged_diffusion": (StagedDiffusionConfig, StagedDiffusion),
     }
 )
 
