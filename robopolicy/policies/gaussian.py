@@ -71,20 +71,20 @@ class GaussianPolicy(ExplicitPolicy):
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
         """The mode (`deterministic`) or a draw."""
         with torch.no_grad():
-            mean, log_std = self._distribution(obs)
+            mean, log_std = self.distribution(obs)
             raw = mean if deterministic else mean + log_std.exp() * normal(mean.shape, generator, mean.device)
             return self._to_chunk(raw)
 
     @torch.no_grad()
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk; the record holds it before tanh and in normalised units."""
-        mean, log_std = self._distribution(obs)
+        mean, log_std = self.distribution(obs)
         raw = mean + log_std.exp() * normal(mean.shape, generator, mean.device)
         return Sample(self._to_chunk(raw), {"raw": raw}, self._logp(raw, mean, log_std))
 
     def rsample(self, obs: Observation) -> tuple[Tensor, Tensor]:
         """Reparameterised chunk `(B, H, A)` and its log-probability `(B,)`, both differentiable."""
-        mean, log_std = self._distribution(obs)
+        mean, log_std = self.distribution(obs)
         raw = mean + log_std.exp() * torch.randn_like(mean)
         return self._to_chunk(raw), self._logp(raw, mean, log_std).squeeze(1)
 
@@ -95,7 +95,7 @@ class GaussianPolicy(ExplicitPolicy):
         gradient flows as for a reparameterised draw.
         """
         raw = record["raw"]
-        mean, log_std = self._distribution(obs)
+        mean, log_std = self.distribution(obs)
         logp = self._logp(raw, mean, log_std)
         entropy = normal_entropy(log_std).flatten(-2).sum(-1, keepdim=True).expand_as(logp)
         if self.config.squash:
@@ -126,7 +126,8 @@ class GaussianPolicy(ExplicitPolicy):
         info = {"mse": chunk_mean(error.detach().mean(-1), mask).mean()}
         return (loss if weight is None else loss * weight), info
 
-    def _distribution(self, obs: Observation) -> tuple[Tensor, Tensor]:
+    def distribution(self, obs: Observation) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation before tanh, in normalised units; broadcast to `(B, H, A)`."""
         return self._head(self.encoder(obs))
 
     def _head(self, features: Tensor) -> tuple[Tensor, Tensor]:

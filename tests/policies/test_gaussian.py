@@ -25,7 +25,7 @@ def gaussian(**config: object) -> GaussianPolicy:
 def test_log_probability_and_entropy_are_those_of_a_normal(state_dependent_std: bool) -> None:
     policy = gaussian(state_dependent_std=state_dependent_std, orthogonal_init=False, log_std_init=-0.5)
     sample = policy.sample(OBS)
-    mean, log_std = policy._distribution(OBS)
+    mean, log_std = policy.distribution(OBS)
     expected = Normal(mean, log_std.exp().expand_as(mean))
     output = policy.decisions(OBS, sample.record)
     torch.testing.assert_close(output.logp[:, 0], expected.log_prob(sample.chunk).sum((1, 2)))
@@ -35,7 +35,7 @@ def test_log_probability_and_entropy_are_those_of_a_normal(state_dependent_std: 
 def test_the_squashed_density_is_the_change_of_variables() -> None:
     policy = gaussian(squash=True, orthogonal_init=False)
     sample = policy.sample(OBS)
-    mean, log_std = policy._distribution(OBS)
+    mean, log_std = policy.distribution(OBS)
     expected = TransformedDistribution(Normal(mean, log_std.exp()), [TanhTransform(cache_size=1)])
     chunk = sample.chunk.double().clamp(-1 + 1e-12, 1 - 1e-12)
     torch.testing.assert_close(sample.logp[:, 0].double(), expected.log_prob(chunk).sum((1, 2)), atol=1e-4, rtol=1e-4)
@@ -80,7 +80,7 @@ def test_squashed_actions_fill_the_bounds_of_the_action() -> None:
 def test_action_scaling_only_shifts_log_probabilities_by_a_constant() -> None:
     policy = gaussian(squash=True, action_normalization="minmax")
     policy.fit_normalizer({"action": {"min": [-2.0, 0.0], "max": [2.0, 3.0]}})
-    mean, log_std = policy._distribution(OBS)
+    mean, log_std = policy.distribution(OBS)
     to_env = [TanhTransform(), AffineTransform(torch.tensor([0.0, 1.5]), torch.tensor([2.0, 1.5]))]
     raw = policy.sample(OBS).record["raw"].clamp(-2, 2)
     in_env_units = TransformedDistribution(Normal(mean, log_std.exp()), to_env).log_prob(policy._to_chunk(raw))
@@ -125,9 +125,9 @@ def test_the_policy_gradient_of_a_bandit_matches_its_closed_form() -> None:
 def test_predicted_standard_deviations_are_bounded() -> None:
     policy = gaussian(state_dependent_std=True, log_std_min=-2.0, log_std_max=0.5)
     torch.nn.init.constant_(policy.actor[-1].bias, 1e3)  # type: ignore[arg-type]
-    assert float(policy._distribution(OBS)[1].detach().max()) == 0.5
+    assert float(policy.distribution(OBS)[1].detach().max()) == 0.5
     torch.nn.init.constant_(policy.actor[-1].bias, -1e3)  # type: ignore[arg-type]
-    assert float(policy._distribution(OBS)[1].detach().min()) == -2.0
+    assert float(policy.distribution(OBS)[1].detach().min()) == -2.0
 
 
 @pytest.mark.parametrize("imitation", ["nll", "mse"])
@@ -152,7 +152,7 @@ def test_masks_and_weights_select_steps_and_rows() -> None:
     chunk, mask = torch.randn(16, 2, 2), torch.ones(16, 2)
     mask[3, 1], mask[4] = 0, 0
     loss, _ = policy.imitation_loss(OBS, chunk, mask=mask)
-    mean, _ = policy._distribution(OBS)
+    mean, _ = policy.distribution(OBS)
     torch.testing.assert_close(loss[3], (mean - chunk).square()[3, 0].mean())
     assert float(loss[4].detach()) == 0.0
     weighted, _ = policy.imitation_loss(OBS, chunk, torch.arange(16.0), mask=mask)
