@@ -7,6 +7,7 @@ from typing import Any
 from robopolicy.algorithms.base import Algorithm
 from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.algorithms.dppo import DPPO, DPPOConfig
+from robopolicy.algorithms.pmoe import PMOE, PMOEConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
 from robopolicy.algorithms.sac import SAC, SACConfig
@@ -16,6 +17,7 @@ from robopolicy.policies.base import Policy
 ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "bc": (BCConfig, BC),
     "dppo": (DPPOConfig, DPPO),
+    "pmoe": (PMOEConfig, PMOE),
     "ppo": (PPOConfig, PPO),
     "reinflow": (ReinFlowConfig, ReinFlow),
     "sac": (SACConfig, SAC),

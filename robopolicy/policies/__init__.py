@@ -5,20 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.policies.autoregressive import AutoregressiveConfig, AutoregressivePolicy
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.edm import EDMConfig, EDMPolicy
 from robopolicy.policies.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.mixture import MixtureConfig, MixturePolicy
 from robopolicy.policies.registry import POLICIES
 from robopolicy.policies.staged_diffusion import StagedDiffusion, StagedDiffusionConfig
 
 POLICIES.update(
     {
+        "autoregressive": (AutoregressiveConfig, AutoregressivePolicy),
         "diffusion": (DiffusionConfig, DiffusionPolicy),
         "edm": (EDMConfig, EDMPolicy),
         "flow": (FlowConfig, FlowPolicy),
         "gaussian": (GaussianConfig, GaussianPolicy),
+        "mixture": (MixtureConfig, MixturePolicy),
         "staged_diffusion": (StagedDiffusionConfig, StagedDiffusion),
     }
 )

@@ -9,9 +9,12 @@ import torch
 
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies import make_policy
+from robopolicy.policies.autoregressive import AutoregressiveConfig, AutoregressivePolicy
 from robopolicy.policies.base import Observation, Policy, PolicySpec
+from robopolicy.policies.explicit import ExplicitPolicy
 from robopolicy.policies.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.mixture import MixtureConfig, MixturePolicy
 from robopolicy.policies.noise import RowStreams
 from robopolicy.policies.stochastic_flow import NoiseConfig, StochasticFlow
 
@@ -47,6 +50,24 @@ def gaussian(**config: object) -> GaussianPolicy:
     return policy
 
 
+def mixture(**config: object) -> MixturePolicy:
+    torch.manual_seed(0)
+    settings = SMALL | {"normalization": "meanstd", "experts": 3, "orthogonal_init": False} | config
+    policy = MixturePolicy(MixtureConfig(**settings), STATE)  # type: ignore[arg-type]
+    policy.fit_normalizer({"state": RANGE, "action": ACTION})
+    return policy
+
+
+def tokens(spec: PolicySpec = STATE) -> AutoregressivePolicy:
+    torch.manual_seed(0)
+    settings = {"bins": 16, "transformer_width": 16, "transformer_layers": 2, "transformer_heads": 2}
+    policy = AutoregressivePolicy(AutoregressiveConfig(vision=VIT, **settings), spec)  # type: ignore[arg-type]
+    policy.fit_normalizer({"state": RANGE, "action": ACTION})
+    with torch.no_grad():
+        policy.output.weight.mul_(20)  # far from uniform
+    return policy
+
+
 def from_pixels() -> StochasticFlow:
     torch.manual_seed(0)
     spec = PolicySpec({"state": (3,), "image.wrist": (3, 24, 24)}, action_dim=2, horizon=2)
@@ -55,6 +76,8 @@ def from_pixels() -> StochasticFlow:
 
 
 VISION = VisionConfig(widths=(16,), keypoints=4)
+VIT = VisionConfig(kind="vit", vit_width=16, vit_features=8)
+EVERYTHING = PolicySpec({"state": (7,), "image.wrist": (3, 24, 24), "embedding.task": (6,)}, action_dim=2, horizon=2)
 HEADS: dict[str, Callable[[], Policy]] = {
     "flow-mlp": lambda: StochasticFlow(flow(), NoiseConfig()),
     "flow-residual": lambda: StochasticFlow(flow(hidden=(32, 32, 32), residual=True), NoiseConfig(time_dim=0)),
@@ -67,6 +90,17 @@ HEADS: dict[str, Callable[[], Policy]] = {
     "gaussian-predicted-std": lambda: gaussian(state_dependent_std=True),
     "gaussian-squashed": lambda: gaussian(squash=True),
     "gaussian-squashed-predicted-std": lambda: gaussian(squash=True, state_dependent_std=True),
+    "gaussian-unet": lambda: gaussian(backbone="unet", unet_channels=(8, 16), state_dependent_std=True),
+    "gaussian-transformer": lambda: gaussian(backbone="transformer", transformer_width=16, transformer_layers=1),
+    "mixture": mixture,
+    "mixture-one-expert": lambda: mixture(experts=1),
+    "mixture-learned-std": lambda: mixture(state_dependent_std=False, router_hidden=(8,)),
+    "mixture-squashed": lambda: mixture(squash=True),
+    "mixture-unet": lambda: mixture(backbone="unet"),
+    "mixture-transformer": lambda: mixture(backbone="transformer"),
+    "tokens": tokens,
+    "tokens-one-action": lambda: tokens(PolicySpec({"state": (7,)}, action_dim=2)),
+    "tokens-pixels-language": lambda: tokens(EVERYTHING),
 }
 heads = pytest.mark.parametrize("head", HEADS)
 
@@ -106,7 +140,7 @@ def test_a_seed_decides_the_chunk(head: str) -> None:
             policy.act(obs, deterministic=deterministic, generator=torch.Generator().manual_seed(s)) for s in (5, 5, 6)
         ]
         assert torch.equal(chunks[0], chunks[1])
-        drawn = not (deterministic and isinstance(policy, GaussianPolicy))
+        drawn = not (deterministic and isinstance(policy, ExplicitPolicy))
         assert torch.equal(chunks[0], chunks[2]) != drawn
 
 

@@ -1,0 +1,118 @@
+"""Probabilistic mixture-of-experts for reinforcement learning (PMOE, S092): soft actor-critic with several experts.
+
+A choice among experts cannot be reparameterised. PMOE never differentiates through it: every expert proposes a chunk,
+the critic names the best one, only that expert is improved, and the router learns by regression how often each expert
+is the best (the frequency loss). Experts that find different optima therefore stay apart, where one Gaussian would have
+to choose or straddle them.
+
+Use it from scratch where a task has a few distinct ways to succeed. For one way SAC is cheaper: the critic judges all
+experts in every actor step. Experts that are never the best are never improved: the router entropy in the metrics
+shows a collapse. With on-policy data `ppo` trains the same policy on its exact density, router included.
+
+Formulas are those of the authors' public code. Deviations: rewards are not standardised per batch (the temperature is
+learned instead), critics may be an ensemble and actions come in chunks as in SAC. As there, the entropy of the
+objective is that of the chosen expert; the metrics also show the entropy of the mixture, which is larger where experts
+lie apart. The paper's PPO variant, with a Q network beside the value to train the router, is not rebuilt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.base import Stateful
+from robopolicy.algorithms.off_policy import OffPolicy, descend
+from robopolicy.algorithms.sac import SACConfig, Temperature
+from robopolicy.critics.q import QEnsemble
+from robopolicy.data.replay import Transitions
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Info, Observation, Policy, Sample
+from robopolicy.policies.density import choose
+from robopolicy.policies.mixture import MixturePolicy
+from robopolicy.policies.noise import Randomness, uniform
+
+
+@dataclass(frozen=True)
+class PMOEConfig(SACConfig):
+    """Settings of PMOE: those of SAC, and the router."""
+
+    router_coef: float = 1.0  # weight of the frequency loss
+
+
+def frequency_loss(log_weight: Tensor, best: Tensor) -> tuple[Tensor, Info]:
+    """Squared error of the router `(B, M)` towards a one-hot of the best expert `(B,)`; least at its frequency."""
+    weight = log_weight.exp()
+    target = torch.nn.functional.one_hot(best, weight.shape[1]).to(weight.dtype)
+    entropy = -(weight * log_weight).sum(1).mean().detach()
+    return (weight - target).square().mean(), {"router_entropy": entropy}
+
+
+def actor_loss(
+    policy: MixturePolicy, critic: QEnsemble, obs: Observation, alpha: Tensor, router_coef: float, generator: Randomness
+) -> tuple[Tensor, Info]:
+    """`alpha log pi_b - min Q` of the best expert b, and the frequency loss; `info["logp"]` `(B,)` is that expert's."""
+    chunks, logp, log_weight = policy.rsample_experts(obs, generator=generator)  # (B, M, H, A), (B, M), (B, M)
+    value, best = critic.of_candidates(obs, chunks).min(0).values.max(1)  # (B,)
+    logp = logp.gather(1, best.unsqueeze(1)).squeeze(1)
+    router, info = frequency_loss(log_weight, best)
+    loss = (alpha.detach() * logp - value).mean() + router_coef * router
+    return loss, {**info, "router_loss": router.detach(), "logp": logp.detach()}
+
+
+class PMOE(OffPolicy):
+    """Soft actor-critic for a mixture of experts."""
+
+    name = "pmoe"
+
+    def __init__(self, config: PMOEConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train a squashed mixture `policy`."""
+        if not isinstance(policy, MixturePolicy) or not policy.config.squash:
+            raise UserError(f"PMOE trains a squashed mixture, got '{policy.name}'; pass policy=squashed_mixture.")
+        super().__init__(config, policy, total_updates=total_updates)
+        self.config: PMOEConfig = config
+        self.policy: MixturePolicy = policy
+        self.temperature = Temperature(config.temperature)
+        dims = policy.spec.horizon * policy.spec.action_dim
+        self.target_entropy = -float(dims) if config.target_entropy is None else config.target_entropy
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
+        self.temperature_optimizer = torch.optim.Adam(self.temperature.parameters(), lr=config.temperature_lr)
+
+    def explore(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Uniform over the action bounds."""
+        return self.policy.sample_uniform(obs, generator=generator)
+
+    def target(self, batch: Transitions) -> Tensor:
+        """Soft value of the next observation, at a chunk of the expert that the router draws."""
+        chunks, logp, log_weight = self.policy.rsample_experts(batch.next_obs, generator=self.generator)
+        drawn = choose(log_weight, uniform((len(logp), 1), self.generator, logp.device).squeeze(1))
+        rows = torch.arange(len(logp), device=logp.device)
+        entropy = -self.temperature.value * logp[rows, drawn]
+        return self.bootstrap(batch, chunks[rows, drawn]) + batch.discount * entropy
+
+    def actor_step(self, batch: Transitions) -> Info:
+        """One step of experts and router and one of the temperature."""
+        self.critic.requires_grad_(False)
+        loss, info = actor_loss(
+            self.policy, self.critic, batch.obs, self.temperature.value, self.config.router_coef, self.generator
+        )
+        descend(self.optimizer, loss)
+        self.critic.requires_grad_(True)
+        logp = info.pop("logp")
+        if self.config.temperature_lr:
+            descend(self.temperature_optimizer, self.temperature.loss(logp, self.target_entropy))
+        with torch.no_grad():
+            sample = self.policy.sample(batch.obs, generator=self.generator)
+        info |= {"expert_entropy": -logp.mean(), "entropy": -sample.logp.mean()}
+        return {"loss": loss, "temperature": self.temperature.value, **info}
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """The shared parts, the temperature and the optimisers."""
+        return {
+            **super().parts(),
+            "temperature": self.temperature,
+            "optimizer": self.optimizer,
+            "temperature_optimizer": self.temperature_optimizer,
+        }
