@@ -7,6 +7,9 @@ from typing import Any
 from robopolicy.algorithms.base import Algorithm
 from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.algorithms.dppo import DPPO, DPPOConfig
+from robopolicy.algorithms.dsrl_na import DSRLNA, DSRLNAConfig
+from robopolicy.algorithms.dsrl_sac import DSRLSAC, DSRLSACConfig
+from robopolicy.algorithms.gorl import GoRL, GoRLConfig
 from robopolicy.algorithms.pmoe import PMOE, PMOEConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
@@ -17,6 +20,9 @@ from robopolicy.policies.base import Policy
 ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "bc": (BCConfig, BC),
     "dppo": (DPPOConfig, DPPO),
+    "dsrl_na": (DSRLNAConfig, DSRLNA),
+    "dsrl_sac": (DSRLSACConfig, DSRLSAC),
+    "gorl": (GoRLConfig, GoRL),
     "pmoe": (PMOEConfig, PMOE),
     "ppo": (PPOConfig, PPO),
     "reinflow": (ReinFlowConfig, ReinFlow),

@@ -7,22 +7,28 @@ from typing import Any
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.autoregressive import AutoregressiveConfig, AutoregressivePolicy
 from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.callable import CallableConfig, CallablePolicy
 from robopolicy.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.edm import EDMConfig, EDMPolicy
 from robopolicy.policies.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.latent import LatentConfig, LatentPolicy
 from robopolicy.policies.mixture import MixtureConfig, MixturePolicy
 from robopolicy.policies.registry import POLICIES
+from robopolicy.policies.staged_decoder import StagedDecoder, StagedDecoderConfig
 from robopolicy.policies.staged_diffusion import StagedDiffusion, StagedDiffusionConfig
 
 POLICIES.update(
     {
         "autoregressive": (AutoregressiveConfig, AutoregressivePolicy),
+        "callable": (CallableConfig, CallablePolicy),
         "diffusion": (DiffusionConfig, DiffusionPolicy),
         "edm": (EDMConfig, EDMPolicy),
         "flow": (FlowConfig, FlowPolicy),
         "gaussian": (GaussianConfig, GaussianPolicy),
+        "latent": (LatentConfig, LatentPolicy),
         "mixture": (MixtureConfig, MixturePolicy),
+        "staged_decoder": (StagedDecoderConfig, StagedDecoder),
         "staged_diffusion": (StagedDiffusionConfig, StagedDiffusion),
     }
 )

@@ -1,0 +1,312 @@
+"""GoRL: a generative policy learned online without likelihoods of its samples (S043, Zhang, Wan et al. 2025).
+
+An encoder, a Gaussian over the noise z, is trained by PPO; a frozen decoder, a denoising head, turns z into actions.
+Stages alternate. In stage 0 the decoder is the identity, so that PPO trains a tanh-Gaussian policy. At the end of a
+stage the best encoder plays, and a new decoder is trained from scratch by flow matching (or its own loss) on what was
+played, with N(0, I) as its source, not the encoder's z. Then the encoder starts afresh near N(0, I), which the new
+decoder turns into what the old pair did, and PPO improves it again, held near N(0, I) by a penalty.
+
+Use it to learn a multimodal policy from scratch with dense rewards and many environments, or (`identity_start=false`)
+to improve an imitated one stage by stage. Not where few steps can be played: every decoder costs rollouts and clones
+bad actions as faithfully as good ones. With demonstrations and sparse rewards, steer (`dsrl_na`) or fine-tune
+(`reinflow`).
+
+Deviations from the public code: decoders live in the library's bounded action units and clip, where the code's give
+values that go through a tanh, so that an imitated policy can be the first decoder and any of them can be deployed; the
+critic outlives the stages, as a new decoder plays like the old pair; the decoder takes its steps while its data are
+being played; "best" is judged by the returns of training episodes.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.base import Metrics, Stateful, frozen_copy
+from robopolicy.algorithms.on_policy import Rows, flatten
+from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.core.estimator import Estimator, EstimatorConfig
+from robopolicy.core.ratios import ConstantBounds
+from robopolicy.critics.value import ValueConfig
+from robopolicy.data.rollout import Rollout
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Observation, Policy
+from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.generative import GenerativePolicy
+from robopolicy.policies.latent import LatentPolicy, NoiseSpace
+from robopolicy.policies.nested import describe, rebuild
+from robopolicy.policies.staged_decoder import StagedDecoder
+
+UNBOUNDED = NoiseSpace(bound=0.0)
+
+
+@dataclass(frozen=True)
+class GoRLConfig(PPOConfig):
+    """Settings of GoRL; those of PPO hold for the encoder."""
+
+    stages: tuple[int, ...] = (60, 60, 30, 30)  # PPO updates of each stage; the last one goes on to the end
+    decoder_updates: int = 20  # updates between stages that play data and train the next decoder on them
+    decoder_steps: int = 200  # gradient steps of the decoder in each of those updates
+    decoder_batch: int = 1024  # chunks per gradient step of the decoder
+    decoder_lr: float = 3e-4  # Adam learning rate of the decoder
+    decoder_memory: int = 1_000_000  # newest chunks kept as data of the decoder
+    identity_start: bool = True  # stage 0 has no decoder; false: the given, imitated policy is the first decoder
+    clip: float = 0.15  # ratio bounds in stage 0
+    clip_later: float = 0.3  # ratio bounds with a decoder
+    grad_clip: float = 0.5  # largest norm of the joint gradient in stage 0
+    grad_clip_later: float = 1.0  # ... with a decoder
+    penalty: float = 5e-4  # weight of mean(mu^2) + mean(sigma^2) of the encoder in stage 0
+    penalty_later: float = 1e-3  # ... with a decoder
+    encoder: GaussianConfig = field(  # network of the encoder
+        default_factory=lambda: GaussianConfig(hidden=(32, 32, 32, 32), activation="silu", state_dependent_std=True)
+    )
+    critic: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="silu"))
+
+    def __post_init__(self) -> None:
+        if not self.stages or min(self.stages) < 1:
+            raise UserError(f"algorithm.stages must list at least one number of updates, each positive: {self.stages}.")
+        if min(self.decoder_updates, self.decoder_steps, self.decoder_batch, self.decoder_memory) < 1:
+            raise UserError("algorithm.decoder_updates, _steps, _batch and _memory must be at least 1.")
+        if (
+            min(self.clip_later, self.grad_clip_later, self.decoder_lr) <= 0
+            or min(self.penalty, self.penalty_later) < 0
+        ):
+            raise UserError(
+                "algorithm.clip_later, grad_clip_later and decoder_lr must be positive, penalties not negative."
+            )
+
+
+def latent_penalty(encoder: GaussianPolicy, obs: Observation) -> Tensor:
+    """`mean(mu^2) + mean(sigma^2)` of the encoder: keeps its noise where the decoder was trained."""
+    mean, log_std = encoder.distribution(obs)
+    return mean.square().mean() + (2 * log_std).exp().mean()
+
+
+class DecoderFit:
+    """The next decoder, its optimiser and the chunks it learns from."""
+
+    def __init__(self, head: GenerativePolicy, config: GoRLConfig) -> None:
+        self.config = config
+        self.head = copy.deepcopy(head).requires_grad_(True)
+        self.optimizer = torch.optim.Adam(self.head.parameters(), lr=config.decoder_lr)
+        self.obs: dict[str, Tensor] = {}  # {key: (M, To, ...)}
+        self.chunk: Tensor | None = None  # (M, H, A)
+
+    def __len__(self) -> int:
+        return 0 if self.chunk is None else len(self.chunk)
+
+    def restart(self, encoder: GaussianPolicy, seed: int) -> None:
+        """Fresh weights and no data; observations are normalised as the encoder does now."""
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            fresh = rebuild(describe(self.head))
+        assert isinstance(fresh, GenerativePolicy)
+        fresh.action_normalizer.load_state_dict(self.head.action_normalizer.state_dict())
+        fresh.encoder.normalizer.load_state_dict(encoder.encoder.normalizer.state_dict())
+        self.head.load_state_dict(fresh.state_dict())
+        self.optimizer.state.clear()
+        self.obs, self.chunk = {}, None
+
+    def add(self, obs: Observation, chunk: Tensor) -> None:
+        """Remember what was played; the oldest chunks give way."""
+        keep = self.config.decoder_memory
+        if self.chunk is not None:
+            obs = {key: torch.cat([self.obs[key], value]) for key, value in obs.items()}
+            chunk = torch.cat([self.chunk, chunk])
+        self.obs, self.chunk = {key: value[-keep:] for key, value in obs.items()}, chunk[-keep:]
+
+    def train(self, generator: torch.Generator) -> Tensor:
+        """Some gradient steps on the matching loss of the head; returns the mean loss."""
+        assert self.chunk is not None
+        self.head.train()
+        losses: list[Tensor] = []
+        for _ in range(self.config.decoder_steps):
+            index = torch.randint(len(self.chunk), (self.config.decoder_batch,), generator=generator)
+            index = index.to(self.chunk.device)
+            obs = {key: value[index] for key, value in self.obs.items()}
+            loss = self.head.imitation_loss(obs, self.chunk[index], generator=generator)[0].mean()
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            self.optimizer.step()
+            losses.append(loss.detach())
+        return torch.stack(losses).mean()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, moments and data."""
+        state = {"head": self.head.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return {**state, "obs": dict(self.obs), "chunk": self.chunk}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self.head.load_state_dict(state["head"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.obs, self.chunk = dict(state["obs"]), state["chunk"]
+
+
+class EpisodeReturns:
+    """Returns of the episodes that end in a rollout; episodes run on from rollout to rollout."""
+
+    def __init__(self) -> None:
+        self.running: Tensor | None = None  # (N,)
+
+    def observe(self, rollout: Rollout) -> float:
+        """Mean return of the episodes that ended, NaN when none did."""
+        running = torch.zeros_like(rollout.reward[0]) if self.running is None else self.running
+        finished: list[Tensor] = []
+        for reward, end in zip(rollout.reward, rollout.terminated | rollout.truncated, strict=True):
+            running = running + reward
+            finished.append(running[end])
+            running = torch.where(end, 0.0, running)
+        self.running = running
+        return float(torch.cat(finished).mean())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The running returns."""
+        return {"running": self.running}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self.running = state["running"]
+
+
+class GoRL(PPO):
+    """PPO on the noise of a decoder that is trained anew between stages."""
+
+    name = "gorl"
+    starts_over = True
+    config: GoRLConfig
+    policy: LatentPolicy
+
+    def __init__(self, config: GoRLConfig, policy: Policy, *, total_updates: int) -> None:
+        """Learn with decoders like `policy`, a denoising head; a policy of an earlier run goes on where it was."""
+        self.settings = config
+        super().__init__(config, latent_policy(policy, config), total_updates=total_updates)
+        assert isinstance(self.policy.base, StagedDecoder)
+        self.decoder = self.policy.base
+        self.fit = DecoderFit(self.decoder.head, config)
+        self.best = frozen_copy(self.policy.actor)
+        self.returns = EpisodeReturns()
+        self.best_return = -math.inf  # of this stage
+        self.stage, self.played = 0, 0  # index of the stage, updates within it
+        self._apply_stage()
+
+    @property
+    def fitting(self) -> bool:
+        """Whether the next decoder is being trained."""
+        last = self.stage >= len(self.settings.stages) - 1
+        return not last and self.played >= self.settings.stages[self.stage]
+
+    def update(self, batch: Rollout) -> Metrics:
+        """PPO on the encoder, or steps of the next decoder, on one rollout."""
+        score = self.returns.observe(batch)
+        metrics = self._fit(batch) if self.fitting else self._improve(batch, score)
+        self.played += 1
+        if self.fitting and self.played == self.settings.stages[self.stage]:
+            self._begin_fit()
+        elif self.fitting and self.played == self.settings.stages[self.stage] + self.settings.decoder_updates:
+            self._begin_stage()
+        return metrics | {"train/stage": float(self.stage)}
+
+    def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        """PPO's loss and the penalty on the encoder."""
+        loss, info = super().actor_loss(rows, diagnose=diagnose)
+        weight = self.settings.penalty if bool(self.decoder.identity) else self.settings.penalty_later
+        if not weight:
+            return loss, info
+        penalty = latent_penalty(self.policy.actor, rows.obs)
+        return loss + weight * penalty, {**info, "penalty": penalty.detach()}
+
+    def _improve(self, batch: Rollout, score: float) -> Metrics:
+        if score > self.best_return:  # the rollout was played before this update
+            self.best_return = score
+            self.best.load_state_dict(self.policy.actor.state_dict())
+        return super().update(batch)
+
+    def _begin_fit(self) -> None:
+        if self.best_return > -math.inf:
+            self.policy.actor.load_state_dict(self.best.state_dict())
+        self.fit.restart(self.policy.actor, self._seed())
+
+    def _fit(self, batch: Rollout) -> Metrics:
+        obs = flatten(batch.obs)
+        w = batch.record["noise"].flatten(0, 1)
+        self.fit.add(obs, self.policy.play(obs, w))
+        if self.settings.normalize_reward:
+            self.scale.observe(batch, self.settings.gamma)
+        self.updates += 1
+        return {"decoder/loss": float(self.fit.train(self.generator)), "decoder/chunks": float(len(self.fit))}
+
+    def _begin_stage(self) -> None:
+        """Put the new decoder in place and start a fresh encoder, which keeps the observation statistics."""
+        self.decoder.head.load_state_dict(self.fit.head.state_dict())
+        self.decoder.identity.fill_(False)
+        self.fit.obs, self.fit.chunk = {}, None
+        actor = self.policy.actor
+        with torch.random.fork_rng():
+            torch.manual_seed(self._seed())
+            fresh = GaussianPolicy(actor.config, actor.spec)
+        fresh.encoder.normalizer.load_state_dict(actor.encoder.normalizer.state_dict())
+        fresh.action_normalizer.load_state_dict(actor.action_normalizer.state_dict())
+        actor.load_state_dict(fresh.state_dict())
+        for parameter in actor.parameters():
+            self.optimizer.state.pop(parameter, None)
+        self.stage, self.played, self.best_return = self.stage + 1, 0, -math.inf
+        self._apply_stage()
+
+    def _apply_stage(self) -> None:
+        """Set what differs between stage 0 and later ones."""
+        config = self.settings
+        if not bool(self.decoder.identity):
+            config = replace(config, clip=config.clip_later, grad_clip=config.grad_clip_later)
+        self.config = config
+        bounds = ConstantBounds(config.clip)
+        self.estimator = Estimator(EstimatorConfig(bounds=bounds, entropy_coef=config.entropy_coef))
+
+    def _seed(self) -> int:
+        return int(torch.randint(2**31, (), generator=self.generator))
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """PPO's parts, the next decoder, the best encoder and the running returns."""
+        return {**super().parts(), "fit": self.fit, "best": self.best, "returns": self.returns}
+
+    def state_dict(self) -> dict[str, Any]:
+        """States of all parts and the place in the schedule."""
+        place = {"stage": self.stage, "played": self.played, "best_return": self.best_return}
+        return {**super().state_dict(), **place}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        super().load_state_dict(state)
+        self.stage, self.played = int(state["stage"]), int(state["played"])
+        self.best_return = float(state["best_return"])
+        self._apply_stage()
+
+
+def latent_policy(policy: Policy, config: GoRLConfig) -> LatentPolicy:
+    """A fresh encoder before the decoder `policy`, or the policy of an earlier run as it is.
+
+    Raises:
+        UserError: It is no denoising head, or lacks statistics.
+    """
+    if isinstance(policy, LatentPolicy) and isinstance(policy.base, StagedDecoder):
+        return policy
+    if not isinstance(policy, GenerativePolicy):
+        raise UserError(
+            f"GoRL trains decoders, denoising heads such as flow or diffusion, got '{policy.name}'; "
+            "use ppo for a Gaussian."
+        )
+    normalizer = policy.encoder.normalizer
+    if not bool(normalizer.fitted):
+        if normalizer.mode != "running":
+            raise UserError(
+                f"A decoder with normalization '{normalizer.mode}' needs statistics; set policy.normalization=running "
+                "to learn from scratch, or imitate first."
+            )
+        normalizer.fitted.fill_(True)  # unused by the identity, and set when the decoder is trained
+    return LatentPolicy.steer(StagedDecoder.around(policy, identity=config.identity_start), UNBOUNDED, config.encoder)

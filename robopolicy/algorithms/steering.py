@@ -1,0 +1,105 @@
+"""What the two variants of DSRL share: a frozen base, an actor over its noise, and SAC's actor step in noise space."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from robopolicy.algorithms.base import Stateful
+from robopolicy.algorithms.off_policy import OffPolicy, descend
+from robopolicy.algorithms.sac import SACConfig, Temperature, actor_loss
+from robopolicy.critics.q import CriticConfig, QEnsemble
+from robopolicy.data.replay import Transitions
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Info, Observation, Policy, Sample
+from robopolicy.policies.gaussian import GaussianConfig
+from robopolicy.policies.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
+from robopolicy.policies.noise import Randomness
+
+
+@dataclass(frozen=True)
+class SteeringConfig(SACConfig):
+    """Settings of both variants; defaults are the paper's with smaller networks (published: 3 x 2048, tanh)."""
+
+    space: NoiseSpace = field(default_factory=NoiseSpace)  # which noise is steered, and its bound
+    actor: GaussianConfig = STEERING_ACTOR  # network that chooses the noise
+    critic: CriticConfig = field(default_factory=lambda: CriticConfig(activation="tanh"))
+    utd: float = 5.0  # critic steps per decision of one environment (published: 20 per step of 4 environments)
+    target_entropy: float | None = 0.0  # nats of noise / bound; None is minus the number of free noise dimensions
+
+
+class Steering(OffPolicy):
+    """SAC's actor step on the noise of a frozen base; subclasses say where the values of noise come from."""
+
+    config: SteeringConfig
+    policy: LatentPolicy
+
+    def __init__(self, config: SteeringConfig, policy: Policy, *, total_updates: int) -> None:
+        """Steer a frozen copy of `policy`, or go on with a policy that is steered already."""
+        latent = steer(policy, config, self.name)
+        super().__init__(config, latent, total_updates=total_updates)
+        self.temperature = Temperature(config.temperature)
+        inner = latent.actor.spec
+        dims = inner.horizon * inner.action_dim
+        self.target_entropy = -float(dims) if config.target_entropy is None else config.target_entropy
+        self.optimizer = torch.optim.Adam(latent.actor.parameters(), lr=config.lr, fused=True)
+        self.temperature_optimizer = torch.optim.Adam(self.temperature.parameters(), lr=config.temperature_lr)
+
+    @property
+    def noise_critic(self) -> QEnsemble:
+        """Q(s, w), whose minimum the actor maximises."""
+        return self.critic
+
+    def explore(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """The base's own noise within the bound: the success it gives is that of the base in this noise space."""
+        return self.remember(self.policy.sample_prior(obs, generator=generator))
+
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Noise drawn from the actor, decoded once."""
+        return self.remember(self.policy.sample(obs, generator=generator))
+
+    def remember(self, sample: Sample) -> Sample:
+        """What of a played chunk goes into the memory."""
+        return sample
+
+    def actor_step(self, batch: Transitions) -> Info:
+        """One step of the actor and one of the temperature."""
+        critic = self.noise_critic
+        critic.requires_grad_(False)
+        loss, logp = actor_loss(self.policy.actor, critic, batch.obs, self.temperature.value)
+        descend(self.optimizer, loss)
+        critic.requires_grad_(True)
+        if self.config.temperature_lr:
+            descend(self.temperature_optimizer, self.temperature.loss(logp, self.target_entropy))
+        return {"loss": loss, "entropy": -logp.mean(), "temperature": self.temperature.value}
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """The shared parts (the policy with its base), the temperature and the optimisers."""
+        return {
+            **super().parts(),
+            "temperature": self.temperature,
+            "optimizer": self.optimizer,
+            "temperature_optimizer": self.temperature_optimizer,
+        }
+
+
+def steer(policy: Policy, config: SteeringConfig, algorithm: str) -> LatentPolicy:
+    """`policy` as a steered one.
+
+    Raises:
+        UserError: It takes no noise, the noise is unbounded, or it is steered in another noise space already.
+    """
+    if not config.space.bound:
+        raise UserError(
+            f"{algorithm} keeps the noise near what the base knows; set algorithm.space.bound, e.g. to 1.5."
+        )
+    if not isinstance(policy, LatentPolicy):
+        return LatentPolicy.steer(policy, config.space, config.actor)
+    if policy.config.space != config.space:
+        raise UserError(
+            f"The policy is steered in {policy.config.space}, not in {config.space}; set algorithm.space to the "
+            "former, or start from its base."
+        )
+    return policy
