@@ -21,6 +21,7 @@ from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Info, Observation, Policy, PolicySpec, Sample
+from robopolicy.policies.density import choose
 from robopolicy.policies.nested import describe, rebuild
 from robopolicy.policies.noise import Randomness, repeated, uniform
 
@@ -69,8 +70,7 @@ class Candidates:
 
 def draw_index(values: Tensor, temperature: float, generator: Randomness) -> Tensor:
     """Draw one of C candidates per row `(B,)` with probability proportional to exp(value / temperature)."""
-    gumbel = -(-uniform(values.shape, generator, values.device).log()).log()
-    return (softmax_weights(values, temperature).log() + gumbel).argmax(1)
+    return choose(softmax_weights(values, temperature).log(), uniform((len(values), 1), generator, values.device)[:, 0])
 
 
 def reduce_members(values: Tensor, reduction: str) -> Tensor:
