@@ -151,6 +151,7 @@ class FineTuner(ActorTuner):
             rows = self.prepare(rows)
         rate = self._set_lr()
         info, epochs = self._epochs(rows)
+        self.policy.observe(rows.obs)
         self.critic.observe(rows.obs)
         self.updates += 1
         metrics = {key: float(value) for key, value in info.items()}

@@ -49,7 +49,20 @@ def dual_clip(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, cap
     return SurrogateOut(torch.where(capped, ceiling, out.loss), out.clipped | capped)
 
 
-SURROGATES: dict[str, Surrogate] = {"pg": pg, "is": importance, "clip": clip, "dual_clip": dual_clip}
+def aspo(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
+    """PPO's clip where the advantage is positive, a quadratic penalty where it is negative (FPO++).
+
+    The penalty `-(A ratio - |A| (ratio - 1)^2 / (2 width))`, with `width = 1 - low`, has its minimum at `low`: a ratio
+    that fell below it is pulled back, while clipping would leave it there.
+    """
+    out = clip(log_ratio, advantage, low, high)
+    change = torch.expm1(log_ratio)
+    pulled = -advantage * (1.0 + change) + advantage.abs() * change.square() / (2.0 * (1.0 - low))
+    negative = advantage < 0
+    return SurrogateOut(torch.where(negative, pulled, out.loss), torch.where(negative, 1.0 + change < low, out.clipped))
+
+
+SURROGATES: dict[str, Surrogate] = {"pg": pg, "is": importance, "clip": clip, "dual_clip": dual_clip, "aspo": aspo}
 
 
 def _nowhere(like: Tensor) -> Tensor:

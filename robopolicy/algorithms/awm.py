@@ -1,0 +1,141 @@
+"""AWM: advantage-weighted matching (S075, Xue et al. 2025), carried over from images to action chunks.
+
+The loss of pretraining is also the loss of RL: each sample's matching loss l is weighted by its signed advantage. Like
+FPO++ it forms one ratio `exp(l_old - l)` per stored pair of noise and time, but hardly bounds it (clip 1): at
+the first step the gradient is that of advantage-weighted matching. What keeps the policy in place are two penalties on
+the squared distance of velocities, a weak one to the pretrained policy and a strong one to an average that follows the
+policy with a delay. The times of one chunk are stratified over the head's time law.
+
+Use it when FPO's tight clip learns too slowly and rollouts are fresh: with many epochs it drifts off-policy unbounded.
+Not for heads with learned step lengths (shortcut, MeanFlow), and not offline: negative weights need fresh data.
+
+Mapping and deviations: prompts become observations and group-normalised rewards GAE advantages, normalised per
+minibatch; losses come from stored pairs also in the first step; the delayed average moves once per rollout, with the
+warm-up of the average that evaluation uses elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.base import Metrics, Stateful
+from robopolicy.algorithms.fpo import actor_loss
+from robopolicy.algorithms.matching import MatchingConfig, MatchingTuner, velocity_distance
+from robopolicy.algorithms.on_policy import Rows, normalize
+from robopolicy.core.estimator import Estimator, EstimatorConfig
+from robopolicy.core.ratios import ConstantBounds
+from robopolicy.data.rollout import Rollout
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.nets.ema import EMA
+from robopolicy.policies.base import Info, Policy
+
+
+def _uniform(loss: Tensor, t: Tensor, power: float) -> Tensor:
+    return loss
+
+
+def _noise(loss: Tensor, t: Tensor, power: float) -> Tensor:
+    return loss * (1 - t)
+
+
+def _power(loss: Tensor, t: Tensor, power: float) -> Tensor:
+    # The shift keeps the slope finite at a loss of 0.
+    return ((loss + 1e-10) ** power - 1e-10**power) * (1 - t) / power
+
+
+WEIGHTINGS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "uniform": _uniform,
+    "noise": _noise,
+    "power": _power,
+}
+"""Loss `(B, N)` at times `(B, N)`, weighted: as it is, by the amount of noise, or by noise and a power (Huber: 0.5)."""
+
+
+@dataclass(frozen=True)
+class AWMConfig(MatchingConfig):
+    """Settings of AWM; defaults are those of the public code unless noted."""
+
+    pairs: int = 6  # N, stored pairs of noise and time per chunk
+    epochs: int = 2  # passes over each rollout; the public code takes two steps
+    clip: float = 1.0  # ratio bounds of every pair
+    advantage_clip: float = 5.0  # normalised advantages are cut here and divided by it
+    weighting: str = "uniform"  # uniform | noise (times 1 - t) | power (its power, times 1 - t); published: power
+    power: float = 0.25  # of the loss, for weighting=power
+    ref_coef: float = 0.003  # weight of the squared velocity distance to the pretrained policy
+    ema_coef: float = 1.0  # weight of the squared velocity distance to the delayed average
+    ema_decay: float = 0.3  # largest share of the delayed average that survives a rollout
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weighting not in WEIGHTINGS:
+            raise unknown_name("weighting", self.weighting, WEIGHTINGS)
+        if min(self.ref_coef, self.ema_coef) < 0 or min(self.advantage_clip, self.power) <= 0:
+            raise UserError(
+                "AWM needs ref_coef, ema_coef >= 0 and advantage_clip, power > 0, got "
+                f"{self.ref_coef}, {self.ema_coef}, {self.advantage_clip} and {self.power}."
+            )
+        if not 0 <= self.ema_decay < 1:
+            raise UserError(f"AWM needs ema_decay in [0, 1), got {self.ema_decay}.")
+
+
+def awm_estimator(clip: float) -> Estimator:
+    """Clipped surrogate on one ratio per pair."""
+    return Estimator(EstimatorConfig(bounds=ConstantBounds(clip)))
+
+
+class AWM(MatchingTuner):
+    """Policy gradients on per-sample ratios of matching losses, held by velocity penalties."""
+
+    name = "awm"
+    config: AWMConfig
+
+    def __init__(self, config: AWMConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
+        super().__init__(config, policy, title="AWM", stratified=True, total_updates=total_updates)
+        self.estimator = awm_estimator(config.clip)
+        self.average = EMA(self.policy.head, max_decay=config.ema_decay)
+
+    def logp(self, rows: Rows) -> Tensor:
+        """Minus the weighted loss `(B, N)` of each pair."""
+        config = self.config
+        return -WEIGHTINGS[config.weighting](self.losses(rows), rows.record["t"], config.power)
+
+    def actor_loss(self, rows: Rows) -> tuple[Tensor, Info]:
+        """Surrogate plus the penalties."""
+        limit = self.config.advantage_clip
+        advantage = normalize(rows.advantage).clamp(-limit, limit) / limit
+        loss, info = actor_loss(self.logp(rows), rows.logp, advantage, self.estimator)
+        penalty, parts = self.penalties(rows)
+        return loss + penalty, info | parts
+
+    def penalties(self, rows: Rows) -> tuple[Tensor, Info]:
+        """Weighted velocity distances to the pretrained policy and to the delayed average."""
+        anchors = {
+            "ref": (self.config.ref_coef, self.base),
+            "ema": (self.config.ema_coef, self.average.module),
+        }
+        total, info = torch.zeros((), device=rows.advantage.device), {}
+        if not any(weight for weight, _ in anchors.values()):
+            return total, info
+        velocity = self.policy.velocities(self.policy.head, rows.obs, rows.record)
+        for name, (weight, head) in anchors.items():
+            if weight:
+                with torch.no_grad():
+                    other = self.policy.velocities(head, rows.obs, rows.record)
+                info[f"{name}_distance"] = distance = velocity_distance(velocity, other)
+                total = total + weight * distance
+        return total, info
+
+    def update(self, batch: Rollout) -> Metrics:
+        """One rollout; then the delayed average moves."""
+        metrics = super().update(batch)
+        self.average.update(self.policy.head)
+        return metrics
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """The shared parts and the delayed average."""
+        return {**super().parts(), "average": self.average}

@@ -1,0 +1,103 @@
+"""FPO++: flow policy gradients for robots (Yi, Choi et al. 2026).
+
+FPO with four changes that made it work on locomotion and manipulation. Every stored pair of noise and time has a ratio
+of its own, `exp(l_old - l)`, and is clipped by itself. Losses and their differences are bounded before the exponential.
+The loss is Huber's. From scratch, ASPO takes the place of the clip: chunks with negative advantage are pulled back by a
+quadratic penalty once their ratio has left the trust region, instead of merely not being pushed any further. Evaluation
+starts the sampler from zero noise.
+
+Use it to fine-tune a flow, diffusion or EDM policy when the reward is sparse, or from scratch with
+trust_region=aspo. Not for heads with learned step lengths (shortcut, MeanFlow); and set zero_noise=false where several
+ways of solving the task must survive deployment.
+
+Deviations from the public code: Huber's rule is applied to the root mean square error of each action of a chunk, not to
+each dimension, so that it fits any head's loss; both the old and the new loss are bounded, as in the published
+locomotion code (its manipulation code bounds the old one alone, and first ratios are not 1); all executed steps count,
+also when the episode ends within the chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.fpo import actor_loss
+from robopolicy.algorithms.matching import MatchingConfig, MatchingTuner, reduce_steps
+from robopolicy.algorithms.on_policy import Rows, normalize
+from robopolicy.core.estimator import Estimator, EstimatorConfig
+from robopolicy.core.ratios import ConstantBounds
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.policies.base import Info, Policy
+from robopolicy.policies.zero_noise import ZeroNoisePolicy
+
+TRUST_REGIONS = ("clip", "aspo")
+
+
+@dataclass(frozen=True)
+class FPOPlusPlusConfig(MatchingConfig):
+    """Settings of FPO++; defaults are the paper's for manipulation."""
+
+    reduction: str = "sum"  # of the loss over the executed steps of a chunk: mean | sum
+    clip: float = 0.02  # ratio bounds of every pair; the paper tunes it between 0.01 and 0.03
+    trust_region: str = "clip"  # clip (fine-tuning) | aspo (from scratch)
+    huber_delta: float = 0.5  # error at which the loss turns from quadratic to linear; 0 keeps it quadratic
+    loss_clamp: float | None = 4.0  # largest loss of a pair and step; beyond it there is no gradient
+    ratio_clamp: float | None = 5.0  # largest change of a loss in either direction; the gradient passes through
+    zero_noise: bool = True  # deploy the sampler with zero initial noise
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.trust_region not in TRUST_REGIONS:
+            raise unknown_name("trust region", self.trust_region, TRUST_REGIONS)
+        if self.huber_delta < 0 or min(self.loss_clamp or 1.0, self.ratio_clamp or 1.0) <= 0:
+            raise UserError(
+                "FPO++ needs huber_delta >= 0 and positive clamps (null for none), got "
+                f"{self.huber_delta}, {self.loss_clamp} and {self.ratio_clamp}."
+            )
+
+
+def huber(squared: Tensor, delta: float) -> Tensor:
+    """Huber's loss of mean squared errors: unchanged up to `delta` squared, linear in the error beyond."""
+    if not delta:
+        return squared
+    # The root has no finite slope at 0, where its branch is not taken but would still give NaN gradients.
+    root = squared.clamp(min=delta**2).sqrt()
+    return torch.where(squared <= delta**2, squared, 2 * delta * root - delta**2)
+
+
+def clamp_through(x: Tensor, limit: float) -> Tensor:
+    """`x` bounded by +-limit, with the gradient of `x`."""
+    return x + (x.clamp(-limit, limit) - x).detach()
+
+
+class FPOPlusPlus(MatchingTuner):
+    """Per-sample ratios of bounded Huber losses, clipped or with ASPO."""
+
+    name = "fpo_pp"
+    config: FPOPlusPlusConfig
+
+    def __init__(self, config: FPOPlusPlusConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
+        super().__init__(config, policy, title="FPO++", total_updates=total_updates)
+        self.estimator = Estimator(EstimatorConfig(bounds=ConstantBounds(config.clip), surrogate=config.trust_region))
+
+    def logp(self, rows: Rows) -> Tensor:
+        """Minus the bounded Huber loss `(B, N)` of each pair."""
+        config = self.config
+        loss = huber(self.policy.losses(rows.obs, rows.record), config.huber_delta)
+        if config.loss_clamp is not None:
+            loss = loss.clamp(max=config.loss_clamp)
+        return -reduce_steps(loss, config.reduction)
+
+    def actor_loss(self, rows: Rows) -> tuple[Tensor, Info]:
+        """Surrogate on one ratio per pair; advantages are normalised within the minibatch."""
+        logp, limit = self.logp(rows), self.config.ratio_clamp
+        if limit is not None:
+            logp = rows.logp + clamp_through(logp - rows.logp, limit)
+        return actor_loss(logp, rows.logp, normalize(rows.advantage), self.estimator)
+
+    def deployable(self) -> Policy:
+        """The head, started from zero noise unless that is switched off."""
+        return ZeroNoisePolicy.around(self.policy.head) if self.config.zero_noise else self.policy.head
