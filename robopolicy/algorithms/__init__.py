@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from robopolicy.algorithms.ac_flow import ACFlow, ACFlowConfig
+from robopolicy.algorithms.awm import AWM, AWMConfig
 from robopolicy.algorithms.base import Algorithm
 from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.algorithms.dppo import DPPO, DPPOConfig
 from robopolicy.algorithms.dsrl_na import DSRLNA, DSRLNAConfig
 from robopolicy.algorithms.dsrl_sac import DSRLSAC, DSRLSACConfig
 from robopolicy.algorithms.gorl import GoRL, GoRLConfig
+from robopolicy.algorithms.fpo import FPO, FPOConfig
+from robopolicy.algorithms.fpo_pp import FPOPlusPlus, FPOPlusPlusConfig
 from robopolicy.algorithms.pmoe import PMOE, PMOEConfig
+from robopolicy.algorithms.policyflow import PolicyFlow, PolicyFlowConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
 from robopolicy.algorithms.sac import SAC, SACConfig
@@ -18,12 +23,17 @@ from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Policy
 
 ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
+    "ac_flow": (ACFlowConfig, ACFlow),
+    "awm": (AWMConfig, AWM),
     "bc": (BCConfig, BC),
     "dppo": (DPPOConfig, DPPO),
     "dsrl_na": (DSRLNAConfig, DSRLNA),
     "dsrl_sac": (DSRLSACConfig, DSRLSAC),
     "gorl": (GoRLConfig, GoRL),
+    "fpo": (FPOConfig, FPO),
+    "fpo_pp": (FPOPlusPlusConfig, FPOPlusPlus),
     "pmoe": (PMOEConfig, PMOE),
+    "policyflow": (PolicyFlowConfig, PolicyFlow),
     "ppo": (PPOConfig, PPO),
     "reinflow": (ReinFlowConfig, ReinFlow),
     "sac": (SACConfig, SAC),

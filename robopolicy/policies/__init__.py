@@ -17,6 +17,7 @@ from robopolicy.policies.mixture import MixtureConfig, MixturePolicy
 from robopolicy.policies.registry import POLICIES
 from robopolicy.policies.staged_decoder import StagedDecoder, StagedDecoderConfig
 from robopolicy.policies.staged_diffusion import StagedDiffusion, StagedDiffusionConfig
+from robopolicy.policies.zero_noise import ZeroNoiseConfig, ZeroNoisePolicy
 
 POLICIES.update(
     {
@@ -30,6 +31,7 @@ POLICIES.update(
         "mixture": (MixtureConfig, MixturePolicy),
         "staged_decoder": (StagedDecoderConfig, StagedDecoder),
         "staged_diffusion": (StagedDiffusionConfig, StagedDiffusion),
+        "zero_noise": (ZeroNoiseConfig, ZeroNoisePolicy),
     }
 )
 
