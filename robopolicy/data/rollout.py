@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -27,3 +28,16 @@ class Rollout:
     def shape(self) -> tuple[int, int]:
         """(T, N)."""
         return int(self.reward.shape[0]), int(self.reward.shape[1])
+
+
+@dataclass(frozen=True)
+class GroupRollout(Rollout):
+    """Whole episodes, several from each start state; environment n plays one of them and then waits."""
+
+    group: Tensor  # (N,) int64, equal for episodes from one start
+    played: Tensor  # (T, N) bool, False after the episode has ended; the rest of such entries means nothing
+
+    @property
+    def returns(self) -> Tensor:
+        """Sum of the rewards of each episode `(N,)`."""
+        return torch.where(self.played, self.reward, 0.0).sum(0)

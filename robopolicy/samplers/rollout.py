@@ -57,14 +57,14 @@ class RolloutSampler:
         steps = torch.stack(rows["steps"])
         self.env_steps += int(steps.sum())
         return Rollout(
-            obs=_stack(rows["obs"]),
-            record=_stack(rows["record"]),
+            obs=stacked(rows["obs"]),
+            record=stacked(rows["record"]),
             logp=torch.stack(rows["logp"]),
             reward=torch.stack(rows["reward"]),
             steps=steps,
             terminated=torch.stack(rows["term"]),
             truncated=torch.stack(rows["trunc"]),
-            final_obs=_concat(final, self._obs),
+            final_obs=concatenated(final, self._obs),
             last_obs=dict(self._obs),
         )
 
@@ -89,11 +89,13 @@ class RolloutSampler:
         self.env_steps = int(state["env_steps"])
 
 
-def _stack(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+def stacked(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Decisions in time order, `(T, N, ...)`."""
     return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
 
 
-def _concat(rows: list[Observation], like: Observation) -> Observation:
+def concatenated(rows: list[Observation], like: Observation) -> Observation:
+    """Observations one after the other; none of the shape of `like` where there are none."""
     if not rows:
         return {key: value[:0] for key, value in like.items()}
     return {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
