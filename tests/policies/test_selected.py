@@ -1,0 +1,303 @@
+"""Selected, optimised and edited policies: what they equal at their edges, and that they never choose worse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from robopolicy.critics.q import CriticConfig, QEnsemble
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Observation, Policy, PolicySpec
+from robopolicy.policies.edited import EditConfig, EditedConfig, EditedPolicy, EditNet, edit_samples
+from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.optimized import OptimizedConfig, OptimizedPolicy, ascend, optimize
+from robopolicy.policies.selected import Candidates, SelectedConfig, SelectedPolicy, draw_index, select
+from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
+
+SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, execute=2)
+STATE = {"min": [-2.0] * 3, "max": [2.0] * 3, "mean": [0.0] * 3, "std": [1.0] * 3, "count": [10]}
+ACTION = {"min": [-0.5, -3.0], "max": [0.5, 1.0], "mean": [0.0, -1.0], "std": [0.2, 1.0]}
+SCALE = torch.tensor([0.5, 2.0])  # action units per normalised unit
+
+
+def flow(**config: Any) -> FlowPolicy:
+    policy = FlowPolicy(FlowConfig(**{"hidden": (16, 16), "steps": 2} | config), SPEC)
+    policy.fit_normalizer({"state": STATE, "action": ACTION})
+    return policy
+
+
+def gaussian() -> GaussianPolicy:
+    policy = GaussianPolicy(GaussianConfig(hidden=(16,), squash=True, action_normalization="minmax"), SPEC)
+    policy.fit_normalizer({"state": STATE, "action": ACTION})
+    return policy
+
+
+def critic_of(policy: Policy, **config: Any) -> QEnsemble:
+    return QEnsemble(CriticConfig(**{"members": 3, "hidden": (16, 16)} | config), policy)
+
+
+class Analytic(QEnsemble):
+    """A critic with a known value of the executed actions, in action units."""
+
+    def __init__(self, policy: Policy, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(CriticConfig(members=1, hidden=()), policy)
+        self.function = function
+
+    def output(self, features: Tensor, chunk: Tensor) -> Tensor:
+        """`(1, B, 1)` from chunks `(B, n, A)`."""
+        return self.function(chunk[:, : self.steps])[None, :, None]
+
+
+class TwoModes(FlowPolicy):
+    """Samples +-0.4 in the first action dimension, both equally often."""
+
+    def act(self, obs: Observation, *, deterministic: bool = False, generator: Any = None) -> Tensor:
+        """Zero but for the first dimension."""
+        noise = self.draw_noise(len(obs["state"]), generator, torch.device("cpu"))
+        chunk = torch.zeros_like(noise)
+        chunk[..., 0] = 0.4 * noise[:, :1, 0].sign()
+        return chunk
+
+
+def observations(rows: int) -> Observation:
+    return {"state": torch.randn(rows, 1, 3)}
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def wrappers(base: Policy, critic: QEnsemble) -> dict[str, SelectedPolicy]:
+    edit = EditNet(EditConfig(hidden=(16,)), base)
+    return {
+        "selected": select(base, critic, candidates=5),
+        "softmax": select(base, critic, candidates=5, selection="softmax", temperature=0.1),
+        "optimized": optimize(base, critic, candidates=5, top=3, ascent_steps=2, ascent_rate=0.1),
+        "edited": edit_samples(base, edit, critic, candidates=3, edits=2),
+    }
+
+
+KINDS = ("selected", "softmax", "optimized", "edited")
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.mark.parametrize("make", [flow, gaussian])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_one_candidate_is_plain_imitation_acting(make: Callable[[], Policy], deterministic: bool) -> None:
+    base, obs = make(), observations(6)
+    critic, edit = critic_of(base), EditNet(EditConfig(), base)
+    expected = base.act(obs, deterministic=deterministic, generator=seeded())
+    for policy in (
+        select(base, critic, candidates=1),
+        optimize(base, critic, candidates=1, top=1, ascent_steps=0),
+        edit_samples(base, edit, critic, candidates=1, edits=0),
+    ):
+        assert torch.equal(policy.act(obs, deterministic=deterministic, generator=seeded()), expected)
+
+
+def test_the_best_of_the_candidates_is_played() -> None:
+    base, obs = flow(), observations(7)
+    policy = select(base, critic_of(base), candidates=16)
+    found = policy.propose(obs, generator=seeded())
+    assert found.chunks.shape == (7, 16, 4, 2) and found.values.shape == (7, 16)
+    rows = {key: value.repeat_interleave(16, 0) for key, value in obs.items()}
+    assert torch.equal(found.chunks.flatten(0, 1), base.act(rows, generator=seeded()))
+    for row in range(7):  # each candidate is judged at the observation it was drawn for
+        alone = policy.critic({"state": obs["state"][row : row + 1].expand(16, 1, 3)}, found.chunks[row]).mean(0)
+        torch.testing.assert_close(found.values[row], alone, atol=1e-5, rtol=1e-5)
+    played = policy.act(obs, generator=seeded())
+    torch.testing.assert_close(policy.score(obs, played[:, None])[:, 0], found.values.max(1).values)
+
+
+def test_best_of_n_finds_the_better_mode() -> None:
+    base = TwoModes(FlowConfig(hidden=(4,)), SPEC)
+    base.fit_normalizer({"state": STATE, "action": ACTION})
+    policy = select(base, Analytic(base, lambda chunk: chunk[:, 0, 0]), candidates=10)
+    assert 0.3 < float((base.act(observations(400), generator=seeded())[:, 0, 0] > 0).float().mean()) < 0.7
+    assert bool((policy.act(observations(200), generator=seeded())[:, 0, 0] > 0).float().mean() > 0.98)
+
+
+def test_the_softmax_draws_in_proportion_and_is_greedy_when_deterministic() -> None:
+    values = torch.tensor([[0.0, 1.0, -1.0]]).expand(20_000, 3)
+    counts = torch.bincount(draw_index(values, 2.0, seeded()), minlength=3) / 20_000
+    torch.testing.assert_close(counts, (values[0] / 2).softmax(0), atol=0.02, rtol=0)
+    base = flow()
+    policy = select(base, critic_of(base), candidates=4, selection="softmax", temperature=100.0)
+    assert policy.choose(values[:5], deterministic=True).tolist() == [1] * 5
+    assert len(set(policy.choose(values[:200], generator=seeded()).tolist())) == 3
+
+
+def test_the_ensemble_is_reduced_as_asked() -> None:
+    base, obs = flow(), observations(4)
+    critic = critic_of(base)
+    chunks = torch.randn(4, 6, 4, 2)
+    values = critic.of_candidates(obs, chunks)
+    torch.testing.assert_close(select(base, critic).score(obs, chunks), values.mean(0))
+    torch.testing.assert_close(select(base, critic, reduction="min").score(obs, chunks), values.min(0).values)
+
+
+@kinds
+def test_rows_do_not_depend_on_their_neighbours(kind: str) -> None:
+    base = flow()
+    policy = wrappers(base, critic_of(base))[kind]
+    obs = observations(6)
+    whole = policy.act(obs, generator=RowStreams(range(10, 16), [3] * 6))
+    rows = torch.tensor([4, 1])
+    some = policy.act({"state": obs["state"][rows]}, generator=RowStreams([14, 11], [3, 3]))
+    torch.testing.assert_close(some, whole[rows], atol=1e-5, rtol=1e-5)
+
+
+@kinds
+def test_acting_leaves_no_graph_and_works_in_inference_mode(kind: str) -> None:
+    base = flow()
+    critic = critic_of(base)
+    policy, obs = wrappers(base, critic)[kind], observations(5)
+    plain = policy.act(obs, generator=seeded())
+    with torch.inference_mode():
+        torch.testing.assert_close(policy.act({"state": obs["state"].clone()}, generator=seeded()), plain)
+    assert not plain.requires_grad and all(p.grad is None for p in policy.parameters())
+    sample = policy.sample(obs, generator=seeded())
+    assert torch.equal(sample.chunk, plain) and sample.logp.shape == (5, 0)
+
+
+@kinds
+@pytest.mark.parametrize("make", [flow, gaussian])
+def test_checkpoints_round_trip(kind: str, make: Callable[[], Policy], tmp_path: Path) -> None:
+    base, obs = make(), observations(6)
+    base.observe(obs)
+    critic = critic_of(base, bins=5, value_min=0.0, value_max=1.0)
+    policy = wrappers(base, critic)[kind]
+    save_checkpoint(tmp_path / "c", policy, task="toy/point_mass", obs_sample=obs)
+    loaded, manifest = load_policy(tmp_path / "c")
+    assert type(loaded) is type(policy) and loaded.spec == SPEC
+    assert manifest.network_calls == policy.network_calls
+    for deterministic in (True, False):
+        chunks = [p.act(obs, deterministic=deterministic, generator=seeded()) for p in (policy, loaded)]
+        assert torch.equal(chunks[0], chunks[1])
+    assert verify_checkpoint(tmp_path / "c").ok
+
+
+def test_network_calls_are_counted() -> None:
+    base = flow(steps=3)
+    critic = critic_of(base)
+    edit = EditNet(EditConfig(), base)
+    assert select(base, critic, candidates=4).network_calls == 4 * 3 + 4
+    optimized = optimize(base, critic, candidates=4, top=2, ascent_steps=5)
+    assert optimized.network_calls == 4 * 3 + 4 + 2 * (5 + 1)
+    assert edit_samples(base, edit, critic, candidates=4, edits=2).network_calls == 4 * 3 + 4 + 2 * 2
+
+
+def test_imitation_is_that_of_the_base() -> None:
+    base, obs = flow(), observations(5)
+    chunk, mask = torch.randn(5, 4, 2), torch.ones(5, 4)
+    losses = [
+        p.imitation_loss(obs, chunk, mask=mask, generator=seeded())[0] for p in (base, select(base, critic_of(base)))
+    ]
+    assert torch.equal(losses[0], losses[1])
+
+
+@pytest.mark.parametrize("rate", [1e-3, 0.3, 1e3])
+@pytest.mark.parametrize("reduction", ["mean", "min"])
+def test_optimised_chunks_are_never_worse_than_their_start(rate: float, reduction: str) -> None:
+    base, obs = flow(), observations(9)
+    critic = critic_of(base)
+    policy = optimize(base, critic, candidates=6, top=6, ascent_steps=4, ascent_rate=rate, reduction=reduction)
+    start = select(base, critic, candidates=6, reduction=reduction).propose(obs, generator=seeded())
+    found = policy.propose(obs, generator=seeded())
+    assert bool((found.values >= start.values.sort(1, descending=True).values).all())
+    torch.testing.assert_close(policy.score(obs, found.chunks), found.values, atol=1e-5, rtol=1e-5)
+    assert rate > 1 or bool((found.values > start.values.sort(1, descending=True).values).any())
+
+
+def test_a_step_follows_the_gradient_in_normalised_units_on_the_executed_actions() -> None:
+    base, obs = flow(), observations(3)
+    slope = torch.tensor([2.0, -1.0])
+    critic = Analytic(base, lambda chunk: (chunk * slope).sum((1, 2)))
+    start = torch.zeros(3, 2, 4, 2)
+    values = critic.of_candidates(obs, start)[0]
+    found = ascend(critic, obs, Candidates(start, values), steps=3, rate=0.01)
+    moved = 3 * 0.01 * slope * SCALE * SCALE  # dQ/dx = slope * scale, and a = scale * x
+    torch.testing.assert_close(found.chunks[:, :, :2], moved.expand(3, 2, 2, 2), atol=1e-6, rtol=1e-5)
+    assert torch.equal(found.chunks[:, :, 2:], start[:, :, 2:])
+    far = ascend(critic, obs, Candidates(start, values), steps=3, rate=100.0)
+    torch.testing.assert_close(far.chunks[:, :, :2], torch.tensor([0.5, -3.0]).expand(3, 2, 2, 2))  # the bounds
+
+
+def test_optimising_reaches_the_maximum_of_a_quadratic() -> None:
+    base, obs = flow(), observations(5)
+    best = torch.tensor([0.3, -2.0])
+    critic = Analytic(base, lambda chunk: -((chunk - best) / SCALE).square().sum((1, 2)))
+    policy = optimize(base, critic, candidates=3, top=1, ascent_steps=40, ascent_rate=0.2)
+    torch.testing.assert_close(policy.act(obs)[:, :2], best.expand(5, 2, 2), atol=1e-4, rtol=0)
+
+
+def test_known_chunks_replace_the_worst_candidate() -> None:
+    base, obs = flow(), observations(4)
+    policy = optimize(base, critic_of(base), candidates=6, top=3, ascent_steps=0)
+    plain, known = policy.propose(obs, generator=seeded()), torch.full((4, 4, 2), 0.1)
+    found = policy.propose(obs, generator=seeded(), known=known)
+    assert torch.equal(found.chunks[:, :2], plain.chunks[:, :2]) and torch.equal(found.chunks[:, 2], known)
+    torch.testing.assert_close(found.values, policy.score(obs, found.chunks))
+
+
+def test_edits_of_size_zero_are_best_of_n() -> None:
+    base, obs = flow(), observations(6)
+    critic = critic_of(base)
+    edited = edit_samples(base, EditNet(EditConfig(beta=0.0), base), critic, candidates=5, edits=5)
+    expected = select(base, critic, candidates=5).act(obs, generator=seeded())
+    torch.testing.assert_close(edited.act(obs, generator=seeded()), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_edited_candidates_choose_at_least_as_well_as_the_base_and_stay_near_it() -> None:
+    base, obs = flow(), observations(8)
+    critic, edit = critic_of(base), EditNet(EditConfig(beta=0.3), base)
+    policy = edit_samples(base, edit, critic, candidates=5, edits=3)
+    found = policy.propose(obs, generator=seeded())
+    assert found.chunks.shape[1] == 8
+    assert bool((found.values.max(1).values >= found.values[:, :5].max(1).values).all())
+    shift = (found.chunks[:, 5:] - found.chunks[:, :3]) / SCALE
+    assert 0.01 < float(shift[:, :, :2].abs().max()) <= 0.3 + 1e-5
+    assert torch.equal(found.chunks[:, 5:, 2:], found.chunks[:, :3, 2:])
+    assert float(((found.chunks - torch.tensor([0.0, -1.0])) / SCALE).abs().max()) <= 1 + 1e-5
+
+
+def test_the_density_of_an_edit_is_that_of_a_tanh_gaussian() -> None:
+    base, obs = flow(), observations(8)
+    edit, chunk = EditNet(EditConfig(beta=0.2), base), torch.zeros(8, 4, 2) - torch.tensor([0.0, 1.0])
+    features = edit.encode(obs)
+    edited, logp = edit.rsample(features, chunk, seeded())
+    mean, log_std = edit.distribution(features, chunk)
+    shift = ((edited - chunk)[:, :2] / SCALE / 0.2).flatten(1)
+    squash = torch.distributions.TanhTransform()
+    density = torch.distributions.TransformedDistribution(torch.distributions.Normal(mean, log_std.exp()), [squash])
+    torch.testing.assert_close(density.log_prob(shift).sum(1), logp, atol=1e-3, rtol=1e-3)
+    assert torch.equal(edit.mode(features, chunk), edit.add(chunk, mean))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: SelectedConfig(selection="best"),
+        lambda: SelectedConfig(reduction="median"),
+        lambda: SelectedConfig(candidates=0),
+        lambda: SelectedConfig(temperature=0.0),
+        lambda: OptimizedConfig(candidates=4, top=5),
+        lambda: OptimizedConfig(ascent_steps=-1),
+        lambda: EditedConfig(candidates=4, edits=5),
+        lambda: EditConfig(beta=-0.1),
+        lambda: SelectedPolicy(SelectedConfig(), SPEC),
+        lambda: OptimizedPolicy(OptimizedConfig(), SPEC),
+        lambda: EditedPolicy(EditedConfig(), SPEC),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line(build: Callable[[], object]) -> None:
+    with pytest.raises(UserError) as error:
+        build()
+    assert "\n" not in str(error.value)
