@@ -93,12 +93,14 @@ class LatentConfig:
 
     base: dict[str, Any] = field(default_factory=dict)  # description of the frozen policy (`nested.describe`)
     space: NoiseSpace = field(default_factory=NoiseSpace)  # which noise the actor chooses
-    actor: GaussianConfig = STEERING_ACTOR  # squashed if and only if the space is bounded
+    actor: GaussianConfig = STEERING_ACTOR  # squashed, in units of the bound, where there is one
 
     def __post_init__(self) -> None:
-        if self.actor.squash != bool(self.space.bound):
+        wanted = (True, "minmax") if self.space.bound else (False, "identity")
+        if (self.actor.squash, self.actor.action_normalization) != wanted:
             raise UserError(
-                f"A noise space with bound {self.space.bound} needs actor.squash={str(bool(self.space.bound)).lower()}."
+                f"A noise space with bound {self.space.bound} needs actor.squash={str(wanted[0]).lower()} and "
+                f"actor.action_normalization={wanted[1]}."
             )
 
 
@@ -117,8 +119,10 @@ class LatentPolicy(Policy):
         rows = config.space.rows(spec.horizon)
         inner = replace(spec, horizon=rows, execute=rows)
         self.actor = GaussianPolicy(config.actor, inner)
-        bound = [config.space.bound or 1.0] * spec.action_dim
-        self.actor.action_normalizer.fit_key({"action": {"min": [-b for b in bound], "max": bound}}, "action")
+        if config.space.bound:
+            normalizer = self.actor.action_normalizer  # tanh to [-b, b], however small b is
+            normalizer.scale.fill_(config.space.bound)
+            normalizer.fitted.fill_(True)
 
     @classmethod
     def steer(cls, base: Policy, space: NoiseSpace, actor: GaussianConfig) -> LatentPolicy:
