@@ -8,15 +8,22 @@ from robopolicy.algorithms.ac_flow import ACFlow, ACFlowConfig
 from robopolicy.algorithms.awm import AWM, AWMConfig
 from robopolicy.algorithms.base import Algorithm
 from robopolicy.algorithms.bc import BC, BCConfig
+from robopolicy.algorithms.cal_ql import CalQL, CalQLConfig
+from robopolicy.algorithms.distill import Distill, DistillConfig
 from robopolicy.algorithms.dppo import DPPO, DPPOConfig
 from robopolicy.algorithms.dsrl_na import DSRLNA, DSRLNAConfig
 from robopolicy.algorithms.dsrl_sac import DSRLSAC, DSRLSACConfig
-from robopolicy.algorithms.gorl import GoRL, GoRLConfig
+from robopolicy.algorithms.expo import EXPO, EXPOConfig
 from robopolicy.algorithms.fpo import FPO, FPOConfig
 from robopolicy.algorithms.fpo_pp import FPOPlusPlus, FPOPlusPlusConfig
+from robopolicy.algorithms.gorl import GoRL, GoRLConfig
+from robopolicy.algorithms.idql import IDQL, IDQLConfig
+from robopolicy.algorithms.iql import IQL, IQLConfig
+from robopolicy.algorithms.pa_rl import PARL, PARLConfig
 from robopolicy.algorithms.pmoe import PMOE, PMOEConfig
 from robopolicy.algorithms.policyflow import PolicyFlow, PolicyFlowConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.algorithms.reflow import Reflow, ReflowConfig
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.errors import unknown_name
@@ -26,15 +33,22 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "ac_flow": (ACFlowConfig, ACFlow),
     "awm": (AWMConfig, AWM),
     "bc": (BCConfig, BC),
+    "cal_ql": (CalQLConfig, CalQL),
+    "distill": (DistillConfig, Distill),
     "dppo": (DPPOConfig, DPPO),
     "dsrl_na": (DSRLNAConfig, DSRLNA),
     "dsrl_sac": (DSRLSACConfig, DSRLSAC),
-    "gorl": (GoRLConfig, GoRL),
+    "expo": (EXPOConfig, EXPO),
     "fpo": (FPOConfig, FPO),
     "fpo_pp": (FPOPlusPlusConfig, FPOPlusPlus),
+    "gorl": (GoRLConfig, GoRL),
+    "idql": (IDQLConfig, IDQL),
+    "iql": (IQLConfig, IQL),
+    "pa_rl": (PARLConfig, PARL),
     "pmoe": (PMOEConfig, PMOE),
     "policyflow": (PolicyFlowConfig, PolicyFlow),
     "ppo": (PPOConfig, PPO),
+    "reflow": (ReflowConfig, Reflow),
     "reinflow": (ReinFlowConfig, ReinFlow),
     "sac": (SACConfig, SAC),
 }

@@ -62,12 +62,17 @@ class BC(Algorithm):
         )
         self.ema = EMA(policy) if config.ema else None
 
+    def loss(self, batch: ChunkBatch) -> tuple[Tensor, Info]:
+        """What one gradient step descends; distillation and reflow descend other losses in the same frame."""
+        return bc_loss(self.policy, batch)
+
     def update(self, batch: ChunkBatch) -> Metrics:
         """One gradient step on a batch of chunks."""
         self.policy.train()
+        self.policy.set_progress(self.updates / self.total_updates)
         rate = self.config.lr * warmup_cosine(self.updates, self.config.warmup, self.total_updates)
         self.optimizer.param_groups[0]["lr"] = rate
-        loss, info = bc_loss(self.policy, batch)
+        loss, info = self.loss(batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.grad_clip)

@@ -59,9 +59,9 @@ class MLPBackbone(nn.Module):
         """Map `x` `(B, H, A)`, `t` `(B,)` or `(B, times)` and `features` `(B, To, F)` to `(B, H, A)`."""
         return self.body(self._joined(x, t, features)).view_as(x)
 
-    def middle(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
+    def representation(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
         """Activations `(B, D)` of the middle layer."""
-        return self.body.middle(self._joined(x, t, features))
+        return self.body.representation(self._joined(x, t, features))
 
     def _joined(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
         return torch.cat([x.flatten(1), self.time(t), features.flatten(1)], -1)

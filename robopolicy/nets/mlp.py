@@ -76,6 +76,13 @@ class MLP(nn.Sequential):
         if orthogonal_gain is not None:
             orthogonal_init(self, output, orthogonal_gain)
 
+    def representation(self, x: Tensor) -> Tensor:
+        """Activations `(..., width)` of the middle hidden layer."""
+        hidden = len(self) // 2
+        for layer in list(self.children())[: 2 * ((hidden + 1) // 2)]:
+            x = layer(x)
+        return x
+
 
 class ResidualMLP(nn.Module):
     """Pre-activation residual blocks of two layers: `(..., in_dim)` -> `(..., out_dim)` (DPPO's backbone)."""
@@ -102,7 +109,14 @@ class ResidualMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `(..., in_dim)` to `(..., out_dim)`."""
+        return self.output(self._through(x, len(self.blocks)))
+
+    def representation(self, x: Tensor) -> Tensor:
+        """Activations `(..., width)` after half of the blocks."""
+        return self._through(x, (len(self.blocks) + 1) // 2)
+
+    def _through(self, x: Tensor, blocks: int) -> Tensor:
         x = self.input(x)
-        for block in self.blocks:
+        for block in self.blocks[:blocks]:
             x = x + block(x)
-        return self.output(x)
+        return x

@@ -70,7 +70,17 @@ class ActionTransformer(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
         """Predict at `x` `(B, H, A)` and `t` `(B,)` or `(B, times)`, given `features` `(B, To, F)`."""
-        tokens = torch.cat([self.time(t).unsqueeze(1), self.feature_in(features)], 1)
-        condition = self.condition_mlp(tokens + self.condition_position)  # (B, 1 + To, width)
-        queries = self.action_in(x) + self.action_position
+        queries, condition = self._tokens(x, t, features)
         return self.output(self.decoder(queries, condition, tgt_mask=self.self_mask, memory_mask=self.condition_mask))
+
+    def representation(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
+        """Activations `(B, H * width)` after half of the layers."""
+        queries, condition = self._tokens(x, t, features)
+        for layer in self.decoder.layers[: (len(self.decoder.layers) + 1) // 2]:
+            queries = layer(queries, condition, tgt_mask=self.self_mask, memory_mask=self.condition_mask)
+        return queries.flatten(1)
+
+    def _tokens(self, x: Tensor, t: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries `(B, H, width)` and condition `(B, 1 + To, width)`."""
+        tokens = torch.cat([self.time(t).unsqueeze(1), self.feature_in(features)], 1)
+        return self.action_in(x) + self.action_position, self.condition_mlp(tokens + self.condition_position)

@@ -119,6 +119,18 @@ class UNet1d(nn.Module):
         """Predict at `x` `(B, H, A)` and `t` `(B,)` or `(B, times)`, given `features` `(B, To, F)`."""
         horizon = x.shape[1]
         condition = torch.cat([self.time(t), features.flatten(1)], -1)
+        h, skips = self._descend(x, condition)
+        for level in self.up:
+            h = level(h, skips.pop(), condition)
+        return self.output(h)[..., :horizon].transpose(1, 2)
+
+    def representation(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
+        """Activations `(B, C * L)` at the lowest resolution."""
+        return self._descend(x, torch.cat([self.time(t), features.flatten(1)], -1))[0].flatten(1)
+
+    def _descend(self, x: Tensor, condition: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Activations `(B, C, L)` below the middle blocks, and the skip connections of the levels above."""
+        horizon = x.shape[1]
         h = x.transpose(1, 2)  # (B, A, H)
         if horizon % self.stride:
             h = F.pad(h, (0, self.stride - horizon % self.stride), mode="replicate")
@@ -129,6 +141,4 @@ class UNet1d(nn.Module):
         skips.pop()  # the lowest level has no partner on the way up
         for middle in self.middle:
             h = middle(h, condition)
-        for level in self.up:
-            h = level(h, skips.pop(), condition)
-        return self.output(h)[..., :horizon].transpose(1, 2)
+        return h, skips

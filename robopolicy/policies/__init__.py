@@ -8,13 +8,19 @@ from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.autoregressive import AutoregressiveConfig, AutoregressivePolicy
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.callable import CallableConfig, CallablePolicy
+from robopolicy.policies.consistency import ConsistencyConfig, ConsistencyPolicy
 from robopolicy.policies.diffusion import DiffusionConfig, DiffusionPolicy
+from robopolicy.policies.edited import EditedConfig, EditedPolicy
 from robopolicy.policies.edm import EDMConfig, EDMPolicy
 from robopolicy.policies.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.latent import LatentConfig, LatentPolicy
+from robopolicy.policies.meanflow import MeanFlowConfig, MeanFlowPolicy
 from robopolicy.policies.mixture import MixtureConfig, MixturePolicy
+from robopolicy.policies.optimized import OptimizedConfig, OptimizedPolicy
 from robopolicy.policies.registry import POLICIES
+from robopolicy.policies.selected import SelectedConfig, SelectedPolicy
+from robopolicy.policies.shortcut import ShortcutConfig, ShortcutPolicy
 from robopolicy.policies.staged_decoder import StagedDecoder, StagedDecoderConfig
 from robopolicy.policies.staged_diffusion import StagedDiffusion, StagedDiffusionConfig
 from robopolicy.policies.zero_noise import ZeroNoiseConfig, ZeroNoisePolicy
@@ -23,12 +29,18 @@ POLICIES.update(
     {
         "autoregressive": (AutoregressiveConfig, AutoregressivePolicy),
         "callable": (CallableConfig, CallablePolicy),
+        "consistency": (ConsistencyConfig, ConsistencyPolicy),
         "diffusion": (DiffusionConfig, DiffusionPolicy),
+        "edited": (EditedConfig, EditedPolicy),
         "edm": (EDMConfig, EDMPolicy),
         "flow": (FlowConfig, FlowPolicy),
         "gaussian": (GaussianConfig, GaussianPolicy),
         "latent": (LatentConfig, LatentPolicy),
+        "meanflow": (MeanFlowConfig, MeanFlowPolicy),
         "mixture": (MixtureConfig, MixturePolicy),
+        "optimized": (OptimizedConfig, OptimizedPolicy),
+        "selected": (SelectedConfig, SelectedPolicy),
+        "shortcut": (ShortcutConfig, ShortcutPolicy),
         "staged_decoder": (StagedDecoderConfig, StagedDecoder),
         "staged_diffusion": (StagedDiffusionConfig, StagedDiffusion),
         "zero_noise": (ZeroNoiseConfig, ZeroNoisePolicy),

@@ -119,6 +119,12 @@ class Policy(nn.Module, ABC):
             if isinstance(part, ObservationEncoder):
                 part.observe(obs)
 
+    def set_progress(self, progress: float) -> None:
+        """Move whatever schedule the policy has to its place at `progress` in [0, 1] of training.
+
+        Call it between updates only, as `observe`. Most policies have none.
+        """
+
     @property
     def network_calls(self) -> int:
         """Network evaluations per chunk in `act`."""

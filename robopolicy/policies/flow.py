@@ -21,7 +21,7 @@ from robopolicy.policies.path import interpolate, left_grid
 class FlowConfig(GenerativeConfig):
     """Architecture and sampler of a `FlowPolicy`."""
 
-    time_law: str = "uniform"  # distribution of the training time: uniform | logit_normal | beta
+    time_law: str = "uniform"  # distribution of the training time: uniform | logit_normal | logit_normal_data | beta
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -125,6 +125,10 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
     checkpoint = start or (Path(config.init_from) if config.init_from else None)
     if checkpoint is not None:
         policy = load_policy(checkpoint, device)[0].train()
+        if policy.name != config.policy["name"]:
+            # A resumed algorithm that deploys another policy than it was given; its state holds what it was given.
+            with torch.device(device):
+                policy = make_policy(*section("policy", config.policy), policy.spec)
         if sim is not None:
             check_compatible(policy.spec, sim.spec)
     else:

@@ -1,0 +1,115 @@
+"""Consistency distillation: a slow generative policy becomes a one-call policy (Song et al. 2023).
+
+Data of the demonstrations are noised to a level of the Karras grid; one step of the frozen teacher's ODE gives the
+point of the same trajectory one level below; the student must map both to the same chunk, the lower one by averaged
+weights without gradient. The teacher is any flow, diffusion or EDM policy: its steps go through `field` alone. The
+student has the teacher's architecture, encoder and normalisers (encoder and normalisers with their values) and learns
+on from there; it is a `ConsistencyPolicy`, which is what gets evaluated and saved.
+
+Use it to deploy a good teacher at a fraction of its latency. Not before the teacher is good, as the student stays a
+little below it; without a teacher train a MeanFlow, shortcut or consistency policy by behaviour cloning.
+
+Deviations: distances are plain squares over the executed grid interval, without a perceptual metric; teacher steps are
+Heun's on the linear path, which equal those in sigma to first order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.base import Stateful, frozen_copy
+from robopolicy.algorithms.bc import BC, BCConfig
+from robopolicy.data.chunks import ChunkBatch
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Info, Policy, chunk_mean
+from robopolicy.policies.consistency import ConsistencyConfig, ConsistencyPolicy
+from robopolicy.policies.generative import GenerativeConfig, GenerativePolicy
+from robopolicy.policies.noise import normal
+from robopolicy.policies.ode import ode_step
+from robopolicy.policies.schedules import karras_sigmas
+
+TEACHERS = ("flow", "diffusion", "edm")
+
+
+@dataclass(frozen=True)
+class DistillConfig(BCConfig):
+    """Settings of consistency distillation."""
+
+    levels: int = 18  # N, noise levels of the grid
+    steps: int = 1  # K, network calls of the student per chunk
+    sigma_min: float = 0.002  # lowest noise level, where the student is the identity
+    sigma_max: float = 80.0  # highest noise level
+    sigma_data: float = 0.5  # standard deviation of normalised actions
+    seed: int = 0  # of noise and levels
+
+    def __post_init__(self) -> None:
+        if self.levels < 2:
+            raise UserError(f"Distillation needs at least 2 levels, got {self.levels}.")
+
+
+def distillation_loss(
+    student: ConsistencyPolicy,
+    target: ConsistencyPolicy,
+    teacher: Policy,
+    batch: ChunkBatch,
+    levels: int,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Info]:
+    """Squared distance between the student at one level and `target` one level below, over the levels' distance."""
+    config, data = student.config, student.action_normalizer.normalize(batch.chunk)
+    sigmas = karras_sigmas(levels, config.sigma_min, config.sigma_max, config.rho)[:-1].float().to(data.device)
+    index = torch.randint(levels - 1, (len(data),), generator=generator).to(data.device)
+    high, low = sigmas[index][:, None, None], sigmas[index + 1][:, None, None]
+    x = data + high * normal(data.shape, generator, data.device)
+    with torch.no_grad():
+        start, end = 1 / (1 + high), 1 / (1 + low)  # times on the linear path
+        below = ode_step(teacher, batch.obs, start * x, start.flatten(), end.flatten()) / end
+        wanted = target.denoise(target.encode(batch.obs), below, low)
+    found = student.denoise(student.encode_for_training(batch.obs), x, high)
+    loss = chunk_mean(((found - wanted).square() / (high - low)).mean(-1), batch.mask)
+    info = {"distillation": loss.detach().mean()}
+    return (loss if batch.weight is None else loss * batch.weight).mean(), info
+
+
+def student_of(teacher: GenerativePolicy, config: DistillConfig) -> ConsistencyPolicy:
+    """An untrained consistency policy of the teacher's architecture, with its encoder and normalisers."""
+    shared = {entry.name: getattr(teacher.config, entry.name) for entry in fields(GenerativeConfig)}
+    sampler = {name: getattr(config, name) for name in ("steps", "sigma_min", "sigma_max", "sigma_data")}
+    student = ConsistencyPolicy(ConsistencyConfig(**(shared | sampler)), teacher.spec)
+    student.encoder.load_state_dict(teacher.encoder.state_dict())
+    student.action_normalizer.load_state_dict(teacher.action_normalizer.state_dict())
+    return student.to(next(teacher.parameters()).device)
+
+
+class Distill(BC):
+    """Distils the given policy; trains and deploys the student."""
+
+    name: ClassVar[str] = "distill"
+    config: DistillConfig
+    policy: ConsistencyPolicy
+
+    def __init__(self, config: DistillConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to distil `policy`, which is left alone, in `total_updates` gradient steps."""
+        if not isinstance(policy, GenerativePolicy) or policy.family not in TEACHERS:
+            raise UserError(
+                f"Distillation needs a {', '.join(TEACHERS[:-1])} or {TEACHERS[-1]} policy as teacher, got "
+                f"'{policy.name}'; pass init_from=CHECKPOINT of one."
+            )
+        super().__init__(config, student_of(policy, config), total_updates=total_updates)
+        self.generator.manual_seed(config.seed)
+        self.teacher = frozen_copy(policy)
+
+    def loss(self, batch: ChunkBatch) -> tuple[Tensor, Info]:
+        """Consistency along the teacher's trajectories; without averaging the student is its own target."""
+        target = self.deployable()
+        assert isinstance(target, ConsistencyPolicy)
+        return distillation_loss(self.policy, target, self.teacher, batch, self.config.levels, self.generator)
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """Student, its average, the optimiser and the teacher."""
+        return {**super().parts(), "teacher": self.teacher}
