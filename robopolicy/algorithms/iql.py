@@ -22,6 +22,7 @@ from robopolicy.algorithms.offline_critic import ImplicitConfig, ImplicitRule, O
 from robopolicy.critics.losses import advantage_weight
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.replay import Transitions
+from robopolicy.errors import UserError
 from robopolicy.policies.base import Info
 
 
@@ -35,6 +36,10 @@ class IQLConfig(OfflineCriticConfig):
     implicit: ImplicitConfig = field(default_factory=ImplicitConfig)  # V and its expectile
     beta: float = 3.0  # inverse temperature of the weights; 0 is plain imitation, 10 for sparse rewards
     weight_max: float = 100.0  # bound on the weights
+
+    def __post_init__(self) -> None:
+        if self.beta < 0 or self.weight_max <= 0:
+            raise UserError(f"IQL needs beta >= 0 and weight_max > 0, got {self.beta} and {self.weight_max}.")
 
 
 class IQL(OfflineCritic):

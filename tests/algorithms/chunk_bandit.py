@@ -1,0 +1,71 @@
+"""One-step episodes with action chunks: the reward of the executed actions is known, so the best chunk is too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.critics.q import CriticConfig
+from robopolicy.data.replay import Transitions
+from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+
+SPEC = PolicySpec({"state": (2,)}, action_dim=1, horizon=2, execute=1)
+STATISTICS = {"state": {"min": [-1.0] * 2, "max": [1.0] * 2}, "action": {"min": [-1.0], "max": [1.0]}}
+SMALL = CriticConfig(members=2, hidden=(32, 32), activation="relu")
+
+
+def flow() -> FlowPolicy:
+    """A small flow head."""
+    policy = FlowPolicy(FlowConfig(hidden=(32, 32), steps=4), SPEC)
+    policy.fit_normalizer(STATISTICS)
+    return policy
+
+
+def gaussian(**config: Any) -> GaussianPolicy:
+    """A small squashed Gaussian."""
+    settings = {"hidden": (32, 32), "squash": True, "normalization": "minmax", "action_normalization": "minmax"}
+    policy = GaussianPolicy(GaussianConfig(**(settings | config)), SPEC)
+    policy.fit_normalizer(STATISTICS)
+    return policy
+
+
+def two_modes(rows: int) -> Tensor:
+    """Chunks `(B, 2, 1)` near +-0.6."""
+    sign = torch.randint(0, 2, (rows, 1, 1)) * 2.0 - 1
+    return sign * 0.6 + 0.05 * torch.randn(rows, 2, 1)
+
+
+def batch(
+    chunk: Tensor, reward: Callable[[Tensor], Tensor], *, online: bool = False, discount: float = 0.0
+) -> Transitions:
+    """Transitions with reward `(B,)` of the executed actions `(B, 1)`; the episode ends unless there is a discount."""
+    rows = len(chunk)
+    obs = {"state": torch.rand(rows, 1, 2) * 2 - 1}
+    earned = reward(chunk[:, 0])
+    return Transitions(
+        obs=obs,
+        chunk=chunk,
+        mask=torch.ones(rows, 2),
+        rewards=earned[:, None],
+        steps=torch.ones(rows, dtype=torch.int64),
+        discount=torch.full((rows,), discount),
+        reward=earned,
+        next_obs={"state": torch.rand(rows, 1, 2) * 2 - 1},
+        returns=earned if discount == 0 else torch.full((rows,), torch.nan),
+        record={},
+        online=torch.full((rows,), online),
+        weight=torch.ones(rows),
+        index=torch.arange(rows),
+    )
+
+
+def first_actions(policy: Policy, rows: int = 200, *, deterministic: bool = True) -> Tensor:
+    """Executed actions `(B,)` at random observations, the same in every call."""
+    generator = torch.Generator().manual_seed(0)
+    obs = {"state": torch.rand(rows, 1, 2, generator=generator) * 2 - 1}
+    return policy.act(obs, deterministic=deterministic, generator=generator)[:, 0, 0]
