@@ -28,9 +28,9 @@ class Priorities:
         self.tree: NDArray[np.float64] = np.zeros(2 * self.leaves)
         self.largest = 1.0  # priority of new slots: they are drawn soon
 
-    def admit(self, index: NDArray[np.int64]) -> None:
-        """Give freshly written slots the largest priority seen."""
-        self._set(index, np.full(len(index), self.largest))
+    def admit(self, index: NDArray[np.int64], *, playable: bool = True) -> None:
+        """Give freshly written slots the largest priority seen, or 0 to those that start nothing."""
+        self._set(index, np.full(len(index), self.largest if playable else 0.0))
 
     def update(self, index: NDArray[np.int64], error: NDArray[np.float64]) -> None:
         """Set priorities from absolute errors."""
@@ -39,11 +39,10 @@ class Priorities:
         self._set(index, priority)
 
     def draw(self, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Slots for stratified points `uniform` in [0, 1)."""
-        count = len(uniform)
-        mass = (np.arange(count) + uniform) / count * self.tree[1]
-        node = np.ones(count, np.int64)
-        while node[0] < self.leaves:
+        """Slots at the points `uniform` in [0, 1) of the total mass."""
+        mass = uniform * self.tree[1]
+        node = np.ones(len(uniform), np.int64)
+        for _ in range(self.leaves.bit_length() - 1):
             node *= 2
             left = self.tree[node]
             right = (mass >= left) & (self.tree[node + 1] > 0)
@@ -58,10 +57,10 @@ class Priorities:
         return weight / weight.max()
 
     def _set(self, index: NDArray[np.int64], value: NDArray[np.float64]) -> None:
-        node = np.unique(self.leaves + index)
-        self.tree[self.leaves + index] = value
-        while node[0] > 1:
-            node = np.unique(node // 2)
+        node = self.leaves + index
+        self.tree[node] = value
+        for _ in range(self.leaves.bit_length() - 1):
+            node = node // 2
             self.tree[node] = self.tree[2 * node] + self.tree[2 * node + 1]
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,63 +7,19 @@ return and any history come out of the same memory, starting at any step and not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.priorities import Priorities
+from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError
-
-_FLAGS = ("step", "last", "terminated", "decision")
-
-
-@dataclass(frozen=True)
-class Request:
-    """What an algorithm wants sampled."""
-
-    batch_size: int  # B, rows per gradient step
-    horizon: int  # H, actions per chunk
-    steps: int  # n, control steps until the bootstrap; the executed part of the chunk, or more for n-step returns
-    gamma: float  # discount per control step
-    obs_horizon: int = 1  # To
-    decisions_only: bool = False  # windows start only where a chunk was chosen, so that its record is known
-
-
-@dataclass(frozen=True)
-class Transitions:
-    """B windows; everything a temporal-difference loss or an imitation loss on replayed chunks needs."""
-
-    obs: dict[str, Tensor]  # {key: (B, To, ...)}
-    chunk: Tensor  # (B, H, A) actions played, in env units; the last one repeated after the end of the episode
-    mask: Tensor  # (B, H) float32, 0 on steps after the end
-    rewards: Tensor  # (B, n) per control step, 0 after the end
-    steps: Tensor  # (B,) int64, control steps until the bootstrap; fewer than n where the episode ended
-    discount: Tensor  # (B,) gamma ** steps, 0 where the episode terminated
-    reward: Tensor  # (B,) sum of gamma ** j * rewards_j
-    next_obs: dict[str, Tensor]  # {key: (B, To, ...)} after `steps` control steps
-    returns: Tensor  # (B,) discounted return to go of the stored episode; NaN while it is unfinished or was truncated
-    record: dict[str, Tensor]  # {name: (B, ...)} what the actor noted at the decision, e.g. its latent noise
-    online: Tensor  # (B,) bool, played in this run rather than read from a dataset
-    weight: Tensor  # (B,) importance weight of prioritised sampling, else 1
-    index: Tensor  # (B,) int64, place in the memory, for `update_priorities`
-
-    def __len__(self) -> int:
-        return len(self.reward)
-
-    def split(self, size: int) -> Iterator[Transitions]:
-        """Consecutive minibatches of `size` rows."""
-        for start in range(0, len(self), size):
-            yield _map(self, lambda x, rows=slice(start, start + size): x[rows])
-
-    @staticmethod
-    def concat(parts: list[Transitions]) -> Transitions:
-        """Join batches with the same keys."""
-        return parts[0] if len(parts) == 1 else _map_all(parts, torch.cat)
 
 
 class Replay:
@@ -91,11 +47,11 @@ class Replay:
             raise UserError(f"A replay memory needs at least 2 slots per environment, got {capacity} for {lanes}.")
         self.gamma = gamma
         self.online = online
-        self._arrays: dict[str, Tensor] = {}  # {"obs.state": (lanes, length, ...), "action": ..., flags}
+        self._arrays: dict[str, Tensor] = {}  # {"obs.state": (lanes * length, ...), "action": ..., flags}
         self._head = torch.zeros(lanes, dtype=torch.int64)  # next slot to write
         self._filled = torch.zeros(lanes, dtype=torch.int64)  # slots ever written, at most `length`
         self._age = torch.zeros(lanes, dtype=torch.int64)  # steps of the running episodes so far
-        self._priorities = Priorities(lanes * self.length, prioritized) if prioritized else None
+        self.priorities = Priorities(lanes * self.length, prioritized) if prioritized else None
 
     def __len__(self) -> int:
         """Slots in use."""
@@ -119,7 +75,7 @@ class Replay:
         """Append one control step of some environments.
 
         Args:
-            lanes: (K,) int64, which environments.
+            lanes: (K,) int64, which environments, each at most once.
             obs: {key: (K, ...)} seen before the step, without history.
             action: (K, A) played.
             reward: (K,).
@@ -138,44 +94,67 @@ class Replay:
             "terminated": terminated,
             "last": done,
             "step": torch.ones_like(done),
-            "decision": torch.full_like(done, decision),
+            "decision": torch.full_like(done, decision and self._note(record or {})),
             "age": self._age[lanes],
             "returns": torch.full_like(reward, torch.nan),
         }
         self._write(lanes, row)
         self._age[lanes] += 1
         if bool(done.any()):
-            ended = lanes[done]
+            ended = lanes[done.cpu()]
             final = {f"obs.{key}": value[done] for key, value in final_obs.items()}
-            no = torch.zeros_like(ended).bool()
-            self._write(ended, {**final, "step": no, "last": no, "terminated": no, "age": self._age[ended]})
+            no = torch.zeros(len(ended), dtype=torch.bool)
+            flags = dict.fromkeys(("step", "last", "terminated", "decision"), no)
+            self._write(ended, {**final, **flags, "age": self._age[ended]})
             if self.gamma is not None:
-                for lane in lanes[terminated].tolist():
+                for lane in lanes[terminated.cpu()].tolist():
                     self._fill_returns(lane)
             self._age[ended] = 0
 
     def _write(self, lanes: Tensor, row: Mapping[str, Tensor]) -> None:
-        place = self._head[lanes]
+        slot = self._head[lanes]
+        place = lanes * self.length + slot
         for key, value in row.items():
             if key not in self._arrays:
-                shape = (self.lanes, self.length, *value.shape[1:])
-                self._arrays[key] = torch.zeros(shape, dtype=value.dtype)
-            self._arrays[key][lanes, place] = value.cpu()
-        if self._priorities is not None:
-            self._priorities.admit((lanes * self.length + place).numpy())
-        self._head[lanes] = (place + 1) % self.length
+                self._arrays[key] = torch.zeros((self.lanes * self.length, *value.shape[1:]), dtype=value.dtype)
+            self._arrays[key][place] = value.cpu()
+        if self.priorities is not None:
+            self.priorities.admit(place.numpy(), playable=bool(row["step"].all()))
+        self._head[lanes] = (slot + 1) % self.length
         self._filled[lanes] = (self._filled[lanes] + 1).clamp(max=self.length)
+
+    def _note(self, record: Mapping[str, Tensor]) -> bool:
+        """Whether `record` is complete; a name never seen before makes all earlier records incomplete."""
+        known = {key[7:] for key in self._arrays if key.startswith("record.")}
+        if record.keys() - known and "decision" in self._arrays:
+            self._arrays["decision"].zero_()
+        return known <= record.keys()
 
     def _fill_returns(self, lane: int) -> None:
         """Write the returns to go of the episode that has just terminated in `lane`."""
         assert self.gamma is not None
         count = min(int(self._age[lane]), self.length - 1)
-        slots = (self._head[lane] - 1 - torch.arange(1, count + 1)) % self.length  # newest first
-        reward = self._arrays["reward"][lane, slots].double().numpy()
-        total, returns = 0.0, np.empty(count)
-        for j, value in enumerate(reward):
-            total = returns[j] = float(value) + self.gamma * total
-        self._arrays["returns"][lane, slots] = torch.from_numpy(returns).float()
+        slots = (self._head[lane] - 2 - torch.arange(count)) % self.length + lane * self.length  # newest first
+        total, returns = 0.0, []
+        for reward in self._arrays["reward"][slots].tolist():
+            total = reward + self.gamma * total
+            returns.append(total)
+        self._arrays["returns"][slots] = torch.tensor(returns)
+
+    def cut(self) -> None:
+        """End the running episodes without successors, because what follows will belong to other episodes.
+
+        The last step of each only serves as successor of the one before it.
+        """
+        for lane in self._age.nonzero().flatten().tolist():
+            last = (int(self._head[lane]) - 1) % self.length + lane * self.length
+            if self._age[lane] > 1:
+                self._arrays["last"][(int(self._head[lane]) - 2) % self.length + lane * self.length] = True
+            for flag in ("step", "last", "terminated", "decision"):
+                self._arrays[flag][last] = False
+            if self.priorities is not None:
+                self.priorities.admit(np.array([last]), playable=False)
+        self._age.zero_()
 
     @classmethod
     def from_episodes(cls, episodes: Episodes, *, gamma: float | None = None, prioritized: float = 0.0) -> Replay:
@@ -188,25 +167,40 @@ class Replay:
         """
         if "reward" not in episodes.arrays:
             raise UserError("The dataset has no 'reward', which value learning needs; collect it anew.")
-        replay = cls(len(episodes) + episodes.num_episodes + 1, gamma=gamma, prioritized=prioritized, online=False)
-        for index in range(episodes.num_episodes):
-            replay._append(episodes.episode(index).arrays, episodes.observation_keys)
-        return replay
+        ends = episodes.ends - 1  # (E,) last frame of every episode
+        terminated = np.zeros(len(ends), np.bool_)
+        if "terminated" in episodes.arrays:
+            terminated = episodes.arrays["terminated"][ends].astype(np.bool_)
+        steps = episodes.lengths - ~terminated  # (E,) steps with a successor
+        slots = steps + 1  # after them one slot with the last observation
+        first = np.cumsum(slots) - slots  # (E,) first slot of every episode
+        age = np.arange(slots.sum()) - np.repeat(first, slots)
+        played = age < np.repeat(steps, slots)
+        frame = np.minimum(np.repeat(episodes.starts, slots) + age, np.repeat(ends, slots))
+        last = first + steps - 1
+        if not played.any():
+            raise UserError("The dataset has no step with a successor; its episodes need at least two frames.")
 
-    def _append(self, frames: Mapping[str, np.ndarray], keys: tuple[str, ...]) -> None:
-        """Write a whole episode into lane 0."""
-        count = len(frames["action"])
-        terminated = bool(frames["terminated"][-1]) if "terminated" in frames else False
-        steps = count if terminated else count - 1
-        lane = torch.zeros(1, dtype=torch.int64)
-        tensor = {key: torch.from_numpy(np.ascontiguousarray(frames[key])) for key in (*keys, "action", "reward")}
-        for t in range(steps):
-            last = t == steps - 1
-            obs = {key: tensor[key][t : t + 1] for key in keys}
-            after = {key: tensor[key][min(t + 1, count - 1)][None] for key in keys}
-            ends = torch.tensor([last and terminated]), torch.tensor([last and not terminated])
-            action, reward = tensor["action"][t : t + 1].float(), tensor["reward"][t : t + 1].float()
-            self.add(lane, obs, action, reward, *ends, after)
+        replay = cls(max(len(frame), 2), gamma=gamma, prioritized=prioritized, online=False)
+        arrays = {f"obs.{key}": _float32(episodes.arrays[key][frame]) for key in episodes.observation_keys}
+        flags = {name: np.zeros(len(frame), np.bool_) for name in ("last", "terminated", "decision")}
+        flags["last"][last[steps > 0]] = True
+        flags["terminated"][last[terminated]] = True
+        rewards = episodes.arrays["reward"][frame].astype(np.float32)
+        returns = _returns(rewards, first[terminated], last[terminated], gamma)
+        arrays |= {name: torch.from_numpy(value) for name, value in flags.items()}
+        arrays |= {
+            "action": _float32(episodes.arrays["action"][frame]),
+            "reward": torch.from_numpy(rewards),
+            "step": torch.from_numpy(played),
+            "age": torch.from_numpy(age),
+            "returns": torch.from_numpy(returns),
+        }
+        replay._arrays = arrays
+        replay._filled[0] = len(frame)
+        if replay.priorities is not None:
+            replay.priorities.admit(np.flatnonzero(played))
+        return replay
 
     # Reading.
 
@@ -216,105 +210,123 @@ class Replay:
         Raises:
             UserError: The memory holds no complete window yet.
         """
-        count = batches * request.batch_size
+        missing = batches * request.batch_size
         found: list[Tensor] = []
+        drawn = kept = 0
         for _ in range(1000):
-            draw = self._draw(2 * count if request.decisions_only else count, generator)
-            draw = draw[self._usable(draw, request)]
-            found.append(draw)
-            if sum(map(len, found)) >= count:
-                return self.take(torch.cat(found)[:count], request)
+            draw = self._draw(_enough(missing, (kept + 1) / (drawn + 1)), generator)
+            usable = draw[self._usable(draw, request)]
+            found.append(usable[:missing])
+            missing -= len(found[-1])
+            if not missing:
+                return self.take(torch.cat(found), request)
+            drawn, kept = drawn + len(draw), kept + len(usable)
         raise UserError(f"The replay memory holds no window of {request.steps} steps yet; play more steps first.")
 
     def take(self, index: Tensor, request: Request) -> Transitions:
         """The windows that start at `index` `(B,)` (lane * length + slot)."""
-        lane, slot = index // self.length, index % self.length
+        slot = index % self.length
+        base = index - slot  # first slot of the lane
         reach = max(request.horizon, request.steps)
-        ahead = (slot[:, None] + torch.arange(reach)) % self.length  # (B, reach)
-        mask = self._alive(lane, slot, ahead)
-        steps = mask[:, : request.steps].sum(1)
+        place = base[:, None] + (slot[:, None] + torch.arange(reach)) % self.length  # (B, reach)
+        mask = self._alive(index, place)
         valid = mask[:, : request.steps]
-        rewards = torch.where(valid, self._arrays["reward"][lane[:, None], ahead[:, : request.steps]], 0.0)
-        terminated = (self._arrays["terminated"][lane[:, None], ahead[:, : request.steps]] & valid).any(1)
-        powers = request.gamma ** torch.arange(request.steps)
-        final = (mask.sum(1) - 1).clamp(min=0)[:, None]  # (B, 1) last step within reach
-        offset = torch.minimum(torch.arange(request.horizon)[None], final)
-        played = self._arrays["action"][lane[:, None], (slot[:, None] + offset) % self.length]
-        records = {key[7:]: array[lane, slot] for key, array in self._arrays.items() if key.startswith("record.")}
+        steps = valid.sum(1)
+        rewards = torch.where(valid, self._arrays["reward"][place[:, : request.steps]], 0.0)
+        terminated = (self._arrays["terminated"][place[:, : request.steps]] & valid).any(1)
+        powers = request.gamma ** torch.arange(request.steps + 1)
+        if request.horizon == 1:
+            chunk = self._arrays["action"][place[:, :1]]
+        else:
+            offset = torch.minimum(torch.arange(request.horizon), mask.sum(1, keepdim=True) - 1)
+            chunk = self._arrays["action"][place.gather(1, offset)]
         weight = torch.ones(len(index))
-        if self._priorities is not None:
-            weight = torch.from_numpy(self._priorities.weights(index.numpy(), len(self))).float()
+        if self.priorities is not None:
+            weight = torch.from_numpy(self.priorities.weights(index.numpy(), len(self))).float()
         return Transitions(
-            obs=self._history(lane, slot, request.obs_horizon),
-            chunk=played,
+            obs=self._history(index, request.obs_horizon),
+            chunk=chunk,
             mask=mask[:, : request.horizon].float(),
             rewards=rewards,
             steps=steps,
-            discount=torch.where(terminated, 0.0, request.gamma**steps),
-            reward=(rewards * powers).sum(1),
-            next_obs=self._history(lane, (slot + steps) % self.length, request.obs_horizon),
-            returns=self._arrays["returns"][lane, slot],
-            record=records,
+            discount=powers[steps].masked_fill_(terminated, 0.0),
+            reward=rewards @ powers[:-1],
+            next_obs=self._history(base + (slot + steps) % self.length, request.obs_horizon),
+            returns=self._arrays["returns"][index],
+            record={key[7:]: array[index] for key, array in self._arrays.items() if key.startswith("record.")},
             online=torch.full((len(index),), self.online),
             weight=weight,
             index=index,
         )
 
+    def observations(self, length: int, count: int = 4) -> dict[str, Tensor]:
+        """Some histories of `length` observations `{key: (count, length, ...)}`, spread over the memory."""
+        return self._history(torch.linspace(0, int(self._filled[0]) - 1, count).long(), length)
+
     def update_priorities(self, batch: Transitions, error: Tensor) -> None:
         """Set the priorities of sampled windows to their absolute errors `(B,)`; nothing without prioritisation."""
-        if self._priorities is not None:
+        if self.priorities is not None:
             own = (batch.online == self.online).cpu()
             index, size = batch.index.cpu()[own], error.detach().abs().cpu()[own]
-            self._priorities.update(index.numpy(), size.double().numpy())
+            self.priorities.update(index.numpy(), size.double().numpy())
 
     def _draw(self, count: int, generator: torch.Generator) -> Tensor:
         if len(self) == 0:
             raise UserError("The replay memory is empty; play some steps or give a dataset first.")
-        if self._priorities is not None:
-            return torch.from_numpy(self._priorities.draw(torch.rand(count, generator=generator).double().numpy()))
+        if self.priorities is not None:
+            return torch.from_numpy(self.priorities.draw(torch.rand(count, generator=generator).double().numpy()))
         ends = self._filled.cumsum(0)
         flat = torch.randint(int(ends[-1]), (count,), generator=generator)
+        if self.lanes == 1:
+            return flat
         lane = torch.searchsorted(ends, flat, right=True)
-        slot = flat - (ends[lane] - self._filled[lane])
-        return lane * self.length + slot
+        return flat - (ends[lane] - self._filled[lane]) + lane * self.length
 
     def _usable(self, index: Tensor, request: Request) -> Tensor:
         """Which windows start at a step and are complete: the episode ends in them, or their successor is known."""
         lane, slot = index // self.length, index % self.length
-        ahead = (slot[:, None] + torch.arange(request.steps)) % self.length
         newest = (self._head[lane] - 1 - slot) % self.length  # slots written after this one
-        ended = (self._arrays["last"][lane[:, None], ahead] & (torch.arange(request.steps) <= newest[:, None])).any(1)
-        start = self._arrays["step"][lane, slot] & (ended | (newest >= request.steps))
+        ahead = torch.arange(request.steps)
+        place = (index - slot)[:, None] + (slot[:, None] + ahead) % self.length
+        ended = (self._arrays["last"][place] & (ahead <= newest[:, None])).any(1)
+        usable = self._arrays["step"][index] & (ended | (newest >= request.steps))
         if request.decisions_only:
-            start &= self._arrays["decision"][lane, slot]
-        # The observations of the history must not have been overwritten yet.
-        oldest = (slot - self._head[lane]) % self.length
-        needed = torch.minimum(self._arrays["age"][lane, slot], torch.tensor(request.obs_horizon - 1))
-        return start & ((self._filled[lane] < self.length) | (oldest >= needed))
+            usable &= self._arrays["decision"][index]
+        if request.obs_horizon > 1:  # the observations of the history must not have been overwritten yet
+            oldest = (slot - self._head[lane]) % self.length
+            needed = self._arrays["age"][index].clamp(max=request.obs_horizon - 1)
+            usable &= (self._filled[lane] < self.length) | (oldest >= needed)
+        return usable
 
-    def _alive(self, lane: Tensor, slot: Tensor, ahead: Tensor) -> Tensor:
-        """Which of the steps `ahead` `(B, n)` belong to the episode of `slot` and have been written."""
+    def _alive(self, index: Tensor, place: Tensor) -> Tensor:
+        """Which of the steps at `place` `(B, n)` belong to the episode of `index` and have been written."""
+        if place.shape[1] == 1:
+            return torch.ones_like(place, dtype=torch.bool)
+        lane, slot = index // self.length, index % self.length
         newest = (self._head[lane] - 1 - slot) % self.length
-        ended = self._arrays["last"][lane[:, None], ahead]
-        before = torch.cat([torch.zeros_like(ended[:, :1]), ended[:, :-1]], 1).cumsum(1) > 0
-        return ~before & (torch.arange(ahead.shape[1]) <= newest[:, None])
+        ended = self._arrays["last"][place[:, :-1]].cumsum(1) > 0
+        before = torch.nn.functional.pad(ended, (1, 0))
+        return ~before & (torch.arange(place.shape[1]) <= newest[:, None])
 
-    def _history(self, lane: Tensor, slot: Tensor, length: int) -> dict[str, Tensor]:
-        back = torch.arange(length - 1, -1, -1)[None]
-        back = torch.minimum(back, self._arrays["age"][lane, slot][:, None])
-        place = (slot[:, None] - back) % self.length
-        return {key[4:]: array[lane[:, None], place] for key, array in self._arrays.items() if key.startswith("obs.")}
+    def _history(self, index: Tensor, length: int) -> dict[str, Tensor]:
+        place = index[:, None]
+        if length > 1:
+            back = torch.minimum(torch.arange(length - 1, -1, -1), self._arrays["age"][index][:, None])
+            slot = index % self.length
+            place = (index - slot)[:, None] + (slot[:, None] - back) % self.length
+        return {key[4:]: array[place] for key, array in self._arrays.items() if key.startswith("obs.")}
 
     def state_dict(self) -> dict[str, Any]:
         """The whole memory."""
+        used = int(self._filled.max())
         state: dict[str, Any] = {
             "head": self._head.clone(),
             "filled": self._filled.clone(),
             "age": self._age.clone(),
-            "arrays": {key: value[:, : int(self._filled.max())].clone() for key, value in self._arrays.items()},
+            "arrays": {key: self._by_lane(value)[:, :used].clone() for key, value in self._arrays.items()},
         }
-        if self._priorities is not None:
-            state["priorities"] = self._priorities.state_dict()
+        if self.priorities is not None:
+            state["priorities"] = self.priorities.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -322,11 +334,13 @@ class Replay:
         self._head, self._filled, self._age = (state[key].clone() for key in ("head", "filled", "age"))
         self._arrays = {}
         for key, value in state["arrays"].items():
-            array = torch.zeros((self.lanes, self.length, *value.shape[2:]), dtype=value.dtype)
-            array[:, : value.shape[1]] = value
-            self._arrays[key] = array
-        if self._priorities is not None:
-            self._priorities.load_state_dict(state["priorities"])
+            self._arrays[key] = torch.zeros((self.lanes * self.length, *value.shape[2:]), dtype=value.dtype)
+            self._by_lane(self._arrays[key])[:, : value.shape[1]] = value
+        if self.priorities is not None:
+            self.priorities.load_state_dict(state["priorities"])
+
+    def _by_lane(self, array: Tensor) -> Tensor:
+        return array.unflatten(0, (self.lanes, self.length))
 
 
 class MixedReplay:
@@ -342,10 +356,7 @@ class MixedReplay:
         for source, size in ((self.offline, rows), (self.online, request.batch_size - rows)):
             if size:
                 parts.append(source.sample(replace(request, batch_size=size), generator, batches=batches))
-        if len(parts) == 1:
-            return parts[0]
-        columns = [list(part.split(len(part) // batches)) for part in parts]
-        return Transitions.concat([piece for pair in zip(*columns, strict=True) for piece in pair])
+        return parts[0] if len(parts) == 1 else Transitions.interleave(parts, batches)
 
     def update_priorities(self, batch: Transitions, error: Tensor) -> None:
         """Hand the errors of each half to the memory it came from."""
@@ -353,22 +364,27 @@ class MixedReplay:
             source.update_priorities(batch, error)
 
 
-def _map(batch: Transitions, function: Any) -> Transitions:
-    values = {}
-    for entry in fields(batch):
-        value = getattr(batch, entry.name)
-        tree = isinstance(value, dict)
-        values[entry.name] = {key: function(item) for key, item in value.items()} if tree else function(value)
-    return Transitions(**values)
+def _enough(missing: int, share: float) -> int:
+    """How many to draw so that `missing` are probably usable, when about `share` of them are."""
+    return int(1.1 * missing / max(share, 0.01)) + 8
 
 
-def _map_all(batches: list[Transitions], function: Any) -> Transitions:
-    values = {}
-    for entry in fields(Transitions):
-        column = [getattr(batch, entry.name) for batch in batches]
-        if isinstance(column[0], dict):
-            shared = set.intersection(*(set(item) for item in column))
-            values[entry.name] = {key: function([item[key] for item in column]) for key in column[0] if key in shared}
-        else:
-            values[entry.name] = function(column)
-    return Transitions(**values)
+def _returns(
+    reward: NDArray[np.float32], first: NDArray[np.int64], last: NDArray[np.int64], gamma: float | None
+) -> NDArray[np.float32]:
+    """Discounted returns to go of the episodes from slot `first` to `last` `(E,)`; NaN elsewhere."""
+    returns = np.full(len(reward), np.nan, np.float32)
+    if gamma is None or not len(first):
+        return returns
+    total = np.zeros(len(first))
+    for back in range(int((last - first).max()) + 1):  # all episodes at once, from their ends
+        inside = last - back >= first
+        slot = last[inside] - back
+        total[inside] = reward[slot] + gamma * total[inside]
+        returns[slot] = total[inside]
+    return returns
+
+
+def _float32(array: NDArray[Any]) -> Tensor:
+    """As a tensor of its own, floats in single precision."""
+    return torch.from_numpy(array.astype(np.float32) if np.issubdtype(array.dtype, np.floating) else array)

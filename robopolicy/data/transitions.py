@@ -1,0 +1,77 @@
+"""What is sampled from a replay memory: windows of control steps, and the request for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an algorithm wants sampled."""
+
+    batch_size: int  # B, rows per gradient step
+    horizon: int  # H, actions per chunk
+    steps: int  # n, control steps until the bootstrap; the executed part of the chunk, or more for n-step returns
+    gamma: float  # discount per control step
+    obs_horizon: int = 1  # To
+    decisions_only: bool = False  # windows start only where a chunk was chosen, so that its record is known
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """B windows; everything a temporal-difference loss or an imitation loss on replayed chunks needs."""
+
+    obs: dict[str, Tensor]  # {key: (B, To, ...)}
+    chunk: Tensor  # (B, H, A) actions played, in env units; the last one repeated after the end of the episode
+    mask: Tensor  # (B, H) float32, 0 on steps after the end
+    rewards: Tensor  # (B, n) per control step, 0 after the end
+    steps: Tensor  # (B,) int64, control steps until the bootstrap; fewer than n where the episode ended
+    discount: Tensor  # (B,) gamma ** steps, 0 where the episode terminated
+    reward: Tensor  # (B,) sum of gamma ** j * rewards_j
+    next_obs: dict[str, Tensor]  # {key: (B, To, ...)} after `steps` control steps
+    returns: Tensor  # (B,) discounted return to go of the stored episode; NaN while it is unfinished or was truncated
+    record: dict[str, Tensor]  # {name: (B, ...)} what the actor noted at the decision, e.g. its latent noise
+    online: Tensor  # (B,) bool, played in this run rather than read from a dataset
+    weight: Tensor  # (B,) importance weight of prioritised sampling, else 1
+    index: Tensor  # (B,) int64, place in the memory, for `update_priorities`
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    def split(self, size: int) -> Iterator[Transitions]:
+        """Consecutive minibatches of `size` rows."""
+        if len(self) <= size:
+            yield self
+            return
+        for start in range(0, len(self), size):
+            rows = slice(start, start + size)
+            yield _combine([self], lambda column: column[0][rows])  # noqa: B023 - called at once
+
+    @staticmethod
+    def concat(parts: list[Transitions]) -> Transitions:
+        """Join batches; records that one of them lacks are dropped."""
+        return _combine(parts, torch.cat)
+
+    @staticmethod
+    def interleave(parts: list[Transitions], batches: int) -> Transitions:
+        """Join so that each of `batches` minibatches gets its share of every part."""
+        return _combine(
+            parts, lambda column: torch.cat([x.unflatten(0, (batches, -1)) for x in column], 1).flatten(0, 1)
+        )
+
+
+def _combine(parts: list[Transitions], function: Callable[[list[Tensor]], Tensor]) -> Transitions:
+    """Apply `function` to every column of `parts`; of mappings, to the keys that all of them have."""
+    values = {}
+    for entry in fields(Transitions):
+        column = [getattr(part, entry.name) for part in parts]
+        if isinstance(column[0], dict):
+            shared = [key for key in column[0] if all(key in item for item in column)]
+            values[entry.name] = {key: function([item[key] for item in column]) for key in shared}
+        else:
+            values[entry.name] = function(column)
+    return Transitions(**values)
