@@ -1,4 +1,4 @@
-"""The observation encoder: key order, crops, spatial softmax."""
+"""The observation encoder: key order, crops, camera networks, embeddings of goals and instructions."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from robopolicy.errors import UserError
-from robopolicy.nets.encoder import ObservationEncoder
-from robopolicy.nets.vision import CameraNet, SpatialSoftmax, VisionConfig
+from robopolicy.nets.encoder import EmbeddingConfig, ObservationEncoder, without_embeddings
+from robopolicy.nets.vision import CameraNet, PatchTransformer, SpatialSoftmax, VisionConfig
 
 SMALL = VisionConfig(widths=(16, 32), keypoints=4, crop=0.75)
+VIT = VisionConfig(kind="vit", vit_patch=4, vit_width=16, vit_features=8, crop=0.75)
+both_kinds = pytest.mark.parametrize("vision", [SMALL, VIT], ids=["resnet", "vit"])
 
 
 def images(*shape: int) -> torch.Tensor:
@@ -60,8 +62,9 @@ def test_running_statistics_start_from_a_dataset_where_there_is_one() -> None:
     assert encoder({"state": torch.tensor([[[4.0, 6.0]]])}).flatten().tolist() == [1, 1]
 
 
-def test_image_features_do_not_depend_on_batch_neighbours_and_are_deterministic() -> None:
-    encoder = ObservationEncoder({"state": (2,), "image.a.b": (3, 32, 32)}, normalization="identity", vision=SMALL)
+@both_kinds
+def test_image_features_do_not_depend_on_batch_neighbours_and_are_deterministic(vision: VisionConfig) -> None:
+    encoder = ObservationEncoder({"state": (2,), "image.a.b": (3, 32, 32)}, normalization="identity", vision=vision)
     obs = {"state": torch.randn(4, 2, 2), "image.a.b": images(4, 2, 3, 32, 32)}
     features = encoder(obs)
     assert features.shape == (4, 2, 2 + 8) and encoder.feature_dim == 10
@@ -75,6 +78,73 @@ def test_an_encoder_of_images_alone_needs_no_statistics() -> None:
     encoder.fit_normalizer({})
     assert bool(encoder.normalizer.fitted)
     assert encoder({"image.a": images(2, 1, 3, 32, 32)}).shape == (2, 1, 8)
+
+
+@both_kinds
+def test_cameras_have_networks_of_their_own_that_all_learn(vision: VisionConfig) -> None:
+    observation = {"image.a": (3, 32, 32), "image.b": (3, 40, 24)}
+    encoder = ObservationEncoder(observation, normalization="identity", vision=vision)
+    obs = {key: images(2, 1, *shape) for key, shape in observation.items()}
+    first, second = encoder(obs).split(8, -1)
+    assert torch.equal(encoder(obs | {"image.b": images(2, 1, 3, 40, 24) // 2})[..., :8], first)
+    (first.square().sum() + second.square().sum()).backward()
+    assert all(p.grad is not None and bool(p.grad.any()) for p in encoder.parameters())
+
+
+def test_the_published_resnet_has_group_norms_of_sixteen_channels_and_no_batch_norm() -> None:
+    net = CameraNet((3, 64, 64), VisionConfig(widths=(64, 128, 256, 512), blocks=2))
+    norms = [part for part in net.modules() if isinstance(part, torch.nn.GroupNorm)]
+    assert len(norms) == 1 + 4 * 2 * 2
+    assert all(norm.num_channels == 16 * norm.num_groups for norm in norms)
+    assert not [part for part in net.modules() if isinstance(part, torch.nn.modules.batchnorm._BatchNorm)]
+    assert net.feature_dim == 2 * 32
+
+
+@pytest.mark.parametrize("size", [(96, 96), (64, 48), (87, 86), (16, 17)])
+def test_the_transformer_counts_its_patches(size: tuple[int, int]) -> None:
+    net = PatchTransformer(3, size, VisionConfig(kind="vit", vit_width=8))
+    tokens = net(torch.randn(2, 3, *size))
+    assert tokens.shape == (2, net.count, 8)
+    torch.testing.assert_close(tokens.mean(-1), torch.zeros(2, net.count), atol=1e-5, rtol=0)  # normalised
+
+
+def test_the_transformer_knows_where_things_are() -> None:
+    net = CameraNet((3, 32, 32), VisionConfig(kind="vit", vit_width=16, vit_features=8, crop=1.0))
+    left, right = torch.zeros(2, 1, 3, 32, 32, dtype=torch.uint8).unbind(0)
+    left[..., 8:24, :16], right[..., 8:24, 16:] = 255, 255
+    assert float((net(left) - net(right)).detach().abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "vitt"}, "Did you mean 'vit'"),
+        ({"widths": (20,)}, "multiples of 16"),
+        ({"crop": 0.0}, "0 < crop <= 1"),
+        ({"vit_patch": 5}, "even vit_patch"),
+        ({"vit_width": 10}, "multiple of vision.vit_heads"),
+    ],
+)
+def test_bad_camera_settings_are_refused_in_one_line(settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        VisionConfig(**settings)
+
+
+def test_images_too_small_for_the_patches_are_refused() -> None:
+    with pytest.raises(UserError, match="at least 16 pixels"):
+        CameraNet((3, 16, 16), VisionConfig(kind="vit"))
+
+
+@both_kinds
+def test_crops_are_random_while_imitating_and_central_otherwise(vision: VisionConfig) -> None:
+    encoder = ObservationEncoder({"image.a": (3, 32, 32)}, normalization="identity", vision=vision)
+    obs = {"image.a": images(4, 1, 3, 32, 32)}
+    drawn = [encoder(obs, augment=True, generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    margin = {"image.a": obs["image.a"].clone()}
+    margin["image.a"][..., :4, :] = 0  # outside the central 24 pixels
+    assert torch.equal(encoder(margin), encoder(obs))
+    assert not torch.equal(encoder(margin, augment=True), encoder(obs, augment=True))
 
 
 def test_random_crops_are_windows_of_the_image_and_follow_the_generator() -> None:
@@ -99,3 +169,58 @@ def test_spatial_softmax_finds_the_brightest_pixel() -> None:
     x = torch.zeros(1, 1, 5, 9)
     x[0, 0, 4, 2] = 50.0
     torch.testing.assert_close(pool(x), torch.tensor([[-0.5, 1.0]]), atol=1e-4, rtol=0)
+
+
+LANGUAGE = {"state": (2,), "embedding.task": (5,), "embedding.goal": (2, 2)}
+
+
+def language(**config: float) -> tuple[ObservationEncoder, dict[str, torch.Tensor]]:
+    settings = EmbeddingConfig(**({"width": 3} | config))  # type: ignore[arg-type]
+    encoder = ObservationEncoder(LANGUAGE, normalization="minmax", embedding=settings)
+    encoder.fit_normalizer({"state": {"min": [-2, -2], "max": [2, 2]}})
+    return encoder, {key: torch.randn(64, 2, *shape) for key, shape in LANGUAGE.items()}
+
+
+def test_embeddings_have_projections_of_their_own_and_are_not_normalised() -> None:
+    encoder, obs = language()
+    features = encoder(obs)
+    assert features.shape == (64, 2, 2 + 2 * 3) and encoder.feature_dim == 8
+    goal, task = (encoder.projections[key] for key in ("embedding/goal", "embedding/task"))
+    assert torch.equal(features[..., :2], obs["state"] / 2)
+    torch.testing.assert_close(features[..., 2:5], goal(obs["embedding.goal"].flatten(2)))
+    torch.testing.assert_close(features[..., 5:], task(obs["embedding.task"]))
+
+
+def test_an_encoder_of_embeddings_alone_needs_no_statistics() -> None:
+    encoder = ObservationEncoder({"embedding.task": (5,)}, normalization="running")
+    encoder.fit_normalizer({})
+    encoder.observe({"embedding.task": torch.randn(3, 1, 5)})
+    assert bool(encoder.normalizer.fitted) and encoder({"embedding.task": torch.randn(3, 1, 5)}).shape == (3, 1, 64)
+
+
+def test_dropout_hides_all_embeddings_of_a_row_and_only_while_imitating() -> None:
+    encoder, obs = language(dropout=0.25)
+    full, empty = encoder(obs), encoder(without_embeddings(obs))
+    assert torch.equal(full, encoder(obs)) and torch.equal(full[..., :2], empty[..., :2])
+    dropped = []
+    for seed in range(40):
+        seen = encoder(obs, augment=True, generator=torch.Generator().manual_seed(seed))
+        hidden = (seen == empty).flatten(1).all(1)
+        assert bool((hidden | (seen == full).flatten(1).all(1)).all())
+        dropped.append(hidden)
+    share = torch.stack(dropped).float().mean()
+    assert abs(float(share) - 0.25) < 3 * (0.25 * 0.75 / (40 * 64)) ** 0.5
+    again = encoder(obs, augment=True, generator=torch.Generator().manual_seed(0))
+    assert torch.equal((again == empty).flatten(1).all(1), dropped[0])
+
+
+def test_a_nan_in_an_embedding_is_not_hidden_by_dropout() -> None:
+    encoder, obs = language(dropout=0.99)
+    obs["embedding.task"][3] = float("nan")
+    assert encoder(obs, augment=True).isnan().flatten(1).any(1).nonzero().flatten().tolist() == [3]
+
+
+@pytest.mark.parametrize("settings", [{"width": 0}, {"dropout": 1.0}, {"dropout": -0.1}])
+def test_bad_embedding_settings_are_refused(settings: dict) -> None:
+    with pytest.raises(UserError, match="0 <= dropout < 1"):
+        EmbeddingConfig(**settings)

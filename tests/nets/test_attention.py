@@ -1,0 +1,52 @@
+"""The causal transformer: what it may see, and that reading at once equals reading token by token."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from robopolicy.errors import UserError
+from robopolicy.nets.attention import AttentionBlock, CausalTransformer
+
+
+def transformer() -> CausalTransformer:
+    return CausalTransformer(16, layers=2, heads=4, length=7)
+
+
+def test_reading_token_by_token_equals_reading_at_once() -> None:
+    net, x = transformer(), torch.randn(3, 7, 16)
+    whole, _ = net(x)
+    part, past = net(x[:, :3])
+    outputs = [part]
+    for index in range(3, 7):
+        part, past = net(x[:, index : index + 1], past)
+        outputs.append(part)
+    torch.testing.assert_close(torch.cat(outputs, 1), whole, atol=1e-6, rtol=1e-5)
+    assert past[0][0].shape == (3, 4, 7, 4)
+
+
+def test_several_tokens_may_follow_at_once() -> None:
+    net, x = transformer(), torch.randn(2, 7, 16)
+    first, past = net(x[:, :2])
+    rest, _ = net(x[:, 2:], past)
+    torch.testing.assert_close(torch.cat([first, rest], 1), net(x)[0], atol=1e-6, rtol=1e-5)
+
+
+def test_a_token_sees_itself_and_what_came_before_and_nothing_after() -> None:
+    net = transformer()
+    for index in range(7):
+        x = torch.randn(1, 7, 16, requires_grad=True)
+        gradient = torch.autograd.grad(net(x)[0][0, index].square().sum(), x)[0][0].abs().sum(1)  # (7,)
+        assert bool((gradient[: index + 1] > 0).all()) and not bool(gradient[index + 1 :].any())
+
+
+def test_without_causality_every_token_sees_all() -> None:
+    block = AttentionBlock(8, 2)
+    x = torch.randn(1, 4, 8, requires_grad=True)
+    gradient = torch.autograd.grad(block(x)[0, 0].square().sum(), x)[0][0].abs().sum(1)
+    assert bool((gradient > 0).all())
+
+
+def test_widths_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(UserError, match="multiple of the number of heads"):
+        AttentionBlock(10, 4)

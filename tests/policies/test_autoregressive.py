@@ -1,0 +1,190 @@
+"""Action tokens: bins, causality, exact probabilities, the policy gradient by enumeration, imitation of two modes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.policies.autoregressive import AutoregressiveConfig, AutoregressivePolicy
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.density import choose
+
+SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=3, execute=2, obs_horizon=2)
+OBS = {"state": torch.randn(16, 2, 3, generator=torch.Generator().manual_seed(0))}
+RAW = {"normalization": "identity", "action_normalization": "identity"}
+
+
+def tokens(spec: PolicySpec = SPEC, **config: object) -> AutoregressivePolicy:
+    torch.manual_seed(0)
+    small = {"bins": 8, "transformer_width": 16, "transformer_layers": 2, "transformer_heads": 2}
+    policy = AutoregressivePolicy(AutoregressiveConfig(**(RAW | small | config)), spec)  # type: ignore[arg-type]
+    with torch.no_grad():
+        policy.output.weight.mul_(10)  # far from uniform
+    return policy
+
+
+@pytest.mark.parametrize("bins", [2, 3, 128, 256])
+def test_coding_errs_by_at_most_half_a_bin(bins: int) -> None:
+    policy = tokens(bins=bins)
+    action = torch.cat([torch.linspace(-1, 1, 6 * 1000), torch.randn(6 * 1000).clamp(-1, 1)]).view(-1, 3, 2)
+    coded = policy.encode_actions(action)
+    assert coded.shape == (2000, 6) and int(coded.min()) == 0 and int(coded.max()) == bins - 1
+    assert float((policy.decode_actions(coded) - action).abs().max()) <= 1 / bins + 1e-6
+    assert torch.equal(policy.encode_actions(policy.decode_actions(coded)), coded)
+
+
+def test_actions_out_of_range_take_the_outermost_bins() -> None:
+    policy = tokens()
+    assert policy.encode_actions(torch.tensor([-7.0, 7.0, -1.0, 1.0, -0.999, 0.999]).view(1, 3, 2)).tolist() == [
+        [0, 7, 0, 7, 0, 7]
+    ]
+
+
+def test_bins_cover_the_range_of_the_action() -> None:
+    policy = tokens(action_normalization="minmax", bins=4)
+    policy.fit_normalizer({"action": {"min": [-2.0, 10.0], "max": [2.0, 30.0]}})
+    chunk = torch.cat([policy.act(OBS) for _ in range(50)]).flatten(0, 1)
+    assert sorted(set(chunk[:, 0].tolist())) == [-1.5, -0.5, 0.5, 1.5]
+    assert sorted(set(chunk[:, 1].tolist())) == [12.5, 17.5, 22.5, 27.5]
+
+
+def test_a_token_depends_on_earlier_tokens_and_observations_alone() -> None:
+    policy = tokens()
+    drawn = torch.randint(0, 8, (16, 6))
+    features = policy.encoder(OBS)
+    log_probs = policy.log_probs(features, drawn)
+    for index in range(6):
+        other = drawn.clone()
+        other[:, index] = (other[:, index] + 1) % 8
+        changed = (policy.log_probs(features, other) - log_probs).abs().amax((0, 2)) > 1e-6
+        assert changed.tolist() == [later > index for later in range(6)]
+    for step in range(2):
+        seen = features.clone()
+        seen[:, step] += 1
+        assert bool(((policy.log_probs(seen, drawn) - log_probs).abs().amax((0, 2)) > 1e-6).all())
+
+
+def test_the_probabilities_of_all_chunks_sum_to_one_and_give_the_entropy() -> None:
+    policy = tokens(PolicySpec({"state": (1,)}, 3), bins=3)
+    every = torch.tensor(list(itertools.product(range(3), repeat=3)))
+    obs = {"state": torch.full((27, 1, 1), 0.3)}
+    output = policy.decisions(obs, {"tokens": every})
+    probability = output.logp.detach().sum(1).exp()
+    assert float(probability.sum()) == pytest.approx(1.0, abs=1e-5)
+    exact = -(probability * probability.log()).sum()  # chain rule: expected sum of the conditional entropies
+    assert float((probability * output.entropy.detach().sum(1)).sum()) == pytest.approx(float(exact), abs=1e-5)
+
+
+def test_draws_have_the_frequencies_of_their_scores() -> None:
+    policy = tokens(PolicySpec({"state": (1,)}, 2), bins=3)
+    obs = {"state": torch.full((50_000, 1, 1), 0.3)}
+    sample = policy.sample(obs, generator=torch.Generator().manual_seed(0))
+    every = torch.tensor(list(itertools.product(range(3), repeat=2)))
+    exact = policy.decisions({"state": obs["state"][:9]}, {"tokens": every}).logp.detach().sum(1).exp()
+    found = torch.bincount(sample.record["tokens"] @ torch.tensor([3, 1]), minlength=9) / 50_000
+    assert bool(((found - exact).abs() < 4 * (exact * (1 - exact) / 50_000).sqrt()).all())
+
+
+def test_choosing_inverts_the_distribution_function() -> None:
+    log_weight = torch.tensor([0.2, 0.5, 0.3]).log().expand(6, 3)
+    assert choose(log_weight, torch.tensor([1e-7, 0.19, 0.21, 0.69, 0.71, 1 - 1e-7])).tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_the_deterministic_chunk_takes_the_likeliest_token_each_time() -> None:
+    policy = tokens()
+    drawn = policy.encode_actions(policy.act(OBS, deterministic=True))
+    assert torch.equal(policy.log_probs(policy.encoder(OBS), drawn).argmax(-1), drawn)
+
+
+def test_the_policy_gradient_of_a_two_mode_bandit_matches_its_closed_form() -> None:
+    policy = tokens(PolicySpec({"state": (1,)}, 2), bins=3)
+    every = torch.tensor(list(itertools.product(range(3), repeat=2)))  # all 9 chunks
+    reward = torch.zeros(9)
+    reward[2], reward[6], reward[4] = 1.0, 0.8, -0.5  # (low, high) or (high, low), but not the middle
+    exactly = policy.decisions({"state": torch.zeros(9, 1, 1)}, {"tokens": every}).logp.sum(1)
+    bias, count = policy.output.bias, 40_000
+    exact = torch.autograd.grad((exactly.exp() * reward).sum(), bias, retain_graph=True)[0]
+    scores = torch.stack([torch.autograd.grad(logp, bias, retain_graph=True)[0] for logp in exactly])  # (9, bins)
+
+    obs = {"state": torch.zeros(count, 1, 1)}
+    sample = policy.sample(obs, generator=torch.Generator().manual_seed(0))
+    index = sample.record["tokens"] @ torch.tensor([3, 1])
+    logp = policy.decisions(obs, sample.record).logp.sum(1)
+    found = torch.autograd.grad((reward[index] * logp).mean(), bias)[0]
+    error = (reward[index, None] * scores[index]).std(0) / math.sqrt(count)
+    assert bool(((found - exact).abs() < 3 * error).all()) and bool((exact.abs() > 6 * error).any())
+
+
+def test_imitation_covers_both_modes_and_keeps_the_steps_of_a_chunk_together() -> None:
+    policy = tokens(PolicySpec({"state": (1,)}, 1, horizon=2, execute=2), bins=32)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
+    obs, generator = {"state": torch.zeros(128, 1, 1)}, torch.Generator().manual_seed(0)
+    for _ in range(150):
+        side = torch.randint(0, 2, (128, 1, 1), generator=generator) * 1.4 - 0.7
+        chunk = side + 0.05 * torch.randn(128, 2, 1, generator=generator)
+        loss, _ = policy.imitation_loss(obs, chunk)
+        optimizer.zero_grad()
+        loss.mean().backward()
+        optimizer.step()
+    chunk = policy.act({"state": torch.zeros(4000, 1, 1)}, generator=generator).squeeze(-1)
+    near = (chunk.abs() - 0.7).abs().amax(1) < 0.3
+    together = chunk[:, 0].sign() == chunk[:, 1].sign()
+    shares = [float((near & together & (chunk[:, 0] * sign > 0)).float().mean()) for sign in (-1, 1)]
+    assert min(shares) > 0.4 and sum(shares) > 0.95
+
+
+def test_the_imitation_loss_is_the_cross_entropy_summed_over_the_dimensions_of_a_step() -> None:
+    policy = tokens()
+    chunk = torch.rand(16, 3, 2) * 2 - 1
+    logp = policy.decisions(OBS, {"tokens": policy.encode_actions(chunk)}).logp  # (B, T)
+    loss, info = policy.imitation_loss(OBS, chunk)
+    torch.testing.assert_close(loss, -logp.sum(1) / 3)
+    assert 0 <= float(info["accuracy"]) <= 1
+    torch.testing.assert_close(policy.imitation_loss(OBS, chunk, torch.full((16,), 2.0))[0], 2 * loss)
+
+
+def test_padded_steps_have_no_influence() -> None:
+    policy = tokens()
+    chunk, mask = torch.rand(16, 3, 2) * 2 - 1, torch.ones(16, 3)
+    mask[:4, 1:], mask[4] = 0, 0
+    other = chunk.clone()
+    other[:4, 1:], other[4] = 0.9, -0.9
+
+    def results(target: Tensor) -> list[Tensor]:
+        loss, _ = policy.imitation_loss(OBS, target, mask=mask)
+        return [loss, *torch.autograd.grad(loss.sum(), list(policy.parameters()))]
+
+    assert all(torch.equal(first, second) for first, second in zip(results(chunk), results(other), strict=True))
+    assert float(results(chunk)[0][4].detach()) == 0
+
+
+def test_nan_inputs_are_not_turned_into_tokens() -> None:
+    policy = tokens()
+    chunk = torch.zeros(16, 3, 2)
+    chunk[5, 1, 0] = float("nan")
+    assert policy.imitation_loss(OBS, chunk)[0].isnan().nonzero().flatten().tolist() == [5]
+    obs = {"state": OBS["state"].clone()}
+    obs["state"][3] = float("nan")
+    for deterministic in (True, False):
+        acted = policy.act(obs, deterministic=deterministic)
+        assert acted.isnan().flatten(1).all(1).nonzero().flatten().tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bins": 1}, "bins >= 2"),
+        ({"transformer_layers": 0}, "transformer_layers >= 1"),
+        ({"action_normalization": "meanstd"}, "does not lead there"),
+        ({"action_normalization": "running"}, "cannot be 'running'"),
+        ({"transformer_width": 10, "transformer_heads": 4}, "multiple of the number of heads"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line(settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        tokens(**settings)
