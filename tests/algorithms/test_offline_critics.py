@@ -1,0 +1,133 @@
+"""IQL, IDQL and Cal-QL: expectiles and chunk targets on tables, the calibrated penalty, two modes of a bandit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from chunk_bandit import SMALL, batch, first_actions, flow, gaussian, two_modes
+from torch import Tensor, nn
+from value_learners import VALUE, cal_ql, expo, idql, iql, peak, snapshot
+
+from robopolicy.algorithms.offline_critic import ConservativeConfig, ConservativeRule, ImplicitRule
+from robopolicy.critics.q import QEnsemble
+from robopolicy.data.replay import Replay, Request
+from robopolicy.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def test_v_of_a_state_is_the_expectile_of_its_actions() -> None:
+    # The Q of two equally frequent actions is 0 and 1 in every state: their expectile e is V = e.
+    algorithm = iql(implicit=replace(VALUE, expectile=0.8))
+    data = batch(two_modes(256), peak)
+    q = (data.chunk[:, 0, 0] > 0).float()
+    assert isinstance(algorithm.rule, ImplicitRule)
+    optimizer = torch.optim.Adam(algorithm.rule.parameters(), 1e-2)
+    obs = {"state": torch.zeros(256, 1, 2)}
+    for _ in range(150):
+        loss, _ = algorithm.rule.extra_loss(replace(data, obs=obs), algorithm.critic, lambda: q, lambda: q)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    share = float(q.mean())
+    expected = 0.8 * share / (0.8 * share + 0.2 * (1 - share))
+    assert algorithm.rule.value({"state": torch.zeros(1, 1, 2)}).item() == pytest.approx(expected, abs=0.02)
+
+
+def test_chunk_targets_equal_the_return_of_a_deterministic_chain() -> None:
+    gamma, length, steps = 0.9, 8, 3
+    chain = Replay(64, gamma=gamma)
+    for t in range(length):
+        done = torch.tensor([t == length - 1])
+        obs = {"state": torch.tensor([[float(t), 0.0]])}
+        after = {"state": torch.tensor([[float(t + 1), 0.0]])}
+        chain.add(torch.zeros(1).long(), obs, torch.zeros(1, 1), done.float(), done, done & False, after)
+    data = chain.take(torch.arange(length), Request(length, 2, steps, gamma))
+
+    class Known(nn.Module):
+        def forward(self, obs: dict[str, Tensor]) -> Tensor:
+            """gamma ** (steps to the reward)."""
+            return gamma ** (length - 1 - obs["state"][:, -1, 0])
+
+    algorithm = iql()
+    algorithm.rule.value = Known()  # type: ignore[assignment]
+    torch.testing.assert_close(algorithm.target(data), data.returns)
+    torch.testing.assert_close(data.returns, gamma ** torch.arange(length - 1, -1, -1.0))
+
+
+def test_iql_moves_a_gaussian_to_the_better_mode_and_plain_imitation_does_not() -> None:
+    means = []
+    for beta in (0.0, 20.0):
+        torch.manual_seed(0)
+        algorithm = iql(gaussian(imitation="mse"), beta=beta, implicit=replace(VALUE, expectile=0.7))
+        for _ in range(40):
+            algorithm.update(batch(two_modes(256), lambda action: (action[:, 0] > 0).float()))
+        means.append(float(first_actions(algorithm.deployable()).mean()))
+    assert abs(means[0]) < 0.2 and means[1] > 0.5
+
+
+def test_idql_leaves_the_policy_to_imitation_and_acts_with_the_better_mode() -> None:
+    algorithm = idql()
+    for _ in range(60):
+        algorithm.update(batch(two_modes(192), lambda action: (action[:, 0] > 0).float()))
+    base = first_actions(algorithm.ema.module)
+    assert 0.25 < float((base > 0).float().mean()) < 0.75
+    assert float((first_actions(algorithm.deployable()) > 0.3).float().mean()) > 0.95
+
+
+@pytest.mark.parametrize("make", [idql, expo])
+def test_imitation_does_not_depend_on_the_values(make: Callable[..., Any]) -> None:
+    weights = []
+    for sign in (1.0, -1.0):
+        torch.manual_seed(0)
+        algorithm = make()
+        for _ in range(2):
+            torch.manual_seed(1)
+            algorithm.update(batch(two_modes(64), lambda action, sign=sign: sign * peak(action), online=True))
+        weights.append((snapshot(algorithm.policy), snapshot(algorithm.critic)))
+    assert all(torch.equal(weights[0][0][key], weights[1][0][key]) for key in weights[0][0])
+    assert any(not torch.equal(weights[0][1][key], weights[1][1][key]) for key in weights[0][1])
+
+
+# Cal-QL.
+
+
+def test_the_penalty_ignores_policy_chunks_valued_below_the_return() -> None:
+    critic = QEnsemble(SMALL, flow())
+    data = batch(two_modes(16), peak)
+
+    def gradient(returns: float, proposed: Tensor) -> Tensor:
+        rule = ConservativeRule(ConservativeConfig(1.0, 4), torch.Generator().manual_seed(0))
+        loss, _ = rule.penalty(replace(data, returns=torch.full((16,), returns)), critic, proposed)
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(critic.parameters()))])
+
+    some, others = torch.full((16, 3, 2, 1), 0.8), torch.full((16, 3, 2, 1), -0.8)
+    assert torch.equal(gradient(100.0, some), gradient(100.0, others))
+    for returns in (-100.0, torch.nan):
+        assert not torch.allclose(gradient(returns, some), gradient(returns, others))
+
+
+def test_the_penalty_pushes_unseen_chunks_down_but_not_the_data() -> None:
+    values = []
+    for weight in (0.0, 0.5):
+        torch.manual_seed(0)
+        algorithm = cal_ql(conservative=ConservativeConfig(weight, 8), actor_delay=100)
+        for _ in range(50):
+            algorithm.update(batch(0.6 + 0.02 * torch.randn(64, 2, 1), lambda action: action[:, 0].sign()))
+        obs = {"state": torch.zeros(1, 1, 2)}
+        grid = torch.tensor([0.6, -0.8]).view(1, 2, 1, 1).expand(1, 2, 2, 1)
+        values.append(algorithm.critic.of_candidates(obs, grid).mean(0)[0])
+    assert values[1][0] > values[1][1] + 0.5 and values[1][1] < values[0][1] - 0.5
+    assert values[1][0].item() == pytest.approx(1.0, abs=0.3)
+
+
+def test_cal_ql_trains_squashed_gaussians_only() -> None:
+    with pytest.raises(UserError):
+        cal_ql(flow())
