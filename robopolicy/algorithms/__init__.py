@@ -14,6 +14,8 @@ from robopolicy.algorithms.dppo import DPPO, DPPOConfig
 from robopolicy.algorithms.dsrl_na import DSRLNA, DSRLNAConfig
 from robopolicy.algorithms.dsrl_sac import DSRLSAC, DSRLSACConfig
 from robopolicy.algorithms.expo import EXPO, EXPOConfig
+from robopolicy.algorithms.flow_grpo import FlowGRPO, FlowGRPOConfig
+from robopolicy.algorithms.flow_sde import FlowSDE, FlowSDEConfig
 from robopolicy.algorithms.fpo import FPO, FPOConfig
 from robopolicy.algorithms.fpo_pp import FPOPlusPlus, FPOPlusPlusConfig
 from robopolicy.algorithms.gorl import GoRL, GoRLConfig
@@ -39,6 +41,8 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "dsrl_na": (DSRLNAConfig, DSRLNA),
     "dsrl_sac": (DSRLSACConfig, DSRLSAC),
     "expo": (EXPOConfig, EXPO),
+    "flow_grpo": (FlowGRPOConfig, FlowGRPO),
+    "flow_sde": (FlowSDEConfig, FlowSDE),
     "fpo": (FPOConfig, FPO),
     "fpo_pp": (FPOPlusPlusConfig, FPOPlusPlus),
     "gorl": (GoRLConfig, GoRL),

@@ -5,6 +5,9 @@ steps before. Reward comes with the environment, so all steps of a chunk share i
 critic blind to the denoising state, discounted by `gamma_denoise` per step still to come. The clip range grows from
 `clip_base` at the noisiest trained step to `clip` at the last.
 
+Training injects noise that evaluation leaves out, all of it with the sampler ddim, so that success in evaluation can
+lag behind that in rollouts; a base with the sampler ddpm deploys nearly the chain it was trained on.
+
 Use it when the weights of a diffusion policy and a simulator are at hand and the base already succeeds sometimes. Not
 for flow heads, whose steps have no Gaussian noise of their own (reinflow), nor for black-box policies, nor when the
 base never succeeds under sparse reward. Fewer than about ten trained steps learn less; more cost time.
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -120,21 +124,21 @@ class DPPO(ChainTuner, FineTuner):
     def __init__(self, config: DPPOConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
         starts, heads = _stages(policy)
-        first = _first_trained(config, starts, heads[-1].config.steps)
+        steps = heads[-1].config.steps
+        first = _first_trained(config, starts, steps)
         base = in_stages(starts, [frozen_copy(head) for head in heads])
         super().__init__(config, _chain(config, heads[-1], base, first), base, total_updates=total_updates)
-        self.base = base  # the chain's: one frozen copy is enough
-        self.teacher = _chain(config, base.heads[-1], base, first).requires_grad_(False)
+        self._adopt(base)
+        bounds = DepthBounds(config.clip_base, config.clip, steps - first, config.clip_rate)
+        self.estimator = Estimator(EstimatorConfig(bounds=bounds, entropy_coef=config.entropy_coef))
+
+    def _adopt(self, base: StagedDiffusion) -> None:
+        """Make `base` the frozen part of chain, teacher and deployed policy."""
+        head, first, starts = self.policy.head, self.policy.first, base.config.starts
+        self.base = self.policy.base = base
+        self.teacher = _chain(self.config, base.heads[-1], base, first).requires_grad_(False)
         kept = sum(start < first for start in starts)
-        stages = [*base.heads[:kept], heads[-1]]
-        self._deployed = in_stages([*starts[:kept], first], stages) if kept else heads[-1]
-        steps = heads[-1].config.steps - first
-        self.estimator = Estimator(
-            EstimatorConfig(
-                bounds=DepthBounds(config.clip_base, config.clip, steps, config.clip_rate),
-                entropy_coef=config.entropy_coef,
-            )
-        )
+        self._deployed = in_stages([*starts[:kept], first], [*base.heads[:kept], head]) if kept else head
 
     def deployable(self) -> Policy:
         """The fine-tuned head behind the steps that the base keeps; the head alone when it takes all of them."""
@@ -151,6 +155,17 @@ class DPPO(ChainTuner, FineTuner):
     def parts(self) -> Mapping[str, Stateful]:
         """The base is a part of the chain."""
         return {name: part for name, part in super().parts().items() if name != "base"}
+
+    def state_dict(self) -> dict[str, Any]:
+        """States of all parts, and which networks the base is made of."""
+        return {**super().state_dict(), "starts": list(self.base.config.starts)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`; a run goes on from what it deployed, which has a stage more than its base."""
+        starts = tuple(state["starts"])
+        if starts != self.base.config.starts:
+            self._adopt(in_stages(starts, [frozen_copy(self.policy.head) for _ in starts]))
+        super().load_state_dict(state)
 
 
 def _chain(config: DPPOConfig, head: DiffusionPolicy, base: StagedDiffusion, first: int) -> DiffusionChain:

@@ -1,4 +1,4 @@
-"""Flow-GRPO: critic-free RL fine-tuning of a flow policy by comparing episodes from one start state (Liu et al. 2025).
+"""Flow-GRPO: critic-free RL fine-tuning of a flow policy by comparing episodes from one start state (arXiv 2505.05470).
 
 The flow is sampled by the stochastic differential equation with its marginals, whose steps are Gaussian (`sde_chain`).
 Several episodes are played from each start; the return of an episode, standardised within its group, is the advantage
@@ -118,6 +118,7 @@ class FlowGRPO(ChainTuner):
             rows = self.prepare(rows_of(batch, advantage))
         rate = self._set_lr()
         info, epochs = self._epochs(rows)
+        self.policy.observe(rows.obs)
         self.updates += 1
         metrics = {key: float(value) for key, value in info.items()}
         metrics["actor/informative"] = float((advantage != 0).float().mean())

@@ -1,4 +1,4 @@
-"""Flow-SDE: PPO with a critic on the stochastic sampler of a flow policy (Flow-SDE of piRL, Chen et al. 2025).
+"""Flow-SDE: PPO with a critic on the stochastic sampler of a flow policy (Flow-SDE of piRL, arXiv 2510.25889).
 
 Flow-GRPO with the advantage from GAE on V(s) instead of from groups: every decision gets credit of its own, and
 episodes need not be restarted from one state. Against ReinFlow, the noise is given by the flow's time instead of

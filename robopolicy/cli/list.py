@@ -23,7 +23,12 @@ BACKENDS = (
     ("envpool", "EnvPool's compiled environments; fast, but episodes are not repeatable", "envpool", "envpool"),
 )
 
-LEARNS = {"dataset": "learns from a dataset", "rollout": "learns by playing"}
+LEARNS = {
+    "dataset": "learns from a dataset",
+    "rollout": "learns by playing",
+    "group": "learns by playing in groups",
+    "replay": "learns from a replay memory",
+}
 
 Row = dict[str, Any]
 

@@ -30,7 +30,7 @@ from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TrainConfig, section
 from robopolicy.training.device import usable_device
 from robopolicy.training.manifest import read_manifest
-from robopolicy.training.sources import DatasetSource, RolloutSource, Source
+from robopolicy.training.sources import DatasetSource, GroupSource, RolloutSource, Source
 
 FIRST_EPISODE = 1_000_000  # episode seeds of training start here, far above those of demonstrations and evaluation
 
@@ -168,6 +168,8 @@ def _source(
         return DatasetSource(sampler, device)
     assert origin is not None
     sim = ChunkedSim(origin, execute=spec.execute, obs_horizon=spec.obs_horizon, gamma=algorithm.step_discount)
+    if algorithm.experience == "group":
+        return GroupSource(sim, device, group_size=settings.group_size, seed=FIRST_EPISODE * (1 + config.seed))
     return RolloutSource(sim, device, decisions=settings.decisions, seed=FIRST_EPISODE * (1 + config.seed))
 
 
@@ -186,6 +188,10 @@ def _simulator(config: TrainConfig, num_envs: int) -> VectorSim:
 def _total_updates(config: TrainConfig, algorithm_config: Any) -> int:
     if config.budget.updates:
         return config.budget.updates
+    if not hasattr(algorithm_config, "decisions"):
+        raise UserError(
+            f"Algorithm '{config.algorithm['name']}' plays whole episodes, of any length; set budget.updates instead."
+        )
     per_update = algorithm_config.decisions * config.sim.num_envs * config.chunk.execute
     return math.ceil(config.budget.env_steps / per_update)
 
@@ -218,7 +224,7 @@ def _new_policy(config: TrainConfig, episodes: Episodes | None, sim: SimSpec | N
 
 def _check_verb(policy: Policy, algorithm: str, experience: str) -> None:
     """Refuse an algorithm whose policy lacks the verb that its kind of experience needs."""
-    verb = {"dataset": "imitation_loss", "rollout": "decisions"}[experience]
+    verb = {"dataset": "imitation_loss", "rollout": "decisions", "group": "decisions"}[experience]
     if getattr(type(policy), verb) is getattr(Policy, verb):
         raise UserError(
             f"Algorithm '{algorithm}' needs a policy with {verb}, which '{policy.name}' lacks; "

@@ -13,9 +13,10 @@ from robopolicy.algorithms.base import Algorithm
 from robopolicy.algorithms.off_policy import OffPolicy
 from robopolicy.data.chunks import ChunkBatch, ChunkSampler
 from robopolicy.data.replay import MixedReplay, Replay, Transitions
-from robopolicy.data.rollout import Rollout
+from robopolicy.data.rollout import GroupRollout, Rollout
 from robopolicy.policies.base import Observation, Sample
 from robopolicy.policies.noise import Randomness
+from robopolicy.samplers.group import GroupSampler
 from robopolicy.samplers.replay import ReplaySampler
 from robopolicy.samplers.rollout import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
@@ -106,13 +107,8 @@ class RolloutSource:
         return self.sampler.env_steps
 
     def next(self, algorithm: Algorithm) -> Rollout:
-        """Play one rollout with the current policy; the simulator and the networks may live on different devices."""
-
-        def act(obs: Observation, *, generator: Randomness) -> Sample:
-            sample = algorithm.act(_move(obs, self.device), generator=generator)
-            return replace(sample, chunk=sample.chunk.to(self.sim.sim.device))
-
-        return _move(self.sampler.collect(act), self.device)
+        """Play one rollout with the current policy."""
+        return _move(self.sampler.collect(_between(self.sim, self.device, algorithm.act)), self.device)
 
     def metrics(self) -> dict[str, float]:
         """Means over the episodes that have ended since the last call."""
@@ -138,6 +134,46 @@ class RolloutSource:
         self.sampler = RolloutSampler(self.sim, decisions=self.sampler.decisions, seed=self._seed + steps)
         self.sampler.env_steps = steps
         return False
+
+    def close(self) -> None:
+        """Stop the simulator."""
+        self.sim.sim.close()
+
+
+class GroupSource:
+    """Whole episodes in a simulator, several from each start state."""
+
+    def __init__(self, sim: ChunkedSim, device: torch.device, *, group_size: int, seed: int) -> None:
+        self.sim = sim
+        self.device = device
+        self.sampler = GroupSampler(sim, group_size=group_size, seed=seed)
+        self._first = self.sampler.first_observations()
+
+    @property
+    def env_steps(self) -> int:
+        """Control steps played so far."""
+        return self.sampler.env_steps
+
+    def next(self, algorithm: Algorithm) -> GroupRollout:
+        """Play one episode per environment with the current policy."""
+        return _move(self.sampler.collect(_between(self.sim, self.device, algorithm.act)), self.device)
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the episodes that have ended since the last call."""
+        return self.sampler.episode_stats()
+
+    def observations(self) -> Observation:
+        """The first observations of training."""
+        return _move(self._first, self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Seeds and exploration noise; no backend has to save its state."""
+        return self.sampler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Restore `state_dict`."""
+        self.sampler.load_state_dict(state)
+        return True
 
     def close(self) -> None:
         """Stop the simulator."""
@@ -215,17 +251,9 @@ class ReplaySource:
     def _play(self, algorithm: OffPolicy) -> None:
         assert self.sampler is not None
         sampler = self.sampler
-
-        def on_device(draw: Callable[..., Sample]) -> Callable[..., Sample]:
-            def act(obs: Observation, *, generator: Randomness) -> Sample:
-                sample = draw(_move(obs, self.device), generator=generator)
-                return replace(sample, chunk=sample.chunk.to(sampler.sim.sim.device))
-
-            return act
-
         while sampler.env_steps < self.settings.warmup_steps:
-            sampler.play(on_device(algorithm.explore))
-        sampler.play(on_device(algorithm.act), self.decisions)
+            sampler.play(_between(sampler.sim, self.device, algorithm.explore))
+        sampler.play(_between(sampler.sim, self.device, algorithm.act), self.decisions)
 
     def metrics(self) -> dict[str, float]:
         """Means over the episodes that have ended since the last call."""
@@ -268,6 +296,16 @@ class ReplaySource:
         """Stop the simulator."""
         if self.sampler is not None:
             self.sampler.sim.sim.close()
+
+
+def _between(sim: ChunkedSim, device: torch.device, draw: Callable[..., Sample]) -> Callable[..., Sample]:
+    """`draw` on the device of the networks, for observations from and chunks to that of the simulator."""
+
+    def act(obs: Observation, *, generator: Randomness) -> Sample:
+        sample = draw(_move(obs, device), generator=generator)
+        return replace(sample, chunk=sample.chunk.to(sim.sim.device))
+
+    return act
 
 
 def _move(value: Any, device: torch.device) -> Any:
