@@ -72,6 +72,7 @@ class ActorTuner(Algorithm):
             total_updates: Rollouts to come.
         """
         super().__init__(policy, total_updates=total_updates, seed=config.seed)
+        policy.eval()  # no dropout: what was sampled must be scored by the same network
         self.config = config
         self.base = frozen_copy(base)
         self.actor_parameters = [p for p in policy.parameters() if p.requires_grad]
