@@ -1,0 +1,335 @@
+"""DSRL: closed-form steering of a linear base, distillation, a base that is only called, resume, and the point mass."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robopolicy.algorithms.dsrl_na import DSRLNA, DSRLNAConfig, distill_loss
+from robopolicy.algorithms.dsrl_sac import DSRLSAC, DSRLSACConfig
+from robopolicy.algorithms.steering import Steering
+from robopolicy.critics.q import CriticConfig, QEnsemble
+from robopolicy.data.replay import Replay, Transitions
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Observation, Policy, PolicySpec
+from robopolicy.policies.callable import CallablePolicy
+from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
+from robopolicy.samplers.replay import ReplaySampler
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
+
+# The closed-form case: one decision, base P(s, w) = s + GAIN w, value -|a - GOAL|^2.
+LINEAR = PolicySpec({"state": (2,)}, action_dim=2)
+GAIN, GOAL, BOUND = torch.tensor([1.0, -0.5]), torch.tensor([0.8, 0.3]), 1.5
+SMALL = CriticConfig(hidden=(64, 64), activation="silu", layer_norm=False)
+ACTOR = replace(STEERING_ACTOR, hidden=(64, 64), normalization="identity")
+POINT_MASS = PolicySpec({"state": (6,)}, 2, horizon=4, execute=4)
+
+
+def linear(obs: Observation, noise: Tensor) -> Tensor:
+    return obs["state"] + GAIN * noise
+
+
+def value(chunk: Tensor) -> Tensor:
+    return -(chunk[:, 0] - GOAL).square().sum(-1)
+
+
+def make(kind: type[Steering], base: Policy, **overrides: Any) -> Any:
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {"space": NoiseSpace(bound=BOUND), "actor": ACTOR, "critic": SMALL, "batch_size": 128}
+    settings |= {"lr": 3e-3, "critic_lr": 3e-3} | overrides
+    config = (DSRLNAConfig if kind is DSRLNA else DSRLSACConfig)(**settings)
+    return kind(config, base, total_updates=100)  # type: ignore[call-arg]
+
+
+def bandit(rows: int, seed: int, base: Callable[[Observation, Tensor], Tensor] = linear) -> Transitions:
+    """One-step episodes with random noise behind the actions."""
+    generator = torch.Generator().manual_seed(seed)
+    obs = {"state": 2 * torch.rand(rows, 1, 2, generator=generator) - 1}
+    w = BOUND * (2 * torch.rand(rows, 1, 2, generator=generator) - 1)
+    chunk = base(obs, w)
+    reward, ones = value(chunk), torch.ones(rows)
+    return Transitions(
+        obs=obs,
+        chunk=chunk,
+        mask=ones[:, None],
+        rewards=reward[:, None],
+        steps=ones.long(),
+        discount=torch.zeros(rows),
+        reward=reward,
+        next_obs=obs,
+        returns=reward,
+        record={"noise": w},
+        online=ones.bool(),
+        weight=ones,
+        index=torch.arange(rows),
+    )
+
+
+class ExactQ(nn.Module):
+    """The true value of a chunk, twice."""
+
+    def forward(self, obs: Observation, chunk: Tensor) -> Tensor:
+        return value(chunk).expand(2, -1)
+
+
+def point_mass(algorithm: Any, num_envs: int = 8, reward: str = "shaped") -> ReplaySampler:
+    spec = algorithm.policy.spec
+    sim = ChunkedSim(make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward=reward)), execute=spec.execute)
+    return ReplaySampler(sim, Replay(20_000, num_envs), seed=0)
+
+
+def flow(**config: Any) -> FlowPolicy:
+    torch.manual_seed(0)
+    policy = FlowPolicy(FlowConfig(**({"hidden": (32, 32), "steps": 2} | config)), POINT_MASS)
+    bounds = {"state": 6, "action": 2}
+    policy.fit_normalizer({key: {"min": [-1.0] * n, "max": [1.0] * n} for key, n in bounds.items()})
+    return policy
+
+
+def states(algorithm: Any) -> dict[str, Tensor]:
+    return {key: item.clone() for key, item in algorithm.policy.state_dict().items()}
+
+
+kinds = pytest.mark.parametrize("kind", [DSRLSAC, DSRLNA])
+
+
+def test_distillation_of_a_linear_base_and_a_quadratic_value_converges() -> None:
+    algorithm = make(DSRLNA, CallablePolicy.wrap("linear", linear, LINEAR), critic_lr=5e-3)
+    algorithm.critic = ExactQ()
+    errors = [float(algorithm.distill_step(bandit(128, seed).obs)["distill_error"]) for seed in range(600)]
+    assert errors[0] > 1.0
+    assert sum(errors[-20:]) / 20 < 0.08
+
+
+@pytest.mark.parametrize("kind", [DSRLSAC, DSRLNA])
+def test_the_actor_finds_the_closed_form_noise_clipped_at_the_bound(kind: type[Steering]) -> None:
+    base = CallablePolicy.wrap("linear", linear, LINEAR)
+    more: dict[str, Any] = {"distill": 1.0} if kind is DSRLNA else {}
+    algorithm = make(kind, base, temperature=0.01, temperature_lr=0.0, lr=4e-3, critic_lr=4e-3, batch_size=64, **more)
+    for seed in range(50):
+        algorithm.update(bandit(8 * 64, seed))
+    obs = bandit(200, 999).obs
+    with torch.no_grad():
+        w = algorithm.policy.actor.act(obs, deterministic=True)
+    best = ((GOAL - obs["state"]) / GAIN).clamp(-BOUND, BOUND)
+    assert bool((best.abs() == BOUND).any())  # the bound matters here
+    assert float((w - best).abs().mean()) < 0.2
+    regret = value(linear(obs, best)) - value(linear(obs, w))
+    assert float(regret.mean()) < 0.1 < 1.0 < float((value(linear(obs, best)) - value(linear(obs, 0 * w))).mean())
+    assert bool((w.abs() <= BOUND).all())
+
+
+def test_a_base_that_ignores_its_noise_gives_a_critic_that_does() -> None:
+    def constant(obs: Observation, noise: Tensor) -> Tensor:
+        return obs["state"] + 0 * noise
+
+    algorithm = make(DSRLNA, CallablePolicy.wrap("constant", constant, LINEAR))
+    obs = bandit(64, 0).obs
+    noise = [algorithm.policy.draw(64, None, obs["state"].device) for _ in range(2)]
+    chunks = [algorithm.policy.play(obs, w) for w in noise]
+    losses = [distill_loss(algorithm.noise_critic, algorithm.critic, obs, noise[0], chunk)[0] for chunk in chunks]
+    assert torch.equal(losses[0], losses[1])  # the target is the same for every noise
+    algorithm.critic = ExactQ()
+
+    def spread() -> float:
+        with torch.no_grad():
+            values = torch.stack(
+                [algorithm.noise_critic(obs, algorithm.policy.draw(64, None, obs["state"].device)) for _ in range(20)]
+            )
+        return float(values.std(0).mean() / values.mean(0).std())
+
+    before = spread()
+    for seed in range(400):
+        algorithm.distill_step(bandit(256, seed).obs)
+    assert spread() < 0.03 < before
+
+
+def test_targets_do_not_depend_on_the_noise_behind_an_action() -> None:
+    algorithm = make(DSRLNA, CallablePolicy.wrap("linear", linear, LINEAR))
+    batch = bandit(128, 0)
+    for record in (batch.record, {"noise": torch.zeros(128, 1, 2)}, {}):
+        assert torch.equal(algorithm.target(replace(batch, record=record)), batch.reward)
+        loss, _ = algorithm.critic_loss(replace(batch, record=record))
+        assert torch.equal(loss, algorithm.critic_loss(batch)[0])
+
+
+def test_the_target_is_the_soft_value_of_the_steered_base() -> None:
+    algorithm = make(DSRLNA, CallablePolicy.wrap("linear", linear, LINEAR), temperature=0.2)
+    algorithm.target_critic = ExactQ()
+    batch = replace(bandit(64, 0), discount=torch.full((64,), 0.9))
+    torch.manual_seed(5)
+    actual = algorithm.target(batch)
+    torch.manual_seed(5)
+    w, logp = algorithm.policy.actor.rsample(batch.next_obs)
+    expected = batch.reward + 0.9 * (value(linear(batch.next_obs, w)) - 0.2 * logp)
+    torch.testing.assert_close(actual, expected)
+    without = make(DSRLNA, CallablePolicy.wrap("linear", linear, LINEAR), backup_entropy=False)
+    without.target_critic = ExactQ()
+    torch.manual_seed(5)
+    torch.testing.assert_close(without.target(batch), expected + 0.9 * 0.2 * logp)
+
+
+@kinds
+@pytest.mark.parametrize(
+    "space", [NoiseSpace("repeat", 0.3), NoiseSpace("truncated", 0.4, steps=2, rest="draw"), NoiseSpace("full", 0.9)]
+)
+def test_the_bound_holds_wherever_noise_appears(
+    kind: type[Steering], space: NoiseSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to_base: list[Tensor] = []
+    to_critic: list[Tensor] = []
+
+    def function(obs: Observation, noise: Tensor) -> Tensor:
+        to_base.append(noise.clone())
+        return noise
+
+    algorithm = make(kind, CallablePolicy.wrap("spy", function, POINT_MASS), space=space, lr=0.1, batch_size=16)
+    original, free = QEnsemble.output, space.rows(4)
+
+    def output(self: QEnsemble, features: Tensor, chunk: Tensor) -> Tensor:
+        if self is not algorithm.critic or kind is DSRLSAC:
+            assert chunk.shape[1] == free or self is not algorithm.noise_critic
+            to_critic.append(chunk.detach().clone())
+        return original(self, features, chunk)
+
+    monkeypatch.setattr(QEnsemble, "output", output)
+    sampler = point_mass(algorithm)
+    sampler.play(algorithm.explore, 4)
+    for _ in range(3):
+        sampler.play(algorithm.act)
+        algorithm.update(sampler.replay.sample(algorithm.request, algorithm.generator, batches=2))
+    assert len(to_base) >= 7 and len(to_critic) >= 6
+    for noise in (*to_base, *to_critic):
+        assert bool((noise.abs() <= torch.tensor(space.bound)).all())
+
+
+@kinds
+def test_every_chunk_is_decoded_exactly_once(kind: type[Steering]) -> None:
+    base = CallablePolicy.wrap("linear", lambda obs, noise: noise, POINT_MASS)
+    algorithm = make(kind, base, batch_size=16)
+    box, sampler = algorithm.policy.base.box, point_mass(algorithm)
+    sampler.play(algorithm.explore, 5)
+    sampler.play(algorithm.act, 3)
+    assert box.calls == 8
+    algorithm.update(sampler.replay.sample(algorithm.request, algorithm.generator, batches=4))
+    assert box.calls == 8 + (
+        0 if kind is DSRLSAC else 4 + 2
+    )  # targets of four minibatches, distillation on half of them
+
+
+@kinds
+def test_the_base_is_bit_identical_after_training(kind: type[Steering]) -> None:
+    base = flow()
+    before = {key: item.clone() for key, item in base.state_dict().items()}
+    algorithm = make(kind, base, batch_size=32)
+    actor = {key: item.clone() for key, item in algorithm.policy.actor.state_dict().items()}
+    sampler = point_mass(algorithm)
+    sampler.play(algorithm.explore, 4)
+    for _ in range(3):
+        sampler.play(algorithm.act)
+        algorithm.update(sampler.replay.sample(algorithm.request, algorithm.generator, batches=2))
+    assert all(p.grad is None for p in algorithm.policy.base.parameters())
+    inside = algorithm.policy.base.state_dict()
+    assert all(
+        torch.equal(item, inside[key]) and torch.equal(item, base.state_dict()[key]) for key, item in before.items()
+    )
+    assert any(not torch.equal(item, algorithm.policy.actor.state_dict()[key]) for key, item in actor.items())
+
+
+@kinds
+def test_a_resumed_algorithm_ends_with_the_same_weights(kind: type[Steering]) -> None:
+    straight = make(kind, flow(), batch_size=32)
+    sampler = point_mass(straight)
+    sampler.play(straight.explore, 5)
+    first = sampler.replay.sample(straight.request, torch.Generator().manual_seed(0), batches=2)
+    second = sampler.replay.sample(straight.request, torch.Generator().manual_seed(1), batches=2)
+    straight.update(first)
+    state = copy.deepcopy(straight.state_dict())
+    torch.manual_seed(7)
+    straight.update(second)
+    resumed = make(kind, LatentPolicy.steer(flow(), NoiseSpace(bound=BOUND), ACTOR), batch_size=32)
+    resumed.load_state_dict(state)
+    torch.manual_seed(7)
+    resumed.update(second)
+    after = resumed.state_dict()
+    for part in straight.parts():
+        for key, item in straight.state_dict()[part].items():
+            if isinstance(item, Tensor):
+                assert torch.equal(item, after[part][key]), f"{part}.{key}"
+
+
+@kinds
+def test_a_nan_shows_in_the_metrics_and_autocast_stays_finite(kind: type[Steering]) -> None:
+    algorithm = make(kind, CallablePolicy.wrap("linear", linear, LINEAR), batch_size=64)
+    with torch.autocast("cpu", torch.bfloat16):
+        metrics = algorithm.update(bandit(64, 0))
+    assert all(torch.isfinite(torch.tensor(number)) for number in metrics.values())
+    batch = bandit(64, 1)
+    batch.reward[3] = float("nan")
+    assert algorithm.update(batch)["critic/loss"] != algorithm.update(batch)["critic/loss"]
+
+
+@kinds
+def test_what_is_deployed_round_trips(kind: type[Steering], tmp_path: Path) -> None:
+    algorithm = make(kind, flow())
+    obs = {"state": torch.randn(4, 1, 6)}
+    save_checkpoint(tmp_path / "c", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    assert verify_checkpoint(tmp_path / "c").ok
+    loaded, _ = load_policy(tmp_path / "c")
+    assert torch.equal(loaded.act(obs, deterministic=True), algorithm.policy.act(obs, deterministic=True))
+    again = make(kind, loaded)  # a steered policy can be steered further
+    assert torch.equal(again.policy.act(obs, deterministic=True), loaded.act(obs, deterministic=True))
+
+
+def test_demonstrations_serve_the_aliased_variant_alone() -> None:
+    offline = replace(bandit(128, 0), record={}, online=torch.zeros(128).bool())
+    make(DSRLNA, CallablePolicy.wrap("linear", linear, LINEAR)).update(offline)
+    with pytest.raises(
+        UserError, match="noise behind each action, which a dataset does not hold; use algorithm=dsrl_na"
+    ):
+        make(DSRLSAC, CallablePolicy.wrap("linear", linear, LINEAR)).update(offline)
+
+
+def test_what_cannot_be_steered_is_refused() -> None:
+    with pytest.raises(UserError, match="takes none; train it with ppo or sac"):
+        make(DSRLNA, GaussianPolicy(GaussianConfig(), LINEAR))
+    with pytest.raises(UserError, match=r"set algorithm\.space\.bound"):
+        make(DSRLNA, flow(), space=NoiseSpace(bound=0.0))
+    with pytest.raises(UserError, match="must be a multiple of that, got 3"):
+        make(DSRLSAC, flow(), n_step=3)
+    with pytest.raises(UserError, match="or start from its base"):
+        make(DSRLNA, LatentPolicy.steer(flow(), NoiseSpace("repeat"), ACTOR))
+
+
+@pytest.mark.slow
+@kinds
+def test_steering_a_slow_random_black_box_solves_the_point_mass(kind: type[Steering]) -> None:
+    def function(obs: Observation, noise: Tensor) -> Tensor:
+        time.sleep(0.0005)
+        return (0.7 * noise).clamp(-1, 1)
+
+    base = CallablePolicy.wrap("random", function, POINT_MASS)
+    settings: dict[str, Any] = {"space": NoiseSpace("repeat"), "critic": CriticConfig(hidden=(64, 64))}
+    algorithm = make(kind, base, lr=1e-3, critic_lr=1e-3, temperature=0.1, tau=0.02, **settings)
+    sampler = point_mass(algorithm, num_envs=16)
+    sampler.play(algorithm.explore, 30)
+    before = sampler.episode_stats()["rollout/return"]
+    for _ in range(60):
+        sampler.play(algorithm.act)
+        algorithm.update(sampler.replay.sample(algorithm.request, algorithm.generator, batches=8))
+    sampler.episode_stats()
+    sampler.play(algorithm.act, 20)
+    assert before < -6 and sampler.episode_stats()["rollout/return"] > -2.5
+    assert algorithm.policy.base.box.latency >= 0.0005
