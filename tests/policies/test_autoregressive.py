@@ -9,10 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.errors import UserError
 from robopolicy.policies.autoregressive import AutoregressiveConfig, AutoregressivePolicy
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.density import choose
+from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.registry import SimOptions, make_sim
 
 SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=3, execute=2, obs_horizon=2)
 OBS = {"state": torch.randn(16, 2, 3, generator=torch.Generator().manual_seed(0))}
@@ -173,6 +177,19 @@ def test_nan_inputs_are_not_turned_into_tokens() -> None:
     for deterministic in (True, False):
         acted = policy.act(obs, deterministic=deterministic)
         assert acted.isnan().flatten(1).all(1).nonzero().flatten().tolist() == [3]
+
+
+def test_ppo_trains_tokens_and_its_first_ratios_are_one() -> None:
+    sim = make_sim("toy/point_mass", SimOptions(num_envs=8, reward="shaped"))
+    policy = tokens(PolicySpec({"state": (6,)}, 2, horizon=2, execute=2), action_normalization="minmax")
+    policy.fit_normalizer({"action": {"min": [-1.0, -1.0], "max": [1.0, 1.0]}})
+    algorithm = PPO(PPOConfig(decisions=8, epochs=1, batch_size=64), policy, total_updates=2)
+    sampler = RolloutSampler(ChunkedSim(sim, execute=2, obs_horizon=1, gamma=0.99), decisions=8, seed=0)
+    before = policy.output.weight.detach().clone()
+    rollout = sampler.collect(algorithm.act)
+    assert rollout.logp.shape == (8, 8, 4) and not rollout.record["tokens"].is_floating_point()
+    assert algorithm.update(rollout)["actor/approx_kl"] == pytest.approx(0.0, abs=1e-8)  # one epoch, one minibatch
+    assert not torch.equal(before, policy.output.weight)
 
 
 @pytest.mark.parametrize(
