@@ -1,0 +1,97 @@
+"""Chains kept as seeds: exact ratios after the weights have moved, and the bytes that each way of keeping them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from robopolicy.errors import UserError
+from robopolicy.policies.base import PolicySpec, Record
+from robopolicy.policies.chain import ChainPolicy
+from robopolicy.policies.diffusion import DiffusionConfig, DiffusionPolicy
+from robopolicy.policies.diffusion_chain import DiffusionChain
+from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.recomputed_chain import RecomputedChain, chain_dtype
+from robopolicy.policies.sde_chain import SDEChain
+from robopolicy.policies.staged_diffusion import in_stages
+from robopolicy.policies.stochastic_flow import NoiseConfig, StochasticFlow
+
+SPEC = PolicySpec({"state": (3,)}, action_dim=7, horizon=16, execute=8)
+OBS = {"state": torch.randn(12, 1, 3, generator=torch.Generator().manual_seed(0))}
+RAW = {"hidden": (32, 32), "normalization": "identity", "action_normalization": "identity"}
+
+
+def diffusion(seed: int) -> DiffusionPolicy:
+    torch.manual_seed(seed)
+    return DiffusionPolicy(DiffusionConfig(**RAW, steps=12), SPEC)  # type: ignore[arg-type]
+
+
+def flow() -> FlowPolicy:
+    torch.manual_seed(0)
+    return FlowPolicy(FlowConfig(**RAW), SPEC)  # type: ignore[arg-type]
+
+
+CHAINS: dict[str, Callable[[], ChainPolicy]] = {
+    "diffusion": lambda: DiffusionChain(diffusion(0), in_stages((0,), [diffusion(1)]), first=2),
+    "stochastic-flow": lambda: StochasticFlow(flow(), NoiseConfig()),
+    "sde-flow": lambda: SDEChain(flow(), 0.3),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_seeds_give_back_the_chains_that_were_played(name: str) -> None:
+    chain = CHAINS[name]()
+    recorder = RecomputedChain(chain)
+    played = recorder.sample(OBS, generator=torch.Generator().manual_seed(1))
+    assert set(played.record) == {"seed"} and len(set(played.record["seed"].tolist())) == 12
+    recorder.freeze()
+    with torch.no_grad():
+        for parameter in chain.parameters():
+            parameter.mul_(1.5)  # the policy moves on, the snapshot does not
+    for rows in (torch.arange(12), torch.tensor([7, 2, 11])):
+        obs = {"state": OBS["state"][rows]}
+        record, logp = recorder.recall(obs, {"seed": played.record["seed"][rows]})
+        torch.testing.assert_close(logp, played.logp[rows], atol=1e-3, rtol=1e-4)
+        chunk = chain.head.action_normalizer.denormalize(chain.head.clip(record["chain"][:, -1]))
+        torch.testing.assert_close(chunk, played.chunk[rows], atol=1e-5, rtol=0)
+        assert not torch.allclose(chain.decisions(obs, record).logp, logp, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_ratio_of_recalled_chains_is_one(name: str, dtype: str) -> None:
+    chain = CHAINS[name]()
+    chain.chain_dtype = chain_dtype(dtype)
+    recorder = RecomputedChain(chain)
+    seeds = recorder.sample(OBS).record
+    for _ in range(2):  # the snapshot is renewed
+        recorder.freeze()
+        record, logp = recorder.recall(OBS, seeds)
+        # summed over 112 dimensions, float32 itself is good for 1e-4 nats only
+        scale = 1 if isinstance(chain, DiffusionChain | SDEChain) else 112
+        assert float(((chain.decisions(OBS, record).logp.detach() - logp) / scale).exp().sub(1).abs().max()) < 1e-5
+        with torch.no_grad():
+            for parameter in chain.parameters():
+                parameter.mul_(1.1)
+
+
+def size(record: Record) -> float:
+    return sum(value.nbytes for value in record.values()) / 12
+
+
+def test_bytes_per_decision_are_those_of_the_documentation() -> None:
+    chain = CHAINS["diffusion"]()  # T = 10, H = 16, A = 7
+    assert size(chain.sample(OBS).record) == 4 * 11 * 16 * 7 == 4928
+    chain.chain_dtype = torch.bfloat16
+    assert size(chain.sample(OBS).record) == 2 * 11 * 16 * 7 == 2464
+    assert size(RecomputedChain(chain).sample(OBS).record) == 8
+
+
+def test_other_types_and_an_early_recall_are_refused() -> None:
+    with pytest.raises(UserError, match="Unknown chain_dtype 'float16'"):
+        chain_dtype("float16")
+    recorder = RecomputedChain(CHAINS["sde-flow"]())
+    with pytest.raises(RuntimeError, match="freeze"):
+        recorder.recall(OBS, recorder.sample(OBS).record)
