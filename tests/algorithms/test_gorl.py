@@ -1,0 +1,335 @@
+"""GoRL: stage 0 is tanh-Gaussian PPO, decoders stay frozen during PPO and are trained anew in between, runs resume."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms import ppo as ppo_module
+from robopolicy.algorithms.base import Algorithm
+from robopolicy.algorithms.gorl import EpisodeReturns, GoRL, GoRLConfig, latent_penalty
+from robopolicy.algorithms.on_policy import rows_with_advantages
+from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.data.rollout import Rollout
+from robopolicy.errors import UserError
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.diffusion import DiffusionConfig, DiffusionPolicy
+from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.generative import GenerativePolicy
+from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
+
+SPEC = PolicySpec({"state": (6,)}, 2, horizon=2, execute=2)
+STATE = {"min": [-1.0] * 6, "max": [1.0] * 6}
+ACTION = {"action": {"min": [-1.0, -1.0], "max": [1.0, 1.0]}}
+ENCODER = GaussianConfig(hidden=(16,), activation="silu", state_dependent_std=True)
+SMALL: dict[str, Any] = {"decisions": 8, "epochs": 2, "batch_size": 64, "encoder": ENCODER, "seed": 3}
+QUICK = SMALL | {"stages": (2, 2, 1), "decoder_updates": 2, "decoder_steps": 3, "decoder_batch": 32}
+
+
+def flow(**config: Any) -> FlowPolicy:
+    torch.manual_seed(0)
+    policy = FlowPolicy(FlowConfig(**({"hidden": (16, 16), "normalization": "running", "steps": 3} | config)), SPEC)
+    policy.fit_normalizer(ACTION if policy.config.normalization == "running" else {"state": STATE, **ACTION})
+    return policy
+
+
+def diffusion() -> DiffusionPolicy:
+    torch.manual_seed(0)
+    policy = DiffusionPolicy(DiffusionConfig(hidden=(16, 16), normalization="running"), SPEC)
+    policy.fit_normalizer(ACTION)
+    return policy
+
+
+def gorl(head: GenerativePolicy | None = None, **overrides: Any) -> GoRL:
+    return GoRL(GoRLConfig(**(QUICK | overrides)), head or flow(), total_updates=20)
+
+
+def sampler_for(algorithm: Algorithm, num_envs: int = 16, seed: int = 0) -> RolloutSampler:
+    sim = make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward="shaped"))
+    chunked = ChunkedSim(sim, execute=2, gamma=algorithm.step_discount)
+    return RolloutSampler(chunked, decisions=algorithm.config.decisions, seed=seed)
+
+
+def snapshot(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {key: value.clone() for key, value in module.state_dict().items()}
+
+
+def same(before: dict[str, Tensor], module: torch.nn.Module) -> bool:
+    return all(torch.equal(value, module.state_dict()[key]) for key, value in before.items())
+
+
+def run(algorithm: GoRL, sampler: RolloutSampler, updates: int) -> list[tuple[int, bool]]:
+    """(stage, whether a decoder is being trained) before every update."""
+    places = []
+    for _ in range(updates):
+        places.append((algorithm.stage, algorithm.fitting))
+        algorithm.update(sampler.collect(algorithm.act))
+    return places
+
+
+def test_stage_zero_is_exactly_tanh_gaussian_ppo() -> None:
+    algorithm = gorl(penalty=0.0, stages=(5,), normalize_reward=True)
+    squashed = replace(ENCODER, squash=True, action_normalization="minmax")
+    policy = GaussianPolicy(squashed, SPEC)
+    policy.load_state_dict(algorithm.policy.actor.state_dict())
+    policy.fit_normalizer(ACTION)
+    shared = {key: getattr(algorithm.settings, key) for key in PPOConfig.__dataclass_fields__}
+    plain = PPO(PPOConfig(**shared), policy, total_updates=20)
+    plain.critic.load_state_dict(algorithm.critic.state_dict())
+    samplers = sampler_for(algorithm), sampler_for(plain)
+    for _ in range(2):
+        rollouts = [sampler.collect(a.act) for sampler, a in zip(samplers, (algorithm, plain), strict=True)]
+        torch.testing.assert_close(rollouts[0].reward, rollouts[1].reward, atol=1e-5, rtol=1e-5)
+        algorithm.update(rollouts[0])
+        plain.update(rollouts[1])
+        for (key, mine), theirs in zip(algorithm.policy.actor.named_parameters(), policy.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4, msg=key)
+        for mine, theirs in zip(algorithm.critic.parameters(), plain.critic.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("make", [flow, diffusion])
+def test_stages_alternate_between_encoder_and_decoder(make: Callable[[], GenerativePolicy]) -> None:
+    algorithm = gorl(make())
+    sampler = sampler_for(algorithm)
+    assert bool(algorithm.decoder.identity) and algorithm.policy.network_calls == 1
+    places = run(algorithm, sampler, 4)
+    assert not bool(algorithm.decoder.identity) and algorithm.policy.network_calls == 1 + make().network_calls
+    places += run(algorithm, sampler, 8)
+    encode, decode = (lambda k: (k, False)), (lambda k: (k, True))
+    expected = [encode(0)] * 2 + [decode(0)] * 2 + [encode(1)] * 2 + [decode(1)] * 2
+    assert places == expected + [encode(2)] * 4  # the last stage goes on to the end
+    assert algorithm.updates == 12
+
+
+def test_clip_gradient_bound_and_penalty_change_after_stage_zero() -> None:
+    algorithm = gorl()
+    sampler = sampler_for(algorithm)
+    rows = rows_with_advantages(sampler.collect(algorithm.act), algorithm.critic, gamma=0.99, lam=0.95)
+    seen = []
+    for _ in range(2):
+        plain, _ = ppo_module.actor_loss(algorithm.policy, rows, algorithm.estimator)
+        loss, info = algorithm.actor_loss(rows, diagnose=True)
+        weight = float(((loss - plain) / info["penalty"]).detach())
+        seen.append((algorithm.config.clip, algorithm.config.grad_clip, weight))
+        run(algorithm, sampler, 4)
+    assert seen[0][:2] == (0.15, 0.5) and seen[1][:2] == (0.3, 1.0)
+    assert seen[0][2] == pytest.approx(5e-4, rel=1e-2) and seen[1][2] == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_the_penalty_is_the_mean_square_of_mean_and_spread() -> None:
+    encoder = gorl().policy.actor
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.zero_()
+        bias = list(encoder.actor.parameters())[-1].view(2, 4)
+        bias[:, :2], bias[:, 2:] = 0.5, math.log(2.0)
+    penalty = latent_penalty(encoder, {"state": torch.randn(5, 1, 6)})
+    assert float(penalty.detach()) == pytest.approx(0.25 + 4.0)
+    assert penalty.requires_grad
+
+
+@pytest.mark.parametrize("updates", [0, 4])  # the identity, a trained decoder
+def test_the_decoder_stays_fixed_and_out_of_the_ratio(updates: int) -> None:
+    algorithm = gorl()
+    sampler = sampler_for(algorithm)
+    run(algorithm, sampler, updates)
+    before = snapshot(algorithm.decoder)
+    for _ in range(2):
+        rollout = sampler.collect(algorithm.act)
+        rows = rows_with_advantages(rollout, algorithm.critic, gamma=0.99, lam=0.95)
+        scores = algorithm.policy.decisions(rows.obs, rows.record).logp
+        assert float((torch.exp(scores - rows.logp) - 1).abs().max()) < 1e-5
+        other = copy.deepcopy(algorithm.policy)
+        with torch.no_grad():
+            for parameter in other.base.parameters():
+                parameter.add_(1.0)
+        assert torch.equal(other.decisions(rows.obs, rows.record).logp, scores)
+        algorithm.update(rollout)
+        assert same(before, algorithm.decoder)
+    assert all(p.grad is None for p in algorithm.decoder.parameters())
+
+
+def test_a_new_stage_starts_a_fresh_encoder_with_old_statistics_and_critic() -> None:
+    algorithm = gorl()
+    sampler = sampler_for(algorithm)
+    run(algorithm, sampler, 3)
+    trained, critic = snapshot(algorithm.policy.actor), snapshot(algorithm.critic)
+    head = snapshot(algorithm.decoder.head)
+    run(algorithm, sampler, 1)
+    fresh = algorithm.policy.actor.state_dict()
+    assert all(torch.equal(trained[key], fresh[key]) == ("normalizer" in key) for key in trained if "bias" not in key)
+    assert same(critic, algorithm.critic)
+    assert not same(head, algorithm.decoder.head) and same(snapshot(algorithm.fit.head), algorithm.decoder.head)
+    mean, log_std = algorithm.policy.actor.distribution({"state": torch.zeros(3, 1, 6)})
+    assert float(mean.abs().max()) < 0.05 and float(log_std.abs().max()) < 0.05  # near N(0, I)
+    actor = set(algorithm.policy.actor.parameters())
+    assert not actor & set(algorithm.optimizer.state) and set(algorithm.critic.parameters()) <= set(
+        algorithm.optimizer.state
+    )
+
+
+def test_every_decoder_is_trained_from_scratch() -> None:
+    algorithm = gorl(decoder_lr=1e-9)  # so that the weights stay where they start
+    sampler = sampler_for(algorithm)
+    run(algorithm, sampler, 3)
+    first = snapshot(algorithm.fit.head.backbone)
+    run(algorithm, sampler, 4)
+    second = snapshot(algorithm.fit.head.backbone)
+    weights = [key for key in first if key.endswith("weight")]
+    assert all(float((first[key] - second[key]).abs().mean()) > 1e-3 for key in weights)
+
+
+def test_the_best_encoder_of_the_stage_plays_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = gorl(stages=(3, 1), lr=0.01)
+    sampler = sampler_for(algorithm)
+    scores = iter([1.0, 3.0, 2.0, 9.0, 9.0])
+    monkeypatch.setattr(algorithm.returns, "observe", lambda rollout: next(scores))
+    encoders = []
+    for _ in range(3):
+        encoders.append(snapshot(algorithm.policy.actor))
+        run(algorithm, sampler, 1)
+    assert algorithm.fitting and same(encoders[1], algorithm.policy.actor)
+    run(algorithm, sampler, 1)
+    assert same(encoders[1], algorithm.policy.actor)  # training a decoder leaves it alone
+
+
+def test_episode_returns_run_on_across_rollouts() -> None:
+    def rollout(reward: list[list[float]], end: list[list[bool]]) -> Rollout:
+        values, ends, empty = torch.tensor(reward), torch.tensor(end), {}
+        return Rollout(empty, empty, values, values, values.long(), ends, ends & False, empty, empty)
+
+    returns = EpisodeReturns()
+    assert math.isnan(returns.observe(rollout([[1.0, 2.0]], [[False, False]])))
+    assert returns.observe(rollout([[1.0, 2.0], [5.0, 5.0]], [[True, False], [False, True]])) == (2.0 + 9.0) / 2
+    assert returns.observe(rollout([[1.0, 1.0]], [[True, True]])) == (6.0 + 1.0) / 2
+
+
+def test_a_decoder_reproduces_what_was_played() -> None:
+    """z ~ N(0, I) through the new decoder has the distribution of the encoder's actions, here two-sided and skewed."""
+    algorithm = gorl(flow(hidden=(32, 32), steps=10), decoder_lr=2e-3, decoder_steps=900, decoder_batch=256)
+    generator = torch.Generator().manual_seed(0)
+    obs = {"state": torch.randn(4000, 1, 6, generator=generator)}
+    side = torch.sign(torch.randn(4000, 1, 1, generator=generator))
+    played = (0.6 * side + 0.2 + 0.15 * torch.randn(4000, 2, 2, generator=generator)).tanh()
+    algorithm.policy.observe(obs)
+    algorithm.fit.restart(algorithm.policy.actor, seed=0)
+    algorithm.fit.add(obs, played)
+    algorithm.fit.train(torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        again = algorithm.fit.head.eval().act(obs, generator=generator)
+    assert float((again.mean(0) - played.mean(0)).abs().max()) < 0.1
+    assert float((again.std(0) - played.std(0)).abs().max()) < 0.1
+    assert abs(float((again[:, 0, 0] > 0).float().mean()) - 0.5) < 0.1  # both modes
+    assert float((again[:, 0, 0].abs() < 0.1).float().mean()) < 0.12  # and little between them
+
+
+def test_the_memory_of_the_decoder_keeps_the_newest_chunks() -> None:
+    algorithm = gorl(decoder_memory=100)
+    sampler = sampler_for(algorithm)
+    run(algorithm, sampler, 3)
+    assert len(algorithm.fit) == 100
+    rollout = sampler.collect(algorithm.act)
+    algorithm.update(rollout)
+    assert len(algorithm.fit) == 0 and algorithm.stage == 1  # given back with the new stage
+
+
+def test_an_imitated_policy_can_be_the_first_decoder() -> None:
+    head = flow(normalization="minmax")
+    algorithm = gorl(head, identity_start=False)
+    assert algorithm.config.clip == 0.3
+    obs = {"state": torch.randn(5, 1, 6)}
+    sample = algorithm.act(obs)
+    assert torch.equal(sample.chunk, head.decode(obs, sample.record["noise"]))
+    run(algorithm, sampler_for(algorithm), 5)
+    assert algorithm.stage == 1
+
+
+@pytest.mark.parametrize("at", [1, 3, 5])  # in stage 0, while a decoder is trained, in stage 1
+def test_a_resumed_run_ends_with_the_same_weights(at: int, tmp_path: Path) -> None:
+    straight = gorl()
+    sampler = sampler_for(straight)
+    run(straight, sampler, at)
+    state, sim_state = copy.deepcopy(straight.state_dict()), copy.deepcopy(sampler.state_dict())
+    observed = {"state": torch.zeros(2, 1, 6)}
+    save_checkpoint(tmp_path / "c", straight.deployable(), task="toy/point_mass", obs_sample=observed)
+    run(straight, sampler, 6)
+    resumed = GoRL(GoRLConfig(**QUICK), load_policy(tmp_path / "c")[0].train(), total_updates=20)
+    resumed.load_state_dict(state)
+    other = sampler_for(resumed)
+    other.load_state_dict(sim_state)
+    run(resumed, other, 6)
+    assert (resumed.stage, resumed.played) == (straight.stage, straight.played)
+    assert same(snapshot(straight.policy), resumed.policy) and same(snapshot(straight.fit.head), resumed.fit.head)
+    assert same(snapshot(straight.critic), resumed.critic) and same(snapshot(straight.best), resumed.best)
+
+
+@pytest.mark.parametrize("updates", [1, 3, 4])
+def test_what_is_deployed_round_trips_in_every_stage(updates: int, tmp_path: Path) -> None:
+    algorithm = gorl()
+    run(algorithm, sampler_for(algorithm), updates)
+    obs = {"state": torch.randn(4, 1, 6)}
+    save_checkpoint(tmp_path / "c", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    assert verify_checkpoint(tmp_path / "c").ok
+    loaded, _ = load_policy(tmp_path / "c")
+    assert torch.equal(loaded.act(obs, deterministic=True), algorithm.policy.act(obs, deterministic=True))
+
+
+def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
+    algorithm = gorl()
+    sampler = sampler_for(algorithm)
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(5):
+            metrics = algorithm.update(sampler.collect(algorithm.act))
+            assert all(math.isfinite(value) for value in metrics.values())
+    run(algorithm, sampler, 1)
+    assert algorithm.fitting
+    rollout = sampler.collect(algorithm.act)
+    rollout.obs["state"][0] = float("nan")
+    assert math.isnan(algorithm.update(rollout)["decoder/loss"])
+
+
+def test_what_cannot_be_learned_is_refused() -> None:
+    with pytest.raises(UserError, match="denoising heads such as flow or diffusion, got 'gaussian'"):
+        GoRL(GoRLConfig(), GaussianPolicy(GaussianConfig(), SPEC), total_updates=1)
+    with pytest.raises(UserError, match=r"policy\.normalization=running"):
+        GoRL(GoRLConfig(), FlowPolicy(FlowConfig(), SPEC), total_updates=1)
+    for wrong in ({"stages": ()}, {"stages": (3, 0)}, {"decoder_steps": 0}, {"clip_later": 0.0}, {"penalty": -1.0}):
+        with pytest.raises(UserError):
+            GoRLConfig(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_new_decoder_plays_as_well_as_what_it_learned_from() -> None:
+    settings: dict[str, Any] = {"decisions": 20, "epochs": 5, "batch_size": 512, "lr": 2e-3, "stages": (12, 5)}
+    head = flow(hidden=(64, 64), steps=5)
+    algorithm = gorl(head, **settings, decoder_updates=3, decoder_steps=400, decoder_batch=256, decoder_lr=2e-3)
+    sampler = sampler_for(algorithm, num_envs=64)
+
+    def episodes() -> float:
+        sampler.collect(algorithm.act)  # episodes that began under another policy end
+        sampler.episode_stats()
+        for _ in range(3):
+            sampler.collect(algorithm.act)
+        return sampler.episode_stats()["rollout/return"]
+
+    before = episodes()
+    run(algorithm, sampler, 12)
+    collecting = episodes()
+    run(algorithm, sampler, 3)
+    assert algorithm.stage == 1 and not bool(algorithm.decoder.identity)
+    decoded = episodes()
+    assert collecting > before + 1.0  # PPO has learned something
+    assert abs(decoded - collecting) < 0.25 * (collecting - before)
