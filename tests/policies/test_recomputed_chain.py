@@ -1,4 +1,4 @@
-"""Chains kept as seeds: exact ratios after the weights have moved, and the bytes that each way of keeping them takes."""
+"""Chains kept as seeds: exact ratios after the weights have moved, and the bytes of each way of keeping them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,85 @@
+"""Small policies, samplers and comparisons for the tests of the fine-tuners on denoising chains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.algorithms.on_policy import Rows, rows_with_advantages
+from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.diffusion import DiffusionConfig, DiffusionPolicy
+from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.samplers.group import GroupSampler
+from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.registry import SimOptions, make_sim
+
+SPEC = PolicySpec({"state": (6,)}, 2, horizon=4, execute=2)
+LINE = PolicySpec({"state": (1,)}, action_dim=1)
+RAW: dict[str, Any] = {"normalization": "identity", "action_normalization": "identity", "action_clip": 0.0}
+STATISTICS = {
+    "state": {"min": [-2.0] * 6, "max": [2.0] * 6, "mean": [0.0] * 6, "std": [1.0] * 6, "count": [100]},
+    "action": {"min": [-1.0] * 2, "max": [1.0] * 2},
+}
+
+
+def flow_head(seed: int = 0, **config: Any) -> FlowPolicy:
+    torch.manual_seed(seed)
+    policy = FlowPolicy(FlowConfig(**({"hidden": (32, 32)} | config)), SPEC)
+    policy.fit_normalizer(STATISTICS)
+    return policy
+
+
+def diffusion_head(seed: int = 0, **config: Any) -> DiffusionPolicy:
+    torch.manual_seed(seed)
+    policy = DiffusionPolicy(DiffusionConfig(**({"hidden": (32, 32), "steps": 4} | config)), SPEC)
+    policy.fit_normalizer(STATISTICS)
+    return policy
+
+
+def chunked(algorithm: Any, num_envs: int = 16) -> ChunkedSim:
+    sim = make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward="shaped"))
+    spec = algorithm.policy.spec
+    return ChunkedSim(sim, execute=spec.execute, obs_horizon=spec.obs_horizon, gamma=algorithm.step_discount)
+
+
+def sampler_for(algorithm: Any, num_envs: int = 16) -> Any:
+    sim = chunked(algorithm, num_envs)
+    if algorithm.experience == "group":
+        return GroupSampler(sim, group_size=algorithm.config.group_size)
+    return RolloutSampler(sim, decisions=algorithm.config.decisions)
+
+
+def rows_of(algorithm: Any, rollout: Any) -> Rows:
+    return algorithm.prepare(rows_with_advantages(rollout, algorithm.critic, gamma=0.99, lam=0.95))
+
+
+def snapshot(module: nn.Module) -> dict[str, Tensor]:
+    return {key: value.clone() for key, value in module.state_dict().items()}
+
+
+def changed(before: Mapping[str, Tensor], module: nn.Module) -> set[str]:
+    return {key for key, value in module.state_dict().items() if not torch.equal(before[key], value)}
+
+
+def gradient(loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
+    return [
+        torch.zeros_like(parameter) if grad is None else grad
+        for parameter, grad in zip(
+            parameters, torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True), strict=True
+        )
+    ]
+
+
+def assert_close(actual: list[Tensor], expected: list[Tensor]) -> None:
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def distance(policy: Policy, other: Policy) -> float:
+    """Largest difference between the weights of two policies."""
+    pairs = zip(policy.parameters(), other.parameters(), strict=True)
+    return max(float((a.detach() - b.detach()).abs().max()) for a, b in pairs)
