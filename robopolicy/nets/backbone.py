@@ -86,7 +86,7 @@ class QueryNet(nn.Module):
     def __init__(self, backbone: nn.Module, *, channels: int, horizon: int) -> None:
         super().__init__()
         self.backbone = backbone
-        self.queries = nn.Parameter(0.02 * torch.randn(horizon, channels))
+        self.queries = nn.Parameter(torch.randn(horizon, channels))  # of the size of noise
 
     def forward(self, features: Tensor) -> Tensor:
         """All steps of the chunk at once."""

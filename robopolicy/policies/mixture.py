@@ -8,8 +8,8 @@ Use it where demonstrations or optima are few and distinct (left or right of an 
 `bc`, with `ppo`, which scores the exact mixture, router included, or with `pmoe`, the paper's off-policy training. For
 many or connected modes use a flow or diffusion policy; for one, a Gaussian is faster.
 
-Deviations from the paper: experts may have any backbone and begin at `mean_spread` apart, as equal experts would share
-their gradients; its density for PPO takes one expert's, ours is the mixture's.
+Deviations from the paper: experts may have any backbone, and their means begin apart (`mean_spread`), as equal experts
+would have equal gradients.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class MixtureConfig(BackboneConfig, ExplicitConfig):
 
     hidden: tuple[int, ...] = (256, 256)
     experts: int = 5  # M
-    router_hidden: tuple[int, ...] = ()  # hidden layers of the router; none makes it linear, as in PMOE
+    router_hidden: tuple[int, ...] = (64, 64)  # hidden layers of the router; none makes it linear, as in PMOE
     orthogonal_init: bool = True  # plain layers only: gain sqrt(2) inside and 0.01 at the output, zero biases
     mean_spread: float = 0.5  # half-width of the uniform distribution of the experts' initial means
-    state_dependent_std: bool = True  # predict the log standard deviations instead of learning one vector per expert
+    state_dependent_std: bool = False  # predict the log standard deviations; overfits small datasets with sharp experts
     log_std_init: float = -1.0  # initial log standard deviation of every expert, normalised units
-    log_std_min: float = -5.0  # bounds of a predicted log standard deviation
+    log_std_min: float = -3.0  # bounds of a predicted log standard deviation
     log_std_max: float = 2.0
     squash: bool = False  # tanh; the action normaliser then maps [-1, 1] to the action bounds
 

@@ -30,7 +30,8 @@ def _seeded() -> None:
 
 
 def mixture(**config: Any) -> MixturePolicy:
-    settings = {"hidden": (32,), "squash": True, "normalization": "minmax", "experts": 3} | config
+    small: dict[str, Any] = {"hidden": (32,), "router_hidden": (), "experts": 3, "normalization": "minmax"}
+    settings = small | {"squash": True, "state_dependent_std": True, "log_std_min": -5.0} | config
     policy = MixturePolicy(MixtureConfig(**settings), SPEC)
     policy.fit_normalizer(STATISTICS)
     return policy

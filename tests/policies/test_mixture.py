@@ -207,7 +207,7 @@ def test_a_nan_action_is_not_swallowed() -> None:
 
 
 def test_experts_begin_apart_and_predicted_deviations_are_bounded() -> None:
-    policy = mixture(mean_spread=0.5, experts=64, log_std_min=-2.0, log_std_max=0.5)
+    policy = mixture(mean_spread=0.5, experts=64, state_dependent_std=True, log_std_min=-2.0, log_std_max=0.5)
     assert float(policy.centres.abs().max().detach()) <= 0.5 and float(policy.centres.std().detach()) > 0.2
     for value, bound in ((1e3, 0.5), (-1e3, -2.0)):
         torch.nn.init.constant_(policy.actor[-1].bias, value)  # type: ignore[index,arg-type]
