@@ -1,0 +1,120 @@
+"""What must hold for ReinFlow's ratio, clamp, imitation term and critic whatever it learns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fine_tuning_tools as tools
+import pytest
+import torch
+
+from robopolicy.algorithms.on_policy import Rows, minibatches
+from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig, actor_loss, bc_loss, chain_logp
+from robopolicy.critics.value import ValueConfig
+from robopolicy.policies.density import normal_log_density
+from robopolicy.policies.stochastic_flow import NoiseConfig
+
+
+def reinflow(head: dict[str, Any] | None = None, **overrides: Any) -> ReinFlow:
+    settings = {"decisions": 8, "batch_size": 64} | overrides
+    return ReinFlow(ReinFlowConfig(**settings), tools.flow_head(**(head or {})), total_updates=20)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "one-step": {"head": {"steps": 1}},
+    "bfloat16": {"chain_dtype": "bfloat16"},
+    "seeds": {"recompute_chains": True},
+    "decaying-noise": {"noise": NoiseConfig(schedule="learned_decay"), "recompute_chains": True},
+    "dropout": {"head": {"backbone": "transformer", "transformer_width": 16, "transformer_dropout": 0.5}},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_ratio_of_the_first_minibatch_is_one(name: str) -> None:
+    algorithm = reinflow(**SETTINGS[name])
+    sampler = tools.sampler_for(algorithm)
+    for _ in range(2):
+        rollout = sampler.collect(algorithm.act)
+        for batch, _ in minibatches(tools.rows_of(algorithm, rollout), 50, torch.Generator().manual_seed(0)):
+            _, info = algorithm.actor_loss(batch)
+            assert float(info["ratio_max"]) < 1e-5 and float(info["clip_fraction"]) == 0.0
+        algorithm.update(rollout)
+
+
+def test_seeds_train_as_stored_chains_do() -> None:
+    stored, seeds = reinflow(), reinflow(recompute_chains=True)
+    rollout = tools.sampler_for(seeds).collect(seeds.act)
+    assert {key: value.dtype for key, value in rollout.record.items()} == {"seed": torch.int64}
+    rows = tools.rows_of(seeds, rollout)
+    assert seeds._recorder is not None
+    record, logp = seeds._recorder.recall(rows.obs, rows.record)
+    kept = Rows(rows.obs, record, logp, rows.advantage, rows.value_target, rows.value)
+    stored.policy.load_state_dict(seeds.policy.state_dict())
+    losses = seeds.actor_loss(rows)[0], stored.actor_loss(kept)[0]
+    one, two = (
+        tools.gradient(loss, algorithm.actor_parameters)
+        for loss, algorithm in zip(losses, (seeds, stored), strict=True)
+    )
+    tools.assert_close(one, two)
+
+
+def test_the_density_of_the_initial_noise_cancels() -> None:
+    algorithm = reinflow()
+    rows = tools.rows_of(algorithm, tools.sampler_for(algorithm).collect(algorithm.act))
+    with torch.no_grad():
+        for parameter in algorithm.policy.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+        logp = algorithm.policy.decisions(rows.obs, rows.record).logp
+    start = rows.record["chain"][:, 0]
+    initial = normal_log_density(start, torch.zeros_like(start), torch.zeros_like(start)).flatten(1).sum(1)
+    plain = logp.sum(1) - rows.logp.sum(1)
+    assert float(plain.abs().max()) > 0.1
+    torch.testing.assert_close((logp.sum(1) + initial) - (rows.logp.sum(1) + initial), plain, atol=1e-4, rtol=1e-4)
+
+
+def test_copies_of_the_dimensions_leave_the_normalised_ratio_as_it_is() -> None:
+    x, mean, shift = torch.randn(6, 3, 5), torch.randn(6, 3, 5), 0.03  # (B, K, D)
+    log_std = torch.full_like(x, -2.0)
+
+    def ratio(copies: int) -> torch.Tensor:
+        old, new = (
+            normal_log_density(x, centre, log_std).repeat(1, 1, copies).sum(2) for centre in (mean, mean + shift)
+        )
+        return chain_logp(new, 5 * copies, None) - chain_logp(old, 5 * copies, None)
+
+    torch.testing.assert_close(ratio(2), ratio(1))
+    expected = ((x - mean - shift / 2) * shift / torch.e**-4).mean((1, 2))
+    torch.testing.assert_close(ratio(1).squeeze(1), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_the_clamp_stops_the_gradient_of_small_noise_and_says_so() -> None:
+    small = NoiseConfig(std_min=0.01, std_max=0.02)  # densities around e^2.5 per dimension
+    for clamp, stopped in ((1.0, True), (None, False)):
+        algorithm = reinflow(noise=small, logp_clamp=clamp, entropy_coef=0.0)
+        rows = tools.rows_of(algorithm, tools.sampler_for(algorithm).collect(algorithm.act))
+        loss, info = actor_loss(algorithm.policy, rows, algorithm.estimator, algorithm.config)
+        slopes = tools.gradient(loss, algorithm.actor_parameters)
+        assert all(not bool(slope.any()) for slope in slopes) == stopped
+        assert ("clamped" in info) == stopped and (not stopped or float(info["clamped"]) == 1.0)
+
+
+def test_imitation_of_the_base_is_nothing_at_the_base_and_moves_the_velocity_alone() -> None:
+    algorithm = reinflow(bc_coef=1.0)
+    obs = {"state": torch.randn(32, 1, 6)}
+    assert float(bc_loss(algorithm.policy.head, algorithm.base, obs).detach()) == 0.0
+    with torch.no_grad():
+        for parameter in algorithm.policy.head.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    bc_loss(algorithm.policy.head, algorithm.base, obs).backward()
+    assert any(bool(p.grad.any()) for p in algorithm.policy.head.parameters() if p.grad is not None)
+    assert all(p.grad is None for p in algorithm.policy.noise.parameters())
+    assert all(p.grad is None for p in algorithm.base.parameters())
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_critic_starts_at_its_bias(residual: bool) -> None:
+    sizes = {"hidden": (64, 64, 64), "residual": residual}
+    algorithm, plain = (reinflow(critic=ValueConfig(**sizes, bias=bias)) for bias in (4.0, 0.0))
+    obs = {"state": torch.randn(500, 1, 6)}
+    assert float(algorithm.critic(obs).detach().mean()) == pytest.approx(4.0, abs=1.0)
+    assert float(plain.critic(obs).detach().mean()) == pytest.approx(0.0, abs=1.0)

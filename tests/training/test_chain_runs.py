@@ -1,0 +1,111 @@
+"""Runs of the fine-tuners on denoising chains: from a checkpoint, from their own, and after an interrupt."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from robopolicy.cli.main import main
+from robopolicy.training.loop import Trainer, resume_run
+
+COMMON = ["evaluation.episodes=4", "sim.num_envs=8", "algorithm.epochs=1", "logging.every=1", "checkpoint_every=2"]
+DPPO = ["algorithm=dppo", "algorithm.decisions=6", "algorithm.trained_steps=2"]
+RUNS = {
+    "dppo": DPPO,
+    "flow_grpo": ["algorithm=flow_grpo", "algorithm.group_size=4"],
+    "flow_sde": ["algorithm=flow_sde", "algorithm.decisions=6", "algorithm.recompute_chains=true"],
+}
+
+
+def train(capsys: pytest.CaptureFixture[str], *settings: str) -> str:
+    assert main(["train", *settings]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def bases(demonstrations: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A cloned policy of each kind."""
+    out, threads = tmp_path_factory.mktemp("runs"), torch.get_num_threads()
+    for policy in ("flow", "diffusion"):
+        settings = ["task=point_mass", f"policy={policy}", "policy.steps=4", "policy.hidden=[32]", "budget.updates=3"]
+        assert (
+            main(
+                [
+                    "train",
+                    *settings,
+                    "evaluation.episodes=0",
+                    f"dataset={demonstrations}",
+                    f"out={out}",
+                    f"name={policy}",
+                ]
+            )
+            == 0
+        )
+    torch.set_num_threads(threads)
+    return {name: f"init_from={out}/{'diffusion' if name == 'dppo' else 'flow'}/checkpoints/last" for name in RUNS}
+
+
+@pytest.mark.parametrize("name", ["dppo", "flow_grpo", pytest.param("flow_sde", marks=pytest.mark.slow)])
+def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
+    name: str,
+    bases: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = [bases[name], *COMMON, *RUNS[name], "budget.updates=4", f"out={tmp_path}"]
+    train(capsys, *settings, "name=whole")
+    iterate = Trainer._iterate
+
+    def stop_at_two(self: Trainer) -> None:
+        iterate(self)
+        if self.update == 2:
+            self._signal = 15
+
+    monkeypatch.setattr(Trainer, "_iterate", stop_at_two)
+    assert main(["train", *settings, "name=stopped"]) == 128 + 15
+    monkeypatch.setattr(Trainer, "_iterate", iterate)
+    resume_run(tmp_path / "stopped").train()
+
+    def weights(run: str) -> dict[str, torch.Tensor]:
+        last = tmp_path / run / "checkpoints" / "last"
+        return load_file(last / "model.safetensors") | load_file(last / "training_state" / "tensors.safetensors")
+
+    whole, stopped = weights("whole"), weights("stopped")
+    assert whole.keys() == stopped.keys()
+    assert [key for key in whole if not torch.equal(whole[key], stopped[key])] == []
+    report = json.loads((tmp_path / "stopped" / "report.json").read_text())
+    assert report["base"]["n"] == 4 and report["env_steps"] > 0
+    assert main(["verify", str(tmp_path / "stopped" / "checkpoints" / "best")]) == 0
+
+
+def test_a_fine_tuned_diffusion_policy_is_evaluated_and_tuned_again(
+    bases: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [*COMMON, *DPPO, "budget.updates=1", f"out={tmp_path}"]
+    train(capsys, bases["dppo"], *settings, "name=once")
+    once = tmp_path / "once" / "checkpoints" / "last"
+    assert json.loads((once / "manifest.json").read_text())["policy"] == "staged_diffusion"
+    assert main(["eval", str(once), "--episodes", "4", "--out", str(tmp_path / "eval")]) == 0
+    train(capsys, f"init_from={once}", *settings, "name=twice")
+    assert main(["train", f"init_from={once}", *settings, "algorithm.trained_steps=3", "name=thrice"]) == 2
+    assert "takes its last 2 steps" in capsys.readouterr().err
+
+
+def test_runs_that_cannot_be_are_refused_in_one_line(
+    bases: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for settings, message in (
+        ([bases["flow_grpo"], "algorithm=dppo", "budget.updates=1"], "got 'flow'; use reinflow"),
+        ([bases["dppo"], "algorithm=flow_grpo", "budget.updates=1"], "got 'diffusion'; use dppo"),
+        ([bases["flow_grpo"], "algorithm=flow_grpo", "budget.env_steps=99"], "set budget.updates instead"),
+        ([bases["flow_grpo"], "algorithm=flow_grpo", "budget.updates=1", "sim.num_envs=6"], "not a multiple of"),
+        (["task=point_mass", "policy=staged_diffusion", "algorithm=dppo", "budget.updates=1"], "comes out of dppo"),
+    ):
+        assert main(["train", *settings, "evaluation.episodes=0", f"out={tmp_path}"]) == 2
+        assert re.search(message, capsys.readouterr().err), settings
