@@ -1,0 +1,225 @@
+"""Our samplers take the steps of diffusers' schedulers, and scheduler files become our configurations and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.interop.diffusers import (
+    grid_arguments,
+    model_output,
+    network_time,
+    read_scheduler,
+    scheduler_config,
+    step_arguments,
+    write_scheduler,
+)
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.diffusion import DiffusionConfig, DiffusionPolicy
+from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.generative import GenerativePolicy
+
+schedulers = pytest.importorskip("diffusers.schedulers")
+
+SPEC = PolicySpec({"state": (2,)}, action_dim=2, horizon=6, execute=2)
+OBS = {"state": torch.randn(5, 1, 2, generator=torch.Generator().manual_seed(0))}
+RAW: dict[str, Any] = {"normalization": "identity", "action_normalization": "identity", "hidden": (32,)}
+PREDICTIONS = pytest.mark.parametrize("prediction", ["noise", "data", "v"])
+CLIPS = pytest.mark.parametrize("clip", [0.0, 1.0])
+
+
+def diffusion(**settings: Any) -> DiffusionPolicy:
+    torch.manual_seed(0)
+    return DiffusionPolicy(DiffusionConfig(**(RAW | settings)), SPEC)
+
+
+def scheduler_of(policy: GenerativePolicy) -> Any:
+    config = policy.config
+    assert isinstance(config, DiffusionConfig | FlowConfig)
+    settings = scheduler_config(config)
+    scheduler = getattr(schedulers, settings["_class_name"]).from_config(settings)
+    scheduler.set_timesteps(**grid_arguments(config))
+    return scheduler
+
+
+def prediction_at(policy: GenerativePolicy, features: Tensor, x: Tensor, timestep: Tensor) -> Tensor:
+    """What diffusers would get from our network at its own timestep."""
+    config = policy.config
+    assert isinstance(config, DiffusionConfig | FlowConfig)
+    return model_output(config, policy.backbone(x, network_time(config, timestep).expand(len(x)), features))
+
+
+def saved(scheduler: Any) -> dict[str, Any]:
+    """What diffusers writes into the scheduler's file."""
+    return json.loads(scheduler.to_json_string())
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    """Equal up to the rounding of diffusers' tables, which are made in single precision.
+
+    Without a bound, the first estimates of the data are in the thousands.
+    """
+    scale = max(1.0, float(expected.detach().abs().max()))
+    torch.testing.assert_close(found / scale, expected / scale, atol=5e-5, rtol=5e-4)
+
+
+@PREDICTIONS
+@CLIPS
+@pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("spacing", "steps", "train_steps"),
+    [("leading", 10, 100), ("leading", 7, 100), ("trailing", 10, 100), ("leading", 50, 50)],
+)
+def test_every_ddim_step_is_that_of_diffusers(
+    prediction: str, clip: float, eta: float, spacing: str, steps: int, train_steps: int
+) -> None:
+    policy = diffusion(prediction=prediction, action_clip=clip, spacing=spacing, steps=steps, train_steps=train_steps)
+    scheduler = scheduler_of(policy)
+    features, x = policy.encode(OBS), torch.randn(5, 6, 2)
+    assert scheduler.timesteps.tolist() == policy.config.levels()
+    for k, timestep in enumerate(scheduler.timesteps):
+        noise = torch.randn(5, 6, 2)
+        output = prediction_at(policy, features, x, timestep)
+        theirs = scheduler.step(
+            output, timestep, x, eta=eta, use_clipped_model_output=clip > 0, variance_noise=noise if eta else None
+        ).prev_sample
+        mean, std = policy.posterior(features, x, torch.full((5,), k), eta)
+        close(mean + std * noise, theirs)
+        x = theirs.detach()
+
+
+@PREDICTIONS
+@CLIPS
+@pytest.mark.parametrize("schedule", ["squared_cosine", "linear"])
+@pytest.mark.parametrize(
+    ("spacing", "steps"), [("leading", 1.0), ("leading", 0.07), ("trailing", 0.1), ("linspace", 0.1)]
+)
+def test_every_ddpm_step_is_that_of_diffusers(
+    prediction: str, clip: float, schedule: str, spacing: str, steps: float
+) -> None:
+    train_steps = 100 if schedule == "squared_cosine" else 1000
+    policy = diffusion(
+        prediction=prediction,
+        action_clip=clip,
+        spacing=spacing,
+        schedule=schedule,
+        train_steps=train_steps,
+        steps=round(steps * train_steps) if steps < 1 else train_steps,
+        sampler="ddpm",
+    )
+    scheduler = scheduler_of(policy)
+    levels = policy.config.levels()
+    assert scheduler.timesteps.tolist() == levels
+    features, x = policy.encode(OBS), torch.randn(5, 6, 2)
+    for k in {0, 1, len(levels) // 2, len(levels) - 2, len(levels) - 1}:
+        timestep = scheduler.timesteps[k]
+        output = prediction_at(policy, features, x, timestep)
+        theirs = scheduler.step(output, timestep, x, generator=torch.Generator().manual_seed(k)).prev_sample
+        mean, std = policy.posterior(features, x, torch.full((5,), k))
+        close(mean + std * torch.randn(5, 6, 2, generator=torch.Generator().manual_seed(k)), theirs)
+
+
+@pytest.mark.parametrize("sampler", ["ddim", "ddpm"])
+def test_a_whole_chunk_is_that_of_the_loop_in_the_documentation(sampler: str) -> None:
+    policy = diffusion(sampler=sampler, steps=20)
+    scheduler = scheduler_of(policy)
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(5, 6, 2, generator=generator)
+    arguments = step_arguments(policy.config) | ({"generator": generator} if sampler == "ddpm" else {})
+    for timestep in scheduler.timesteps:
+        output = prediction_at(policy, policy.encode(OBS), x, timestep)
+        x = scheduler.step(output, timestep, x, **arguments).prev_sample
+    ours = policy.act(OBS, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(ours, x.detach(), atol=1e-4, rtol=1e-4)
+
+
+def test_noisy_samples_of_training_are_those_of_diffusers() -> None:
+    policy = diffusion()
+    data, noise, level = torch.rand(100, 6, 2), torch.randn(100, 6, 2), torch.arange(100)
+    theirs = schedulers.DDPMScheduler.from_config(scheduler_config(policy.config)).add_noise(data, noise, level)
+    a, b, _ = policy._on_path(policy.level_times)
+    torch.testing.assert_close(a * data + b * noise, theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("steps", [1, 4, 10])
+def test_every_flow_step_is_that_of_diffusers(steps: int) -> None:
+    torch.manual_seed(0)
+    policy = FlowPolicy(FlowConfig(steps=steps, action_clip=0.0, **RAW), SPEC)
+    scheduler = scheduler_of(policy)
+    noise = torch.randn(5, 6, 2)
+    features, x, theirs = policy.encode(OBS), noise, noise
+    for k, timestep in enumerate(scheduler.timesteps):
+        theirs = scheduler.step(prediction_at(policy, features, theirs, timestep), timestep, theirs).prev_sample
+        x = policy.advance(features, x, torch.full((5,), k))
+        torch.testing.assert_close(x, theirs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(policy.decode(OBS, noise), theirs, atol=1e-5, rtol=1e-5)
+
+
+CONFIGS = {
+    "ddim": DiffusionConfig(steps=20, prediction="v", spacing="trailing", action_clip=0.0),
+    "ddpm": DiffusionConfig(steps=100, train_steps=1000, sampler="ddpm", schedule="linear", beta_end=0.03),
+    "flow": FlowConfig(steps=6, action_clip=0.0, hidden=(8,), time_law="beta"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configurations_survive_a_file(name: str, tmp_path: Path) -> None:
+    config = CONFIGS[name]
+    file = write_scheduler(config, tmp_path / "scheduler")
+    for source in (file, file.parent, str(file), json.loads(file.read_text())):
+        assert read_scheduler(source, steps=config.steps, base=config) == config
+    settings = scheduler_config(config)
+    loaded = getattr(schedulers, settings["_class_name"]).from_pretrained(file.parent)
+    assert settings.items() <= saved(loaded).items()
+    assert read_scheduler(saved(loaded), steps=config.steps, base=config) == config
+
+
+def test_schedulers_keep_their_defaults_and_the_base_what_they_do_not_know() -> None:
+    ddpm = read_scheduler(saved(schedulers.DDPMScheduler()), steps=1000)
+    assert ddpm == DiffusionConfig(
+        steps=1000, train_steps=1000, sampler="ddpm", schedule="linear", prediction="noise", action_clip=1.0
+    )
+    assert read_scheduler({"_class_name": "DDPMScheduler"}, steps=1000) == ddpm
+    ddim = schedulers.DDIMScheduler(100, beta_schedule="squaredcos_cap_v2", prediction_type="sample", clip_sample=False)
+    base = DiffusionConfig(backbone="unet", unet_channels=(16, 32))
+    found = read_scheduler(saved(ddim), steps=5, base=base)
+    assert found == DiffusionConfig(
+        steps=5, prediction="data", action_clip=0.0, backbone="unet", unet_channels=(16, 32)
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"_class_name": "DDIMSchedule"}, "Did you mean 'DDIMScheduler'"),
+        ({}, "Unknown scheduler ''"),
+        ({"_class_name": "DDPMScheduler", "thresholding": True}, "'thresholding' of scheduler is True"),
+        ({"_class_name": "DDIMScheduler", "steps_offset": 1}, "'steps_offset' of scheduler is 1"),
+        ({"_class_name": "DDIMScheduler", "set_alpha_to_one": False}, "only reproduce True"),
+        ({"_class_name": "DDPMScheduler", "variance_type": "learned"}, "only reproduce 'fixed_small'"),
+        ({"_class_name": "DDPMScheduler", "beta_schedule": "sigmoid"}, "Unknown beta_schedule 'sigmoid'"),
+        ({"_class_name": "DDPMScheduler", "prediction_type": "epsilo"}, "Did you mean 'epsilon'"),
+        ({"_class_name": "DDPMScheduler", "num_train_timesteps": "many"}, "must be a value of type int"),
+        ({"_class_name": "DDPMScheduler", "beta_sta": 0.1}, "Did you mean 'beta_start'"),
+        ({"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}, "'shift' of scheduler is 3.0"),
+    ],
+)
+def test_what_our_samplers_do_not_reproduce_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_scheduler(settings, steps=10)
+
+
+def test_unreadable_files_and_wrong_bases_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read as JSON"):
+        read_scheduler(tmp_path, steps=10)
+    (tmp_path / "scheduler_config.json").write_text("[]")
+    with pytest.raises(UserError, match="must hold a mapping, found list"):
+        read_scheduler(tmp_path, steps=10)
+    with pytest.raises(UserError, match="belongs to a FlowConfig, got a DiffusionConfig as base"):
+        read_scheduler({"_class_name": "FlowMatchEulerDiscreteScheduler"}, steps=4, base=DiffusionConfig())

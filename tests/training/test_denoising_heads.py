@@ -1,0 +1,83 @@
+"""Diffusion and EDM heads through behaviour cloning: averaging, resuming, checkpoints that verify."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from robopolicy.algorithms.bc import BC, BCConfig
+from robopolicy.data.chunks import ChunkBatch
+from robopolicy.policies import POLICIES
+from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.noise import RowStreams
+from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
+
+SPEC = PolicySpec({"state": (6,)}, 2, horizon=4, execute=2, obs_horizon=2)
+OBS = {"state": torch.linspace(-1, 1, 8 * 2 * 6).reshape(8, 2, 6)}
+HEADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ddim": ("diffusion", {"prediction": "v"}),
+    "ddpm": ("diffusion", {"sampler": "ddpm", "steps": 20}),
+    "edm": ("edm", {"solver": "heun"}),
+}
+heads = pytest.mark.parametrize("head", HEADS)
+
+
+def make(head: str) -> Policy:
+    name, settings = HEADS[head]
+    config_class, policy_class = POLICIES[name]
+    torch.manual_seed(0)
+    policy = policy_class(config_class(hidden=(16,), **settings), SPEC)  # type: ignore[call-arg]
+    policy.fit_normalizer({key: {"min": [-1.0] * n, "max": [2.0] * n} for key, n in (("state", 6), ("action", 2))})
+    return policy
+
+
+def batch(seed: int) -> ChunkBatch:
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.ones(8, 4)
+    mask[3, 2:] = 0
+    return ChunkBatch(OBS, torch.rand(8, 4, 2, generator=generator), mask, torch.ones(8))
+
+
+@heads
+def test_after_the_first_update_the_average_is_the_online_policy(head: str) -> None:
+    algorithm = BC(BCConfig(), make(head), total_updates=3)
+    algorithm.update(batch(0))
+    average, online = algorithm.deployable().state_dict(), algorithm.policy.state_dict()
+    assert algorithm.deployable() is not algorithm.policy
+    assert all(torch.equal(average[key], online[key]) for key in online)
+    algorithm.update(batch(1))
+    online = algorithm.policy.state_dict()
+    assert not all(torch.equal(average[key], online[key]) for key in online)
+
+
+@heads
+def test_a_resumed_run_ends_with_the_same_weights(head: str) -> None:
+    whole, part = (BC(BCConfig(), make(head), total_updates=4) for _ in range(2))
+    resumed = BC(BCConfig(), make(head), total_updates=4)
+    for i in range(4):
+        torch.manual_seed(i)
+        whole.update(batch(i))
+        if i < 2:
+            torch.manual_seed(i)
+            part.update(batch(i))
+    resumed.load_state_dict(part.state_dict())
+    for i in (2, 3):
+        torch.manual_seed(i)
+        resumed.update(batch(i))
+    weights, expected = resumed.deployable().state_dict(), whole.deployable().state_dict()
+    assert all(torch.equal(weights[key], expected[key]) for key in expected)
+
+
+@heads
+def test_a_checkpoint_verifies_and_acts_the_same(head: str, tmp_path: Path) -> None:
+    policy = make(head).eval()
+    save_checkpoint(tmp_path / "best", policy, task="toy/point_mass", obs_sample=OBS)
+    report = verify_checkpoint(tmp_path / "best")
+    assert report.ok and report.max_error == 0.0
+    loaded, manifest = load_policy(tmp_path / "best")
+    assert manifest.network_calls == policy.network_calls
+    chunks = [p.act(OBS, generator=RowStreams(range(8), [0] * 8)) for p in (policy, loaded)]
+    assert torch.equal(chunks[0], chunks[1])
