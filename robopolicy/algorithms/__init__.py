@@ -11,6 +11,7 @@ from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.algorithms.cal_ql import CalQL, CalQLConfig
 from robopolicy.algorithms.distill import Distill, DistillConfig
 from robopolicy.algorithms.dppo import DPPO, DPPOConfig
+from robopolicy.algorithms.dqc import DQC, DQCConfig
 from robopolicy.algorithms.dsrl_na import DSRLNA, DSRLNAConfig
 from robopolicy.algorithms.dsrl_sac import DSRLSAC, DSRLSACConfig
 from robopolicy.algorithms.expo import EXPO, EXPOConfig
@@ -18,6 +19,7 @@ from robopolicy.algorithms.flow_grpo import FlowGRPO, FlowGRPOConfig
 from robopolicy.algorithms.flow_sde import FlowSDE, FlowSDEConfig
 from robopolicy.algorithms.fpo import FPO, FPOConfig
 from robopolicy.algorithms.fpo_pp import FPOPlusPlus, FPOPlusPlusConfig
+from robopolicy.algorithms.fql import FQL, FQLConfig
 from robopolicy.algorithms.gorl import GoRL, GoRLConfig
 from robopolicy.algorithms.idql import IDQL, IDQLConfig
 from robopolicy.algorithms.iql import IQL, IQLConfig
@@ -25,6 +27,7 @@ from robopolicy.algorithms.pa_rl import PARL, PARLConfig
 from robopolicy.algorithms.pmoe import PMOE, PMOEConfig
 from robopolicy.algorithms.policyflow import PolicyFlow, PolicyFlowConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.algorithms.qc import QC, QCConfig
 from robopolicy.algorithms.reflow import Reflow, ReflowConfig
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
 from robopolicy.algorithms.sac import SAC, SACConfig
@@ -38,6 +41,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "cal_ql": (CalQLConfig, CalQL),
     "distill": (DistillConfig, Distill),
     "dppo": (DPPOConfig, DPPO),
+    "dqc": (DQCConfig, DQC),
     "dsrl_na": (DSRLNAConfig, DSRLNA),
     "dsrl_sac": (DSRLSACConfig, DSRLSAC),
     "expo": (EXPOConfig, EXPO),
@@ -45,6 +49,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "flow_sde": (FlowSDEConfig, FlowSDE),
     "fpo": (FPOConfig, FPO),
     "fpo_pp": (FPOPlusPlusConfig, FPOPlusPlus),
+    "fql": (FQLConfig, FQL),
     "gorl": (GoRLConfig, GoRL),
     "idql": (IDQLConfig, IDQL),
     "iql": (IQLConfig, IQL),
@@ -52,6 +57,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "pmoe": (PMOEConfig, PMOE),
     "policyflow": (PolicyFlowConfig, PolicyFlow),
     "ppo": (PPOConfig, PPO),
+    "qc": (QCConfig, QC),
     "reflow": (ReflowConfig, Reflow),
     "reinflow": (ReinFlowConfig, ReinFlow),
     "sac": (SACConfig, SAC),

@@ -1,0 +1,148 @@
+"""Decoupled Q-chunking (DQC, S027): a critic over long chunks teaches one over the short prefix that is really played.
+
+Long chunks make value learning fast, but policies over long chunks are hard to learn and react late. So Q_h judges the
+long chunk and bootstraps from V after h steps; Q_p judges the prefix of p actions and regresses on Q_h by an expectile,
+optimistic about the unseen tail; V regresses on Q_p at the data's prefixes by a quantile, so that no target evaluates
+an action outside the data. Acting takes the best of N cloned prefixes by Q_p. Values are probabilities of success,
+discounted by the time it takes, and critics learn them as logits by cross-entropy.
+
+Use it with large play-like data, long horizons and a sparse success reward in [0, 1] that ends the episode. Not for
+dense rewards, whose returns leave [0, 1] (refused while learning), nor with little data: nothing is tried that was not
+played.
+
+Deviations from the public code: goals are part of the observation rather than relabelled, so the cloned policy sees
+them; long chunks that end in success count although they are shorter, because no tail can change their value; the
+prefixes are chosen by the mean of the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from robopolicy.algorithms.base import Stateful
+from robopolicy.algorithms.q_chunking import QChunking, QChunkingConfig
+from robopolicy.critics.q import QEnsemble, borrow_normalizers
+from robopolicy.critics.value import ValueConfig, ValueNet
+from robopolicy.data.transitions import Request, Transitions
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Info, Observation, Policy, Sample
+from robopolicy.policies.noise import Randomness
+from robopolicy.policies.selected import select
+
+LOGIT_BOUND = 12.0  # of differences between logits, so that sure successes do not dominate the quantile
+
+
+@dataclass(frozen=True)
+class DQCConfig(QChunkingConfig):
+    """Settings of DQC."""
+
+    gamma: float = 0.999  # discount per control step
+    n_step: int = 25  # h, actions of the long chunk; the policy's executed actions are the prefix p
+    expectile: float = 0.8  # of the regression of Q_p on Q_h; .5 averages over tails, towards 1 takes the best one
+    quantile: float = 0.9  # of the regression of V on Q_p over the data's prefixes
+    candidates: int = 32  # N, samples of the policy per decision
+    value: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="gelu"))
+
+    def __post_init__(self) -> None:
+        for name in ("expectile", "quantile"):
+            if not 0 < getattr(self, name) < 1:
+                raise UserError(f"{name} must lie strictly between 0 and 1, got {getattr(self, name)}.")
+
+
+def optimistic_loss(logit: Tensor, target: Tensor, expectile: float) -> Tensor:
+    """Cross-entropy `(...)`, weighted `expectile` where the target probability exceeds the prediction, else the rest.
+
+    At its minimum the prediction is the expectile of the targets, as for the weighted squared error.
+    """
+    weight = torch.where(target >= logit.detach().sigmoid(), expectile, 1 - expectile)
+    return weight * F.binary_cross_entropy_with_logits(logit, target, reduction="none")
+
+
+def quantile_loss(logit: Tensor, target: Tensor, quantile: float) -> Tensor:
+    """Weighted absolute error `(...)` between logits; at its minimum `logit` is the quantile of the target logits."""
+    difference = (target - logit).clamp(-LOGIT_BOUND, LOGIT_BOUND)
+    return torch.where(difference > 0, quantile, 1 - quantile) * difference.abs()
+
+
+class DQC(QChunking):
+    """Long-chunk critic, prefix critic, implicit values, best-of-N prefixes."""
+
+    name = "dqc"
+    config: DQCConfig
+
+    def __init__(self, config: DQCConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to clone `policy`; `critic` is Q_p, the only one with a target network."""
+        steps = config.n_step or policy.spec.execute
+        if steps < policy.spec.execute:
+            raise UserError(
+                f"The long chunk must not be shorter than the {policy.spec.execute} executed actions, "
+                f"got n_step={steps}; set it to 0 for the executed part."
+            )
+        super().__init__(config, policy, total_updates=total_updates)
+        self.long_critic = QEnsemble(config.critic, policy, steps=steps)
+        self.value = ValueNet(config.value, policy.spec)
+        self.value.encoder = borrow_normalizers(policy, config.value.vision)[0]
+        learned = [*self.long_critic.parameters(), *self.value.parameters()]
+        self.critic_optimizer.add_param_group({"params": learned})
+        self.player = select(policy, self.critic, candidates=config.candidates, reduction="mean")
+
+    @property
+    def request(self) -> Request:
+        """Windows long enough for the long chunk and for the policy's own horizon."""
+        request = super().request
+        return replace(request, horizon=max(request.horizon, request.steps))
+
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """The best of N chunks by Q_p."""
+        return self.player.sample(obs, generator=generator)
+
+    def target(self, batch: Transitions) -> Tensor:
+        """Probability `(B,)` that Q_h regresses on: `reward + discount * V(next_obs)`, within [0, 1]."""
+        value = batch.reward + batch.discount * self.value(batch.next_obs).sigmoid()
+        if float(batch.reward.max()) > 1 or float(batch.reward.min()) < 0:
+            raise UserError("DQC learns probabilities of success: it needs rewards in [0, 1], e.g. task.reward=sparse.")
+        return value.clamp(0.0, 1.0)
+
+    def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
+        """Losses of Q_h, Q_p and V on the chunks that they can judge."""
+        terminated = batch.discount == 0
+        whole = (batch.steps == self.request.steps) | terminated
+        prefix = (batch.steps >= self.critic.steps) | terminated
+        long = self.long_critic.output(self.long_critic.encode(batch.obs), batch.chunk).squeeze(-1)  # (M, B)
+        short = self.critic.output(self.critic.encode(batch.obs), batch.chunk).squeeze(-1)  # (M, B)
+        state = self.value(batch.obs)  # (B,)
+        with torch.no_grad():
+            target = self.target(batch)
+            optimum = long.sigmoid().mean(0)
+            judged = self.target_critic(batch.obs, batch.chunk).min(0).values  # logits
+        losses = {
+            "long": F.binary_cross_entropy_with_logits(long, target.expand_as(long), reduction="none").sum(0) * whole,
+            "prefix": optimistic_loss(short, optimum.expand_as(short), self.config.expectile).sum(0) * whole,
+            "state": quantile_loss(state, judged, self.config.quantile) * prefix,
+        }
+        info = {f"{name}_loss": (batch.weight * loss).mean() for name, loss in losses.items()}
+        loss = torch.stack(list(info.values())).sum()
+        info |= {
+            "value": short.detach().sigmoid().mean(),
+            "target": target.mean(),
+            "complete": whole.float().mean(),
+            "errors": (long.detach().sigmoid() - target).abs().mean(0),
+        }
+        return loss, info
+
+    def actor_step(self, batch: Transitions) -> Info:
+        """Imitation."""
+        return {"imitation": self.imitate(batch)}
+
+    def deployable(self) -> Policy:
+        """The policy with the critic of prefixes."""
+        return self.player
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """The shared parts, the long critic and V."""
+        return {**super().parts(), "long_critic": self.long_critic, "value": self.value}

@@ -1,0 +1,116 @@
+"""Flow Q-learning (FQL, Park et al. 2025) and, with chunks, QC-FQL (Li et al. 2025): a one-step policy beside a flow.
+
+The flow imitates the memory. A second network maps the same noise to an action in one call; it is distilled from the
+flow's result and raised along Q, so that no gradient passes through the sampler's steps. The one-step policy acts,
+bootstraps and is deployed.
+
+Use it where a few milliseconds per decision count and demonstrations are at hand. Not where the data has several modes
+that one call cannot tell apart, nor without tuning `alpha`: too small and the policy leaves the data, too large and it
+only imitates.
+
+Deviations from the public code: the base may be any denoising head with `decode`; the distance is measured in
+normalised units; the one-step policy starts as a copy of the base where both have the same network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.base import Stateful
+from robopolicy.algorithms.off_policy import descend
+from robopolicy.algorithms.q_chunking import QChunking, QChunkingConfig
+from robopolicy.critics.q import QEnsemble
+from robopolicy.data.transitions import Transitions
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Info, Observation, Policy, Sample
+from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.generative import GenerativeConfig, GenerativePolicy
+from robopolicy.policies.noise import Randomness
+
+
+@dataclass(frozen=True)
+class FQLConfig(QChunkingConfig):
+    """Settings of FQL."""
+
+    alpha: float = 10.0  # weight of the distillation beside Q; 10 to 30000 in raw units of Q, .03 to 10 normalised
+    normalize_q: bool = True  # divide the values by their mean magnitude in the actor's loss
+
+
+def one_step_copy(head: GenerativePolicy) -> FlowPolicy:
+    """A one-call flow of the same architecture and normalisers; with the same weights where `head` is a flow."""
+    shared: dict[str, Any] = {entry.name: getattr(head.config, entry.name) for entry in fields(GenerativeConfig)}
+    config = FlowConfig(**(shared | {"steps": 1}))
+    if isinstance(head, FlowPolicy):
+        config = replace(head.config, steps=1)
+    student = FlowPolicy(config, head.spec).to(next(head.parameters()).device)
+    if isinstance(head, FlowPolicy):
+        student.load_state_dict(head.state_dict())
+    else:
+        student.encoder.load_state_dict(head.encoder.state_dict())
+        student.action_normalizer.load_state_dict(head.action_normalizer.state_dict())
+    return student
+
+
+def actor_loss(
+    student: FlowPolicy, teacher: GenerativePolicy, critic: QEnsemble, obs: Observation, config: FQLConfig
+) -> tuple[Tensor, Info]:
+    """`alpha * |student(z) - teacher(z)|^2 - Q(student(z))`, the distance averaged over the chunk."""
+    rows = next(iter(obs.values()))
+    noise = student.draw_noise(len(rows), None, rows.device)
+    with torch.no_grad():
+        wanted = student.action_normalizer.normalize(teacher.decode(obs, noise))
+    chunk = student.decode(obs, noise)
+    distance = (student.action_normalizer.normalize(chunk) - wanted).square().mean()
+    value = critic(obs, chunk).mean(0)
+    scale = 1 / value.detach().abs().mean().clamp(min=1e-6) if config.normalize_q else 1.0
+    return config.alpha * distance - scale * value.mean(), {"distance": distance, "value": value.mean()}
+
+
+class FQL(QChunking):
+    """A flow that imitates and a one-step policy that improves on it."""
+
+    name = "fql"
+    config: FQLConfig
+    policy: GenerativePolicy
+
+    def __init__(self, config: FQLConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to clone `policy` and to distil it into one step."""
+        if not isinstance(policy, GenerativePolicy):
+            raise UserError(
+                f"FQL distils a denoising policy into one step, got '{policy.name}'; use sac or rlpd for a Gaussian."
+            )
+        super().__init__(config, policy, total_updates=total_updates)
+        self.student = one_step_copy(policy)
+        self.student_optimizer = torch.optim.Adam(self.student.parameters(), lr=config.lr, fused=True)
+
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """A draw of the one-step policy."""
+        return Sample.unscored(self.student.act(obs, generator=generator))
+
+    def target(self, batch: Transitions) -> Tensor:
+        """`reward + discount * mean Q'` at a draw of the one-step policy."""
+        chunk = self.student.act(batch.next_obs, generator=self.generator)
+        return batch.reward + batch.discount * self.target_critic(batch.next_obs, chunk).mean(0)
+
+    def actor_step(self, batch: Transitions) -> Info:
+        """Imitation of the flow, then one step of its one-step companion."""
+        imitation = self.imitate(batch)
+        self.critic.requires_grad_(False)
+        loss, info = actor_loss(self.student, self.policy, self.critic, batch.obs, self.config)
+        descend(self.student_optimizer, loss, self.student, self.config.grad_clip)
+        self.critic.requires_grad_(True)
+        self.student.observe(batch.obs)
+        return {"imitation": imitation, "loss": loss, **info}
+
+    def deployable(self) -> Policy:
+        """The one-step policy."""
+        return self.student
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """The shared parts, the one-step policy and its optimiser."""
+        return {**super().parts(), "student": self.student, "student_optimizer": self.student_optimizer}

@@ -1,0 +1,227 @@
+"""QC, FQL and DQC: chunk targets on a table, masked chunks, expectiles and quantiles, two modes of a bandit."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from chunk_bandit import SMALL, batch, first_actions, flow, gaussian, two_modes
+from torch import Tensor, nn
+
+from robopolicy.algorithms.dqc import DQC, DQCConfig, optimistic_loss, quantile_loss
+from robopolicy.algorithms.fql import FQL, FQLConfig, actor_loss, one_step_copy
+from robopolicy.algorithms.off_policy import OffPolicy
+from robopolicy.algorithms.qc import QC, QCConfig
+from robopolicy.critics.value import ValueConfig
+from robopolicy.data.replay import Replay
+from robopolicy.data.transitions import Request, Transitions
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
+
+COMMON: dict[str, Any] = {"critic": SMALL, "batch_size": 64, "critic_lr": 3e-3, "lr": 3e-3, "tau": 0.05}
+VALUE = ValueConfig(hidden=(32, 32), activation="relu")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def qc(policy: Policy | None = None, **config: Any) -> QC:
+    settings: dict[str, Any] = COMMON | {"candidates": 16} | config
+    return QC(QCConfig(**settings), policy or flow(), total_updates=100)
+
+
+def fql(policy: Policy | None = None, **config: Any) -> FQL:
+    settings: dict[str, Any] = COMMON | {"alpha": 1.0} | config
+    return FQL(FQLConfig(**settings), policy or flow(), total_updates=100)
+
+
+def dqc(policy: Policy | None = None, **config: Any) -> DQC:
+    settings: dict[str, Any] = COMMON | {"candidates": 16, "value": VALUE, "n_step": 2} | config
+    return DQC(DQCConfig(**settings), policy or flow(), total_updates=100)
+
+
+MAKERS = {"qc": qc, "fql": fql, "dqc": dqc}
+makers = pytest.mark.parametrize("name", MAKERS)
+
+
+def positive(action: Tensor) -> Tensor:
+    """Reward 1 for the better of the two modes."""
+    return (action[:, 0] > 0).float()
+
+
+def windows(steps: int) -> Transitions:
+    """Windows of `steps` control steps of one episode of 8 steps that ends in success."""
+    memory = Replay(64, gamma=0.9)
+    for t in range(8):
+        done = torch.tensor([t == 7])
+        here, after = ({"state": torch.tensor([[float(t + j), 0.0]])} for j in (0, 1))
+        memory.add(torch.zeros(1).long(), here, torch.zeros(1, 1), done.float(), done, done & False, after)
+    return memory.take(torch.arange(8), Request(8, max(steps, 2), steps, 0.9))
+
+
+@makers
+def test_the_better_mode_is_found_where_imitation_has_both(name: str) -> None:
+    algorithm = MAKERS[name](**({"n_step": 1} if name == "dqc" else {}))
+    for _ in range(80 if name == "fql" else 50):
+        algorithm.update(batch(two_modes(128), positive))
+    cloned, improved = first_actions(algorithm.policy), first_actions(algorithm.deployable())
+    assert 0.2 < float((cloned > 0).float().mean()) < 0.8
+    assert float((improved > 0).float().mean()) > 0.9
+
+
+def test_chunk_targets_equal_the_return_of_a_deterministic_chain() -> None:
+    data = windows(3)
+
+    class Known(nn.Module):
+        def forward(self, obs: dict[str, Tensor], chunk: Tensor) -> Tensor:
+            """0.9 ** (steps to the reward), from both members."""
+            return (0.9 ** (7 - obs["state"][:, -1, 0])).expand(2, -1)
+
+    for algorithm in (qc(n_step=3), fql(n_step=3)):
+        algorithm.target_critic = Known()  # type: ignore[assignment]
+        torch.testing.assert_close(algorithm.target(data), data.returns)
+
+
+def test_chunks_cut_short_carry_no_gradient() -> None:
+    data = windows(3)
+    cut = data.steps < 3
+    assert cut.tolist() == [False] * 6 + [True] * 2
+    for algorithm in (qc(n_step=3), fql(n_step=3)):
+        algorithm.target = lambda batch: batch.reward  # type: ignore[method-assign]
+        gradients: list[tuple[Tensor, ...]] = []
+        for reward in (data.reward, torch.where(cut, 1e3, data.reward)):
+            loss, info = algorithm.critic_loss(replace(data, reward=reward))
+            assert float(info["complete"]) == pytest.approx(6 / 8)
+            gradients.append(torch.autograd.grad(loss, list(algorithm.critic.parameters())))
+        assert all(torch.equal(first, second) for first, second in zip(*gradients, strict=True))
+
+
+def test_one_action_chunks_are_best_of_n_temporal_difference_learning() -> None:
+    algorithm = qc()
+    data = batch(two_modes(64), positive, discount=0.9)
+    state = algorithm.generator.get_state()
+    target = algorithm.target(data)
+    algorithm.generator.set_state(state)
+    chunk = algorithm.player.act(data.next_obs, generator=algorithm.generator)
+    torch.testing.assert_close(target, data.reward + 0.9 * algorithm.target_critic(data.next_obs, chunk).mean(0))
+
+
+def test_the_prefix_critic_regresses_on_the_expectile_over_tails() -> None:
+    tails = torch.tensor([0.1, 0.2, 0.9])  # values of three long chunks with the same prefix
+    found: dict[float, float] = {}
+    for expectile in (0.5, 0.8, 0.999):
+        logit = torch.zeros(1, requires_grad=True)
+        optimizer = torch.optim.Adam([logit], 0.05)
+        for _ in range(400):
+            loss = optimistic_loss(logit.expand(3), tails, expectile).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        found[expectile] = float(logit.detach().sigmoid())
+    assert found[0.5] == pytest.approx(0.4, abs=0.01)  # the mean
+    assert found[0.999] == pytest.approx(0.9, abs=0.02)  # the maximum
+    mean = found[0.8]  # 0.8 * (0.9 - m) = 0.2 * (2 m - 0.3)
+    assert mean == pytest.approx((0.8 * 0.9 + 0.2 * 0.3) / 1.2, abs=0.01)
+
+
+def test_v_is_the_quantile_of_the_prefixes() -> None:
+    logits = torch.linspace(-2, 2, 101)
+    for quantile in (0.5, 0.9):
+        state = torch.zeros(1, requires_grad=True)
+        optimizer = torch.optim.Adam([state], 0.02)
+        for _ in range(500):
+            loss = quantile_loss(state, logits, quantile).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        assert state.item() == pytest.approx(-2 + 4 * quantile, abs=0.1)
+
+
+def test_equal_lengths_make_both_critics_of_dqc_agree() -> None:
+    algorithm = dqc(n_step=1, expectile=0.5)
+    for _ in range(60):
+        algorithm.update(batch(two_modes(128), positive))
+    data = batch(two_modes(256), positive)
+    long, short = (
+        critic(data.obs, data.chunk).sigmoid().mean(0) for critic in (algorithm.long_critic, algorithm.critic)
+    )
+    assert float((long - short).abs().mean()) < 0.1
+
+
+def test_dqc_refuses_rewards_that_are_no_probabilities_and_short_long_chunks() -> None:
+    with pytest.raises(UserError, match=r"\[0, 1\]"):
+        dqc(n_step=1).update(batch(two_modes(64), lambda action: 5 * action[:, 0]))
+    spec = PolicySpec({"state": (2,)}, 1, horizon=4, execute=4)
+    policy = FlowPolicy(FlowConfig(hidden=(8,), normalization="identity", action_normalization="identity"), spec)
+    with pytest.raises(UserError, match="long chunk"):
+        dqc(policy, n_step=2)
+    with pytest.raises(UserError, match="expectile"):
+        DQCConfig(expectile=1.0)
+
+
+def test_the_one_step_policy_starts_as_the_first_step_of_the_flow() -> None:
+    base = flow()
+    student = one_step_copy(base)
+    obs = {"state": torch.randn(5, 1, 2)}
+    noise = torch.randn(5, 2, 1)
+    expected = (noise + base.field(obs, noise, torch.zeros(5))).clamp(-1, 1)
+    torch.testing.assert_close(student.decode(obs, noise), expected)
+    assert student.network_calls == 1 and base.network_calls == 4
+
+
+def test_no_gradient_of_the_one_step_policy_reaches_the_flow() -> None:
+    algorithm = fql()
+    data = batch(two_modes(32), positive)
+    loss, _ = actor_loss(algorithm.student, algorithm.policy, algorithm.critic, data.obs, algorithm.config)
+    loss.backward()
+    assert all(parameter.grad is None for parameter in algorithm.policy.parameters())
+    assert any(bool(p.grad.any()) for p in algorithm.student.parameters() if p.grad is not None)
+
+
+def test_fql_needs_a_denoising_policy() -> None:
+    with pytest.raises(UserError, match="gaussian"):
+        fql(gaussian())
+
+
+@makers
+def test_a_resumed_learner_ends_with_the_same_weights(name: str) -> None:
+    def play(algorithm: OffPolicy, number: int) -> None:
+        torch.manual_seed(number)
+        algorithm.update(batch(two_modes(64), positive))
+
+    straight = MAKERS[name]()
+    play(straight, 1)
+    state = copy.deepcopy(straight.state_dict())
+    play(straight, 2)
+    resumed = MAKERS[name]()
+    resumed.load_state_dict(state)
+    play(resumed, 2)
+    for part, module in straight.parts().items():
+        if isinstance(module, nn.Module):
+            other = resumed.parts()[part].state_dict()
+            assert all(torch.equal(value, other[key]) for key, value in module.state_dict().items()), part
+
+
+@makers
+def test_what_is_deployed_survives_a_checkpoint(name: str, tmp_path: Any) -> None:
+    algorithm = MAKERS[name]()
+    algorithm.update(batch(two_modes(64), positive))
+    obs = {"state": torch.randn(4, 1, 2)}
+    save_checkpoint(tmp_path / "ckpt", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    loaded, _ = load_policy(tmp_path / "ckpt")
+    torch.testing.assert_close(first_actions(loaded), first_actions(algorithm.deployable()))
+    assert verify_checkpoint(tmp_path / "ckpt").ok
+
+
+@makers
+def test_a_nan_in_the_data_reaches_the_metrics(name: str) -> None:
+    data = batch(two_modes(64), positive)
+    metrics = MAKERS[name]().update(replace(data, reward=data.reward * torch.nan))
+    assert any(value != value for value in metrics.values())
