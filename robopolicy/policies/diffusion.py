@@ -9,8 +9,8 @@ Iterates live on the variance-preserving path. `velocity` and `matching_loss` co
 its log signal-to-noise ratio is interpolated between the levels, and times beyond the first or last level are read
 there. The network sees `1 - (level + 1) / T`, which runs from 0 (noise) to 1 (data).
 
-Use it as the well-understood base policy, above all when a published recipe is to be matched. A flow head reaches the
-same quality in fewer steps; with fewer than about four steps noise prediction fails, so take v and trailing levels.
+Use it as the well-understood base policy, above all when a published recipe is to be matched. With fewer than about
+four steps noise prediction fails: take v with trailing levels, or a flow head.
 
 Deviations: the published code samples with DDPM in all T steps (here sampler=ddpm steps=100) and, with DDIM, keeps the
 predicted noise where the data were clipped. Recomputing it is what makes eta = 1 and DDPM one thing.
@@ -28,7 +28,7 @@ from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.generative import GenerativeConfig, GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
-from robopolicy.policies.path import Estimate, estimate, prediction_target, vp_alpha_bar, vp_coefficients
+from robopolicy.policies.path import Estimate, estimate, prediction_target, vp_coefficients
 from robopolicy.policies.schedules import alpha_bars, spaced_levels
 
 SAMPLERS = ("ddim", "ddpm")
@@ -120,7 +120,8 @@ class DiffusionPolicy(GenerativePolicy):
         wanted = -2 * torch.logit(t)
         upper = torch.searchsorted(rising, wanted).clamp(1, len(rising) - 1)
         share = (wanted - rising[upper - 1]) / (rising[upper] - rising[upper - 1])
-        a, b = vp_coefficients(vp_alpha_bar(t)[:, None, None])
+        power = torch.hypot(t, 1 - t)  # not by way of alpha_bar, which rounds the last levels to a few digits
+        a, b = (t / power)[:, None, None], ((1 - t) / power)[:, None, None]
         return a, b, self._network_time(upper - 1 + share)
 
     def _read(self, features: Tensor, x: Tensor, a: Tensor, b: Tensor, time: Tensor) -> Estimate:

@@ -108,6 +108,15 @@ def test_times_beyond_the_levels_are_read_at_the_nearest_one() -> None:
         assert torch.equal(loss, policy.matching_loss(features, x, x, end.expand(4)))
 
 
+@pytest.mark.parametrize("train_steps", [100, 1000])
+def test_coefficients_at_a_level_are_those_of_the_sampler(train_steps: int) -> None:
+    policy = diffusion(train_steps=train_steps, steps=train_steps)
+    a, b, time = policy._on_path(policy.level_times.flip(0))
+    torch.testing.assert_close(a.flatten(), policy.signal_scale[:-1], atol=1e-7, rtol=2e-5)
+    torch.testing.assert_close(b.flatten(), policy.noise_scale[:-1], atol=1e-7, rtol=2e-5)
+    torch.testing.assert_close(time, policy.grid, atol=1e-6, rtol=0)
+
+
 def test_network_time_grows_with_time_without_jumps() -> None:
     policy = diffusion()
     t = torch.linspace(0, 1, 20_001)
@@ -115,8 +124,6 @@ def test_network_time_grows_with_time_without_jumps() -> None:
     steps = time.diff()
     assert bool((steps >= -1e-6).all()) and float(steps.max()) < 2e-3
     assert float(time[0]) == pytest.approx(0.0, abs=1e-6) and float(time[-1]) == pytest.approx(0.99, abs=1e-6)
-    _, _, at_levels = policy._on_path(policy.level_times)
-    torch.testing.assert_close(at_levels, 1 - (torch.arange(100) + 1) / 100, atol=1e-6, rtol=0)
 
 
 def test_many_ddim_steps_on_the_exact_score_are_the_gaussian_map() -> None:
