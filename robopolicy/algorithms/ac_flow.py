@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from robopolicy.algorithms.base import Metrics, Stateful
 from robopolicy.algorithms.matching import MatchingConfig, MatchingTuner, velocity_distance
-from robopolicy.algorithms.off_policy import descend
 from robopolicy.algorithms.on_policy import Rows, flatten, normalize
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
@@ -120,10 +119,10 @@ class ACFlow(MatchingTuner):
         """One step of V(s) and one of the intermediate critic."""
         loss = super()._critic_step(rows)
         value = self.intermediate_value(rows)
-        descend(
-            self.intermediate_optimizer,
-            nn.functional.mse_loss(value, rows.record["outcome"].unsqueeze(1).expand_as(value)),
-        )
+        error = nn.functional.mse_loss(value, rows.record["outcome"].unsqueeze(1).expand_as(value))
+        self.intermediate_optimizer.zero_grad(set_to_none=True)
+        error.backward()
+        self.intermediate_optimizer.step()
         return loss
 
     def update(self, batch: Rollout) -> Metrics:

@@ -83,6 +83,7 @@ class PerturbedFlow(WrappedHead):
         logp = self.log_density(offset, torch.zeros_like(offset)).unsqueeze(1)
         return Sample(head.action_normalizer.denormalize(head.clip(action)), record, logp)
 
+    @torch.no_grad()
     def complete(self, obs: Observation, record: Record, generator: torch.Generator) -> Record:
         """The record with M times `(B, M)` and the velocity `(B, M, H, A)` there, both to be kept for an iteration.
 

@@ -59,6 +59,7 @@ class SampledPolicy(WrappedHead):
             chunk = normalizer.denormalize(data)
         return Sample(chunk, {"data": data}, data.new_zeros(len(data), 1))
 
+    @torch.no_grad()
     def complete(self, obs: Observation, record: Record, generator: torch.Generator) -> Record:
         """The record with N pairs: noise `(B, N, H, A)` and time `(B, N)` on the linear path."""
         data = record["data"]
@@ -114,7 +115,8 @@ def require_matched(policy: Policy, algorithm: str) -> GenerativePolicy:
     Raises:
         UserError: It is something else.
     """
-    head = require_family(policy, MATCHED, algorithm, "use ppo for a Gaussian")
+    instead = "use ppo for a Gaussian, and fine-tune the teacher of a consistency policy"
+    head = require_family(policy, MATCHED, algorithm, instead)
     if head.times > 1:
         raise UserError(
             f"{algorithm} trains the velocity at a point, but '{policy.name}' samples with learned steps of length "

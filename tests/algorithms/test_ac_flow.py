@@ -1,0 +1,172 @@
+"""AC-Flow: weights from the intermediate critic, the invariance behind them, warm-up, and the pull to the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from matching_tools import BARE, bandit, gradient, head, point_mass_return, prepared, tuner
+
+from robopolicy.algorithms.ac_flow import ACFlowConfig, actor_loss, critic_weights
+from robopolicy.algorithms.on_policy import normalize
+from robopolicy.core.estimator import Estimator, EstimatorConfig
+from robopolicy.critics.intermediate import IntermediateValue
+from robopolicy.critics.value import ValueConfig
+from robopolicy.errors import UserError
+from robopolicy.policies.base import PolicySpec
+
+SMALL = {"intermediate": ValueConfig(hidden=(16,), activation="silu")}
+
+
+def rows_of(algorithm: Any, count: int = 64) -> Any:
+    return prepared(algorithm, bandit(algorithm.policy, count))
+
+
+def weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {key: value.clone() for key, value in module.state_dict().items()}
+
+
+def test_an_infinite_penalty_freezes_the_policy_at_its_reference() -> None:
+    algorithm = tuner("ac_flow", critic_warmup=0, w2_coef=float("inf"), **SMALL)
+    before = weights(algorithm.policy)
+    for seed in range(2):
+        algorithm.update(bandit(algorithm.policy, 64, seed=seed))
+    assert all(torch.equal(before[key], value) for key, value in algorithm.policy.state_dict().items())
+
+
+def test_a_stronger_penalty_keeps_the_policy_nearer_to_its_reference() -> None:
+    distances = []
+    for w2_coef in (0.0, 1.0, 10.0):
+        algorithm = tuner("ac_flow", critic_warmup=0, w2_coef=w2_coef, lr=1e-3, lr_final=1e-3, epochs=10, **SMALL)
+        for seed in range(3):
+            algorithm.update(bandit(algorithm.policy, 64, seed=seed))
+        distances.append(float(algorithm.actor_loss(rows_of(algorithm))[1]["w2_distance"].detach()))
+    assert distances[0] > distances[1] > distances[2] > 0
+
+
+def test_weights_are_exponentials_of_clipped_advantages() -> None:
+    advantage = torch.tensor([[-3.0, -0.5, 0.0, 0.5, 3.0]])
+    found = critic_weights(advantage, clip=1.0, temperature=0.5)
+    expected = torch.tensor([[-2.0, -1.0, 0.0, 1.0, 2.0]]).exp()
+    torch.testing.assert_close(found, expected)
+
+
+def test_any_function_of_the_point_may_be_the_baseline() -> None:
+    """Several targets meet in one point; scaling their weights alike leaves the best velocity there."""
+    torch.manual_seed(0)
+    outcome, target = torch.randn(50, 1), torch.randn(50, 3)
+
+    def best(baseline: float) -> torch.Tensor:
+        weight = critic_weights(outcome - baseline, clip=100.0, temperature=0.7)
+        return (weight * target).sum(0) / weight.sum()  # where the weighted squared error is least
+
+    torch.testing.assert_close(best(0.0), best(1.3))
+    assert not torch.allclose(best(0.0), target.mean(0))
+
+
+def test_the_gradient_is_that_of_the_weighted_loss_and_the_penalty() -> None:
+    algorithm = tuner("ac_flow", w2_coef=0.5, **SMALL)
+    rows = rows_of(algorithm)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in algorithm.policy.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    loss, info = algorithm.actor_loss(rows)
+    losses = algorithm.policy.losses(rows.obs, rows.record).mean(-1)  # (B, N)
+    now, old = (algorithm.policy.velocities(h, rows.obs, rows.record) for h in (algorithm.policy.head, algorithm.base))
+    distance = (now - old.detach()).square().mean()
+    expected = ((rows.record["weight"] * losses).mean() + 0.5 * distance) / 1.5
+    torch.testing.assert_close(gradient(loss, algorithm.policy), gradient(expected, algorithm.policy))
+    torch.testing.assert_close(info["w2_distance"], distance)
+
+
+def test_without_advantages_it_is_imitation_of_own_chunks() -> None:
+    algorithm = tuner("ac_flow", w2_coef=0.0, **SMALL)
+    rows = rows_of(algorithm)
+    estimator = Estimator(EstimatorConfig(surrogate="pg"))
+    weight = critic_weights(torch.zeros_like(rows.logp), 1.0, 0.5)
+    loss, _ = actor_loss(algorithm.logp(rows), rows.logp, weight, torch.zeros(()), estimator, 0.0)
+    cloning = algorithm.policy.losses(rows.obs, rows.record).mean()
+    torch.testing.assert_close(gradient(loss, algorithm.policy), gradient(cloning, algorithm.policy))
+
+
+def test_outcomes_are_normalised_and_weights_use_the_critic_before_its_update() -> None:
+    algorithm = tuner("ac_flow", **SMALL)
+    rows = rows_of(algorithm)
+    torch.testing.assert_close(rows.record["outcome"], normalize(rows.advantage))
+    value = algorithm.intermediate_value(rows).detach()
+    expected = critic_weights(rows.record["outcome"].unsqueeze(1) - value, 1.0, 0.5)
+    torch.testing.assert_close(rows.record["weight"], expected)
+    assert not torch.equal(rows.record["weight"], torch.ones_like(expected))
+
+
+def test_warmup_trains_both_critics_and_not_the_actor() -> None:
+    algorithm = tuner("ac_flow", critic_warmup=1, **SMALL)
+    parts = {name: getattr(algorithm, name) for name in ("policy", "critic", "intermediate")}
+    before = {name: weights(part) for name, part in parts.items()}
+    metrics = algorithm.update(bandit(algorithm.policy, 64))
+    changed = {
+        name: any(not torch.equal(before[name][key], value) for key, value in part.state_dict().items())
+        for name, part in parts.items()
+    }
+    assert changed == {"policy": False, "critic": True, "intermediate": True}
+    assert "actor/loss" not in metrics and "critic/loss" in metrics
+
+
+def test_the_intermediate_critic_learns_what_a_point_tells_about_the_outcome() -> None:
+    """With the first action as outcome, nothing is known at time 0 and everything at time 1."""
+    torch.manual_seed(0)
+    spec = PolicySpec({"state": (1,)}, action_dim=1)
+    critic = IntermediateValue(ValueConfig(hidden=(32, 32), activation="silu", normalization="identity"), spec)
+    optimizer = torch.optim.Adam(critic.parameters(), lr=5e-3)
+    for _ in range(250):
+        data, noise, t = torch.randn(256, 1, 1, 1), torch.randn(256, 1, 1, 1), torch.rand(256, 1)
+        x = noise + t[..., None, None] * (data - noise)
+        loss = (critic({"state": torch.zeros(256, 1, 1)}, x, t) - data.view(256, 1)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    obs, x = {"state": torch.zeros(1, 1, 1)}, torch.linspace(-1.5, 1.5, 7).view(1, 7, 1, 1)
+    with torch.no_grad():
+        start, end = (critic(obs, x, torch.full((1, 7), t)).flatten() for t in (0.0, 1.0))
+    assert float(start.abs().max()) < 0.3
+    assert float((end - x.flatten()).abs().max()) < 0.3
+
+
+def test_resume_keeps_the_intermediate_critic() -> None:
+    algorithm = tuner("ac_flow", critic_warmup=0, **SMALL)
+    algorithm.update(bandit(algorithm.policy, 64))
+    other = tuner("ac_flow", head(seed=4), critic_warmup=0, **SMALL)
+    other.load_state_dict(algorithm.state_dict())
+    for key, value in algorithm.intermediate.state_dict().items():
+        assert torch.equal(value, other.intermediate.state_dict()[key])
+    assert other.intermediate_optimizer.state_dict()["state"].keys() == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [({"temperature": 0.0}, "temperature, advantage_clip > 0"), ({"w2_coef": -1.0}, "w2_coef >= 0")],
+)
+def test_bad_settings_are_refused_in_one_line(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ACFlowConfig(**config)
+
+
+def test_the_reward_of_a_bandit_rises() -> None:
+    policy = head(spec=PolicySpec({"state": (1,)}, action_dim=2), steps=3, **(BARE | {"hidden": (32,)}))
+    rates = {"lr": 3e-3, "lr_final": 3e-3, "critic_lr": 3e-3}
+    algorithm = tuner("ac_flow", policy, batch_size=128, epochs=3, critic_warmup=2, w2_coef=0.1, **SMALL, **rates)
+    target = torch.tensor([0.5, -0.5])
+    rewards = []
+    for seed in range(25):
+        obs = {"state": torch.zeros(256, 1, 1)}
+        rollout = bandit(algorithm.policy, 256, lambda chunk: -(chunk[:, 0] - target).square().sum(-1), seed, obs)
+        rewards.append(float(rollout.reward.mean()))
+        algorithm.update(rollout)
+    assert sum(rewards[-3:]) / 3 > 0.75 * sum(rewards[:3]) / 3
+
+
+@pytest.mark.slow
+def test_it_learns_the_point_mass_from_scratch() -> None:
+    assert point_mass_return("ac_flow", updates=20, epochs=6, critic_warmup=2, w2_coef=0.1) > -5.2  # -6 before

@@ -1,0 +1,197 @@
+"""AWM: the gradient of advantage-weighted matching, its limits, its penalties, and its relation to FPO."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from matching_tools import (
+    BARE,
+    GaussianFlow,
+    bandit,
+    gradient,
+    head,
+    modes,
+    near_goal,
+    point_mass_return,
+    prepared,
+    ring,
+    tuner,
+)
+
+from robopolicy.algorithms.awm import WEIGHTINGS, AWMConfig, awm_estimator
+from robopolicy.algorithms.fpo import actor_loss
+from robopolicy.algorithms.on_policy import normalize
+from robopolicy.errors import UserError
+from robopolicy.policies.base import PolicySpec
+
+FREE: dict[str, Any] = {"ref_coef": 0.0, "ema_coef": 0.0}
+
+
+def rows_of(algorithm: Any, count: int = 64) -> Any:
+    return prepared(algorithm, bandit(algorithm.policy, count))
+
+
+def shake(policy: Any, scale: float = 0.05) -> None:
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(scale * torch.randn_like(parameter))
+
+
+def test_the_first_gradient_is_advantage_weighted_matching() -> None:
+    algorithm = tuner("awm", **FREE)
+    rows = rows_of(algorithm)
+    advantage = normalize(rows.advantage).clamp(-5, 5) / 5
+    losses = algorithm.policy.losses(rows.obs, rows.record).mean((1, 2))
+    found = gradient(algorithm.actor_loss(rows)[0], algorithm.policy)
+    torch.testing.assert_close(found, gradient((advantage * losses).mean(), algorithm.policy), rtol=1e-4, atol=1e-7)
+    assert bool((advantage < 0).any())  # signed: bad chunks are pushed away
+
+
+def test_zero_advantages_leave_the_gradient_of_the_penalties_alone() -> None:
+    algorithm = tuner("awm", ref_coef=0.5, ema_coef=2.0)
+    rows = rows_of(algorithm)
+    shake(algorithm.policy)
+    rows = replace(rows, advantage=torch.zeros(64))
+    found = gradient(algorithm.actor_loss(rows)[0], algorithm.policy)
+    assert bool(found.any())
+    torch.testing.assert_close(found, gradient(algorithm.penalties(rows)[0], algorithm.policy))
+
+
+def test_equal_positive_advantages_are_imitation_of_own_chunks() -> None:
+    algorithm = tuner("awm", **FREE)
+    rows = rows_of(algorithm)
+    loss, _ = actor_loss(algorithm.logp(rows), rows.logp, torch.ones(64), awm_estimator(1.0))
+    record, features = rows.record, algorithm.policy.head.encode(rows.obs)
+    cloning = [
+        algorithm.policy.head.matching_loss(features, record["data"], noise, t)[:, :2].mean()
+        for noise, t in zip(record["noise"].unbind(1), record["t"].unbind(1), strict=True)
+    ]
+    expected = gradient(torch.stack(cloning).mean(), algorithm.policy)
+    torch.testing.assert_close(gradient(loss, algorithm.policy), expected, rtol=1e-4, atol=1e-7)
+
+
+def test_fpos_ratio_is_the_geometric_mean_of_the_ratios_of_awm() -> None:
+    matching = tuner("awm", pairs=8, **FREE)
+    rows = rows_of(matching)
+    fpo = tuner("fpo", pairs=8)
+    shake(matching.policy)
+    fpo.policy.load_state_dict(matching.policy.state_dict())
+    ratio = (matching.logp(rows) - rows.logp).detach().exp()  # (B, N)
+    one = (fpo.logp(rows) - rows.logp).detach().mean(1).exp()
+    torch.testing.assert_close(ratio.log().mean(1).exp(), one)
+    assert bool((ratio.mean(1) >= one).all())
+
+
+def test_the_gradient_points_to_the_reward_on_a_gaussian_bandit() -> None:
+    policy = GaussianFlow(0.3, 0.5)
+    algorithm = tuner("awm", policy, **FREE)
+    torch.manual_seed(0)
+    action = 0.3 + 0.5 * torch.randn(4000, 1, 1)
+    obs = {"state": torch.zeros(4000, 1, 1)}
+    record = algorithm.policy.complete(obs, {"data": action}, torch.Generator().manual_seed(0))
+    for sign in (1.0, -1.0):
+        logp = algorithm.policy.decisions(obs, record).logp
+        loss, _ = actor_loss(logp, logp.detach(), sign * (action - 0.3).flatten(), algorithm.estimator)
+        slope = float(torch.autograd.grad(loss, policy.mean)[0])
+        t = (torch.arange(10_000) + 0.5) / 10_000
+        expected = -sign * 2 * 0.25 * float((1 - policy.slope(t) * t).square().mean())
+        assert slope == pytest.approx(expected, rel=0.1)
+
+
+def test_penalties_are_zero_at_their_anchors_and_mean_squares_elsewhere() -> None:
+    algorithm = tuner("awm", ref_coef=0.5, ema_coef=2.0)
+    rows = rows_of(algorithm)
+    penalty, info = algorithm.penalties(rows)
+    assert float(penalty.detach()) == 0.0 == float(info["ref_distance"].detach())
+    shake(algorithm.policy)
+    penalty, info = algorithm.penalties(rows)
+    now, old = (algorithm.policy.velocities(h, rows.obs, rows.record) for h in (algorithm.policy.head, algorithm.base))
+    distance = (now - old).square().mean()
+    torch.testing.assert_close(info["ref_distance"], distance)
+    torch.testing.assert_close(penalty, 2.5 * distance)  # both anchors are still the pretrained policy
+    assert float(tuner("awm", **FREE).penalties(rows)[0]) == 0.0
+
+
+def test_the_delayed_average_follows_once_per_rollout() -> None:
+    algorithm = tuner("awm", ema_decay=0.3, critic_warmup=0)
+    rollout = bandit(algorithm.policy, 64)
+    algorithm.update(rollout)
+    name = "backbone.body.0.weight"
+    first = algorithm.policy.head.state_dict()[name].clone()
+    assert torch.equal(algorithm.average.module.state_dict()[name], first)  # the first update copies
+    algorithm.update(rollout)
+    expected = 0.3 * first + 0.7 * algorithm.policy.head.state_dict()[name]
+    torch.testing.assert_close(algorithm.average.module.state_dict()[name], expected)
+
+
+def test_weightings_have_their_closed_forms() -> None:
+    loss, t = torch.tensor([[0.0, 0.25, 4.0]]), torch.tensor([[0.5, 0.0, 0.75]])
+    assert torch.equal(WEIGHTINGS["uniform"](loss, t, 0.25), loss)
+    torch.testing.assert_close(WEIGHTINGS["noise"](loss, t, 0.25), torch.tensor([[0.0, 0.25, 1.0]]))
+    torch.testing.assert_close(WEIGHTINGS["power"](loss, t, 1.0), torch.tensor([[0.0, 0.25, 1.0]]), atol=1e-6, rtol=0)
+    huber = WEIGHTINGS["power"](loss, t, 0.5)
+    torch.testing.assert_close(huber, torch.tensor([[0.0, 1.0, 1.0]]), atol=1e-4, rtol=0)
+    zero = torch.zeros(1, 1, requires_grad=True)
+    slope = torch.autograd.grad(WEIGHTINGS["power"](zero, torch.zeros(1, 1), 0.25).sum(), zero)[0]
+    assert bool(slope.isfinite().all())
+
+
+@pytest.mark.parametrize("weighting", sorted(WEIGHTINGS))
+def test_every_weighting_starts_at_ratio_one(weighting: str) -> None:
+    algorithm = tuner("awm", weighting=weighting)
+    _, info = algorithm.actor_loss(rows_of(algorithm))
+    assert float(info["ratio_max"]) < 1e-5
+
+
+def test_advantages_are_cut_and_scaled_to_one() -> None:
+    algorithm = tuner("awm", advantage_clip=2.0, **FREE)
+    rows = rows_of(algorithm)
+    outlier = rows.advantage.clone()
+    outlier[0] = 1e3
+    rows = replace(rows, advantage=outlier)
+    advantage = normalize(outlier).clamp(-2, 2) / 2
+    assert float(normalize(outlier).max()) > 2 and float(advantage.max()) == 1.0
+    loss, _ = algorithm.actor_loss(rows)
+    assert float(loss.detach()) == pytest.approx(-float(advantage.mean()), abs=1e-5)  # all ratios are 1
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"weighting": "snr"}, "Unknown weighting 'snr'"),
+        ({"ref_coef": -1.0}, "ref_coef, ema_coef >= 0"),
+        ({"advantage_clip": 0.0}, "power > 0"),
+        ({"ema_decay": 1.0}, "ema_decay in"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        AWMConfig(**config)
+
+
+@pytest.mark.slow
+def test_awm_and_fpo_find_the_goals_on_a_ring_and_lose_modes() -> None:
+    """Neither has a term for diversity, so both narrow down to fewer goals than there are."""
+    goals = ring(6)
+    for name, settings in (("awm", {"epochs": 4}), ("fpo", {"epochs": 2})):
+        policy = head(spec=PolicySpec({"state": (1,)}, action_dim=2), **BARE)
+        rates = {"lr": 2e-3, "lr_final": 2e-3, "batch_size": 512}
+        algorithm = tuner(name, policy, **(rates | settings))
+        rewards = []
+        for seed in range(60):
+            obs = {"state": torch.zeros(512, 1, 1)}
+            rollout = bandit(algorithm.policy, 512, lambda chunk: near_goal(chunk, goals), seed, obs)
+            rewards.append(float(rollout.reward.mean()))
+            algorithm.update(rollout)
+        assert rewards[-1] > 2.5 * rewards[0], name
+        assert math.isfinite(rewards[-1]) and modes(policy, goals) < 5, name
+
+
+@pytest.mark.slow
+def test_it_learns_the_point_mass_from_scratch() -> None:
+    assert point_mass_return("awm", updates=15, epochs=6) > -5  # -6 before

@@ -1,0 +1,195 @@
+"""PolicyFlow: closed forms of its ratio, gradient and regulariser, the limits of its policy, and modes on a ring."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from matching_tools import (
+    BARE,
+    SPEC,
+    GaussianFlow,
+    bandit,
+    gradient,
+    head,
+    modes,
+    near_goal,
+    observations,
+    point_mass_return,
+    prepared,
+    ring,
+    tuner,
+)
+
+from robopolicy.algorithms.policyflow import PolicyFlowConfig, brownian_loss
+from robopolicy.errors import UserError
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.perturbed_flow import PerturbationConfig, PerturbedFlow
+
+
+def still(policy: Any) -> Any:
+    """The head with zero velocity everywhere."""
+    last = policy.backbone.body[-1]
+    torch.nn.init.zeros_(last.weight)
+    torch.nn.init.zeros_(last.bias)
+    return policy
+
+
+def test_zero_velocity_is_a_gaussian_around_the_initial_noise() -> None:
+    policy = PerturbedFlow(still(head(**BARE)), PerturbationConfig(std_init=0.3))
+    sample = policy.sample(observations(20_000), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(sample.record["endpoint"], sample.record["noise"])
+    offset = sample.record["action"] - sample.record["noise"]
+    assert float(offset.mean()) == pytest.approx(0.0, abs=0.005)
+    assert float(offset.std()) == pytest.approx(0.3, rel=0.02)
+    assert float(sample.chunk.std()) == pytest.approx(math.sqrt(1 + 0.3**2), rel=0.02)
+    expected = torch.distributions.Normal(0.0, 0.3).log_prob(offset[:, : SPEC.execute]).sum((1, 2))
+    torch.testing.assert_close(sample.logp[:, 0], expected)
+
+
+def test_a_shift_of_the_velocity_gives_the_ratio_of_two_gaussians() -> None:
+    algorithm = tuner("policyflow", head(**BARE), times=3)
+    rows = prepared(algorithm, bandit(algorithm.policy, 32))
+    shift = 0.02
+    with torch.no_grad():
+        algorithm.policy.head.backbone.body[-1].bias.add_(shift)
+    offset = (rows.record["action"] - rows.record["endpoint"])[:, : SPEC.execute]
+    expected = ((2 * shift * offset - shift**2) / (2 * 0.1**2)).sum((1, 2))
+    torch.testing.assert_close((algorithm.logp(rows) - rows.logp)[:, 0], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_several_times_average_the_density() -> None:
+    algorithm = tuner("policyflow", head(**BARE), times=4)
+    rows = prepared(algorithm, bandit(algorithm.policy, 32))
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in algorithm.policy.head.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    change = (algorithm.policy.velocities(rows.obs, rows.record) - rows.record["velocity"])[:, :, : SPEC.execute]
+    offset = (rows.record["action"] - rows.record["endpoint"])[:, None, : SPEC.execute]
+    density = torch.distributions.Normal(change.double(), 0.1).log_prob(offset.double()).sum((2, 3)).exp()
+    torch.testing.assert_close(algorithm.logp(rows)[:, 0].double(), density.mean(1).log(), atol=1e-4, rtol=1e-4)
+
+
+def test_times_lie_on_the_sampler_grid_and_its_midpoints() -> None:
+    policy = PerturbedFlow(head(steps=4), PerturbationConfig(), times=50)
+    obs = observations(20)
+    record = policy.complete(obs, policy.sample(obs).record, torch.Generator().manual_seed(0))
+    assert sorted(set(record["t"].flatten().tolist())) == [i / 8 for i in range(8)]
+    start, end = record["noise"].unsqueeze(1), record["endpoint"].unsqueeze(1)
+    torch.testing.assert_close(policy.points(record), start + record["t"][..., None, None] * (end - start))
+
+
+def test_the_first_gradient_has_its_closed_form_on_a_gaussian_bandit() -> None:
+    """With reward a, the gradient of the shift is that of the mean of a: `E_t[1 - c t]` over the grid of times."""
+    policy = GaussianFlow(0.3, 0.5, steps=5)
+    algorithm = tuner("policyflow", policy, entropy_coef=0.0, brownian_coef=0.0)
+    obs, gradients = {"state": torch.zeros(1000, 1, 1)}, []
+    for seed in range(30):
+        generator = torch.Generator().manual_seed(seed)
+        sample = algorithm.policy.sample(obs, generator=generator)
+        record = algorithm.policy.complete(obs, sample.record, generator)
+        output = algorithm.policy.decisions(obs, record)
+        advantage = sample.record["action"].flatten() - 0.3
+        loss = -(advantage * (output.logp[:, 0] - sample.logp[:, 0]).exp()).mean()
+        gradients.append(torch.autograd.grad(loss, policy.mean)[0])
+    found = torch.stack(gradients)
+    t = torch.arange(10) / 10
+    expected = -float((1 - policy.slope(t) * t).mean())
+    error = float(found.std()) / math.sqrt(len(found))
+    assert expected < 0 and error < 0.1
+    assert float(found.mean()) == pytest.approx(expected, abs=3 * error)
+
+
+def test_the_brownian_regulariser_has_its_closed_form_and_its_switch() -> None:
+    velocity, old = torch.full((1, 1, 1, 1), 2.0), torch.full((1, 1, 1, 1), 3.0)
+    x, t = torch.full((1, 1, 1, 1), 0.5), torch.full((1, 1, 1, 1), 0.25)
+    assert float(brownian_loss(velocity, old, x, t)[0]) == pytest.approx((0.75 * 2.0 - (0.5 - 0.25 * 3.0)) ** 2)
+    assert float(brownian_loss(velocity, velocity, x, t)[0]) == pytest.approx((2.0 - 0.5) ** 2)  # |v - x|^2
+    found = {}
+    for target in ("old", "present"):
+        algorithm = tuner("policyflow", brownian_coef=1.0, brownian_target=target)
+        rows = prepared(algorithm, bandit(algorithm.policy, 32))
+        loss, info = algorithm.actor_loss(rows)
+        found[target] = (float(info["brownian"].detach()), gradient(loss, algorithm.policy.head))
+    assert found["old"][0] == pytest.approx(found["present"][0], rel=1e-5)  # equal before the first step
+    assert not torch.allclose(found["old"][1], found["present"][1], rtol=1e-3)
+
+
+def test_the_regulariser_vanishes_where_the_velocity_is_against_the_score() -> None:
+    """The flow from N(0, 1) to N(0, s^2) has score -x / v(t); its Brownian counterpart spreads with x / v(t)."""
+    t = torch.tensor([0.25, 0.5, 0.75])[None, :, None, None]
+    x = torch.randn(100, 3, 1, 1)
+    policy = GaussianFlow(0.0, 0.5)
+    with torch.no_grad():
+        old = policy.slope(t) * x
+    variance = (1 - t).square() + t.square() * 0.25
+    assert float(brownian_loss(x / variance, old, x, t)[0]) == pytest.approx(0.0, abs=1e-10)
+
+
+def test_the_entropy_bonus_trains_the_noise_alone_within_its_bounds() -> None:
+    algorithm = tuner("policyflow", brownian_coef=0.0, entropy_coef=0.5)
+    policy = algorithm.policy
+    rows = prepared(algorithm, bandit(policy, 32))
+    output = policy.decisions(rows.obs, rows.record)
+    expected = torch.distributions.Normal(0.0, policy.log_std.exp()).entropy().sum() * SPEC.execute
+    torch.testing.assert_close(output.entropy, expected.expand(32, 1))
+    assert not bool(gradient(output.entropy.sum(), policy.head).any())
+    for value, bound in ((-9.0, 0.02), (9.0, 1.0)):
+        with torch.no_grad():
+            policy.raw_log_std.fill_(value)
+        torch.testing.assert_close(policy.log_std.exp(), torch.full((2,), bound))
+
+
+def test_only_executed_steps_are_scored_and_the_noise_is_not_deployed() -> None:
+    algorithm = tuner("policyflow")
+    rows = prepared(algorithm, bandit(algorithm.policy, 16))
+    other = dict(rows.record)
+    other["action"] = rows.record["action"].clone()
+    other["action"][:, SPEC.execute :] += 1.0
+    assert torch.equal(algorithm.policy.decisions(rows.obs, other).logp, algorithm.logp(rows))
+    assert algorithm.deployable() is algorithm.policy.head
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: PolicyFlowConfig(times=0), "times >= 1"),
+        (lambda: PolicyFlowConfig(brownian_coef=-1.0), "brownian_coef >= 0"),
+        (lambda: PolicyFlowConfig(brownian_target="new"), "Unknown brownian_target 'new'"),
+        (lambda: PerturbationConfig(std_min=0.2), "std_min <= std_init"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line(build: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build()
+
+
+def on_the_ring(brownian_coef: float, updates: int) -> tuple[float, float]:
+    """Effective number of goals and the last reward after training from scratch on six of them."""
+    goals = ring(6)
+    policy = still(head(spec=PolicySpec({"state": (1,)}, action_dim=2), **BARE))
+    rates: dict[str, Any] = {"lr": 1e-3, "lr_final": 1e-3, "target_kl": None, "batch_size": 512, "epochs": 4}
+    noise = PerturbationConfig(std_init=0.3)
+    algorithm = tuner("policyflow", policy, entropy_coef=0.0, brownian_coef=brownian_coef, perturbation=noise, **rates)
+    reward, obs = 0.0, {"state": torch.zeros(512, 1, 1)}
+    for seed in range(updates):
+        rollout = bandit(algorithm.policy, 512, lambda chunk: near_goal(chunk, goals), seed, obs)
+        reward = float(rollout.reward.mean())
+        algorithm.update(rollout)
+    return modes(policy, goals), reward
+
+
+@pytest.mark.slow
+def test_the_brownian_regulariser_keeps_the_goals_on_a_ring() -> None:
+    plain, spread = on_the_ring(0.0, 110), on_the_ring(0.4, 110)
+    assert plain[0] < 3.0 and spread[0] > 4.5
+    assert min(plain[1], spread[1]) > 0.12  # 0.05 before
+
+
+@pytest.mark.slow
+def test_it_learns_the_point_mass_from_scratch() -> None:
+    settings: dict[str, Any] = {"perturbation": PerturbationConfig(std_init=0.4), "target_kl": None}
+    assert point_mass_return("policyflow", updates=20, epochs=6, brownian_coef=0.0, **settings) > -5.2  # -6 before
