@@ -38,7 +38,7 @@ class Algorithm(ABC):
 
     name: ClassVar[str]  # key in `robopolicy.algorithms.ALGORITHMS`
     experience: ClassVar[str]  # "dataset" | "rollout" | "group" | "replay"
-    starts_over: ClassVar[bool] = False  # begins anew on purpose, so that a fall in success is no collapse
+    may_fall: ClassVar[bool] = False  # success falls for a while when all is well: no collapse to go back from
     config: Any  # frozen dataclass
     policy: Policy  # the trainable policy, exploration included
     step_discount: float = 1.0  # discount per control step inside a chunk, for `ChunkedSim(gamma=...)`

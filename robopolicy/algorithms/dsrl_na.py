@@ -11,14 +11,15 @@ none.
 
 Deviations from the public code: noise drawn for the distillation is cut to the bound [-b, b] that the actor has, where
 the code draws beyond it, and Q_W is thus never asked about noise it has not seen; truncated episodes bootstrap from
-their last observation; rewards are discounted per control step; the actor has no LayerNorm. `backup_entropy` switches
-the entropy in the target off, as the authors do for pi0.
+their last observation; rewards are discounted per control step; the actor has no LayerNorm. `backup_entropy=false`, as
+the authors have it for pi0, suits rewards of 1 at success: the entropy bonus of every further decision would be lost by
+succeeding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -27,8 +28,8 @@ from robopolicy.algorithms.base import Metrics, Stateful
 from robopolicy.algorithms.off_policy import descend
 from robopolicy.algorithms.steering import Steering, SteeringConfig
 from robopolicy.critics.q import QEnsemble
-from robopolicy.data.replay import Transitions
-from robopolicy.policies.base import Observation, Policy, Sample
+from robopolicy.data.transitions import Transitions
+from robopolicy.policies.base import Observation, Policy
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,6 @@ class DSRLNAConfig(SteeringConfig):
     """Settings of DSRL-NA."""
 
     distill: float = 0.5  # distillation steps per critic step, at least one per update (published: 10 per 20)
-    backup_entropy: bool = True  # entropy in the target of Q_A
 
 
 def distill_loss(
@@ -68,15 +68,11 @@ class DSRLNA(Steering):
         """Q_W, which has no target network: its own target does not depend on it."""
         return self._noise_critic
 
-    def remember(self, sample: Sample) -> Sample:
-        """Nothing: actions suffice."""
-        return replace(sample, record={})
-
     def target(self, batch: Transitions) -> Tensor:
         """Soft value of the next observation, at the chunk of the actor's noise."""
         w, logp = self.policy.actor.rsample(batch.next_obs)
-        value = self.bootstrap(batch, self.policy.play(batch.next_obs, w, self.generator))
-        return value - batch.discount * self.temperature.value * logp if self.config.backup_entropy else value
+        chunk = self.policy.play(batch.next_obs, w, self.generator)
+        return self.soft(batch, self.bootstrap(batch, chunk), logp)
 
     def update(self, batch: Transitions) -> Metrics:
         """Steps of Q_A and the actor on every minibatch, then distillation on as many of them as asked for."""

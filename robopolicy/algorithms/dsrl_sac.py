@@ -21,9 +21,9 @@ from torch import Tensor
 from robopolicy.algorithms.base import Metrics
 from robopolicy.algorithms.steering import Steering, SteeringConfig
 from robopolicy.critics.q import QEnsemble
-from robopolicy.data.replay import Transitions
+from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
-from robopolicy.policies.base import Policy, Sample
+from robopolicy.policies.base import Policy
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,10 @@ class DSRLSAC(Steering):
         """Q(s, w) on the free noise, divided by its bound."""
         return QEnsemble(self.config.critic, self.policy.actor)
 
-    def remember(self, sample: Sample) -> Sample:
-        """The free noise."""
-        return replace(sample, record={"noise": sample.record["noise"]})
-
     def target(self, batch: Transitions) -> Tensor:
         """Soft value of the next observation."""
         w, logp = self.policy.actor.rsample(batch.next_obs)
-        return self.bootstrap(batch, w) - batch.discount * self.temperature.value * logp
+        return self.soft(batch, self.bootstrap(batch, w), logp)
 
     def update(self, batch: Transitions) -> Metrics:
         """SAC on the replayed noise in place of the replayed actions."""

@@ -179,7 +179,7 @@ class GoRL(PPO):
     """PPO on the noise of a decoder that is trained anew between stages."""
 
     name = "gorl"
-    starts_over = True
+    may_fall = True  # when a stage begins
     config: GoRLConfig
     policy: LatentPolicy
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from robopolicy.algorithms.base import Stateful
 from robopolicy.algorithms.off_policy import OffPolicy, descend
 from robopolicy.algorithms.sac import SACConfig, Temperature, actor_loss
 from robopolicy.critics.q import CriticConfig, QEnsemble
-from robopolicy.data.replay import Transitions
+from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.gaussian import GaussianConfig
@@ -27,12 +28,14 @@ class SteeringConfig(SACConfig):
     actor: GaussianConfig = STEERING_ACTOR  # network that chooses the noise
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(activation="tanh"))
     utd: float = 5.0  # critic steps per decision of one environment (published: 20 per step of 4 environments)
+    backup_entropy: bool = True  # entropy in the critic's target; false where success ends episodes and pays once
     target_entropy: float | None = 0.0  # nats of noise / bound; None is minus the number of free noise dimensions
 
 
 class Steering(OffPolicy):
     """SAC's actor step on the noise of a frozen base; subclasses say where the values of noise come from."""
 
+    may_fall = True  # the actor leaves the base's typical noise before its critic has learned where to go
     config: SteeringConfig
     policy: LatentPolicy
 
@@ -54,15 +57,16 @@ class Steering(OffPolicy):
 
     def explore(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """The base's own noise within the bound: the success it gives is that of the base in this noise space."""
-        return self.remember(self.policy.sample_prior(obs, generator=generator))
+        return self.policy.sample_prior(obs, generator=generator)
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Noise drawn from the actor, decoded once."""
-        return self.remember(self.policy.sample(obs, generator=generator))
+        """Noise drawn from the actor, decoded once; the memory keeps it where it is needed."""
+        sample = self.policy.sample(obs, generator=generator)
+        return replace(sample, record={"noise": sample.record["noise"]})
 
-    def remember(self, sample: Sample) -> Sample:
-        """What of a played chunk goes into the memory."""
-        return sample
+    def soft(self, batch: Transitions, target: Tensor, logp: Tensor) -> Tensor:
+        """`target` `(B,)` with the entropy of the next noise, unless it is left out."""
+        return target - batch.discount * self.temperature.value * logp if self.config.backup_entropy else target
 
     def actor_step(self, batch: Transitions) -> Info:
         """One step of the actor and one of the temperature."""
