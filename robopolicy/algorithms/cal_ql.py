@@ -23,7 +23,7 @@ from torch import Tensor
 from robopolicy.algorithms.offline_critic import ConservativeConfig, ConservativeRule
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.critics.q import CriticConfig, random_subset_min
-from robopolicy.data.replay import Transitions
+from robopolicy.data.transitions import Transitions
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 

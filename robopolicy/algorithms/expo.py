@@ -31,7 +31,7 @@ from robopolicy.algorithms.offline_critic import require_imitation
 from robopolicy.algorithms.sac import Temperature
 from robopolicy.critics.losses import softmax_weights
 from robopolicy.critics.q import CriticConfig, QEnsemble
-from robopolicy.data.replay import Transitions
+from robopolicy.data.transitions import Transitions
 from robopolicy.errors import unknown_name
 from robopolicy.nets.ema import EMA
 from robopolicy.policies.base import Info, Observation, Policy, Sample
@@ -149,11 +149,9 @@ class EXPO(OffPolicy):
         return info
 
     def _edit_step(self, batch: Transitions) -> Info:
-        self.critic.requires_grad_(False)
         alpha = self.temperature.value
         loss, logp = edit_loss(self.edit, self.critic, batch.obs, batch.chunk, alpha, self.generator)
         descend(self.edit_optimizer, loss)
-        self.critic.requires_grad_(True)
         if self.config.temperature_lr:
             descend(self.temperature_optimizer, self.temperature.loss(logp, self.target_entropy))
         return {"edit_loss": loss, "entropy": -logp.mean(), "temperature": alpha}

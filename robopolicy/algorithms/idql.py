@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from robopolicy.algorithms.base import Stateful
 from robopolicy.algorithms.offline_critic import ImplicitConfig, ImplicitRule, OfflineCritic, OfflineCriticConfig
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.replay import Transitions
+from robopolicy.data.transitions import Transitions
 from robopolicy.nets.ema import EMA
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.selected import select

@@ -21,7 +21,7 @@ from torch import Tensor
 from robopolicy.algorithms.offline_critic import ImplicitConfig, ImplicitRule, OfflineCritic, OfflineCriticConfig
 from robopolicy.critics.losses import advantage_weight
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.replay import Transitions
+from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info
 

@@ -20,7 +20,7 @@ from robopolicy.algorithms.off_policy import OffPolicy, OffPolicyConfig, descend
 from robopolicy.critics.losses import conservative_penalty, expectile_loss
 from robopolicy.critics.q import QEnsemble, borrow_normalizers, random_subset_min
 from robopolicy.critics.value import ValueConfig, ValueNet
-from robopolicy.data.replay import Transitions
+from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness, uniform

@@ -32,7 +32,7 @@ from robopolicy.algorithms.offline_critic import (
     OfflineCriticConfig,
 )
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.replay import Transitions
+from robopolicy.data.transitions import Transitions
 from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.optimized import OptimizedPolicy, optimize

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.replay import Transitions
+from robopolicy.data.transitions import Transitions
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy

@@ -14,7 +14,8 @@ from value_learners import VALUE, cal_ql, expo, idql, iql, peak, snapshot
 
 from robopolicy.algorithms.offline_critic import ConservativeConfig, ConservativeRule, ImplicitRule
 from robopolicy.critics.q import QEnsemble
-from robopolicy.data.replay import Replay, Request
+from robopolicy.data.replay import Replay
+from robopolicy.data.transitions import Request
 from robopolicy.errors import UserError
 
 
