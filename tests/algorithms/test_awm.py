@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -175,21 +174,20 @@ def test_bad_settings_are_refused_in_one_line(config: dict[str, Any], message: s
 
 
 @pytest.mark.slow
-def test_awm_and_fpo_find_the_goals_on_a_ring_and_lose_modes() -> None:
-    """Neither has a term for diversity, so both narrow down to fewer goals than there are."""
-    goals = ring(6)
-    for name, settings in (("awm", {"epochs": 4}), ("fpo", {"epochs": 2})):
+def test_awms_penalties_keep_goals_on_a_ring_that_fpo_gives_up() -> None:
+    goals, kept = ring(6), {}
+    for name in ("awm", "fpo"):
         policy = head(spec=PolicySpec({"state": (1,)}, action_dim=2), **BARE)
-        rates = {"lr": 2e-3, "lr_final": 2e-3, "batch_size": 512}
-        algorithm = tuner(name, policy, **(rates | settings))
+        algorithm = tuner(name, policy, lr=2e-3, lr_final=2e-3, batch_size=512, epochs=4)
         rewards = []
         for seed in range(60):
             obs = {"state": torch.zeros(512, 1, 1)}
             rollout = bandit(algorithm.policy, 512, lambda chunk: near_goal(chunk, goals), seed, obs)
             rewards.append(float(rollout.reward.mean()))
             algorithm.update(rollout)
-        assert rewards[-1] > 2.5 * rewards[0], name
-        assert math.isfinite(rewards[-1]) and modes(policy, goals) < 5, name
+        assert sum(rewards[-3:]) > 1.7 * sum(rewards[:3]), name
+        kept[name] = modes(policy, goals)
+    assert kept["fpo"] < 3 < 4.5 < kept["awm"]
 
 
 @pytest.mark.slow

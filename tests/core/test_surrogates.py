@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from robopolicy.core.surrogates import SURROGATES, clip, dual_clip
+from robopolicy.core.surrogates import SURROGATES, aspo, clip, dual_clip
 
 LOW, HIGH = 0.8, 1.2
 GRID = torch.tensor([-3.0, -0.5, -0.1, 0.05, 0.1, 0.5, 3.0], dtype=torch.float64)  # log-ratios away from the kinks
@@ -14,11 +14,13 @@ A = torch.tensor([2.0, -1.5], dtype=torch.float64).repeat_interleave(len(GRID)).
 def closed_form(name: str, z: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
     ratio = z.exp()
     clipped = -torch.minimum(a * ratio, a * ratio.clamp(LOW, HIGH))
+    penalised = -(a * ratio - a.abs() / (2 * (1 - LOW)) * (ratio - 1) ** 2)
     return {
         "pg": -a * z,
         "is": -a * ratio,
         "clip": clipped,
         "dual_clip": torch.where(a < 0, torch.minimum(clipped, -3.0 * a), clipped),
+        "aspo": torch.where(a < 0, penalised, clipped),
     }[name]
 
 
@@ -58,10 +60,25 @@ def test_dual_clip_differs_from_clip_only_at_negative_advantage_and_high_ratio()
     assert torch.equal(differs, (A < 0) & (Z.exp() > 3.0))
 
 
+def test_aspo_is_the_clip_at_positive_advantage_and_a_parabola_at_negative():
+    out, plain = aspo(Z, A, LOW, HIGH), clip(Z, A, LOW, HIGH)
+    positive = A > 0
+    assert torch.equal(out.loss[positive], plain.loss[positive])
+    assert torch.equal(out.clipped[positive], plain.clipped[positive])
+    z = torch.tensor([[-0.5, -0.3, LOW, -0.1, 0.5]], dtype=torch.float64)
+    z[0, 2] = z[0, 2].log()
+    z.requires_grad_()
+    (gradient,) = torch.autograd.grad(aspo(z, torch.full_like(z, -1.5), LOW, HIGH).loss.sum(), z)
+    assert gradient[0, 2].item() == pytest.approx(0.0, abs=1e-12)  # the minimum lies at the lower bound
+    assert bool((gradient[0, :2] < 0).all()) and bool((gradient[0, 3:] > 0).all())
+    assert torch.equal(aspo(z, torch.full_like(z, -1.5), LOW, HIGH).clipped[0, :2], torch.tensor([True, True]))
+
+
 def test_bounds_may_differ_per_decision():
     low, high = torch.full_like(Z, LOW), torch.full_like(Z, HIGH)
     torch.testing.assert_close(clip(Z, A, low, high).loss, clip(Z, A, LOW, HIGH).loss)
     torch.testing.assert_close(clip(Z, A, LOW, high).loss, clip(Z, A, LOW, HIGH).loss)
+    torch.testing.assert_close(aspo(Z, A, low, high).loss, aspo(Z, A, LOW, HIGH).loss)
 
 
 @pytest.mark.parametrize("name", sorted(SURROGATES))
