@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.base import Algorithm, Metrics, Stateful, frozen_copy
-from robopolicy.critics.q import CriticConfig, QEnsemble, random_subset_min, soft_update
-from robopolicy.data.replay import Request, Transitions
+from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate, random_subset_min
+from robopolicy.data.transitions import Request, Transitions
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
@@ -44,7 +44,8 @@ class OffPolicy(Algorithm):
 
     experience: ClassVar[str] = "replay"
     config: OffPolicyConfig
-    decisions_only: ClassVar[bool] = False  # sample only where a chunk was chosen
+    decisions_only: ClassVar[bool] = False  # sample only where a chunk was chosen, for what was noted there
+    needs_dataset: ClassVar[bool] = False  # nothing to learn from play alone
 
     def __init__(self, config: OffPolicyConfig, policy: Policy, *, total_updates: int) -> None:
         """Build critic, target and the critic's optimiser around `policy`."""
@@ -54,6 +55,7 @@ class OffPolicy(Algorithm):
         self.target_critic: QEnsemble = frozen_copy(self.critic)
         self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=config.critic_lr, fused=True)
         self.critic_steps = 0
+        self._target_update = TargetUpdate(self.target_critic, self.critic)
         self.errors: Tensor | None = None  # absolute errors of the last batch, for prioritised sampling
 
     def make_critic(self) -> QEnsemble:
@@ -113,15 +115,14 @@ class OffPolicy(Algorithm):
         self.errors = torch.cat(errors)
         self.policy.observe(batch.obs)
         self.critic.encoder.observe(batch.obs)
+        self._target_update.copy_buffers()
         self.updates += 1
         return {key: float(value.detach()) for key, value in info.items()}
 
     def _critic_step(self, batch: Transitions) -> Info:
         loss, info = self.critic_loss(batch)
-        self.critic_optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.critic_optimizer.step()
-        soft_update(self.target_critic, self.critic, self.config.tau)
+        descend(self.critic_optimizer, loss)
+        self._target_update.step(self.config.tau)
         self.critic_steps += 1
         return {"loss": loss, **info}
 
@@ -145,9 +146,13 @@ class OffPolicy(Algorithm):
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor, module: nn.Module | None = None, clip: float = 0.0) -> None:
-    """One step of `optimizer` down `loss`, the gradient of `module` clipped to norm `clip` where given."""
+    """One step of `optimizer` down `loss`, the gradient of `module` clipped to norm `clip` where given.
+
+    Only what `optimizer` moves gets gradients: the critic in the loss of an actor costs no more than it must.
+    """
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    learned: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    torch.autograd.backward(loss, inputs=learned)
     if module is not None and clip:
         nn.utils.clip_grad_norm_(module.parameters(), clip)
     optimizer.step()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from robopolicy.algorithms.base import Stateful
 from robopolicy.algorithms.off_policy import OffPolicy, OffPolicyConfig, descend
 from robopolicy.critics.q import CriticConfig, QEnsemble
-from robopolicy.data.replay import Transitions
+from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.gaussian import GaussianPolicy
@@ -55,9 +55,11 @@ class Temperature(nn.Module):
         return -(self.log * (logp.detach() + target_entropy)).mean()
 
 
-def actor_loss(policy: GaussianPolicy, critic: QEnsemble, obs: Observation, alpha: Tensor) -> tuple[Tensor, Tensor]:
+def actor_loss(
+    policy: GaussianPolicy, critic: QEnsemble, obs: Observation, alpha: Tensor, generator: Randomness = None
+) -> tuple[Tensor, Tensor]:
     """`alpha log pi - min Q` at reparameterised chunks; returns it with the log-probabilities `(B,)`."""
-    chunk, logp = policy.rsample(obs)
+    chunk, logp = policy.rsample(obs, generator=generator)
     return (alpha.detach() * logp - critic(obs, chunk).min(0).values).mean(), logp
 
 
@@ -74,10 +76,13 @@ class SAC(OffPolicy):
         self.config: SACConfig = config
         self.policy: GaussianPolicy = policy
         self.temperature = Temperature(config.temperature)
-        dims = policy.spec.horizon * policy.spec.action_dim
+        dims = policy.spec.execute * policy.spec.action_dim
         self.target_entropy = -float(dims) if config.target_entropy is None else config.target_entropy
-        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
-        self.temperature_optimizer = torch.optim.Adam(self.temperature.parameters(), lr=config.temperature_lr)
+        groups = [
+            {"params": list(policy.parameters()), "lr": config.lr},
+            {"params": list(self.temperature.parameters()), "lr": config.temperature_lr},
+        ]
+        self.optimizer = torch.optim.Adam(groups, fused=True)
 
     def explore(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Uniform over the action bounds."""
@@ -85,24 +90,16 @@ class SAC(OffPolicy):
 
     def target(self, batch: Transitions) -> Tensor:
         """Soft value of the next observation."""
-        chunk, logp = self.policy.rsample(batch.next_obs)
+        chunk, logp = self.policy.rsample(batch.next_obs, generator=self.generator)
         return self.bootstrap(batch, chunk) - batch.discount * self.temperature.value * logp
 
     def actor_step(self, batch: Transitions) -> Info:
-        """One step of the actor and one of the temperature."""
-        self.critic.requires_grad_(False)
-        loss, logp = actor_loss(self.policy, self.critic, batch.obs, self.temperature.value)
-        descend(self.optimizer, loss)
-        self.critic.requires_grad_(True)
-        if self.config.temperature_lr:
-            descend(self.temperature_optimizer, self.temperature.loss(logp, self.target_entropy))
-        return {"loss": loss, "entropy": -logp.mean(), "temperature": self.temperature.value}
+        """One step of the actor and of the temperature; neither loss has a gradient for the other."""
+        alpha = self.temperature.value
+        loss, logp = actor_loss(self.policy, self.critic, batch.obs, alpha, self.generator)
+        descend(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
+        return {"loss": loss, "entropy": -logp.mean(), "temperature": alpha}
 
     def parts(self) -> Mapping[str, Stateful]:
-        """The shared parts, the temperature and the optimisers."""
-        return {
-            **super().parts(),
-            "temperature": self.temperature,
-            "optimizer": self.optimizer,
-            "temperature_optimizer": self.temperature_optimizer,
-        }
+        """The shared parts, the temperature and the optimiser of actor and temperature."""
+        return {**super().parts(), "temperature": self.temperature, "optimizer": self.optimizer}

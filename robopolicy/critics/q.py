@@ -110,13 +110,25 @@ def random_subset_min(values: Tensor, size: int, generator: torch.Generator) -> 
     return values[torch.randperm(len(values), generator=generator)[:size].to(values.device)].min(0).values
 
 
-@torch.no_grad()
-def soft_update(target: nn.Module, source: nn.Module, tau: float) -> None:
-    """Move the parameters of `target` by `tau` towards `source`; buffers are copied."""
-    mine, other = list(target.parameters()), list(source.parameters())
-    torch._foreach_lerp_(mine, other, tau)
-    for kept, new in zip(target.buffers(), source.buffers(), strict=True):
-        kept.copy_(new)
+class TargetUpdate:
+    """Lets a copy of a network follow it slowly."""
+
+    def __init__(self, target: nn.Module, source: nn.Module) -> None:
+        # Walking through the modules costs as much as the arithmetic, so it is done once.
+        self._target: list[Tensor] = list(target.parameters())
+        self._source: list[Tensor] = list(source.parameters())
+        self._buffers = list(zip(target.buffers(), source.buffers(), strict=True))
+
+    @torch.no_grad()
+    def step(self, tau: float) -> None:
+        """Move the parameters of the target by `tau` towards the source."""
+        torch._foreach_lerp_(self._target, self._source, tau)
+
+    @torch.no_grad()
+    def copy_buffers(self) -> None:
+        """Copy the statistics, which do not move gradually."""
+        for kept, new in self._buffers:
+            kept.copy_(new)
 
 
 def borrow_normalizers(policy: Judged, vision: VisionConfig) -> tuple[ObservationEncoder, Normalizer]:

@@ -22,6 +22,8 @@ class EnsembleLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply member m to `x[m]`."""
+        if self.weight.shape[2] == 1:  # batched products of matrix and vector are slow on a CPU
+            return (x * self.weight.transpose(1, 2)).sum(-1, keepdim=True) + self.bias
         return torch.baddbmm(self.bias, x, self.weight)
 
 
@@ -58,7 +60,7 @@ class EnsembleMLP(nn.Module):
             layers.append(EnsembleLinear(members, in_dim, width))
             if layer_norm:
                 layers.append(EnsembleLayerNorm(members, width))
-            layers.append(make_activation(activation))
+            layers.append(make_activation(activation, inplace=True))
             in_dim = width
         self.layers = nn.Sequential(*layers, EnsembleLinear(members, in_dim, out_dim))
 

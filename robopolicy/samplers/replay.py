@@ -21,17 +21,23 @@ class ReplaySampler:
 
         Args:
             sim: Simulator with chunk execution and observation history.
-            replay: Memory with one lane per environment.
+            replay: Memory with one lane per environment; episodes that were running in it are cut.
             seed: First episode seed, and seed of the exploration noise.
         """
         self.sim, self.replay = sim, replay
+        replay.cut()
         self._generator = torch.Generator(sim.sim.device).manual_seed(seed)
         self._obs = sim.reset(seed)
         self._tally = EpisodeTally(sim.sim.num_envs, sim.sim.device)
         self.env_steps = 0  # control steps executed since the start
 
     def play(self, act: Act, decisions: int = 1) -> None:
-        """Play `decisions` chunks per environment; `act(obs, generator=...)` returns a `Sample`."""
+        """Play `decisions` chunks per environment.
+
+        Args:
+            act: `act(obs, generator=...)` returns a `Sample`, whose record is kept.
+            decisions: Chunks per environment.
+        """
         for _ in range(decisions):
             with torch.no_grad():
                 sample = act(self._obs, generator=self._generator)
@@ -57,7 +63,7 @@ class ReplaySampler:
             step.truncated[rows],
             {key: value[rows] for key, value in step.final_obs.items()},
             decision=decision,
-            record={key: value[rows] for key, value in record.items()},
+            record={key: value[rows.to(value.device)] for key, value in record.items()},
         )
 
     def episode_stats(self) -> dict[str, float]:

@@ -15,9 +15,11 @@ import torch
 
 from robopolicy.algorithms import ALGORITHMS, make_algorithm
 from robopolicy.algorithms.base import Algorithm
+from robopolicy.algorithms.off_policy import OffPolicy
 from robopolicy.data.chunks import ChunkSampler
 from robopolicy.data.episodes import Episodes, is_image
 from robopolicy.data.lerobot import read_lerobot
+from robopolicy.data.replay import Replay
 from robopolicy.data.statistics import dataset_statistics
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import check_compatible
@@ -30,6 +32,7 @@ from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TrainConfig, section
 from robopolicy.training.device import usable_device
 from robopolicy.training.manifest import read_manifest
+from robopolicy.training.replay_source import ReplaySource
 from robopolicy.training.sources import DatasetSource, GroupSource, RolloutSource, Source
 
 FIRST_EPISODE = 1_000_000  # episode seeds of training start here, far above those of demonstrations and evaluation
@@ -71,17 +74,42 @@ def complete(config: TrainConfig) -> TrainConfig:
         chunk = replace(config.chunk, horizon=spec.horizon, execute=spec.execute, obs_horizon=spec.obs_horizon)
         config = replace(config, policy={**manifest.config, "name": manifest.policy}, chunk=chunk)
         task = task or manifest.task
-    if ALGORITHMS[algorithm][1].experience == "dataset":
-        if not config.dataset:
-            raise UserError(f"Algorithm '{algorithm}' learns from demonstrations; pass dataset=FOLDER (see collect).")
-        if config.budget.env_steps:
-            raise UserError(f"Algorithm '{algorithm}' plays no steps in training; set budget.updates instead.")
+    _check_experience(config, algorithm)
+    if config.dataset:
         task = task or _episodes(config.dataset).tasks[0]
     if not task:
         raise UserError("No task is given; pass e.g. task=lift ('robopolicy list tasks' shows all).")
     task = get_task(task).name
     name = config.name or f"{task.rsplit('/', 1)[-1]}_{config.policy['name']}_{algorithm}_seed{config.seed}"
     return replace(config, task=replace(config.task, name=task), name=name)
+
+
+def _check_experience(config: TrainConfig, name: str) -> None:
+    """Refuse settings that contradict what the algorithm learns from."""
+    algorithm = ALGORITHMS[name][1]
+    if algorithm.experience == "dataset":
+        if not config.dataset:
+            raise UserError(f"Algorithm '{name}' learns from demonstrations; pass dataset=FOLDER (see collect).")
+        if config.budget.env_steps:
+            raise UserError(f"Algorithm '{name}' plays no steps in training; set budget.updates instead.")
+    elif not issubclass(algorithm, OffPolicy):
+        if config.dataset:
+            raise UserError(f"Algorithm '{name}' learns from what it plays alone; drop dataset=.")
+    elif config.dataset and algorithm.decisions_only:
+        raise UserError(
+            f"Algorithm '{name}' learns from what it noted when it chose a chunk, which a dataset does not hold; "
+            "drop dataset=."
+        )
+    elif not config.dataset and algorithm.needs_dataset:
+        raise UserError(f"Algorithm '{name}' learns from demonstrations as well; pass dataset=FOLDER (see collect).")
+    elif not config.dataset and config.replay.offline_updates:
+        raise UserError("replay.offline_updates learns from a dataset; pass dataset=FOLDER or set it to 0.")
+
+
+def _plays(config: TrainConfig, experience: str) -> bool:
+    """Whether training needs a simulator."""
+    offline = experience == "replay" and 0 < config.budget.updates <= config.replay.offline_updates
+    return experience != "dataset" and not offline
 
 
 @lru_cache(maxsize=1)
@@ -114,14 +142,14 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
     seed_everything(config)
     device = usable_device(config.device)
     name, algorithm_config = section("algorithm", config.algorithm)
-    from_dataset = ALGORITHMS[name][1].experience == "dataset"
-    episodes = _episodes(config.dataset) if from_dataset else None
+    experience = ALGORITHMS[name][1].experience
+    episodes = _episodes(config.dataset) if config.dataset else None
     _episodes.cache_clear()
     eval_sim = _simulator(config, config.evaluation.num_envs) if config.evaluation.episodes else None
-    train_sim = None if from_dataset else _simulator(config, config.sim.num_envs)
-    sim = train_sim or eval_sim
+    train_sim = _simulator(config, config.sim.num_envs) if _plays(config, experience) else None
+    sim = _spec(config, train_sim or eval_sim, experience)
     if episodes is not None and sim is not None:
-        _check_dataset(episodes, sim.spec, config.dataset)
+        _check_dataset(episodes, sim, config.dataset)
     checkpoint = start or (Path(config.init_from) if config.init_from else None)
     if checkpoint is not None:
         policy = load_policy(checkpoint, device)[0].train()
@@ -130,12 +158,12 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
             with torch.device(device):
                 policy = make_policy(*section("policy", config.policy), policy.spec)
         if sim is not None:
-            check_compatible(policy.spec, sim.spec)
+            check_compatible(policy.spec, sim)
     else:
-        policy = _new_policy(config, episodes, sim.spec if sim else None, device)
+        policy = _new_policy(config, episodes, sim, device, bounds=experience != "dataset")
     if episodes is not None:
         _check_dataset_for_policy(episodes, policy.spec, config.dataset)
-    updates = _total_updates(config, algorithm_config)
+    updates = _total_updates(config, algorithm_config, experience)
     if any(entry.name == "seed" for entry in fields(algorithm_config)):
         algorithm_config = replace(algorithm_config, seed=algorithm_config.seed + config.seed)
     with torch.device(device):
@@ -144,7 +172,7 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
         except ValueError as error:  # an optimiser refuses a setting
             raise UserError(f"Settings of algorithm '{name}' do not fit: {error}.") from error
     _check_verb(algorithm.policy, name, algorithm.experience)
-    source = _source(config, policy.spec, algorithm, algorithm_config, episodes or train_sim, device)
+    source = _source(config, policy.spec, algorithm, algorithm_config, episodes, train_sim, device)
     return Parts(config, policy, algorithm, source, eval_sim, updates)
 
 
@@ -153,24 +181,42 @@ def _source(
     spec: PolicySpec,
     algorithm: Algorithm,
     settings: Any,
-    origin: Episodes | VectorSim | None,
+    episodes: Episodes | None,
+    train_sim: VectorSim | None,
     device: torch.device,
 ) -> Source:
-    """Where the experience of `algorithm` comes from: a dataset or a simulator."""
-    if isinstance(origin, Episodes):
+    """Where the experience of `algorithm` comes from: a dataset, a simulator or both."""
+    seed = FIRST_EPISODE * (1 + config.seed)
+    sim = None
+    if train_sim is not None:
+        sim = ChunkedSim(train_sim, execute=spec.execute, obs_horizon=spec.obs_horizon, gamma=algorithm.step_discount)
+    if isinstance(algorithm, OffPolicy):
+        request, share = algorithm.request, config.replay.prioritized
+        offline = Replay.from_episodes(episodes, gamma=request.gamma, prioritized=share) if episodes else None
+        return ReplaySource(
+            sim,
+            offline,
+            device,
+            request=request,
+            settings=config.replay,
+            decisions=settings.decisions,
+            utd=settings.utd,
+            seed=seed,
+        )
+    if algorithm.experience == "dataset":
+        assert episodes is not None
         sampler = ChunkSampler(
-            origin,
+            episodes,
             horizon=spec.horizon,
             obs_horizon=spec.obs_horizon,
             batch_size=settings.batch_size,
             seed=config.seed,
         )
         return DatasetSource(sampler, device)
-    assert origin is not None
-    sim = ChunkedSim(origin, execute=spec.execute, obs_horizon=spec.obs_horizon, gamma=algorithm.step_discount)
+    assert sim is not None
     if algorithm.experience == "group":
-        return GroupSource(sim, device, group_size=settings.group_size, seed=FIRST_EPISODE * (1 + config.seed))
-    return RolloutSource(sim, device, decisions=settings.decisions, seed=FIRST_EPISODE * (1 + config.seed))
+        return GroupSource(sim, device, group_size=settings.group_size, seed=seed)
+    return RolloutSource(sim, device, decisions=settings.decisions, seed=seed)
 
 
 def _simulator(config: TrainConfig, num_envs: int) -> VectorSim:
@@ -185,7 +231,15 @@ def _simulator(config: TrainConfig, num_envs: int) -> VectorSim:
     return make_sim(config.task.name, options)
 
 
-def _total_updates(config: TrainConfig, algorithm_config: Any) -> int:
+def _spec(config: TrainConfig, sim: VectorSim | None, experience: str) -> SimSpec | None:
+    """What the task looks like; learning from replay needs its action bounds even where nothing is played."""
+    if sim is None and experience == "replay":
+        sim = _simulator(config, 1)
+        sim.close()
+    return None if sim is None else sim.spec
+
+
+def _total_updates(config: TrainConfig, algorithm_config: Any, experience: str) -> int:
     if config.budget.updates:
         return config.budget.updates
     if not hasattr(algorithm_config, "decisions"):
@@ -193,11 +247,21 @@ def _total_updates(config: TrainConfig, algorithm_config: Any) -> int:
             f"Algorithm '{config.algorithm['name']}' plays whole episodes, of any length; set budget.updates instead."
         )
     per_update = algorithm_config.decisions * config.sim.num_envs * config.chunk.execute
-    return math.ceil(config.budget.env_steps / per_update)
+    if experience != "replay":
+        return math.ceil(config.budget.env_steps / per_update)
+    warmup, steps = config.replay.warmup_steps, config.budget.env_steps
+    if steps <= warmup:
+        raise UserError(
+            f"budget.env_steps={steps} ends before learning starts, after replay.warmup_steps={warmup}; "
+            "raise the one or lower the other."
+        )
+    return config.replay.offline_updates + math.ceil((steps - warmup) / per_update)
 
 
-def _new_policy(config: TrainConfig, episodes: Episodes | None, sim: SimSpec | None, device: torch.device) -> Policy:
-    """A fresh policy, its normalisers fitted to the dataset or else to the action bounds of the simulator."""
+def _new_policy(
+    config: TrainConfig, episodes: Episodes | None, sim: SimSpec | None, device: torch.device, *, bounds: bool
+) -> Policy:
+    """A fresh policy, its normalisers fitted to the dataset, those of actions to the simulator's if `bounds`."""
     if sim is not None:
         observation, action_dim = {key: spec.shape for key, spec in sim.observation.items()}, sim.action_dim
     else:
@@ -209,11 +273,12 @@ def _new_policy(config: TrainConfig, episodes: Episodes | None, sim: SimSpec | N
     name, policy_config = section("policy", config.policy)
     with torch.device(device):
         policy = make_policy(name, policy_config, spec)
+    limits = _bounds(sim) if bounds and sim is not None else {}  # who plays must reach beyond the data
     if episodes is not None:
-        policy.fit_normalizer(dataset_statistics(episodes))
-    elif sim is not None:
+        policy.fit_normalizer({**dataset_statistics(episodes), **limits})
+    else:
         try:
-            policy.fit_normalizer(_bounds(sim))
+            policy.fit_normalizer(limits)
         except UserError as error:
             raise UserError(
                 f"Policy '{name}' normalises by statistics of a dataset: imitate first (algorithm=bc) and pass "
@@ -224,7 +289,9 @@ def _new_policy(config: TrainConfig, episodes: Episodes | None, sim: SimSpec | N
 
 def _check_verb(policy: Policy, algorithm: str, experience: str) -> None:
     """Refuse an algorithm whose policy lacks the verb that its kind of experience needs."""
-    verb = {"dataset": "imitation_loss", "rollout": "decisions", "group": "decisions"}[experience]
+    verb = {"dataset": "imitation_loss", "rollout": "decisions", "group": "decisions"}.get(experience)
+    if verb is None:  # those that learn from replay need various verbs, and check them themselves
+        return
     if getattr(type(policy), verb) is getattr(Policy, verb):
         raise UserError(
             f"Algorithm '{algorithm}' needs a policy with {verb}, which '{policy.name}' lacks; "

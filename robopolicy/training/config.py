@@ -59,8 +59,8 @@ class ReplayConfig:
     """Memory and schedule of the algorithms that learn from replay."""
 
     capacity: int = 1_000_000  # control steps kept
-    warmup_steps: int = 5_000  # control steps of all environments together, played before the first update
-    offline_updates: int = 0  # first updates on the dataset alone, before anything is played
+    warmup_steps: int = 5_000  # control steps of all environments together, played before learning from play
+    offline_updates: int = 0  # first updates, of one gradient step each, on the dataset alone; budget.updates for all
     offline_share: float = 0.5  # share of the dataset in every later batch; 0 without a dataset
     prioritized: float = 0.0  # exponent of prioritised sampling; 0 is uniform
 
@@ -90,7 +90,7 @@ class GuardConfig:
     """Guard rails."""
 
     finite: bool = True  # stop at the first NaN or infinity and name it
-    restore_best: bool = True  # when playing: go back to the best weights, optimisers and schedules after a collapse
+    restore_best: bool = True  # except when imitating: go back to the best weights and optimisers after a collapse
 
 
 @dataclass(frozen=True)
@@ -187,9 +187,10 @@ _NOT_NEGATIVE = {
     "bc_coef",
     "critic_warmup",
     "n_step",
+    "temperature_lr",
 }
 _COUNTS = {"batch_size", "decisions", "epochs", "steps", "actor_delay", "target_members"}  # at least 1
-_SHARES = {"gamma", "lam", "beta1", "beta2"}
+_SHARES = {"gamma", "lam", "beta1", "beta2", "tau"}
 
 
 def _check_section(kind: str, config: Any) -> None:

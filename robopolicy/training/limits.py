@@ -15,8 +15,16 @@ LARGEST = {
     "height": 4096,
     "horizon": 10_000,
     "obs_horizon": 10_000,
+    "capacity": 100_000_000,
 }
-UNBOUNDED = ("updates", "env_steps", "every", "checkpoint_every")  # they only say when something happens
+UNBOUNDED = (  # they only say when something happens
+    "updates",
+    "env_steps",
+    "every",
+    "checkpoint_every",
+    "warmup_steps",
+    "offline_updates",
+)
 
 
 def check_count(name: str, value: int, least: int) -> None:

@@ -193,8 +193,8 @@ class Trainer:
         return summary
 
     def _restore(self, best: Summary) -> None:
-        # Imitation descends its loss whatever the success does, so only algorithms that play can collapse.
-        if self.algorithm.experience not in ("rollout", "group") or self.algorithm.may_fall:
+        # Imitation descends its loss whatever the success does, so only reinforcement learning can collapse.
+        if self.algorithm.experience == "dataset" or self.algorithm.may_fall:
             return
         self.algorithm.load_state_dict(load_training_state(self._checkpoint("best"))["algorithm"])
         self.latest = best

@@ -1,0 +1,190 @@
+"""Experience for the algorithms that learn from replay: from a dataset, from play, or from one to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from robopolicy.algorithms.base import Algorithm
+from robopolicy.algorithms.off_policy import OffPolicy
+from robopolicy.data.replay import MixedReplay, Replay
+from robopolicy.data.transitions import Request, Transitions
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Observation
+from robopolicy.samplers.replay import ReplaySampler
+from robopolicy.samplers.rollout import Act
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.training.config import ReplayConfig
+from robopolicy.training.sources import between, move
+
+
+class ReplaySource:
+    """Replayed windows of what was played and, where given, of a dataset: one loop from offline to online.
+
+    The first `offline_updates` batches come from the dataset alone, one gradient step each. Then `warmup_steps` are
+    played, and from there on a little is played before every batch, which mixes both memories.
+    """
+
+    def __init__(
+        self,
+        sim: ChunkedSim | None,
+        offline: Replay | None,
+        device: torch.device,
+        *,
+        request: Request,
+        settings: ReplayConfig,
+        decisions: int,
+        utd: float,
+        seed: int,
+    ) -> None:
+        """Get ready.
+
+        Args:
+            sim: Simulator to play in; None learns from the dataset alone.
+            offline: The dataset as a memory.
+            device: Where batches go.
+            request: What the algorithm wants sampled.
+            settings: Sizes and schedule.
+            decisions: Chunk decisions per environment between updates.
+            utd: Gradient steps per decision of one environment.
+            seed: First episode seed, and seed of exploration and sampling.
+        """
+        self.request, self.settings, self.device = request, settings, device
+        self.offline, self.decisions = offline, decisions
+        self._seed = seed
+        self._generator = torch.Generator().manual_seed(seed)
+        self._left = settings.offline_updates  # batches to come from the dataset alone
+        # Memory and batch, whose errors the algorithm will know after its update.
+        self._pending: tuple[Replay | MixedReplay, Transitions, OffPolicy] | None = None
+        self.sampler: ReplaySampler | None = None
+        if sim is not None:
+            envs = sim.sim.num_envs
+            self.batches = gradient_steps(utd, envs, decisions)
+            self._warmup = max(settings.warmup_steps, envs * (request.steps + 1))  # until there is a whole window
+            self._first = sim.reset(seed)  # the sampler resets to the same episodes
+            self.sampler = ReplaySampler(sim, make_memory(settings, request, sim), seed=seed)
+        else:
+            assert offline is not None
+            self._first = offline.observations(request.obs_horizon)
+
+    @property
+    def env_steps(self) -> int:
+        """Control steps played so far."""
+        return 0 if self.sampler is None else self.sampler.env_steps
+
+    def next(self, algorithm: Algorithm) -> Transitions:
+        """Play a little, then sample the windows of the next gradient steps."""
+        assert isinstance(algorithm, OffPolicy)
+        self._settle()
+        if self.sampler is None or self._left:
+            assert self.offline is not None
+            self._left = max(self._left - 1, 0)
+            memory, batches = self.offline, 1
+        else:
+            self._play(algorithm, self.sampler)
+            memory, batches = self.sampler.replay, self.batches
+            if self.offline is not None:
+                memory = MixedReplay(self.offline, memory, self.settings.offline_share)
+        batch = memory.sample(self.request, self._generator, batches=batches)
+        if self.settings.prioritized:
+            self._pending = memory, batch, algorithm
+        return move(batch, self.device)
+
+    def _play(self, algorithm: OffPolicy, sampler: ReplaySampler) -> None:
+        draw = algorithm.act if algorithm.updates else algorithm.explore
+        while sampler.env_steps < self._warmup:
+            sampler.play(self._recording(sampler.sim, draw))
+        sampler.play(self._recording(sampler.sim, algorithm.act), self.decisions)
+
+    def _recording(self, sim: ChunkedSim, draw: Act) -> Act:
+        """`draw` across devices; what it notes is kept only for windows that start where it was noted."""
+        act = between(sim, self.device, draw)
+        if self.request.decisions_only:
+            return act
+        return lambda obs, *, generator: replace(act(obs, generator=generator), record={})
+
+    def _settle(self) -> None:
+        """Turn the errors of the last batch into priorities."""
+        if self._pending is None:
+            return
+        memory, batch, algorithm = self._pending
+        self._pending = None
+        if algorithm.errors is not None:
+            memory.update_priorities(batch, algorithm.errors)
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the episodes that have ended since the last call."""
+        return {} if self.sampler is None else self.sampler.episode_stats()
+
+    def observations(self) -> Observation:
+        """The first observations of training, or some from the dataset."""
+        return move(self._first, self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Simulator, memory and generator; without the simulator where a backend hides its state."""
+        self._settle()
+        state: dict[str, Any] = {"left": self._left, "generator": self._generator.get_state()}
+        if self.offline is not None and self.offline.priorities is not None:
+            state["offline"] = self.offline.priorities.state_dict()  # the rest of it is in the dataset
+        if self.sampler is not None:
+            try:
+                state["sampler"] = self.sampler.state_dict()
+            except RuntimeError:
+                state |= {"replay": self.sampler.replay.state_dict(), "env_steps": self.env_steps}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Restore `state_dict`, or start fresh episodes with seeds that cannot have been played yet."""
+        self._left = int(state["left"])
+        self._generator.set_state(state["generator"])
+        if self.offline is not None and self.offline.priorities is not None:
+            self.offline.priorities.load_state_dict(state["offline"])
+        if self.sampler is None:
+            return True
+        if "sampler" in state:
+            self.sampler.load_state_dict(state["sampler"])
+            return True
+        replay, steps = self.sampler.replay, int(state["env_steps"])
+        replay.load_state_dict(state["replay"])
+        self.sampler = ReplaySampler(self.sampler.sim, replay, seed=self._seed + steps)
+        self.sampler.env_steps = steps
+        return False
+
+    def close(self) -> None:
+        """Stop the simulator."""
+        if self.sampler is not None:
+            self.sampler.sim.sim.close()
+
+
+def gradient_steps(utd: float, num_envs: int, decisions: int) -> int:
+    """Gradient steps per update, so that there are `utd` for every decision of one environment.
+
+    Raises:
+        UserError: It is no whole number.
+    """
+    steps = utd * num_envs * decisions
+    if round(steps) < 1 or abs(steps - round(steps)) > 1e-6:
+        raise UserError(
+            f"algorithm.utd={utd:g} with {num_envs} environments and {decisions} decisions asks for {steps:g} gradient "
+            "steps per update; choose utd so that utd * sim.num_envs * algorithm.decisions is a whole number."
+        )
+    return round(steps)
+
+
+def make_memory(settings: ReplayConfig, request: Request, sim: ChunkedSim) -> Replay:
+    """The memory for what is played in `sim`.
+
+    Raises:
+        UserError: It is too small to hold a window per environment.
+    """
+    envs = sim.sim.num_envs
+    least = envs * (max(request.steps, sim.execute) + request.obs_horizon + 2)
+    if settings.capacity < least:
+        raise UserError(
+            f"replay.capacity={settings.capacity} is too small for {envs} environments and windows of "
+            f"{request.steps} steps; it must be at least {least}."
+        )
+    return Replay(settings.capacity, envs, gamma=request.gamma, prioritized=settings.prioritized)
