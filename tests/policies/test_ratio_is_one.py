@@ -14,8 +14,10 @@ from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.explicit import ExplicitPolicy
 from robopolicy.policies.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.meanflow import MeanFlowConfig, MeanFlowPolicy
 from robopolicy.policies.mixture import MixtureConfig, MixturePolicy
 from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.shortcut import ShortcutConfig, ShortcutPolicy
 from robopolicy.policies.stochastic_flow import NoiseConfig, StochasticFlow
 
 STATE = PolicySpec({"state": (7,)}, action_dim=2, horizon=5, execute=3, obs_horizon=2)
@@ -38,6 +40,17 @@ def observations(rows: int, spec: PolicySpec = STATE) -> Observation:
 def flow(**config: object) -> FlowPolicy:
     torch.manual_seed(0)
     policy = FlowPolicy(FlowConfig(**(SMALL | config)), STATE)  # type: ignore[arg-type]
+    policy.fit_normalizer({"state": RANGE, "action": ACTION})
+    return policy
+
+
+def few_step(name: str, **config: object) -> FlowPolicy:
+    torch.manual_seed(0)
+    config_class, policy_class = {
+        "meanflow": (MeanFlowConfig, MeanFlowPolicy),
+        "shortcut": (ShortcutConfig, ShortcutPolicy),
+    }[name]
+    policy = policy_class(config_class(**(SMALL | config)), STATE)  # type: ignore[arg-type]
     policy.fit_normalizer({"state": RANGE, "action": ACTION})
     return policy
 
@@ -85,6 +98,14 @@ HEADS: dict[str, Callable[[], Policy]] = {
     "flow-transformer": lambda: StochasticFlow(flow(backbone="transformer"), NoiseConfig(schedule="learned_decay")),
     "flow-one-step": lambda: StochasticFlow(flow(steps=1), NoiseConfig(noise_clip=0.0)),
     "flow-pixels": from_pixels,
+    "shortcut": lambda: StochasticFlow(few_step("shortcut"), NoiseConfig()),
+    "shortcut-unet": lambda: StochasticFlow(few_step("shortcut", backbone="unet", steps=4), NoiseConfig()),
+    "shortcut-transformer": lambda: StochasticFlow(few_step("shortcut", backbone="transformer"), NoiseConfig()),
+    "meanflow": lambda: StochasticFlow(few_step("meanflow"), NoiseConfig(schedule="constant")),
+    "meanflow-unet": lambda: StochasticFlow(few_step("meanflow", backbone="unet"), NoiseConfig()),
+    "meanflow-transformer": lambda: StochasticFlow(
+        few_step("meanflow", backbone="transformer", steps=3), NoiseConfig()
+    ),
     "gaussian": gaussian,
     "gaussian-running": lambda: gaussian(normalization="running"),
     "gaussian-predicted-std": lambda: gaussian(state_dependent_std=True),

@@ -1,4 +1,4 @@
-"""Diffusion and EDM heads through behaviour cloning: averaging, resuming, checkpoints that verify."""
+"""Diffusion, EDM and few-step heads through behaviour cloning: averaging, resuming, checkpoints that verify."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "ddim": ("diffusion", {"prediction": "v"}),
     "ddpm": ("diffusion", {"sampler": "ddpm", "steps": 20}),
     "edm": ("edm", {"solver": "heun"}),
+    "shortcut": ("shortcut", {"steps": 2}),
+    "meanflow": ("meanflow", {"dispersive_coef": 0.5}),
+    "consistency": ("consistency", {"steps": 2}),
 }
 heads = pytest.mark.parametrize("head", HEADS)
 

@@ -1,0 +1,62 @@
+"""ReinFlow on the heads whose steps have a length: they are flows to it, also with a single step."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
+from robopolicy.policies import make_policy
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.meanflow import MeanFlowConfig
+from robopolicy.policies.shortcut import ShortcutConfig
+from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
+
+CONFIGS: dict[str, Any] = {"shortcut": ShortcutConfig(hidden=(32,), steps=2), "meanflow": MeanFlowConfig(hidden=(32,))}
+names = pytest.mark.parametrize("name", CONFIGS)
+
+
+def reinflow(name: str) -> tuple[ReinFlow, RolloutSampler]:
+    torch.manual_seed(0)
+    policy = make_policy(name, CONFIGS[name], PolicySpec({"state": (6,)}, 2, horizon=4, execute=2))
+    policy.fit_normalizer({key: {"min": [-2.0] * n, "max": [2.0] * n} for key, n in (("state", 6), ("action", 2))})
+    config = ReinFlowConfig(decisions=8, batch_size=64, bc_coef=0.1)
+    algorithm = ReinFlow(config, policy, total_updates=4)
+    sim = make_sim("toy/point_mass", SimOptions(num_envs=16, reward="shaped"))
+    chunked = ChunkedSim(sim, execute=2, obs_horizon=1, gamma=algorithm.step_discount)
+    return algorithm, RolloutSampler(chunked, decisions=8, seed=0)
+
+
+@names
+def test_ratios_of_a_fresh_rollout_are_one_before_and_after_an_update(name: str) -> None:
+    algorithm, sampler = reinflow(name)
+    before = copy.deepcopy(algorithm.policy.head.state_dict())
+    for _ in range(2):
+        rollout = sampler.collect(algorithm.act)
+        obs = {key: value.flatten(0, 1) for key, value in rollout.obs.items()}
+        record = {key: value.flatten(0, 1) for key, value in rollout.record.items()}
+        logp = algorithm.policy.decisions(obs, record).logp.detach()
+        assert logp.shape[1] == CONFIGS[name].steps
+        assert float((torch.exp(logp - rollout.logp.flatten(0, 1)) - 1).abs().max()) < 1e-5
+        algorithm.update(rollout)
+    head = algorithm.policy.head.state_dict()
+    assert any(not torch.equal(before[key], value) for key, value in head.items())
+    assert all(torch.equal(before[key], value) for key, value in algorithm.base.state_dict().items())
+
+
+@names
+def test_the_fine_tuned_head_is_deployed_as_what_it_was(name: str, tmp_path: Path) -> None:
+    algorithm, sampler = reinflow(name)
+    rollout = sampler.collect(algorithm.act)
+    algorithm.update(rollout)
+    obs = {key: value[0] for key, value in rollout.obs.items()}
+    save_checkpoint(tmp_path / "best", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    assert verify_checkpoint(tmp_path / "best").ok
+    assert load_policy(tmp_path / "best")[0].name == name

@@ -1,0 +1,175 @@
+"""MeanFlow: exact maps, the identity behind the target, its derivative on every backbone, times and weights."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from average_forms import BACKBONES, CHUNK, POINT, RAW, SMALL, ExactAverage, M, S, nothing, velocity
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.policies.generative import TIME_LAWS
+from robopolicy.policies.meanflow import MeanFlowConfig, MeanFlowPolicy, central_difference, forward_mode
+
+DATA = torch.rand(64, 5, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+OBS = {"state": torch.randn(64, 2, 3, generator=torch.Generator().manual_seed(1))}
+
+
+def meanflow(**settings: Any) -> MeanFlowPolicy:
+    return MeanFlowPolicy(MeanFlowConfig(**(SMALL | settings)), CHUNK)
+
+
+def exact(**settings: Any) -> MeanFlowPolicy:
+    policy = MeanFlowPolicy(MeanFlowConfig(**(RAW | settings)), POINT)
+    policy.backbone = ExactAverage()
+    return policy
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_a_perfect_network_maps_noise_to_the_gaussian_in_any_number_of_steps(steps: int) -> None:
+    policy, noise = exact(steps=steps), torch.linspace(-2, 2, 9).view(-1, 1, 1)
+    torch.testing.assert_close(policy.decode(nothing(9), noise), M + S * noise, atol=1e-5, rtol=1e-5)
+    assert policy.network_calls == steps
+
+
+def test_one_step_is_asked_at_noise_alone() -> None:
+    policy = exact(steps=1)
+    assert policy.grid.tolist() == [0.0]
+    policy.act(nothing(2))
+    assert torch.equal(policy.backbone.asked[0], torch.tensor([[0.0, 1.0]] * 2))  # type: ignore[index]
+
+
+@pytest.mark.parametrize("derivative", ["exact", "difference"])
+def test_the_average_velocity_solves_its_identity(derivative: str) -> None:
+    policy, rows = exact(derivative=derivative), 200
+    t, end = torch.rand(2, rows).sort(0).values
+    end = torch.maximum(end, t + 0.05)
+    x = torch.randn(rows, 1, 1)
+    v, length, features = velocity(x, t.view(-1, 1, 1)), end - t, policy.encode(nothing(rows))
+    average = policy.average(features, x, t, length)
+    slope = policy.total_derivative(features, x, t, length, v)
+    torch.testing.assert_close(v + length[:, None, None] * slope, average, atol=1e-2, rtol=1e-2)
+    assert float((v - average).abs().mean()) > 0.1  # the correction matters
+    wrong = v - length[:, None, None] * slope
+    assert float((wrong - average).abs().mean()) > 0.1  # and so does its sign
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_the_forward_derivative_agrees_with_finite_differences(backbone: str, mode: str) -> None:
+    policy = copy.deepcopy(meanflow(backbone=backbone)).double().train(mode == "train")
+    x, tangent = torch.randn(2, 8, 5, 2, dtype=torch.float64)
+    t, length = torch.rand(2, 8, dtype=torch.float64) / 2
+    features, ones = torch.randn(8, 2, 3, dtype=torch.float64), torch.ones(8, dtype=torch.float64)
+
+    def network(x: Tensor, t: Tensor, length: Tensor) -> Tensor:
+        return policy.average(features, x, t, length)
+
+    forward = policy.total_derivative(features, x, t, length, tangent)
+    with torch.no_grad():
+        numeric = central_difference(network, (x, t, length), (tangent, ones, -ones), step=1e-4)
+    assert not forward.requires_grad
+    scale = float(numeric.abs().max())
+    assert float((forward - numeric).abs().max()) < 1e-3 * scale
+
+
+def test_the_difference_option_trains_towards_nearly_the_same_targets() -> None:
+    forward, difference = meanflow(instant_share=0.0), meanflow(instant_share=0.0, derivative="difference")
+    difference.load_state_dict(forward.state_dict())
+    noise = torch.randn(64, 5, 2)
+    targets = [
+        p.lesson(p.encode(OBS), DATA, noise, torch.Generator().manual_seed(0)).target for p in (forward, difference)
+    ]
+    torch.testing.assert_close(targets[0], targets[1], atol=2e-2, rtol=2e-2)
+
+
+def test_attention_is_differentiated_whatever_the_mode_and_settings_are_put_back() -> None:
+    policy = meanflow(backbone="transformer", instant_share=0.0)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    for frozen in (False, True):
+        policy.requires_grad_(not frozen)
+        for training in (True, False):
+            loss, _ = policy.train(training).imitation_loss(OBS, DATA)
+            assert bool(loss.isfinite().all())
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert bool(policy.eval().imitation_loss(OBS, DATA)[0].isfinite().all())
+    assert torch.backends.mha.get_fastpath_enabled() == fast
+    with pytest.raises(ZeroDivisionError), forward_mode():
+        raise ZeroDivisionError
+    assert torch.backends.mha.get_fastpath_enabled() == fast
+
+
+def test_three_quarters_of_the_rows_learn_the_flow_itself() -> None:
+    policy = exact()
+    data, noise = torch.zeros(4000, 1, 1), torch.randn(4000, 1, 1)
+    lesson = policy.lesson(policy.encode(nothing(4000)), data, noise, torch.Generator().manual_seed(0))
+    instant = lesson.length == 0
+    assert float(instant.float().mean()) == pytest.approx(0.75, abs=0.03)
+    assert torch.equal(lesson.target[instant], (data - noise)[instant])
+    assert not torch.allclose(lesson.target[~instant], (data - noise)[~instant], atol=1e-3)
+    assert bool((lesson.length >= 0).all()) and bool((lesson.t + lesson.length <= 1).all())
+    assert not lesson.target.requires_grad
+    only = exact(instant_share=1.0)
+    only.lesson(only.encode(nothing(10)), data[:10], noise[:10], None)
+    assert not only.backbone.asked  # nothing to differentiate
+
+
+def test_times_have_more_mass_near_the_data() -> None:
+    logit = torch.logit(TIME_LAWS["logit_normal_data"](torch.randn(50_000)).double())
+    assert float(logit.mean()) == pytest.approx(0.4, abs=0.02) and float(logit.std()) == pytest.approx(1.0, abs=0.02)
+
+
+def test_weights_divide_each_row_by_its_own_error_without_gradient() -> None:
+    error = torch.randn(6, 5, 2, requires_grad=True)
+    total = error.detach().square().sum((1, 2))
+    for power in (0.0, 0.5, 1.0):
+        loss = meanflow(adaptive_power=power).reduce(error)
+        assert loss.shape == (6, 5)
+        weight = (total + 0.01) ** -power
+        torch.testing.assert_close(loss.mean(1), weight * error.square().sum((1, 2)))
+        gradient = torch.autograd.grad(loss.mean(1).sum(), error)[0]
+        torch.testing.assert_close(gradient, 2 * weight[:, None, None] * error.detach())
+
+
+def test_the_field_is_the_instantaneous_velocity_and_the_matching_loss_its_regression() -> None:
+    policy, x, t, noise = meanflow(), torch.randn(64, 5, 2), torch.rand(64), torch.randn(64, 5, 2)
+    features = policy.encode(OBS)
+    asked = policy.backbone(x, torch.stack([t, torch.zeros(64)], -1), features)
+    assert torch.equal(policy.field(OBS, x, t), asked)
+    between = noise + t[:, None, None] * (DATA - noise)
+    expected = (policy.velocity(features, between, t) - (DATA - noise)).square().mean(-1)
+    torch.testing.assert_close(policy.matching_loss(features, DATA, noise, t), expected)
+
+
+@pytest.mark.slow
+def test_a_learned_meanflow_makes_a_gaussian_in_one_call() -> None:
+    policy = MeanFlowPolicy(MeanFlowConfig(**(RAW | {"hidden": (64, 64)})), POINT)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=5e-3, betas=(0.9, 0.95))
+    for i in range(600):
+        optimizer.param_groups[0]["lr"] = 5e-3 * (1 - i / 600)
+        loss, _ = policy.imitation_loss(nothing(256), M + S * torch.randn(256, 1, 1))
+        optimizer.zero_grad()
+        loss.mean().backward()
+        optimizer.step()
+    drawn = policy.act(nothing(4000))
+    # The adaptive weight makes rows of small error count more, which narrows the distribution a little.
+    assert float(drawn.mean()) == pytest.approx(M, abs=0.06) and 0.5 * S < float(drawn.std()) < 1.2 * S
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"derivative": "exat"}, "Did you mean 'exact'"),
+        ({"time_law": "unifrm"}, "Did you mean 'uniform'"),
+        ({"instant_share": -0.1}, r"instant_share in \[0, 1\]"),
+        ({"adaptive_power": -1.0}, "adaptive_power >= 0"),
+        ({"adaptive_floor": 0.0}, "adaptive_floor > 0"),
+        ({"steps": 0}, "steps >= 1"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line(settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        MeanFlowConfig(**settings)
