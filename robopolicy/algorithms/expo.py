@@ -32,7 +32,7 @@ from robopolicy.algorithms.sac import Temperature
 from robopolicy.critics.losses import softmax_weights
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.transitions import Transitions
-from robopolicy.errors import unknown_name
+from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.ema import EMA
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.edited import EditConfig, EditedPolicy, EditNet, edit_samples
@@ -66,6 +66,10 @@ class EXPOConfig(OffPolicyConfig):
     def __post_init__(self) -> None:
         if self.backup not in BACKUPS:
             raise unknown_name("backup", self.backup, BACKUPS)
+        if not 0 <= self.ema_decay <= 1 or self.edit_lr <= 0:
+            raise UserError(
+                f"EXPO needs ema_decay in [0, 1] and a positive edit_lr, got {self.ema_decay} and {self.edit_lr}."
+            )
 
 
 def edit_loss(

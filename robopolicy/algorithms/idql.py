@@ -20,6 +20,7 @@ from robopolicy.algorithms.base import Stateful
 from robopolicy.algorithms.offline_critic import ImplicitConfig, ImplicitRule, OfflineCritic, OfflineCriticConfig
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.transitions import Transitions
+from robopolicy.errors import UserError
 from robopolicy.nets.ema import EMA
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.selected import select
@@ -38,6 +39,10 @@ class IDQLConfig(OfflineCriticConfig):
     temperature: float = 1.0  # of the softmax, in units of Q
     reduction: str = "min"  # mean | min of the ensemble that chooses
     ema_decay: float = 0.999  # largest weight of the old average of the policy, which acts and is saved
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ema_decay <= 1:
+            raise UserError(f"ema_decay must lie in [0, 1], got {self.ema_decay}.")
 
 
 class IDQL(OfflineCritic):

@@ -15,6 +15,7 @@ from value_learners import MAKERS, peak, same, snapshot
 
 from robopolicy.algorithms import make_algorithm
 from robopolicy.algorithms.expo import EXPOConfig
+from robopolicy.algorithms.idql import IDQLConfig
 from robopolicy.algorithms.iql import IQLConfig
 from robopolicy.algorithms.offline_critic import ConservativeConfig, ImplicitConfig
 from robopolicy.algorithms.pa_rl import PARLConfig
@@ -142,6 +143,8 @@ def test_policies_that_cannot_imitate_are_refused(name: str) -> None:
         lambda: IQLConfig(beta=-1.0),
         lambda: PARLConfig(critic_rule="sarsa"),
         lambda: EXPOConfig(backup="worst"),
+        lambda: EXPOConfig(edit_lr=0.0),
+        lambda: IDQLConfig(ema_decay=1.5),
         lambda: ImplicitConfig(expectile=1.0),
         lambda: ConservativeConfig(weight=-1.0),
     ],
