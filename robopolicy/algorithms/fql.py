@@ -44,11 +44,13 @@ class FQLConfig(QChunkingConfig):
 def one_step_copy(head: GenerativePolicy) -> FlowPolicy:
     """A one-call flow of the same architecture and normalisers; with the same weights where `head` is a flow."""
     shared: dict[str, Any] = {entry.name: getattr(head.config, entry.name) for entry in fields(GenerativeConfig)}
-    config = FlowConfig(**(shared | {"steps": 1}))
-    if isinstance(head, FlowPolicy):
+    shared["steps"] = 1
+    config = FlowConfig(**shared)
+    same = type(head) is FlowPolicy  # its descendants have other networks
+    if same:
         config = replace(head.config, steps=1)
     student = FlowPolicy(config, head.spec).to(next(head.parameters()).device)
-    if isinstance(head, FlowPolicy):
+    if same:
         student.load_state_dict(head.state_dict())
     else:
         student.encoder.load_state_dict(head.encoder.state_dict())

@@ -101,5 +101,6 @@ def require_family(policy: Policy, families: tuple[str, ...], algorithm: str, in
         UserError: It is something else; says what the algorithm wants and what to use `instead`.
     """
     if not isinstance(policy, GenerativePolicy) or policy.family not in families:
-        raise UserError(f"{algorithm} fine-tunes {' and '.join(families)} policies, got '{policy.name}'; {instead}.")
+        wanted = " or ".join(families)
+        raise UserError(f"{algorithm} fine-tunes policies of the kind {wanted}, got '{policy.name}'; {instead}.")
     return policy

@@ -169,9 +169,9 @@ def test_losses_stay_finite_under_autocast_and_show_a_nan(make: Any) -> None:
 
 
 def test_what_does_not_fit_is_refused_in_one_line() -> None:
-    with pytest.raises(UserError, match="Flow-GRPO fine-tunes flow policies, got 'diffusion'; use dppo"):
+    with pytest.raises(UserError, match="Flow-GRPO fine-tunes policies of the kind flow, got 'diffusion'; use dppo"):
         FlowGRPO(FlowGRPOConfig(), tools.diffusion_head(), total_updates=1)
-    with pytest.raises(UserError, match="Flow-SDE fine-tunes flow policies, got 'diffusion'; use dppo"):
+    with pytest.raises(UserError, match="Flow-SDE fine-tunes policies of the kind flow, got 'diffusion'; use dppo"):
         FlowSDE(FlowSDEConfig(), tools.diffusion_head(), total_updates=1)
     for config in (FlowGRPOConfig, FlowSDEConfig):
         with pytest.raises(UserError, match="noise_level > 0"):

@@ -1,0 +1,144 @@
+"""Which algorithm improves which policy: found out by trying, on the toy task with tiny networks.
+
+`try_pair` builds one pair and updates it once; the tests hold the expected matrix against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from robopolicy.algorithms import ALGORITHMS
+from robopolicy.data.episodes import Episode
+from robopolicy.data.lerobot import LeRobotWriter
+from robopolicy.errors import UserError
+from robopolicy.policies import make_policy
+from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.registry import POLICIES
+from robopolicy.schema import to_plain
+from robopolicy.training.build import build, complete
+from robopolicy.training.checkpoint import save_checkpoint
+from robopolicy.training.config import BudgetConfig, EvaluationConfig, ReplayConfig, SimConfig, TaskConfig, TrainConfig
+
+TASK = "toy/point_mass"
+SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, execute=2)
+STATISTICS = {
+    "state": {"min": [-2.0] * 6, "max": [2.0] * 6, "mean": [0.0] * 6, "std": [1.0] * 6, "count": [100]},
+    "action": {"min": [-1.0] * 2, "max": [1.0] * 2, "mean": [0.0] * 2, "std": [0.5] * 2},
+}
+HEADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "flow": ("flow", {}),
+    "shortcut": ("shortcut", {}),
+    "meanflow": ("meanflow", {}),
+    "diffusion": ("diffusion", {}),
+    "edm": ("edm", {}),
+    "consistency": ("consistency", {}),
+    "autoregressive": ("autoregressive", {}),
+    "mixture": ("mixture", {}),
+    "squashed mixture": ("mixture", {"squash": True}),
+    "gaussian": ("gaussian", {"normalization": "minmax"}),
+    "squashed gaussian": (
+        "gaussian",
+        {"normalization": "minmax", "action_normalization": "minmax", "squash": True, "state_dependent_std": True},
+    ),
+}
+"""Label -> (registered policy, settings)."""
+
+SMALL: dict[str, Any] = {"hidden": (16,), "transformer_width": 16, "transformer_layers": 1, "width": 16, "layers": 1}
+SETTINGS = {
+    "batch_size": 16,
+    "decisions": 4,
+    "utd": 0.25,
+    "actor_delay": 1,
+    "epochs": 1,
+    "group_size": 2,
+    "n_step": 4,
+    "candidates": 4,
+    "top": 2,
+    "ascent_steps": 2,
+    "edits": 2,
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one pair."""
+
+    reason: str | None  # why it was refused; None if it ran
+    metrics: Mapping[str, float]  # of the update
+
+
+def policy_of(head: str) -> Policy:
+    """A tiny policy of one of `HEADS`, its normalisers fitted."""
+    name, settings = HEADS[head]
+    known = POLICIES[name][0].__dataclass_fields__
+    small = {key: value for key, value in SMALL.items() if key in known}
+    policy = make_policy(name, POLICIES[name][0](**(small | settings)), SPEC)
+    policy.fit_normalizer(STATISTICS)
+    return policy
+
+
+@contextmanager
+def workplace() -> Iterator[Path]:
+    """A folder with a checkpoint of every head and a small dataset."""
+    with TemporaryDirectory() as folder:
+        place = Path(folder)
+        torch.manual_seed(0)
+        obs = {"state": torch.randn(4, 1, 6)}
+        for head in HEADS:
+            save_checkpoint(place / head, policy_of(head), task=TASK, obs_sample=obs)
+        _write_dataset(place / "data")
+        yield place
+
+
+def try_pair(place: Path, algorithm: str, head: str) -> Outcome:
+    """Build `algorithm` around `head` from files in `place` and let it play and learn once."""
+    config_class, kind = ALGORITHMS[algorithm]
+    chosen = {key: value for key, value in SETTINGS.items() if key in config_class.__dataclass_fields__}
+    learns_from_data = kind.experience == "dataset" or getattr(kind, "needs_dataset", False)
+    config = TrainConfig(
+        algorithm={"name": algorithm, **to_plain(config_class(**chosen))},
+        task=TaskConfig(name=TASK),
+        sim=SimConfig(num_envs=4),
+        budget=BudgetConfig(updates=4),
+        replay=ReplayConfig(capacity=2000, warmup_steps=60),
+        evaluation=EvaluationConfig(episodes=0),
+        init_from=str(place / head),
+        dataset=str(place / "data") if learns_from_data else "",
+    )
+    try:
+        parts = build(complete(config))
+    except UserError as error:
+        return Outcome(str(error), {})
+    try:
+        return Outcome(None, parts.algorithm.update(parts.source.next(parts.algorithm)))
+    finally:
+        parts.close()
+
+
+def _write_dataset(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    with LeRobotWriter(folder, control_dt=0.1) as writer:
+        for seed in range(3):
+            ends = np.zeros(12, bool)
+            ends[-1] = True
+            writer.add(
+                Episode(
+                    {
+                        "state": rng.normal(size=(12, 6)).astype(np.float32),
+                        "action": rng.uniform(-1, 1, (12, 2)).astype(np.float32),
+                        "reward": ends.astype(np.float32),
+                        "terminated": ends,
+                        "success": ends,
+                    },
+                    TASK,
+                    seed,
+                )
+            )

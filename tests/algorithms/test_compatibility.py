@@ -1,0 +1,67 @@
+"""Every head with every algorithm: one update from files where the method allows it, a reason where it does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from docs.compatibility import HEADS, Outcome, try_pair, workplace
+from robopolicy.algorithms import ALGORITHMS
+
+EVERYTHING = set(HEADS)
+FLOWS = {"flow", "shortcut", "meanflow"}
+POINTWISE = {"flow", "diffusion", "edm"}  # trained on the velocity at a point
+DENOISING = {*FLOWS, *POINTWISE, "consistency"}
+ALLOWED: dict[str, set[str]] = {
+    "ac_flow": POINTWISE,
+    "awm": POINTWISE,
+    "bc": EVERYTHING,
+    "cal_ql": {"squashed gaussian"},
+    "distill": DENOISING - {"consistency"},
+    "dppo": {"diffusion"},
+    "dqc": EVERYTHING,
+    "dsrl_na": DENOISING,
+    "dsrl_sac": DENOISING,
+    "expo": EVERYTHING,
+    "flow_grpo": FLOWS,
+    "flow_sde": FLOWS,
+    "fpo": POINTWISE,
+    "fpo_pp": POINTWISE,
+    "fql": DENOISING,
+    "gorl": DENOISING,
+    "idql": EVERYTHING,
+    "iql": EVERYTHING,
+    "pa_rl": EVERYTHING,
+    "pmoe": {"squashed mixture"},
+    "policyflow": POINTWISE,
+    "ppo": EVERYTHING - DENOISING,
+    "qc": EVERYTHING,
+    "reflow": {"flow"},
+    "reinflow": FLOWS,
+    "rlpd": {"squashed gaussian"},
+    "sac": {"squashed gaussian"},
+}
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    with workplace() as folder:
+        yield folder
+
+
+def test_the_matrix_knows_every_algorithm() -> None:
+    assert set(ALLOWED) == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_an_algorithm_updates_what_it_allows_and_refuses_the_rest_with_a_reason(name: str, place: Path) -> None:
+    found: dict[str, Outcome] = {head: try_pair(place, name, head) for head in HEADS}
+    assert {head for head, outcome in found.items() if outcome.reason is None} == ALLOWED[name]
+    for head, outcome in found.items():
+        assert all(math.isfinite(value) for value in outcome.metrics.values())
+        if outcome.reason is not None:
+            assert f"'{HEADS[head][0]}'" in outcome.reason, outcome.reason
+            assert len(outcome.reason.splitlines()) == 1
