@@ -11,9 +11,9 @@ none.
 
 Deviations from the public code: noise drawn for the distillation is cut to the bound [-b, b] that the actor has, where
 the code draws beyond it, and Q_W is thus never asked about noise it has not seen; truncated episodes bootstrap from
-their last observation; rewards are discounted per control step; the actor has no LayerNorm. `backup_entropy=false`, as
-the authors have it for pi0, suits rewards of 1 at success: the entropy bonus of every further decision would be lost by
-succeeding.
+their last observation; rewards are discounted per control step; the actor has no LayerNorm. The target leaves the
+entropy out, as the authors do for pi0: with a reward of 1 that ends the episode, the entropy of all further decisions
+would be lost by succeeding. `backup_entropy=true` and `temperature=1` are the paper's otherwise.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class DSRLNA(Steering):
 
     def target(self, batch: Transitions) -> Tensor:
         """Soft value of the next observation, at the chunk of the actor's noise."""
-        w, logp = self.policy.actor.rsample(batch.next_obs)
+        w, logp = self.policy.actor.rsample(batch.next_obs, generator=self.generator)
         chunk = self.policy.play(batch.next_obs, w, self.generator)
         return self.soft(batch, self.bootstrap(batch, chunk), logp)
 

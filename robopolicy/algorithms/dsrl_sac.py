@@ -9,7 +9,8 @@ deterministic given its noise, and must sometimes do the right thing: steering s
 
 Deviations from the public code: it denoises a second time while playing, here every chunk is decoded exactly once;
 truncated episodes bootstrap from their last observation; rewards are discounted per control step (the paper's one
-discount per chunk of n steps is gamma ** n); the actor has no LayerNorm.
+discount per chunk of n steps is gamma ** n); the actor has no LayerNorm; the target leaves the entropy out, see
+`dsrl_na`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class DSRLSAC(Steering):
 
     def target(self, batch: Transitions) -> Tensor:
         """Soft value of the next observation."""
-        w, logp = self.policy.actor.rsample(batch.next_obs)
+        w, logp = self.policy.actor.rsample(batch.next_obs, generator=self.generator)
         return self.soft(batch, self.bootstrap(batch, w), logp)
 
     def update(self, batch: Transitions) -> Metrics:

@@ -22,13 +22,17 @@ from robopolicy.policies.noise import Randomness
 
 @dataclass(frozen=True)
 class SteeringConfig(SACConfig):
-    """Settings of both variants; defaults are the paper's with smaller networks (published: 3 x 2048, tanh)."""
+    """Settings of both variants: the paper's with smaller networks (published: 3 x 2048), for rewards of 1 at success.
+
+    The paper pays -1 until success, so that values are a hundred times larger and a temperature of 1 fits them.
+    """
 
     space: NoiseSpace = field(default_factory=NoiseSpace)  # which noise is steered, and its bound
     actor: GaussianConfig = STEERING_ACTOR  # network that chooses the noise
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(activation="tanh"))
     utd: float = 5.0  # critic steps per decision of one environment (published: 20 per step of 4 environments)
-    backup_entropy: bool = True  # entropy in the critic's target; false where success ends episodes and pays once
+    temperature: float = 0.01  # initial weight of the entropy (published: 1)
+    backup_entropy: bool = False  # entropy in the critic's target (published: true, false for pi0)
     target_entropy: float | None = 0.0  # nats of noise / bound; None is minus the number of free noise dimensions
 
 
@@ -47,8 +51,11 @@ class Steering(OffPolicy):
         inner = latent.actor.spec
         dims = inner.horizon * inner.action_dim
         self.target_entropy = -float(dims) if config.target_entropy is None else config.target_entropy
-        self.optimizer = torch.optim.Adam(latent.actor.parameters(), lr=config.lr, fused=True)
-        self.temperature_optimizer = torch.optim.Adam(self.temperature.parameters(), lr=config.temperature_lr)
+        groups = [
+            {"params": list(latent.actor.parameters()), "lr": config.lr},
+            {"params": list(self.temperature.parameters()), "lr": config.temperature_lr},
+        ]
+        self.optimizer = torch.optim.Adam(groups, fused=True)
 
     @property
     def noise_critic(self) -> QEnsemble:
@@ -69,24 +76,15 @@ class Steering(OffPolicy):
         return target - batch.discount * self.temperature.value * logp if self.config.backup_entropy else target
 
     def actor_step(self, batch: Transitions) -> Info:
-        """One step of the actor and one of the temperature."""
-        critic = self.noise_critic
-        critic.requires_grad_(False)
-        loss, logp = actor_loss(self.policy.actor, critic, batch.obs, self.temperature.value)
-        descend(self.optimizer, loss)
-        critic.requires_grad_(True)
-        if self.config.temperature_lr:
-            descend(self.temperature_optimizer, self.temperature.loss(logp, self.target_entropy))
-        return {"loss": loss, "entropy": -logp.mean(), "temperature": self.temperature.value}
+        """One step of the actor and of the temperature; neither loss has a gradient for the other."""
+        alpha = self.temperature.value
+        loss, logp = actor_loss(self.policy.actor, self.noise_critic, batch.obs, alpha, self.generator)
+        descend(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
+        return {"loss": loss, "entropy": -logp.mean(), "temperature": alpha}
 
     def parts(self) -> Mapping[str, Stateful]:
-        """The shared parts (the policy with its base), the temperature and the optimisers."""
-        return {
-            **super().parts(),
-            "temperature": self.temperature,
-            "optimizer": self.optimizer,
-            "temperature_optimizer": self.temperature_optimizer,
-        }
+        """The shared parts (the policy with its base), the temperature and the optimiser of actor and temperature."""
+        return {**super().parts(), "temperature": self.temperature, "optimizer": self.optimizer}
 
 
 def steer(policy: Policy, config: SteeringConfig, algorithm: str) -> LatentPolicy:

@@ -1,0 +1,111 @@
+"""Runs of DSRL and GoRL from the command line: they train, resume bit-identically in any stage, and verify."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from robopolicy.cli.main import main
+from robopolicy.policies.latent import LatentPolicy
+from robopolicy.training.checkpoint import load_policy
+from robopolicy.training.loggers import JsonlLogger, read_jsonl
+
+COMMON = ["checkpoint_every=20", "logging.every=1", "evaluation.episodes=2", "evaluation.every=20", "sim.num_envs=4"]
+DSRL = [
+    *COMMON,
+    "replay.warmup_steps=40",
+    "algorithm.batch_size=16",
+    "algorithm.utd=0.5",
+    "algorithm.actor.hidden=[16]",
+    "algorithm.critic.hidden=[16]",
+    "budget.updates=6",
+]
+GORL = [
+    *COMMON,
+    "task=point_mass",
+    "policy=flow_decoder",
+    "policy.hidden=[16]",
+    "algorithm=gorl",
+    "algorithm.decisions=8",
+    "algorithm.epochs=1",
+    "algorithm.stages=[2,2,1]",
+    "algorithm.decoder_updates=2",
+    "algorithm.decoder_steps=3",
+    "budget.updates=9",
+]
+
+
+@pytest.fixture(scope="module")
+def base(demonstrations: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A barely imitated flow."""
+    out = tmp_path_factory.mktemp("runs")
+    settings = [f"dataset={demonstrations}", "policy.hidden=[16]", "budget.updates=5", "evaluation.episodes=0"]
+    assert main(["train", "task=point_mass", *settings, f"out={out}", "name=base"]) == 0
+    return out / "base" / "checkpoints" / "last"
+
+
+def interrupted_at(update: int, settings: list[str], out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that was stopped after `update` and resumed."""
+    log = JsonlLogger.log
+
+    def interrupt(self: JsonlLogger, at: int, row: dict[str, float]) -> None:
+        if at == update and "train/env_steps" in row:
+            os.kill(os.getpid(), signal.SIGINT)
+        log(self, at, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JsonlLogger, "log", interrupt)
+        assert main(["train", *settings, f"out={out}", "name=stopped"]) == 130
+    assert main(["train", "--resume", str(out / "stopped")]) == 0
+    return out / "stopped"
+
+
+def assert_identical(one: Path, two: Path) -> None:
+    for file in ("model.safetensors", "training_state/tensors.safetensors"):
+        first, second = (load_file(run / "checkpoints" / "last" / file) for run in (one, two))
+        assert first.keys() == second.keys()
+        for key, value in first.items():  # unfinished returns in the memory are NaN
+            torch.testing.assert_close(value, second[key], rtol=0, atol=0, equal_nan=True, msg=key)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [["algorithm=dsrl_na"], ["algorithm=dsrl_sac"], ["algorithm=dsrl_sac", "algorithm.space.kind=repeat"]]
+)
+def test_a_steered_run_resumes_bit_identically(
+    algorithm: list[str], base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [*algorithm, *DSRL, f"init_from={base}"]
+    assert main(["train", *settings, f"out={tmp_path}", "name=whole"]) == 0
+    assert_identical(tmp_path / "whole", interrupted_at(3, settings, tmp_path, monkeypatch))
+    best = tmp_path / "whole" / "checkpoints" / "best"
+    assert main(["verify", str(best)]) == 0
+    policy, manifest = load_policy(best)
+    assert isinstance(policy, LatentPolicy) and manifest.network_calls == 1 + load_policy(base)[1].network_calls
+    before = load_policy(base)[0].state_dict()
+    assert all(torch.equal(value, policy.base.state_dict()[key]) for key, value in before.items())
+
+
+def test_steering_replays_demonstrations_where_actions_suffice(
+    base: Path, demonstrations: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [*DSRL, f"init_from={base}", f"dataset={demonstrations}", f"out={tmp_path}"]
+    assert main(["train", "algorithm=dsrl_na", *settings, "replay.offline_updates=3", "name=na"]) == 0
+    rows = [row for row in read_jsonl(tmp_path / "na" / "metrics.jsonl") if "train/env_steps" in row]
+    assert rows[0]["train/env_steps"] == 0 < rows[-1]["train/env_steps"]
+    assert main(["train", "algorithm=dsrl_sac", *settings, "name=sac"]) == 2
+    error = capsys.readouterr().err
+    assert "which a dataset does not hold" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("update", [1, 3, 5])  # in stage 0, while a decoder is trained, in stage 1
+def test_gorl_resumes_bit_identically_in_the_middle_of_a_stage(
+    update: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["train", *GORL, f"out={tmp_path}", "name=whole"]) == 0
+    assert_identical(tmp_path / "whole", interrupted_at(update, GORL, tmp_path, monkeypatch))
+    assert main(["verify", str(tmp_path / "whole" / "checkpoints" / "last")]) == 0
+    rows = read_jsonl(tmp_path / "whole" / "metrics.jsonl")
+    assert [row["train/stage"] for row in rows if "train/stage" in row] == [0, 0, 0, 1, 1, 1, 1, 2, 2]
