@@ -11,7 +11,7 @@ from robopolicy.critics.value import ValueConfig
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.time import SinusoidalEmbedding
-from robopolicy.policies.base import PolicySpec
+from robopolicy.spec import PolicySpec
 
 TIME_DIM = 16  # width of the time embedding
 
