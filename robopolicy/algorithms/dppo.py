@@ -53,7 +53,7 @@ from robopolicy.policies.staged_diffusion import StagedDiffusion, in_stages
 class DPPOConfig(ChainTunerConfig, FineTunerConfig):
     """Settings of DPPO; defaults are the paper's for locomotion from states unless noted."""
 
-    trained_steps: int = 0  # K', last sampler steps that are trained; 0 trains all (paper: 10 of 20)
+    trained_steps: int = 0  # K', last sampler steps that are trained; 0: all of the newest network (paper: 10 of 20)
     gamma_denoise: float = 0.99  # discount per denoising step still to come; 0 trains the last step alone
     clip: float = 0.01  # half-width of the ratio bounds at the last step
     clip_base: float = 0.001  # half-width at the first trained step
