@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from robopolicy.data.episodes import Episodes
+from robopolicy.data.episodes import Array, Episodes
 from robopolicy.data.priorities import Priorities
 from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError
@@ -47,10 +46,10 @@ class Replay:
             raise UserError(f"A replay memory needs at least 2 slots per environment, got {capacity} for {lanes}.")
         self.gamma = gamma
         self.online = online
-        self._arrays: dict[str, Tensor] = {}  # {"obs.state": (lanes * length, ...), "action": ..., flags}
-        self._head = torch.zeros(lanes, dtype=torch.int64)  # next slot to write
-        self._filled = torch.zeros(lanes, dtype=torch.int64)  # slots ever written, at most `length`
-        self._age = torch.zeros(lanes, dtype=torch.int64)  # steps of the running episodes so far
+        self._arrays: dict[str, Array] = {}  # {"obs.state": (lanes * length, ...), "action": ..., flags}
+        self._head = np.zeros(lanes, np.int64)  # next slot to write
+        self._filled = np.zeros(lanes, np.int64)  # slots ever written, at most `length`
+        self._age = np.zeros(lanes, np.int64)  # steps of the running episodes so far
         self.priorities = Priorities(lanes * self.length, prioritized) if prioritized else None
 
     def __len__(self) -> int:
@@ -85,76 +84,73 @@ class Replay:
             decision: Whether a chunk begins here.
             record: {name: (K, ...)} what the actor noted; kept where `decision`.
         """
-        done = terminated | truncated
-        row: dict[str, Tensor] = {f"obs.{key}": value for key, value in obs.items()}
-        row |= {f"record.{key}": value for key, value in (record or {}).items()}
+        lane, end = _array(lanes), _array(terminated)
+        done = end | _array(truncated)
+        row = {f"obs.{key}": _array(value) for key, value in obs.items()}
+        row |= {f"record.{key}": _array(value) for key, value in (record or {}).items()}
+        row |= {"action": _array(action), "reward": _array(reward), "terminated": end, "last": done}
         row |= {
-            "action": action,
-            "reward": reward,
-            "terminated": terminated,
-            "last": done,
-            "step": torch.ones_like(done),
-            "decision": torch.full_like(done, decision and self._note(record or {})),
-            "age": self._age[lanes],
-            "returns": torch.full_like(reward, torch.nan),
+            "step": np.ones_like(done),
+            "decision": np.full_like(done, decision and self._note(record or {})),
+            "age": self._age[lane],
+            "returns": np.full(len(lane), np.nan, np.float32),
         }
-        self._write(lanes, row)
-        self._age[lanes] += 1
-        if bool(done.any()):
-            ended = lanes[done.cpu()]
-            final = {f"obs.{key}": value[done] for key, value in final_obs.items()}
-            no = torch.zeros(len(ended), dtype=torch.bool)
-            flags = dict.fromkeys(("step", "last", "terminated", "decision"), no)
+        self._write(lane, row)
+        self._age[lane] += 1
+        if done.any():
+            ended = lane[done]
+            final = {f"obs.{key}": _array(value)[done] for key, value in final_obs.items()}
+            flags = dict.fromkeys(("step", "last", "terminated", "decision"), np.zeros(len(ended), np.bool_))
             self._write(ended, {**final, **flags, "age": self._age[ended]})
             if self.gamma is not None:
-                for lane in lanes[terminated.cpu()].tolist():
-                    self._fill_returns(lane)
+                for index in lane[end]:
+                    self._fill_returns(index)
             self._age[ended] = 0
 
-    def _write(self, lanes: Tensor, row: Mapping[str, Tensor]) -> None:
-        slot = self._head[lanes]
-        place = lanes * self.length + slot
+    def _write(self, lane: Array, row: Mapping[str, Array]) -> None:
+        slot = self._head[lane]
+        place = lane * self.length + slot
         for key, value in row.items():
             if key not in self._arrays:
-                self._arrays[key] = torch.zeros((self.lanes * self.length, *value.shape[1:]), dtype=value.dtype)
-            self._arrays[key][place] = value.cpu()
+                self._arrays[key] = np.zeros((self.lanes * self.length, *value.shape[1:]), value.dtype)
+            self._arrays[key][place] = value
         if self.priorities is not None:
-            self.priorities.admit(place.numpy(), playable=bool(row["step"].all()))
-        self._head[lanes] = (slot + 1) % self.length
-        self._filled[lanes] = (self._filled[lanes] + 1).clamp(max=self.length)
+            self.priorities.admit(place, playable=bool(row["step"].all()))
+        self._head[lane] = (slot + 1) % self.length
+        self._filled[lane] = np.minimum(self._filled[lane] + 1, self.length)
 
     def _note(self, record: Mapping[str, Tensor]) -> bool:
         """Whether `record` is complete; a name never seen before makes all earlier records incomplete."""
         known = {key[7:] for key in self._arrays if key.startswith("record.")}
         if record.keys() - known and "decision" in self._arrays:
-            self._arrays["decision"].zero_()
+            self._arrays["decision"][:] = False
         return known <= record.keys()
 
     def _fill_returns(self, lane: int) -> None:
         """Write the returns to go of the episode that has just terminated in `lane`."""
         assert self.gamma is not None
         count = min(int(self._age[lane]), self.length - 1)
-        slots = (self._head[lane] - 2 - torch.arange(count)) % self.length + lane * self.length  # newest first
+        place = (self._head[lane] - 2 - np.arange(count)) % self.length + lane * self.length  # newest first
         total, returns = 0.0, []
-        for reward in self._arrays["reward"][slots].tolist():
+        for reward in self._arrays["reward"][place].tolist():
             total = reward + self.gamma * total
             returns.append(total)
-        self._arrays["returns"][slots] = torch.tensor(returns)
+        self._arrays["returns"][place] = returns
 
     def cut(self) -> None:
         """End the running episodes without successors, because what follows will belong to other episodes.
 
         The last step of each only serves as successor of the one before it.
         """
-        for lane in self._age.nonzero().flatten().tolist():
-            last = (int(self._head[lane]) - 1) % self.length + lane * self.length
+        for lane in self._age.nonzero()[0]:
+            last = (self._head[lane] - 1) % self.length + lane * self.length
             if self._age[lane] > 1:
-                self._arrays["last"][(int(self._head[lane]) - 2) % self.length + lane * self.length] = True
+                self._arrays["last"][(self._head[lane] - 2) % self.length + lane * self.length] = True
             for flag in ("step", "last", "terminated", "decision"):
                 self._arrays[flag][last] = False
             if self.priorities is not None:
                 self.priorities.admit(np.array([last]), playable=False)
-        self._age.zero_()
+        self._age[:] = 0
 
     @classmethod
     def from_episodes(cls, episodes: Episodes, *, gamma: float | None = None, prioritized: float = 0.0) -> Replay:
@@ -174,32 +170,24 @@ class Replay:
         steps = episodes.lengths - ~terminated  # (E,) steps with a successor
         slots = steps + 1  # after them one slot with the last observation
         first = np.cumsum(slots) - slots  # (E,) first slot of every episode
-        age = np.arange(slots.sum()) - np.repeat(first, slots)
-        played = age < np.repeat(steps, slots)
-        frame = np.minimum(np.repeat(episodes.starts, slots) + age, np.repeat(ends, slots))
         last = first + steps - 1
-        if not played.any():
-            raise UserError("The dataset has no step with a successor; its episodes need at least two frames.")
-
+        age = np.arange(slots.sum()) - np.repeat(first, slots)
+        frame = np.minimum(np.repeat(episodes.starts, slots) + age, np.repeat(ends, slots))
         replay = cls(max(len(frame), 2), gamma=gamma, prioritized=prioritized, online=False)
         arrays = {f"obs.{key}": _float32(episodes.arrays[key][frame]) for key in episodes.observation_keys}
-        flags = {name: np.zeros(len(frame), np.bool_) for name in ("last", "terminated", "decision")}
-        flags["last"][last[steps > 0]] = True
-        flags["terminated"][last[terminated]] = True
-        rewards = episodes.arrays["reward"][frame].astype(np.float32)
-        returns = _returns(rewards, first[terminated], last[terminated], gamma)
-        arrays |= {name: torch.from_numpy(value) for name, value in flags.items()}
-        arrays |= {
-            "action": _float32(episodes.arrays["action"][frame]),
-            "reward": torch.from_numpy(rewards),
-            "step": torch.from_numpy(played),
-            "age": torch.from_numpy(age),
-            "returns": torch.from_numpy(returns),
-        }
+        arrays |= {name: _float32(episodes.arrays[name][frame]) for name in ("action", "reward")}
+        arrays |= {name: np.zeros(len(frame), np.bool_) for name in ("last", "terminated", "decision")}
+        arrays["last"][last[steps > 0]] = True
+        arrays["terminated"][last[terminated]] = True
+        arrays["step"] = age < np.repeat(steps, slots)
+        arrays["age"] = age
+        arrays["returns"] = _returns(arrays["reward"], first[terminated], last[terminated], gamma)
+        if not arrays["step"].any():
+            raise UserError("The dataset has no step with a successor; its episodes need at least two frames.")
         replay._arrays = arrays
         replay._filled[0] = len(frame)
         if replay.priorities is not None:
-            replay.priorities.admit(np.flatnonzero(played))
+            replay.priorities.admit(np.flatnonzero(arrays["step"]))
         return replay
 
     # Reading.
@@ -211,7 +199,7 @@ class Replay:
             UserError: The memory holds no complete window yet.
         """
         missing = batches * request.batch_size
-        found: list[Tensor] = []
+        found: list[Array] = []
         drawn = kept = 0
         for _ in range(1000):
             draw = self._draw(_enough(missing, (kept + 1) / (drawn + 1)), generator)
@@ -219,49 +207,49 @@ class Replay:
             found.append(usable[:missing])
             missing -= len(found[-1])
             if not missing:
-                return self.take(torch.cat(found), request)
+                return self._windows(np.concatenate(found), request)
             drawn, kept = drawn + len(draw), kept + len(usable)
         raise UserError(f"The replay memory holds no window of {request.steps} steps yet; play more steps first.")
 
     def take(self, index: Tensor, request: Request) -> Transitions:
         """The windows that start at `index` `(B,)` (lane * length + slot)."""
-        slot = index % self.length
-        base = index - slot  # first slot of the lane
-        reach = max(request.horizon, request.steps)
-        place = base[:, None] + (slot[:, None] + torch.arange(reach)) % self.length  # (B, reach)
+        return self._windows(_array(index), request)
+
+    def _windows(self, index: Array, request: Request) -> Transitions:
+        rows, arrays, reach = len(index), self._arrays, max(request.horizon, request.steps)
+        place = self._move(index, np.arange(reach))  # (B, reach)
         mask = self._alive(index, place)
         valid = mask[:, : request.steps]
         steps = valid.sum(1)
-        rewards = torch.where(valid, self._arrays["reward"][place[:, : request.steps]], 0.0)
-        terminated = (self._arrays["terminated"][place[:, : request.steps]] & valid).any(1)
-        powers = request.gamma ** torch.arange(request.steps + 1)
-        if request.horizon == 1:
-            chunk = self._arrays["action"][place[:, :1]]
-        else:
-            offset = torch.minimum(torch.arange(request.horizon), mask.sum(1, keepdim=True) - 1)
-            chunk = self._arrays["action"][place.gather(1, offset)]
-        weight = torch.ones(len(index))
+        rewards = np.where(valid, arrays["reward"][place[:, : request.steps]], np.float32(0))
+        terminated = (arrays["terminated"][place[:, : request.steps]] & valid).any(1)
+        powers = request.gamma ** np.arange(request.steps + 1)
+        played = place[:, :1]
+        if request.horizon > 1:
+            offset = np.minimum(np.arange(request.horizon), mask.sum(1, keepdims=True) - 1)
+            played = np.take_along_axis(place, offset, 1)
+        weight = np.ones(rows, np.float32)
         if self.priorities is not None:
-            weight = torch.from_numpy(self.priorities.weights(index.numpy(), len(self))).float()
+            weight = self.priorities.weights(index, len(self)).astype(np.float32)
         return Transitions(
             obs=self._history(index, request.obs_horizon),
-            chunk=chunk,
-            mask=mask[:, : request.horizon].float(),
-            rewards=rewards,
-            steps=steps,
-            discount=powers[steps].masked_fill_(terminated, 0.0),
-            reward=rewards @ powers[:-1],
-            next_obs=self._history(base + (slot + steps) % self.length, request.obs_horizon),
-            returns=self._arrays["returns"][index],
-            record={key[7:]: array[index] for key, array in self._arrays.items() if key.startswith("record.")},
-            online=torch.full((len(index),), self.online),
-            weight=weight,
-            index=index,
+            chunk=torch.from_numpy(arrays["action"][played]),
+            mask=torch.from_numpy(mask[:, : request.horizon].astype(np.float32)),
+            rewards=torch.from_numpy(rewards),
+            steps=torch.from_numpy(steps),
+            discount=torch.from_numpy(np.where(terminated, 0.0, powers[steps]).astype(np.float32)),
+            reward=torch.from_numpy((rewards @ powers[:-1]).astype(np.float32)),
+            next_obs=self._history(self._move(index, steps[:, None])[:, 0], request.obs_horizon),
+            returns=torch.from_numpy(arrays["returns"][index]),
+            record={key[7:]: torch.from_numpy(array[index]) for key, array in arrays.items() if key[:7] == "record."},
+            online=torch.full((rows,), self.online),
+            weight=torch.from_numpy(weight),
+            index=torch.from_numpy(index),
         )
 
     def observations(self, length: int, count: int = 4) -> dict[str, Tensor]:
         """Some histories of `length` observations `{key: (count, length, ...)}`, spread over the memory."""
-        return self._history(torch.linspace(0, int(self._filled[0]) - 1, count).long(), length)
+        return self._history(np.linspace(0, self._filled[0] - 1, count).astype(np.int64), length)
 
     def update_priorities(self, batch: Transitions, error: Tensor) -> None:
         """Set the priorities of sampled windows to their absolute errors `(B,)`; nothing without prioritisation."""
@@ -270,60 +258,61 @@ class Replay:
             index, size = batch.index.cpu()[own], error.detach().abs().cpu()[own]
             self.priorities.update(index.numpy(), size.double().numpy())
 
-    def _draw(self, count: int, generator: torch.Generator) -> Tensor:
-        if len(self) == 0:
+    def _draw(self, count: int, generator: torch.Generator) -> Array:
+        if not self._filled.any():
             raise UserError("The replay memory is empty; play some steps or give a dataset first.")
         if self.priorities is not None:
-            return torch.from_numpy(self.priorities.draw(torch.rand(count, generator=generator).double().numpy()))
-        ends = self._filled.cumsum(0)
-        flat = torch.randint(int(ends[-1]), (count,), generator=generator)
+            return self.priorities.draw(torch.rand(count, generator=generator, dtype=torch.float64).numpy())
+        ends = self._filled.cumsum()
+        flat = torch.randint(int(ends[-1]), (count,), generator=generator).numpy()
         if self.lanes == 1:
             return flat
-        lane = torch.searchsorted(ends, flat, right=True)
+        lane = np.searchsorted(ends, flat, side="right")
         return flat - (ends[lane] - self._filled[lane]) + lane * self.length
 
-    def _usable(self, index: Tensor, request: Request) -> Tensor:
+    def _move(self, index: Array, offset: Array) -> Array:
+        """Places `(B, n)` that lie `offset` slots after `index` `(B,)` in the same lane."""
+        slot = index % self.length
+        return (index - slot)[:, None] + (slot[:, None] + offset) % self.length
+
+    def _newer(self, index: Array) -> Array:
+        """Slots of the lane that were written after `index` `(B,)`."""
+        return (self._head[index // self.length] - 1 - index) % self.length
+
+    def _usable(self, index: Array, request: Request) -> Array:
         """Which windows start at a step and are complete: the episode ends in them, or their successor is known."""
-        lane, slot = index // self.length, index % self.length
-        newest = (self._head[lane] - 1 - slot) % self.length  # slots written after this one
-        ahead = torch.arange(request.steps)
-        place = (index - slot)[:, None] + (slot[:, None] + ahead) % self.length
-        ended = (self._arrays["last"][place] & (ahead <= newest[:, None])).any(1)
-        usable = self._arrays["step"][index] & (ended | (newest >= request.steps))
+        newer, ahead = self._newer(index), np.arange(request.steps)
+        ended = (self._arrays["last"][self._move(index, ahead)] & (ahead <= newer[:, None])).any(1)
+        usable = self._arrays["step"][index] & (ended | (newer >= request.steps))
         if request.decisions_only:
             usable &= self._arrays["decision"][index]
         if request.obs_horizon > 1:  # the observations of the history must not have been overwritten yet
-            oldest = (slot - self._head[lane]) % self.length
-            needed = self._arrays["age"][index].clamp(max=request.obs_horizon - 1)
-            usable &= (self._filled[lane] < self.length) | (oldest >= needed)
+            needed = np.minimum(self._arrays["age"][index], request.obs_horizon - 1)
+            usable &= self._filled[index // self.length] - 1 - newer >= needed
         return usable
 
-    def _alive(self, index: Tensor, place: Tensor) -> Tensor:
+    def _alive(self, index: Array, place: Array) -> Array:
         """Which of the steps at `place` `(B, n)` belong to the episode of `index` and have been written."""
-        if place.shape[1] == 1:
-            return torch.ones_like(place, dtype=torch.bool)
-        lane, slot = index // self.length, index % self.length
-        newest = (self._head[lane] - 1 - slot) % self.length
-        ended = self._arrays["last"][place[:, :-1]].cumsum(1) > 0
-        before = torch.nn.functional.pad(ended, (1, 0))
-        return ~before & (torch.arange(place.shape[1]) <= newest[:, None])
+        ended = np.zeros(place.shape, np.bool_)
+        if place.shape[1] > 1:
+            np.logical_or.accumulate(self._arrays["last"][place[:, :-1]], 1, out=ended[:, 1:])
+        return ~ended & (np.arange(place.shape[1]) <= self._newer(index)[:, None])
 
-    def _history(self, index: Tensor, length: int) -> dict[str, Tensor]:
+    def _history(self, index: Array, length: int) -> dict[str, Tensor]:
         place = index[:, None]
         if length > 1:
-            back = torch.minimum(torch.arange(length - 1, -1, -1), self._arrays["age"][index][:, None])
-            slot = index % self.length
-            place = (index - slot)[:, None] + (slot[:, None] - back) % self.length
-        return {key[4:]: array[place] for key, array in self._arrays.items() if key.startswith("obs.")}
+            back = np.minimum(np.arange(length - 1, -1, -1), self._arrays["age"][place])
+            place = self._move(index, -back)
+        return {key[4:]: torch.from_numpy(array[place]) for key, array in self._arrays.items() if key[:4] == "obs."}
 
     def state_dict(self) -> dict[str, Any]:
         """The whole memory."""
         used = int(self._filled.max())
         state: dict[str, Any] = {
-            "head": self._head.clone(),
-            "filled": self._filled.clone(),
-            "age": self._age.clone(),
-            "arrays": {key: self._by_lane(value)[:, :used].clone() for key, value in self._arrays.items()},
+            "head": self._head.copy(),
+            "filled": self._filled.copy(),
+            "age": self._age.copy(),
+            "arrays": {key: self._by_lane(value)[:, :used].copy() for key, value in self._arrays.items()},
         }
         if self.priorities is not None:
             state["priorities"] = self.priorities.state_dict()
@@ -331,16 +320,16 @@ class Replay:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
-        self._head, self._filled, self._age = (state[key].clone() for key in ("head", "filled", "age"))
+        self._head, self._filled, self._age = (state[key].copy() for key in ("head", "filled", "age"))
         self._arrays = {}
         for key, value in state["arrays"].items():
-            self._arrays[key] = torch.zeros((self.lanes * self.length, *value.shape[2:]), dtype=value.dtype)
+            self._arrays[key] = np.zeros((self.lanes * self.length, *value.shape[2:]), value.dtype)
             self._by_lane(self._arrays[key])[:, : value.shape[1]] = value
         if self.priorities is not None:
             self.priorities.load_state_dict(state["priorities"])
 
-    def _by_lane(self, array: Tensor) -> Tensor:
-        return array.unflatten(0, (self.lanes, self.length))
+    def _by_lane(self, array: Array) -> Array:
+        return array.reshape(self.lanes, self.length, *array.shape[1:])
 
 
 class MixedReplay:
@@ -369,9 +358,7 @@ def _enough(missing: int, share: float) -> int:
     return int(1.1 * missing / max(share, 0.01)) + 8
 
 
-def _returns(
-    reward: NDArray[np.float32], first: NDArray[np.int64], last: NDArray[np.int64], gamma: float | None
-) -> NDArray[np.float32]:
+def _returns(reward: Array, first: Array, last: Array, gamma: float | None) -> Array:
     """Discounted returns to go of the episodes from slot `first` to `last` `(E,)`; NaN elsewhere."""
     returns = np.full(len(reward), np.nan, np.float32)
     if gamma is None or not len(first):
@@ -385,6 +372,10 @@ def _returns(
     return returns
 
 
-def _float32(array: NDArray[Any]) -> Tensor:
-    """As a tensor of its own, floats in single precision."""
-    return torch.from_numpy(array.astype(np.float32) if np.issubdtype(array.dtype, np.floating) else array)
+def _array(tensor: Tensor) -> Array:
+    return tensor.detach().cpu().numpy()
+
+
+def _float32(array: Array) -> Array:
+    """Floats in single precision."""
+    return array.astype(np.float32) if np.issubdtype(array.dtype, np.floating) else array
