@@ -150,8 +150,9 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor, module: nn.Module | 
 
     Only what `optimizer` moves gets gradients: the critic in the loss of an actor costs no more than it must.
     """
-    optimizer.zero_grad(set_to_none=True)
     learned: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    for parameter in learned:
+        parameter.grad = None
     torch.autograd.backward(loss, inputs=learned)
     if module is not None and clip:
         nn.utils.clip_grad_norm_(module.parameters(), clip)

@@ -71,7 +71,10 @@ class SAC(OffPolicy):
     def __init__(self, config: SACConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a squashed Gaussian `policy`."""
         if not isinstance(policy, GaussianPolicy) or not policy.config.squash:
-            raise UserError("SAC trains a squashed Gaussian; pass policy=squashed_gaussian.")
+            raise UserError(
+                f"Algorithm '{self.name}' trains a squashed Gaussian, got '{policy.name}'; "
+                "pass policy=squashed_gaussian."
+            )
         super().__init__(config, policy, total_updates=total_updates)
         self.config: SACConfig = config
         self.policy: GaussianPolicy = policy

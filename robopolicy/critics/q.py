@@ -117,7 +117,8 @@ class TargetUpdate:
         # Walking through the modules costs as much as the arithmetic, so it is done once.
         self._target: list[Tensor] = list(target.parameters())
         self._source: list[Tensor] = list(source.parameters())
-        self._buffers = list(zip(target.buffers(), source.buffers(), strict=True))
+        self._buffers: list[Tensor] = list(target.buffers())
+        self._source_buffers: list[Tensor] = list(source.buffers())
 
     @torch.no_grad()
     def step(self, tau: float) -> None:
@@ -127,8 +128,8 @@ class TargetUpdate:
     @torch.no_grad()
     def copy_buffers(self) -> None:
         """Copy the statistics, which do not move gradually."""
-        for kept, new in self._buffers:
-            kept.copy_(new)
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, self._source_buffers)
 
 
 def borrow_normalizers(policy: Judged, vision: VisionConfig) -> tuple[ObservationEncoder, Normalizer]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.backbone import BackboneConfig, make_direct
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample, chunk_mean
-from robopolicy.policies.density import HALF_LOG_2PI, log_tanh_slope, normal_entropy, normal_log_density
+from robopolicy.policies.density import log_tanh_slope, normal_entropy, normal_log_density, squashed_draw
 from robopolicy.policies.explicit import ExplicitConfig, ExplicitPolicy
 from robopolicy.policies.noise import Randomness, normal
 
@@ -86,11 +86,13 @@ class GaussianPolicy(ExplicitPolicy):
         """Reparameterised chunk `(B, H, A)` and the log-probability `(B,)` of its executed part, differentiable."""
         mean, log_std = self.distribution(obs)
         noise = normal(mean.shape, generator, mean.device)
-        raw = mean + log_std.exp() * noise
-        density = -0.5 * noise * noise - log_std - HALF_LOG_2PI  # (raw - mean) / std is the noise: no gradient
         if self.config.squash:
-            density = density - log_tanh_slope(raw)
-        return self._to_chunk(raw), density[:, : self.spec.execute].flatten(1).sum(1)
+            draw, density = squashed_draw(mean, log_std, noise)
+        else:
+            draw = mean + log_std.exp() * noise
+            density = normal_log_density(draw, mean, log_std)
+        chunk = self.action_normalizer.denormalize(draw)
+        return chunk, density[:, : self.spec.execute].sum((1, 2))
 
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
         """Log-probability and entropy `(B, 1)`.
