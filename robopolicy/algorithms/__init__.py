@@ -30,6 +30,7 @@ from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.qc import QC, QCConfig
 from robopolicy.algorithms.reflow import Reflow, ReflowConfig
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
+from robopolicy.algorithms.rlpd import RLPD, RLPDConfig
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Policy
@@ -60,6 +61,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "qc": (QCConfig, QC),
     "reflow": (ReflowConfig, Reflow),
     "reinflow": (ReinFlowConfig, ReinFlow),
+    "rlpd": (RLPDConfig, RLPD),
     "sac": (SACConfig, SAC),
 }
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.base import Algorithm, Metrics, Stateful, frozen_copy
-from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate, random_subset_min
+from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate, random_members
 from robopolicy.data.transitions import Request, Transitions
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
@@ -99,8 +99,10 @@ class OffPolicy(Algorithm):
 
     def bootstrap(self, batch: Transitions, chunk: Tensor) -> Tensor:
         """`reward + discount * min Q'(next_obs, chunk)` over a random subset of the target ensemble `(B,)`."""
-        values = self.target_critic(batch.next_obs, chunk)
-        return batch.reward + batch.discount * random_subset_min(values, self.config.target_members, self.generator)
+        critic, obs = self.target_critic, batch.next_obs
+        members = random_members(self.config.critic.members, self.config.target_members, self.generator)
+        values = critic(obs, chunk) if members is None else critic(obs, chunk, members.to(chunk.device))
+        return batch.reward + batch.discount * values.amin(0)
 
     def update(self, batch: Transitions) -> Metrics:
         """Critic steps on consecutive minibatches of `batch`, actor steps in between."""

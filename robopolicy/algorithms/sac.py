@@ -36,6 +36,7 @@ class SACConfig(OffPolicyConfig):
     temperature: float = 1.0  # initial weight of the entropy
     temperature_lr: float = 3e-4  # 0 keeps it fixed
     target_entropy: float | None = None  # nats; None is minus the number of executed action dimensions
+    backup_entropy: bool = True  # entropy in the critic's target; false where success ends episodes and pays once
 
 
 class Temperature(nn.Module):
@@ -94,12 +95,17 @@ class SAC(OffPolicy):
     def target(self, batch: Transitions) -> Tensor:
         """Soft value of the next observation."""
         chunk, logp = self.policy.rsample(batch.next_obs, generator=self.generator)
-        return self.bootstrap(batch, chunk) - batch.discount * self.temperature.value * logp
+        value = self.bootstrap(batch, chunk)
+        return value - batch.discount * self.temperature.value * logp if self.config.backup_entropy else value
+
+    def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss of the actor and log-probabilities `(B,)` of what it drew."""
+        return actor_loss(self.policy, self.critic, batch.obs, alpha, self.generator)
 
     def actor_step(self, batch: Transitions) -> Info:
         """One step of the actor and of the temperature; neither loss has a gradient for the other."""
         alpha = self.temperature.value
-        loss, logp = actor_loss(self.policy, self.critic, batch.obs, alpha, self.generator)
+        loss, logp = self.actor_loss(batch, alpha)
         descend(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
         return {"loss": loss, "entropy": -logp.mean(), "temperature": alpha}
 

@@ -78,18 +78,18 @@ class QEnsemble(nn.Module):
         """Flat features `(B, F)`, to be shared by many chunks."""
         return self.encoder(obs).flatten(1)
 
-    def output(self, features: Tensor, chunk: Tensor) -> Tensor:
-        """Raw outputs `(M, B, 1)`, or logits `(M, B, bins)`, for features `(B, F)`."""
+    def output(self, features: Tensor, chunk: Tensor, members: Tensor | None = None) -> Tensor:
+        """Raw outputs `(M, B, 1)`, or logits `(M, B, bins)`, for features `(B, F)`; of some `members` `(m,)` only."""
         action = self.action_normalizer.normalize(chunk[:, : self.steps]).flatten(1)
-        return self.body(torch.cat([features, action], -1))
+        return self.body(torch.cat([features, action], -1), members)
 
     def value(self, output: Tensor) -> Tensor:
         """Values `(M, ...)` of raw outputs."""
         return output.squeeze(-1) if self.histogram is None else self.histogram.mean(output)
 
-    def forward(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
-        """Values `(M, B)`."""
-        return self.value(self.output(self.encode(obs), chunk))
+    def forward(self, obs: Mapping[str, Tensor], chunk: Tensor, members: Tensor | None = None) -> Tensor:
+        """Values `(M, B)`; of some `members` `(m,)` only, `(m, B)`."""
+        return self.value(self.output(self.encode(obs), chunk, members))
 
     def of_candidates(self, obs: Mapping[str, Tensor], chunks: Tensor) -> Tensor:
         """Values `(M, B, C)` of candidate chunks `(B, C, n, A)`; observations are encoded once."""
@@ -103,11 +103,15 @@ class QEnsemble(nn.Module):
         return self.histogram.loss(output, target.expand(output.shape[:-1]))
 
 
+def random_members(count: int, size: int, generator: torch.Generator) -> Tensor | None:
+    """`size` of `count` members (REDQ); None is all of them."""
+    return None if size >= count else torch.randperm(count, generator=generator)[:size]
+
+
 def random_subset_min(values: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """Minimum `(...)` over `size` randomly chosen members of `values` `(M, ...)` (REDQ); all members if `size` is M."""
-    if size >= len(values):
-        return values.min(0).values
-    return values[torch.randperm(len(values), generator=generator)[:size].to(values.device)].min(0).values
+    """Minimum `(...)` over `size` randomly chosen members of `values` `(M, ...)`."""
+    members = random_members(len(values), size, generator)
+    return (values if members is None else values[members.to(values.device)]).amin(0)
 
 
 class TargetUpdate:

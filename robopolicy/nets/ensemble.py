@@ -20,11 +20,12 @@ class EnsembleLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(members, in_dim, out_dim).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(members, 1, out_dim).uniform_(-bound, bound))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply member m to `x[m]`."""
-        if self.weight.shape[2] == 1:  # batched products of matrix and vector are slow on a CPU
-            return (x * self.weight.transpose(1, 2)).sum(-1, keepdim=True) + self.bias
-        return torch.baddbmm(self.bias, x, self.weight)
+    def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
+        """Apply member m to `x[m]`, or `members[m]` where given."""
+        weight, bias = of(self.weight, members), of(self.bias, members)
+        if weight.shape[2] == 1:  # batched products of matrix and vector are slow on a CPU
+            return (x * weight.transpose(1, 2)).sum(-1, keepdim=True) + bias
+        return torch.baddbmm(bias, x, weight)
 
 
 class EnsembleLayerNorm(nn.Module):
@@ -35,13 +36,20 @@ class EnsembleLayerNorm(nn.Module):
         self.scale = nn.Parameter(torch.ones(members, 1, dim))
         self.shift = nn.Parameter(torch.zeros(members, 1, dim))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
         """Normalise the last dimension of `(M, B, dim)`."""
-        return nn.functional.layer_norm(x, x.shape[-1:]) * self.scale + self.shift
+        return torch.addcmul(
+            of(self.shift, members), nn.functional.layer_norm(x, x.shape[-1:]), of(self.scale, members)
+        )
+
+
+def of(parameter: Tensor, members: Tensor | None) -> Tensor:
+    """The rows of some members, or all of them."""
+    return parameter if members is None else parameter[members]
 
 
 class EnsembleMLP(nn.Module):
-    """Every member sees the same input: `(B, in)` -> `(M, B, out)`."""
+    """Every member sees the same input: `(B, in)` -> `(M, B, out)`, or only some members do."""
 
     def __init__(
         self,
@@ -64,6 +72,9 @@ class EnsembleMLP(nn.Module):
             in_dim = width
         self.layers = nn.Sequential(*layers, EnsembleLinear(members, in_dim, out_dim))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply all members to `x` `(B, in)`."""
-        return self.layers(x.expand(self.members, *x.shape))
+    def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
+        """Apply all members, or those at `members` `(m,)`, to `x` `(B, in)`."""
+        x = x.expand(self.members if members is None else len(members), *x.shape)
+        for layer in self.layers:
+            x = layer(x, members) if isinstance(layer, EnsembleLinear | EnsembleLayerNorm) else layer(x)
+        return x

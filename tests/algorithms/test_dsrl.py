@@ -197,11 +197,11 @@ def test_the_bound_holds_wherever_noise_appears(
     algorithm = make(kind, CallablePolicy.wrap("spy", function, POINT_MASS), space=space, lr=0.1, batch_size=16)
     original, free = QEnsemble.output, space.rows(4)
 
-    def output(self: QEnsemble, features: Tensor, chunk: Tensor) -> Tensor:
+    def output(self: QEnsemble, features: Tensor, chunk: Tensor, members: Tensor | None = None) -> Tensor:
         if self is not algorithm.critic or kind is DSRLSAC:
             assert chunk.shape[1] == free or self is not algorithm.noise_critic
             to_critic.append(chunk.detach().clone())
-        return original(self, features, chunk)
+        return original(self, features, chunk, members)
 
     monkeypatch.setattr(QEnsemble, "output", output)
     sampler = point_mass(algorithm)

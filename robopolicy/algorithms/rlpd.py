@@ -1,0 +1,66 @@
+"""RLPD: reinforcement learning with prior data (Ball et al. 2023), SAC that learns from demonstrations as it plays.
+
+Three changes to SAC make a dataset useful from the first step: every batch is half dataset, half play; LayerNorm keeps
+the critics from extrapolating; and a large ensemble, of which two random members form the target, allows many critic
+steps per step played.
+
+Use it to learn from scratch, in few steps of play, a task that has demonstrations or logged play with rewards; with
+sparse rewards set `backup_entropy=false`, as the authors do. To improve a pretrained diffusion or flow policy use expo
+or pa_rl: this policy is a Gaussian, it starts untrained, and never imitates.
+
+Deviations from the public code: several environments may play at once, so the settings count per decision of one
+environment; the loss sums over the critics where the code averages, which Adam does not notice; networks start from
+torch's initialisation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import Tensor
+
+from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.critics.q import CriticConfig, QEnsemble
+from robopolicy.data.transitions import Transitions
+from robopolicy.policies.base import Observation, Policy
+from robopolicy.policies.gaussian import GaussianPolicy
+from robopolicy.policies.noise import Randomness
+
+
+@dataclass(frozen=True)
+class RLPDConfig(SACConfig):
+    """Settings of RLPD; defaults are the public code's for dense rewards. `replay.offline_share` is its half."""
+
+    critic: CriticConfig = field(
+        default_factory=lambda: CriticConfig(members=10, hidden=(256, 256), activation="relu", layer_norm=True)
+    )
+    utd: float = 20.0  # critic steps per decision of one environment
+    actor_delay: int = 20  # critic steps per step of actor and temperature
+    target_entropy: float | None = None  # nats; None is minus half the number of executed action dimensions
+
+
+def actor_loss(
+    policy: GaussianPolicy, critic: QEnsemble, obs: Observation, alpha: Tensor, generator: Randomness = None
+) -> tuple[Tensor, Tensor]:
+    """`alpha log pi - mean Q` at reparameterised chunks; returns it with the log-probabilities `(B,)`."""
+    chunk, logp = policy.rsample(obs, generator=generator)
+    return (alpha.detach() * logp - critic(obs, chunk).mean(0)).mean(), logp
+
+
+class RLPD(SAC):
+    """SAC with a large ensemble on mixed batches; the actor maximises the mean of all critics."""
+
+    name = "rlpd"
+    needs_dataset: ClassVar[bool] = True
+    config: RLPDConfig
+
+    def __init__(self, config: RLPDConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train a squashed Gaussian `policy`."""
+        super().__init__(config, policy, total_updates=total_updates)
+        if config.target_entropy is None:
+            self.target_entropy /= 2
+
+    def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss of the actor and log-probabilities `(B,)` of what it drew."""
+        return actor_loss(self.policy, self.critic, batch.obs, alpha, self.generator)
