@@ -8,8 +8,9 @@ from three sides: outcomes are normalised, A is clipped, and the actor waits unt
 rollouts. A penalty on the squared velocity distance to the pretrained policy bounds the Wasserstein-2 distance to it
 (as in ORW-CFM-W2, of which this is the extension; there V = 0 and the outcome is a reward).
 
-Use it where policy gradients on ratios are unstable: weights are positive and bounded, so it cannot collapse quickly.
-Expect slower improvement than from signed weights (FPO++, AWM). Not for heads with learned step lengths.
+Use it to study intermediate feedback. Weights are positive, so the policy mostly repeats itself: it improves slower
+than with signed weights (FPO++, AWM), exploration noise would be cloned, and a sampler of few steps drifts unless the
+penalty is strong. Not for heads with learned step lengths.
 
 Reconstructed from the abstract, summaries and the predecessor's code; the paper's own numbers were not seen. Images
 become chunks: the outcome is the normalised GAE advantage on V(s), so that the intermediate critic explains what V(s)
@@ -43,10 +44,11 @@ from robopolicy.policies.path import interpolate
 class ACFlowConfig(MatchingConfig):
     """Settings of AC-Flow; no published values were seen."""
 
+    grad_clip: float = 1.0  # largest gradient norm of the actor
     critic_warmup: int = 3  # first rollouts that train the critics alone
     temperature: float = 0.5  # of the weights
     advantage_clip: float = 1.0  # bound on the intermediate advantage; weights lie within exp(+-clip / temperature)
-    w2_coef: float = 1.0  # weight of the squared velocity distance to the pretrained policy
+    w2_coef: float = 10.0  # weight of the squared velocity distance to the pretrained policy; 1 drifted on lift
     intermediate: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="silu"))
 
     def __post_init__(self) -> None:
