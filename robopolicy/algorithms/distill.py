@@ -1,16 +1,16 @@
 """Consistency distillation: a slow generative policy becomes a one-call policy (Song et al. 2023).
 
 Data of the demonstrations are noised to a level of the Karras grid; one step of the frozen teacher's ODE gives the
-point of the same trajectory one level below; the student must map both to the same chunk, the lower one by averaged
-weights without gradient. The teacher is any flow, diffusion or EDM policy: its steps go through `field` alone. The
-student has the teacher's architecture, encoder and normalisers (encoder and normalisers with their values) and learns
-on from there; it is a `ConsistencyPolicy`, which is what gets evaluated and saved.
+point of the same trajectory one level below; the student must map both to the same chunk, the lower one by a target
+network that follows it closely. Averaged weights, which follow slowly, are what gets evaluated and saved. The teacher
+is any flow, diffusion or EDM policy: its steps go through `field` alone. The student is a `ConsistencyPolicy` of the
+teacher's architecture that starts with its encoder and normalisers.
 
 Use it to deploy a good teacher at a fraction of its latency. Not before the teacher is good, as the student stays a
 little below it; without a teacher train a MeanFlow, shortcut or consistency policy by behaviour cloning.
 
-Deviations: distances are plain squares over the executed grid interval, without a perceptual metric; teacher steps are
-Heun's on the linear path, which equal those in sigma to first order.
+Deviations: distances are plain squares over the width of the grid's interval, without a perceptual metric; teacher
+steps are Heun's on the linear path, which equal those in sigma to first order.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.base import Stateful, frozen_copy
+from robopolicy.algorithms.base import Metrics, Stateful, frozen_copy
 from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.errors import UserError
+from robopolicy.nets.ema import EMA
 from robopolicy.policies.base import Info, Policy, chunk_mean
 from robopolicy.policies.consistency import ConsistencyConfig, ConsistencyPolicy
 from robopolicy.policies.generative import GenerativeConfig, GenerativePolicy
@@ -45,11 +46,15 @@ class DistillConfig(BCConfig):
     sigma_min: float = 0.002  # lowest noise level, where the student is the identity
     sigma_max: float = 80.0  # highest noise level
     sigma_data: float = 0.5  # standard deviation of normalised actions
+    target_decay: float = 0.95  # weight of the old target in every update; 0 makes the student its own target
     seed: int = 0  # of noise and levels
 
     def __post_init__(self) -> None:
-        if self.levels < 2:
-            raise UserError(f"Distillation needs at least 2 levels, got {self.levels}.")
+        if self.levels < 2 or not 0 <= self.target_decay < 1:
+            raise UserError(
+                f"Distillation needs at least 2 levels and target_decay in [0, 1), got {self.levels} and "
+                f"{self.target_decay}."
+            )
 
 
 def distillation_loss(
@@ -103,13 +108,19 @@ class Distill(BC):
         super().__init__(config, student_of(policy, config), total_updates=total_updates)
         self.generator.manual_seed(config.seed)
         self.teacher = frozen_copy(policy)
+        self.target = EMA(self.policy, config.target_decay)
 
     def loss(self, batch: ChunkBatch) -> tuple[Tensor, Info]:
-        """Consistency along the teacher's trajectories; without averaging the student is its own target."""
-        target = self.deployable()
-        assert isinstance(target, ConsistencyPolicy)
+        """Consistency along the teacher's trajectories."""
+        target = self.target.module
         return distillation_loss(self.policy, target, self.teacher, batch, self.config.levels, self.generator)
 
+    def update(self, batch: ChunkBatch) -> Metrics:
+        """One gradient step; then the target follows."""
+        metrics = super().update(batch)
+        self.target.update(self.policy)
+        return metrics
+
     def parts(self) -> Mapping[str, Stateful]:
-        """Student, its average, the optimiser and the teacher."""
-        return {**super().parts(), "teacher": self.teacher}
+        """Student, its average, its target, the optimiser and the teacher."""
+        return {**super().parts(), "target": self.target, "teacher": self.teacher}

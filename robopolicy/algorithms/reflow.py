@@ -33,7 +33,7 @@ class ReflowConfig(BCConfig):
     """Settings of reflow."""
 
     lr: float = 5e-4  # peak learning rate; the flow is trained already
-    teacher_steps: int = 20  # steps of Heun from noise to chunk
+    teacher_steps: int = 10  # steps of Heun from noise to chunk
     seed: int = 0  # of noise and times
 
     def __post_init__(self) -> None:

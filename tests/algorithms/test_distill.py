@@ -212,10 +212,18 @@ def test_padded_steps_and_weights_count_as_in_imitation() -> None:
     assert loss(torch.ones(8, 4), 2 * torch.ones(8)) == pytest.approx(2 * loss(torch.ones(8, 4), torch.ones(8)))
 
 
-def test_without_averaging_the_student_is_its_own_target() -> None:
-    algorithm = make("distill", ema=False)
-    assert algorithm.deployable() is algorithm.policy
-    assert math.isfinite(algorithm.update(batch(0))["actor/loss"])
+def test_the_target_follows_the_student_closely_and_the_deployed_average_slowly() -> None:
+    algorithm, own = make("distill", target_decay=0.5), make("distill", target_decay=0.0, ema=False)
+    for i in range(6):
+        before = copy.deepcopy(algorithm.target.module.state_dict())
+        algorithm.update(batch(i))
+        own.update(batch(i))
+    weight = "backbone.body.0.weight"
+    student, target = algorithm.policy.state_dict()[weight], algorithm.target.module.state_dict()[weight]
+    torch.testing.assert_close(target, (before[weight] + student) / 2)
+    assert algorithm.deployable() is algorithm.ema.module and algorithm.deployable() is not algorithm.target.module
+    assert torch.equal(own.policy.state_dict()[weight], own.target.module.state_dict()[weight])
+    assert own.deployable() is own.policy
 
 
 def test_reflow_trains_the_flow_on_its_own_pairs() -> None:
@@ -253,7 +261,7 @@ def test_losses_stay_finite_under_autocast_and_show_a_nan(algorithm: str) -> Non
         loss, _ = made.loss(data)
     assert bool(loss.isfinite())
     data.obs["state"][2] = float("nan")
-    assert math.isnan(float(made.loss(data)[0]))
+    assert math.isnan(made.loss(data)[0].item())
 
 
 @both
@@ -278,6 +286,8 @@ def test_policies_that_cannot_teach_or_be_straightened_are_refused() -> None:
             make("reflow", teacher(name))
     with pytest.raises(UserError, match="at least 2 levels"):
         DistillConfig(levels=1)
+    with pytest.raises(UserError, match=r"target_decay in \[0, 1\)"):
+        DistillConfig(target_decay=1.0)
     with pytest.raises(UserError, match="teacher_steps >= 1"):
         ReflowConfig(teacher_steps=0)
 
