@@ -1,6 +1,6 @@
 """Which algorithm improves which policy: found out by trying, on the toy task with tiny networks.
 
-`try_pair` builds one pair and updates it once; the tests hold the expected matrix against it.
+`try_pair` builds one pair and updates it once; the tests hold `ALLOWED`, which the methods page prints, against it.
 """
 
 from __future__ import annotations
@@ -50,6 +50,41 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """Label -> (registered policy, settings)."""
+
+EVERYTHING = set(HEADS)
+FLOWS = {"flow", "shortcut", "meanflow"}
+POINTWISE = {"flow", "diffusion", "edm"}  # trained on the velocity at a point
+DENOISING = {*FLOWS, *POINTWISE, "consistency"}
+ALLOWED: dict[str, set[str]] = {
+    "ac_flow": POINTWISE,
+    "awm": POINTWISE,
+    "bc": EVERYTHING,
+    "cal_ql": {"squashed gaussian"},
+    "distill": DENOISING - {"consistency"},
+    "dppo": {"diffusion"},
+    "dqc": EVERYTHING,
+    "dsrl_na": DENOISING,
+    "dsrl_sac": DENOISING,
+    "expo": EVERYTHING,
+    "flow_grpo": FLOWS,
+    "flow_sde": FLOWS,
+    "fpo": POINTWISE,
+    "fpo_pp": POINTWISE,
+    "fql": DENOISING,
+    "gorl": DENOISING,
+    "idql": EVERYTHING,
+    "iql": EVERYTHING,
+    "pa_rl": EVERYTHING,
+    "pmoe": {"squashed mixture"},
+    "policyflow": POINTWISE,
+    "ppo": EVERYTHING - DENOISING,
+    "qc": EVERYTHING,
+    "reflow": {"flow"},
+    "reinflow": FLOWS,
+    "rlpd": {"squashed gaussian"},
+    "sac": {"squashed gaussian"},
+}
+"""Algorithm -> labels of the policies it trains."""
 
 SMALL: dict[str, Any] = {"hidden": (16,), "transformer_width": 16, "transformer_layers": 1, "width": 16, "layers": 1}
 SETTINGS = {

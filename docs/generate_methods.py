@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from docs.algorithm_sections import AlgorithmRow, Choice, render_algorithms, render_chooser, render_matrix
+from docs.markdown import table
+
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "methods.toml"
 PAGE = FOLDER / "methods.md"
@@ -29,12 +32,18 @@ HEADER = """\
 <!-- Generated from docs/methods.toml by `python -m docs.generate_methods`; edit the table, not this page. -->
 # Methods
 
-Every published source this project is built from, S000 to S183, and the part it plays here. Symbols are written
-`module:Name`; every symbol and test named below is resolved by the test suite.
+What can be run comes first: what to use, which policy goes with it, and a section per algorithm. Behind it, every
+published source that the project is built from, and the part it plays here.
+"""
+
+SOURCES = """\
+## Sources
+
+S000 to S183. Symbols are written `module:Name`; every symbol and test named below is resolved by the test suite.
 """
 
 VERBS = """\
-## Which verb a method needs
+### Which verb a method needs
 
 A policy implements the verbs that make sense for it (`robopolicy/policies/base.py`); a method asks for few of them.
 """
@@ -65,22 +74,48 @@ class Verb:
     methods: str  # who needs it
 
 
-def load(path: Path = SOURCE) -> tuple[list[Method], list[Verb]]:
-    """Read the table; an unknown or missing field is a `TypeError` that names it."""
-    table: dict[str, list[dict[str, Any]]] = tomllib.loads(path.read_text(encoding="utf-8"))
-    return [Method(**row) for row in table["method"]], [Verb(**row) for row in table["verb"]]
+@dataclass(frozen=True)
+class Tables:
+    """Everything in `methods.toml`."""
+
+    choices: list[Choice]
+    algorithms: list[AlgorithmRow]
+    verbs: list[Verb]
+    methods: list[Method]
 
 
-def render(methods: list[Method], verbs: list[Verb]) -> str:
+def load(path: Path = SOURCE) -> Tables:
+    """Read the tables; an unknown or missing field is a `TypeError` that names it."""
+    found: dict[str, list[dict[str, Any]]] = tomllib.loads(path.read_text(encoding="utf-8"))
+    return Tables(
+        choices=[Choice(**row) for row in found["choose"]],
+        algorithms=[AlgorithmRow(**row) for row in found["algorithm"]],
+        verbs=[Verb(**row) for row in found["verb"]],
+        methods=[Method(**row) for row in found["method"]],
+    )
+
+
+def render(tables: Tables) -> str:
     """Return the page as Markdown."""
+    parts = [
+        HEADER,
+        render_chooser(tables.choices),
+        render_matrix([row.name for row in tables.algorithms]),
+        render_algorithms(tables.algorithms),
+        _sources(tables.methods, tables.verbs),
+    ]
+    return "\n".join(parts)
+
+
+def _sources(methods: list[Method], verbs: list[Verb]) -> str:
     counts = Counter(method.status for method in methods)
     summary = [[status, str(counts[status]), meaning] for status, meaning in STATUSES.items()]
     needs = [[f"`{verb.name}`", verb.shape, verb.use, verb.methods] for verb in verbs]
-    parts = [HEADER, _table(["status", "rows", "meaning"], summary), VERBS]
-    parts.append(_table(["verb", "result", "for", "methods"], needs))
+    parts = [SOURCES, table(["status", "rows", "meaning"], summary), VERBS]
+    parts.append(table(["verb", "result", "for", "methods"], needs))
     for family in sorted({method.family for method in methods}):
         rows = [_row(method) for method in methods if method.family == family]
-        parts += [f"## {family[0].upper()}{family[1:]}\n", _table(["source", "title", "part", "status", "where"], rows)]
+        parts += [f"### {family[0].upper()}{family[1:]}\n", table(["source", "title", "part", "status", "where"], rows)]
     return "\n".join(parts)
 
 
@@ -92,17 +127,12 @@ def _row(method: Method) -> list[str]:
     return [method.id, method.title, part, method.status, "<br>".join(where)]
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
-
-
 def main() -> int:
     """Write the page, or with `--check` only compare it; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="exit with 1 if docs/methods.md is out of date")
     check = parser.parse_args().check
-    page = render(*load())
+    page = render(load())
     if not check:
         PAGE.write_text(page, encoding="utf-8")
         return 0

@@ -8,42 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from docs.compatibility import HEADS, Outcome, try_pair, workplace
+from docs.compatibility import ALLOWED, HEADS, Outcome, try_pair, workplace
 from robopolicy.algorithms import ALGORITHMS
-
-EVERYTHING = set(HEADS)
-FLOWS = {"flow", "shortcut", "meanflow"}
-POINTWISE = {"flow", "diffusion", "edm"}  # trained on the velocity at a point
-DENOISING = {*FLOWS, *POINTWISE, "consistency"}
-ALLOWED: dict[str, set[str]] = {
-    "ac_flow": POINTWISE,
-    "awm": POINTWISE,
-    "bc": EVERYTHING,
-    "cal_ql": {"squashed gaussian"},
-    "distill": DENOISING - {"consistency"},
-    "dppo": {"diffusion"},
-    "dqc": EVERYTHING,
-    "dsrl_na": DENOISING,
-    "dsrl_sac": DENOISING,
-    "expo": EVERYTHING,
-    "flow_grpo": FLOWS,
-    "flow_sde": FLOWS,
-    "fpo": POINTWISE,
-    "fpo_pp": POINTWISE,
-    "fql": DENOISING,
-    "gorl": DENOISING,
-    "idql": EVERYTHING,
-    "iql": EVERYTHING,
-    "pa_rl": EVERYTHING,
-    "pmoe": {"squashed mixture"},
-    "policyflow": POINTWISE,
-    "ppo": EVERYTHING - DENOISING,
-    "qc": EVERYTHING,
-    "reflow": {"flow"},
-    "reinflow": FLOWS,
-    "rlpd": {"squashed gaussian"},
-    "sac": {"squashed gaussian"},
-}
 
 
 @pytest.fixture(scope="module")

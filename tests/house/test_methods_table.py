@@ -2,15 +2,26 @@
 
 import ast
 import importlib
+import json
+import re
+import shlex
 from functools import reduce
 from pathlib import Path
 
 import pytest
 from source_tree import ROOT, parse
 
+from docs.algorithm_sections import PREPARATIONS, AlgorithmRow
+from docs.compatibility import ALLOWED, HEADS
 from docs.generate_methods import PAGE, STATUSES, load, render
+from docs.measured import measured
+from robopolicy.algorithms import ALGORITHMS
+from robopolicy.algorithms.off_policy import OffPolicy
+from robopolicy.cli.main import parse as parse_command
+from robopolicy.training.compose import compose_config
 
-METHODS, VERBS = load()
+TABLES = load()
+METHODS = TABLES.methods
 RUNNING = {"works", "experimental", "reconstructed"}
 BENCHMARKS = {
     "sim_throughput",
@@ -78,8 +89,73 @@ def test_verbs_are_those_of_the_policy_contract():
     contract = parse(Path("robopolicy/policies/base.py"))
     policy = next(node for node in contract.body if isinstance(node, ast.ClassDef) and node.name == "Policy")
     methods = {node.name for node in policy.body if isinstance(node, ast.FunctionDef)}
-    assert {verb.name for verb in VERBS} <= methods
+    assert {verb.name for verb in TABLES.verbs} <= methods
+
+
+def test_every_algorithm_has_one_row():
+    assert sorted(row.name for row in TABLES.algorithms) == sorted(ALGORITHMS)
+
+
+def test_algorithm_rows_are_filled_in():
+    known = {method.id for method in METHODS}
+    for row in TABLES.algorithms:
+        assert row.family and row.use.endswith(".") and row.avoid.endswith(".") and row.deviations.endswith("."), (
+            row.name
+        )
+        assert row.benchmark in BENCHMARKS | {""}, f"{row.name}: unknown benchmark {row.benchmark!r}"
+        *paper, source = row.source.split(", ")
+        assert re.search(r"\b(19|20)\d\d$", ", ".join(paper)), f"{row.name}: no year before {source!r}"
+        assert source in known | {"peer"}, f"{row.name}: {source!r} is neither a source nor 'peer'"
+
+
+def dataset_use(algorithm: str) -> tuple[bool, bool]:
+    """Whether an algorithm needs a dataset, and whether it accepts one."""
+    kind = ALGORITHMS[algorithm][1]
+    if issubclass(kind, OffPolicy):
+        return kind.needs_dataset, not kind.decisions_only
+    return kind.experience == "dataset", kind.experience == "dataset"
+
+
+@pytest.mark.parametrize("row", TABLES.algorithms, ids=lambda row: row.name)
+def test_the_command_of_an_algorithm_composes_to_a_run_of_it(row: AlgorithmRow):
+    program, verb, *settings = shlex.split(row.command)
+    assert (program, verb) == ("robopolicy", "train")
+    config = compose_config(settings)
+    assert config.algorithm["name"] == row.name
+    assert config.task.name
+    assert (config.budget.updates > 0) != (config.budget.env_steps > 0)
+    needs_dataset, takes_dataset = dataset_use(row.name)
+    assert takes_dataset if config.dataset else not needs_dataset
+    if not config.init_from:
+        assert config.policy["name"] in {HEADS[label][0] for label in ALLOWED[row.name]}
+
+
+def test_the_preparations_are_valid_commands():
+    for command in PREPARATIONS:
+        arguments = parse_command(shlex.split(command)[1:])
+        if arguments.verb == "train":
+            assert compose_config(arguments.settings).dataset
+
+
+def test_the_chooser_names_algorithms_that_exist():
+    for choice in TABLES.choices:
+        assert set(choice.use) <= set(ALGORITHMS), choice.have
+
+
+def test_measured_results_are_the_rows_of_the_benchmark(tmp_path: Path):
+    rows = [
+        {"task": "lift", "method": name, "after": after} for name, after in (("a", 0.5), ("a-b", 1234.5), ("ab", 1))
+    ]
+    (tmp_path / "finetune.json").write_text(json.dumps({"rows": rows}))
+    found = measured("finetune", ["a"], tmp_path).splitlines()
+    assert found == [
+        "| task | method | after |",
+        "| --- | --- | --- |",
+        "| lift | a | 0.5 |",
+        "| lift | a-b | 1,234 |",
+    ]
+    assert measured("finetune", ["missing"], tmp_path) == measured("few_step", ["a"], tmp_path) == ""
 
 
 def test_page_is_up_to_date():
-    assert PAGE.read_text(encoding="utf-8") == render(METHODS, VERBS), "Run `python -m docs.generate_methods`."
+    assert PAGE.read_text(encoding="utf-8") == render(TABLES), "Run `python -m docs.generate_methods`."

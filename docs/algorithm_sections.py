@@ -1,0 +1,106 @@
+"""The part of `docs/methods.md` about what can be run: a chooser, the compatible policies, a section per algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from docs.compatibility import ALLOWED, HEADS
+from docs.markdown import anchor, table
+from docs.measured import measured
+
+CHOOSER = """\
+## What to use
+"""
+
+MATRIX = """\
+## Which policy goes with which algorithm
+
+Found out by trying: every pair is built and updated once by `tests/algorithms/test_compatibility.py`. Where a mark is
+missing, the algorithm refuses the policy with the reason. A squashed head is bounded by a tanh
+(`policy=squashed_gaussian`, `policy=squashed_mixture`).
+"""
+
+ALGORITHMS = """\
+## Algorithms
+
+"peer" is a method that is none of the numbered sources, but that they build on or are compared with. Commands start
+from what these make:
+
+```bash
+{preparations}
+```
+"""
+
+PREPARATIONS = (
+    "robopolicy collect lift --episodes 10 --out data/lift",
+    "robopolicy train experiment=lift_flow_bc dataset=data/lift",
+    "robopolicy train experiment=lift_diffusion_bc dataset=data/lift",
+    "robopolicy collect lift --policy runs/lift_flow_bc/checkpoints/best --stochastic --keep-failures --out data/mixed",
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One row of the chooser."""
+
+    have: str  # what there is to learn from
+    use: list[str]  # registered algorithms, the first choice first
+    why: str
+
+
+@dataclass(frozen=True)
+class AlgorithmRow:
+    """What a user should know of one registered algorithm."""
+
+    name: str  # as registered
+    family: str  # heading under which it is printed
+    source: str  # paper, authors and year, S number or "peer"
+    use: str  # when
+    avoid: str  # when not
+    deviations: str  # the main ones; all are in the docstring
+    benchmark: str  # name of the result under `benchmarks/results`, or empty
+    command: str  # a `robopolicy train` that works
+    rows: list[str] = field(default_factory=list)  # names in the benchmark's table; empty is `name`
+
+
+def render_chooser(choices: Sequence[Choice]) -> str:
+    """What there is -> what to use."""
+    rows = [[choice.have, ", ".join(map(anchor, choice.use)) or "-", choice.why] for choice in choices]
+    return CHOOSER + "\n" + table(["what you have", "use", "because"], rows)
+
+
+def render_matrix(names: Sequence[str]) -> str:
+    """Algorithms against policies."""
+    rows = [[anchor(name), *("x" if head in ALLOWED[name] else "" for head in HEADS)] for name in names]
+    return MATRIX + "\n" + table(["algorithm", *HEADS], rows)
+
+
+def render_algorithms(algorithms: Sequence[AlgorithmRow]) -> str:
+    """A section per algorithm, by family, in the order of the table."""
+    parts = [ALGORITHMS.format(preparations="\n".join(PREPARATIONS))]
+    for family in dict.fromkeys(row.family for row in algorithms):
+        parts.append(f"### {family}\n")
+        parts += [_section(row) for row in algorithms if row.family == family]
+    return "\n".join(parts)
+
+
+def _section(row: AlgorithmRow) -> str:
+    found = measured(row.benchmark, row.rows or [row.name])
+    if found:
+        result = f"- **Measured** by `python -m benchmarks.{row.benchmark}`:\n\n{found}"
+    else:
+        result = "- **Measured**: not measured yet.\n"
+    return f"""\
+#### `{row.name}`
+
+{row.source}.
+
+- **When**: {row.use}
+- **When not**: {row.avoid}
+- **Deviations**: {row.deviations}
+{result}
+```bash
+{row.command}
+```
+"""
