@@ -59,9 +59,9 @@ class AlgorithmRow:
     use: str  # when
     avoid: str  # when not
     deviations: str  # the main ones; all are in the docstring
-    benchmark: str  # name of the result under `benchmarks/results`, or empty
+    benchmarks: list[str]  # under `benchmarks`, whose committed results are printed where there are any
     command: str  # a `robopolicy train` that works
-    rows: list[str] = field(default_factory=list)  # names in the benchmark's table; empty is `name`
+    rows: list[str] = field(default_factory=list)  # names in the tables of the benchmarks; empty is `name`
 
 
 def render_chooser(choices: Sequence[Choice]) -> str:
@@ -86,11 +86,8 @@ def render_algorithms(algorithms: Sequence[AlgorithmRow]) -> str:
 
 
 def _section(row: AlgorithmRow) -> str:
-    found = measured(row.benchmark, row.rows or [row.name])
-    if found:
-        result = f"- **Measured** by `python -m benchmarks.{row.benchmark}`:\n\n{found}"
-    else:
-        result = "- **Measured**: not measured yet.\n"
+    results = [measured(name, row.rows or [row.name]) for name in row.benchmarks]
+    result = "\n".join(filter(None, results)) or "- **Our result**: not measured yet.\n"
     return f"""\
 #### `{row.name}`
 

@@ -10,22 +10,26 @@ from typing import Any
 from docs.markdown import table
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-LABELS = ("method", "learner", "head")  # the column, if a table has one, that says whose row it is
+LABELS = ("method", "learner", "head")  # the column that says whose row it is; a table without one is about one alone
 
 
 def measured(benchmark: str, names: Sequence[str], results: Path = RESULTS) -> str:
     """The rows of `names` in the table of `benchmark` as Markdown; empty if it was not run or has none."""
     file = results / f"{benchmark}.json"
-    if not benchmark or not file.is_file():
+    if not file.is_file():
         return ""
-    rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["rows"]
-    mine = [row for row in rows if any(_is_of(row, name) for name in names)]
-    return table(list(mine[0]), [[_text(value) for value in row.values()] for row in mine]) if mine else ""
+    record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    rows = [row for row in record["rows"] if any(_is_of(row, name) for name in names)]
+    if not rows:
+        return ""
+    task = f" on {record['task']}" if "task" in record else ""
+    cells = [[_text(value) for value in row.values()] for row in rows]
+    return f"- **Our result**, by `python -m benchmarks.{benchmark}`{task}:\n\n{table(list(rows[0]), cells)}"
 
 
 def _is_of(row: dict[str, Any], name: str) -> bool:
     """Whether `row` shows `name`, or a variant that is written `name-variant`."""
-    label = next((str(row[column]) for column in LABELS if column in row), "")
+    label = next((str(row[column]) for column in LABELS if column in row), name)
     return label == name or label.startswith(f"{name}-")
 
 
