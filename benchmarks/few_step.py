@@ -1,7 +1,7 @@
 """Success against network calls: generative heads with few and with many sampler steps, imitating the same expert.
 
     python -m benchmarks.few_step --quick                       # one seed, little training, nothing written
-    python -m benchmarks.few_step                               # 3 seeds, about 6 minutes each on one core
+    python -m benchmarks.few_step                               # 3 seeds, about 12 minutes each on one core
     python -m benchmarks.few_step --learners flow meanflow --seeds 0 1 2 3 4
 
 Task lift, 10 demonstrations of the scripted expert, 4000 updates of every learner (students train as long again as
