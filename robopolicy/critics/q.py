@@ -35,6 +35,12 @@ class CriticConfig:
     value_max: float = 0.0
     vision: VisionConfig = field(default_factory=VisionConfig)
 
+    def __post_init__(self) -> None:
+        if self.members < 1:
+            raise UserError(f"A critic needs at least one member, got members={self.members}.")
+        if self.bins < 0:
+            raise UserError(f"bins must be 0 (a scalar) or the size of a histogram, got {self.bins}.")
+
 
 class Judged(Protocol):
     """What a critic wants to know of the policy whose chunks it judges; policies hold critics, so not the class."""

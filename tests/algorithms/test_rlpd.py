@@ -1,0 +1,172 @@
+"""RLPD: what sets it apart from SAC, and that it learns from demonstrations it cannot see the end of by itself."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms import rlpd as rlpd_module
+from robopolicy.algorithms.rlpd import RLPD, RLPDConfig
+from robopolicy.algorithms.sac import actor_loss as sac_actor_loss
+from robopolicy.critics.q import CriticConfig, QEnsemble
+from robopolicy.data.episodes import Episode, Episodes
+from robopolicy.data.replay import MixedReplay, Replay
+from robopolicy.data.transitions import Request, Transitions
+from robopolicy.nets.ensemble import EnsembleLayerNorm, EnsembleMLP
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
+
+SPEC = PolicySpec({"state": (2,)}, action_dim=2, horizon=3, execute=2)
+
+
+def rlpd(seed: int = 0, **config: Any) -> RLPD:
+    torch.manual_seed(seed)
+    shape = GaussianConfig(
+        hidden=(32,),
+        activation="relu",
+        squash=True,
+        state_dependent_std=True,
+        orthogonal_init=False,
+        normalization="identity",
+        action_normalization="minmax",
+    )
+    policy = GaussianPolicy(shape, SPEC)
+    policy.fit_normalizer({"action": {"min": [-1.0] * 2, "max": [1.0] * 2}})
+    critic = CriticConfig(members=10, hidden=(32, 32), activation="relu")
+    return RLPD(RLPDConfig(**({"critic": critic, "batch_size": 16} | config)), policy, total_updates=10)
+
+
+def batch(rows: int, seed: int = 0) -> Transitions:
+    """Half dataset, half play."""
+    rng = np.random.default_rng(seed)
+    arrays = {
+        "state": rng.normal(size=(200, 2)),
+        "action": rng.uniform(-1, 1, (200, 2)),
+        "reward": rng.normal(size=200),
+    }
+    offline = Replay.from_episodes(Episodes.from_list([Episode(arrays)], 0.1))
+    online = Replay.from_episodes(Episodes.from_list([Episode(arrays)], 0.1))
+    online.online = True
+    request = Request(batch_size=16, horizon=3, steps=2, gamma=0.9)
+    return MixedReplay(offline, online).sample(request, torch.Generator().manual_seed(seed), batches=rows // 16)
+
+
+def test_the_defaults_are_the_published_ones() -> None:
+    config = RLPDConfig()
+    assert (config.critic.members, config.critic.layer_norm, config.target_members) == (10, True, 2)
+    assert (config.utd, config.actor_delay, config.tau, config.batch_size) == (20, 20, 0.005, 256)
+    assert rlpd().target_entropy == -2.0  # half of two executed steps of two dimensions
+    assert rlpd(target_entropy=-1.0).target_entropy == -1.0
+
+
+def test_every_critic_layer_is_normalised() -> None:
+    body = rlpd().critic.body
+    assert sum(isinstance(layer, EnsembleLayerNorm) for layer in body.layers) == 2
+
+
+def test_the_actor_steps_once_per_decision() -> None:
+    algorithm = rlpd()
+    steps: list[int] = []
+    original = algorithm.actor_step
+    algorithm.actor_step = lambda part: steps.append(algorithm.critic_steps) or original(part)  # type: ignore
+    algorithm.update(batch(16 * 40))
+    assert algorithm.critic_steps == 40 and steps == [20, 40]
+
+
+def test_the_target_asks_two_random_critics_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+    forward = EnsembleMLP.forward
+
+    def spy(self: EnsembleMLP, x: Tensor, members: Tensor | None = None) -> Tensor:
+        asked.append(tuple(range(10)) if members is None else tuple(members.tolist()))
+        return forward(self, x, members)
+
+    algorithm = rlpd()
+    part = batch(16)
+    monkeypatch.setattr(EnsembleMLP, "forward", spy)
+    for _ in range(30):
+        algorithm.target(part)
+    assert all(len(set(members)) == 2 for members in asked) and len(set(asked)) > 10
+    monkeypatch.undo()
+
+    drawn = algorithm.generator.get_state()
+    actual = algorithm.target(part)
+    algorithm.generator.set_state(drawn)
+    chunk, logp = algorithm.policy.rsample(part.next_obs, generator=algorithm.generator)
+    members = torch.randperm(10, generator=algorithm.generator)[:2]
+    least = algorithm.target_critic(part.next_obs, chunk)[members].min(0).values
+    torch.testing.assert_close(actual, part.reward + part.discount * (least - logp))
+
+
+def test_the_actor_maximises_the_mean_of_the_critics() -> None:
+    algorithm = rlpd()
+    obs, alpha = batch(16).obs, torch.tensor(0.3)
+    loss, logp = rlpd_module.actor_loss(
+        algorithm.policy, algorithm.critic, obs, alpha, torch.Generator().manual_seed(1)
+    )
+    chunk, again = algorithm.policy.rsample(obs, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(logp, again)
+    torch.testing.assert_close(loss, (0.3 * logp - algorithm.critic(obs, chunk).mean(0)).mean())
+    cautious, _ = sac_actor_loss(algorithm.policy, algorithm.critic, obs, alpha, torch.Generator().manual_seed(1))
+    assert float(cautious.detach()) > float(loss.detach())
+
+
+def test_layer_norm_keeps_values_bounded_off_the_data() -> None:
+    largest = {}
+    for layer_norm in (False, True):
+        torch.manual_seed(0)
+        config = CriticConfig(hidden=(64, 64), activation="relu", layer_norm=layer_norm)
+        critic = QEnsemble(config, rlpd().policy)
+        obs, chunk = {"state": torch.randn(256, 1, 2)}, torch.rand(256, 3, 2) * 2 - 1
+        optimizer = torch.optim.Adam(critic.parameters(), lr=3e-3)
+        for _ in range(150):
+            loss = (critic(obs, chunk) - chunk[:, 0, 0]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        with torch.no_grad():
+            largest[layer_norm] = float(critic(obs, 100 * chunk).abs().max())
+    assert largest[True] < 5 < largest[False] / 4
+
+
+def test_a_resumed_algorithm_ends_with_the_same_weights() -> None:
+    straight = rlpd(actor_delay=2)
+    straight.update(batch(48, seed=1))
+    state = copy.deepcopy(straight.state_dict())
+    straight.update(batch(48, seed=2))
+    torch.manual_seed(99)
+    resumed = rlpd(seed=5, actor_delay=2)
+    resumed.load_state_dict(state)
+    resumed.update(batch(48, seed=2))
+    for part in ("policy", "critic", "target_critic", "temperature"):
+        one, two = (getattr(algorithm, part).state_dict() for algorithm in (straight, resumed))
+        assert all(torch.equal(value, two[key]) for key, value in one.items()), part
+
+
+def test_a_nan_is_not_swallowed_and_autocast_is_finite() -> None:
+    algorithm = rlpd()
+    part = batch(16)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _ = algorithm.critic_loss(part)
+        actor, _ = algorithm.actor_loss(part, algorithm.temperature.value)
+    assert bool(loss.isfinite() & actor.isfinite())
+    metrics = algorithm.update(replace(part, reward=part.reward * torch.nan))
+    assert metrics["critic/loss"] != metrics["critic/loss"]
+
+
+def test_what_is_deployed_survives_a_checkpoint(tmp_path: Path) -> None:
+    algorithm = rlpd()
+    algorithm.update(batch(320))
+    obs = {"state": torch.randn(3, 1, 2)}
+    save_checkpoint(tmp_path / "rlpd", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    loaded, _ = load_policy(tmp_path / "rlpd")
+    assert torch.equal(loaded.act(obs, deterministic=True), algorithm.deployable().act(obs, deterministic=True))
+    assert verify_checkpoint(tmp_path / "rlpd").ok

@@ -1,0 +1,376 @@
+"""SAC against closed forms: a bandit's soft optimum, the temperature, values of small chains, and the invariants."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robopolicy.algorithms.sac import SAC, SACConfig, Temperature, actor_loss
+from robopolicy.critics.q import CriticConfig
+from robopolicy.data.replay import Replay
+from robopolicy.data.transitions import Transitions
+from robopolicy.errors import UserError
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.density import HALF_LOG_2PI, log_tanh_slope, squashed_draw
+from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
+
+POINT = PolicySpec({"state": (2,)}, action_dim=1)
+CHUNK = PolicySpec({"state": (2,)}, action_dim=2, horizon=4, execute=3, obs_horizon=2)
+
+
+def gaussian(spec: PolicySpec = POINT, low: float = -1.0, high: float = 1.0, **config: Any) -> GaussianPolicy:
+    settings = {"hidden": (32,), "normalization": "identity", "action_normalization": "minmax", "activation": "relu"}
+    settings |= {"squash": True, "state_dependent_std": True, "orthogonal_init": False}
+    policy = GaussianPolicy(GaussianConfig(**(settings | config)), spec)  # type: ignore[arg-type]
+    policy.fit_normalizer({"action": {"min": [low] * spec.action_dim, "max": [high] * spec.action_dim}})
+    return policy
+
+
+def sac(spec: PolicySpec = POINT, seed: int = 0, critic: Any = None, **config: Any) -> SAC:
+    torch.manual_seed(seed)
+    critic = {"hidden": (32,), "activation": "relu", "layer_norm": False} | (critic or {})
+    settings = {"batch_size": 16, "critic": CriticConfig(**critic)} | config
+    return SAC(SACConfig(**settings), gaussian(spec), total_updates=10)
+
+
+def windows(rows: int, spec: PolicySpec = POINT, seed: int = 0, **values: Tensor) -> Transitions:
+    """Random transitions, some of which are replaced."""
+    g = torch.Generator().manual_seed(seed)
+
+    def obs() -> dict[str, Tensor]:
+        return {"state": torch.randn(rows, spec.obs_horizon, 2, generator=g)}
+
+    made = Transitions(
+        obs=obs(),
+        chunk=torch.rand(rows, spec.horizon, spec.action_dim, generator=g) * 2 - 1,
+        mask=torch.ones(rows, spec.horizon),
+        rewards=torch.zeros(rows, spec.execute),
+        steps=torch.full((rows,), spec.execute),
+        discount=torch.full((rows,), 0.9),
+        reward=torch.randn(rows, generator=g),
+        next_obs=obs(),
+        returns=torch.full((rows,), torch.nan),
+        record={},
+        online=torch.ones(rows, dtype=torch.bool),
+        weight=torch.ones(rows),
+        index=torch.arange(rows),
+    )
+    return replace(made, **values)  # type: ignore[arg-type]
+
+
+class Known(nn.Module):
+    """Two critics that know the value of an action."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, obs: dict[str, Tensor], chunk: Tensor) -> Tensor:
+        return torch.stack([self.function(chunk), self.function(chunk) + 1])
+
+
+# The policy.
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 2), (3, 2)])
+def test_a_squashed_draw_has_the_gradients_of_its_formula(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    mean = (2 * torch.randn(5, 3, 2, dtype=torch.float64)).requires_grad_()
+    log_std = torch.randn(shape, dtype=torch.float64).requires_grad_()
+    noise = torch.randn(5, 3, 2, dtype=torch.float64)
+    raw = mean + log_std.exp() * noise
+    plain = raw.tanh(), -0.5 * noise**2 - log_std - HALF_LOG_2PI - log_tanh_slope(raw)
+    drawn = squashed_draw(mean, log_std, noise)
+    weights = [torch.randn(5, 3, 2, dtype=torch.float64) for _ in range(2)]
+    gradients = []
+    for result in (plain, drawn):
+        total = sum((w * x).sum() for w, x in zip(weights, result, strict=True))
+        gradients.append(torch.autograd.grad(total, [mean, log_std]))
+    torch.testing.assert_close(plain, drawn)
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_squashed_draw_far_out_stays_finite() -> None:
+    mean = torch.tensor([[[-40.0, 40.0]]]).requires_grad_()
+    drawn, density = squashed_draw(mean, torch.zeros(1, 1, 2), torch.zeros(1, 1, 2))
+    (drawn + density).sum().backward()
+    assert bool(density.isfinite().all()) and mean.grad is not None and mean.grad.flatten().tolist() == [-2, 2]
+
+
+def test_reparameterised_chunks_score_as_the_policy_scores_them() -> None:
+    policy = gaussian(replace(CHUNK, execute=4), low=-3.0, high=5.0)
+    obs = {"state": torch.randn(6, 2, 2)}
+    sample = policy.sample(obs, generator=torch.Generator().manual_seed(3))
+    chunk, logp = policy.rsample(obs, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(chunk, sample.chunk)
+    torch.testing.assert_close(logp, sample.logp[:, 0])
+
+
+def test_the_entropy_counts_executed_actions_only() -> None:
+    algorithm = sac(CHUNK)
+    assert algorithm.target_entropy == -6.0
+    loss, _ = algorithm.actor_loss(windows(8, CHUNK), torch.tensor(0.1))
+    loss.backward()
+    output = list(algorithm.policy.actor.parameters())[-1].grad
+    assert output is not None
+    by_step = output.view(4, 4).abs().sum(1)  # four steps of two means and two standard deviations
+    assert bool((by_step[:3] > 0).all()) and float(by_step[3]) == 0
+
+
+def test_play_before_learning_is_uniform_over_the_bounds() -> None:
+    policy = gaussian(low=-2.0, high=6.0)
+    algorithm = SAC(SACConfig(), policy, total_updates=1)
+    chunk = algorithm.explore({"state": torch.zeros(4000, 1, 2)}, generator=torch.Generator().manual_seed(0)).chunk
+    histogram = torch.histc(chunk, 8, -2, 6)
+    assert int(histogram.sum()) == 4000 and float(histogram.min()) > 400
+
+
+# Losses against closed forms.
+
+
+def test_the_actor_finds_the_soft_optimum_of_a_bandit() -> None:
+    """Of Q(a) = -(a - .3)^2 / (2 s^2 / alpha) the soft optimum is the normal density with mean .3 and deviation s."""
+    torch.manual_seed(0)
+    alpha, deviation = torch.tensor(0.5), 0.05
+    critic: Any = Known(lambda chunk: -alpha * (chunk[:, 0, 0] - 0.3).square() / (2 * deviation**2))
+    policy = gaussian()
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+    obs = {"state": torch.zeros(256, 1, 2)}
+    for _ in range(400):
+        loss, _ = actor_loss(policy, critic, obs, alpha)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    drawn = policy.act({"state": torch.zeros(20_000, 1, 2)}, generator=torch.Generator().manual_seed(0))
+    assert float(drawn.mean()) == pytest.approx(0.3, abs=0.01)
+    assert float(drawn.std()) == pytest.approx(deviation, rel=0.1)
+
+
+def test_the_temperature_follows_the_entropy() -> None:
+    temperature = Temperature(0.5)
+    logp = torch.tensor([1.0, 3.0])  # entropy -2
+    loss = temperature.loss(logp, target_entropy=-1.0)
+    assert float(loss.detach()) == pytest.approx(-torch.tensor(0.5).log() * (2.0 - 1.0))
+    loss.backward()
+    assert float(temperature.log.grad or 0) == -1.0  # too little entropy: descending the loss raises the weight
+    low, high = sac(target_entropy=-50.0), sac(target_entropy=50.0)
+    for algorithm in (low, high):
+        for _ in range(3):
+            algorithm.update(windows(16))
+    assert float(low.temperature.log.detach()) < 0 < float(high.temperature.log.detach())
+    fixed = sac(temperature=0.2, temperature_lr=0.0)
+    fixed.update(windows(16))
+    assert float(fixed.temperature.value.detach()) == pytest.approx(0.2)
+
+
+def test_actor_and_temperature_have_no_gradient_for_each_other() -> None:
+    algorithm = sac(target_entropy=3.0)
+    batch = windows(16)
+    alpha = algorithm.temperature.value
+    loss, logp = algorithm.actor_loss(batch, alpha)
+    assert torch.autograd.grad(loss, algorithm.temperature.log, allow_unused=True, retain_graph=True)[0] is None
+    own = algorithm.temperature.loss(logp, 3.0)
+    assert all(g is None for g in torch.autograd.grad(own, list(algorithm.policy.parameters()), allow_unused=True))
+
+
+@pytest.mark.parametrize("backup_entropy", [True, False])
+def test_the_target_is_the_soft_value_of_the_next_observation(backup_entropy: bool) -> None:
+    algorithm = sac(temperature=0.2, backup_entropy=backup_entropy)
+    algorithm.target_critic = Known(lambda chunk: 5 + chunk[:, 0, 0])  # type: ignore[assignment]
+    batch = windows(4, discount=torch.tensor([0.9, 0.81, 0.0, 0.9]))
+    drawn = algorithm.generator.get_state()
+    actual = algorithm.target(batch)
+    algorithm.generator.set_state(drawn)
+    chunk, logp = algorithm.policy.rsample(batch.next_obs, generator=algorithm.generator)
+    bonus = 0.2 * logp if backup_entropy else 0.0
+    expected = batch.reward + batch.discount * (5 + chunk[:, 0, 0] - bonus)  # the smaller of the two critics
+    torch.testing.assert_close(actual, expected)
+    assert float(actual[2].detach()) == float(batch.reward[2])
+
+
+def state(t: int) -> dict[str, Tensor]:
+    """State t of a chain: far from the others, on a circle."""
+    angle = torch.tensor(1.2 * t)
+    return {"state": 2 * torch.stack([angle.cos(), angle.sin()])[None]}
+
+
+def chain(rewards: list[float], end: str, episodes: int = 30) -> Replay:
+    """Episodes that walk through `len(rewards)` states whatever is done."""
+    replay, g = Replay(1000, gamma=0.9), torch.Generator().manual_seed(0)
+    for _ in range(episodes):
+        for t, reward in enumerate(rewards):
+            last = t == len(rewards) - 1
+            replay.add(
+                torch.tensor([0]),
+                state(t),
+                torch.rand(1, 1, generator=g) * 2 - 1,
+                torch.tensor([reward]),
+                torch.tensor([last and end == "terminated"]),
+                torch.tensor([last and end == "truncated"]),
+                state(t + 1),
+            )
+    return replay
+
+
+def values(algorithm: SAC, states: int) -> list[float]:
+    """Mean Q of the states of a chain at the action 0."""
+    obs = {"state": torch.stack([state(t)["state"] for t in range(states)])}
+    return algorithm.critic(obs, torch.zeros(states, algorithm.policy.spec.horizon, 1)).mean(0).tolist()
+
+
+def learn(algorithm: SAC, replay: Replay, updates: int = 40) -> SAC:
+    g = torch.Generator().manual_seed(0)
+    for _ in range(updates):
+        algorithm.update(replay.sample(algorithm.request, g, batches=10))
+    return algorithm
+
+
+FAST = {"gamma": 0.9, "temperature": 1e-6, "temperature_lr": 0.0, "tau": 0.05, "critic_lr": 3e-3, "batch_size": 32}
+
+
+@pytest.mark.parametrize("n_step", [0, 3])
+def test_values_of_a_terminating_chain_are_its_discounted_returns(n_step: int) -> None:
+    algorithm = learn(sac(**FAST, n_step=n_step), chain([1.0, -2.0, 4.0], "terminated"))
+    assert values(algorithm, 3) == pytest.approx([1 - 0.9 * 2 + 0.81 * 4, -2 + 0.9 * 4, 4.0], abs=0.15)
+
+
+def test_values_see_through_truncation() -> None:
+    """One step of reward 1 between two states, cut by the clock: what follows is what the last state is worth."""
+    replay, g = Replay(1000), torch.Generator().manual_seed(0)
+    for _ in range(200):
+        here, there = (state(int(torch.randint(2, (1,), generator=g))) for _ in range(2))
+        action, no = torch.rand(1, 1, generator=g) * 2 - 1, torch.tensor([False])
+        replay.add(torch.tensor([0]), here, action, torch.ones(1), no, torch.tensor([True]), there)
+    algorithm = learn(sac(**(FAST | {"gamma": 0.5})), replay)
+    assert values(algorithm, 2) == pytest.approx([2.0, 2.0], abs=0.15)  # 1 / (1 - gamma)
+
+
+def test_a_chunk_is_worth_the_rewards_of_its_executed_steps_and_what_follows() -> None:
+    spec = PolicySpec({"state": (2,)}, action_dim=1, horizon=3, execute=2)
+    algorithm = learn(sac(spec, **FAST), chain([1.0, 1.0, 1.0, 5.0], "terminated"))
+    assert values(algorithm, 4) == pytest.approx(
+        [1 + 0.9 + 0.81 * (1 + 0.9 * 5), 1 + 0.9 + 0.81 * 5, 1 + 0.9 * 5, 5.0], abs=0.25
+    )
+
+
+def test_the_actor_learns_what_pays() -> None:
+    torch.manual_seed(0)
+    replay, g, yes = Replay(4000), torch.Generator().manual_seed(0), torch.tensor([True])
+    for _ in range(600):
+        side = float(torch.randint(2, (1,), generator=g)) * 2 - 1
+        action = torch.rand(1, 1, generator=g) * 2 - 1
+        obs = {"state": torch.tensor([[side, 1.0]])}
+        replay.add(torch.tensor([0]), obs, action, -(action[:, 0] - 0.5 * side).square(), yes, ~yes, obs)
+    algorithm = learn(sac(**(FAST | {"lr": 3e-3, "temperature": 1e-3}), critic={"hidden": (64, 64)}), replay, 60)
+    best = algorithm.deployable().act({"state": torch.tensor([[[-1.0, 1.0]], [[1.0, 1.0]]])}, deterministic=True)
+    assert best.flatten().tolist() == pytest.approx([-0.5, 0.5], abs=0.1)
+
+
+# Invariants.
+
+
+def test_steps_are_counted_by_minibatches() -> None:
+    algorithm = sac(actor_delay=3)
+    steps: list[int] = []
+    original = algorithm.actor_step
+    algorithm.actor_step = lambda batch: steps.append(len(batch)) or original(batch)  # type: ignore[method-assign]
+    metrics = algorithm.update(windows(16 * 7))
+    assert (algorithm.critic_steps, steps, algorithm.updates) == (7, [16, 16], 1)
+    assert {"critic/loss", "critic/value", "actor/loss", "actor/entropy", "actor/temperature"} <= metrics.keys()
+    assert algorithm.errors is not None and algorithm.errors.shape == (16 * 7,)
+
+
+def test_the_request_describes_the_policy() -> None:
+    request = sac(CHUNK, gamma=0.8).request
+    assert (request.horizon, request.steps, request.obs_horizon, request.gamma) == (4, 3, 2, 0.8)
+    assert sac(CHUNK, n_step=7).request.steps == 7
+
+
+def test_errors_are_those_of_the_critics_and_weights_scale_the_loss() -> None:
+    algorithm = sac(critic_lr=1e-30, tau=1e-30)
+    batch = windows(16)
+    drawn = algorithm.generator.get_state()
+    loss, info = algorithm.critic_loss(batch)
+    algorithm.generator.set_state(drawn)
+    expected = (algorithm.critic(batch.obs, batch.chunk) - algorithm.target(batch)).abs().mean(0)
+    torch.testing.assert_close(info["errors"], expected.detach())
+    algorithm.generator.set_state(drawn)
+    half, _ = algorithm.critic_loss(replace(batch, weight=torch.full((16,), 0.5)))
+    torch.testing.assert_close(half, loss / 2)
+
+
+def test_the_target_moves_by_tau_alone_and_the_critic_not_in_the_actor_step() -> None:
+    algorithm = sac(tau=0.25)
+    before = copy.deepcopy(algorithm.target_critic.state_dict())
+    algorithm.actor_step(windows(16))
+    assert all(p.grad is None for p in algorithm.critic.parameters())
+    algorithm.update(windows(16))
+    assert all(not p.requires_grad and p.grad is None for p in algorithm.target_critic.parameters())
+    learned = algorithm.critic.state_dict()
+    for key, value in algorithm.target_critic.state_dict().items():
+        torch.testing.assert_close(value.float(), torch.lerp(before[key].float(), learned[key].float(), 0.25))
+
+
+@pytest.mark.parametrize("critic", [{}, {"members": 4, "layer_norm": True}, {"bins": 11}])
+def test_a_resumed_algorithm_ends_with_the_same_weights(critic: dict[str, Any]) -> None:
+    straight = sac(CHUNK, critic=critic)
+    straight.update(windows(32, CHUNK, seed=1))
+    state = copy.deepcopy(straight.state_dict())
+    straight.update(windows(32, CHUNK, seed=2))
+    torch.manual_seed(99)
+    resumed = sac(CHUNK, seed=5, critic=critic)
+    resumed.load_state_dict(state)
+    resumed.update(windows(32, CHUNK, seed=2))
+    assert resumed.updates == 2 and resumed.critic_steps == 4
+    for part in ("policy", "critic", "target_critic", "temperature"):
+        one, two = (getattr(algorithm, part).state_dict() for algorithm in (straight, resumed))
+        assert all(torch.equal(value, two[key]) for key, value in one.items()), part
+
+
+def test_running_statistics_reach_policy_critic_and_target() -> None:
+    torch.manual_seed(0)
+    algorithm = SAC(SACConfig(batch_size=16), gaussian(normalization="running"), total_updates=1)
+    batch = windows(64)
+    algorithm.update(batch)
+    for part in (algorithm.policy.encoder, algorithm.critic.encoder, algorithm.target_critic.encoder):
+        torch.testing.assert_close(part.normalizer.offset, batch.obs["state"].mean((0, 1)))
+
+
+def test_a_nan_is_not_swallowed() -> None:
+    algorithm = sac()
+    metrics = algorithm.update(windows(16, reward=torch.full((16,), torch.nan)))
+    assert metrics["critic/loss"] != metrics["critic/loss"]
+
+
+def test_losses_are_finite_under_autocast() -> None:
+    algorithm = sac(CHUNK)
+    batch = windows(16, CHUNK)
+    with torch.autocast("cpu", torch.bfloat16):
+        critic, _ = algorithm.critic_loss(batch)
+        actor, logp = algorithm.actor_loss(batch, algorithm.temperature.value)
+    assert bool(critic.isfinite() & actor.isfinite() & logp.isfinite().all())
+    actor.backward()
+
+
+def test_what_is_deployed_survives_a_checkpoint(tmp_path: Path) -> None:
+    algorithm = sac(CHUNK)
+    algorithm.update(windows(16, CHUNK))
+    obs = {"state": torch.randn(3, 2, 2)}
+    save_checkpoint(tmp_path / "sac", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    loaded, _ = load_policy(tmp_path / "sac")
+    assert torch.equal(loaded.act(obs, deterministic=True), algorithm.deployable().act(obs, deterministic=True))
+    assert verify_checkpoint(tmp_path / "sac").ok
+
+
+def test_other_policies_are_refused() -> None:
+    for policy in (FlowPolicy(FlowConfig(), POINT), gaussian(squash=False)):
+        with pytest.raises(UserError, match="pass policy=squashed_gaussian"):
+            SAC(SACConfig(), policy, total_updates=1)

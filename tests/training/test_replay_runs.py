@@ -1,0 +1,236 @@
+"""Runs that learn from replay: schedules from offline to online, budgets, resume, guards, and refused settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from robopolicy.algorithms.sac import SAC
+from robopolicy.cli.main import main
+from robopolicy.data.transitions import Transitions
+from robopolicy.sim.contract import VectorSim
+from robopolicy.training import loop
+from robopolicy.training.compose import compose_config
+from robopolicy.training.loggers import JsonlLogger, read_jsonl
+from robopolicy.training.loop import Trainer, resume_run, start_run
+from tasks.toy.point_mass import PointMassSim
+
+SMALL = ["policy=squashed_gaussian", "policy.hidden=[16]", "algorithm.critic.hidden=[16]", "algorithm.batch_size=16"]
+QUICK = ["evaluation.episodes=0", "logging.every=1", "sim.num_envs=4", "replay.warmup_steps=100"]
+COMMON = ["task=point_mass", "task.reward=shaped", *SMALL, *QUICK]
+SAC_RUN = [*COMMON, "algorithm=sac"]
+RLPD_RUN = [*COMMON, "algorithm=rlpd", "algorithm.utd=2", "algorithm.actor_delay=2"]
+
+
+def trainer(out: Path, *settings: str) -> Trainer:
+    return start_run(compose_config([*settings, f"out={out}", "name=run"]))
+
+
+def spy(monkeypatch: pytest.MonkeyPatch) -> list[Transitions]:
+    """The batches that SAC and its relatives are updated with."""
+    batches: list[Transitions] = []
+    update = SAC.update
+
+    def noting(self: SAC, batch: Transitions) -> Any:
+        batches.append(batch)
+        return update(self, batch)
+
+    monkeypatch.setattr(SAC, "update", noting)
+    return batches
+
+
+def tensors(run: Path) -> dict[str, torch.Tensor]:
+    """Weights, optimisers, memory, simulator and random states at the end of a run."""
+    last = run / "checkpoints" / "last"
+    state = load_file(last / "training_state" / "tensors.safetensors")
+    return load_file(last / "model.safetensors") | {f"state.{key}": value for key, value in state.items()}
+
+
+def assert_identical(one: Path, two: Path) -> None:
+    first, second = tensors(one), tensors(two)
+    assert first.keys() == second.keys()
+    different = [key for key in first if not torch.equal(first[key].nan_to_num(), second[key].nan_to_num())]
+    assert different == []
+
+
+# Schedules and budgets.
+
+
+def test_sac_runs_from_the_command_line(tmp_path: Path) -> None:
+    settings = [setting for setting in SAC_RUN if "evaluation" not in setting]
+    assert main(["train", *settings, "budget.env_steps=300", "evaluation.episodes=5", f"out={tmp_path}"]) == 0
+    run = tmp_path / "point_mass_gaussian_sac_seed0"
+    report = json.loads((run / "report.json").read_text())
+    assert report["total_updates"] == (300 - 100) / (4 * 2)  # four environments, two actions per decision
+    assert 250 < report["env_steps"] <= 310 and report["final"]["n"] == 5
+    assert main(["verify", str(run / "checkpoints" / "last")]) == 0
+    rows = read_jsonl(run / "metrics.jsonl")
+    assert {"critic/loss", "actor/temperature", "rollout/return"} <= {key for row in rows for key in row}
+
+
+def test_play_begins_with_a_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = spy(monkeypatch)
+    run = trainer(tmp_path, *SAC_RUN, "budget.updates=3", "algorithm.utd=2", "algorithm.decisions=3")
+    run.train()
+    assert [len(batch) for batch in batches] == [16 * 2 * 4 * 3] * 3  # batch_size * utd * environments * decisions
+    assert all(batch.online.all() for batch in batches)
+    assert 100 + 2 * 24 < run.source.env_steps <= 108 + 3 * 24
+
+
+def test_learning_goes_from_offline_to_online(
+    tmp_path: Path, demonstrations: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = spy(monkeypatch)
+    settings = [*SAC_RUN, f"dataset={demonstrations}", "replay.offline_updates=4", "replay.offline_share=0.25"]
+    run = trainer(tmp_path, *settings, "budget.env_steps=140")
+    assert run.total == 4 + 5  # five times eight steps after the warm-up
+    steps: list[int] = []
+    monkeypatch.setattr(run.source, "metrics", lambda: steps.append(run.source.env_steps) or {})
+    run.train()
+    assert steps[:4] == [0] * 4 and steps[4] > 100
+    assert [len(batch) for batch in batches] == [16] * 4 + [16 * 4] * 5
+    assert [float(batch.online.float().mean()) for batch in batches] == [0.0] * 4 + [0.75] * 5
+
+
+def test_offline_learning_plays_nothing(tmp_path: Path, demonstrations: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = spy(monkeypatch)
+    settings = [*SAC_RUN, f"dataset={demonstrations}", "budget.updates=5", "replay.offline_updates=5"]
+    run = trainer(tmp_path, *settings)
+    report = run.train()
+    assert report["env_steps"] == 0 and run.parts.eval_sim is None
+    assert not any(batch.online.any() for batch in batches)
+    # Actions reach to the bounds of the task, not of the dataset.
+    assert run.algorithm.policy.action_normalizer.scale.tolist() == [1.0, 1.0]
+
+
+def test_rlpd_mixes_demonstrations_into_every_minibatch(
+    tmp_path: Path, demonstrations: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = spy(monkeypatch)
+    run = trainer(tmp_path, *RLPD_RUN, f"dataset={demonstrations}", "budget.updates=3")
+    run.train()
+    for batch in batches:
+        for part in batch.split(16):
+            assert part.online.tolist() == [False] * 8 + [True] * 8
+
+
+def test_the_task_may_come_from_the_dataset(tmp_path: Path, demonstrations: Path) -> None:
+    settings = [setting for setting in SAC_RUN if setting != "task=point_mass"]
+    chunk = ["chunk.horizon=4", "chunk.execute=2"]
+    assert main(["train", *settings, *chunk, f"dataset={demonstrations}", "budget.updates=2", f"out={tmp_path}"]) == 0
+    assert (tmp_path / "point_mass_gaussian_sac_seed0").exists()
+
+
+def test_prioritised_replay_learns_from_its_own_errors(tmp_path: Path, demonstrations: Path) -> None:
+    settings = [*RLPD_RUN, f"dataset={demonstrations}", "budget.updates=4", "replay.prioritized=0.7"]
+    run = trainer(tmp_path, *settings)
+    run.train()
+    source: Any = run.source
+    source._settle()
+    for memory in (source.offline, source.sampler.replay):
+        leaves = memory.priorities.tree[memory.priorities.leaves :]
+        assert len(set(leaves[leaves > 0].round(9))) > 5  # no longer all the same
+
+
+# Resume and guards.
+
+
+@pytest.mark.parametrize("kind", ["sac", "rlpd", "prioritized", "offline"])
+def test_an_interrupted_run_ends_with_the_same_bits(
+    kind: str, tmp_path: Path, demonstrations: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = f"dataset={demonstrations}"
+    settings = {
+        "sac": [*SAC_RUN, "chunk.obs_horizon=2"],
+        "rlpd": [*RLPD_RUN, data, "replay.offline_updates=2"],
+        "prioritized": [*RLPD_RUN, data, "replay.prioritized=0.6"],
+        "offline": [*SAC_RUN, data, "replay.offline_updates=8", "replay.prioritized=0.6"],
+    }[kind]
+    settings = [*settings, "budget.updates=8", "checkpoint_every=3", f"out={tmp_path}", "replay.capacity=300"]
+    assert main(["train", *settings, "name=whole"]) == 0
+    log = JsonlLogger.log
+
+    def interrupt(self: JsonlLogger, update: int, row: Any) -> None:
+        if update == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        log(self, update, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JsonlLogger, "log", interrupt)
+        assert main(["train", *settings, "name=stopped"]) == 130
+    torch.manual_seed(123)  # a new process starts anywhere
+    assert main(["train", "--resume", str(tmp_path / "stopped")]) == 0
+    assert_identical(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_backends_without_saved_state_keep_their_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(PointMassSim, "state_dict", VectorSim.state_dict)
+    run = trainer(tmp_path, *SAC_RUN, "budget.updates=4", "checkpoint_every=1")
+    run.total = 3
+    monkeypatch.setattr(run, "_finish", dict)
+    run.train()
+    before: Any = run.source
+    resumed = resume_run(tmp_path / "run")
+    assert "plays fresh episodes" in capsys.readouterr().out
+    after: Any = resumed.source
+    assert after.env_steps == before.env_steps > 0
+    assert len(after.sampler.replay) == len(before.sampler.replay)
+    assert after.sampler.sim.sim.episode_seed.min() > before.sampler.sim.sim.episode_seed.max()
+    assert resumed.train()["env_steps"] > before.env_steps
+
+
+def test_a_collapse_restores_the_best_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = iter([0.9, 0.1])
+
+    class Result:
+        def __init__(self, rate: float) -> None:
+            self.rate = rate
+
+        def summary(self) -> dict[str, Any]:
+            interval = {"low": self.rate - 0.05, "high": self.rate + 0.05, "n": 100}
+            returns = {"return_mean": 0.0, "return_low": 0.0, "return_high": 0.0}
+            return {"success": self.rate, **interval, **returns}
+
+    monkeypatch.setattr(loop, "evaluate", lambda *args, **kwargs: Result(next(results)))
+    settings = [setting for setting in SAC_RUN if "evaluation" not in setting]
+    run = trainer(tmp_path, *settings, "budget.updates=2", "evaluation.every=1", "evaluation.episodes=1")
+    report = run.train()
+    assert (report["restored"], report["best"]["update"], run.algorithm.updates) == (1, 1, 1)
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ([*RLPD_RUN, "budget.updates=1"], "learns from demonstrations as well; pass dataset=FOLDER"),
+        ([*SAC_RUN, "budget.updates=1", "replay.offline_updates=1"], "offline_updates learns from a dataset"),
+        ([*SAC_RUN, "budget.env_steps=80"], "ends before learning starts, after replay.warmup_steps=100"),
+        ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.3"], "must be a whole number"),
+        ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.1"], "is a whole number"),
+        ([*SAC_RUN, "budget.updates=1", "replay.capacity=5"], "replay.capacity=5 is too small"),
+        ([*SAC_RUN, "budget.updates=1", "replay.offline_share=1.5"], "must lie in [0, 1]"),
+        ([*SAC_RUN, "budget.updates=1", "algorithm.tau=1.5"], "algorithm.tau must lie in [0, 1]"),
+        ([*SAC_RUN, "budget.updates=1", "algorithm.critic.members=0"], "at least one member"),
+        ([*SAC_RUN, "budget.updates=1", "policy=gaussian"], "pass policy=squashed_gaussian"),
+        (["algorithm=ppo", "policy=gaussian", "task=point_mass", "budget.updates=1", "dataset=x"], "drop dataset="),
+        (["algorithm=dsrl_sac", "task=point_mass", "budget.updates=1", "dataset=x"], "drop dataset="),
+    ],
+)
+def test_contradicting_settings_are_refused_in_one_line(
+    settings: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *settings, f"out={tmp_path}/runs"]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
