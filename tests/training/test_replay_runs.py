@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_resume import kill_and_resume
 
 from robopolicy.algorithms.sac import SAC
 from robopolicy.cli.main import main
@@ -170,6 +171,13 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     assert_identical(tmp_path / "whole", tmp_path / "stopped")
 
 
+@pytest.mark.slow
+def test_a_killed_run_resumes_bit_identically(tmp_path: Path, demonstrations: Path) -> None:
+    settings = [*RLPD_RUN, f"dataset={demonstrations}", "budget.updates=150", "checkpoint_every=10"]
+    assert main(["train", *settings, f"out={tmp_path}", "name=whole"]) == 0
+    assert_identical(tmp_path / "whole", kill_and_resume(settings, tmp_path))
+
+
 def test_backends_without_saved_state_keep_their_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,7 +224,7 @@ def test_a_collapse_restores_the_best_state(tmp_path: Path, monkeypatch: pytest.
         ([*RLPD_RUN, "budget.updates=1"], "learns from demonstrations as well; pass dataset=FOLDER"),
         ([*SAC_RUN, "budget.updates=1", "replay.offline_updates=1"], "offline_updates learns from a dataset"),
         ([*SAC_RUN, "budget.env_steps=80"], "ends before learning starts, after replay.warmup_steps=100"),
-        ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.3"], "must be a whole number"),
+        ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.3"], "asks for 1.2 gradient steps"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.1"], "is a whole number"),
         ([*SAC_RUN, "budget.updates=1", "replay.capacity=5"], "replay.capacity=5 is too small"),
         ([*SAC_RUN, "budget.updates=1", "replay.offline_share=1.5"], "must lie in [0, 1]"),
