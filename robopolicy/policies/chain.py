@@ -17,6 +17,7 @@ from robopolicy.policies.density import normal_entropy, normal_log_density
 from robopolicy.policies.generative import GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
 from robopolicy.policies.wrapped import WrappedHead
+from robopolicy.policies.zero_noise import ZeroNoisePolicy
 
 
 class ChainPolicy(WrappedHead):
@@ -95,11 +96,13 @@ class ChainPolicy(WrappedHead):
 
 
 def require_family(policy: Policy, families: tuple[str, ...], algorithm: str, instead: str) -> GenerativePolicy:
-    """`policy` as a generative head of one of `families`.
+    """`policy` as a generative head of one of `families`; one that is deployed with zero noise is unwrapped.
 
     Raises:
         UserError: It is something else; says what the algorithm wants and what to use `instead`.
     """
+    if isinstance(policy, ZeroNoisePolicy):
+        policy = policy.base
     if not isinstance(policy, GenerativePolicy) or policy.family not in families:
         wanted = " or ".join(families)
         raise UserError(f"{algorithm} fine-tunes policies of the kind {wanted}, got '{policy.name}'; {instead}.")

@@ -177,7 +177,10 @@ def test_deployment_starts_from_zero_noise_unless_switched_off(tmp_path: Path) -
     assert torch.equal(deployed.field(obs, noise, t), algorithm.policy.head.field(obs, noise, t))
     assert torch.equal(deployed.decode(obs, noise), algorithm.policy.head.decode(obs, noise))
     save_checkpoint(tmp_path / "saved", deployed, task="toy/point_mass", obs_sample=obs)
-    assert isinstance(load_policy(tmp_path / "saved")[0], ZeroNoisePolicy)
+    loaded, _ = load_policy(tmp_path / "saved")
+    assert isinstance(loaded, ZeroNoisePolicy)
+    again = tuner("fpo_pp", loaded.train())  # what it deployed can be fine-tuned again
+    assert again.policy.head is loaded.base
     assert tuner("fpo_pp", zero_noise=False).deployable().name == "flow"
 
 
