@@ -39,7 +39,7 @@ def run_cell(method: Method, task: BenchTask, seed: int, *, steps: int | None = 
         f"policy={method.head}",
         *task.settings,
         *method.settings,
-        f"budget.env_steps={steps or task.env_steps}",
+        _budget(method, steps or task.env_steps, task),
         "evaluation.episodes=50",
         f"seed={seed}",
         f"out={WORK}/runs",
@@ -129,6 +129,16 @@ def _first_crossing(folder: Path) -> float | None:
         if success is not None and not math.isnan(success) and success >= GOAL:
             return steps
     return None
+
+
+def _budget(method: Method, steps: int, task: BenchTask) -> str:
+    """The budget in environment steps, or the updates that play as many at most: episodes may end early."""
+    if not method.whole_episodes:
+        return f"budget.env_steps={steps}"
+    with closing(make_sim(task.task, SimOptions(num_envs=1))) as sim:
+        longest = sim.spec.max_episode_steps
+    envs = next(int(setting.split("=")[1]) for setting in method.settings if setting.startswith("sim.num_envs="))
+    return f"budget.updates={max(1, steps // (envs * longest))}"
 
 
 def _run(*words: str) -> None:

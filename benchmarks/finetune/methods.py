@@ -29,6 +29,7 @@ class Method:
     settings: tuple[str, ...] = ()
     demonstrations: bool = False  # also learns from the demonstrations
     from_scratch: bool = False  # no base policy
+    whole_episodes: bool = False  # plays whole episodes, so that its budget is counted in updates
     head_settings: tuple[str, ...] = ()  # sampler of the base, e.g. its number of steps
 
 
@@ -47,7 +48,13 @@ METHODS = {
             ),
         ),
         Method("dppo", "dppo", "diffusion", ON_POLICY),
-        Method("flow_grpo", "flow_grpo", settings=ON_POLICY),
+        Method(
+            "flow_grpo",
+            "flow_grpo",
+            settings=("sim.num_envs=32", "algorithm.batch_size=512", "algorithm.lr=3e-4", "algorithm.lr_final=1e-4"),
+            whole_episodes=True,
+        ),
+        Method("flow_sde", "flow_sde", settings=ON_POLICY),
         Method("fpo", "fpo", settings=ON_POLICY),
         Method("fpo_pp", "fpo_pp", settings=ON_POLICY),
         Method("awm", "awm", settings=ON_POLICY),
@@ -59,6 +66,7 @@ METHODS = {
         Method("pa_rl-diffusion", "pa_rl", "diffusion", OFF_POLICY, demonstrations=True),
         Method("expo", "expo", settings=OFF_POLICY, demonstrations=True),
         Method("qc", "qc", settings=OFF_POLICY, demonstrations=True),
+        Method("dqc", "dqc", settings=(*OFF_POLICY, "algorithm.n_step=12"), demonstrations=True),
         Method("fql", "fql", settings=OFF_POLICY, demonstrations=True),
         Method("idql", "idql", settings=OFF_POLICY, demonstrations=True),
         Method("rlpd", "rlpd", "squashed_gaussian", OFF_POLICY, demonstrations=True, from_scratch=True),
