@@ -60,13 +60,13 @@ class AverageVelocityPolicy(FlowPolicy):
         """Loss `(B, H)` of the regression `error` `(B, H, A)`."""
         return error.square().mean(-1)
 
-    def label(self, length: Tensor) -> Tensor:
-        """How the network is told a step length `(B,)`."""
-        return length
+    def times_of(self, t: Tensor, length: Tensor) -> Tensor:
+        """How the network is told `(B, 2)` of a step."""
+        return torch.stack([t, length], -1)
 
     def average(self, features: Tensor, x: Tensor, t: Tensor, length: Tensor) -> Tensor:
         """Average velocity `(B, H, A)` of the step from `x` at `t` `(B,)` to `t + length`."""
-        return self.backbone(x, torch.stack([t, self.label(length)], -1), features)
+        return self.backbone(x, self.times_of(t, length), features)
 
     def velocity(self, features: Tensor, x: Tensor, t: Tensor) -> Tensor:
         """Instantaneous velocity: that of a step of length 0."""
@@ -84,7 +84,7 @@ class AverageVelocityPolicy(FlowPolicy):
         x, t, length, target = self.lesson(features, data, noise, generator)
         loss = self.reduce(self.average(features, x, t, length) - target)
         if self.config.dispersive_coef:
-            middle = self.backbone.representation(x, torch.stack([t, self.label(length)], -1), features)  # type: ignore[operator]
+            middle = self.backbone.representation(x, self.times_of(t, length), features)  # type: ignore[operator]
             loss = loss + self.config.dispersive_coef * dispersive_loss(middle, self.config.dispersive_temperature)
         return loss
 

@@ -56,9 +56,9 @@ class ShortcutPolicy(AverageVelocityPolicy):
     name: ClassVar[str] = "shortcut"
     config: ShortcutConfig
 
-    def label(self, length: Tensor) -> Tensor:
+    def times_of(self, t: Tensor, length: Tensor) -> Tensor:
         """Steps of the finest length are instantaneous to the network."""
-        return torch.where(length <= 1 / self.config.finest, 0.0, length)
+        return super().times_of(t, torch.where(length <= 1 / self.config.finest, 0.0, length))
 
     def path(self, data: Tensor, noise: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """Point at time `t` `(B,)` and velocity `(B, H, A)` of the line from `noise` to almost `data`."""

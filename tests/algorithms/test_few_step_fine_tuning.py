@@ -14,6 +14,7 @@ from robopolicy.policies import make_policy
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.meanflow import MeanFlowConfig
 from robopolicy.policies.shortcut import ShortcutConfig
+from robopolicy.policies.stochastic_flow import NoiseConfig, StochasticFlow
 from robopolicy.samplers.rollout import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
@@ -60,3 +61,21 @@ def test_the_fine_tuned_head_is_deployed_as_what_it_was(name: str, tmp_path: Pat
     save_checkpoint(tmp_path / "best", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
     assert verify_checkpoint(tmp_path / "best").ok
     assert load_policy(tmp_path / "best")[0].name == name
+
+
+@names
+@pytest.mark.parametrize("backbone", ["mlp", "unet", "transformer"])
+def test_in_double_precision_a_minibatch_scores_as_the_whole_batch(name: str, backbone: str) -> None:
+    config_class = type(CONFIGS[name])
+    small = {"hidden": (16,), "unet_channels": (8, 16), "transformer_width": 16, "transformer_layers": 1}
+    raw = {"normalization": "identity", "action_normalization": "identity", "steps": 2}
+    head = make_policy(name, config_class(backbone=backbone, **small, **raw), PolicySpec({"state": (3,)}, 2, 5))
+    chain = StochasticFlow(head, NoiseConfig()).double()  # type: ignore[arg-type]
+    features, x = torch.randn(40, 1, 3).double(), torch.randn(40, 5, 2).double()
+    k = torch.arange(40) % 2
+    mean, log_std = chain.transition(features, x, k)
+    drawn = mean + log_std.exp() * torch.randn_like(mean)
+    logp = chain.step_logp(drawn, mean, log_std)
+    for rows in (slice(0, 1), slice(7, 30), slice(39, 40)):
+        again = chain.step_logp(drawn[rows], *chain.transition(features[rows], x[rows], k[rows]))
+        torch.testing.assert_close(again, logp[rows], atol=1e-10, rtol=0)

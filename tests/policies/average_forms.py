@@ -44,13 +44,15 @@ def flow_map(x: Tensor, t: Tensor, to: Tensor) -> Tensor:
 
 
 class ExactAverage(nn.Module):
-    """Average velocity of the flow over a step, told its departure and its length; counts its calls in `asked`."""
+    """Average velocity of the flow over a step, told its departure and its length; notes its calls in `asked`."""
 
-    def __init__(self) -> None:
+    def __init__(self, time_scale: float = 1.0) -> None:
         super().__init__()
+        self.time_scale = time_scale
         self.asked: list[Tensor] = []
 
     def forward(self, x: Tensor, times: Tensor, features: Tensor) -> Tensor:
+        times = times / self.time_scale
         self.asked.append(times.detach())
         t, length = times[:, 0].view(-1, 1, 1), times[:, 1].view(-1, 1, 1)
         step = length.clamp(min=1e-12)

@@ -88,6 +88,8 @@ def from_pixels() -> StochasticFlow:
     return StochasticFlow(FlowPolicy(config, spec), NoiseConfig())
 
 
+# The rounding of convolutions depends on the batch and is divided by the deviation: 2e-5 of a one-step flow's ratio.
+WIDE = NoiseConfig(std_min=0.3, std_max=0.5)
 VISION = VisionConfig(widths=(16,), keypoints=4)
 VIT = VisionConfig(kind="vit", vit_width=16, vit_features=8)
 EVERYTHING = PolicySpec({"state": (7,), "image.wrist": (3, 24, 24), "embedding.task": (6,)}, action_dim=2, horizon=2)
@@ -99,10 +101,10 @@ HEADS: dict[str, Callable[[], Policy]] = {
     "flow-one-step": lambda: StochasticFlow(flow(steps=1), NoiseConfig(noise_clip=0.0)),
     "flow-pixels": from_pixels,
     "shortcut": lambda: StochasticFlow(few_step("shortcut"), NoiseConfig()),
-    "shortcut-unet": lambda: StochasticFlow(few_step("shortcut", backbone="unet", steps=4), NoiseConfig()),
+    "shortcut-unet": lambda: StochasticFlow(few_step("shortcut", backbone="unet", steps=4), WIDE),
     "shortcut-transformer": lambda: StochasticFlow(few_step("shortcut", backbone="transformer"), NoiseConfig()),
     "meanflow": lambda: StochasticFlow(few_step("meanflow"), NoiseConfig(schedule="constant")),
-    "meanflow-unet": lambda: StochasticFlow(few_step("meanflow", backbone="unet"), NoiseConfig()),
+    "meanflow-unet": lambda: StochasticFlow(few_step("meanflow", backbone="unet"), WIDE),
     "meanflow-transformer": lambda: StochasticFlow(
         few_step("meanflow", backbone="transformer", steps=3), NoiseConfig()
     ),
