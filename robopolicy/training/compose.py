@@ -161,7 +161,8 @@ def _unknown_key(base: Mapping[str, Any], key: str, depth: int) -> UserError:
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     prefix = ".".join(key.split(".")[:depth])
-    siblings = sorted({leaf[len(prefix) :].lstrip(".").split(".")[0] for leaf in known if leaf.startswith(prefix)})
+    start = f"{prefix}." if prefix else ""
+    siblings = sorted({leaf.removeprefix(start).split(".")[0] for leaf in known if leaf.startswith(start)})
     place = f"Settings of {prefix}" if prefix else "Settings"
     return UserError(f"Unknown setting '{key}'.{hint} {place}: {', '.join(siblings)}.")
 

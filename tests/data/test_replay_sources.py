@@ -1,0 +1,204 @@
+"""Where the replay memory gets its steps and how it weighs them: datasets, mixtures, priorities, saved states."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from small_replay import drawn, generator, play, random_replay, request
+
+from robopolicy.data.episodes import Episode, Episodes
+from robopolicy.data.priorities import FLOOR, Priorities
+from robopolicy.data.replay import MixedReplay, Replay
+from robopolicy.data.transitions import Transitions
+from robopolicy.errors import UserError
+
+
+def episodes(seed: int = 0, terminated: bool = True) -> Episodes:
+    rng = np.random.default_rng(seed)
+    rows = []
+    for length, ends in ((3, True), (1, True), (4, False), (1, False), (2, False)):
+        arrays = {
+            "state": rng.normal(size=(length, 2)),
+            "image.front": rng.integers(0, 255, (length, 3, 2, 2), dtype=np.uint8),
+            "action": rng.normal(size=(length, 2)).astype(np.float32),
+            "reward": rng.normal(size=length),
+        }
+        if terminated:
+            arrays["terminated"] = np.arange(length) == (length - 1 if ends else -1)
+        rows.append(Episode(arrays))
+    return Episodes.from_list(rows, 0.1)
+
+
+def written(data: Episodes) -> Replay:
+    """The same memory, filled step by step."""
+    replay = Replay(30, gamma=0.9, online=False)
+    for index in range(data.num_episodes):
+        frames = data.episode(index).arrays
+        ended = bool(frames["terminated"][-1]) if "terminated" in frames else False
+        count = len(frames["action"]) - (not ended)
+        row = {key: torch.from_numpy(value) for key, value in frames.items()}
+        row["state"] = row["state"].float()
+        for t in range(count):
+            last, after = t == count - 1, min(t + 1, len(frames["action"]) - 1)
+            replay.add(
+                torch.tensor([0]),
+                {key: row[key][t : t + 1] for key in ("state", "image.front")},
+                row["action"][t : t + 1],
+                row["reward"][t : t + 1].float(),
+                torch.tensor([last and ended]),
+                torch.tensor([last and not ended]),
+                {key: row[key][after : after + 1] for key in ("state", "image.front")},
+                decision=False,
+            )
+    return replay
+
+
+@pytest.mark.parametrize("terminated", [True, False])
+def test_a_dataset_becomes_the_memory_of_its_steps(terminated: bool) -> None:
+    data = episodes(terminated=terminated)
+    whole, slow = Replay.from_episodes(data, gamma=0.9), written(data)
+    wanted = request(horizon=3, steps=2, obs_horizon=2)
+
+    def rows(replay: Replay) -> Transitions:
+        index = torch.tensor(drawn(replay, horizon=3, steps=2, obs_horizon=2))
+        return replay.take(index, wanted)
+
+    one, two = rows(whole), rows(slow)
+    assert len(one) == (3 + 1 + 3 + 1 if terminated else 2 + 3 + 1)
+    for key in ("chunk", "mask", "rewards", "steps", "discount", "reward", "returns", "online"):
+        torch.testing.assert_close(getattr(one, key), getattr(two, key), equal_nan=True)
+    for key in ("state", "image.front"):
+        assert torch.equal(one.obs[key], two.obs[key])
+        assert torch.equal(one.next_obs[key], two.next_obs[key])
+    assert not one.online.any() and one.obs["state"].dtype == torch.float32
+
+
+def test_datasets_without_rewards_or_successors_are_refused() -> None:
+    arrays = {"state": np.zeros((1, 2)), "action": np.zeros((1, 2))}
+    with pytest.raises(UserError, match="no 'reward'"):
+        Replay.from_episodes(Episodes.from_list([Episode(arrays)], 0.1))
+    with pytest.raises(UserError, match="no step with a successor"):
+        Replay.from_episodes(Episodes.from_list([Episode(arrays | {"reward": np.zeros(1)})], 0.1))
+
+
+def test_a_large_dataset_loads_fast() -> None:
+    frames = 200_000
+    arrays = {"state": np.zeros((frames, 4), np.float32), "action": np.zeros((frames, 2), np.float32)}
+    arrays |= {"reward": np.ones(frames, np.float32), "terminated": np.arange(frames) % 200 == 199}
+    data = Episodes(arrays, np.arange(200, frames + 1, 200), ("",) * 1000, np.full(1000, -1), 0.1)
+    replay = Replay.from_episodes(data, gamma=0.99)
+    assert len(replay) == 201_000
+    batch = replay.take(torch.tensor([0, 199, 201]), request(gamma=0.99))
+    full = (1 - 0.99**200) / 0.01
+    torch.testing.assert_close(batch.returns, torch.tensor([full, 1.0, full]).float())
+
+
+def test_mixed_batches_have_their_share_of_both_in_every_minibatch() -> None:
+    offline = Replay.from_episodes(episodes(), gamma=0.9)
+    online = Replay(20)
+    play(online, 10, 5)
+    online._arrays["obs.state"] = online._arrays["obs.state"].repeat(2, 1)  # two dimensions, as the dataset has
+    online._arrays["action"] = online._arrays["action"].repeat(2, 1)
+    online._arrays["obs.image.front"] = np.zeros((20, 3, 2, 2), np.uint8)
+    mixed = MixedReplay(offline, online, 0.25)
+    batch = mixed.sample(request(), generator(), batches=5)
+    for part in batch.split(8):
+        assert part.online.tolist() == [False] * 2 + [True] * 6
+    assert torch.equal(
+        batch.obs["state"][batch.online][:, 0], online.take(batch.index[batch.online], request()).obs["state"][:, 0]
+    )
+    for share, expected in ((0.0, True), (1.0, False)):
+        batch = MixedReplay(offline, online, share).sample(request(), generator())
+        assert batch.online.tolist() == [expected] * 8
+
+
+# Priorities.
+
+
+def test_the_sum_tree_draws_what_brute_force_draws() -> None:
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 7, 64, 100):
+        tree = Priorities(size, 0.7)
+        brute = np.zeros(size)
+        tree.admit(np.arange(size))
+        brute[:] = 1.0
+        for _ in range(5):
+            index = rng.integers(0, size, 10)
+            error = rng.exponential(size=10)
+            tree.update(index, error)
+            for i, e in zip(index, error, strict=True):
+                brute[i] = (e + FLOOR) ** 0.7
+        tree.admit(np.array([0]), playable=size < 2)
+        brute[0] = tree.largest if size < 2 else 0.0
+        assert tree.tree[1] == pytest.approx(brute.sum())
+        points = rng.random(200)
+        expected = np.searchsorted(brute.cumsum() / brute.sum(), points, side="right")
+        assert tree.draw(points).tolist() == expected.tolist()
+
+
+def test_importance_weights_correct_the_sampling() -> None:
+    tree = Priorities(4, alpha=1.0, beta=1.0)
+    tree.update(np.arange(4), np.array([1.0, 2.0, 3.0, 4.0]) - FLOOR)
+    weight = tree.weights(np.arange(4), 4)
+    np.testing.assert_allclose(weight, np.array([1.0, 1 / 2, 1 / 3, 1 / 4]), rtol=1e-9)
+    probability = np.array([1, 2, 3, 4]) / 10
+    assert np.ptp(weight * probability) < 1e-9  # every slot contributes the same
+
+
+def test_prioritised_sampling_follows_the_errors_and_skips_what_starts_no_window() -> None:
+    replay = Replay(20, prioritized=1.0)
+    play(replay, 0, 3, "truncated")
+    play(replay, 50, 3)
+    batch = replay.take(torch.tensor([0, 1, 2, 4, 5]), request())
+    replay.update_priorities(batch, torch.tensor([0.0, 1.0, -3.0, 0.0, 0.0]))
+    index = replay.sample(request(batch_size=4000), generator()).index
+    assert index.unique().tolist() == [1, 2]
+    assert float((index == 2).float().mean()) == pytest.approx(0.75, abs=0.03)
+    first = replay.sample(request(batch_size=100), generator())
+    assert first.weight.max() == 1.0
+    assert float(first.weight[first.index == 2][0]) == pytest.approx(3**-0.4, rel=1e-4)
+
+
+def test_prioritised_halves_get_their_own_errors() -> None:
+    online = Replay(20, prioritized=1.0)
+    play(online, 0, 6)
+    offline = Replay.from_episodes(
+        Episodes.from_list(
+            [Episode({"state": np.zeros((9, 1)), "action": np.zeros((9, 1)), "reward": np.zeros(9)})], 0.1
+        ),
+        prioritized=1.0,
+    )
+    mixed = MixedReplay(offline, online)
+    batch = mixed.sample(request(), generator())
+    mixed.update_priorities(batch, torch.arange(8.0) + 10)
+    for replay, rows in ((offline, slice(0, 4)), (online, slice(4, 8))):
+        assert replay.priorities is not None
+        leaves = replay.priorities.tree[replay.priorities.leaves :]
+        latest = dict(zip(batch.index[rows].tolist(), (torch.arange(8.0) + 10)[rows].tolist(), strict=True))
+        assert {slot: leaves[slot] for slot in latest} == pytest.approx(latest, rel=1e-6)
+
+
+# State.
+
+
+@pytest.mark.parametrize("prioritized", [0.0, 0.6])
+def test_a_restored_memory_goes_on_identically(prioritized: float) -> None:
+    replay = random_replay(prioritized=prioritized)
+    saved = replay.state_dict()
+    other = Replay(90, lanes=3, gamma=0.9, prioritized=prioritized)
+    other.load_state_dict(saved)
+    for memory in (replay, other):
+        play(memory, 5000, 3, "terminated", lane=1)
+    assert not np.array_equal(saved["head"], replay._head)  # the saved state is a copy
+    wanted = request(batch_size=64, horizon=3, steps=2, obs_horizon=2)
+    one, two = (memory.sample(wanted, generator(7)) for memory in (replay, other))
+    for key in ("index", "chunk", "rewards", "returns", "weight", "discount"):
+        torch.testing.assert_close(getattr(one, key), getattr(two, key), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_state_holds_only_what_is_in_use() -> None:
+    replay = Replay(1000, lanes=2)
+    play(replay, 0, 5)
+    assert replay.state_dict()["arrays"]["action"].shape == (2, 5, 1)
+    assert replay.observations(2)["state"].shape == (4, 2, 1)
