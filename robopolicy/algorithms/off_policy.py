@@ -17,8 +17,11 @@ from torch import Tensor, nn
 from robopolicy.algorithms.base import Algorithm, Metrics, Stateful, frozen_copy
 from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate, random_members
 from robopolicy.data.transitions import Request, Transitions
+from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
+
+PRECISIONS = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class OffPolicyConfig:
     critic: CriticConfig = field(default_factory=CriticConfig)  # Q ensemble
     target_members: int = 2  # members of the ensemble, drawn at random, whose minimum is the target
     decisions: int = 1  # chunk decisions per environment between updates
+    precision: str = "float32"  # float32 | bfloat16, of the matrix products: faster where the processor has them
     seed: int = 0  # of everything the updates draw
 
 
@@ -50,6 +54,8 @@ class OffPolicy(Algorithm):
     def __init__(self, config: OffPolicyConfig, policy: Policy, *, total_updates: int) -> None:
         """Build critic, target and the critic's optimiser around `policy`."""
         super().__init__(policy, total_updates=total_updates, seed=config.seed)
+        if config.precision not in PRECISIONS:
+            raise unknown_name("precision", config.precision, PRECISIONS)
         self.config = config
         self.critic = self.make_critic()
         self.target_critic: QEnsemble = frozen_copy(self.critic)
@@ -109,17 +115,23 @@ class OffPolicy(Algorithm):
         info: Info = {}
         errors: list[Tensor] = []
         for minibatch in batch.split(self.config.batch_size):
-            parts = self._critic_step(minibatch)
-            errors.append(parts.pop("errors"))
-            info |= {f"critic/{key}": value for key, value in parts.items()}
-            if self.critic_steps % self.config.actor_delay == 0:
-                info |= {f"actor/{key}": value for key, value in self.actor_step(minibatch).items()}
+            with self._precision(batch.reward.device):
+                parts = self._critic_step(minibatch)
+                errors.append(parts.pop("errors"))
+                info |= {f"critic/{key}": value for key, value in parts.items()}
+                if self.critic_steps % self.config.actor_delay == 0:
+                    info |= {f"actor/{key}": value for key, value in self.actor_step(minibatch).items()}
         self.errors = torch.cat(errors)
         self.policy.observe(batch.obs)
         self.critic.encoder.observe(batch.obs)
         self._target_update.copy_buffers()
         self.updates += 1
         return {key: float(value.detach()) for key, value in info.items()}
+
+    def _precision(self, device: torch.device) -> torch.autocast:
+        # Weights change within the context, so casts of them must not be kept.
+        enabled = self.config.precision == "bfloat16"
+        return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
     def _critic_step(self, batch: Transitions) -> Info:
         loss, info = self.critic_loss(batch)

@@ -217,7 +217,7 @@ class Replay:
 
     def _windows(self, index: Array, request: Request) -> Transitions:
         rows, arrays, reach = len(index), self._arrays, max(request.horizon, request.steps)
-        place = self._move(index, np.arange(reach))  # (B, reach)
+        place = self._ahead(index, reach)
         mask = self._alive(index, place)
         valid = mask[:, : request.steps]
         steps = valid.sum(1)
@@ -275,14 +275,19 @@ class Replay:
         slot = index % self.length
         return (index - slot)[:, None] + (slot[:, None] + offset) % self.length
 
+    def _ahead(self, index: Array, count: int) -> Array:
+        """Places `(B, count)` from `index` `(B,)` on."""
+        return index[:, None] if count == 1 else self._move(index, np.arange(count))
+
     def _newer(self, index: Array) -> Array:
         """Slots of the lane that were written after `index` `(B,)`."""
         return (self._head[index // self.length] - 1 - index) % self.length
 
     def _usable(self, index: Array, request: Request) -> Array:
         """Which windows start at a step and are complete: the episode ends in them, or their successor is known."""
-        newer, ahead = self._newer(index), np.arange(request.steps)
-        ended = (self._arrays["last"][self._move(index, ahead)] & (ahead <= newer[:, None])).any(1)
+        newer = self._newer(index)
+        written = np.arange(request.steps) <= newer[:, None]
+        ended = (self._arrays["last"][self._ahead(index, request.steps)] & written).any(1)
         usable = self._arrays["step"][index] & (ended | (newer >= request.steps))
         if request.decisions_only:
             usable &= self._arrays["decision"][index]
@@ -293,9 +298,10 @@ class Replay:
 
     def _alive(self, index: Array, place: Array) -> Array:
         """Which of the steps at `place` `(B, n)` belong to the episode of `index` and have been written."""
+        if place.shape[1] == 1:
+            return np.ones(place.shape, np.bool_)
         ended = np.zeros(place.shape, np.bool_)
-        if place.shape[1] > 1:
-            np.logical_or.accumulate(self._arrays["last"][place[:, :-1]], 1, out=ended[:, 1:])
+        np.logical_or.accumulate(self._arrays["last"][place[:, :-1]], 1, out=ended[:, 1:])
         return ~ended & (np.arange(place.shape[1]) <= self._newer(index)[:, None])
 
     def _history(self, index: Array, length: int) -> dict[str, Tensor]:

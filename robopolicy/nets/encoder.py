@@ -103,6 +103,8 @@ class ObservationEncoder(nn.Module):
         `augment` crops images and drops embeddings at random (imitation only: it would break density ratios).
         """
         parts = [self.normalizer.normalize(self.vectors(obs))] if self.layout.vectors else []
+        if not self.layout.images and not self.layout.embeddings:
+            return parts[0]
         for key, camera in zip(self.layout.images, self._cameras(), strict=True):
             image = obs[key]  # (B, To, 3, h, w) uint8
             features = camera(image.flatten(0, 1), augment=augment, generator=generator)

@@ -38,8 +38,9 @@ class _TanhDraw(torch.autograd.Function):
         drawn = raw.tanh()
         ctx.save_for_backward(drawn, spread)
         ctx.shapes = mean.shape, log_std.shape
-        # (raw - mean) / std is the noise, whatever mean and std are.
-        return drawn, noise.square().add_(2 * HALF_LOG_2PI).mul_(-0.5) - log_std - log_tanh_slope(raw)
+        # (raw - mean) / std is the noise, and -log(1 - tanh(u)^2) is 4 softplus_2(u) - 2 u - 2 log 2.
+        density = F.softplus(raw, 2).sub_(raw, alpha=0.5).mul_(4).sub_(log_std)
+        return drawn, density.addcmul_(noise, noise, value=-0.5).sub_(HALF_LOG_2PI + 2 * math.log(2))
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -360,6 +360,22 @@ def test_losses_are_finite_under_autocast() -> None:
     actor.backward()
 
 
+def test_half_precision_steps_go_where_full_ones_go() -> None:
+    moved: dict[str, Tensor] = {}
+    for precision in ("float32", "bfloat16"):
+        algorithm = sac(precision=precision, critic={"hidden": (64, 64)})
+        before = torch.cat([p.detach().flatten() for p in algorithm.critic.parameters()])
+        for seed in range(20):
+            algorithm.update(windows(16, seed=seed))
+        after = torch.cat([p.detach().flatten() for p in algorithm.critic.parameters()])
+        assert after.dtype == torch.float32
+        moved[precision] = after - before
+    cosine = torch.nn.functional.cosine_similarity(*moved.values(), dim=0)
+    assert 0.9 < float(cosine) < 0.99999
+    with pytest.raises(UserError, match="precision"):
+        sac(precision="float16")
+
+
 def test_what_is_deployed_survives_a_checkpoint(tmp_path: Path) -> None:
     algorithm = sac(CHUNK)
     algorithm.update(windows(16, CHUNK))
