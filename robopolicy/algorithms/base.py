@@ -41,6 +41,7 @@ class Algorithm(ABC):
     may_fall: ClassVar[bool] = False  # success falls for a while when all is well: no collapse to go back from
     config: Any  # frozen dataclass
     policy: Policy  # the trainable policy, exploration included
+    needs_base: ClassVar[bool] = False  # starts from a trained policy and learns nothing useful from a fresh one
     step_discount: float = 1.0  # discount per control step inside a chunk, for `ChunkedSim(gamma=...)`
 
     def __init__(self, policy: Policy, *, total_updates: int, seed: int = 0) -> None:

@@ -95,6 +95,7 @@ class Distill(BC):
     """Distils the given policy; trains and deploys the student."""
 
     name: ClassVar[str] = "distill"
+    needs_base = True
     config: DistillConfig
     policy: ConsistencyPolicy
 

@@ -62,6 +62,7 @@ class Reflow(BC):
     """Trains a flow on its own trajectories."""
 
     name: ClassVar[str] = "reflow"
+    needs_base = True
     config: ReflowConfig
     policy: GenerativePolicy
 

@@ -29,7 +29,7 @@ from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.config import TrainConfig, section
+from robopolicy.training.config import TaskConfig, TrainConfig, section
 from robopolicy.training.device import usable_device
 from robopolicy.training.manifest import read_manifest
 from robopolicy.training.replay_source import ReplaySource
@@ -73,6 +73,7 @@ def complete(config: TrainConfig) -> TrainConfig:
         spec = manifest.policy_spec
         chunk = replace(config.chunk, horizon=spec.horizon, execute=spec.execute, obs_horizon=spec.obs_horizon)
         config = replace(config, policy={**manifest.config, "name": manifest.policy}, chunk=chunk)
+        config = replace(config, task=_with_cameras(config.task, spec))
         task = task or manifest.task
     _check_experience(config, algorithm)
     if config.dataset:
@@ -84,9 +85,20 @@ def complete(config: TrainConfig) -> TrainConfig:
     return replace(config, task=replace(config.task, name=task), name=name)
 
 
+def _with_cameras(task: TaskConfig, spec: PolicySpec) -> TaskConfig:
+    """The cameras that the starting policy looks through, unless others are named."""
+    images = sorted(key for key in spec.observation if is_image(key))
+    if not images or task.cameras:
+        return task
+    cameras = tuple(key.removeprefix("image.") for key in images)
+    return replace(task, cameras=cameras, image_size=spec.observation[images[0]][-1])
+
+
 def _check_experience(config: TrainConfig, name: str) -> None:
     """Refuse settings that contradict what the algorithm learns from."""
     algorithm = ALGORITHMS[name][1]
+    if algorithm.needs_base and not config.init_from:
+        raise UserError(f"Algorithm '{name}' starts from a trained policy; pass init_from=CHECKPOINT.")
     if algorithm.experience == "dataset":
         if not config.dataset:
             raise UserError(f"Algorithm '{name}' learns from demonstrations; pass dataset=FOLDER (see collect).")

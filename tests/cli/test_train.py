@@ -118,6 +118,7 @@ def test_runs_do_not_overwrite_each_other(tmp_path, capsys):
     "settings, message",
     [
         (["budget.updates=1"], "pass dataset=FOLDER"),
+        (["algorithm=distill", "budget.updates=1", "dataset=x"], "starts from a trained policy; pass init_from="),
         (["budget.updates=1", "dataset=no/such/folder"], "no/such/folder"),
         ([*PPO], "Set exactly one of budget.updates and budget.env_steps"),
         ([*PPO, "budget.updates=1", "budget.env_steps=1"], "Set exactly one"),

@@ -3,10 +3,15 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from robopolicy.algorithms import ALGORITHMS
 from robopolicy.errors import UserError
 from robopolicy.policies import POLICIES
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.training.build import complete
+from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy.training.compose import PRESETS, compose_config, config_text, read_config
 from robopolicy.training.config import TrainConfig, section
 
@@ -19,12 +24,13 @@ def test_defaults_are_those_of_the_dataclasses():
     assert config.sim == TrainConfig().sim
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_policy_and_algorithm_can_be_chosen(policy, algorithm):
-    config = compose_config([f"policy={policy}", f"algorithm={algorithm}"])
-    assert section("policy", config.policy) == (policy, POLICIES[policy][0]())
-    assert section("algorithm", config.algorithm) == (algorithm, ALGORITHMS[algorithm][0]())
+@pytest.mark.parametrize(
+    "group, name", [*(("policy", name) for name in POLICIES), *(("algorithm", n) for n in ALGORITHMS)]
+)
+def test_every_policy_and_algorithm_can_be_chosen(group, name):
+    config = compose_config([f"{group}={name}"])
+    defaults = {"policy": POLICIES, "algorithm": ALGORITHMS}[group][name][0]()
+    assert section(group, getattr(config, group)) == (name, defaults)
 
 
 def test_overrides_reach_nested_settings():
@@ -126,3 +132,14 @@ def test_mistakes_are_one_line_that_names_them(override):
     message = str(refusal.value)
     assert any(part in message for part in MISTAKES[override].split("|")), message
     assert "\n" not in message
+
+
+def test_a_starting_policy_brings_its_cameras(tmp_path: Path):
+    spec = PolicySpec({"state": (3,), "image.front": (3, 24, 24)}, action_dim=8, horizon=2)
+    settings = FlowConfig(hidden=(8,), normalization="identity", action_normalization="identity")
+    obs = {"state": torch.zeros(1, 1, 3), "image.front": torch.zeros(1, 1, 3, 24, 24, dtype=torch.uint8)}
+    save_checkpoint(tmp_path / "ckpt", FlowPolicy(settings, spec), task="manipulation/lift", obs_sample=obs)
+    start = ["algorithm=reinflow", f"init_from={tmp_path / 'ckpt'}", "budget.updates=1"]
+    task = complete(compose_config(start)).task
+    assert (task.cameras, task.image_size) == (("front",), 24)
+    assert complete(compose_config([*start, "task.cameras=[wrist]"])).task.cameras == ("wrist",)
