@@ -117,9 +117,9 @@ def train_sb3(env_id: str, seed: int, settings: Settings) -> tuple[Callable[[Ten
     return act, seconds
 
 
-def judge(act: Callable[[Tensor], Tensor], env_id: str, episodes: int) -> float:
+def judge(act: Callable[[Tensor], Tensor], task: str, episodes: int) -> float:
     """Mean return of the first episodes of seeds 10000..10000+episodes-1."""
-    sim = make_sim(TASKS[env_id], SimOptions(num_envs=episodes))
+    sim = make_sim(task, SimOptions(num_envs=episodes))
     obs = sim.reset(10_000)["state"]
     total, alive = torch.zeros(episodes), torch.ones(episodes, dtype=torch.bool)
     while bool(alive.any()):
@@ -156,7 +156,7 @@ def main() -> None:
                 cell = None if arguments.quick else load_cell(name)
                 if cell is None:
                     act, seconds = train(env_id, seed, settings)
-                    score = judge(act, env_id, settings.episodes)
+                    score = judge(act, TASKS[env_id], settings.episodes)
                     cell = {"learner": learner, "task": env_id, "seed": seed, "return": score, "seconds": seconds}
                     if not arguments.quick:
                         save_cell(name, cell)

@@ -1,0 +1,267 @@
+"""SAC against Stable-Baselines3's SAC: gradient updates per second, and return after equally many steps.
+
+    python -m benchmarks.sac_vs_sb3 --quick      # the rates, and 3000 steps of the pendulum with one seed
+    python -m benchmarks.sac_vs_sb3              # InvertedPendulum-v5 and HalfCheetah-v5, 5 seeds each, about 3 hours
+
+Both get the same networks, batch, learning rates, discount, warm-up and one gradient step per environment step, on one
+thread of the CPU; an update includes drawing its batch. Repetitions of the rates, and seeds of the runs, alternate
+between the learners, so that a drift of the machine's speed touches all. `update_ratio` is our rate over theirs in
+float32; `update_ratio_bfloat16` has matrix products in half precision, which is worth while where the processor
+computes them natively. The final policy of each run is judged by the same 20 deterministic episodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.common import load_cell, print_result, save_cell, write_result
+from benchmarks.ppo_vs_sb3 import judge
+from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.critics.q import CriticConfig
+from robopolicy.data.replay import Replay
+from robopolicy.evaluation.intervals import stratified_iqm
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.samplers.replay import ReplaySampler
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.registry import SimOptions, make_sim
+
+TASKS = {"InvertedPendulum-v5": "locomotion/inverted_pendulum", "HalfCheetah-v5": "locomotion/half_cheetah"}
+OURS, HALF, THEIRS = "robopolicy", "robopolicy bfloat16", "stable-baselines3"
+OBSERVATION, ACTION = 17, 6  # dimensions of HalfCheetah, at which the rates are measured
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Hyper-parameters both learners share: Stable-Baselines3's defaults but for the warm-up."""
+
+    steps: tuple[int, ...] = (10_000, 50_000)  # environment steps per run, one per task
+    warmup: int = 1_000  # first steps, played at random
+    capacity: int = 100_000
+    batch_size: int = 256
+    lr: float = 3e-4
+    gamma: float = 0.99
+    tau: float = 0.005
+    hidden: tuple[int, ...] = (256, 256)
+    episodes: int = 20  # of the final judgement
+
+
+def make_ours(spec: PolicySpec, low: list[float], high: list[float], settings: Settings, precision: str) -> SAC:
+    """Our learner with Stable-Baselines3's network."""
+    shape = GaussianConfig(
+        hidden=settings.hidden,
+        activation="relu",
+        orthogonal_init=False,
+        state_dependent_std=True,
+        log_std_min=-20.0,
+        squash=True,
+        normalization="identity",
+        action_normalization="minmax",
+    )
+    policy = GaussianPolicy(shape, spec)
+    policy.fit_normalizer({"action": {"min": low, "max": high}})
+    config = SACConfig(
+        gamma=settings.gamma,
+        batch_size=settings.batch_size,
+        lr=settings.lr,
+        critic_lr=settings.lr,
+        temperature_lr=settings.lr,
+        tau=settings.tau,
+        critic=CriticConfig(hidden=settings.hidden, activation="relu", layer_norm=False),
+        precision=precision,
+    )
+    return SAC(config, policy, total_updates=1)
+
+
+def make_theirs(env: Any, settings: Settings, seed: int = 0) -> Any:
+    """Stable-Baselines3's learner."""
+    from stable_baselines3 import SAC as SB3SAC
+
+    return SB3SAC(
+        "MlpPolicy",
+        env,
+        learning_rate=settings.lr,
+        buffer_size=settings.capacity,
+        learning_starts=settings.warmup,
+        batch_size=settings.batch_size,
+        tau=settings.tau,
+        gamma=settings.gamma,
+        policy_kwargs={"net_arch": list(settings.hidden)},
+        seed=seed,
+        device="cpu",
+    )
+
+
+# Rates.
+
+
+def updaters(settings: Settings) -> dict[str, Callable[[int], None]]:
+    """One function per learner that draws and learns `n` batches, from a memory of the same random steps."""
+    import gymnasium
+    from stable_baselines3.common.logger import Logger
+
+    rng = np.random.default_rng(0)
+    rows = 20_000
+    obs = rng.normal(size=(rows + 1, OBSERVATION)).astype(np.float32)
+    action = rng.uniform(-1, 1, (rows, ACTION)).astype(np.float32)
+    reward = rng.normal(size=rows).astype(np.float32)
+    memory, no = Replay(settings.capacity), torch.tensor([False])
+    theirs = make_theirs(gymnasium.make("HalfCheetah-v5"), settings)
+    theirs.set_logger(Logger(None, []))
+    for t in range(rows):
+        seen, next_seen = torch.from_numpy(obs[t : t + 1]), torch.from_numpy(obs[t + 1 : t + 2])
+        played, earned = torch.from_numpy(action[t : t + 1]), torch.from_numpy(reward[t : t + 1])
+        memory.add(torch.tensor([0]), {"state": seen}, played, earned, no, no, {"state": next_seen})
+        theirs.replay_buffer.add(obs[t], obs[t + 1], action[t], reward[t], np.zeros(1), [{}])
+    generator, spec = torch.Generator().manual_seed(0), PolicySpec({"state": (OBSERVATION,)}, ACTION)
+
+    def ours(precision: str) -> Callable[[int], None]:
+        learner = make_ours(spec, [-1.0] * ACTION, [1.0] * ACTION, settings, precision)
+
+        def update(count: int) -> None:
+            for _ in range(count):
+                learner.update(memory.sample(learner.request, generator))
+
+        return update
+
+    return {
+        OURS: ours("float32"),
+        HALF: ours("bfloat16"),
+        THEIRS: lambda count: theirs.train(count, settings.batch_size),
+    }
+
+
+def measure_rates(settings: Settings, repetitions: int, updates: int) -> dict[str, list[float]]:
+    """Updates per second of every learner in every repetition."""
+    rates: dict[str, list[float]] = {}
+    learners = updaters(settings)
+    for repetition in range(repetitions + 1):
+        for name, update in learners.items():
+            start = time.perf_counter()
+            update(updates)
+            if repetition:  # the first one warms up
+                rates.setdefault(name, []).append(updates / (time.perf_counter() - start))
+    return rates
+
+
+def ratio(ours: list[float], theirs: list[float]) -> dict[str, float]:
+    """Median of the paired ratios, and its 95 % bootstrap interval."""
+    pairs = np.array(ours) / np.array(theirs)
+    draws = np.random.default_rng(0).integers(0, len(pairs), (2000, len(pairs)))
+    low, high = np.percentile(np.median(pairs[draws], 1), [2.5, 97.5])
+    return {"value": float(np.median(pairs)), "low": float(low), "high": float(high)}
+
+
+# Runs.
+
+
+def train_ours(
+    env_id: str, seed: int, steps: int, settings: Settings, precision: str = "float32"
+) -> tuple[Callable[[Tensor], Tensor], float]:
+    """Train our SAC; returns the deterministic policy `(N, D) -> (N, A)` and the training seconds."""
+    torch.manual_seed(seed)
+    start = time.perf_counter()
+    sim = make_sim(TASKS[env_id], SimOptions(num_envs=1))
+    spec = PolicySpec({"state": sim.spec.observation["state"].shape}, sim.spec.action_dim)
+    low, high = sim.spec.action_low.tolist(), sim.spec.action_high.tolist()
+    algorithm = make_ours(spec, low, high, settings, precision)
+    generator = torch.Generator().manual_seed(seed)
+    sampler = ReplaySampler(ChunkedSim(sim), Replay(settings.capacity), seed=seed * 1_000_000)
+    sampler.play(algorithm.explore, settings.warmup)
+    for _ in range(steps - settings.warmup):
+        sampler.play(algorithm.act)
+        algorithm.update(sampler.replay.sample(algorithm.request, generator))
+    seconds = time.perf_counter() - start
+    sim.close()
+    return lambda obs: algorithm.policy.act({"state": obs[:, None]}, deterministic=True)[:, 0], seconds
+
+
+def train_theirs(env_id: str, seed: int, steps: int, settings: Settings) -> tuple[Callable[[Tensor], Tensor], float]:
+    """Train Stable-Baselines3's SAC; returns policy and training seconds."""
+    import gymnasium
+
+    start = time.perf_counter()
+    model = make_theirs(gymnasium.make(env_id), settings, seed)
+    model.learn(steps)
+    seconds = time.perf_counter() - start
+    return lambda obs: torch.as_tensor(model.predict(obs.numpy(), deterministic=True)[0]), seconds
+
+
+LEARNERS: dict[str, Callable[..., tuple[Callable[[Tensor], Tensor], float]]] = {
+    OURS: train_ours,
+    HALF: lambda *args: train_ours(*args, precision="bfloat16"),
+    THEIRS: train_theirs,
+}
+
+
+def main() -> None:
+    """Measure the rates, run every missing cell, then print and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="rates and one short run each, nothing written")
+    parser.add_argument("--seeds", type=int, default=5)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    settings = replace(Settings(), steps=(3_000,)) if arguments.quick else Settings()
+    repetitions, updates = (10, 30) if arguments.quick else (40, 100)
+    rates = measure_rates(settings, repetitions, updates)
+    cells: list[dict[str, Any]] = []
+    for env_id, steps in zip(TASKS, settings.steps, strict=False):
+        for seed in range(1 if arguments.quick else arguments.seeds):
+            for learner, train in LEARNERS.items():
+                name = f"sac_vs_sb3/{learner.replace(' ', '-')}-{env_id}-{seed}"
+                cell = None if arguments.quick else load_cell(name)
+                if cell is None:
+                    act, seconds = train(env_id, seed, steps, settings)
+                    score = judge(act, TASKS[env_id], settings.episodes)
+                    cell = {"learner": learner, "task": env_id, "seed": seed, "return": score, "seconds": seconds}
+                    if not arguments.quick:
+                        save_cell(name, cell)
+                print(f"{env_id} seed {seed} {learner}: return {cell['return']:.0f}, {cell['seconds']:.1f} s")
+                cells.append(cell)
+    rows, figures = summarise(rates, cells, settings)
+    print_result("sac_vs_sb3", rows, figures)
+    if not arguments.quick:
+        write_result("sac_vs_sb3", rows, figures, command="python -m benchmarks.sac_vs_sb3")
+
+
+def summarise(
+    rates: dict[str, list[float]], cells: list[dict[str, Any]], settings: Settings
+) -> tuple[list[dict[str, object]], dict[str, object]]:
+    """Table rows (per task and learner) and the figures: paired ratios of the rates, IQM of the returns."""
+    figures: dict[str, Any] = {
+        "settings": asdict(settings),
+        "update_ratio": ratio(rates[OURS], rates[THEIRS]),
+        "update_ratio_bfloat16": ratio(rates[HALF], rates[THEIRS]),
+        "updates_per_second": {name: float(np.median(values)) for name, values in rates.items()},
+    }
+    rows: list[dict[str, object]] = []
+    for task in dict.fromkeys(cell["task"] for cell in cells):
+        entry: dict[str, Any] = {}
+        for name, values in rates.items():
+            runs = [cell for cell in cells if cell["task"] == task and cell["learner"] == name]
+            score = stratified_iqm([[run["return"] for run in runs]])
+            entry[name] = {"iqm": score.estimate, "low": score.low, "high": score.high, "seeds": len(runs)}
+            rows.append(
+                {
+                    "task": task,
+                    "learner": name,
+                    "return, IQM [95 %]": f"{score.estimate:.0f} [{score.low:.0f}, {score.high:.0f}]",
+                    "seconds, median": round(float(np.median([run["seconds"] for run in runs])), 1),
+                    "updates/s": round(float(np.median(values)), 1),
+                    "update_ratio": round(ratio(values, rates[THEIRS])["value"], 3),
+                }
+            )
+        figures[task] = entry
+    return rows, figures
+
+
+if __name__ == "__main__":
+    main()
