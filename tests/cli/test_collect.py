@@ -91,7 +91,11 @@ def test_unwritable_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_collection_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
     arguments = ["collect", "toy/point_mass", "--episodes", "1000000", "--out", str(tmp_path / "set")]
-    process = subprocess.Popen([sys.executable, "-m", "robopolicy.cli.main", *arguments], stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "robopolicy.cli.main", *arguments],
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs of a shell ignore it
+    )
     deadline = time.monotonic() + 50
     while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.05)
