@@ -61,7 +61,7 @@ def actor_loss(
 ) -> tuple[Tensor, Tensor]:
     """`alpha log pi - min Q` at reparameterised chunks; returns it with the log-probabilities `(B,)`."""
     chunk, logp = policy.rsample(obs, generator=generator)
-    return (alpha.detach() * logp - critic(obs, chunk).min(0).values).mean(), logp
+    return (alpha.detach() * logp - critic.lowest(obs, chunk)).mean(), logp
 
 
 class SAC(OffPolicy):

@@ -86,8 +86,11 @@ class QEnsemble(nn.Module):
 
     def output(self, features: Tensor, chunk: Tensor, members: Tensor | None = None) -> Tensor:
         """Raw outputs `(M, B, 1)`, or logits `(M, B, bins)`, for features `(B, F)`; of some `members` `(m,)` only."""
+        return self.body(self._joined(features, chunk), members)
+
+    def _joined(self, features: Tensor, chunk: Tensor) -> Tensor:
         action = self.action_normalizer.normalize(chunk[:, : self.steps]).flatten(1)
-        return self.body(torch.cat([features, action], -1), members)
+        return torch.cat([features, action], -1)
 
     def value(self, output: Tensor) -> Tensor:
         """Values `(M, ...)` of raw outputs."""
@@ -96,6 +99,12 @@ class QEnsemble(nn.Module):
     def forward(self, obs: Mapping[str, Tensor], chunk: Tensor, members: Tensor | None = None) -> Tensor:
         """Values `(M, B)`; of some `members` `(m,)` only, `(m, B)`."""
         return self.value(self.output(self.encode(obs), chunk, members))
+
+    def lowest(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
+        """Least value `(B,)` of all members, what an actor climbs; the critic's weights may get no gradient."""
+        if self.histogram is not None:
+            return self(obs, chunk).min(0).values
+        return self.body.lowest(self._joined(self.encode(obs), chunk))
 
     def of_candidates(self, obs: Mapping[str, Tensor], chunks: Tensor) -> Tensor:
         """Values `(M, B, C)` of candidate chunks `(B, C, n, A)`; observations are encoded once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,7 @@ class EnsembleMLP(nn.Module):
     ) -> None:
         super().__init__()
         self.members = members
+        self._rectified = activation == "relu" and not layer_norm and out_dim == 1
         layers: list[nn.Module] = []
         for width in hidden:
             layers.append(EnsembleLinear(members, in_dim, width))
@@ -78,3 +80,43 @@ class EnsembleMLP(nn.Module):
         for layer in self.layers:
             x = layer(x, members) if isinstance(layer, EnsembleLinear | EnsembleLayerNorm) else layer(x)
         return x
+
+    def lowest(self, x: Tensor) -> Tensor:
+        """Least output `(B,)` of all members at `x` `(B, in)`, to be differentiated in `x`; weights get no gradient."""
+        # Products of ever other sizes are quick in single precision on a CPU only.
+        if self._rectified and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
+            linear = [layer for layer in self.layers if isinstance(layer, EnsembleLinear)]
+            return _Lowest.apply(x, [(layer.weight, layer.bias) for layer in linear])  # type: ignore[return-value]
+        return self(x).squeeze(-1).min(0).values
+
+
+class _Lowest(torch.autograd.Function):
+    """A row has a gradient through the member that is least there, so the others are not differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layers: list[tuple[Tensor, Tensor]]) -> Tensor:
+        weights, hidden = [weight for weight, _ in layers], []
+        h = x.expand(len(weights[0]), *x.shape)
+        for weight, bias in layers[:-1]:
+            h = torch.baddbmm(bias, h, weight).relu_()
+            hidden.append(h)
+        values = (h * weights[-1].transpose(1, 2)).sum(-1) + layers[-1][1].squeeze(-1)  # (M, B)
+        least, member = values.min(0)
+        ctx.save_for_backward(member, *hidden)
+        ctx.weights, ctx.columns = weights, x.shape[1]
+        return least
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,), (member, *hidden) = gradients, ctx.saved_tensors
+        result = gradient.new_empty(len(member), ctx.columns)
+        for index in range(len(ctx.weights[0])):
+            rows = (member == index).nonzero().squeeze(1)
+            slope = gradient[rows, None] * ctx.weights[-1][index].t()  # (n, width)
+            for weight, h in zip(ctx.weights[-2::-1], hidden[::-1], strict=True):
+                active = h[index].index_select(0, rows)
+                slope = torch.ops.aten.threshold_backward(slope.to(h.dtype), active, 0)
+                slope = slope @ weight[index].to(h.dtype).t()
+            result[rows] = slope.to(result.dtype)
+        return result, None

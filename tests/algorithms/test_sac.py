@@ -76,6 +76,9 @@ class Known(nn.Module):
     def forward(self, obs: dict[str, Tensor], chunk: Tensor) -> Tensor:
         return torch.stack([self.function(chunk), self.function(chunk) + 1])
 
+    def lowest(self, obs: dict[str, Tensor], chunk: Tensor) -> Tensor:
+        return self.function(chunk)
+
 
 # The policy.
 

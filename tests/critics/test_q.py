@@ -73,6 +73,34 @@ def test_an_ensemble_is_so_many_separate_networks(activation: str, layer_norm: b
     torch.testing.assert_close(ensemble(x, some), result[some])
 
 
+@pytest.mark.parametrize("members", [1, 2, 5])
+@pytest.mark.parametrize("hidden", [(8,), (16, 16)])
+def test_the_lowest_member_has_the_gradient_of_the_minimum(members: int, hidden: tuple[int, ...]) -> None:
+    ensemble = EnsembleMLP(members, 6, hidden, 1, activation="relu")
+    for layer in ensemble.layers:
+        if isinstance(layer, EnsembleLinear):
+            layer.bias.data.zero_()  # so that the members cross
+    x, weight = torch.randn(40, 6, requires_grad=True), torch.randn(40)
+    least = ensemble.lowest(x)
+    expected = ensemble(x).squeeze(-1).min(0).values
+    torch.testing.assert_close(least, expected)
+    actual = torch.autograd.grad((least * weight).sum(), x)[0]
+    torch.testing.assert_close(actual, torch.autograd.grad((expected * weight).sum(), x)[0])
+    assert len(ensemble(x).argmin(0).unique()) >= min(members, 2)
+
+
+@pytest.mark.parametrize("config", [{"layer_norm": True}, {"activation": "silu"}, {"bins": 11}])
+def test_every_critic_has_a_lowest_value(config: dict[str, Any]) -> None:
+    critic = QEnsemble(
+        CriticConfig(**({"hidden": (16,), "activation": "relu", "layer_norm": False} | config)), policy()
+    )
+    obs, chunk = observations(4), torch.rand(4, 5, 2, requires_grad=True)
+    least = critic.lowest(obs, chunk)
+    torch.testing.assert_close(least, critic(obs, chunk).min(0).values)
+    least.sum().backward()
+    assert chunk.grad is not None and bool(chunk.grad[:, :3].any()) and not bool(chunk.grad[:, 3:].any())
+
+
 def test_members_start_as_torch_starts_linear_layers() -> None:
     layer = EnsembleLinear(50, 16, 64)
     assert float(layer.weight.detach().abs().max()) == pytest.approx(0.25, rel=1e-3)
