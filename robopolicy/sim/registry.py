@@ -35,7 +35,7 @@ class Expert(Protocol):
     """Demonstrator. Called once per control step; `sim.episode_step == 0` marks fresh episodes."""
 
     def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
-        """Return actions `(N, A)` in the simulator's units; scripted ones read `sim`, others `obs` `{key: (N, ...)}`."""
+        """Return actions `(N, A)` in the simulator's units, from the simulator or from `obs` `{key: (N, ...)}`."""
         ...
 
 
