@@ -1,0 +1,32 @@
+"""The SAC benchmark pairs its repetitions and pools its seeds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks import sac_vs_sb3
+from benchmarks.sac_vs_sb3 import HALF, OURS, THEIRS, Settings
+
+
+def test_ratios_are_paired_and_returns_pooled() -> None:
+    rates = {OURS: [30.0, 60.0, 30.0], HALF: [40.0, 80.0, 40.0], THEIRS: [20.0, 40.0, 20.0]}
+    cells: list[dict[str, Any]] = [
+        {"learner": name, "task": "HalfCheetah-v5", "seed": seed, "return": 100.0 * seed, "seconds": 5.0}
+        for name in rates
+        for seed in range(3)
+    ]
+    rows, figures = sac_vs_sb3.summarise(rates, cells, Settings())
+    assert figures["update_ratio"] == {"value": 1.5, "low": 1.5, "high": 1.5}
+    assert figures["update_ratio_bfloat16"]["value"] == 2.0  # type: ignore[index]
+    assert [row["update_ratio"] for row in rows] == [1.5, 2.0, 1.0]
+    assert figures["HalfCheetah-v5"][OURS]["seeds"] == 3  # type: ignore[index]
+
+
+@pytest.mark.slow
+def test_all_learners_are_timed_on_the_same_memory() -> None:
+    pytest.importorskip("stable_baselines3")
+    rates = sac_vs_sb3.measure_rates(Settings(), repetitions=2, updates=2)
+    assert set(rates) == {OURS, HALF, THEIRS}
+    assert all(len(values) == 2 and min(values) > 0 for values in rates.values())
