@@ -14,6 +14,9 @@ examples:
   robopolicy train experiment=lift_flow_bc dataset=data/lift seed=1 algorithm.lr=3e-4
   robopolicy train experiment=lift_reinflow init_from=runs/lift_flow_bc/checkpoints/best
   robopolicy train task=point_mass policy=gaussian algorithm=ppo task.reward=shaped budget.env_steps=200000
+  robopolicy train experiment=half_cheetah_sac
+  robopolicy train task=lift policy=squashed_gaussian algorithm=rlpd dataset=data/lift budget.env_steps=100000
+  robopolicy train algorithm=iql dataset=data/lift budget.updates=50000 replay.offline_updates=50000
   robopolicy train --resume runs/lift_reinflow
   robopolicy train --show experiment=lift_reinflow
 """
