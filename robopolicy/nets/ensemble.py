@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from robopolicy.nets.mlp import make_activation
@@ -24,9 +25,7 @@ class EnsembleLinear(nn.Module):
     def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
         """Apply member m to `x[m]`, or `members[m]` where given."""
         weight, bias = of(self.weight, members), of(self.bias, members)
-        if weight.shape[2] == 1:  # batched products of matrix and vector are slow on a CPU
-            return (x * weight.transpose(1, 2)).sum(-1, keepdim=True) + bias
-        return torch.baddbmm(bias, x, weight)
+        return torch.baddbmm(bias, x, weight) if weight.shape[2] > 1 else vector_products(x, weight) + bias
 
 
 class EnsembleLayerNorm(nn.Module):
@@ -39,9 +38,22 @@ class EnsembleLayerNorm(nn.Module):
 
     def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
         """Normalise the last dimension of `(M, B, dim)`."""
-        return torch.addcmul(
-            of(self.shift, members), nn.functional.layer_norm(x, x.shape[-1:]), of(self.scale, members)
-        )
+        scale, shift = of(self.scale, members), of(self.shift, members)
+        if x.is_cuda:
+            return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:]), scale)
+        each = zip(x.unbind(), scale.squeeze(1).unbind(), shift.squeeze(1).unbind(), strict=True)
+        return torch.stack([F.layer_norm(rows, x.shape[-1:], weight, bias) for rows, weight, bias in each])
+
+
+def vector_products(x: Tensor, weight: Tensor) -> Tensor:
+    """`x[m] @ weight[m]` of matrices `(M, B, in)` and vectors `(M, in, 1)`: `(M, B, 1)`, in the precision of `weight`.
+
+    As a batched product this is slow on a CPU, and as a sum of elementwise products its gradient is.
+    """
+    if x.is_cuda or x.dtype != weight.dtype:
+        return (x * weight.transpose(1, 2)).sum(-1, keepdim=True)
+    each = zip(x.unbind(), weight.squeeze(2).unbind(), strict=True)
+    return torch.stack([torch.mv(rows, vector) for rows, vector in each]).unsqueeze(-1)
 
 
 def of(parameter: Tensor, members: Tensor | None) -> Tensor:
@@ -100,8 +112,8 @@ class _Lowest(torch.autograd.Function):
         for weight, bias in layers[:-1]:
             h = torch.baddbmm(bias, h, weight).relu_()
             hidden.append(h)
-        values = (h * weights[-1].transpose(1, 2)).sum(-1) + layers[-1][1].squeeze(-1)  # (M, B)
-        least, member = values.min(0)
+        values = vector_products(h, weights[-1]) + layers[-1][1]  # (M, B, 1)
+        least, member = values.squeeze(-1).min(0)
         ctx.save_for_backward(member, *hidden)
         ctx.weights, ctx.columns = weights, x.shape[1]
         return least
