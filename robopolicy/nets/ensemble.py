@@ -50,9 +50,9 @@ def vector_products(x: Tensor, weight: Tensor) -> Tensor:
 
     As a batched product this is slow on a CPU, and as a sum of elementwise products its gradient is.
     """
-    if x.is_cuda or x.dtype != weight.dtype:
+    if x.is_cuda:
         return (x * weight.transpose(1, 2)).sum(-1, keepdim=True)
-    each = zip(x.unbind(), weight.squeeze(2).unbind(), strict=True)
+    each = zip(x.to(weight.dtype).unbind(), weight.squeeze(2).unbind(), strict=True)
     return torch.stack([torch.mv(rows, vector) for rows, vector in each]).unsqueeze(-1)
 
 
