@@ -194,7 +194,7 @@ class Trainer:
 
     def _restore(self, best: Summary) -> None:
         # Imitation descends its loss whatever the success does, so only reinforcement learning can collapse.
-        if self.algorithm.experience == "dataset" or self.algorithm.may_fall:
+        if self.algorithm.experience == "dataset" or (self.algorithm.may_fall and self.update < self.total):
             return
         self.algorithm.load_state_dict(load_training_state(self._checkpoint("best"))["algorithm"])
         self.latest = best
