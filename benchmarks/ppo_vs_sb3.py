@@ -25,7 +25,7 @@ from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.critics.value import ValueConfig
 from robopolicy.evaluation.intervals import stratified_iqm
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.samplers.rollout import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim

@@ -33,8 +33,8 @@ def prepare(method: str, task: str, seed: int) -> None:
     """Collect the demonstrations and clone the base of a cell."""
     torch.set_num_threads(1)
     data = demonstrations(TASKS[task], seed)
-    if not METHODS[method].from_scratch:
-        base_policy(METHODS[method], TASKS[task], seed, data)
+    if (base := METHODS[method].base) is not None:
+        base_policy(base, TASKS[task], seed, data)
 
 
 def run(method: str, task: str, seed: int, steps: int | None) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def run_all(keys: Sequence[Key], *, jobs: int, steps: int | None, keep: bool) ->
     """Run the missing cells in `jobs` processes: first what they share, one after the other, then the cells."""
     cells = {key: load_cell(cell_name(key)) for key in keys} if keep else dict.fromkeys(keys)
     missing = [key for key, cell in cells.items() if cell is None]
-    shared = {(key[1], key[2], METHODS[key[0]].head): key for key in missing}
+    shared = {(key[1], key[2], METHODS[key[0]].base): key for key in missing}
     for key in shared.values():
         prepare(*key)
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two methods, one seed, few steps, nothing written")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=2, help="cells at a time, one thread each")
     parser.add_argument("--table", action="store_true", help="run nothing")
     arguments = parser.parse_args()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from benchmarks.finetune.methods import Method
+from benchmarks.finetune.methods import Base, Method
 from benchmarks.finetune.tasks import BenchTask
+from robopolicy.algorithms import ALGORITHMS
 from robopolicy.cli.main import main as robopolicy
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.sim.registry import SimOptions, make_sim
@@ -31,39 +33,32 @@ class Failed(RuntimeError):
 def run_cell(method: Method, task: BenchTask, seed: int, *, steps: int | None = None) -> dict[str, Any]:
     """Everything the table needs of one method on one task with one seed; intermediate results are kept and shared."""
     data = demonstrations(task, seed)
-    base = None if method.from_scratch else base_policy(method, task, seed, data)
     name = f"{method.name}-{task.name}-{seed}"
-    settings = [
-        f"task={task.task}",
-        f"algorithm={method.algorithm}",
-        f"policy={method.head}",
-        *task.settings,
-        *method.settings,
-        _budget(method, steps or task.env_steps, task),
-        "evaluation.episodes=50",
-        f"seed={seed}",
-        f"out={WORK}/runs",
-        f"name={name}",
-    ]
-    if base is not None:
+    settings = [f"experiment={method.preset}", f"task={task.task}", *method.settings]
+    if method.base is None:
+        base = None
+        settings += task.chunk
+    else:
+        base = base_policy(method.base, task, seed, data)
         settings.append(f"init_from={base}")
     if method.demonstrations:
         settings.append(f"dataset={data}")
+    settings += [*_budget(settings, steps or task.env_steps, task), "evaluation.every=0", "evaluation.episodes=50"]
     folder = WORK / "runs" / name
     if not (folder / "report.json").exists():
         shutil.rmtree(folder, ignore_errors=True)  # what an interrupted run left
-        start_run(compose_config(settings)).train()
+        start_run(compose_config([*settings, f"seed={seed}", f"out={WORK}/runs", f"name={name}"])).train()
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    judged = {"base": judge(base, task), "finetuned": judge(folder / "checkpoints" / "last", task)}
     return {
         "method": method.name,
         "task": task.name,
         "seed": seed,
-        **judged,
+        "base": judge(base, task),
+        "finetuned": judge(folder / "checkpoints" / "last", task),
         "env_steps": report["env_steps"],
         "steps_to_goal": _first_crossing(folder),
         "seconds": round(report["seconds"], 1),
-        "seconds_updating": report.get("seconds_updating"),
+        "seconds_updating": round(report["seconds_updating"], 1),
         "restored": report["restored"],
     }
 
@@ -74,24 +69,23 @@ def demonstrations(task: BenchTask, seed: int) -> Path:
     if folder.exists():
         return folder
     words = ["collect", task.task, "--episodes", str(task.demonstrations), "--seed", str(100_000 + 1_000 * seed)]
-    if task.source == "sac":
+    if task.source_steps:
         words += ["--policy", str(_half_trained(task, seed)), "--keep-failures", "--stochastic"]
     _run(*words, "--out", str(folder))
     return folder
 
 
-def base_policy(method: Method, task: BenchTask, seed: int, data: Path) -> Path:
-    """The cloned base of a head, trained once for all methods that use it."""
-    name = "-".join([method.head, *(part.replace(".", "_") for part in method.head_settings), task.name, str(seed)])
-    last = WORK / "base" / name / "checkpoints" / "last"
+def base_policy(base: Base, task: BenchTask, seed: int, data: Path) -> Path:
+    """The cloned base, trained once for all methods that start from it."""
+    name = f"{base.name}-{task.name}-{seed}"
     if not (WORK / "base" / name / "report.json").exists():
         shutil.rmtree(WORK / "base" / name, ignore_errors=True)
         _run(
-            *("train", f"task={task.task}", f"policy={method.head}", "algorithm=bc", f"dataset={data}"),
-            *(*task.settings, *method.head_settings, f"budget.updates={task.cloning_updates}"),
-            *("evaluation.episodes=0", f"seed={seed}", f"out={WORK}/base", f"name={name}"),
+            *("train", f"task={task.task}", "algorithm=bc", f"dataset={data}", *base.settings, *task.chunk),
+            *(f"budget.updates={task.cloning_updates}", "evaluation.episodes=0"),
+            *(f"seed={seed}", f"out={WORK}/base", f"name={name}"),
         )
-    return last
+    return WORK / "base" / name / "checkpoints" / "last"
 
 
 def judge(checkpoint: Path | None, task: BenchTask) -> dict[str, Any] | None:
@@ -112,7 +106,7 @@ def _half_trained(task: BenchTask, seed: int) -> Path:
     if not (WORK / "source" / name / "report.json").exists():
         shutil.rmtree(WORK / "source" / name, ignore_errors=True)
         _run(
-            *("train", f"task={task.task}", "policy=squashed_gaussian", "algorithm=sac", *task.settings),
+            *("train", f"task={task.task}", "policy=squashed_gaussian", "algorithm=sac", *task.chunk),
             *("sim.num_envs=8", f"budget.env_steps={task.source_steps}", "evaluation.episodes=10"),
             *(f"seed={seed}", f"out={WORK}/source", f"name={name}"),
         )
@@ -131,14 +125,13 @@ def _first_crossing(folder: Path) -> float | None:
     return None
 
 
-def _budget(method: Method, steps: int, task: BenchTask) -> str:
-    """The budget in environment steps, or the updates that play as many at most: episodes may end early."""
-    if not method.whole_episodes:
-        return f"budget.env_steps={steps}"
+def _budget(settings: Sequence[str], steps: int, task: BenchTask) -> list[str]:
+    """The budget in environment steps, or the updates that play as many at most: whole episodes may end early."""
+    config = compose_config(settings)
+    if ALGORITHMS[config.algorithm["name"]][1].experience != "group":
+        return ["budget.updates=0", f"budget.env_steps={steps}"]
     with closing(make_sim(task.task, SimOptions(num_envs=1))) as sim:
-        longest = sim.spec.max_episode_steps
-    envs = next(int(setting.split("=")[1]) for setting in method.settings if setting.startswith("sim.num_envs="))
-    return f"budget.updates={max(1, steps // (envs * longest))}"
+        return [f"budget.updates={max(1, steps // (config.sim.num_envs * sim.spec.max_episode_steps))}"]
 
 
 def _run(*words: str) -> None:

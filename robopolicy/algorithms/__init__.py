@@ -6,7 +6,6 @@ from typing import Any
 
 from robopolicy.algorithms.ac_flow import ACFlow, ACFlowConfig
 from robopolicy.algorithms.awm import AWM, AWMConfig
-from robopolicy.algorithms.base import Algorithm
 from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.algorithms.cal_ql import CalQL, CalQLConfig
 from robopolicy.algorithms.distill import Distill, DistillConfig
@@ -20,6 +19,7 @@ from robopolicy.algorithms.flow_sde import FlowSDE, FlowSDEConfig
 from robopolicy.algorithms.fpo import FPO, FPOConfig
 from robopolicy.algorithms.fpo_pp import FPOPlusPlus, FPOPlusPlusConfig
 from robopolicy.algorithms.fql import FQL, FQLConfig
+from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.gorl import GoRL, GoRLConfig
 from robopolicy.algorithms.idql import IDQL, IDQLConfig
 from robopolicy.algorithms.iql import IQL, IQLConfig

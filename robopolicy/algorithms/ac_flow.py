@@ -27,9 +27,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.base import Metrics, Stateful
-from robopolicy.algorithms.matching import MatchingConfig, MatchingTuner, velocity_distance
-from robopolicy.algorithms.on_policy import Rows, flatten, normalize
+from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.frames.matching import MatchingConfig, MatchingTuner, velocity_distance
+from robopolicy.algorithms.frames.on_policy import Rows, flatten, normalize
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.critics.intermediate import IntermediateValue

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.base import Metrics, Stateful
 from robopolicy.algorithms.fpo import actor_loss
-from robopolicy.algorithms.matching import MatchingConfig, MatchingTuner, velocity_distance
-from robopolicy.algorithms.on_policy import Rows, normalize
+from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.frames.matching import MatchingConfig, MatchingTuner, velocity_distance
+from robopolicy.algorithms.frames.on_policy import Rows, normalize
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.data.rollout import Rollout

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.base import Algorithm, Metrics, Stateful
+from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.nets.ema import EMA
 from robopolicy.policies.base import Info, Policy

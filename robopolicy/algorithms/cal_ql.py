@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.offline_critic import ConservativeConfig, ConservativeRule
+from robopolicy.algorithms.frames.offline_critic import ConservativeConfig, ConservativeRule
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.critics.q import CriticConfig, random_subset_min
 from robopolicy.data.transitions import Transitions

@@ -22,14 +22,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.base import Metrics, Stateful, frozen_copy
 from robopolicy.algorithms.bc import BC, BCConfig
+from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.errors import UserError
 from robopolicy.nets.ema import EMA
 from robopolicy.policies.base import Info, Policy, chunk_mean
-from robopolicy.policies.consistency import ConsistencyConfig, ConsistencyPolicy
-from robopolicy.policies.generative import GenerativeConfig, GenerativePolicy
+from robopolicy.policies.heads.consistency import ConsistencyConfig, ConsistencyPolicy
+from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
 from robopolicy.policies.noise import normal
 from robopolicy.policies.ode import ode_step
 from robopolicy.policies.schedules import karras_sigmas

@@ -32,10 +32,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.base import Stateful, frozen_copy
-from robopolicy.algorithms.chain_tuner import ChainTuner, ChainTunerConfig
-from robopolicy.algorithms.fine_tuner import FineTuner, FineTunerConfig
-from robopolicy.algorithms.on_policy import Rows, normalize
+from robopolicy.algorithms.frames.base import Stateful, frozen_copy
+from robopolicy.algorithms.frames.chain_tuner import ChainTuner, ChainTunerConfig
+from robopolicy.algorithms.frames.fine_tuner import FineTuner, FineTunerConfig
+from robopolicy.algorithms.frames.on_policy import Rows, normalize
 from robopolicy.core.advantages.stages import DepthDiscount
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
@@ -43,10 +43,10 @@ from robopolicy.core.ratios import DepthBounds
 from robopolicy.critics.value import ValueConfig
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Observation, Policy
-from robopolicy.policies.chain import require_family
-from robopolicy.policies.diffusion import DiffusionPolicy
-from robopolicy.policies.diffusion_chain import LOGP_BOUNDS, DiffusionChain
-from robopolicy.policies.staged_diffusion import StagedDiffusion, in_stages
+from robopolicy.policies.chains.chain import require_family
+from robopolicy.policies.chains.diffusion_chain import LOGP_BOUNDS, DiffusionChain
+from robopolicy.policies.heads.diffusion import DiffusionPolicy
+from robopolicy.policies.wrappers.staged_diffusion import StagedDiffusion, in_stages
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from robopolicy.algorithms.base import Stateful
-from robopolicy.algorithms.q_chunking import QChunking, QChunkingConfig
+from robopolicy.algorithms.frames.base import Stateful
+from robopolicy.algorithms.frames.q_chunking import QChunking, QChunkingConfig
 from robopolicy.critics.q import QEnsemble, borrow_normalizers
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
-from robopolicy.policies.selected import select
+from robopolicy.policies.wrappers.selected import select
 
 LOGIT_BOUND = 12.0  # of differences between logits, so that sure successes do not dominate the quantile
 

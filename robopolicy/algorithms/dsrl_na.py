@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.base import Metrics, Stateful
-from robopolicy.algorithms.off_policy import descend
-from robopolicy.algorithms.steering import Steering, SteeringConfig
+from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.frames.off_policy import descend
+from robopolicy.algorithms.frames.steering import Steering, SteeringConfig
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.transitions import Transitions
 from robopolicy.policies.base import Observation, Policy

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from robopolicy.algorithms.base import Metrics
-from robopolicy.algorithms.steering import Steering, SteeringConfig
+from robopolicy.algorithms.frames.base import Metrics
+from robopolicy.algorithms.frames.steering import Steering, SteeringConfig
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError

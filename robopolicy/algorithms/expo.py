@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.base import Metrics, Stateful
-from robopolicy.algorithms.off_policy import OffPolicy, OffPolicyConfig, descend
-from robopolicy.algorithms.offline_critic import require_imitation
+from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
+from robopolicy.algorithms.frames.offline_critic import require_imitation
 from robopolicy.algorithms.sac import Temperature
 from robopolicy.critics.losses import softmax_weights
 from robopolicy.critics.q import CriticConfig, QEnsemble
@@ -35,8 +35,8 @@ from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.ema import EMA
 from robopolicy.policies.base import Info, Observation, Policy, Sample
-from robopolicy.policies.edited import EditConfig, EditedPolicy, EditNet, edit_samples
 from robopolicy.policies.noise import Randomness
+from robopolicy.policies.wrappers.edited import EditConfig, EditedPolicy, EditNet, edit_samples
 
 BACKUPS = ("best", "base")
 

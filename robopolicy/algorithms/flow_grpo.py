@@ -23,9 +23,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.base import Metrics
-from robopolicy.algorithms.chain_tuner import ChainTuner, ChainTunerConfig
-from robopolicy.algorithms.on_policy import Rows
+from robopolicy.algorithms.frames.base import Metrics
+from robopolicy.algorithms.frames.chain_tuner import ChainTuner, ChainTunerConfig
+from robopolicy.algorithms.frames.on_policy import Rows
 from robopolicy.core.advantages.pipeline import Pipeline, Scope
 from robopolicy.core.advantages.stages import Baseline, Clip, Scale
 from robopolicy.core.decisions import Decisions, by_group
@@ -35,8 +35,8 @@ from robopolicy.core.regularizers import gaussian_kl
 from robopolicy.data.rollout import GroupRollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.chain import require_family
-from robopolicy.policies.sde_chain import SDEChain
+from robopolicy.policies.chains.chain import require_family
+from robopolicy.policies.chains.sde_chain import SDEChain
 
 
 @dataclass(frozen=True)

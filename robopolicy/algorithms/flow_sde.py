@@ -17,16 +17,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from robopolicy.algorithms.chain_tuner import ChainTuner, ChainTunerConfig
-from robopolicy.algorithms.fine_tuner import FineTuner, FineTunerConfig
 from robopolicy.algorithms.flow_grpo import actor_loss
-from robopolicy.algorithms.on_policy import Rows, normalize
+from robopolicy.algorithms.frames.chain_tuner import ChainTuner, ChainTunerConfig
+from robopolicy.algorithms.frames.fine_tuner import FineTuner, FineTunerConfig
+from robopolicy.algorithms.frames.on_policy import Rows, normalize
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.chain import require_family
-from robopolicy.policies.sde_chain import SDEChain
+from robopolicy.policies.chains.chain import require_family
+from robopolicy.policies.chains.sde_chain import SDEChain
 
 
 @dataclass(frozen=True)

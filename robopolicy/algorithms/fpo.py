@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from robopolicy.algorithms.matching import MatchingConfig, MatchingTuner
-from robopolicy.algorithms.on_policy import Rows, normalize
+from robopolicy.algorithms.frames.matching import MatchingConfig, MatchingTuner
+from robopolicy.algorithms.frames.on_policy import Rows, normalize
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds

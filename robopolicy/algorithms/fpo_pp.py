@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.fpo import actor_loss
-from robopolicy.algorithms.matching import MatchingConfig, MatchingTuner, reduce_steps
-from robopolicy.algorithms.on_policy import Rows, normalize
+from robopolicy.algorithms.frames.matching import MatchingConfig, MatchingTuner, reduce_steps
+from robopolicy.algorithms.frames.on_policy import Rows, normalize
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.zero_noise import ZeroNoisePolicy
+from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
 
 TRUST_REGIONS = ("clip", "aspo")
 

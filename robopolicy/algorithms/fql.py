@@ -21,15 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.base import Stateful
-from robopolicy.algorithms.off_policy import descend
-from robopolicy.algorithms.q_chunking import QChunking, QChunkingConfig
+from robopolicy.algorithms.frames.base import Stateful
+from robopolicy.algorithms.frames.off_policy import descend
+from robopolicy.algorithms.frames.q_chunking import QChunking, QChunkingConfig
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Observation, Policy, Sample
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.generative import GenerativeConfig, GenerativePolicy
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
 from robopolicy.policies.noise import Randomness
 
 

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.base import Metrics, Stateful, frozen_copy
-from robopolicy.algorithms.on_policy import Rows, flatten
+from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
+from robopolicy.algorithms.frames.on_policy import Rows, flatten
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
@@ -37,11 +37,11 @@ from robopolicy.critics.value import ValueConfig
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Policy
-from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.generative import GenerativePolicy
-from robopolicy.policies.latent import LatentPolicy, NoiseSpace
-from robopolicy.policies.nested import describe, rebuild
-from robopolicy.policies.staged_decoder import StagedDecoder
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.heads.generative import GenerativePolicy
+from robopolicy.policies.wrappers.latent import LatentPolicy, NoiseSpace
+from robopolicy.policies.wrappers.nested import describe, rebuild
+from robopolicy.policies.wrappers.staged_decoder import StagedDecoder
 
 UNBOUNDED = NoiseSpace(bound=0.0)
 

@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from robopolicy.algorithms.base import Stateful
-from robopolicy.algorithms.offline_critic import ImplicitConfig, ImplicitRule, OfflineCritic, OfflineCriticConfig
+from robopolicy.algorithms.frames.base import Stateful
+from robopolicy.algorithms.frames.offline_critic import ImplicitConfig, ImplicitRule, OfflineCritic, OfflineCriticConfig
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 from robopolicy.nets.ema import EMA
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.selected import select
+from robopolicy.policies.wrappers.selected import select
 
 
 @dataclass(frozen=True)

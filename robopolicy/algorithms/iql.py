@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.offline_critic import ImplicitConfig, ImplicitRule, OfflineCritic, OfflineCriticConfig
+from robopolicy.algorithms.frames.offline_critic import ImplicitConfig, ImplicitRule, OfflineCritic, OfflineCriticConfig
 from robopolicy.critics.losses import advantage_weight
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.transitions import Transitions

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.offline_critic import (
+from robopolicy.algorithms.frames.offline_critic import (
     ConservativeConfig,
     ConservativeRule,
     CriticRule,
@@ -35,8 +35,8 @@ from robopolicy.critics.q import CriticConfig
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.optimized import OptimizedPolicy, optimize
-from robopolicy.policies.selected import Candidates, draw_index
+from robopolicy.policies.wrappers.optimized import OptimizedPolicy, optimize
+from robopolicy.policies.wrappers.selected import Candidates, draw_index
 
 RULES = ("cal_ql", "iql")
 

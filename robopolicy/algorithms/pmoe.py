@@ -23,15 +23,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.base import Stateful
-from robopolicy.algorithms.off_policy import OffPolicy, descend
+from robopolicy.algorithms.frames.base import Stateful
+from robopolicy.algorithms.frames.off_policy import OffPolicy, descend
 from robopolicy.algorithms.sac import SACConfig, Temperature
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.replay import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.density import choose
-from robopolicy.policies.mixture import MixturePolicy
+from robopolicy.policies.heads.mixture import MixturePolicy
 from robopolicy.policies.noise import Randomness, uniform
 
 

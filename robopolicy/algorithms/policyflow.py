@@ -24,16 +24,16 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from robopolicy.algorithms.fine_tuner import FineTunerConfig
-from robopolicy.algorithms.matching import StoredPoints
-from robopolicy.algorithms.on_policy import Rows, normalize
+from robopolicy.algorithms.frames.fine_tuner import FineTunerConfig
+from robopolicy.algorithms.frames.matching import StoredPoints
+from robopolicy.algorithms.frames.on_policy import Rows, normalize
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.perturbed_flow import PerturbationConfig, PerturbedFlow
-from robopolicy.policies.sampled import require_matched
+from robopolicy.policies.chains.perturbed_flow import PerturbationConfig, PerturbedFlow
+from robopolicy.policies.chains.sampled import require_matched
 
 TARGETS = ("old", "present")
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.base import Algorithm, Metrics, Stateful
-from robopolicy.algorithms.on_policy import (
+from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
+from robopolicy.algorithms.frames.on_policy import (
     Beside,
     ReturnScale,
     Rows,

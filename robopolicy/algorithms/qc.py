@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from robopolicy.algorithms.q_chunking import QChunking, QChunkingConfig
+from robopolicy.algorithms.frames.q_chunking import QChunking, QChunkingConfig
 from robopolicy.data.transitions import Transitions
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
-from robopolicy.policies.selected import select
+from robopolicy.policies.wrappers.selected import select
 
 
 @dataclass(frozen=True)

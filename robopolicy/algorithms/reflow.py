@@ -19,12 +19,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.base import Stateful, frozen_copy
 from robopolicy.algorithms.bc import BC, BCConfig
+from robopolicy.algorithms.frames.base import Stateful, frozen_copy
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.generative import GenerativePolicy
+from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.ode import ode_solve
 
 

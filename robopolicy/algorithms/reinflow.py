@@ -21,17 +21,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.base import Metrics
-from robopolicy.algorithms.chain_tuner import ChainTuner, ChainTunerConfig
-from robopolicy.algorithms.fine_tuner import FineTuner, FineTunerConfig
-from robopolicy.algorithms.on_policy import Rows, normalize
+from robopolicy.algorithms.frames.base import Metrics
+from robopolicy.algorithms.frames.chain_tuner import ChainTuner, ChainTunerConfig
+from robopolicy.algorithms.frames.fine_tuner import FineTuner, FineTunerConfig
+from robopolicy.algorithms.frames.on_policy import Rows, normalize
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.data.rollout import Rollout
 from robopolicy.policies.base import Info, Observation, Policy
-from robopolicy.policies.chain import require_family
-from robopolicy.policies.stochastic_flow import NoiseConfig, StochasticFlow
+from robopolicy.policies.chains.chain import require_family
+from robopolicy.policies.chains.stochastic_flow import NoiseConfig, StochasticFlow
 
 
 @dataclass(frozen=True)

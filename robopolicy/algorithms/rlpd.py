@@ -24,7 +24,7 @@ from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.transitions import Transitions
 from robopolicy.policies.base import Observation, Policy
-from robopolicy.policies.gaussian import GaussianPolicy
+from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness
 
 

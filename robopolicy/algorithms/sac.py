@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.base import Stateful
-from robopolicy.algorithms.off_policy import OffPolicy, OffPolicyConfig, descend
+from robopolicy.algorithms.frames.base import Stateful
+from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Observation, Policy, Sample
-from robopolicy.policies.gaussian import GaussianPolicy
+from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness
 
 

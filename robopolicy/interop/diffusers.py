@@ -28,8 +28,8 @@ from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import write_text
-from robopolicy.policies.diffusion import DiffusionConfig
-from robopolicy.policies.flow import FlowConfig
+from robopolicy.policies.heads.diffusion import DiffusionConfig
+from robopolicy.policies.heads.flow import FlowConfig
 from robopolicy.policies.path import left_grid
 from robopolicy.schema import from_plain, to_plain
 

@@ -5,25 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.policies.autoregressive import AutoregressiveConfig, AutoregressivePolicy
 from robopolicy.policies.base import Policy, PolicySpec
-from robopolicy.policies.callable import CallableConfig, CallablePolicy
-from robopolicy.policies.consistency import ConsistencyConfig, ConsistencyPolicy
-from robopolicy.policies.diffusion import DiffusionConfig, DiffusionPolicy
-from robopolicy.policies.edited import EditedConfig, EditedPolicy
-from robopolicy.policies.edm import EDMConfig, EDMPolicy
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.latent import LatentConfig, LatentPolicy
-from robopolicy.policies.meanflow import MeanFlowConfig, MeanFlowPolicy
-from robopolicy.policies.mixture import MixtureConfig, MixturePolicy
-from robopolicy.policies.optimized import OptimizedConfig, OptimizedPolicy
+from robopolicy.policies.heads.autoregressive import AutoregressiveConfig, AutoregressivePolicy
+from robopolicy.policies.heads.consistency import ConsistencyConfig, ConsistencyPolicy
+from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
+from robopolicy.policies.heads.edm import EDMConfig, EDMPolicy
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.heads.meanflow import MeanFlowConfig, MeanFlowPolicy
+from robopolicy.policies.heads.mixture import MixtureConfig, MixturePolicy
+from robopolicy.policies.heads.shortcut import ShortcutConfig, ShortcutPolicy
 from robopolicy.policies.registry import POLICIES
-from robopolicy.policies.selected import SelectedConfig, SelectedPolicy
-from robopolicy.policies.shortcut import ShortcutConfig, ShortcutPolicy
-from robopolicy.policies.staged_decoder import StagedDecoder, StagedDecoderConfig
-from robopolicy.policies.staged_diffusion import StagedDiffusion, StagedDiffusionConfig
-from robopolicy.policies.zero_noise import ZeroNoiseConfig, ZeroNoisePolicy
+from robopolicy.policies.wrappers.callable import CallableConfig, CallablePolicy
+from robopolicy.policies.wrappers.edited import EditedConfig, EditedPolicy
+from robopolicy.policies.wrappers.latent import LatentConfig, LatentPolicy
+from robopolicy.policies.wrappers.optimized import OptimizedConfig, OptimizedPolicy
+from robopolicy.policies.wrappers.selected import SelectedConfig, SelectedPolicy
+from robopolicy.policies.wrappers.staged_decoder import StagedDecoder, StagedDecoderConfig
+from robopolicy.policies.wrappers.staged_diffusion import StagedDiffusion, StagedDiffusionConfig
+from robopolicy.policies.wrappers.zero_noise import ZeroNoiseConfig, ZeroNoisePolicy
 
 POLICIES.update(
     {

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from robopolicy.algorithms import ALGORITHMS, make_algorithm
-from robopolicy.algorithms.base import Algorithm
-from robopolicy.algorithms.off_policy import OffPolicy
+from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.data.chunks import ChunkSampler
 from robopolicy.data.episodes import Episodes, is_image
 from robopolicy.data.lerobot import read_lerobot

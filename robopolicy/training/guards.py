@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.base import Algorithm, Metrics
+from robopolicy.algorithms.frames.base import Algorithm, Metrics
 from robopolicy.errors import UserError
 
 Summary = dict[str, Any]

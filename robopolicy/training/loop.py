@@ -114,6 +114,7 @@ class Trainer:
         self.latest: Summary | None = None
         self.restored = 0  # times the guard went back to the best state
         self._seconds = 0.0  # spent before this process
+        self._updating = 0.0  # seconds in updates, without playing, evaluating and saving
         self._start = time.monotonic()
         self._signal: int | None = None
         tenth = max(1, self.total // 10)
@@ -156,7 +157,10 @@ class Trainer:
         self._lock.close()
 
     def _iterate(self) -> None:
-        metrics = self.algorithm.update(self.source.next(self.algorithm))
+        batch = self.source.next(self.algorithm)
+        start = time.monotonic()
+        metrics = self.algorithm.update(batch)
+        self._updating += time.monotonic() - start
         self.update += 1
         self.latest = None
         if self.config.guards.finite:
@@ -194,7 +198,7 @@ class Trainer:
 
     def _restore(self, best: Summary) -> None:
         # Imitation descends its loss whatever the success does, so only reinforcement learning can collapse.
-        if self.algorithm.experience == "dataset" or self.algorithm.may_fall:
+        if self.algorithm.experience == "dataset" or (self.algorithm.may_fall and self.update < self.total):
             return
         self.algorithm.load_state_dict(load_training_state(self._checkpoint("best"))["algorithm"])
         self.latest = best
@@ -242,6 +246,7 @@ class Trainer:
             "final": self.latest,
             "restored": self.restored,
             "seconds": self._elapsed(),
+            "seconds_updating": self._updating,
             "versions": versions(),
         }
         write_text(self.folder / "report.json", json.dumps(report, indent=2) + "\n")
@@ -255,6 +260,7 @@ class Trainer:
         return {
             "update": self.update,
             "seconds": self._elapsed(),
+            "seconds_updating": self._updating,
             "best": self.best,
             "base": self.base,
             "latest": self.latest,
@@ -267,6 +273,7 @@ class Trainer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly from `state_dict`."""
         self.update, self._seconds = int(state["update"]), float(state["seconds"])
+        self._updating = float(state["seconds_updating"])
         self.best, self.base, self.latest = state["best"], state["base"], state["latest"]
         self.restored = int(state["restored"])
         self.algorithm.load_state_dict(state["algorithm"])

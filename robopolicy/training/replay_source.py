@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from robopolicy.algorithms.base import Algorithm
-from robopolicy.algorithms.off_policy import OffPolicy
+from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.data.replay import MixedReplay, Replay
 from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.base import Algorithm
+from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.data.chunks import ChunkBatch, ChunkSampler
 from robopolicy.data.rollout import GroupRollout, Rollout
 from robopolicy.policies.base import Observation, Sample

@@ -11,8 +11,8 @@ from torch import Tensor
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.transitions import Transitions
 from robopolicy.policies.base import Policy, PolicySpec
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 
 SPEC = PolicySpec({"state": (2,)}, action_dim=1, horizon=2, execute=1)
 STATISTICS = {"state": {"min": [-1.0] * 2, "max": [1.0] * 2}, "action": {"min": [-1.0], "max": [1.0]}}

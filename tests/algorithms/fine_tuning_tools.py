@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.on_policy import Rows, rows_with_advantages
+from robopolicy.algorithms.frames.on_policy import Rows, rows_with_advantages
 from robopolicy.policies.base import Policy, PolicySpec
-from robopolicy.policies.diffusion import DiffusionConfig, DiffusionPolicy
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.samplers.group import GroupSampler
 from robopolicy.samplers.rollout import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim

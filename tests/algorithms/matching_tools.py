@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms import ALGORITHMS
-from robopolicy.algorithms.matching import StoredPoints
-from robopolicy.algorithms.on_policy import Rows, rows_with_advantages
+from robopolicy.algorithms.frames.matching import StoredPoints
+from robopolicy.algorithms.frames.on_policy import Rows, rows_with_advantages
 from robopolicy.critics.value import ValueConfig
 from robopolicy.data.rollout import Rollout
 from robopolicy.policies import POLICIES, make_policy
 from robopolicy.policies.base import Observation, Policy, PolicySpec
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.samplers.rollout import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim

@@ -9,7 +9,7 @@ import torch
 from matching_tools import BARE, bandit, gradient, head, point_mass_return, prepared, tuner
 
 from robopolicy.algorithms.ac_flow import ACFlowConfig, actor_loss, critic_weights
-from robopolicy.algorithms.on_policy import normalize
+from robopolicy.algorithms.frames.on_policy import normalize
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.critics.intermediate import IntermediateValue
 from robopolicy.critics.value import ValueConfig

@@ -23,7 +23,7 @@ from matching_tools import (
 
 from robopolicy.algorithms.awm import WEIGHTINGS, AWMConfig, awm_estimator
 from robopolicy.algorithms.fpo import actor_loss
-from robopolicy.algorithms.on_policy import normalize
+from robopolicy.algorithms.frames.on_policy import normalize
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 

@@ -21,10 +21,10 @@ from robopolicy.data.lerobot import LeRobotWriter
 from robopolicy.errors import UserError
 from robopolicy.policies import POLICIES
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.consistency import ConsistencyPolicy
-from robopolicy.policies.edm import preconditioning
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.generative import GenerativePolicy
+from robopolicy.policies.heads.consistency import ConsistencyPolicy
+from robopolicy.policies.heads.edm import preconditioning
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.noise import RowStreams
 from robopolicy.policies.ode import ode_solve, ode_step
 from robopolicy.sim.registry import SimOptions, get_task, make_sim

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 
 from robopolicy.algorithms.dsrl_na import DSRLNA, DSRLNAConfig, distill_loss
 from robopolicy.algorithms.dsrl_sac import DSRLSAC, DSRLSACConfig
-from robopolicy.algorithms.steering import Steering
+from robopolicy.algorithms.frames.steering import Steering
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.replay import Replay, Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Policy, PolicySpec
-from robopolicy.policies.callable import CallablePolicy
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.wrappers.callable import CallablePolicy
+from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
 from robopolicy.samplers.replay import ReplaySampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim

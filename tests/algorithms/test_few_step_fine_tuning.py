@@ -12,9 +12,9 @@ import torch
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
 from robopolicy.policies import make_policy
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.meanflow import MeanFlowConfig
-from robopolicy.policies.shortcut import ShortcutConfig
-from robopolicy.policies.stochastic_flow import NoiseConfig, StochasticFlow
+from robopolicy.policies.chains.stochastic_flow import NoiseConfig, StochasticFlow
+from robopolicy.policies.heads.meanflow import MeanFlowConfig
+from robopolicy.policies.heads.shortcut import ShortcutConfig
 from robopolicy.samplers.rollout import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from robopolicy.algorithms.flow_grpo import FlowGRPO, FlowGRPOConfig, actor_loss, group_advantage, rows_of
 from robopolicy.algorithms.flow_sde import FlowSDE, FlowSDEConfig
-from robopolicy.algorithms.on_policy import Rows, minibatches, normalize
+from robopolicy.algorithms.frames.on_policy import Rows, minibatches, normalize
 from robopolicy.errors import UserError
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
 
 

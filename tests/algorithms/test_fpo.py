@@ -24,12 +24,12 @@ from matching_tools import (
 
 from robopolicy.algorithms.fpo import FPOConfig, actor_loss, fpo_estimator
 from robopolicy.algorithms.fpo_pp import FPOPlusPlusConfig, clamp_through, huber
-from robopolicy.algorithms.on_policy import normalize
+from robopolicy.algorithms.frames.on_policy import normalize
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.zero_noise import ZeroNoisePolicy
+from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
 
 UNBOUNDED: dict[str, Any] = {"huber_delta": 0.0, "loss_clamp": None, "ratio_clamp": None, "reduction": "mean"}

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms import ppo as ppo_module
-from robopolicy.algorithms.base import Algorithm
+from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.algorithms.frames.on_policy import rows_with_advantages
 from robopolicy.algorithms.gorl import EpisodeReturns, GoRL, GoRLConfig, latent_penalty
-from robopolicy.algorithms.on_policy import rows_with_advantages
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.diffusion import DiffusionConfig, DiffusionPolicy
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.generative import GenerativePolicy
+from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.samplers.rollout import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim

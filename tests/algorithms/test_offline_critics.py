@@ -12,7 +12,7 @@ from chunk_bandit import SMALL, batch, first_actions, flow, gaussian, two_modes
 from torch import Tensor, nn
 from value_learners import VALUE, cal_ql, expo, idql, iql, peak, snapshot
 
-from robopolicy.algorithms.offline_critic import ConservativeConfig, ConservativeRule, ImplicitRule
+from robopolicy.algorithms.frames.offline_critic import ConservativeConfig, ConservativeRule, ImplicitRule
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.replay import Replay
 from robopolicy.data.transitions import Request

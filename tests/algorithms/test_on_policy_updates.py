@@ -10,14 +10,14 @@ import torch
 
 from robopolicy.algorithms import ppo as ppo_module
 from robopolicy.algorithms import reinflow as reinflow_module
-from robopolicy.algorithms.base import Algorithm
-from robopolicy.algorithms.on_policy import ReturnScale, minibatches, rows_with_advantages
+from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.algorithms.frames.on_policy import ReturnScale, minibatches, rows_with_advantages
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
 from robopolicy.data.rollout import Rollout
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.samplers.rollout import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim

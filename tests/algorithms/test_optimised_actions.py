@@ -9,7 +9,7 @@ from value_learners import MAKERS, expo, pa_rl, pa_rl_iql, peak, same, snapshot
 
 from robopolicy.algorithms.expo import selection_bonus
 from robopolicy.algorithms.pa_rl import imitation_target
-from robopolicy.policies.selected import Candidates
+from robopolicy.policies.wrappers.selected import Candidates
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from robopolicy.algorithms.pmoe import PMOE, PMOEConfig, actor_loss, frequency_l
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.mixture import MixtureConfig, MixturePolicy
+from robopolicy.policies.heads.mixture import MixtureConfig, MixturePolicy
 from robopolicy.samplers.rollout import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim

@@ -26,7 +26,7 @@ from matching_tools import (
 from robopolicy.algorithms.policyflow import PolicyFlowConfig, brownian_loss
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.perturbed_flow import PerturbationConfig, PerturbedFlow
+from robopolicy.policies.chains.perturbed_flow import PerturbationConfig, PerturbedFlow
 
 
 def still(policy: Any) -> Any:

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from robopolicy.algorithms.dqc import DQC, DQCConfig, optimistic_loss, quantile_loss
 from robopolicy.algorithms.fql import FQL, FQLConfig, actor_loss, one_step_copy
-from robopolicy.algorithms.off_policy import OffPolicy
+from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.algorithms.qc import QC, QCConfig
 from robopolicy.critics.value import ValueConfig
 from robopolicy.data.replay import Replay
 from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy, PolicySpec
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 COMMON: dict[str, Any] = {"critic": SMALL, "batch_size": 64, "critic_lr": 3e-3, "lr": 3e-3, "tau": 0.05}

@@ -8,11 +8,11 @@ import fine_tuning_tools as tools
 import pytest
 import torch
 
-from robopolicy.algorithms.on_policy import Rows, minibatches
+from robopolicy.algorithms.frames.on_policy import Rows, minibatches
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig, actor_loss, bc_loss, chain_logp
 from robopolicy.critics.value import ValueConfig
+from robopolicy.policies.chains.stochastic_flow import NoiseConfig
 from robopolicy.policies.density import normal_log_density
-from robopolicy.policies.stochastic_flow import NoiseConfig
 
 
 def reinflow(head: dict[str, Any] | None = None, **overrides: Any) -> ReinFlow:

@@ -16,8 +16,8 @@ from robopolicy.algorithms.flow_sde import FlowSDE, FlowSDEConfig
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
 from robopolicy.data.rollout import GroupRollout, Rollout
 from robopolicy.policies.base import Policy, PolicySpec
-from robopolicy.policies.diffusion import DiffusionConfig, DiffusionPolicy
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 
 ANGLES = torch.arange(6) * math.pi / 3
 GOALS = 0.8 * torch.stack([ANGLES.cos(), ANGLES.sin()], 1)

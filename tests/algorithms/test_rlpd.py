@@ -21,7 +21,7 @@ from robopolicy.data.replay import MixedReplay, Replay
 from robopolicy.data.transitions import Request, Transitions
 from robopolicy.nets.ensemble import EnsembleLayerNorm, EnsembleMLP
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 SPEC = PolicySpec({"state": (2,)}, action_dim=2, horizon=3, execute=2)

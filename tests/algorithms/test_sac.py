@@ -18,8 +18,8 @@ from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.density import HALF_LOG_2PI, log_tanh_slope, squashed_draw
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 POINT = PolicySpec({"state": (2,)}, action_dim=1)

@@ -11,10 +11,10 @@ import pytest
 import torch
 from matching_tools import NAMES, SPEC, bandit, gradient, head, observations, prepared, tuner
 
-from robopolicy.algorithms.on_policy import minibatches
+from robopolicy.algorithms.frames.on_policy import minibatches
 from robopolicy.errors import UserError
-from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.sampled import MATCHED, SampledPolicy
+from robopolicy.policies.chains.sampled import MATCHED, SampledPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
 
 names = pytest.mark.parametrize("name", NAMES)

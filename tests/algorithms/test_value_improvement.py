@@ -15,14 +15,14 @@ from value_learners import MAKERS, peak, same, snapshot
 
 from robopolicy.algorithms import make_algorithm
 from robopolicy.algorithms.expo import EXPOConfig
+from robopolicy.algorithms.frames.offline_critic import ConservativeConfig, ImplicitConfig
 from robopolicy.algorithms.idql import IDQLConfig
 from robopolicy.algorithms.iql import IQLConfig
-from robopolicy.algorithms.offline_critic import ConservativeConfig, ImplicitConfig
 from robopolicy.algorithms.pa_rl import PARLConfig
 from robopolicy.errors import UserError
-from robopolicy.policies.autoregressive import AutoregressiveConfig, AutoregressivePolicy
 from robopolicy.policies.base import Policy
-from robopolicy.policies.diffusion import DiffusionConfig, DiffusionPolicy
+from robopolicy.policies.heads.autoregressive import AutoregressiveConfig, AutoregressivePolicy
+from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 every = pytest.mark.parametrize("name", MAKERS)

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from robopolicy.algorithms.cal_ql import CalQL, CalQLConfig
 from robopolicy.algorithms.expo import EXPO, EXPOConfig
+from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.algorithms.frames.offline_critic import ConservativeConfig, ImplicitConfig
 from robopolicy.algorithms.idql import IDQL, IDQLConfig
 from robopolicy.algorithms.iql import IQL, IQLConfig
-from robopolicy.algorithms.off_policy import OffPolicy
-from robopolicy.algorithms.offline_critic import ConservativeConfig, ImplicitConfig
 from robopolicy.algorithms.pa_rl import PARL, PARLConfig
 from robopolicy.critics.value import ValueConfig
 from robopolicy.policies.base import Policy
-from robopolicy.policies.edited import EditConfig
+from robopolicy.policies.wrappers.edited import EditConfig
 
 VALUE = ImplicitConfig(expectile=0.9, value=ValueConfig(hidden=(32, 32), activation="relu"))
 COMMON: dict[str, Any] = {"critic": SMALL, "batch_size": 64, "critic_lr": 3e-3, "lr": 3e-3, "tau": 0.05}

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import few_step
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 
 
 def cell(seed: int, success: float) -> dict[str, Any]:

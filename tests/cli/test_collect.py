@@ -12,7 +12,7 @@ from robopolicy.cli.main import main
 from robopolicy.data.lerobot import read_lerobot
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import save_checkpoint
 

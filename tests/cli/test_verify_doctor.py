@@ -8,7 +8,7 @@ import torch
 from robopolicy.cli import doctor
 from robopolicy.cli.main import main
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.training.checkpoint import save_checkpoint
 
 

@@ -16,7 +16,7 @@ from robopolicy.nets.ensemble import EnsembleLayerNorm, EnsembleLinear, Ensemble
 from robopolicy.nets.mlp import make_activation
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 
 SPEC = PolicySpec({"state": (3,), "goal": (2,)}, action_dim=2, horizon=5, execute=3, obs_horizon=2)
 

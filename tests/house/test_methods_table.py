@@ -16,7 +16,7 @@ from docs.compatibility import ALLOWED, HEADS
 from docs.generate_methods import PAGE, STATUSES, load, render
 from docs.measured import measured
 from robopolicy.algorithms import ALGORITHMS
-from robopolicy.algorithms.off_policy import OffPolicy
+from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.cli.main import parse as parse_command
 from robopolicy.training.compose import compose_config
 

@@ -21,9 +21,9 @@ from robopolicy.interop.diffusers import (
     write_scheduler,
 )
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.diffusion import DiffusionConfig, DiffusionPolicy
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.generative import GenerativePolicy
+from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.generative import GenerativePolicy
 
 schedulers = pytest.importorskip("diffusers.schedulers")
 

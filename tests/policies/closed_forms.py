@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.diffusion import DiffusionConfig, DiffusionPolicy
-from robopolicy.policies.edm import EDMConfig, EDMPolicy, preconditioning
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.generative import GenerativePolicy
+from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
+from robopolicy.policies.heads.edm import EDMConfig, EDMPolicy, preconditioning
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.path import Estimate, prediction_target
 
 POINT = PolicySpec({"state": (1,)}, action_dim=1)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.errors import UserError
-from robopolicy.policies.autoregressive import AutoregressiveConfig, AutoregressivePolicy
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.density import choose
+from robopolicy.policies.heads.autoregressive import AutoregressiveConfig, AutoregressivePolicy
 from robopolicy.samplers.rollout import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim

@@ -15,8 +15,8 @@ from robopolicy.nets.encoder import EmbeddingConfig, ObservationEncoder, without
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies import POLICIES, make_policy
 from robopolicy.policies.base import Observation, Policy, PolicySpec
-from robopolicy.policies.explicit import ExplicitPolicy
-from robopolicy.policies.generative import GenerativePolicy
+from robopolicy.policies.heads.explicit import ExplicitPolicy
+from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 SHAPES = {

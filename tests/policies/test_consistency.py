@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
 from robopolicy.errors import UserError
-from robopolicy.policies.consistency import ConsistencyConfig, ConsistencyPolicy
-from robopolicy.policies.edm import preconditioning
+from robopolicy.policies.heads.consistency import ConsistencyConfig, ConsistencyPolicy
+from robopolicy.policies.heads.edm import preconditioning
 from robopolicy.policies.noise import RowStreams
 from robopolicy.policies.path import interpolate
 from robopolicy.policies.schedules import karras_sigmas

@@ -9,7 +9,7 @@ import torch
 from closed_forms import GAUSSIAN, TWO_MODES, Mixture, exact_diffusion, exact_edm, exact_flow, nothing
 from torch import Tensor
 
-from robopolicy.policies.generative import GenerativePolicy
+from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.path import edm_coefficients, estimate, interpolate, linear_coefficients, vp_coefficients
 
 MIXTURES = {"gaussian": GAUSSIAN, "two-modes": TWO_MODES}

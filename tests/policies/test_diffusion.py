@@ -14,7 +14,7 @@ from torch import Tensor
 from robopolicy.errors import UserError
 from robopolicy.policies import make_policy
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.diffusion import DiffusionConfig, DiffusionPolicy
+from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.noise import RowStreams
 from robopolicy.policies.schedules import alpha_bars, linear_betas, spaced_levels, squared_cosine_betas
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from robopolicy.errors import UserError
 from robopolicy.policies import make_policy
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.edm import EDMConfig, EDMPolicy, preconditioning
+from robopolicy.policies.heads.edm import EDMConfig, EDMPolicy, preconditioning
 from robopolicy.policies.noise import RowStreams
 from robopolicy.policies.schedules import karras_sigmas
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from robopolicy.errors import UserError
 from robopolicy.policies import make_policy
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.generative import TIME_LAWS
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.generative import TIME_LAWS
 
 SPEC = PolicySpec({"state": (1,)}, action_dim=1)
 RAW = {"normalization": "identity", "action_normalization": "identity", "action_clip": 0.0}

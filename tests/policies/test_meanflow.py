@@ -11,8 +11,14 @@ from average_forms import BACKBONES, CHUNK, POINT, RAW, SMALL, ExactAverage, M, 
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.policies.generative import TIME_LAWS
-from robopolicy.policies.meanflow import TIME_SCALE, MeanFlowConfig, MeanFlowPolicy, central_difference, forward_mode
+from robopolicy.policies.heads.generative import TIME_LAWS
+from robopolicy.policies.heads.meanflow import (
+    TIME_SCALE,
+    MeanFlowConfig,
+    MeanFlowPolicy,
+    central_difference,
+    forward_mode,
+)
 
 DATA = torch.rand(64, 5, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
 OBS = {"state": torch.randn(64, 2, 3, generator=torch.Generator().manual_seed(1))}

@@ -11,8 +11,8 @@ from torch.distributions import Categorical, Independent, MixtureSameFamily, Nor
 
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.mixture import MixtureConfig, MixturePolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.heads.mixture import MixtureConfig, MixturePolicy
 
 SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=2, execute=2)
 ONE = PolicySpec({"state": (1,)}, 1)

@@ -9,16 +9,16 @@ import torch
 
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies import make_policy
-from robopolicy.policies.autoregressive import AutoregressiveConfig, AutoregressivePolicy
 from robopolicy.policies.base import Observation, Policy, PolicySpec
-from robopolicy.policies.explicit import ExplicitPolicy
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.meanflow import MeanFlowConfig, MeanFlowPolicy
-from robopolicy.policies.mixture import MixtureConfig, MixturePolicy
+from robopolicy.policies.chains.stochastic_flow import NoiseConfig, StochasticFlow
+from robopolicy.policies.heads.autoregressive import AutoregressiveConfig, AutoregressivePolicy
+from robopolicy.policies.heads.explicit import ExplicitPolicy
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.heads.meanflow import MeanFlowConfig, MeanFlowPolicy
+from robopolicy.policies.heads.mixture import MixtureConfig, MixturePolicy
+from robopolicy.policies.heads.shortcut import ShortcutConfig, ShortcutPolicy
 from robopolicy.policies.noise import RowStreams
-from robopolicy.policies.shortcut import ShortcutConfig, ShortcutPolicy
-from robopolicy.policies.stochastic_flow import NoiseConfig, StochasticFlow
 
 STATE = PolicySpec({"state": (7,)}, action_dim=2, horizon=5, execute=3, obs_horizon=2)
 SMALL = {"hidden": (32, 32), "unet_channels": (8, 16), "transformer_width": 16, "transformer_layers": 1}

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.sde_chain import SDEChain
+from robopolicy.policies.chains.sde_chain import SDEChain
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 
 SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, execute=2)
 OBS = {"state": torch.randn(16, 1, 3, generator=torch.Generator().manual_seed(0))}

@@ -13,12 +13,12 @@ from torch import Tensor
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Policy, PolicySpec
-from robopolicy.policies.edited import EditConfig, EditedConfig, EditedPolicy, EditNet, edit_samples
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.noise import RowStreams
-from robopolicy.policies.optimized import OptimizedConfig, OptimizedPolicy, ascend, optimize
-from robopolicy.policies.selected import Candidates, SelectedConfig, SelectedPolicy, draw_index, select
+from robopolicy.policies.wrappers.edited import EditConfig, EditedConfig, EditedPolicy, EditNet, edit_samples
+from robopolicy.policies.wrappers.optimized import OptimizedConfig, OptimizedPolicy, ascend, optimize
+from robopolicy.policies.wrappers.selected import Candidates, SelectedConfig, SelectedPolicy, draw_index, select
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, execute=2)

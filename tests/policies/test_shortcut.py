@@ -10,10 +10,10 @@ from average_forms import BACKBONES, CHUNK, POINT, RAW, SMALL, ExactAverage, M, 
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
-from robopolicy.policies.average_velocity import dispersive_loss
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.average_velocity import dispersive_loss
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.shortcut import ShortcutConfig, ShortcutPolicy
 from robopolicy.policies.path import interpolate
-from robopolicy.policies.shortcut import ShortcutConfig, ShortcutPolicy
 
 DATA = torch.rand(400, 5, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
 OBS = {"state": torch.randn(400, 2, 3, generator=torch.Generator().manual_seed(1))}

@@ -9,8 +9,8 @@ import torch
 
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.stochastic_flow import NoiseConfig, StochasticFlow
+from robopolicy.policies.chains.stochastic_flow import NoiseConfig, StochasticFlow
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 
 SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, execute=2)
 OBS = {"state": torch.randn(8, 1, 3, generator=torch.Generator().manual_seed(0))}

@@ -11,7 +11,7 @@ import torch
 from robopolicy.data.rollout import GroupRollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec, Sample
-from robopolicy.policies.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.samplers.group import GroupSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import SimSpec

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.on_policy import rows_with_advantages
+from robopolicy.algorithms.frames.on_policy import rows_with_advantages
 from robopolicy.policies.base import Sample
 from robopolicy.samplers.rollout import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim

@@ -9,7 +9,7 @@ import torch
 from robopolicy.data.collect import collect
 from robopolicy.data.lerobot import LeRobotWriter
 from robopolicy.policies.base import Policy, PolicySpec
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 
 TASK = "toy/point_mass"

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from robopolicy.errors import UserError
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.training.checkpoint import load_policy, load_training_state, save_checkpoint, verify_checkpoint
 from robopolicy.training.manifest import SCHEMA, sha256
 
@@ -68,7 +68,7 @@ def test_verify_notices_that_the_computation_has_changed(saved, monkeypatch):
 def test_verify_notices_that_the_sampler_asks_for_other_noise(saved, monkeypatch):
     monkeypatch.setattr(FlowPolicy, "integrate", lambda self, features, noise: self.act(OBS))
     monkeypatch.setattr(
-        "robopolicy.policies.generative.normal", lambda shape, generator, device: generator.normal((1, 1))
+        "robopolicy.policies.heads.generative.normal", lambda shape, generator, device: generator.normal((1, 1))
     )
     with pytest.raises(UserError, match="sampler has changed"):
         verify_checkpoint(saved)

@@ -9,7 +9,7 @@ from robopolicy.algorithms import ALGORITHMS
 from robopolicy.errors import UserError
 from robopolicy.policies import POLICIES
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.training.build import complete
 from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy.training.compose import PRESETS, compose_config, config_text, read_config

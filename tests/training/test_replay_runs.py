@@ -196,8 +196,8 @@ def test_backends_without_saved_state_keep_their_memory(
     assert resumed.train()["env_steps"] > before.env_steps
 
 
-def test_a_collapse_restores_the_best_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    results = iter([0.9, 0.1])
+def test_only_a_collapse_at_the_end_restores_the_best_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = iter([0.9, 0.1, 0.1])
 
     class Result:
         def __init__(self, rate: float) -> None:
@@ -210,7 +210,7 @@ def test_a_collapse_restores_the_best_state(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(loop, "evaluate", lambda *args, **kwargs: Result(next(results)))
     settings = [setting for setting in SAC_RUN if "evaluation" not in setting]
-    run = trainer(tmp_path, *settings, "budget.updates=2", "evaluation.every=1", "evaluation.episodes=1")
+    run = trainer(tmp_path, *settings, "budget.updates=3", "evaluation.every=1", "evaluation.episodes=1")
     report = run.train()
     assert (report["restored"], report["best"]["update"], run.algorithm.updates) == (1, 1, 1)
 

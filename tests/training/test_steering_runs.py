@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from robopolicy.cli.main import main
-from robopolicy.policies.latent import LatentPolicy
+from robopolicy.policies.wrappers.latent import LatentPolicy
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.loggers import JsonlLogger, read_jsonl
 

@@ -1,0 +1,86 @@
+"""The algorithm contract: `update` on experience, `act` to explore, `deployable` to evaluate and export.
+
+An algorithm never imports a logger, a simulator or the command line. `experience` names what its `update` wants and
+the training loop provides: "dataset" (a `ChunkBatch`), "rollout" (a `Rollout`), "group" (a `GroupRollout`) or "replay"
+(`Transitions`).
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import nn
+
+from robopolicy.policies.base import Observation, Policy, Sample
+from robopolicy.policies.noise import Randomness
+
+Metrics = dict[str, float]
+
+
+class Stateful(Protocol):
+    """Anything that can be saved and restored: networks, optimisers, trackers."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """The state."""
+        ...
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Restore it."""
+        ...
+
+
+class Algorithm(ABC):
+    """Base class of every algorithm; constructed as `Algorithm(config, policy, total_updates=n)`."""
+
+    name: ClassVar[str]  # key in `robopolicy.algorithms.ALGORITHMS`
+    experience: ClassVar[str]  # "dataset" | "rollout" | "group" | "replay"
+    may_fall: ClassVar[bool] = False  # success falls for a while when all is well: a collapse shows at the end only
+    config: Any  # frozen dataclass
+    policy: Policy  # the trainable policy, exploration included
+    needs_base: ClassVar[bool] = False  # starts from a trained policy and learns nothing useful from a fresh one
+    step_discount: float = 1.0  # discount per control step inside a chunk, for `ChunkedSim(gamma=...)`
+
+    def __init__(self, policy: Policy, *, total_updates: int, seed: int = 0) -> None:
+        """Remember the policy and seed the generator of minibatches and losses."""
+        self.policy = policy
+        self.total_updates = total_updates
+        self.updates = 0  # calls of `update` so far
+        self.generator = torch.Generator().manual_seed(seed)
+
+    @abstractmethod
+    def update(self, batch: Any) -> Metrics:
+        """Improve the policy from one batch of experience; returns scalars, keys such as `actor/loss`."""
+
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk for exploration."""
+        return self.policy.sample(obs, generator=generator)
+
+    def deployable(self) -> Policy:
+        """The policy to evaluate and to put into a checkpoint (averaged weights, no exploration network)."""
+        return self.policy
+
+    @abstractmethod
+    def parts(self) -> Mapping[str, Stateful]:
+        """Everything besides counter and generator that decides future updates, by name."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """States of all parts, the counter and the generator."""
+        state: dict[str, Any] = {name: copy.copy(part.state_dict()) for name, part in self.parts().items()}
+        return state | {"updates": self.updates, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        for name, part in self.parts().items():
+            part.load_state_dict(state[name])
+        self.updates = int(state["updates"])
+        self.generator.set_state(state["generator"])
+
+
+def frozen_copy(module: Any) -> Any:
+    """A copy in evaluation mode that no optimiser touches: bases and references."""
+    frozen: nn.Module = copy.deepcopy(module)
+    return frozen.eval().requires_grad_(False)

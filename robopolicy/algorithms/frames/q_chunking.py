@@ -1,0 +1,61 @@
+"""What the Q-chunking family shares: values of whole chunks, learned from complete ones only, and a cloned policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.frames.base import Stateful
+from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
+from robopolicy.algorithms.frames.offline_critic import require_imitation
+from robopolicy.critics.q import CriticConfig
+from robopolicy.data.transitions import Transitions
+from robopolicy.policies.base import Info, Observation, Policy, Sample
+from robopolicy.policies.noise import Randomness
+
+
+@dataclass(frozen=True)
+class QChunkingConfig(OffPolicyConfig):
+    """Settings that the whole family has; networks are smaller than the published 4 x 512."""
+
+    critic: CriticConfig = field(default_factory=lambda: CriticConfig(activation="gelu"))
+    grad_clip: float = 1.0  # largest gradient norm of the policy
+
+
+class QChunking(OffPolicy):
+    """A critic over executed chunks and a policy cloned from the memory; subclasses say how they act and bootstrap."""
+
+    config: QChunkingConfig
+
+    def __init__(self, config: QChunkingConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to clone `policy`, which is trained in place."""
+        require_imitation(policy, self.name)
+        super().__init__(config, policy, total_updates=total_updates)
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
+
+    def explore(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """A chunk of the cloned policy: an untrained critic would only do harm."""
+        return Sample.unscored(self.policy.act(obs, generator=generator))
+
+    def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
+        """As usual, but chunks that the end of an episode cut short carry no loss: nobody knows their tail."""
+        complete = (batch.steps == self.request.steps).to(batch.weight.dtype)
+        loss, info = super().critic_loss(replace(batch, weight=batch.weight * complete))
+        return loss, info | {"complete": complete.mean()}
+
+    def imitate(self, batch: Transitions) -> Tensor:
+        """One step of the policy towards the played chunks; returns the loss."""
+        self.policy.train()
+        horizon = self.policy.spec.horizon
+        loss, _ = self.policy.imitation_loss(
+            batch.obs, batch.chunk[:, :horizon], mask=batch.mask[:, :horizon], generator=self.generator
+        )
+        descend(self.optimizer, loss.mean(), self.policy, self.config.grad_clip)
+        return loss.mean()
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """The shared parts and the optimiser of the policy."""
+        return {**super().parts(), "optimizer": self.optimizer}

@@ -1,0 +1,109 @@
+"""A denoising chain with a density: sampler steps that carry Gaussian noise, so that policy gradients can score them.
+
+A chain wraps a generative head. Its `transition` is the one function behind sampling and scoring, and both index the
+same steps, so the ratio of fresh data is exactly 1. The noise is for training only: the plain head gets deployed.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.policies.base import DecisionOutput, Observation, Policy, Record, Sample
+from robopolicy.policies.chains.wrapped import WrappedHead
+from robopolicy.policies.density import normal_entropy, normal_log_density
+from robopolicy.policies.heads.generative import GenerativePolicy
+from robopolicy.policies.noise import Randomness, normal
+from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
+
+
+class ChainPolicy(WrappedHead):
+    """Base of the noisy chains; one decision per scored transition, verbs `sample` and `decisions` besides the head's.
+
+    The record holds the chain `(B, T + 1, H, A)` of normalised iterates, from the first scored one to the chunk.
+    """
+
+    noise_clip: float = 0.0  # draws beyond this many standard deviations are cut; 0 disables
+    chain_dtype: torch.dtype = torch.float32  # of recorded iterates; bfloat16 halves the memory, ratios stay exact
+
+    @abstractmethod
+    def transition(self, features: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation `(B, H, A)` of the iterate after `x` `(B, H, A)` and step `k` `(B,)`."""
+
+    def step_logp(self, x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+        """Log-probability `(B,)` of one transition to `x` `(B, H, A)`: the sum over all dimensions."""
+        return normal_log_density(x, mean, log_std).flatten(1).sum(1)
+
+    def step_entropy(self, log_std: Tensor) -> Tensor:
+        """Entropy `(B,)` of one transition, reduced as `step_logp`."""
+        return normal_entropy(log_std).flatten(1).sum(1)
+
+    def prologue(self, obs: Observation, noise: Tensor, generator: Randomness) -> Tensor:
+        """First scored iterate for the initial `noise` `(B, H, A)`; chains with a frozen part run it here."""
+        return self.head.begin(noise)
+
+    @property
+    def first(self) -> int:
+        """Index of the first scored sampler step."""
+        return 0
+
+    @torch.no_grad()
+    def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk and record its chain.
+
+        The last iterate is scored as drawn and executed within the head's action bounds. The density of the initial
+        noise does not depend on any parameter and is left out.
+        """
+        features = self.head.encode(obs)
+        batch = len(features)
+        x = self._stored(self.prologue(obs, self.head.draw_noise(batch, generator, features.device), generator))
+        chain, logp = [x], []
+        for k in range(self.first, self.head.config.steps):
+            mean, log_std = self.transition(features, x.float(), torch.full((batch,), k, device=features.device))
+            noise = normal(mean.shape, generator, mean.device)
+            if self.noise_clip:
+                noise = noise.clamp(-self.noise_clip, self.noise_clip)
+            x = self._stored(mean + log_std.exp() * noise)
+            chain.append(x)
+            logp.append(self.step_logp(x.float(), mean, log_std))
+        chunk = self.head.action_normalizer.denormalize(self.head.clip(x.float()))
+        return Sample(chunk, {"chain": torch.stack(chain, 1)}, torch.stack(logp, 1))
+
+    def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
+        """Log-probability and entropy `(B, T)` of each recorded transition; one network call scores all of them."""
+        return self.score(record, *self.transitions(obs, record))
+
+    def transitions(self, obs: Observation, record: Record) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation `(B, T, H, A)` of the recorded transitions."""
+        chain = record["chain"].float()
+        batch, count = chain.shape[0], chain.shape[1] - 1
+        features = self.head.encode(obs).repeat_interleave(count, 0)  # (B * T, To, F)
+        k = torch.arange(self.first, self.first + count, device=chain.device).repeat(batch)
+        mean, log_std = self.transition(features, chain[:, :-1].flatten(0, 1), k)
+        return mean.unflatten(0, (batch, count)), log_std.unflatten(0, (batch, count))
+
+    def score(self, record: Record, mean: Tensor, log_std: Tensor) -> DecisionOutput:
+        """Log-probability and entropy `(B, T)` of recorded transitions with these moments `(B, T, H, A)`."""
+        shape = mean.shape[:2]
+        x, mean, log_std = (value.flatten(0, 1) for value in (record["chain"][:, 1:].float(), mean, log_std))
+        return DecisionOutput(self.step_logp(x, mean, log_std).view(shape), self.step_entropy(log_std).view(shape))
+
+    def _stored(self, x: Tensor) -> Tensor:
+        return x.to(self.chain_dtype)
+
+
+def require_family(policy: Policy, families: tuple[str, ...], algorithm: str, instead: str) -> GenerativePolicy:
+    """`policy` as a generative head of one of `families`; one that is deployed with zero noise is unwrapped.
+
+    Raises:
+        UserError: It is something else; says what the algorithm wants and what to use `instead`.
+    """
+    if isinstance(policy, ZeroNoisePolicy):
+        policy = policy.base
+    if not isinstance(policy, GenerativePolicy) or policy.family not in families:
+        wanted = " or ".join(families)
+        raise UserError(f"{algorithm} fine-tunes policies of the kind {wanted}, got '{policy.name}'; {instead}.")
+    return policy

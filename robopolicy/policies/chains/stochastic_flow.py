@@ -1,0 +1,102 @@
+"""A flow policy whose Euler steps carry learned Gaussian noise, so that its chain has a density (ReinFlow, S078).
+
+`x_{k+1} ~ N(clip(x_k + v(x_k, k/K) / K), sigma(obs, k/K)^2)`, all in normalised units and over the whole chunk (also
+the steps that are not executed, as in the paper). Sampling and scoring index the same left grid {0, 1/K, ...,
+(K-1)/K}; the public code of ReinFlow samples on another grid than it scores on. The noise network is used in training
+only. Heads that take other steps than Euler's (shortcut, MeanFlow) keep their own mean.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.nets.mlp import MLP
+from robopolicy.nets.time import SinusoidalEmbedding
+from robopolicy.policies.chains.chain import ChainPolicy
+from robopolicy.policies.heads.generative import GenerativePolicy
+
+SCHEDULES = ("constant", "learned", "learned_decay")
+HOLD = 0.35  # learned_decay keeps the upper bound for this share of training, then lowers it along a cosine
+FINAL_SHARE = 0.7  # ... to 0.3 std_min + 0.7 std_max
+
+
+@dataclass(frozen=True)
+class NoiseConfig:
+    """Injected noise: bounds in normalised action units, and the network that chooses between them."""
+
+    schedule: str = "learned"  # constant (std_max everywhere) | learned | learned_decay (shrinking upper bound)
+    std_min: float = 0.08
+    std_max: float = 0.16
+    hidden: tuple[int, ...] = (64, 64)
+    time_dim: int = 16  # width of the (parameter-free) time embedding; 0 makes the noise independent of the step
+    noise_clip: float = 3.0  # draws beyond this many standard deviations are cut; 0 disables
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise unknown_name("noise schedule", self.schedule, SCHEDULES)
+        if not 0 < self.std_min <= self.std_max:
+            raise UserError(f"Noise needs 0 < std_min <= std_max, got {self.std_min} and {self.std_max}.")
+        if self.noise_clip < 0:
+            raise UserError(f"noise_clip must not be negative, got {self.noise_clip}.")
+
+
+class NoiseNet(nn.Module):
+    """Log standard deviation `(B, H * A)` of each transition, between fixed bounds, from features and time."""
+
+    log_std_max: Tensor
+
+    def __init__(self, config: NoiseConfig, feature_dim: int, size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.time = SinusoidalEmbedding(config.time_dim) if config.time_dim else None
+        self.body = MLP(feature_dim + config.time_dim, config.hidden, size, activation="tanh")
+        self.register_buffer("log_std_max", torch.tensor(math.log(config.std_max)))
+        self.requires_grad_(config.schedule != "constant")
+
+    def forward(self, features: Tensor, t: Tensor) -> Tensor:
+        """Interpolate the log-variance between its bounds by `(tanh(y) + 1) / 2`."""
+        if self.time is not None:
+            features = torch.cat([features, self.time(t)], -1)
+        y = self.body(features)
+        if self.config.schedule == "constant":
+            return self.log_std_max.expand_as(y)
+        low = math.log(self.config.std_min)
+        return low + (self.log_std_max - low) * (y.tanh() + 1) / 2
+
+    def set_progress(self, progress: float) -> None:
+        """Move the upper bound of `learned_decay` to its place at `progress` in [0, 1]."""
+        if self.config.schedule != "learned_decay":
+            return
+        elapsed = min(max(progress - HOLD, 0.0) / (1 - HOLD), 1.0)
+        share = 0.5 * (1 + math.cos(math.pi * elapsed))  # 1 -> 0
+        final = (1 - FINAL_SHARE) * self.config.std_min + FINAL_SHARE * self.config.std_max
+        self.log_std_max.fill_(math.log(final + (self.config.std_max - final) * share))
+
+
+class StochasticFlow(ChainPolicy):
+    """A flow head with learned noise; T = K decisions per chunk."""
+
+    name: ClassVar[str] = "stochastic_flow"
+
+    def __init__(self, head: GenerativePolicy, config: NoiseConfig) -> None:
+        """Wrap `head` (any of the flow family); the noise network's parameters have the prefix `noise.`."""
+        super().__init__(head)
+        self.config = config
+        self.noise_clip = config.noise_clip
+        size = self.spec.horizon * self.spec.action_dim
+        self.noise = NoiseNet(config, self.spec.obs_horizon * head.encoder.feature_dim, size)
+
+    def transition(self, features: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """The head's own step as mean, the noise network as log standard deviation."""
+        mean = self.head.advance(features, x, k)
+        return mean, self.noise(features.flatten(1), k / self.head.config.steps).view_as(mean)
+
+    def set_progress(self, progress: float) -> None:
+        """Advance the noise schedule; call it between iterations only."""
+        self.noise.set_progress(progress)

@@ -1,0 +1,177 @@
+"""Consistency policy: one network call maps a noisy chunk to the clean end of its trajectory (Song et al. 2023).
+
+The function `f(x, sigma) = c_skip x + c_out F(c_in x, ln(sigma) / 4)` is the identity at sigma_min by construction and
+is trained to agree with itself along trajectories of the probability-flow ODE. There are two ways to get it:
+
+- consistency training, `imitation_loss` here, needs no teacher: both points of a pair share data and noise, and the
+  lower one, without gradient, is the target (Song and Dhariwal 2023: lognormal levels, pseudo-Huber loss, a grid that
+  doubles as training proceeds). Trainers move the grid by `set_progress`.
+- consistency distillation of a diffusion, EDM or flow policy: `robopolicy.algorithms.distill`.
+
+With K > 1 steps `act` noises the estimate again, to the next level of the Karras grid, as the papers do. `decode` has
+one noise only: it follows the trajectory as that of Gaussian data of standard deviation sigma_data. With K = 1 the two
+are the same.
+
+Use it for one-call policies where a good teacher exists. Training without one draws the highest levels rarely: with
+only some thousand updates a sigma_max of 10 serves better than the published 80. Its chain is no flow: policy-gradient
+fine-tuners of flows refuse it.
+
+Iterates live on the variance-exploding path, data + sigma * noise. `velocity` is that of the straight line from a point
+to its estimate, the best a consistency function knows; it is the flow's velocity where trajectories are straight.
+
+Deviations: the pseudo-Huber loss is taken per step of the chunk, so that padded steps can be masked; `levels` counts
+intervals, one less than the papers' N.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Observation, PolicySpec
+from robopolicy.policies.heads.edm import preconditioning
+from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
+from robopolicy.policies.noise import Randomness, normal
+from robopolicy.policies.path import edm_sigma
+from robopolicy.policies.schedules import karras_sigmas
+
+HUBER = 0.00054  # times the root of the dimension: where the pseudo-Huber loss turns from square to absolute
+
+
+@dataclass(frozen=True)
+class ConsistencyConfig(GenerativeConfig):
+    """Architecture, noise levels and sampler of a `ConsistencyPolicy`."""
+
+    steps: int = 1  # K
+    sigma_min: float = 0.002  # lowest noise level, where the function is the identity
+    sigma_max: float = 80.0  # highest noise level
+    sigma_data: float = 0.5  # standard deviation of normalised actions
+    rho: float = 7.0  # spacing of the grid: larger puts more levels at low noise
+    levels_first: int = 10  # consistency training: intervals of the grid at the start
+    levels_last: int = 1280  # ... and at the end; in between they double
+    sigma_log_mean: float = -1.1  # consistency training: mean of ln(sigma)
+    sigma_log_std: float = 2.0  # consistency training: standard deviation of ln(sigma)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.sigma_min < self.sigma_max or min(self.sigma_data, self.rho, self.sigma_log_std) <= 0:
+            raise UserError(
+                "A consistency policy needs 0 < sigma_min < sigma_max and positive sigma_data, rho and sigma_log_std, "
+                f"got {self.sigma_min}, {self.sigma_max}, {self.sigma_data}, {self.rho} and {self.sigma_log_std}."
+            )
+        if not 1 <= self.levels_first <= self.levels_last:
+            raise UserError(
+                f"Consistency training needs 1 <= levels_first <= levels_last, got {self.levels_first} and "
+                f"{self.levels_last}."
+            )
+
+
+class ConsistencyPolicy(GenerativePolicy):
+    """Action chunks of a consistency function."""
+
+    name: ClassVar[str] = "consistency"
+    family: ClassVar[str] = "consistency"
+    config: ConsistencyConfig
+    sigmas: Tensor  # (K + 1,) falling noise levels of the sampler; the last is sigma_min
+    levels: Tensor  # () int64, intervals of the training grid
+
+    def __init__(self, config: ConsistencyConfig, spec: PolicySpec) -> None:
+        super().__init__(config, spec)
+        sigmas = self._karras(config.steps).float().to(torch.get_default_device())
+        self.register_buffer("sigmas", sigmas, persistent=False)
+        self.register_buffer("levels", torch.tensor(config.levels_first))
+
+    def _karras(self, intervals: int) -> Tensor:
+        """Noise levels `(intervals + 1,)` from sigma_max to sigma_min."""
+        return karras_sigmas(intervals + 1, self.config.sigma_min, self.config.sigma_max, self.config.rho)[:-1]
+
+    def denoise(self, features: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
+        """End of the trajectory `(B, H, A)` through `x`, a point at noise level `sigma` `(B, 1, 1)`."""
+        return x - (sigma - self.config.sigma_min) * self._slope(features, x, sigma)
+
+    def _slope(self, features: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
+        """Mean change `(B, H, A)` of the trajectory per unit of sigma, between sigma_min and `sigma`.
+
+        The preconditioned function solved for it, so that nothing is divided by zero at sigma_min.
+        """
+        above, spread = sigma - self.config.sigma_min, self.config.sigma_data
+        _, _, c_in = preconditioning(sigma, spread)
+        network = self.backbone(c_in * x, sigma.flatten().log() / 4, features)
+        return above / (above.square() + spread**2) * x - spread * c_in * network
+
+    def _sigma(self, t: Tensor) -> Tensor:
+        """Noise level `(B, 1, 1)` nearest to linear time `t` `(B,)`."""
+        low, high = 1 / (1 + self.config.sigma_max), 1 / (1 + self.config.sigma_min)
+        return edm_sigma(t.clamp(low, high))[:, None, None]
+
+    def velocity(self, features: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        """Data - noise on the straight line from `x` to its estimate."""
+        sigma = self._sigma(t)
+        x = x * (1 + sigma)
+        return x - (1 + sigma) * self._slope(features, x, sigma)
+
+    def matching_loss(self, features: Tensor, data: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """Pseudo-Huber distance `(B, H)` to the estimate one interval of the grid below, over the interval's width."""
+        sigma, below = self._interval(self._sigma(t))
+        estimate = self.denoise(features, data + sigma * noise, sigma)
+        with torch.no_grad():
+            target = self.denoise(features, data + below * noise, below)
+        c = HUBER * math.sqrt(data.shape[-1])
+        distance = ((estimate - target).square().sum(-1) + c**2).sqrt() - c
+        return distance / (sigma - below).squeeze(-1)
+
+    def _interval(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
+        """Both ends of an interval of the training grid: `sigma`, at least the second lowest level, and the lower."""
+        root = 1 / self.config.rho
+        low, high = self.config.sigma_min**root, self.config.sigma_max**root
+        place = ((sigma**root - low) / (high - low) * self.levels).clamp(min=1.0)
+        below, above = (low + (place - back) / self.levels * (high - low) for back in (1, 0))
+        return above**self.config.rho, below**self.config.rho
+
+    def draw_times(self, batch: int, generator: Randomness) -> Tensor:
+        """Times of the grid's levels above the lowest, lognormal in sigma."""
+        sigmas = self._karras(int(self.levels)).flip(0)  # rising
+        scores = torch.erf((sigmas.log() - self.config.sigma_log_mean) / (math.sqrt(2) * self.config.sigma_log_std))
+        edges = (scores - scores[0]) / (scores[-1] - scores[0])
+        uniform = torch.special.ndtr(normal((batch, 1), generator, self.sigmas.device).squeeze(1))
+        index = torch.searchsorted(edges.float().to(uniform.device), uniform).clamp(1, len(sigmas) - 1)
+        return (1 / (1 + sigmas)).float().to(uniform.device)[index]
+
+    def set_progress(self, progress: float) -> None:
+        """Double the training grid so that all its sizes last equally long."""
+        config = self.config
+        stages = int(math.log2(config.levels_last / config.levels_first)) + 1
+        self.levels.fill_(min(config.levels_first * 2 ** int(progress * stages), config.levels_last))
+
+    def begin(self, noise: Tensor) -> Tensor:
+        """Noise of the highest level."""
+        return self.sigmas[0] * noise
+
+    def advance(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
+        """Estimate the end of the trajectory, then go back up to the next level on a Gaussian's trajectory."""
+        sigma, following = self.sigmas[k][:, None, None], self.sigmas[k + 1][:, None, None]
+        data = self.clip(self.denoise(features, x, sigma))
+        # Trajectories of centred Gaussian data are proportional to sqrt(sigma_data^2 + sigma^2).
+        end, here, there = (self._spread(level) for level in (self.sigmas[-1], sigma, following))
+        return data + (there - end) / (here - end) * (x - data)
+
+    def _spread(self, sigma: Tensor) -> Tensor:
+        return (sigma.square() + self.config.sigma_data**2).sqrt()
+
+    def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
+        """One or more estimates with fresh noise in between, which belongs to the sampler."""
+        with torch.no_grad():
+            features = self.encode(obs)
+            batch, device = len(features), features.device
+            x = data = self.begin(self.draw_noise(batch, generator, device))
+            for k, sigma in enumerate(self.sigmas[:-1]):
+                if k:
+                    added = (sigma.square() - self.sigmas[-1].square()).sqrt()
+                    x = data + added * self.draw_noise(batch, generator, device)
+                data = self.clip(self.denoise(features, x, sigma.expand(batch)[:, None, None]))
+            return self.action_normalizer.denormalize(data)

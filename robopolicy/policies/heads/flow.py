@@ -1,0 +1,58 @@
+"""Rectified-flow policy: a velocity network integrated by K Euler steps from noise to an action chunk.
+
+Training regresses `v(x_t, t, obs)` on `data - noise` along straight lines (flow matching, 1-RF of Liu et al. 2022);
+sampling uses the left grid {0, 1/K, ..., (K-1)/K}, whose times are exactly the positions reached.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.generative import TIME_LAWS, GenerativeConfig, GenerativePolicy, check_time_law
+from robopolicy.policies.noise import Randomness, normal
+from robopolicy.policies.path import interpolate, left_grid
+
+
+@dataclass(frozen=True)
+class FlowConfig(GenerativeConfig):
+    """Architecture and sampler of a `FlowPolicy`."""
+
+    time_law: str = "uniform"  # distribution of the training time: uniform | logit_normal | logit_normal_data | beta
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_time_law(self.time_law)
+
+
+class FlowPolicy(GenerativePolicy):
+    """Rectified-flow action chunks."""
+
+    name: ClassVar[str] = "flow"
+    family: ClassVar[str] = "flow"
+    config: FlowConfig
+    grid: Tensor
+
+    def __init__(self, config: FlowConfig, spec: PolicySpec) -> None:
+        super().__init__(config, spec)
+        self.register_buffer("grid", left_grid(config.steps), persistent=False)  # (K,)
+
+    def velocity(self, features: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        """Output of the network."""
+        return self.backbone(x, t, features)
+
+    def matching_loss(self, features: Tensor, data: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """Mean squared velocity error `(B, H)`."""
+        x = interpolate(noise, data, t[:, None, None])
+        return (self.velocity(features, x, t) - (data - noise)).square().mean(-1)
+
+    def advance(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
+        """Euler step `clip(x + v(x, k / K) / K)`."""
+        return self.clip(x + self.velocity(features, x, self.grid[k]) / self.config.steps)
+
+    def draw_times(self, batch: int, generator: Randomness) -> Tensor:
+        """Times of the configured law."""
+        return TIME_LAWS[self.config.time_law](normal((batch, 1), generator, self.grid.device)).squeeze(1)

@@ -1,0 +1,155 @@
+"""Gaussian policy, the head of PPO and its relatives; by default exactly the network of Stable-Baselines3's PPO.
+
+The density is that of the normalised chunk (affine action scaling only shifts log-probabilities by a constant).
+With `squash` the chunk is tanh of the Gaussian and the density includes the change of variables; the record keeps the
+value before tanh, so scoring never inverts it.
+
+Use it for control from scratch. Demonstrations with several ways to do a thing need a mixture, tokens or a flow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.nets.backbone import BackboneConfig, make_direct
+from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample, chunk_mean
+from robopolicy.policies.density import log_tanh_slope, normal_entropy, normal_log_density, squashed_draw
+from robopolicy.policies.heads.explicit import ExplicitConfig, ExplicitPolicy
+from robopolicy.policies.noise import Randomness, normal
+
+IMITATION_LOSSES = ("nll", "mse")
+
+
+@dataclass(frozen=True)
+class GaussianConfig(BackboneConfig, ExplicitConfig):
+    """Architecture of a `GaussianPolicy`."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
+    orthogonal_init: bool = True  # plain layers only: gain sqrt(2) inside and 0.01 at the output, zero biases
+    state_dependent_std: bool = False  # predict the log standard deviation instead of learning one vector
+    log_std_init: float = 0.0  # initial log standard deviation, normalised units
+    log_std_min: float = -5.0  # bounds of a predicted log standard deviation
+    log_std_max: float = 2.0
+    squash: bool = False  # tanh; the action normaliser then maps [-1, 1] to the action bounds
+    imitation: str = "nll"  # nll | mse
+    action_normalization: str = "identity"  # minmax | meanstd | identity; minmax for squashed policies
+
+    def __post_init__(self) -> None:
+        BackboneConfig.__post_init__(self)
+        ExplicitConfig.__post_init__(self)
+        if self.imitation not in IMITATION_LOSSES:
+            raise unknown_name("imitation loss", self.imitation, IMITATION_LOSSES)
+        if self.log_std_min >= self.log_std_max:
+            raise UserError(f"log_std_min {self.log_std_min} must lie below log_std_max {self.log_std_max}.")
+
+
+class GaussianPolicy(ExplicitPolicy):
+    """Diagonal Gaussian over the chunk; one decision; verbs `act`, `sample`, `decisions`, `imitation_loss`."""
+
+    name: ClassVar[str] = "gaussian"
+    config: GaussianConfig
+
+    def __init__(self, config: GaussianConfig, spec: PolicySpec) -> None:
+        super().__init__(config, spec)
+        self.actor = make_direct(
+            config,
+            channels=spec.action_dim * (2 if config.state_dependent_std else 1),
+            horizon=spec.horizon,
+            feature_dim=self.encoder.feature_dim,
+            obs_horizon=spec.obs_horizon,
+            orthogonal_gain=0.01 if config.orthogonal_init else None,
+        )
+        if not config.state_dependent_std:
+            self.log_std = nn.Parameter(torch.full((spec.horizon, spec.action_dim), config.log_std_init))
+
+    def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
+        """The mode (`deterministic`) or a draw."""
+        with torch.no_grad():
+            mean, log_std = self.distribution(obs)
+            raw = mean if deterministic else mean + log_std.exp() * normal(mean.shape, generator, mean.device)
+            return self._to_chunk(raw)
+
+    @torch.no_grad()
+    def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk; the record holds it before tanh and in normalised units."""
+        mean, log_std = self.distribution(obs)
+        raw = mean + log_std.exp() * normal(mean.shape, generator, mean.device)
+        return Sample(self._to_chunk(raw), {"raw": raw}, self._logp(raw, mean, log_std))
+
+    def rsample(self, obs: Observation, *, generator: Randomness = None) -> tuple[Tensor, Tensor]:
+        """Reparameterised chunk `(B, H, A)` and the log-probability `(B,)` of its executed part, differentiable."""
+        mean, log_std = self.distribution(obs)
+        noise = normal(mean.shape, generator, mean.device)
+        if self.config.squash:
+            draw, density = squashed_draw(mean, log_std, noise)
+        else:
+            draw = mean + log_std.exp() * noise
+            density = normal_log_density(draw, mean, log_std)
+        chunk = self.action_normalizer.denormalize(draw)
+        return chunk, density[:, : self.spec.execute].sum((1, 2))
+
+    def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
+        """Log-probability and entropy `(B, 1)`.
+
+        The entropy of a squashed policy has no closed form: it is estimated at the recorded value, through which the
+        gradient flows as for a reparameterised draw.
+        """
+        raw = record["raw"]
+        mean, log_std = self.distribution(obs)
+        logp = self._logp(raw, mean, log_std)
+        entropy = normal_entropy(log_std).flatten(-2).sum(-1, keepdim=True).expand_as(logp)
+        if self.config.squash:
+            std = log_std.exp()
+            draw = mean + std * ((raw - mean) / std).detach()
+            entropy = entropy + log_tanh_slope(draw).flatten(1).sum(1, keepdim=True)
+        return DecisionOutput(logp, entropy)
+
+    def imitation_loss(
+        self,
+        obs: Observation,
+        chunk: Tensor,
+        weight: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        generator: Randomness = None,
+    ) -> tuple[Tensor, Info]:
+        """Negative log-likelihood or squared error `(B,)`, averaged over the valid steps and dimensions."""
+        mean, log_std = self._head(self.encode_for_training(obs, generator))
+        target = self.action_normalizer.normalize(chunk)
+        mode = mean.tanh() if self.config.squash else mean
+        error = (mode - target).square()
+        if self.config.imitation == "nll":
+            raw = target.clamp(-1 + 1e-6, 1 - 1e-6).atanh() if self.config.squash else target
+            loss = chunk_mean(-self._log_density(raw, mean, log_std).mean(-1), mask)
+        else:
+            loss = chunk_mean(error.mean(-1), mask)
+        info = {"mse": chunk_mean(error.detach().mean(-1), mask).mean()}
+        return (loss if weight is None else loss * weight), info
+
+    def distribution(self, obs: Observation) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation before tanh, in normalised units; broadcast to `(B, H, A)`."""
+        return self._head(self.encoder(obs))
+
+    def _head(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean `(B, H, A)` and log standard deviation, `(B, H, A)` or `(H, A)`: the one function behind every verb."""
+        output = self.actor(features)  # (B, H, A) or (B, H, 2 A)
+        if not self.config.state_dependent_std:
+            return output, self.log_std
+        mean, log_std = output.chunk(2, -1)
+        return mean, (log_std + self.config.log_std_init).clamp(self.config.log_std_min, self.config.log_std_max)
+
+    def _log_density(self, raw: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+        density = normal_log_density(raw, mean, log_std)
+        return density - log_tanh_slope(raw) if self.config.squash else density
+
+    def _logp(self, raw: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+        return self._log_density(raw, mean, log_std).flatten(1).sum(1, keepdim=True)
+
+    def _to_chunk(self, raw: Tensor) -> Tensor:
+        return self.action_normalizer.denormalize(raw.tanh() if self.config.squash else raw)

@@ -1,0 +1,209 @@
+"""Mixture of Gaussian experts with a learned router: several ways to act, with an exact density (PMOE, S092).
+
+`p(chunk | obs) = sum_m w_m(obs) N(chunk; mean_m(obs), std_m(obs)^2)`: the router picks one expert for the whole chunk,
+so that a chunk follows one way from beginning to end. Densities are those of the normalised chunk; with `squash` the
+chunk is tanh of the mixture.
+
+Use it where demonstrations or optima are few and distinct (left or right of an obstacle, this or that grasp), with
+`bc`, with `ppo`, which scores the exact mixture, router included, or with `pmoe`, the paper's off-policy training. For
+many or connected modes use a flow or diffusion policy; for one, a Gaussian is faster.
+
+Deviations from the paper: experts may have any backbone, and their means begin apart (`mean_spread`), as equal experts
+would have equal gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.errors import UserError
+from robopolicy.nets.backbone import BackboneConfig, make_direct
+from robopolicy.nets.mlp import MLP
+from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample
+from robopolicy.policies.density import choose, log_tanh_slope, normal_log_density
+from robopolicy.policies.heads.explicit import ExplicitConfig, ExplicitPolicy
+from robopolicy.policies.noise import Randomness, normal, uniform
+
+
+@dataclass(frozen=True)
+class MixtureConfig(BackboneConfig, ExplicitConfig):
+    """Architecture of a `MixturePolicy`."""
+
+    hidden: tuple[int, ...] = (256, 256)
+    experts: int = 5  # M
+    router_hidden: tuple[int, ...] = (64, 64)  # hidden layers of the router; none makes it linear, as in PMOE
+    orthogonal_init: bool = True  # plain layers only: gain sqrt(2) inside and 0.01 at the output, zero biases
+    mean_spread: float = 0.5  # half-width of the uniform distribution of the experts' initial means
+    state_dependent_std: bool = False  # predict the log standard deviations; overfits small datasets with sharp experts
+    log_std_init: float = -1.0  # initial log standard deviation of every expert, normalised units
+    log_std_min: float = -3.0  # bounds of a predicted log standard deviation
+    log_std_max: float = 2.0
+    squash: bool = False  # tanh; the action normaliser then maps [-1, 1] to the action bounds
+
+    def __post_init__(self) -> None:
+        BackboneConfig.__post_init__(self)
+        ExplicitConfig.__post_init__(self)
+        if self.experts < 1 or self.mean_spread < 0:
+            raise UserError(
+                f"A mixture needs experts >= 1 and mean_spread >= 0, got {self.experts} and {self.mean_spread}."
+            )
+        if self.log_std_min >= self.log_std_max:
+            raise UserError(f"log_std_min {self.log_std_min} must lie below log_std_max {self.log_std_max}.")
+
+
+class Experts(NamedTuple):
+    """The mixture at B observations."""
+
+    log_weight: Tensor  # (B, M) log-probabilities of the router
+    mean: Tensor  # (B, M, H, A) before tanh
+    log_std: Tensor  # (B, M, H, A)
+
+    def draws(self, noise: Tensor) -> Tensor:
+        """One value `(B, M, H, A)` per expert from standard normal `noise`."""
+        return self.mean + self.log_std.exp() * noise
+
+    def log_densities(self, raw: Tensor) -> Tensor:
+        """Log-density of every element of `raw` `(B, H, A)` under each expert: `(B, M, H, A)`."""
+        return normal_log_density(raw.unsqueeze(1), self.mean, self.log_std)
+
+    def logp(self, raw: Tensor) -> Tensor:
+        """Log-density `(B,)` of the mixture at `raw` `(B, H, A)`."""
+        return (self.log_weight + self.log_densities(raw).flatten(2).sum(2)).logsumexp(1)
+
+    def entropy(self, noise: Tensor) -> Tensor:
+        """Unbiased estimate `(B,)` of the entropy, and of its gradient, from one draw per expert.
+
+        `- sum_m w_m log p(x_m)` with `x_m` reparameterised: exact in the router's part, so unlike the score of a
+        single draw it tells the router which experts lie apart.
+        """
+        draws = self.draws(noise)  # (B, M, H, A)
+        # [b, i, m]: draw i under expert m
+        pairs = normal_log_density(draws.unsqueeze(2), self.mean.unsqueeze(1), self.log_std.unsqueeze(1))
+        logp = (self.log_weight.unsqueeze(1) + pairs.flatten(3).sum(3)).logsumexp(2)
+        return -(self.log_weight.exp() * logp).sum(1)
+
+
+class MixturePolicy(ExplicitPolicy):
+    """Mixture density over the chunk; one decision; verbs `act`, `sample`, `decisions`, `imitation_loss`."""
+
+    name: ClassVar[str] = "mixture"
+    config: MixtureConfig
+
+    def __init__(self, config: MixtureConfig, spec: PolicySpec) -> None:
+        super().__init__(config, spec)
+        per_action = config.experts * spec.action_dim
+        self.actor = make_direct(
+            config,
+            channels=per_action * (2 if config.state_dependent_std else 1),
+            horizon=spec.horizon,
+            feature_dim=self.encoder.feature_dim,
+            obs_horizon=spec.obs_horizon,
+            orthogonal_gain=0.01 if config.orthogonal_init else None,
+        )
+        self.router = MLP(
+            spec.obs_horizon * self.encoder.feature_dim,
+            config.router_hidden,
+            config.experts,
+            activation=config.activation,
+            orthogonal_gain=0.01 if config.orthogonal_init else None,
+        )
+        centres = torch.empty(config.experts, 1, spec.action_dim)
+        self.centres = nn.Parameter(centres.uniform_(-config.mean_spread, config.mean_spread))
+        if not config.state_dependent_std:
+            shape = (config.experts, spec.horizon, spec.action_dim)
+            self.log_std = nn.Parameter(torch.full(shape, config.log_std_init))
+
+    def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
+        """The mean of the likeliest expert (`deterministic`) or a draw."""
+        if not deterministic:
+            return self.sample(obs, generator=generator).chunk
+        with torch.no_grad():
+            experts = self.experts(self.encoder(obs))
+            return self._to_chunk(_pick(experts.mean, experts.log_weight.argmax(1)))
+
+    @torch.no_grad()
+    def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk; the record holds it before tanh and the noise of all experts, for the entropy."""
+        experts = self.experts(self.encoder(obs))
+        noise = normal(experts.mean.shape, generator, experts.mean.device)
+        expert = choose(experts.log_weight, uniform((len(noise), 1), generator, noise.device).squeeze(1))
+        raw = _pick(experts.draws(noise), expert)
+        return Sample(self._to_chunk(raw), {"raw": raw, "noise": noise}, self._logp(experts, raw))
+
+    def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
+        """Log-probability of the recorded chunk and an estimate of the entropy, `(B, 1)` each."""
+        experts = self.experts(self.encoder(obs))
+        entropy = experts.entropy(record["noise"])
+        if self.config.squash:
+            slope = log_tanh_slope(experts.draws(record["noise"])).flatten(2).sum(2)  # (B, M)
+            entropy = entropy + (experts.log_weight.exp() * slope).sum(1)
+        return DecisionOutput(self._logp(experts, record["raw"]), entropy.unsqueeze(1))
+
+    def rsample_experts(self, obs: Observation, *, generator: Randomness = None) -> tuple[Tensor, Tensor, Tensor]:
+        """One reparameterised chunk of every expert, `(B, M, H, A)`; its log-density under that expert; the router.
+
+        The last two are `(B, M)`; the router's are log-probabilities. All are differentiable.
+        """
+        experts = self.experts(self.encoder(obs))
+        raw = experts.draws(normal(experts.mean.shape, generator, experts.mean.device))
+        density = normal_log_density(raw, experts.mean, experts.log_std)
+        if self.config.squash:
+            density = density - log_tanh_slope(raw)
+        return self._to_chunk(raw), density.flatten(2).sum(2), experts.log_weight
+
+    def imitation_loss(
+        self,
+        obs: Observation,
+        chunk: Tensor,
+        weight: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        generator: Randomness = None,
+    ) -> tuple[Tensor, Info]:
+        """Negative log-likelihood `(B,)` of the valid steps, per step and dimension.
+
+        Padded steps are integrated out: they say nothing about the expert either.
+        """
+        experts = self.experts(self.encode_for_training(obs, generator))
+        target = self.action_normalizer.normalize(chunk)
+        raw = target.clamp(-1 + 1e-6, 1 - 1e-6).atanh() if self.config.squash else target
+        density = experts.log_densities(raw)  # (B, M, H, A)
+        if self.config.squash:
+            density = density - log_tanh_slope(raw).unsqueeze(1)
+        valid = torch.ones_like(raw[..., 0]) if mask is None else mask.to(raw.dtype)  # (B, H)
+        joint = experts.log_weight + (density.sum(3) * valid.unsqueeze(1)).sum(2)  # (B, M)
+        count = valid.sum(1) * self.spec.action_dim
+        loss = -joint.logsumexp(1) / count.clamp(min=1) * (count > 0)
+        info = {
+            "nll": loss.detach().mean(),
+            "router_entropy": -(experts.log_weight.exp() * experts.log_weight).sum(1).detach().mean(),
+        }
+        return (loss if weight is None else loss * weight), info
+
+    def experts(self, features: Tensor) -> Experts:
+        """The mixture at features `(B, To, F)`: the one function behind sampling and scoring."""
+        config = self.config
+        log_weight = self.router(features.flatten(1)).float().log_softmax(1)
+        output = self.actor(features).unflatten(2, (config.experts, -1)).transpose(1, 2)  # (B, M, H, A or 2 A)
+        if not config.state_dependent_std:
+            mean = output + self.centres
+            return Experts(log_weight, mean, self.log_std.expand_as(mean))
+        mean, log_std = output.chunk(2, -1)
+        log_std = (log_std + config.log_std_init).clamp(config.log_std_min, config.log_std_max)
+        return Experts(log_weight, mean + self.centres, log_std)
+
+    def _logp(self, experts: Experts, raw: Tensor) -> Tensor:
+        logp = experts.logp(raw)
+        return (logp - log_tanh_slope(raw).flatten(1).sum(1) if self.config.squash else logp).unsqueeze(1)
+
+    def _to_chunk(self, raw: Tensor) -> Tensor:
+        return self.action_normalizer.denormalize(raw.tanh() if self.config.squash else raw)
+
+
+def _pick(values: Tensor, index: Tensor) -> Tensor:
+    """`values[b, index[b]]` of `(B, M, ...)`."""
+    return values[torch.arange(len(values), device=values.device), index]

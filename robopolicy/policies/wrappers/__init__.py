@@ -1,0 +1,1 @@
+"""Wrappers: policies made of other policies, deployable as any other."""

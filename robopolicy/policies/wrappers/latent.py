@@ -1,0 +1,197 @@
+"""A frozen policy steered through its noise: an actor chooses the noise, the base turns it into a chunk.
+
+The base is only ever called as `base.decode(obs, noise)`, without gradients, exactly once per chunk; it may be a
+denoising head or any function (`callable.py`). A `NoiseSpace` says which part of the base's noise is free: repeating
+one noise vector over the chunk, for instance, makes the space small, but some bases (pi0.5, fine-tuned VLAs) break
+under it, so compare the success of the first, random decisions under each kind before training.
+
+The actor is a Gaussian head over the free noise `(B, F, A)`, squashed into the box `[-b, b]`. Acting, exploring, random
+draws and what critics see all lie in that box exactly. Densities are those of `w / b`, as in Stable-Baselines3.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.nets.encoder import ObservationEncoder
+from robopolicy.policies.base import DecisionOutput, Observation, Policy, PolicySpec, Record, Sample
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.noise import Randomness, normal
+from robopolicy.policies.wrappers.nested import describe, rebuild
+
+KINDS = ("full", "repeat", "interpolate", "truncated")
+RESTS = ("zero", "draw")
+STEERING_ACTOR = GaussianConfig(
+    hidden=(256, 256, 256), state_dependent_std=True, squash=True, action_normalization="minmax"
+)
+"""Actor of a bounded noise space: starts at mean 0 and a spread like that of the base's own noise."""
+
+
+@dataclass(frozen=True)
+class NoiseSpace:
+    """Which part of the noise `(H, A)` of a base is free, and its bound."""
+
+    kind: str = (
+        "full"  # full (H x A) | repeat (A, for all steps) | interpolate (between knots) | truncated (first steps)
+    )
+    bound: float = 1.5  # b, every entry lies in [-b, b]; 0 leaves the noise unbounded
+    steps: int = 2  # interpolate: number of knots; truncated: number of free steps
+    rest: str = "zero"  # truncated: the remaining steps are zero | draw (standard normal, within the bound)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise unknown_name("noise space", self.kind, KINDS)
+        if self.rest not in RESTS:
+            raise unknown_name("rest of the noise", self.rest, RESTS)
+        if self.bound < 0 or self.steps < (2 if self.kind == "interpolate" else 1):
+            raise UserError(
+                f"A noise space needs bound >= 0 and steps >= 1 (2 to interpolate), got {self.bound} and {self.steps}."
+            )
+
+    def rows(self, horizon: int) -> int:
+        """F, the number of free noise vectors of a chunk of `horizon` actions.
+
+        Raises:
+            UserError: There are more free steps than actions.
+        """
+        if self.kind in ("full", "repeat"):
+            return horizon if self.kind == "full" else 1
+        if self.steps > horizon:
+            raise UserError(
+                f"A noise space with {self.steps} steps does not fit chunks of {horizon} actions; lower space.steps."
+            )
+        return self.steps
+
+    def limit(self, noise: Tensor) -> Tensor:
+        """Cut `noise` to the box."""
+        return noise.clamp(-self.bound, self.bound) if self.bound else noise
+
+    def expand(self, w: Tensor, horizon: int, generator: Randomness = None) -> Tensor:
+        """Noise of the base `(B, H, A)` for the free part `w` `(B, F, A)`; `generator` fills a drawn rest."""
+        if self.kind == "full":
+            return w
+        if self.kind == "repeat":
+            return w.expand(-1, horizon, -1)
+        if self.kind == "interpolate":
+            between = F.interpolate(w.transpose(1, 2), size=horizon, mode="linear", align_corners=True)
+            return self.limit(between.transpose(1, 2))  # rounding may leave the box
+        shape = (len(w), horizon - w.shape[1], w.shape[2])
+        rest = w.new_zeros(shape) if self.rest == "zero" else self.limit(normal(shape, generator, w.device))
+        return torch.cat([w, rest], 1)
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """What a `LatentPolicy` consists of; `LatentPolicy.steer` fills it in."""
+
+    base: dict[str, Any] = field(default_factory=dict)  # description of the frozen policy (`nested.describe`)
+    space: NoiseSpace = field(default_factory=NoiseSpace)  # which noise the actor chooses
+    actor: GaussianConfig = STEERING_ACTOR  # squashed, in units of the bound, where there is one
+
+    def __post_init__(self) -> None:
+        wanted = (True, "minmax") if self.space.bound else (False, "identity")
+        if (self.actor.squash, self.actor.action_normalization) != wanted:
+            raise UserError(
+                f"A noise space with bound {self.space.bound} needs actor.squash={str(wanted[0]).lower()} and "
+                f"actor.action_normalization={wanted[1]}."
+            )
+
+
+class LatentPolicy(Policy):
+    """A base that never changes, played with chosen noise; verbs `act`, `sample`, `decisions`, `decode`."""
+
+    name: ClassVar[str] = "latent"
+
+    def __init__(self, config: LatentConfig, spec: PolicySpec, base: Policy | None = None) -> None:
+        """Build the actor around `base`, or around a fresh policy of the description in `config`."""
+        super().__init__()
+        self.config = config
+        self.spec = spec
+        # Before the actor, so that critics of executed actions find the base's normalisers first.
+        self.base = (rebuild(config.base) if base is None else base).eval().requires_grad_(False)
+        rows = config.space.rows(spec.horizon)
+        inner = replace(spec, horizon=rows, execute=rows)
+        self.actor = GaussianPolicy(config.actor, inner)
+        if config.space.bound:
+            normalizer = self.actor.action_normalizer  # tanh to [-b, b], however small b is
+            normalizer.scale.fill_(config.space.bound)
+            normalizer.fitted.fill_(True)
+
+    @classmethod
+    def steer(cls, base: Policy, space: NoiseSpace, actor: GaussianConfig) -> LatentPolicy:
+        """Put a fresh actor on a frozen copy of `base`; it sees observations normalised as the base does.
+
+        Raises:
+            UserError: The base takes no noise, or the noise space does not fit it.
+        """
+        if type(base).decode is Policy.decode:
+            raise UserError(
+                f"Steering chooses the noise of a generative policy, and '{base.name}' takes none; train it with ppo "
+                "or sac, or wrap a function of observation and noise in a CallablePolicy."
+            )
+        encoder = next((part for part in base.modules() if isinstance(part, ObservationEncoder)), None)
+        if encoder is not None:
+            actor = replace(actor, normalization=encoder.normalizer.mode)
+        policy = cls(LatentConfig(describe(base), space, actor), base.spec, copy.deepcopy(base))
+        if encoder is not None:
+            policy.actor.encoder.normalizer.load_state_dict(encoder.normalizer.state_dict())
+        return policy
+
+    def play(self, obs: Observation, w: Tensor, generator: Randomness = None) -> Tensor:
+        """Chunk `(B, H, A)` of the base for the free noise `w` `(B, F, A)`: the one place where the base is called."""
+        with torch.no_grad():
+            return self.base.decode(obs, self.config.space.expand(w, self.spec.horizon, generator))
+
+    def draw(self, batch: int, generator: Randomness, device: torch.device) -> Tensor:
+        """Free noise `(B, F, A)` as the base would draw it, cut to the box."""
+        shape = (batch, self.actor.spec.horizon, self.spec.action_dim)
+        return self.config.space.limit(normal(shape, generator, device))
+
+    def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
+        """Chunk for the actor's mode (`deterministic`) or for a draw of it."""
+        return self.play(obs, self.actor.act(obs, deterministic=deterministic, generator=generator), generator)
+
+    @torch.no_grad()
+    def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw noise and play it; the record holds it as `noise` and, before tanh, as `raw`."""
+        drawn = self.actor.sample(obs, generator=generator)
+        chunk = self.play(obs, drawn.chunk, generator)
+        return Sample(chunk, {**drawn.record, "noise": drawn.chunk}, drawn.logp)
+
+    @torch.no_grad()
+    def sample_prior(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Play the base's own noise, cut to the box: exploration before learning starts."""
+        reference = next(iter(obs.values()))
+        w = self.draw(len(reference), generator, reference.device)
+        return Sample(self.play(obs, w, generator), {"noise": w}, w.new_zeros(len(w), 0))
+
+    def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
+        """Log-probability and entropy `(B, 1)` of recorded noise; the base has no part in them."""
+        return self.actor.decisions(obs, {"raw": record["raw"]})
+
+    def decode(self, obs: Observation, noise: Tensor) -> Tensor:
+        """Chunk of the base for all of its noise `(B, H, A)`, without gradients."""
+        with torch.no_grad():
+            return self.base.decode(obs, noise)
+
+    def observe(self, obs: Observation) -> None:
+        """Merge `obs` into the actor's running statistics; the base keeps its own."""
+        self.actor.observe(obs)
+
+    def train(self, mode: bool = True) -> LatentPolicy:
+        """Set the mode of the actor; the base stays in evaluation mode."""
+        super().train(mode)
+        self.base.eval()
+        return self
+
+    @property
+    def network_calls(self) -> int:
+        """The actor's and the base's."""
+        return 1 + self.base.network_calls

@@ -1,0 +1,79 @@
+"""A generative policy that starts its sampler from zero noise: one deterministic chunk per observation.
+
+Zero is the mode of the noise, and what it is mapped to succeeds more often than a random sample. Several ways of
+solving a task shrink to one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from robopolicy.nets.normalizer import Statistics
+from robopolicy.policies.base import Info, Observation, Policy, PolicySpec
+from robopolicy.policies.noise import Randomness
+from robopolicy.policies.wrappers.nested import describe, rebuild
+
+
+@dataclass(frozen=True)
+class ZeroNoiseConfig:
+    """What is started from zero noise."""
+
+    base: dict[str, Any] = field(default_factory=dict)  # description of the wrapped policy
+
+
+class ZeroNoisePolicy(Policy):
+    """Verbs of the wrapped policy; `act` decodes zeros."""
+
+    name: ClassVar[str] = "zero_noise"
+
+    def __init__(self, config: ZeroNoiseConfig, spec: PolicySpec, base: Policy | None = None) -> None:
+        """Wrap a fresh policy of the described kind, or `base` itself."""
+        super().__init__()
+        self.config = config
+        self.spec = spec
+        self.base = rebuild(config.base) if base is None else base
+
+    @classmethod
+    def around(cls, base: Policy) -> ZeroNoisePolicy:
+        """Wrap `base`, which is shared, not copied."""
+        return cls(ZeroNoiseConfig(describe(base)), base.spec, base)
+
+    @property
+    def network_calls(self) -> int:
+        """Those of the wrapped policy."""
+        return self.base.network_calls
+
+    def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
+        """Chunk from zero noise; there is nothing random."""
+        batch = len(next(iter(obs.values())))
+        noise = next(self.base.parameters()).new_zeros(batch, self.spec.horizon, self.spec.action_dim)
+        with torch.no_grad():
+            return self.base.decode(obs, noise)
+
+    def imitation_loss(
+        self,
+        obs: Observation,
+        chunk: Tensor,
+        weight: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        generator: Randomness = None,
+    ) -> tuple[Tensor, Info]:
+        """Loss of the wrapped policy."""
+        return self.base.imitation_loss(obs, chunk, weight, mask=mask, generator=generator)
+
+    def decode(self, obs: Observation, noise: Tensor) -> Tensor:
+        """Chunk of the wrapped policy for any noise."""
+        return self.base.decode(obs, noise)
+
+    def field(self, obs: Observation, x: Tensor, t: Tensor) -> Tensor:
+        """Velocity of the wrapped policy."""
+        return self.base.field(obs, x, t)
+
+    def fit_normalizer(self, statistics: Statistics) -> None:
+        """Fit the normalisers of the wrapped policy."""
+        self.base.fit_normalizer(statistics)

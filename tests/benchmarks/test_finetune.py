@@ -1,0 +1,71 @@
+"""The harness of the fine-tuning table: a whole cell on a tiny task, and what the table makes of cells."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.finetune import cell as cell_module
+from benchmarks.finetune.cell import judge, run_cell
+from benchmarks.finetune.methods import FLOW, METHODS, Method
+from benchmarks.finetune.table import figures, rows
+from benchmarks.finetune.tasks import BenchTask
+from robopolicy.training.compose import PRESETS
+
+POINT_MASS = BenchTask("point_mass", "toy/point_mass", 4, 600, 4, cloning_updates=5)
+
+
+def test_every_method_has_a_preset():
+    for method in METHODS.values():
+        assert (PRESETS / "experiment" / f"{method.preset}.yaml").is_file(), method.name
+
+
+@pytest.fixture
+def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cell_module, "WORK", tmp_path)
+    monkeypatch.setattr(cell_module, "EPISODES", 4)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Method("dsrl_na", "lift_dsrl_na", FLOW, settings=("replay.warmup_steps=100", "algorithm.utd=0.125")),
+        Method("flow_grpo", "lift_flow_grpo", FLOW, settings=("sim.num_envs=8",)),
+        Method("rlpd", "lift_rlpd", None, True, settings=("policy=squashed_gaussian", "replay.warmup_steps=100")),
+    ],
+    ids=lambda method: method.name,
+)
+def test_a_cell_runs_from_demonstrations_to_judgement(small_work: Path, method: Method):
+    cell = run_cell(method, POINT_MASS, 0)
+    assert (cell["base"] is None) == (method.base is None)
+    assert cell["finetuned"]["n"] == 4
+    assert 0 < cell["env_steps"] <= 1200
+    assert 0 < cell["seconds_updating"] <= cell["seconds"]
+    assert judge(small_work / "runs" / f"{method.name}-point_mass-0/checkpoints/last", POINT_MASS) == cell["finetuned"]
+
+
+def cell(seed: int, before: float, after: float, crossing: float | None) -> dict[str, Any]:
+    """A cell of 100 episodes on each side."""
+    return {
+        "task": "lift",
+        "method": "reinflow",
+        "seed": seed,
+        "base": {"success": before, "n": 100},
+        "finetuned": {"success": after, "n": 100, "network_calls_per_action": 1.0},
+        "env_steps": 1000,
+        "steps_to_goal": crossing,
+        "seconds": 10.0 * seed,
+        "seconds_updating": 5.0,
+        "restored": 0,
+    }
+
+
+def test_episodes_of_all_seeds_are_pooled():
+    cells = [cell(1, 0.5, 0.9, 400.0), cell(2, 0.6, 0.94, None), cell(3, 0.7, 0.98, 600.0)]
+    (row,) = rows(cells)
+    assert str(row["before"]).startswith("60.0%") and str(row["after"]).startswith("94.0%")
+    assert (row["seeds"], row["steps to 90 %"], row["seconds"]) == (3, "500 (2 of 3)", 20)
+    found = figures(cells)["lift"]["reinflow"]
+    assert found["finetuned"]["low"] < 0.94 < found["finetuned"]["high"]
+    assert found["steps_to_goal"] == [400.0, None, 600.0]
