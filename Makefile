@@ -17,7 +17,7 @@ demo: $(VENV)/.setup  ## demonstrations -> flow policy -> RL fine-tuning -> repo
 	$(BIN)/python -m recipes.demo --out $(RUNS)/demo --seed $(SEED)
 
 test: $(VENV)/.setup-dev  ## the whole test suite (no network, no GPU)
-	$(BIN)/python -m pytest -q -m "not gpu" -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" -n 2 --dist loadfile
 
 test-fast: $(VENV)/.setup-dev  ## without the slow tests
 	$(BIN)/python -m pytest -q -m "not gpu and not slow"
