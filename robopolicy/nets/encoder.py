@@ -1,6 +1,7 @@
 """Observation encoder; the prefix of a key says what it is.
 
 * `image.*`: uint8 `(3, h, w)`, one camera network each (`vision.py`);
+* `point_cloud.*`: float `(N, 3)` [m], one network each (`point_cloud.py`);
 * `embedding.*`: float `(D,)`, an embedding of an instruction or a goal, e.g. of unit norm from a text encoder. It is
   not normalised and has a projection of its own. While imitating, a share of the rows may see zeros instead of all its
   embeddings, so that zeros come to mean "no instruction" (`without_embeddings`, for classifier-free guidance);
@@ -17,9 +18,11 @@ from torch import Tensor, nn
 
 from robopolicy.errors import UserError
 from robopolicy.nets.normalizer import RunningNormalizer, Statistics, make_normalizer
+from robopolicy.nets.point_cloud import PointCloudConfig, PointCloudNet
 from robopolicy.nets.vision import CameraNet, VisionConfig
 
 IMAGE_PREFIX = "image."
+CLOUD_PREFIX = "point_cloud."
 EMBEDDING_PREFIX = "embedding."
 
 
@@ -37,10 +40,11 @@ class EmbeddingConfig:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which keys are vectors, images and embeddings, in a fixed (sorted) order."""
+    """Which keys are vectors, images, point clouds and embeddings, in a fixed (sorted) order."""
 
     vectors: tuple[str, ...]
     images: tuple[str, ...]
+    clouds: tuple[str, ...]
     embeddings: tuple[str, ...]
     vector_dim: int
 
@@ -50,9 +54,10 @@ class Layout:
         if not observation:
             raise UserError("A policy needs at least one observation key.")
         images = tuple(sorted(key for key in observation if key.startswith(IMAGE_PREFIX)))
+        clouds = tuple(sorted(key for key in observation if key.startswith(CLOUD_PREFIX)))
         embeddings = tuple(sorted(key for key in observation if key.startswith(EMBEDDING_PREFIX)))
-        vectors = tuple(sorted(observation.keys() - {*images, *embeddings}))
-        return cls(vectors, images, embeddings, sum(_size(observation[key]) for key in vectors))
+        vectors = tuple(sorted(observation.keys() - {*images, *clouds, *embeddings}))
+        return cls(vectors, images, clouds, embeddings, sum(_size(observation[key]) for key in vectors))
 
 
 class ObservationEncoder(nn.Module):
@@ -64,6 +69,7 @@ class ObservationEncoder(nn.Module):
         *,
         normalization: str,
         vision: VisionConfig | None = None,
+        point_cloud: PointCloudConfig | None = None,
         embedding: EmbeddingConfig | None = None,
     ) -> None:
         """Build the encoder.
@@ -72,15 +78,23 @@ class ObservationEncoder(nn.Module):
             observation: Per-step shape of every key.
             normalization: Mode of the vector normaliser (`robopolicy.nets.normalizer.MODES`).
             vision: Kind and sizes of the camera networks.
+            point_cloud: Sizes of the point-cloud networks.
             embedding: Size of the projections, and dropout.
         """
         super().__init__()
         self.layout = Layout.of(observation)
-        self.sizes = {key: _size(observation[key]) for key in self.layout.vectors}
+        self.sizes = {key: _size(observation[key]) for key in (*self.layout.vectors, *self.layout.clouds)}
+        self.normalization = normalization
         self.normalizer = make_normalizer(self.layout.vector_dim, normalization if self.layout.vectors else "identity")
         # Module names must not contain dots, observation keys do.
         self.cameras = nn.ModuleDict(
             {key.replace(".", "/"): CameraNet(observation[key], vision or VisionConfig()) for key in self.layout.images}
+        )
+        self.clouds = nn.ModuleDict(
+            {
+                key.replace(".", "/"): PointCloudNet(observation[key], point_cloud or PointCloudConfig())
+                for key in self.layout.clouds
+            }
         )
         self.embedding = embedding or EmbeddingConfig()
         self.projections = nn.ModuleDict(
@@ -92,6 +106,7 @@ class ObservationEncoder(nn.Module):
         self.feature_dim = (
             self.layout.vector_dim
             + sum(camera.feature_dim for camera in self._cameras())
+            + sum(net.feature_dim for net in self._cloud_nets())
             + len(self.projections) * self.embedding.width
         )
 
@@ -103,12 +118,15 @@ class ObservationEncoder(nn.Module):
         `augment` crops images and drops embeddings at random (imitation only: it would break density ratios).
         """
         parts = [self.normalizer.normalize(self.vectors(obs))] if self.layout.vectors else []
-        if not self.layout.images and not self.layout.embeddings:
+        if not (self.layout.images or self.layout.clouds or self.layout.embeddings):
             return parts[0]
         for key, camera in zip(self.layout.images, self._cameras(), strict=True):
             image = obs[key]  # (B, To, 3, h, w) uint8
             features = camera(image.flatten(0, 1), augment=augment, generator=generator)
             parts.append(features.unflatten(0, image.shape[:2]))
+        for key, net in zip(self.layout.clouds, self._cloud_nets(), strict=True):
+            cloud = obs[key].float()  # (B, To, N, 3)
+            parts.append(net(cloud.flatten(0, 1)).unflatten(0, cloud.shape[:2]))
         if self.layout.embeddings:
             parts += self._project(obs, augment, generator)
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
@@ -128,13 +146,20 @@ class ObservationEncoder(nn.Module):
         return parts[0].float() if len(parts) == 1 else torch.cat(parts, -1).float()
 
     def fit_normalizer(self, statistics: Statistics) -> None:
-        """Fit the vector normaliser; running statistics merely start there, images and embeddings need none."""
-        mode = self.normalizer.mode
-        missing = [key for key in self.layout.vectors if key not in statistics]
+        """Fit the normaliser of vectors and the box of point clouds; images and embeddings need no statistics.
+
+        Running statistics merely start there, and clouds then stay in metres where none are given.
+        """
+        mode = self.normalization
+        missing = [key for key in (*self.layout.vectors, *self.layout.clouds) if key not in statistics]
         if mode == "identity" or (mode == "running" and missing):
             return
         if missing:
             raise UserError(f"The statistics lack the observation keys {missing}; found {sorted(statistics)}.")
+        for key, net in zip(self.layout.clouds, self._cloud_nets(), strict=True):
+            net.fit(*(_statistic(statistics, key, name, self.sizes[key]) for name in ("min", "max")))
+        if not self.layout.vectors:
+            return
         names = ("min", "max") if mode == "minmax" else ("mean", "std")
         joined = {
             name: torch.cat([_statistic(statistics, key, name, self.sizes[key]) for key in self.layout.vectors])
@@ -151,6 +176,9 @@ class ObservationEncoder(nn.Module):
 
     def _cameras(self) -> list[CameraNet]:
         return [camera for camera in self.cameras.values() if isinstance(camera, CameraNet)]
+
+    def _cloud_nets(self) -> list[PointCloudNet]:
+        return [net for net in self.clouds.values() if isinstance(net, PointCloudNet)]
 
 
 def without_embeddings(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:

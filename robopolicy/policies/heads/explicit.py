@@ -14,6 +14,7 @@ from torch import Tensor
 from robopolicy.errors import UserError
 from robopolicy.nets.encoder import EmbeddingConfig, ObservationEncoder
 from robopolicy.nets.normalizer import Statistics, make_normalizer
+from robopolicy.nets.point_cloud import PointCloudConfig
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Observation, Policy, PolicySpec, Sample
 from robopolicy.policies.noise import Randomness, normal
@@ -26,6 +27,7 @@ class ExplicitConfig:
     normalization: str = "running"  # minmax | meanstd | running | identity
     action_normalization: str = "minmax"  # minmax | meanstd | identity; minmax for squashed policies
     vision: VisionConfig = field(default_factory=VisionConfig)
+    point_cloud: PointCloudConfig = field(default_factory=PointCloudConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)  # of instructions and goals
 
     def __post_init__(self) -> None:
@@ -43,7 +45,11 @@ class ExplicitPolicy(Policy):
         self.config = config
         self.spec = spec
         self.encoder = ObservationEncoder(
-            spec.observation, normalization=config.normalization, vision=config.vision, embedding=config.embedding
+            spec.observation,
+            normalization=config.normalization,
+            vision=config.vision,
+            point_cloud=config.point_cloud,
+            embedding=config.embedding,
         )
         self.action_normalizer = make_normalizer(spec.action_dim, config.action_normalization)
 

@@ -21,6 +21,7 @@ from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.backbone import BackboneConfig, make_backbone
 from robopolicy.nets.encoder import EmbeddingConfig, ObservationEncoder
 from robopolicy.nets.normalizer import Statistics, make_normalizer
+from robopolicy.nets.point_cloud import PointCloudConfig
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Info, Observation, Policy, PolicySpec, chunk_mean
 from robopolicy.policies.noise import Randomness, normal
@@ -62,6 +63,7 @@ class GenerativeConfig(BackboneConfig):
     action_normalization: str = "minmax"  # minmax | meanstd | identity
     action_clip: float = 1.0  # bound on normalised actions inside the sampler; 0 disables
     vision: VisionConfig = field(default_factory=VisionConfig)
+    point_cloud: PointCloudConfig = field(default_factory=PointCloudConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)  # of instructions and goals
 
     def __post_init__(self) -> None:
@@ -97,7 +99,11 @@ class GenerativePolicy(Policy):
         self.config = config
         self.spec = spec
         self.encoder = ObservationEncoder(
-            spec.observation, normalization=config.normalization, vision=config.vision, embedding=config.embedding
+            spec.observation,
+            normalization=config.normalization,
+            vision=config.vision,
+            point_cloud=config.point_cloud,
+            embedding=config.embedding,
         )
         self.action_normalizer = make_normalizer(spec.action_dim, config.action_normalization)
         self.backbone = make_backbone(

@@ -1,0 +1,60 @@
+"""Point-cloud network: one MLP for every point, then a maximum, so that neither order nor repetition of points matters.
+
+The encoder of 3D Diffusion Policy (Ze et al. 2024): three linear layers with LayerNorm, the maximum over the points of
+every channel, and a projection with LayerNorm. Deviation: one scale serves all three coordinates, so that shapes are
+not distorted; theirs scales each by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.errors import UserError
+
+
+@dataclass(frozen=True)
+class PointCloudConfig:
+    """Sizes of one point-cloud network (one network per cloud)."""
+
+    widths: tuple[int, ...] = (64, 128, 256)  # channels of the layers that every point passes
+    features: int = 64  # size of the projection of their maximum
+
+    def __post_init__(self) -> None:
+        if not self.widths or min(*self.widths, self.features) < 1:
+            raise UserError(
+                f"point_cloud needs at least one width and features >= 1, got {list(self.widths)} and {self.features}."
+            )
+
+
+class PointCloudNet(nn.Module):
+    """Map clouds `(B, N, 3)` [m] to features `(B, feature_dim)`."""
+
+    def __init__(self, shape: tuple[int, ...], config: PointCloudConfig) -> None:
+        super().__init__()
+        if len(shape) != 2 or shape[1] != 3 or shape[0] < 1:
+            raise UserError(f"A point cloud has shape (points, 3), got {tuple(shape)}.")
+        layers: list[nn.Module] = []
+        for before, after in zip((3, *config.widths), config.widths, strict=False):
+            layers += [nn.Linear(before, after), nn.LayerNorm(after), nn.ReLU()]
+        self.points = nn.Sequential(*layers)
+        self.project = nn.Sequential(nn.Linear(config.widths[-1], config.features), nn.LayerNorm(config.features))
+        self.feature_dim = config.features
+        self.register_buffer("centre", torch.zeros(3))
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, cloud: Tensor) -> Tensor:
+        """Encode each cloud by itself."""
+        centre, scale = cast(Tensor, self.centre), cast(Tensor, self.scale)
+        return self.project(self.points((cloud - centre) / scale).amax(-2))
+
+    def fit(self, low: Tensor, high: Tensor) -> None:
+        """Map the box from `low` to `high`, `(N, 3)` or `(3,)` [m], into [-1, 1]."""
+        low, high = low.reshape(-1, 3).amin(0), high.reshape(-1, 3).amax(0)
+        if not bool(torch.isfinite(low).all() and torch.isfinite(high).all()):
+            raise UserError("The statistics of a point cloud are not finite; repair or drop the episode.")
+        cast(Tensor, self.centre).copy_((low + high) / 2)
+        cast(Tensor, self.scale).copy_(((high - low).max() / 2).clamp(min=1e-4))
