@@ -47,6 +47,26 @@ def alpha_bars(schedule: str, steps: int, start: float, end: float) -> Tensor:
     return (1 - BETAS[schedule](steps, start, end)).cumprod(0)
 
 
+def level_at(t: Tensor, level_times: Tensor, level_log_snr: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The level nearest to linear time `t` `(B,)`, between two levels in proportion to the log signal-to-noise ratio.
+
+    Args:
+        t: Linear time; beyond the first or last level it is moved there.
+        level_times: Linear time `(T,)` of each level, falling.
+        level_log_snr: log(signal power / noise power) `(T,)`, falling.
+
+    Returns:
+        Coefficients of data and noise `(B, 1, 1)` on the variance-preserving path, and the fractional level `(B,)`.
+    """
+    t = t.clamp(level_times[-1], level_times[0])
+    rising = -level_log_snr
+    wanted = -2 * torch.logit(t)
+    upper = torch.searchsorted(rising, wanted).clamp(1, len(rising) - 1)
+    share = (wanted - rising[upper - 1]) / (rising[upper] - rising[upper - 1])
+    power = torch.hypot(t, 1 - t)  # not by way of alpha_bar, which rounds the last levels to a few digits
+    return (t / power)[:, None, None], ((1 - t) / power)[:, None, None], upper - 1 + share
+
+
 def _leading(levels: int, steps: int) -> list[int]:
     return [i * (levels // steps) for i in reversed(range(steps))]
 

@@ -29,7 +29,7 @@ from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
 from robopolicy.policies.path import Estimate, estimate, prediction_target, vp_coefficients
-from robopolicy.policies.schedules import alpha_bars, spaced_levels
+from robopolicy.policies.schedules import alpha_bars, level_at, spaced_levels
 
 SAMPLERS = ("ddim", "ddpm")
 DIFFUSION_PREDICTIONS = ("noise", "data", "v")
@@ -115,14 +115,8 @@ class DiffusionPolicy(GenerativePolicy):
 
     def _on_path(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Coefficients `(B, 1, 1)` and network time `(B,)` of the level nearest to linear time `t` `(B,)`."""
-        t = t.clamp(self.level_times[-1], self.level_times[0])
-        rising = -self.level_log_snr
-        wanted = -2 * torch.logit(t)
-        upper = torch.searchsorted(rising, wanted).clamp(1, len(rising) - 1)
-        share = (wanted - rising[upper - 1]) / (rising[upper] - rising[upper - 1])
-        power = torch.hypot(t, 1 - t)  # not by way of alpha_bar, which rounds the last levels to a few digits
-        a, b = (t / power)[:, None, None], ((1 - t) / power)[:, None, None]
-        return a, b, self._network_time(upper - 1 + share)
+        a, b, level = level_at(t, self.level_times, self.level_log_snr)
+        return a, b, self._network_time(level)
 
     def _read(self, features: Tensor, x: Tensor, a: Tensor, b: Tensor, time: Tensor) -> Estimate:
         """Data and noise that the network sees in the iterate `x`, the data within the action bounds."""
