@@ -62,8 +62,8 @@ def test_the_task_keeps_the_simulator_contract(name: str):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_expert_succeeds_in_95_percent_of_40_seeds(name: str):
-    sim = open_sim(name, 40)
+def test_the_expert_succeeds_in_95_percent_of_200_seeds(name: str):
+    sim = open_sim(name, 200)
     sim.reset(500)
     assert expert_successes(name, sim).float().mean() >= 0.95
 
