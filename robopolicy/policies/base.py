@@ -96,11 +96,11 @@ class Policy(nn.Module, ABC):
         raise self._lacks("decisions")
 
     def decode(self, obs: Observation, noise: Tensor) -> Tensor:
-        """Map `noise` `(B, H, A)` to the chunk `(B, H, A)` deterministically (generative heads)."""
+        """Map `noise` `(B, *noise_shape)` to the chunk `(B, H, A)` deterministically (generative heads)."""
         raise self._lacks("decode")
 
     def field(self, obs: Observation, x: Tensor, t: Tensor) -> Tensor:
-        """Velocity `(B, H, A)` = data - noise at `x` `(B, H, A)`, all in normalised units.
+        """Velocity = data - noise at `x`, both `(B, *noise_shape)`, all in normalised units.
 
         Time `t` `(B,)` runs from 0 (noise) to 1 (data).
         """
@@ -124,6 +124,20 @@ class Policy(nn.Module, ABC):
 
         Call it between updates only, as `observe`. Most policies have none.
         """
+
+    @property
+    def takes_noise(self) -> bool:
+        """Whether `decode` turns noise into chunks, so that the policy can be steered through it."""
+        return type(self).decode is not Policy.decode
+
+    @property
+    def noise_shape(self) -> tuple[int, int]:
+        """Shape of the noise of `decode` and of the points of `field`, without the batch: that of a chunk.
+
+        Networks from elsewhere may be wider. Then the first H rows and A columns belong to the chunk, and what lies
+        beyond them is known to the policy alone.
+        """
+        return self.spec.horizon, self.spec.action_dim
 
     @property
     def network_calls(self) -> int:

@@ -116,8 +116,8 @@ class LatentPolicy(Policy):
         self.spec = spec
         # Before the actor, so that critics of executed actions find the base's normalisers first.
         self.base = (rebuild(config.base) if base is None else base).eval().requires_grad_(False)
-        rows = config.space.rows(spec.horizon)
-        inner = replace(spec, horizon=rows, execute=rows)
+        rows = config.space.rows(self.noise_shape[0])
+        inner = replace(spec, horizon=rows, execute=rows, action_dim=self.noise_shape[1])
         self.actor = GaussianPolicy(config.actor, inner)
         if config.space.bound:
             normalizer = self.actor.action_normalizer  # tanh to [-b, b], however small b is
@@ -131,7 +131,7 @@ class LatentPolicy(Policy):
         Raises:
             UserError: The base takes no noise, or the noise space does not fit it.
         """
-        if type(base).decode is Policy.decode:
+        if not base.takes_noise:
             raise UserError(
                 f"Steering chooses the noise of a generative policy, and '{base.name}' takes none; train it with ppo "
                 "or sac, or wrap a function of observation and noise in a CallablePolicy."
@@ -147,11 +147,11 @@ class LatentPolicy(Policy):
     def play(self, obs: Observation, w: Tensor, generator: Randomness = None) -> Tensor:
         """Chunk `(B, H, A)` of the base for the free noise `w` `(B, F, A)`: the one place where the base is called."""
         with torch.no_grad():
-            return self.base.decode(obs, self.config.space.expand(w, self.spec.horizon, generator))
+            return self.base.decode(obs, self.config.space.expand(w, self.noise_shape[0], generator))
 
     def draw(self, batch: int, generator: Randomness, device: torch.device) -> Tensor:
         """Free noise `(B, F, A)` as the base would draw it, cut to the box."""
-        shape = (batch, self.actor.spec.horizon, self.spec.action_dim)
+        shape = (batch, self.actor.spec.horizon, self.actor.spec.action_dim)
         return self.config.space.limit(normal(shape, generator, device))
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
@@ -177,7 +177,7 @@ class LatentPolicy(Policy):
         return self.actor.decisions(obs, {"raw": record["raw"]})
 
     def decode(self, obs: Observation, noise: Tensor) -> Tensor:
-        """Chunk of the base for all of its noise `(B, H, A)`, without gradients."""
+        """Chunk of the base for all of its noise `(B, *noise_shape)`, without gradients."""
         with torch.no_grad():
             return self.base.decode(obs, noise)
 
@@ -190,6 +190,11 @@ class LatentPolicy(Policy):
         super().train(mode)
         self.base.eval()
         return self
+
+    @property
+    def noise_shape(self) -> tuple[int, int]:
+        """That of the base."""
+        return self.base.noise_shape
 
     @property
     def network_calls(self) -> int:

@@ -43,14 +43,19 @@ class ZeroNoisePolicy(Policy):
         return cls(ZeroNoiseConfig(describe(base)), base.spec, base)
 
     @property
+    def noise_shape(self) -> tuple[int, int]:
+        """That of the wrapped policy."""
+        return self.base.noise_shape
+
+    @property
     def network_calls(self) -> int:
         """Those of the wrapped policy."""
         return self.base.network_calls
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
         """Chunk from zero noise; there is nothing random."""
-        batch = len(next(iter(obs.values())))
-        noise = next(self.base.parameters()).new_zeros(batch, self.spec.horizon, self.spec.action_dim)
+        reference = next(iter(obs.values()))
+        noise = torch.zeros(len(reference), *self.noise_shape, device=reference.device)
         with torch.no_grad():
             return self.base.decode(obs, noise)
 
