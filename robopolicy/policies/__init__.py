@@ -17,6 +17,8 @@ from robopolicy.policies.heads.mixture import MixtureConfig, MixturePolicy
 from robopolicy.policies.heads.shortcut import ShortcutConfig, ShortcutPolicy
 from robopolicy.policies.registry import POLICIES
 from robopolicy.policies.wrappers.callable import CallableConfig, CallablePolicy
+from robopolicy.policies.wrappers.composed import ComposedConfig, ComposedPolicy
+from robopolicy.policies.wrappers.corrected import CorrectedConfig, CorrectedPolicy
 from robopolicy.policies.wrappers.edited import EditedConfig, EditedPolicy
 from robopolicy.policies.wrappers.latent import LatentConfig, LatentPolicy
 from robopolicy.policies.wrappers.optimized import OptimizedConfig, OptimizedPolicy
@@ -29,7 +31,9 @@ POLICIES.update(
     {
         "autoregressive": (AutoregressiveConfig, AutoregressivePolicy),
         "callable": (CallableConfig, CallablePolicy),
+        "composed": (ComposedConfig, ComposedPolicy),
         "consistency": (ConsistencyConfig, ConsistencyPolicy),
+        "corrected": (CorrectedConfig, CorrectedPolicy),
         "diffusion": (DiffusionConfig, DiffusionPolicy),
         "edited": (EditedConfig, EditedPolicy),
         "edm": (EDMConfig, EDMPolicy),

@@ -1,0 +1,1 @@
+"""What a composition of policies consists of: operators, the alignment of the parents, the sampler, guidance."""

@@ -1,0 +1,261 @@
+"""The joint velocity of several parents for one batch of observations, and the steps that are taken with it.
+
+Everything here is in common coordinates on the linear path. With S_i the scores and u_i the velocities of the parents,
+log-densities change along any step dx of length h from time t by
+
+    d log q_i = <S_i, dx - h u_i> - h div u_i + second order in dx,
+
+which the noise of an SDE step turns into `<S_i, dx - h u_i>` alone (Ito), and noise without the directions in which the
+parents differ into the same minus their curvature in these directions. Scores differ as velocities do, by t / (1 - t),
+so a step with the joint velocity `sum w_i u_i` changes the log-densities linearly in the weights: that is what `and`
+solves for. The terms in which all parents agree are left out: levels are known up to a constant per row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from robopolicy.policies.composition.operators import SAME_VELOCITY, Adaptive, And, Weights
+from robopolicy.policies.heads.meanflow import central_difference, forward_mode
+from robopolicy.policies.noise import Randomness, normal
+
+Field = Callable[[Tensor, Tensor], Tensor]
+"""Velocity `(B, H_i, A)` of a parent at a chunk `(B, H_i, A)` and linear time `(B,)`."""
+
+
+@dataclass(frozen=True)
+class Blend:
+    """M parents that look at one batch of observations.
+
+    The common noisy chunk has a row per action and, behind them, the private rows of parents that denoise more than
+    actions to be played (a network that plans the past as well): these concern their parent alone.
+    """
+
+    fields: Sequence[Field]
+    horizons: tuple[int, ...]  # actions that each parent plans
+    private: tuple[int, ...]  # further rows of each parent
+    nominal: tuple[float, ...]  # weights before anything is known of the sample
+
+    @property
+    def shared(self) -> int:
+        """Actions that all parents plan."""
+        return min(self.horizons)
+
+    def parts(self, x: Tensor) -> list[Tensor]:
+        """What every parent sees of `x` `(B, R, A)`: `(B, R_i, A)`."""
+        return rows_of(x, self.horizons, self.private)
+
+    def velocities(self, x: Tensor, t: Tensor) -> list[Tensor]:
+        """Velocity `(B, R_i, A)` of every parent for its part of `x`."""
+        return [field(part, t) for field, part in zip(self.fields, self.parts(x), strict=True)]
+
+    def mix(self, velocities: Sequence[Tensor], weights: Weights) -> Tensor:
+        """Joint velocity `(B, R, A)`.
+
+        Actions that only some parents plan are theirs, in the proportion of the nominal weights.
+        """
+        ends = sorted(set(self.horizons))
+        if len(ends) == 1 and not any(self.private):
+            return _weighted(velocities, weights)
+        rows = [_weighted([u[:, : ends[0]] for u in velocities], weights)]
+        for start, end in pairwise(ends):
+            members = [i for i, horizon in enumerate(self.horizons) if horizon >= end]
+            total = sum(self.nominal[i] for i in members)
+            share = [self.nominal[i] / total if total > 0 else 1 / len(members) for i in members]
+            rows.append(_weighted([velocities[i][:, start:end] for i in members], share))
+        rows += [u[:, horizon:] for u, horizon in zip(velocities, self.horizons, strict=True)]
+        return torch.cat(rows, 1)
+
+    def derivatives(self, x: Tensor, t: Tensor, tangent: Tensor, how: str) -> tuple[list[Tensor], list[Tensor]]:
+        """Velocities and their change along `tangent` `(B, R, A)`."""
+        found: list[Tensor] = []
+        slopes: list[Tensor] = []
+        for field, part, along in zip(self.fields, self.parts(x), self.parts(tangent), strict=True):
+
+            def at(y: Tensor, field: Field = field) -> Tensor:
+                return field(y, t)
+
+            if how == "difference":
+                found.append(at(part))
+                slopes.append(central_difference(at, (part,), (along,)))
+            else:
+                with forward_mode():
+                    value, slope = torch.func.jvp(at, (part,), (along,))[:2]
+                found.append(value)
+                slopes.append(slope)
+        return found, slopes
+
+    def divergences(
+        self, x: Tensor, t: Tensor, probes: int, how: str, generator: torch.Generator
+    ) -> tuple[list[Tensor], Tensor]:
+        """Velocities, and their divergences `(B, M)` with respect to the shared actions; see `Adaptive` for probes."""
+        found: list[Tensor] = []
+        total = x.new_zeros(len(x), len(self.fields))
+        for direction in self._directions(x, probes, generator):
+            found, slopes = self.derivatives(x, t, direction.expand_as(x), how)
+            along = self.flat(direction)
+            total = total + torch.stack([(self.flat(slope) * along).sum(1) for slope in slopes], 1)
+        return found, total / max(probes, 1)
+
+    def _directions(self, x: Tensor, probes: int, generator: torch.Generator) -> Tensor:
+        """Random signs `(P, 1, R, A)`, or every shared coordinate; 0 beyond the shared actions."""
+        if not probes:
+            size, shared = x[0].numel(), x[0, : self.shared].numel()
+            return torch.eye(size, dtype=x.dtype, device=x.device)[:shared].view(shared, 1, *x.shape[1:])
+        signs = torch.randint(0, 2, (probes, 1, *x.shape[1:]), generator=generator, device="cpu").to(x) * 2 - 1
+        signs[:, :, self.shared :] = 0
+        return signs
+
+    def flat(self, x: Tensor) -> Tensor:
+        """The shared actions as rows `(B, N)`."""
+        return x[:, : self.shared].flatten(1)
+
+
+def rows_of(x: Tensor, horizons: Sequence[int], private: Sequence[int]) -> list[Tensor]:
+    """The rows `(B, R_i, A)` of every parent: its actions, and then its private rows of `x` `(B, R, A)`."""
+    if not any(private):
+        return [x[:, :horizon] for horizon in horizons]
+    ends = accumulate(private, initial=max(horizons))
+    return [
+        torch.cat([x[:, :horizon], x[:, start:end]], 1)
+        for horizon, (start, end) in zip(horizons, pairwise(ends), strict=True)
+    ]
+
+
+def _weighted(velocities: Sequence[Tensor], weights: Weights) -> Tensor:
+    total = velocities[0] * weights[0]
+    for velocity, weight in zip(velocities[1:], weights[1:], strict=True):
+        total = total + velocity * weight
+    return total
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a sampler from time `t` to `to`: `x' = x + drift * x + push * u + noise * n`."""
+
+    t: float
+    to: float
+    drift: float
+    push: float
+    noise: float
+
+    @classmethod
+    def ode(cls, t: float, to: float) -> Step:
+        """Without noise: Euler's."""
+        return cls(t, to, 0.0, to - t, 0.0)
+
+    @classmethod
+    def sde(cls, t: float, to: float) -> Step:
+        """With as much noise as the forward process has taken on the way: DDPM's posterior, for steps of any length."""
+        kept = t * (1 - to) / (to * (1 - t))  # ratio of the noise levels
+        direct = (1 - to) * kept  # of the noise in x
+        return cls(t, to, to + direct - 1, to * (1 - t) - direct * t, (1 - to) * math.sqrt(1 - kept**2))
+
+    @property
+    def length(self) -> float:
+        """Change of time."""
+        return self.to - self.t
+
+    @property
+    def rho(self) -> float:
+        """Scores differ by this times what velocities differ by."""
+        return self.t / (1 - self.t)
+
+    def take(self, x: Tensor, velocity: Tensor, noise: Tensor | None = None) -> Tensor:
+        """The end of the step."""
+        end = x + self.push * velocity
+        if self.drift:
+            end = end + self.drift * x
+        return end if noise is None else end + self.noise * noise
+
+
+def adaptive_step(
+    blend: Blend,
+    operator: Adaptive,
+    step: Step,
+    x: Tensor,
+    levels: Tensor,
+    generator: Randomness,
+    probing: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """End of a step whose weights follow the log-densities `levels` `(B, M)`, and the levels there.
+
+    A step with noise draws it from `generator`; directions of divergences, the same for all rows, come from `probing`.
+    """
+    t = x.new_full((len(x),), step.t)
+    noise = None
+    if step.noise:
+        noise = normal(x.shape, generator, x.device)
+        us = blend.velocities(x, t)
+        curvature = torch.zeros_like(levels)
+        if isinstance(operator, And):
+            noise, curvature = _without_differences(blend, operator, us, noise, x, t)
+    else:
+        us, curvature = blend.divergences(x, t, operator.probes, operator.derivative, probing)
+    view = _View.of(blend, step, us, curvature, x)
+    nominal = blend.mix(us, blend.nominal)
+    ahead = levels + view.rise(blend.flat(step.take(x, nominal) - x))
+    weights = operator.weigh(levels, ahead, view.response(), view.floor())
+    end = step.take(x, blend.mix(us, [w[:, None, None] for w in weights.unbind(1)]), noise)
+    levels = levels + view.rise(blend.flat(end - x))
+    return end, levels - levels.mean(1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class _View:
+    """How log-densities of the shared actions change with a step."""
+
+    step: Step
+    mean: Tensor  # (B, N) of the velocities
+    apart: Tensor  # (B, M, N) velocities less their mean
+    score: Tensor  # (B, N) mean of the scores
+    curvature: Tensor  # (B, M)
+
+    @classmethod
+    def of(cls, blend: Blend, step: Step, velocities: Sequence[Tensor], curvature: Tensor, x: Tensor) -> _View:
+        every = torch.stack([blend.flat(velocity) for velocity in velocities], 1)
+        mean = every.mean(1)
+        score = (step.t * mean - blend.flat(x)) / (1 - step.t)
+        return cls(step, mean, every - mean[:, None], score, curvature)
+
+    def rise(self, move: Tensor) -> Tensor:
+        """Change `(B, M)` of the log-densities with the move `(B, N)`."""
+        h, rho = self.step.length, self.step.rho
+        along = rho * (move - h * self.mean) - h * self.score
+        across = (self.apart * along[:, None]).sum(-1)
+        return across - h * rho * self.apart.square().sum(-1) - h * self.curvature
+
+    def response(self) -> Tensor:
+        """Change `(B, M, M)` of the rise with the weights."""
+        return self.step.rho * self.step.push * self.apart @ self.apart.transpose(1, 2)
+
+    def floor(self) -> float:
+        """Response of velocities that count as equal."""
+        return self.step.push * SAME_VELOCITY**2 * self.apart.shape[-1]
+
+
+def _without_differences(
+    blend: Blend, operator: And, velocities: Sequence[Tensor], noise: Tensor, x: Tensor, t: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`noise` without the directions in which the parents differ, and the curvature `(B, M)` in these directions."""
+    every = torch.stack([blend.flat(velocity) for velocity in velocities], 2)  # (B, N, M)
+    apart = (every - every.mean(2, keepdim=True))[:, :, :-1]  # the last is what the others lack to 0
+    basis, size = torch.linalg.qr(apart)
+    enough = size.diagonal(dim1=1, dim2=2).square() > SAME_VELOCITY**2 * apart.shape[1]
+    basis = basis * enough[:, None]
+    shared = blend.flat(noise)
+    shared = shared - (basis @ (basis.transpose(1, 2) @ shared[:, :, None])).squeeze(2)
+    noise = torch.cat([shared.view_as(noise[:, : blend.shared]), noise[:, blend.shared :]], 1)
+    curvature = x.new_zeros(len(x), len(velocities))
+    for direction in basis.unbind(2):
+        tangent = torch.zeros_like(x)
+        tangent[:, : blend.shared] = direction.view_as(x[:, : blend.shared])
+        _, slopes = blend.derivatives(x, t, tangent, operator.derivative)
+        curvature = curvature + torch.stack([(blend.flat(slope) * direction).sum(1) for slope in slopes], 1)
+    return noise, curvature

@@ -1,0 +1,92 @@
+"""What moves samples besides the parents: the values of a critic, and Langevin steps at every noise level.
+
+Guidance by values samples from the parents' density times exp(strength * Q). The gradient of Q is taken at the clean
+chunk that the parents expect, and carried back to the noisy one as if normalised actions were Gaussian with standard
+deviation `data_std`; for such data and a linear Q the result is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from robopolicy.critics.q import CriticConfig, QEnsemble
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.nets.normalizer import Normalizer
+from robopolicy.policies.base import Policy
+from robopolicy.policies.wrappers.selected import REDUCTIONS, reduce_members
+
+
+@dataclass(frozen=True)
+class ValueGuidance:
+    """Pull of a Q ensemble on the samples."""
+
+    critic: CriticConfig = field(default_factory=CriticConfig)  # Q ensemble
+    strength: float = 1.0  # what a unit of Q is worth [nats]
+    data_std: float = 0.5  # standard deviation that normalised actions are taken to have
+    reduction: str = "mean"  # mean | min over the ensemble
+
+    def __post_init__(self) -> None:
+        if self.reduction not in REDUCTIONS:
+            raise unknown_name("reduction", self.reduction, REDUCTIONS)
+        if self.data_std <= 0:
+            raise UserError(f"data_std must be positive, got {self.data_std}.")
+
+
+def value_gradient(critic: QEnsemble, features: Tensor, normalizer: Normalizer, data: Tensor, reduction: str) -> Tensor:
+    """Gradient `(B, H, A)` of the value at the normalised chunk `data`, given `critic.encode(obs)`.
+
+    Differentiable where gradients are recorded; works under `no_grad` and in inference mode as well.
+    """
+    recorded = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.enable_grad():
+        # Tensors made in inference mode cannot be differentiated through; their clones can.
+        x = data if recorded and data.requires_grad else data.detach().clone().requires_grad_()
+        output = critic.output(features.clone(), normalizer.denormalize(x))
+        value = reduce_members(critic.value(output), reduction)
+        return torch.autograd.grad(value.sum(), x, create_graph=recorded)[0]
+
+
+def guide(velocity: Tensor, gradient: Tensor, t: Tensor, guidance: ValueGuidance) -> Tensor:
+    """`velocity` `(B, H, A)` at time `t` `(B, 1, 1)`, turned towards higher values by their `gradient`."""
+    power = guidance.data_std**2
+    return velocity + guidance.strength * power * (1 - t) / (t.square() * power + (1 - t).square()) * gradient
+
+
+@dataclass(frozen=True)
+class Langevin:
+    """Corrector: steps that leave the composed density of their noise level as it is, and lead to it from elsewhere.
+
+    Without it, the steps from level to level only approximate that density.
+    """
+
+    steps: int = 1  # at every noise level but the last
+    size: float = 0.05  # length of a step, in units of the noise's variance
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.size <= 0:
+            raise UserError(f"The corrector needs steps >= 1 and size > 0, got {self.steps} and {self.size}.")
+
+    def move(self, x: Tensor, velocity: Tensor, noise: Tensor, t: float) -> Tensor:
+        """One step at time `t`, where the joint velocity at `x` is `velocity`."""
+        score = (t * velocity - x) / (1 - t)
+        length = self.size * (1 - t) ** 2
+        return x + length * score + (2 * length) ** 0.5 * noise
+
+
+def fitting(critic: QEnsemble, policy: Policy) -> QEnsemble:
+    """`critic`, if a checkpoint of `policy` can rebuild it.
+
+    Raises:
+        UserError: It judges other observations or actions.
+    """
+    fresh = QEnsemble(critic.config, policy)
+    wanted, found = ({key: value.shape for key, value in part.state_dict().items()} for part in (fresh, critic))
+    if wanted != found or critic.steps != fresh.steps:
+        raise UserError(
+            "The critic judges other observations or actions than the composed policy has; train it on "
+            f"{sorted(policy.spec.observation)} and the {policy.spec.execute} actions that are executed."
+        )
+    return critic
