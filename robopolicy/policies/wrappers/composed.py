@@ -72,13 +72,13 @@ class ComposedConfig:
     origins: tuple[str, ...] = ()  # where each parent came from, e.g. the content hash of its checkpoint; only kept
     operator: dict[str, Any] = field(default_factory=lambda: {"name": "convex"})  # name and settings of the operator
     unconditioned: tuple[int, ...] = ()  # parents (from 0) that are also read without embeddings, as further parents
-    steps: int = 0  # K, equal steps; 0 takes the steps of the parent with most of them
+    steps: int | None = None  # K, equal steps; None takes those of the parent with most of them
     guidance: ValueGuidance | None = None  # a critic that pulls on the samples
     corrector: Langevin | None = None  # Langevin steps while acting; `decode` takes none
 
     def __post_init__(self) -> None:
-        if self.steps < 0:
-            raise UserError(f"steps must not be negative, got {self.steps}; 0 takes the parents' own.")
+        if self.steps is not None and self.steps < 1:
+            raise UserError(f"steps must be at least 1, got {self.steps}; leave it out to take the parents' own.")
         if self.origins and len(self.origins) != len(self.parents):
             raise UserError(f"{len(self.parents)} parents need as many origins, got {len(self.origins)}.")
 
