@@ -58,9 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from contextlib import closing
     from dataclasses import asdict
 
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress
-
+    from robopolicy.cli.progress import progress_bars
     from robopolicy.data.collect import collect
     from robopolicy.data.lerobot import LeRobotWriter
     from robopolicy.evaluation.actors import PolicyExpert, check_compatible
@@ -90,9 +88,8 @@ def run(args: argparse.Namespace) -> int:
             overwrite=args.overwrite,
             names=names,
         )
-        columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-        with writer, Progress(*columns, console=Console(stderr=True)) as progress:
-            bar = progress.add_task(f"collect {entry.name}", total=args.episodes)
+        with writer, progress_bars() as add_bar:
+            update = add_bar(f"collect {entry.name}", args.episodes)
             report = collect(
                 sim,
                 demonstrator,
@@ -101,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
                 seed=args.seed,
                 only_success=not args.keep_failures,
                 noise=args.noise,
-                progress=lambda kept, _: progress.update(bar, completed=kept),
+                progress=lambda kept, _: update(kept),
             )
     if args.json:
         print(json.dumps({"task": entry.name, "out": str(args.out), **asdict(report)}))

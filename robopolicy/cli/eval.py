@@ -87,28 +87,21 @@ def run(args: argparse.Namespace) -> int:
 def _evaluate(args: argparse.Namespace, players: list[Player], entry: TaskEntry) -> dict[str, EvalResult]:
     from contextlib import closing
 
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress
-
     from robopolicy.cli.players import open_sim, sim_options
+    from robopolicy.cli.progress import progress_bars
     from robopolicy.evaluation.harness import evaluate
 
     results: dict[str, EvalResult] = {}
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
     options = sim_options(args, players, min(args.num_envs, args.episodes))
-    with (
-        closing(open_sim(entry, options, players)) as sim,
-        Progress(*columns, console=Console(stderr=True)) as progress,
-    ):
+    with closing(open_sim(entry, options, players)) as sim, progress_bars() as add_bar:
         for player in players:
-            bar = progress.add_task(f"eval {player.label}", total=args.episodes)
             results[player.label] = evaluate(
                 player.make(),
                 sim,
                 episodes=args.episodes,
                 seed=args.seed,
                 deterministic=not args.stochastic,
-                progress=lambda finished, bar=bar: progress.update(bar, completed=finished),
+                progress=add_bar(f"eval {player.label}", args.episodes),
             )
     return results
 

@@ -9,7 +9,6 @@ import argparse
 import difflib
 import importlib
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from robopolicy import __version__
+from robopolicy.cli.progress import listen_for_stop
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.sim.gl import check_choice
 
@@ -92,8 +92,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code: 0 done, 2 bad input, 130 interrupted."""
     warnings.filterwarnings("ignore", category=UserWarning, module=_SIMULATORS)
-    if argv is None:  # as a program: SIGTERM unwinds the stack, so that nothing half-written stays behind
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    if argv is None:  # as a program
+        listen_for_stop()
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
         if args.verb in _SIMULATE:

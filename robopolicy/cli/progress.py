@@ -1,0 +1,54 @@
+"""Progress bars on stderr, whose updates are also where a stop request is obeyed."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_requested: list[int] = []  # signals that asked this program to stop
+
+
+def listen_for_stop() -> None:
+    """Let SIGINT and SIGTERM unwind the stack, so that nothing half-written stays behind.
+
+    An exception out of a signal handler is lost where foreign code swallows it (NumPy's C loops and Arrow's callbacks
+    do, once in a hundred stops); the next update of a progress bar then raises it again.
+    """
+    previous = signal.getsignal(signal.SIGINT)
+    for number in (signal.SIGTERM, *([signal.SIGINT] if previous is signal.default_int_handler else [])):
+        signal.signal(number, _stop)
+
+
+def _stop(number: int, _: FrameType | None) -> None:
+    _requested.append(number)
+    _obey()
+
+
+def _obey() -> None:
+    if _requested:
+        if _requested[-1] == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(128 + _requested[-1])
+
+
+@contextmanager
+def progress_bars() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
+    """Yields `add(label, total)`, which returns the function to call with the number completed so far."""
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress
+
+    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True)) as progress:
+
+        def add(label: str, total: int) -> Callable[[int], None]:
+            bar = progress.add_task(label, total=total)
+
+            def update(completed: int) -> None:
+                _obey()
+                progress.update(bar, completed=completed)
+
+            return update
+
+        yield add
