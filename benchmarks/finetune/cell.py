@@ -43,7 +43,8 @@ def run_cell(method: Method, task: BenchTask, seed: int, *, steps: int | None = 
         settings.append(f"init_from={base}")
     if method.demonstrations:
         settings.append(f"dataset={data}")
-    settings += [*_budget(settings, steps or task.env_steps, task), "evaluation.every=0", "evaluation.episodes=50"]
+    settings += [*_budget(settings, steps or task.env_steps, task), "evaluation.every=0"]
+    settings.append(f"evaluation.episodes={task.evaluated}")
     folder = WORK / "runs" / name
     if not (folder / "report.json").exists():
         shutil.rmtree(folder, ignore_errors=True)  # what an interrupted run left

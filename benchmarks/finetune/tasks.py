@@ -15,6 +15,7 @@ class BenchTask:
     env_steps: int  # of every fine-tuner
     horizon: int  # actions of a chunk, all of which are played
     cloning_updates: int = 2000  # of the base policy
+    evaluated: int = 100  # episodes of each evaluation while training, of which there are ten
     source_steps: int = 0  # train SAC for so long and take its episodes; 0 takes those of the scripted expert
 
     @property
@@ -26,12 +27,12 @@ class BenchTask:
 TASKS = {
     task.name: task
     for task in (
-        BenchTask("lift", "manipulation/lift", 7, 200_000, 4),
-        BenchTask("pick_place", "manipulation/pick_place", 20, 200_000, 4),
-        BenchTask("drawer", "manipulation/drawer", 10, 200_000, 4),
-        BenchTask("drawer-open", "metaworld/drawer-open-v3", 3, 100_000, 4),
-        BenchTask("push", "metaworld/push-v3", 10, 100_000, 4),
-        BenchTask("hopper", "locomotion/hopper", 40, 200_000, 1, source_steps=60_000),
-        BenchTask("cube", "ogbench/cube-single-v0", 40, 100_000, 5),
+        BenchTask("lift", "manipulation/lift", 7, 60_000, 4),
+        BenchTask("pick_place", "manipulation/pick_place", 15, 60_000, 4),
+        BenchTask("drawer", "manipulation/drawer", 10, 60_000, 4),
+        BenchTask("pick-place", "metaworld/pick-place-v3", 7, 50_000, 4, evaluated=20),
+        BenchTask("push", "metaworld/push-v3", 3, 50_000, 4, evaluated=20),
+        BenchTask("hopper", "locomotion/hopper", 40, 60_000, 1, source_steps=60_000),
+        BenchTask("cube", "ogbench/cube-single-v0", 40, 60_000, 5),
     )
 }
