@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   robopolicy import onnx policy.onnx --task lift --out runs/vla
-  robopolicy import onnx walker.onnx --task hopper --rename state=obs --rename chunk=actions --out runs/walker
+  robopolicy import onnx hopper.onnx --task hopper --rename state=obs --rename chunk=actions --out runs/hopper_onnx
   robopolicy import lerobot lerobot/diffusion_pusht --task push_t --out runs/pusht
   robopolicy import remote ws://127.0.0.1:8765 --task lift --execute 4 --out runs/pi0
   robopolicy import sb3 hopper_sac.zip --task hopper --out runs/hopper_sb3

@@ -179,6 +179,7 @@ class _WebSocket(_Line):
                     address.geturl(),
                     additional_headers=headers,
                     open_timeout=timeout,
+                    ping_timeout=timeout,  # a server that answers no ping while it computes is given as long
                     close_timeout=1,
                     max_size=LARGEST,
                     compression=None,

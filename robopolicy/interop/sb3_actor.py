@@ -1,19 +1,22 @@
-"""Actors of Stable-Baselines3's PPO, A2C and SAC as our `GaussianPolicy`, from a model or from its saved zip.
+"""Actors of Stable-Baselines3's PPO, A2C, SAC, TD3 and DDPG as our `GaussianPolicy`, from a model or its saved zip.
 
 The result has the same actions and densities, and everything else that our policies have: checkpoints, fine-tuning,
-evaluation. Of a zip only the weights (`policy.pth`, tensors alone) and the readable part of `data` are used; the
-pickles in it are never opened. Whether observations were normalised (`VecNormalize`) is in neither, so pass the model
-itself where they were.
+evaluation. TD3 and DDPG have no density; theirs gets the spread `SPREAD`.
 
-Plain actors on one vector of observations are read. Any other model plays through `stable_baselines3.wrap_model`.
+Of a zip only the weights (`policy.pth`, tensors alone) and the readable part of `data` are used; the pickles in it are
+never opened. The statistics of a `VecNormalize` are not in it, so a model that was trained behind one is read from
+memory, by `from_model`. Plain actors on one vector of observations are read; any other model plays through
+`stable_baselines3.wrap_model`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +24,43 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.interop.gaussian_actor import Statistics, gaussian_policy, layers_of, our_activation, read_weights
+from robopolicy.interop.gaussian_actor import (
+    Layer,
+    Statistics,
+    gaussian_policy,
+    layers_of,
+    our_activation,
+    read_weights,
+)
 from robopolicy.nets.normalizer import RUNNING_CLIP
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 
 LOG_STD_RANGE = (-20.0, 2.0)  # of SAC
+SPREAD = 0.1  # standard deviation before tanh of an actor that has none: as TD3's authors explore
 _ELSEWHERE = "play the model itself by robopolicy.interop.stable_baselines3.wrap_model"
-_ON_POLICY = ("log_std", "mlp_extractor.policy_net.", "mlp_extractor.value_net.", "action_net.", "value_net.")
-_SAC = ("actor.latent_pi.", "actor.mu.", "actor.log_std.", "critic.", "critic_target.")
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How a family of algorithms names its weights."""
+
+    body: str  # hidden layers
+    head: str  # output layer; "" where it is the last of the body
+    log_std: str  # vector, or second output layer; "" where there is none
+    squashed: bool
+    activation: str  # unless the model says otherwise
+    known: tuple[str, ...]  # what else may be there, with the layers: beginnings of names
+
+
+_CRITICS = ("critic.", "critic_target.")
+_LAYOUTS = {
+    "action_net.weight": _Layout(
+        "mlp_extractor.policy_net", "action_net", "log_std", False, "tanh", ("mlp_extractor.value_net.", "value_net.")
+    ),
+    "actor.mu.weight": _Layout("actor.latent_pi", "actor.mu", "actor.log_std", True, "relu", _CRITICS),
+    "actor.mu.0.weight": _Layout("actor.mu", "", "", True, "relu", ("actor_target.mu.", *_CRITICS)),
+}
+"""Layouts of PPO and A2C, of SAC, of TD3 and DDPG, by a name that only each of them has."""
 
 
 def read_model(path: str | Path, key: str = "state") -> GaussianPolicy:
@@ -56,6 +88,11 @@ def read_model(path: str | Path, key: str = "state") -> GaussianPolicy:
         kind = _field(data, name, ":type:")
         if "Box" not in str(kind):
             raise UserError(f"The {name} of {path} is {kind}, expected a Box; {_ELSEWHERE}.")
+    if data.get("_last_original_obs") is not None:
+        raise UserError(
+            f"{path} was trained behind a VecNormalize, whose statistics are missing in it; load the model together "
+            "with its VecNormalize in SB3 and pass it to robopolicy.interop.sb3_actor.from_model."
+        )
     arguments = data.get("policy_kwargs") or {}
     activation = re.search(r"(\w+)'>$", str(arguments.get("activation_fn", "")))
     return _actor(
@@ -93,43 +130,48 @@ def _actor(
     state: Mapping[str, Tensor],
     *,
     activation: str | None,
-    bounds: Any,
+    bounds: Callable[[], tuple[Tensor, Tensor]],
     statistics: Statistics | None,
     key: str,
     where: str,
 ) -> GaussianPolicy:
-    """Sort the weights by the layout of their names."""
-    squashed = any(name.startswith("actor.latent_pi.") for name in state)
-    known = _SAC if squashed else _ON_POLICY
+    """Sort the weights by their names."""
+    layout = next((layout for name, layout in _LAYOUTS.items() if name in state), None)
+    if layout is None:
+        raise UserError(f"{where} holds no plain actor of PPO, A2C, SAC, TD3 or DDPG; {_ELSEWHERE}.")
+    known = (f"{layout.body}.", f"{layout.head or layout.body}.", layout.log_std or layout.body, *layout.known)
     for name in state:
         if not name.startswith(known):
-            raise UserError(f"'{name}' of {where} belongs to no plain actor of PPO, A2C or SAC; {_ELSEWHERE}.")
-    body, head = ("actor.latent_pi", "actor.mu") if squashed else ("mlp_extractor.policy_net", "action_net")
-    layers = layers_of(state, body)
-    wanted = [f"{head}.weight", f"{head}.bias"] + (["actor.log_std.weight"] if squashed else ["log_std"])
-    absent = [name for name in wanted if name not in state]
-    if absent:
-        raise UserError(f"'{absent[0]}' is missing in {where}, so it is no plain Gaussian actor; {_ELSEWHERE}.")
-    output = (state[f"{head}.weight"], state[f"{head}.bias"])
-    log_std = None
-    if squashed:
-        heads = [("actor.mu.weight", "actor.log_std.weight"), ("actor.mu.bias", "actor.log_std.bias")]
-        output = tuple(torch.cat([state[name] for name in pair]) for pair in heads)
-    else:
-        log_std = state["log_std"]
-        if log_std.dim() != 1:
-            raise UserError(f"{where} explores by state-dependent noise (gSDE), which we lack; {_ELSEWHERE}.")
-    layers.append((output[0], output[1]))
+            raise UserError(f"'{name}' of {where} belongs to no plain actor; {_ELSEWHERE}.")
+    layers, log_std = _layers(state, layout, where)
     return gaussian_policy(
         {key: (layers[0][0].shape[1],)},
         layers,
-        activation=our_activation(activation or ("relu" if squashed else "tanh"), where),
+        activation=our_activation(activation or layout.activation, where),
         log_std=log_std,
         log_std_range=LOG_STD_RANGE,
         statistics=statistics,
-        bounds=bounds() if squashed else None,
+        bounds=bounds() if layout.squashed else None,
         where=where,
     )
+
+
+def _layers(state: Mapping[str, Tensor], layout: _Layout, where: str) -> tuple[list[Layer], Tensor | None]:
+    """Layers with the output last, and the log standard deviation `(A,)`; None where it is half of that output."""
+    layers = layers_of(state, layout.body)
+    if not layout.head:
+        return layers, torch.full_like(layers[-1][1], math.log(SPREAD))
+    mean = (state[f"{layout.head}.weight"], state[f"{layout.head}.bias"])
+    if not layout.squashed:
+        log_std = state.get(layout.log_std)
+        if log_std is None:
+            raise UserError(f"'{layout.log_std}' is missing in {where}, so it is no Gaussian actor; {_ELSEWHERE}.")
+        if log_std.dim() == 1:
+            return [*layers, mean], log_std
+    elif f"{layout.log_std}.weight" in state:
+        spread = (state[f"{layout.log_std}.weight"], state[f"{layout.log_std}.bias"])
+        return [*layers, (torch.cat([mean[0], spread[0]]), torch.cat([mean[1], spread[1]]))], None
+    raise UserError(f"{where} explores by state-dependent noise (gSDE), which we lack; {_ELSEWHERE}.")
 
 
 def _statistics(model: Any, where: str) -> Statistics | None:

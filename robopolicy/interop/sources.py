@@ -36,8 +36,10 @@ def open_policy(kind: str, source: Source) -> Policy:
 def _lerobot(source: Source) -> Policy:
     from robopolicy.interop.lerobot import load_lerobot
 
-    _refuse(source, "config", "execute")
-    return load_lerobot(source.address, instructions=source.instructions, keys=source.rename)
+    _refuse(source, "config")
+    return load_lerobot(
+        source.address, instructions=source.instructions, keys=source.rename, execute=source.execute or None
+    )
 
 
 def _onnx(source: Source) -> Policy:

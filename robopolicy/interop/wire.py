@@ -2,7 +2,8 @@
 
 Every message is a MessagePack map, written and read by the dataclasses below. An array is a map of exactly three
 entries: `dtype` (one of `DTYPES`, little endian), `shape` (a list) and `data` (the raw bytes, C order). Nothing else is
-allowed in place of a number, string, boolean, list, map or nil, so nothing that is read can run code.
+allowed in place of a number, string, boolean, list, map or nil, so nothing that is read can run code (the package
+msgpack-numpy would unpickle arrays of objects).
 
 1. The server speaks first: one `Greeting` with its protocol version and what its policy takes and gives.
 2. The client sends a `Request`: a number, observations `{key: (B, To, ...)}` and, if the greeting says so, noise
@@ -69,7 +70,9 @@ class Greeting:
             described = PolicySpec.from_dict(spec)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise WireError(f"expected a policy specification, found {_brief(spec)}") from error
-        calls = max(1, _entry(fields, "network_calls", int))
+        calls = _entry(fields, "network_calls", int)
+        if calls < 1:
+            raise WireError(f"expected 'network_calls' of at least 1, found {calls}")
         return cls(described, _entry(fields, "model", str), _entry(fields, "noise", bool), calls)
 
 

@@ -105,6 +105,25 @@ def test_mistakes_are_one_line_and_leave_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_graph_that_does_not_fit_its_task_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    from onnx_files import WEIGHT, write
+
+    multiply = onnx.helper.make_node("MatMul", ["state", "weight"], ["chunk"])
+    brightest = onnx.helper.make_node("ReduceMax", ["image.wrist"], ["chunk"], axes=[2, 3], keepdims=0)
+    rename = onnx.helper.make_node("Identity", ["pose"], ["chunk"])
+    graphs = {
+        "outputs 3 action dimensions, but toy/point_mass takes 2": ({"state": ["B", 6]}, multiply, WEIGHT[:, :3]),
+        "Unknown camera 'wrist' of task toy/point_mass": ({"image.wrist": ["B", 3, 8, 8]}, brightest, WEIGHT),
+        "needs observation 'pose', but toy/point_mass provides state": ({"pose": ["B", 3]}, rename, WEIGHT),
+    }
+    for message, (inputs, node, weight) in graphs.items():
+        file = write(tmp_path / "p.onnx", inputs, [node], ["B", 3], weight=weight)
+        assert main(["import", "onnx", str(file), "--task", "point_mass", "--out", str(tmp_path / "c")]) == 2
+        assert message in capsys.readouterr().err and not (tmp_path / "c").exists()
+
+
 def test_a_policy_of_another_task_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sb3 = pytest.importorskip("stable_baselines3")
     sb3.PPO("MlpPolicy", "Pendulum-v1", device="cpu").save(tmp_path / "m.zip")

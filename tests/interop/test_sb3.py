@@ -17,7 +17,7 @@ from robopolicy.evaluation.harness import evaluate
 from robopolicy.interop.sb3_actor import from_model, read_model
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.heads.gaussian import GaussianPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
@@ -51,6 +51,8 @@ MODELS = {
     "PPO": {},
     "A2C": {"policy_kwargs": {"net_arch": [16, 8]}},
     "SAC": {},
+    "TD3": {},
+    "DDPG": {"policy_kwargs": {"net_arch": [32]}},
     "PPO-elu": {"policy_kwargs": {"activation_fn": torch.nn.ELU, "net_arch": {"pi": [32], "vf": [8]}}},
 }
 
@@ -89,7 +91,7 @@ def test_densities_equal_those_of_sb3() -> None:
     torch.testing.assert_close(log_std[:, 0], theirs[1], rtol=1e-5, atol=1e-5)
 
 
-def test_normalised_observations_are_carried_over() -> None:
+def test_statistics_are_carried_over_and_missed_in_a_zip(tmp_path: Path) -> None:
     model = model_of("PPO", normalized=True, n_steps=16, batch_size=16, n_epochs=1)
     model.learn(64)
     normalize = model.get_vec_normalize_env()
@@ -97,6 +99,9 @@ def test_normalised_observations_are_carried_over() -> None:
     for policy in (from_model(model), wrap_model("normalised", model)):
         ours, _ = Predictor(policy, model.action_space).predict(5 * OBS, deterministic=True)
         np.testing.assert_allclose(ours, actions, atol=1e-5)
+    model.save(tmp_path / "model.zip")
+    with pytest.raises(UserError, match=r"behind a VecNormalize, whose statistics are missing .* from_model"):
+        read_model(tmp_path / "model.zip")
 
 
 def test_evaluation_by_sb3_of_the_model_and_of_what_we_read_agrees_with_ours() -> None:
@@ -115,6 +120,19 @@ def test_evaluation_by_sb3_of_the_model_and_of_what_we_read_agrees_with_ours() -
     np.testing.assert_allclose(boxed.returns, result.returns, rtol=1e-4)
 
 
+@pytest.mark.parametrize("execute", [1, 3])
+def test_chunks_and_histories_score_under_sb3_as_in_our_evaluation(execute: int) -> None:
+    torch.manual_seed(0)
+    spec = PolicySpec({"state": (6,)}, 2, horizon=4, execute=execute, obs_horizon=2)
+    policy = GaussianPolicy(GaussianConfig(normalization="identity", orthogonal_init=False), spec)
+    env = SimVecEnv(simulator())
+    env.seed(7)
+    theirs = evaluate_policy(Predictor(policy), env, n_eval_episodes=4, return_episode_rewards=True, warn=False)
+    ours = evaluate(policy, simulator(), episodes=4, seed=7)
+    np.testing.assert_allclose(sorted(ours.returns), sorted(theirs[0]), rtol=1e-5)
+    assert sorted(ours.lengths) == sorted(theirs[1])
+
+
 def test_a_read_model_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
     model = model_of("SAC")
     policy = from_model(model)
@@ -126,8 +144,8 @@ def test_a_read_model_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
 
 
 def test_any_model_is_an_expert() -> None:
-    model, sim = model_of("TD3"), simulator()
-    expert = PolicyExpert(wrap_model("td3", model))
+    model, sim = model_of("DDPG"), simulator()
+    expert = PolicyExpert(wrap_model("ddpg", model))
     obs = sim.reset(0)
     actions = expert(sim, obs)
     np.testing.assert_allclose(actions, model.predict(obs["state"].numpy(), deterministic=True)[0], atol=1e-6)
@@ -176,11 +194,8 @@ def test_single_observations_and_images_are_understood() -> None:
 
 
 def test_other_models_are_refused_with_the_way_out(tmp_path: Path) -> None:
-    for kind, settings, message in [
-        ("TD3", {}, r"'actor\.mu\.0\.weight' .* belongs to no plain actor"),
-        ("PPO", {"use_sde": True}, "gSDE"),
-    ]:
-        model_of(kind, **settings).save(tmp_path / "model.zip")
+    for kind, message in [("PPO", "gSDE"), ("SAC", r"'actor\.log_std' .* belongs to no plain actor")]:
+        model_of(kind, use_sde=True).save(tmp_path / "model.zip")
         with pytest.raises(UserError, match=f"{message}.*wrap_model"):
             read_model(tmp_path / "model.zip")
     (tmp_path / "text.zip").write_text("no zip")

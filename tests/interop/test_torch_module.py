@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from robopolicy.errors import UserError
 from robopolicy.interop.torch_module import ModulePolicy, provide_module
 from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, execute=2)
@@ -38,6 +40,16 @@ def test_a_module_gives_its_own_chunks_without_dropout_or_gradients() -> None:
     assert torch.equal(ModulePolicy.wrap("plain", network, SPEC, noise=False).act(OBS), network(OBS))
     with pytest.raises(TypeError, match="'module' has no decode"):
         ModulePolicy.wrap("plain", network, SPEC, noise=False).decode(OBS, noise)
+
+
+def test_steering_chooses_the_noise_of_the_module() -> None:
+    network = Network().eval()
+    actor = replace(STEERING_ACTOR, hidden=(8,))
+    steered = LatentPolicy.steer(ModulePolicy.wrap("network", network, SPEC), NoiseSpace("repeat", bound=1.5), actor)
+    steered.observe(OBS)
+    drawn = steered.sample(OBS, generator=torch.Generator().manual_seed(0))
+    noise = 1.5 * drawn.record["raw"].tanh().expand(5, 4, 2)
+    torch.testing.assert_close(drawn.chunk, network(OBS, noise))
 
 
 def test_a_checkpoint_holds_the_weights_and_asks_for_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

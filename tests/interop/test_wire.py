@@ -67,6 +67,8 @@ def test_what_is_no_request_is_refused_with_expected_and_found(message: object, 
 def test_other_protocols_texts_and_types_are_refused() -> None:
     with pytest.raises(WireError, match="expected a greeting of protocol 1, found 2"):
         Greeting.unpack(encode({"protocol": 2}))
+    with pytest.raises(WireError, match="expected 'network_calls' of at least 1, found 0"):
+        Greeting.unpack(Greeting(SPEC, network_calls=0).pack())
     with pytest.raises(WireError, match="expected a policy specification"):
         Greeting.unpack(encode({"protocol": 1, "spec": {"observation": 3}}))
     with pytest.raises(WireError, match="binary message, found the text 'hello'"):

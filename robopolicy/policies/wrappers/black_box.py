@@ -43,6 +43,11 @@ class BlackBoxConfig:
         if self.action_normalization == "running":
             raise UserError("action_normalization cannot be 'running'; use minmax, meanstd or identity.")
 
+    @property
+    def waits(self) -> tuple[float, ...]:
+        """Seconds to wait before each further attempt after a failure."""
+        return ()
+
 
 @dataclass(frozen=True)
 class PatientConfig(BlackBoxConfig):
@@ -59,6 +64,11 @@ class PatientConfig(BlackBoxConfig):
                 f"timeout, retries and retry_wait must not be negative, got {self.timeout:g}, {self.retries} and "
                 f"{self.retry_wait:g}."
             )
+
+    @property
+    def waits(self) -> tuple[float, ...]:
+        """Doubling waits."""
+        return tuple(self.retry_wait * 2**attempt for attempt in range(self.retries))
 
 
 class Meter:
@@ -177,11 +187,10 @@ class BlackBoxPolicy(Policy):
 
     def _ask(self, obs: Observation, noise: Tensor | None) -> Tensor:
         """One batch, with as many attempts as there are."""
-        patience = self.config if isinstance(self.config, PatientConfig) else PatientConfig()
         failure = Exception()
-        for attempt in range(patience.retries + 1):
-            if attempt:
-                time.sleep(patience.retry_wait * 2 ** (attempt - 1))
+        waits = (0.0, *self.config.waits)
+        for wait in waits:
+            time.sleep(wait)
             start = time.monotonic()
             try:
                 answer = self.answer(obs, noise)
@@ -196,8 +205,7 @@ class BlackBoxPolicy(Policy):
             return self._chunk(answer, reference)
         reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
         raise UserError(
-            f"{self.label} gave no chunk in {patience.retries + 1} attempts ({reason}); check it, or allow more time "
-            "or retries."
+            f"{self.label} gave no chunk in {len(waits)} attempts ({reason}); check it, or allow more time or retries."
         ) from failure
 
     def _chunk(self, answer: Any, reference: Tensor) -> Tensor:
