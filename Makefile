@@ -53,9 +53,8 @@ $(VENV)/.setup: $(BIN)/python pyproject.toml
 	@touch $@
 
 $(VENV)/.setup-dev: $(VENV)/.setup
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,envpool,ogbench,sb3,tensorboard,wandb,diffusers,onnx,remote]' 'tensordict>=0.10,<1'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,envpool,ogbench,sb3,tensorboard,wandb,diffusers,onnx,remote,rsl_rl]'
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps metaworld==3.1.1  # its metadata asks for an older MuJoCo than it needs
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps rsl-rl-lib==5.5.1  # the rest of what it asks for is not needed to compare with it
 	@touch $@
 
 clean:  ## remove the environment and caches

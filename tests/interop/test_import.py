@@ -29,8 +29,8 @@ DSRL = [
 def test_an_endpoint_is_imported_evaluated_steered_and_verified(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("websockets")
-    pytest.importorskip("msgpack")
+    pytest.importorskip("websockets", reason="needs robopolicy[remote]")
+    pytest.importorskip("msgpack", reason="needs robopolicy[remote]")
     from policy_server import serving
 
     with serving() as served:
@@ -51,8 +51,8 @@ def test_an_endpoint_is_imported_evaluated_steered_and_verified(
 
 
 def test_an_onnx_file_is_steered_and_stays_bit_identical(tmp_path: Path) -> None:
-    pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx", reason="needs robopolicy[onnx]")
+    pytest.importorskip("onnxruntime", reason="needs robopolicy[onnx]")
     from onnx_files import noisy
 
     file = noisy(tmp_path / "p.onnx", state="obs")
@@ -69,7 +69,7 @@ def test_an_onnx_file_is_steered_and_stays_bit_identical(tmp_path: Path) -> None
 
 
 def test_a_model_of_sb3_is_imported_and_records_demonstrations(tmp_path: Path) -> None:
-    sb3 = pytest.importorskip("stable_baselines3")
+    sb3 = pytest.importorskip("stable_baselines3", reason="needs robopolicy[sb3]")
     from robopolicy.interop.stable_baselines3 import SimVecEnv
     from robopolicy.sim.registry import SimOptions, make_sim
 
@@ -98,7 +98,7 @@ def test_mistakes_are_one_line_and_leave_nothing(
 ) -> None:
     for package in {"remote": ["websockets", "msgpack"], "onnx": ["onnx"]}.get(words[0], []):
         if "--rename" not in words:
-            pytest.importorskip(package)
+            pytest.importorskip(package, reason=f"needs robopolicy[{words[0]}]")
     assert main(["import", *words, "--task", "point_mass", "--out", str(tmp_path / "c")]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
@@ -106,8 +106,8 @@ def test_mistakes_are_one_line_and_leave_nothing(
 
 
 def test_a_graph_that_does_not_fit_its_task_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx", reason="needs robopolicy[onnx]")
+    pytest.importorskip("onnxruntime", reason="needs robopolicy[onnx]")
     from onnx_files import WEIGHT, write
 
     multiply = onnx.helper.make_node("MatMul", ["state", "weight"], ["chunk"])
@@ -125,7 +125,7 @@ def test_a_graph_that_does_not_fit_its_task_is_refused(tmp_path: Path, capsys: p
 
 
 def test_a_policy_of_another_task_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sb3 = pytest.importorskip("stable_baselines3")
+    sb3 = pytest.importorskip("stable_baselines3", reason="needs robopolicy[sb3]")
     sb3.PPO("MlpPolicy", "Pendulum-v1", device="cpu").save(tmp_path / "m.zip")
     words = ["--task", "point_mass", "--out", str(tmp_path / "c")]
     assert main(["import", "sb3", str(tmp_path / "m.zip"), *words]) == 2

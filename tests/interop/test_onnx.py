@@ -17,8 +17,8 @@ from robopolicy.policies.noise import RowStreams
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
-onnx = pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
+onnx = pytest.importorskip("onnx", reason="needs robopolicy[onnx]")
+pytest.importorskip("onnxruntime", reason="needs robopolicy[onnx]")
 from onnx import TensorProto, helper  # noqa: E402
 from onnx_files import WEIGHT, noisy, write  # noqa: E402
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import time
+import threading
 
 import numpy as np
 import pytest
@@ -18,8 +18,8 @@ from robopolicy.policies.noise import RowStreams
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
-pytest.importorskip("msgpack")
-pytest.importorskip("websockets")
+pytest.importorskip("msgpack", reason="needs robopolicy[remote]")
+pytest.importorskip("websockets", reason="needs robopolicy[remote]")
 OBS = {"state": torch.randn(5, 1, 6, generator=torch.Generator().manual_seed(0)), "unused": torch.zeros(5, 1, 1)}
 BOTH = pytest.mark.parametrize("kind", ["ws", "http"])
 
@@ -74,18 +74,21 @@ def test_a_lost_connection_is_made_again(kind: str) -> None:
 
 @BOTH
 def test_a_slow_answer_is_asked_for_again_and_never_mistaken(kind: str) -> None:
-    waits = [0.3, 0.0]
+    late = [True, False, True, True]
+    done = threading.Event()
 
     def slow(request: Request) -> np.ndarray:
-        time.sleep(waits.pop(0) if waits else 0.3)
+        if late.pop(0):
+            done.wait()
         return shifted(request)
 
     with serving(kind, chunk=slow) as served:
-        policy = open_remote(served.url, timeout=0.1, retries=1, retry_wait=0.0)
+        policy = open_remote(served.url, timeout=0.5, retries=1, retry_wait=0.0)
         noise = torch.randn(5, 4, 2)
         assert torch.equal(policy.decode(OBS, noise), expected(noise)) and policy.meter.failures == 1
-        with pytest.raises(UserError, match=r"in 2 attempts \(TimeoutError: no answer within 0\.1 s\)"):
+        with pytest.raises(UserError, match=r"in 2 attempts \(TimeoutError: no answer within 0\.5 s\)"):
             policy.decode(OBS, noise)
+        done.set()
         policy.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +137,10 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_rsl_rl_itself_computes_the_same(tmp_path: Path) -> None:
-    models = pytest.importorskip("rsl_rl.models")
-    tensordict = pytest.importorskip("tensordict")
-    groups = tensordict.TensorDict({key: value[:, 0] for key, value in OBS.items()}, batch_size=[7])
+    models = pytest.importorskip("rsl_rl.models", reason="needs robopolicy[rsl_rl]")
+    groups = importlib.import_module("tensordict").TensorDict(
+        {key: value[:, 0] for key, value in OBS.items()}, batch_size=[7]
+    )
     actor = models.MLPModel(
         groups, {"actor": list(GROUPS)}, "actor", 3, [8, 5], "elu", True, {"class_name": "GaussianDistribution"}
     )
@@ -156,7 +158,7 @@ def test_rsl_rl_itself_computes_the_same(tmp_path: Path) -> None:
 
 
 def test_our_simulator_runs_under_its_runner(tmp_path: Path) -> None:
-    runners = pytest.importorskip("rsl_rl.runners")
+    runners = pytest.importorskip("rsl_rl.runners", reason="needs robopolicy[rsl_rl]")
     from robopolicy.interop.rsl_rl import RslVecEnv
 
     sim, reference = (make_sim("toy/point_mass", SimOptions(num_envs=4, reward="shaped")) for _ in range(2))

@@ -8,7 +8,7 @@ import pytest
 from robopolicy.interop.wire import DTYPES, Greeting, Reply, Request, WireError, decode, encode, is_loopback
 from robopolicy.policies.base import PolicySpec
 
-msgpack = pytest.importorskip("msgpack")
+msgpack = pytest.importorskip("msgpack", reason="needs robopolicy[remote]")
 SPEC = PolicySpec({"state": (6,), "image.front": (3, 8, 8)}, action_dim=2, horizon=4, execute=2, obs_horizon=3)
 
 
