@@ -155,11 +155,11 @@ class _Line(ABC):
     """One connection."""
 
     @abstractmethod
-    def greeting(self) -> bytes:
+    def greeting(self) -> bytes | str:
         """The first message of the server."""
 
     @abstractmethod
-    def exchange(self, request: bytes) -> bytes:
+    def exchange(self, request: bytes) -> bytes | str:
         """Send `request` and return its reply."""
 
     @abstractmethod
@@ -191,10 +191,10 @@ class _WebSocket(_Line):
         except (self._errors.InvalidHandshake, EOFError) as error:
             raise WireError(f"expected a websocket, found something else ({_reason(error)})") from error
 
-    def greeting(self) -> bytes:
+    def greeting(self) -> bytes | str:
         return self._receive()
 
-    def exchange(self, request: bytes) -> bytes:
+    def exchange(self, request: bytes) -> bytes | str:
         try:
             self._socket.send(request)
         except self._errors.ConnectionClosed as error:
@@ -204,7 +204,7 @@ class _WebSocket(_Line):
     def close(self) -> None:
         self._connection.close()
 
-    def _receive(self) -> bytes:
+    def _receive(self) -> bytes | str:
         try:
             return self._socket.recv(timeout=self._timeout)
         except TimeoutError:
@@ -220,10 +220,10 @@ class _Http(_Line):
         self._address, self._headers = address, headers | {"Content-Type": MEDIA_TYPE, "Accept": MEDIA_TYPE}
         self._timeout = timeout
 
-    def greeting(self) -> bytes:
+    def greeting(self) -> bytes | str:
         return self._call("GET", None)
 
-    def exchange(self, request: bytes) -> bytes:
+    def exchange(self, request: bytes) -> bytes | str:
         return self._call("POST", request)
 
     def close(self) -> None:

@@ -10,7 +10,6 @@ into policies of ours, also from a saved zip.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -106,13 +105,8 @@ class SimVecEnv(VecEnv):
         return [False for _ in self._get_indices(indices)]
 
 
-@dataclass(frozen=True)
-class Memory:
-    """What `Predictor` keeps between two calls, as SB3 keeps the state of a recurrent policy."""
-
-    history: Observation  # {key: (N, To, ...)}
-    chunk: Tensor  # (N, H, A) being played
-    place: Tensor  # (N,) int64, index of the next action in it
+State = tuple[NDArray[Any], ...]
+"""What `Predictor` keeps between two calls: place of the next action `(N,)`, chunk `(N, H, A)`, each key's history."""
 
 
 class Predictor:
@@ -132,10 +126,10 @@ class Predictor:
     def predict(
         self,
         observation: NDArray[Any] | Mapping[str, NDArray[Any]],
-        state: Memory | None = None,
+        state: State | None = None,
         episode_start: NDArray[np.bool_] | None = None,
         deterministic: bool = False,
-    ) -> tuple[NDArray[np.float32], Memory]:
+    ) -> tuple[NDArray[np.float32], State]:
         """Actions `(N, A)` for observations `(N, ...)`, or one `(A,)` for one, and the state to pass to the next call.
 
         Raises:
@@ -145,12 +139,13 @@ class Predictor:
         spec, rows = self.policy.spec, len(next(iter(obs.values())))
         repeated = {key: value.unsqueeze(1).repeat_interleave(spec.obs_horizon, 1) for key, value in obs.items()}
         if state is None:
-            history, place = repeated, torch.zeros(rows, dtype=torch.int64)
-            chunk = torch.zeros(rows, spec.horizon, spec.action_dim)
+            place, chunk = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, spec.horizon, spec.action_dim)
+            history = repeated
         else:
             fresh = torch.zeros(rows, dtype=torch.bool) if episode_start is None else torch.as_tensor(episode_start)
-            history = {key: _pushed(state.history[key], obs[key], repeated[key], fresh) for key in obs}
-            place, chunk = torch.where(fresh, 0, state.place), state.chunk.clone()
+            place, chunk, *older = (torch.tensor(array) for array in state)
+            place = torch.where(fresh, 0, place)
+            history = {key: _pushed(past, obs[key], repeated[key], fresh) for key, past in zip(obs, older, strict=True)}
         due = (place == 0).nonzero().flatten()
         if len(due):
             streams = RowStreams([self.seed + row for row in due.tolist()], [self._calls] * len(due))
@@ -161,7 +156,9 @@ class Predictor:
         action = chunk[torch.arange(rows), place].numpy()
         if self.action_space is not None:
             action = np.clip(action, self.action_space.low, self.action_space.high)
-        return action[0] if single else action, Memory(history, chunk, (place + 1) % spec.execute)
+        place = (place + 1) % spec.execute
+        kept = (place.numpy(), chunk.numpy(), *(value.cpu().numpy() for value in history.values()))
+        return action[0] if single else action, kept
 
     def _read(self, observation: NDArray[Any] | Mapping[str, NDArray[Any]]) -> tuple[Observation, bool]:
         """Observations by key with a batch dimension, and whether there was none."""
@@ -232,5 +229,5 @@ def _as_leaf(key: str, value: Tensor, leaf: spaces.Space[Any]) -> NDArray[Any]:
 
 def _pushed(history: Tensor, newest: Tensor, repeated: Tensor, fresh: Tensor) -> Tensor:
     """The history with the newest observation, or that one repeated where an episode starts."""
-    pushed = torch.cat([history[:, 1:], newest.unsqueeze(1)], 1)
+    pushed = torch.cat([history[:, 1:].to(newest.device), newest.unsqueeze(1)], 1)
     return torch.where(fresh.to(pushed.device).reshape(-1, *[1] * (pushed.dim() - 1)), repeated, pushed)

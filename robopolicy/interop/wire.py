@@ -56,7 +56,7 @@ class Greeting:
         return encode({**head, "model": self.model, "noise": self.noise, "network_calls": self.network_calls})
 
     @classmethod
-    def unpack(cls, data: bytes) -> Greeting:
+    def unpack(cls, data: bytes | str) -> Greeting:
         """Read the message.
 
         Raises:
@@ -89,7 +89,7 @@ class Request:
         return encode({"number": self.number, "obs": dict(self.obs), "noise": self.noise})
 
     @classmethod
-    def unpack(cls, data: bytes) -> Request:
+    def unpack(cls, data: bytes | str) -> Request:
         """Read the message.
 
         Raises:
@@ -115,7 +115,7 @@ class Reply:
         return encode({"number": self.number, "chunk": self.chunk, "seconds": self.seconds, "error": self.error})
 
     @classmethod
-    def unpack(cls, data: bytes) -> Reply:
+    def unpack(cls, data: bytes | str) -> Reply:
         """Read the message.
 
         Raises:
@@ -132,7 +132,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
     return need("msgpack", "remote").packb(dict(message), default=_as_map)
 
 
-def decode(data: bytes) -> dict[str, Any]:
+def decode(data: bytes | str) -> dict[str, Any]:
     """The map in `data`, arrays restored as fresh ones.
 
     Raises:

@@ -31,12 +31,12 @@ class Served:
     greeting: Greeting = field(default_factory=lambda: Greeting(SPEC, "shifted", noise=True))
     chunk: Callable[[Request], np.ndarray] = shifted
     token: str = ""
-    raw: Callable[[bytes], bytes | str] | None = None  # in place of a proper reply
+    raw: Callable[[bytes | str], bytes | str] | None = None  # in place of a proper reply
     url: str = ""
     requests: list[Request] = field(default_factory=list)
     connections: int = 0
 
-    def reply(self, data: bytes) -> bytes | str:
+    def reply(self, data: bytes | str) -> bytes | str:
         """Answer one message."""
         if self.raw is not None:
             return self.raw(data)

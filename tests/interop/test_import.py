@@ -111,16 +111,17 @@ def test_a_graph_that_does_not_fit_its_task_is_refused(tmp_path: Path, capsys: p
     from onnx_files import WEIGHT, write
 
     multiply = onnx.helper.make_node("MatMul", ["state", "weight"], ["chunk"])
-    brightest = onnx.helper.make_node("ReduceMax", ["image.wrist"], ["chunk"], axes=[2, 3], keepdims=0)
+    brightest = onnx.helper.make_node("ReduceMax", ["image.roof"], ["chunk"], axes=[2, 3], keepdims=0)
     rename = onnx.helper.make_node("Identity", ["pose"], ["chunk"])
     graphs = {
         "outputs 3 action dimensions, but toy/point_mass takes 2": ({"state": ["B", 6]}, multiply, WEIGHT[:, :3]),
-        "Unknown camera 'wrist' of task toy/point_mass": ({"image.wrist": ["B", 3, 8, 8]}, brightest, WEIGHT),
+        "Unknown camera 'roof' of task manipulation/lift": ({"image.roof": ["B", 3, 8, 8]}, brightest, WEIGHT),
         "needs observation 'pose', but toy/point_mass provides state": ({"pose": ["B", 3]}, rename, WEIGHT),
     }
     for message, (inputs, node, weight) in graphs.items():
         file = write(tmp_path / "p.onnx", inputs, [node], ["B", 3], weight=weight)
-        assert main(["import", "onnx", str(file), "--task", "point_mass", "--out", str(tmp_path / "c")]) == 2
+        task = "lift" if "lift" in message else "point_mass"
+        assert main(["import", "onnx", str(file), "--task", task, "--out", str(tmp_path / "c")]) == 2
         assert message in capsys.readouterr().err and not (tmp_path / "c").exists()
 
 

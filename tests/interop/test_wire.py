@@ -72,7 +72,7 @@ def test_other_protocols_texts_and_types_are_refused() -> None:
     with pytest.raises(WireError, match="expected a policy specification"):
         Greeting.unpack(encode({"protocol": 1, "spec": {"observation": 3}}))
     with pytest.raises(WireError, match="binary message, found the text 'hello'"):
-        decode("hello")  # type: ignore[arg-type]
+        decode("hello")
     with pytest.raises(TypeError, match="cannot hold arrays of object"):
         encode({"a": np.array([print], dtype=object)})
     with pytest.raises(TypeError, match="cannot hold function"):
