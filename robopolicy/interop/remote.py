@@ -35,7 +35,7 @@ SCHEMES = ("ws", "wss", "http", "https")
 class RemoteConfig(PatientConfig):
     """Where the endpoint is and how long to wait for it; `open_remote` fills in what it serves."""
 
-    timeout: float = 10.0
+    timeout: float = 30.0
     retries: int = 2
     url: str = ""  # ws://HOST:PORT | wss://... | http://... | https://...
     model: str = ""  # what the endpoint called its policy; another name is refused, "" takes any

@@ -15,6 +15,7 @@ import json
 import math
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,7 @@ def read_model(path: str | Path, key: str = "state") -> GaussianPolicy:
             weights = archive.read("policy.pth")
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError) as error:
         raise UserError(f"{path} is no model of Stable-Baselines3: {str(error).splitlines()[0]}.") from error
     if not isinstance(data, dict):
         raise UserError(f"{path} is no model of Stable-Baselines3: its 'data' must be an object.")
@@ -93,8 +94,7 @@ def read_model(path: str | Path, key: str = "state") -> GaussianPolicy:
             f"{path} was trained behind a VecNormalize, whose statistics are missing in it; load the model together "
             "with its VecNormalize in SB3 and pass it to robopolicy.interop.sb3_actor.from_model."
         )
-    arguments = data.get("policy_kwargs") or {}
-    activation = re.search(r"(\w+)'>$", str(arguments.get("activation_fn", "")))
+    activation = re.search(r"(\w+)'>$", str(_field(data, "policy_kwargs", "activation_fn")))
     return _actor(
         read_weights(weights, f"'policy.pth' of {path}"),
         activation=activation[1] if activation else None,
@@ -189,8 +189,8 @@ def _statistics(model: Any, where: str) -> Statistics | None:
 
 
 def _field(data: Mapping[str, Any], name: str, entry: str) -> Any:
-    space = data.get(name)
-    return space.get(entry) if isinstance(space, Mapping) else None
+    described = data.get(name)
+    return described.get(entry) if isinstance(described, Mapping) else None
 
 
 def _bound(data: Mapping[str, Any], name: str, path: Path) -> Tensor:
