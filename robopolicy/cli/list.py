@@ -90,7 +90,7 @@ def tasks() -> list[Row]:
 
 def policies() -> list[Row]:
     """Registered policies."""
-    from robopolicy.policies import POLICIES
+    from robopolicy.interop import POLICIES
 
     return [_row(name, policy) for name, (_, policy) in sorted(POLICIES.items())]
 

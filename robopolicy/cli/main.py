@@ -20,8 +20,8 @@ from robopolicy.cli.progress import listen_for_stop
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.sim.gl import check_choice
 
-VERBS = ("collect", "train", "eval", "verify", "play", "list", "doctor")
-_SIMULATE = ("collect", "train", "eval", "play")  # verbs that import MuJoCo, which reads MUJOCO_GL
+VERBS = ("collect", "import", "train", "eval", "verify", "play", "list", "doctor")
+_SIMULATE = ("collect", "import", "train", "eval", "play")  # verbs that import MuJoCo, which reads MUJOCO_GL
 
 EXAMPLES = """\
 examples:

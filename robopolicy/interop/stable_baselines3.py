@@ -1,18 +1,38 @@
-"""Our simulators as Stable-Baselines3 `VecEnv`, without a process or a Python loop per environment in physics."""
+"""Stable-Baselines3 both ways: our simulators as `VecEnv`, our policies with `predict`, its models as policies.
+
+    mean, std = evaluate_policy(Predictor(policy), SimVecEnv(sim), n_eval_episodes=20)
+    expert = PolicyExpert(wrap_model("hopper_td3", model))
+
+`wrap_model` plays any model of this process as a black box; `sb3_actor.py` turns the plain actors of PPO, A2C and SAC
+into policies of ours, also from a saved zip.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
+from gymnasium import spaces
 from numpy.typing import NDArray
-from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor
 
+from robopolicy.errors import UserError
+from robopolicy.interop.extras import missing
 from robopolicy.interop.gymnasium import Obs, action_space, next_seed, observation_space, row_of, to_numpy
+from robopolicy.nets.encoder import IMAGE_PREFIX
+from robopolicy.policies.base import Observation, Policy, PolicySpec
+from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.wrappers.callable import CallablePolicy
 from robopolicy.sim.contract import VectorSim
+from robopolicy.sim.spaces import ObservationMap, action_bounds
+
+try:
+    from stable_baselines3.common.vec_env import VecEnv
+except ImportError as error:
+    raise missing("stable_baselines3", "sb3") from error
 
 
 class SimVecEnv(VecEnv):
@@ -83,3 +103,131 @@ class SimVecEnv(VecEnv):
     ) -> list[bool]:
         """No row is wrapped."""
         return [False for _ in self._get_indices(indices)]
+
+
+State = tuple[NDArray[Any], ...]
+"""What `Predictor` keeps between two calls: place of the next action `(N,)`, chunk `(N, H, A)`, each key's history."""
+
+
+class Predictor:
+    """One of our policies with the `predict` of SB3, for `evaluate_policy` and whatever else calls it.
+
+    Chunks are played action by action and histories kept through the `state` that `predict` returns and takes back;
+    without it every call decides anew. Noise is a function of `seed`, the row and the number of the call.
+    """
+
+    def __init__(self, policy: Policy, action_space: spaces.Box | None = None, *, seed: int = 0) -> None:
+        """Wrap `policy`; with `action_space`, actions are clipped to it, as SB3's own are."""
+        self.policy = policy.eval()
+        self.action_space = action_space
+        self.seed = seed
+        self._calls = 0
+
+    def predict(
+        self,
+        observation: NDArray[Any] | Mapping[str, NDArray[Any]],
+        state: State | None = None,
+        episode_start: NDArray[np.bool_] | None = None,
+        deterministic: bool = False,
+    ) -> tuple[NDArray[np.float32], State]:
+        """Actions `(N, A)` for observations `(N, ...)`, or one `(A,)` for one, and the state to pass to the next call.
+
+        Raises:
+            UserError: An observation is missing or has another shape.
+        """
+        obs, single = self._read(observation)
+        spec, rows = self.policy.spec, len(next(iter(obs.values())))
+        repeated = {key: value.unsqueeze(1).repeat_interleave(spec.obs_horizon, 1) for key, value in obs.items()}
+        if state is None:
+            place, chunk = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, spec.horizon, spec.action_dim)
+            history = repeated
+        else:
+            fresh = torch.zeros(rows, dtype=torch.bool) if episode_start is None else torch.as_tensor(episode_start)
+            place, chunk, *older = (torch.tensor(array) for array in state)
+            place = torch.where(fresh, 0, place)
+            history = {key: _pushed(past, obs[key], repeated[key], fresh) for key, past in zip(obs, older, strict=True)}
+        due = (place == 0).nonzero().flatten()
+        if len(due):
+            streams = RowStreams([self.seed + row for row in due.tolist()], [self._calls] * len(due))
+            with torch.inference_mode():
+                asked = {key: value[due] for key, value in history.items()}
+                chunk[due] = self.policy.act(asked, deterministic=deterministic, generator=streams).cpu()
+        self._calls += 1
+        action = chunk[torch.arange(rows), place].numpy()
+        if self.action_space is not None:
+            action = np.clip(action, self.action_space.low, self.action_space.high)
+        place = (place + 1) % spec.execute
+        kept = (place.numpy(), chunk.numpy(), *(value.cpu().numpy() for value in history.values()))
+        return action[0] if single else action, kept
+
+    def _read(self, observation: NDArray[Any] | Mapping[str, NDArray[Any]]) -> tuple[Observation, bool]:
+        """Observations by key with a batch dimension, and whether there was none."""
+        shapes = self.policy.spec.observation
+        if not isinstance(observation, Mapping):
+            if len(shapes) != 1:
+                raise UserError(f"The policy needs the observations {', '.join(sorted(shapes))}, found a single array.")
+            observation = {next(iter(shapes)): observation}
+        device = next((parameter.device for parameter in self.policy.parameters()), torch.device("cpu"))
+        obs: Observation = {}
+        single: set[bool] = set()
+        for key, shape in shapes.items():
+            if key not in observation:
+                found = ", ".join(sorted(observation))
+                raise UserError(f"The policy needs the observation '{key}', found {found}; choose its own environment.")
+            value = torch.as_tensor(np.asarray(observation[key]))
+            if key.startswith(IMAGE_PREFIX) and value.shape[-3:] == (*shape[1:], shape[0]):
+                value = value.movedim(-1, -3)
+            single.add(value.dim() == len(shape))
+            value = value.unsqueeze(0) if value.dim() == len(shape) else value
+            if tuple(value.shape[1:]) != tuple(shape):
+                raise UserError(f"The policy expects '{key}' of shape {tuple(shape)}, found {tuple(value.shape[1:])}.")
+            obs[key] = value.to(device, torch.uint8 if key.startswith(IMAGE_PREFIX) else torch.float32)
+        return obs, single == {True}
+
+
+def wrap_model(name: str, model: Any) -> CallablePolicy:
+    """Any model of SB3 in this process as a deterministic policy that decides one action from one observation.
+
+    Observations are normalised where the model's own `VecNormalize` does so. A checkpoint names the model only:
+    wrap it under the same name before loading one.
+
+    Raises:
+        UserError: Its actions are not continuous, or it has a memory.
+    """
+    if "lstm" in type(model.policy).__name__.lower():
+        raise UserError(f"The model '{name}' has a memory, which a policy here lacks; use one without.")
+    low, _ = action_bounds(model.action_space, name)
+    space = model.observation_space
+    specs = ObservationMap(space).specs
+    spec = PolicySpec({key: entry.shape for key, entry in specs.items()}, len(low))
+    normalize = model.get_vec_normalize_env()
+
+    def act(obs: Observation) -> NDArray[np.float32]:
+        leaves = {key: _as_leaf(key, value[:, -1], _leaf(space, key)) for key, value in obs.items()}
+        seen: Any = leaves if isinstance(space, spaces.Dict) else next(iter(leaves.values()))
+        if isinstance(space, spaces.Dict):
+            seen = {key.removeprefix(IMAGE_PREFIX) if key not in space.spaces else key: v for key, v in leaves.items()}
+        actions, _ = model.predict(seen if normalize is None else normalize.normalize_obs(seen), deterministic=True)
+        return actions.reshape(len(actions), 1, -1)
+
+    return CallablePolicy.wrap(name, act, spec, noise=False)
+
+
+def _leaf(space: spaces.Space[Any], key: str) -> spaces.Space[Any]:
+    if not isinstance(space, spaces.Dict):
+        return space
+    return space[key] if key in space.spaces else space[key.removeprefix(IMAGE_PREFIX)]
+
+
+def _as_leaf(key: str, value: Tensor, leaf: spaces.Space[Any]) -> NDArray[Any]:
+    """A batch as its space describes it."""
+    array = value.cpu().numpy()
+    if key.startswith(IMAGE_PREFIX) and leaf.shape is not None and leaf.shape[0] != 3:
+        return array.transpose(0, 2, 3, 1)
+    return array.reshape(len(array), *(leaf.shape or ()))
+
+
+def _pushed(history: Tensor, newest: Tensor, repeated: Tensor, fresh: Tensor) -> Tensor:
+    """The history with the newest observation, or that one repeated where an episode starts."""
+    pushed = torch.cat([history[:, 1:].to(newest.device), newest.unsqueeze(1)], 1)
+    return torch.where(fresh.to(pushed.device).reshape(-1, *[1] * (pushed.dim() - 1)), repeated, pushed)

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from robopolicy.algorithms import ALGORITHMS
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.policies import POLICIES
+from robopolicy.interop import POLICIES
 from robopolicy.schema import from_plain, open_schema, to_plain
 from robopolicy.sim.registry import get_task, task_names
 from robopolicy.training.config import TrainConfig, check_ranges

@@ -13,7 +13,7 @@ from typing import Any
 
 from robopolicy.algorithms import ALGORITHMS
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.policies import POLICIES
+from robopolicy.interop import POLICIES
 from robopolicy.schema import from_plain
 from robopolicy.training.limits import check_count
 

@@ -25,6 +25,7 @@ import torch
 from robopolicy.errors import UserError, cannot_write
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.files import recover, write_text
+from robopolicy.nets.normalizer import unfitted_normalizers
 from robopolicy.schema import to_plain
 from robopolicy.training.build import Parts, build, complete
 from robopolicy.training.checkpoint import load_training_state, save_checkpoint
@@ -138,6 +139,9 @@ class Trainer:
         try:
             with self._signals():
                 if self.update == 0 and self.config.init_from:
+                    policy = self.algorithm.policy
+                    if unfitted_normalizers(policy):  # an actor on a black box, which has seen nothing yet
+                        policy.observe(self.source.observations())
                     self.base = self._evaluate()
                 while self.update < self.total:
                     self._iterate()

@@ -218,12 +218,12 @@ def test_the_bound_holds_wherever_noise_appears(
 def test_every_chunk_is_decoded_exactly_once(kind: type[Steering]) -> None:
     base = CallablePolicy.wrap("linear", lambda obs, noise: noise, POINT_MASS)
     algorithm = make(kind, base, batch_size=16)
-    box, sampler = algorithm.policy.base.box, point_mass(algorithm)
+    meter, sampler = algorithm.policy.base.meter, point_mass(algorithm)
     sampler.play(algorithm.explore, 5)
     sampler.play(algorithm.act, 3)
-    assert box.calls == 8
+    assert meter.calls == 8
     algorithm.update(sampler.replay.sample(algorithm.request, algorithm.generator, batches=4))
-    assert box.calls == 8 + (
+    assert meter.calls == 8 + (
         0 if kind is DSRLSAC else 4 + 2
     )  # targets of four minibatches, distillation on half of them
 
@@ -329,4 +329,4 @@ def test_steering_a_slow_random_black_box_solves_the_point_mass(kind: type[Steer
     sampler.episode_stats()
     sampler.play(algorithm.act, 20)
     assert before < -6 and sampler.episode_stats()["rollout/return"] > -2.5
-    assert algorithm.policy.base.box.latency >= 0.0005
+    assert algorithm.policy.base.meter.latency >= 0.0005

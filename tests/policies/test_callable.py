@@ -58,7 +58,7 @@ def test_large_batches_are_split() -> None:
     noise = torch.randn(7, 4, 2)
     assert torch.equal(policy.decode(OBS, noise), double(OBS, noise))
     assert sizes == [3, 3, 1]
-    assert (policy.box.calls, policy.box.rows, policy.box.failures) == (3, 7, 0)
+    assert (policy.meter.calls, policy.meter.rows, policy.meter.failures) == (3, 7, 0)
 
 
 def test_failures_are_tried_again_and_counted() -> None:
@@ -72,7 +72,7 @@ def test_failures_are_tried_again_and_counted() -> None:
 
     policy = CallablePolicy.wrap("flaky", function, SPEC, retries=2, retry_wait=0.0)
     assert policy.act(OBS).shape == (7, 4, 2)
-    assert (policy.box.calls, policy.box.failures) == (1, 2)
+    assert (policy.meter.calls, policy.meter.failures) == (1, 2)
     left[0] = 3
     with pytest.raises(UserError, match=r"'flaky' gave no chunk in 3 attempts \(ConnectionError: reset by peer\)"):
         policy.act(OBS)
@@ -86,7 +86,7 @@ def test_a_late_answer_is_a_failure() -> None:
         return double(obs, noise)
 
     policy = CallablePolicy.wrap("late", function, SPEC, timeout=0.1, retries=1, retry_wait=0.0)
-    assert policy.act(OBS).shape == (7, 4, 2) and policy.box.failures == 1
+    assert policy.act(OBS).shape == (7, 4, 2) and policy.meter.failures == 1
     impatient = CallablePolicy.wrap("late", function, SPEC, timeout=0.05)
     with pytest.raises(UserError, match=r"no answer within 0\.05 s"):
         impatient.act(OBS)
@@ -98,15 +98,15 @@ def test_latency_is_the_mean_of_answered_calls_and_copies_share_it() -> None:
         return noise
 
     policy = CallablePolicy.wrap("slow", function, SPEC)
-    assert policy.box.latency == 0.0
+    assert policy.meter.latency == 0.0
     copy.deepcopy(policy).act(OBS)
     policy.act(OBS)
-    assert policy.box.calls == 2 and 0.02 <= policy.box.latency < 0.5
+    assert policy.meter.calls == 2 and 0.02 <= policy.meter.latency < 0.5
 
 
 def test_errors_say_what_to_do() -> None:
     policy = CallablePolicy.wrap("short", lambda obs, noise: noise[:, :1], SPEC)
-    with pytest.raises(UserError, match=r"shape \(7, 1, 2\) for noise of shape \(7, 4, 2\)"):
+    with pytest.raises(UserError, match=r"returned shape \(7, 1, 2\) in place of chunks of shape \(7, 4, 2\)"):
         policy.act(OBS)
     with pytest.raises(UserError, match="must not be negative"):
         CallablePolicy.wrap("bad", double, SPEC, retries=-1)

@@ -1,0 +1,116 @@
+"""`robopolicy import`: a policy from elsewhere as a checkpoint, which every other verb takes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from robopolicy.cli.options import check_numbers
+
+if TYPE_CHECKING:
+    from robopolicy.policies.base import Policy
+    from robopolicy.sim.contract import VectorSim
+
+EXAMPLES = """\
+examples:
+  robopolicy import onnx policy.onnx --task lift --out runs/vla
+  robopolicy import onnx hopper.onnx --task hopper --rename state=obs --rename chunk=actions --out runs/hopper_onnx
+  robopolicy import lerobot lerobot/diffusion_pusht --task push_t --out runs/pusht
+  robopolicy import remote ws://127.0.0.1:8765 --task lift --execute 4 --out runs/pi0
+  robopolicy import sb3 hopper_sac.zip --task hopper --out runs/hopper_sb3
+  robopolicy import rsl_rl logs/model_1500.pt --task hopper --rename state=policy --out runs/hopper_rsl
+  robopolicy eval runs/pi0 --episodes 100
+  robopolicy train algorithm=dsrl_sac init_from=runs/pi0 budget.env_steps=50000
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "import",
+        help="make a checkpoint of a policy from elsewhere",
+        description="Wrap or convert a policy from elsewhere, try it on its task and write a checkpoint. An endpoint "
+        "is asked again whenever the checkpoint plays; files are copied into it.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("kind", metavar="KIND", help="lerobot | onnx | remote | rsl_rl | sb3")
+    parser.add_argument("source", metavar="SOURCE", help="file or address")
+    parser.add_argument("--task", required=True, help="task that it solves, see 'robopolicy list tasks'")
+    parser.add_argument("--out", type=Path, required=True, help="checkpoint folder to write")
+    parser.add_argument(
+        "--rename",
+        action="append",
+        default=[],
+        metavar="KEY=NAME",
+        help="NAME in the source of an observation KEY, of 'noise' or of 'chunk'; may be repeated",
+    )
+    parser.add_argument(
+        "--instruction",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="lerobot: what a language policy is told; may be repeated",
+    )
+    parser.add_argument("--config", default="", metavar="FILE", help="rsl_rl: agent.yaml of the run")
+    parser.add_argument("--execute", type=int, default=0, help="actions played per chunk (default: the policy's own)")
+    parser.add_argument("--backend", default="auto", help="simulator backend (default: the task's own)")
+    parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Import; 0 when the checkpoint is written."""
+    from contextlib import closing
+
+    from robopolicy.cli.players import Player, open_sim, sim_options
+    from robopolicy.files import refuse_foreign
+    from robopolicy.interop.sources import Source, open_policy
+    from robopolicy.sim.chunk import ChunkedSim
+    from robopolicy.sim.registry import get_task
+    from robopolicy.training.checkpoint import GOLDEN_ROWS, save_checkpoint
+    from robopolicy.training.manifest import MANIFEST
+
+    check_numbers(args, positive=(), non_negative=("execute",))
+    refuse_foreign(args.out, MANIFEST, "a checkpoint")
+    entry = get_task(args.task)
+    with closing(open_sim(entry, sim_options(args, [], 1), [])) as sim:
+        shapes = {key: tuple(spec.shape) for key, spec in sim.spec.observation.items()}
+    source = Source(args.source, shapes, _pairs(args.rename), args.config, args.execute, tuple(args.instruction))
+    policy = open_policy(args.kind, source)
+    players = [Player(args.source, lambda: policy, policy.spec)]
+    with closing(open_sim(entry, sim_options(args, players, GOLDEN_ROWS), players)) as sim:
+        _fit(policy, sim)
+        obs = ChunkedSim(sim, obs_horizon=policy.spec.obs_horizon).reset(0)
+        obs = {key: obs[key] for key in policy.spec.observation}
+        imported = {"imported": {"kind": args.kind, "source": args.source}}
+        save_checkpoint(args.out, policy, task=entry.name, obs_sample=obs, training=imported)
+    spec = policy.spec
+    if args.json:
+        steered = policy.takes_noise
+        print(json.dumps({"out": str(args.out), "policy": policy.name, "task": entry.name, "takes_noise": steered}))
+        return 0
+    print(
+        f"{args.out}: policy '{policy.name}' for {entry.name}, chunks of {spec.horizon} actions of {spec.action_dim} "
+        f"numbers, {spec.execute} played, {'with' if policy.takes_noise else 'without'} noise."
+    )
+    return 0
+
+
+def _fit(policy: Policy, sim: VectorSim) -> None:
+    """Let critics see the actions of a black box in units of the task's bounds."""
+    from robopolicy.nets.normalizer import unfitted_normalizers
+
+    if unfitted_normalizers(policy):
+        policy.fit_normalizer({"action": {"min": sim.spec.action_low, "max": sim.spec.action_high}})
+
+
+def _pairs(texts: list[str]) -> dict[str, str]:
+    from robopolicy.errors import UserError
+
+    pairs = [text.partition("=") for text in texts]
+    for text, (key, _, name) in zip(texts, pairs, strict=True):
+        if not key or not name:
+            raise UserError(f"--rename takes KEY=NAME, e.g. state=obs, found '{text}'.")
+    return {key: name for key, _, name in pairs}

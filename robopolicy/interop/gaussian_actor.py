@@ -1,0 +1,137 @@
+"""An actor as other libraries have it, plain layers with a Gaussian behind them, as our `GaussianPolicy`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.nets.mlp import ACTIVATIONS
+from robopolicy.nets.normalizer import RunningNormalizer
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+
+Layer = tuple[Tensor, Tensor]
+"""Weight `(out, in)` and bias `(out,)`."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """How observations are normalised: `(x - offset) / scale`."""
+
+    offset: Tensor  # (D,)
+    scale: Tensor  # (D,)
+    count: float = 0.0  # observations behind them; with a count they go on running and are bounded to +-10
+
+
+def gaussian_policy(
+    observation: Mapping[str, tuple[int, ...]],
+    layers: Sequence[Layer],
+    *,
+    activation: str,
+    log_std: Tensor | None = None,
+    log_std_range: tuple[float, float] = (-5.0, 2.0),
+    statistics: Statistics | None = None,
+    bounds: tuple[Tensor, Tensor] | None = None,
+    where: str,
+) -> GaussianPolicy:
+    """The policy with exactly these weights; it decides one action from one observation.
+
+    Args:
+        observation: Shapes by key; keys are concatenated in sorted order.
+        layers: Of the network, the output last: means `(A,)`, or means and log standard deviations `(2 A,)`.
+        activation: Between the layers, by our name.
+        log_std: `(A,)`; None where the network predicts it.
+        log_std_range: Bounds of a predicted log standard deviation.
+        statistics: Of the observations; None sees them raw.
+        bounds: Lowest and highest action `(A,)` of an actor squashed by tanh; None is not squashed.
+        where: What is being read, for messages.
+
+    Raises:
+        UserError: Sizes do not fit each other.
+    """
+    outputs = len(layers[-1][1])
+    action_dim = outputs // 2 if log_std is None else outputs
+    config = GaussianConfig(
+        hidden=tuple(len(bias) for _, bias in layers[:-1]),
+        activation=activation,
+        state_dependent_std=log_std is None,
+        log_std_min=log_std_range[0],
+        log_std_max=log_std_range[1],
+        squash=bounds is not None,
+        normalization="identity" if statistics is None else ("running" if statistics.count else "meanstd"),
+        action_normalization="identity" if bounds is None else "minmax",
+    )
+    policy = GaussianPolicy(config, PolicySpec(dict(observation), action_dim))
+    found, wanted = layers[0][0].shape[1], policy.encoder.feature_dim
+    if found != wanted:
+        keys = ", ".join(f"{key} {tuple(shape)}" for key, shape in sorted(observation.items()))
+        raise UserError(f"The actor of {where} sees {found} numbers, but {keys} has {wanted}; choose its own task.")
+    weights = {f"actor.{2 * i}.weight": weight for i, (weight, _) in enumerate(layers)}
+    weights |= {f"actor.{2 * i}.bias": bias for i, (_, bias) in enumerate(layers)}
+    if log_std is not None:
+        weights["log_std"] = log_std.reshape(1, -1)
+    state = policy.state_dict()
+    for key, value in weights.items():
+        if state[key].shape != value.shape:
+            raise UserError(f"'{key}' of {where} has shape {tuple(value.shape)}, expected {tuple(state[key].shape)}.")
+        if not bool(value.isfinite().all()):
+            raise UserError(f"'{key}' of {where} is not finite; take an earlier checkpoint.")
+    policy.load_state_dict({**state, **weights})
+    if statistics is not None:
+        _set_statistics(policy, statistics)
+    if bounds is not None:
+        policy.action_normalizer.fit({"min": bounds[0], "max": bounds[1]})
+    return policy.eval()
+
+
+def layers_of(state: Mapping[str, Tensor], prefix: str) -> list[Layer]:
+    """Linear layers `prefix.0`, `prefix.2`, ... of a state dict, in order."""
+    pattern = re.compile(rf"{re.escape(prefix)}\.(\d+)\.weight")
+    numbers = sorted(int(match[1]) for key in state if (match := pattern.fullmatch(key)))
+    return [(state[f"{prefix}.{n}.weight"], state[f"{prefix}.{n}.bias"]) for n in numbers]
+
+
+def our_activation(name: str, where: str) -> str:
+    """Our name of an activation, from that of its torch class or from rsl_rl's."""
+    ours = {"swish": "silu"}.get(name.lower(), name.lower())
+    if ours not in ACTIVATIONS:
+        raise unknown_name("activation", name, ACTIVATIONS, f"of {where}")
+    return ours
+
+
+def read_weights(file: Path | bytes, where: str) -> dict[str, Any]:
+    """Read a file of `torch.save` that holds tensors and plain values alone; nothing is unpickled.
+
+    Raises:
+        UserError: It cannot be read, or holds anything else.
+    """
+    try:
+        source = BytesIO(file) if isinstance(file, bytes) else file
+        content = torch.load(source, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise UserError(f"{where} cannot be read: {error.strerror or error}.") from error
+    except Exception as error:  # the reader raises many kinds
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise UserError(f"{where} holds more than tensors and plain values, or is damaged ({reason}).") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{where} must hold a mapping, found {type(content).__name__}.")
+    return content
+
+
+def _set_statistics(policy: GaussianPolicy, statistics: Statistics) -> None:
+    normalizer = policy.encoder.normalizer
+    normalizer.offset.copy_(statistics.offset)
+    normalizer.scale.copy_(statistics.scale)
+    normalizer.fitted.fill_(True)
+    if isinstance(normalizer, RunningNormalizer):
+        normalizer.mean.copy_(statistics.offset)
+        normalizer.squares.copy_(statistics.scale.double().square() * statistics.count)
+        normalizer.count.fill_(statistics.count)

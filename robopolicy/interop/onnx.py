@@ -1,0 +1,315 @@
+"""An ONNX file as a black box; noise is an input of the graph, or there is none.
+
+    policy = open_onnx("policy.onnx", rename={"state": "obs"})
+    steered = LatentPolicy.steer(policy, NoiseSpace(kind="repeat"), STEERING_ACTOR)
+
+The graph travels in the checkpoint as plain bytes among the weights, so a checkpoint needs no other file. Shapes come
+from the metadata entry `METADATA` (a JSON object with the keys of `PolicySpec.to_dict()` and `network_calls`) or, where
+there is none, from the graph: an input `(B, D)` is one observation, `(B, To, D)` a history, an image `(B, 3, h, w)` or
+`(B, To, 3, h, w)`; an output `(B, A)` is one action, `(B, H, A)` a chunk. Images go in as uint8 where the graph takes
+that, else as numbers in [0, 1]. A graph with a fixed batch size is called with that many rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.interop.extras import need
+from robopolicy.nets.encoder import IMAGE_PREFIX
+from robopolicy.policies.base import Observation, PolicySpec
+from robopolicy.policies.wrappers.black_box import BlackBoxConfig, BlackBoxPolicy
+
+METADATA = "robopolicy"  # entry of the file's metadata
+NOISE, CHUNK = "noise", "chunk"  # names of the noise input and of the output, unless renamed
+TYPES = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(float16)": np.float16,
+    "tensor(uint8)": np.uint8,
+    "tensor(int64)": np.int64,
+}
+
+
+@dataclass(frozen=True)
+class OnnxConfig(BlackBoxConfig):
+    """How a graph is fed; `open_onnx` fills it in."""
+
+    size: int = 0  # bytes of the file
+    inputs: dict[str, str] = field(default_factory=dict)  # observation key or "noise" -> input of the graph
+    output: str = CHUNK  # output of the graph that holds the chunk
+    threads: int = 1  # of the runtime; 0 is one per core
+
+
+class OnnxPolicy(BlackBoxPolicy):
+    """An ONNX graph as a policy."""
+
+    name: ClassVar[str] = "onnx"
+    config: OnnxConfig
+    graph: Tensor
+
+    def __init__(self, config: OnnxConfig, spec: PolicySpec) -> None:
+        """Room for a graph of `config.size` bytes, which comes with the weights."""
+        super().__init__(config, spec)
+        self.register_buffer("graph", torch.zeros(config.size, dtype=torch.uint8))
+        self._runtime = _Runtime()
+
+    @property
+    def label(self) -> str:
+        """The same for all."""
+        return "The ONNX graph"
+
+    def answer(self, obs: Observation, noise: Tensor | None) -> Any:
+        """Run the graph."""
+        session = self._runtime.session(self.graph, self.config.threads)
+        values = dict(obs) if noise is None else {**obs, NOISE: noise}
+        by_name = {name: key for key, name in self.config.inputs.items()}
+        feed = {
+            entry.name: _fed(by_name[entry.name], values[by_name[entry.name]], entry) for entry in session.get_inputs()
+        }
+        rows, batch = len(next(iter(feed.values()))), self.config.max_batch
+        if rows < batch:  # only where the graph asks for exactly so many
+            feed = {name: value[np.arange(batch) % rows] for name, value in feed.items()}
+        (chunk,) = session.run([self.config.output], feed)
+        chunk = chunk[:rows]
+        return chunk[:, None] if chunk.ndim == 2 else chunk
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self._runtime.close()
+        super()._load_from_state_dict(*args)
+
+
+class _Runtime:
+    """The session of a graph, opened when first needed; a copy of the policy opens its own."""
+
+    def __init__(self) -> None:
+        self._session: Any = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Runtime:
+        return _Runtime()
+
+    def session(self, graph: Tensor, threads: int) -> Any:
+        """The open session."""
+        if self._session is None:
+            self._session = _session(graph.cpu().numpy().tobytes(), threads, cuda=graph.is_cuda)
+        return self._session
+
+    def close(self) -> None:
+        """Forget it, because the graph changes."""
+        self._session = None
+
+
+def open_onnx(
+    path: str | Path,
+    *,
+    rename: Mapping[str, str] | None = None,
+    spec: PolicySpec | None = None,
+    execute: int = 0,
+    **settings: Any,
+) -> OnnxPolicy:
+    """Read an ONNX file, weights in files beside it included.
+
+    Args:
+        path: The file.
+        rename: Names in the graph of observation keys, of "noise" and of "chunk", where they differ.
+        spec: What goes in and comes out, where neither metadata nor the graph say so.
+        execute: Actions played per chunk; 0 takes the metadata's, else all of them.
+        **settings: Further fields of `OnnxConfig`.
+
+    Raises:
+        UserError: The file cannot be read, is too large to be stored, or does not look like a policy.
+    """
+    path = Path(path)
+    data = _read(path)
+    try:
+        session = _session(data, 1)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    names = dict(rename or {})
+    inputs = _inputs(session, names, path)
+    output = _output(session, names.get(CHUNK), path)
+    described = _metadata(session, path)
+    if spec is None:
+        spec = _described_spec(described, path) or _graph_spec(inputs, output, path)
+    if execute:
+        if execute > spec.horizon:
+            raise UserError(f"{path} gives chunks of {spec.horizon} actions, so execute={execute} is too many.")
+        spec = PolicySpec(spec.observation, spec.action_dim, spec.horizon, execute, spec.obs_horizon)
+    _check_inputs(inputs, output, spec, path)
+    known = {"max_batch": _batch(inputs, path), "network_calls": described.get("network_calls", 1)}
+    config = OnnxConfig(
+        noise=NOISE in inputs,
+        size=len(data),
+        inputs={key: entry.name for key, entry in inputs.items()},
+        output=output.name,
+        **(known | settings),
+    )
+    policy = OnnxPolicy(config, spec)
+    policy.graph.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    return policy
+
+
+def metadata(spec: PolicySpec, network_calls: int = 1) -> dict[str, str]:
+    """Entries for the metadata of an exported policy, from which `open_onnx` knows its shapes."""
+    return {METADATA: json.dumps({**spec.to_dict(), "network_calls": network_calls})}
+
+
+def _read(path: Path) -> bytes:
+    onnx = need("onnx", "onnx")
+    try:
+        return onnx.load(str(path)).SerializeToString()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror or error}); pass an ONNX file.") from error
+    except Exception as error:  # protobuf's own errors differ between its versions
+        reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
+        raise UserError(f"{path} is no ONNX file of at most 2 GB ({reason}); export it again, or serve it.") from error
+
+
+def _session(data: bytes, threads: int, *, cuda: bool = False) -> Any:
+    runtime = need("onnxruntime", "onnx")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    wanted = ["CUDAExecutionProvider"] if cuda and "CUDAExecutionProvider" in runtime.get_available_providers() else []
+    try:
+        return runtime.InferenceSession(data, options, providers=[*wanted, "CPUExecutionProvider"])
+    except Exception as error:  # the runtime's errors are classes of its own
+        reason = str(error).splitlines()[0]
+        raise UserError(f"onnxruntime cannot run this graph ({reason}); export it for this version.") from error
+
+
+def _inputs(session: Any, names: Mapping[str, str], path: Path) -> dict[str, Any]:
+    """Inputs of the graph by observation key, or "noise"."""
+    found = {entry.name: entry for entry in session.get_inputs()}
+    for key, name in names.items():
+        if key != CHUNK and name not in found:
+            raise unknown_name("input", name, found, f"of {path} for '{key}'")
+    keys = {name: key for key, name in names.items() if key != CHUNK}
+    for name, entry in found.items():
+        if entry.type not in TYPES:
+            raise UserError(f"Input '{name}' of {path} takes {entry.type}, expected one of {', '.join(TYPES)}.")
+    return {str(keys.get(name, name)): entry for name, entry in found.items()}
+
+
+def _output(session: Any, name: str | None, path: Path) -> Any:
+    found = {entry.name: entry for entry in session.get_outputs()}
+    name = name or (str(next(iter(found))) if len(found) == 1 else CHUNK)
+    if name not in found:
+        raise unknown_name("output", name, found, f"of {path}")
+    if len(found[name].shape) not in (2, 3):
+        raise UserError(f"Output '{name}' of {path} has shape {_shape(found[name])}, expected (B, A) or (B, H, A).")
+    return found[name]
+
+
+def _metadata(session: Any, path: Path) -> dict[str, Any]:
+    text = session.get_modelmeta().custom_metadata_map.get(METADATA)
+    if text is None:
+        return {}
+    try:
+        described = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"The metadata '{METADATA}' of {path} is no JSON: {error}.") from error
+    if not isinstance(described, dict) or not isinstance(described.get("network_calls", 1), int):
+        raise UserError(f"The metadata '{METADATA}' of {path} must be an object that describes a policy, found {text}.")
+    return described
+
+
+def _described_spec(described: Mapping[str, Any], path: Path) -> PolicySpec | None:
+    fields = {key: value for key, value in described.items() if key != "network_calls"}
+    if not fields:
+        return None
+    try:
+        return PolicySpec.from_dict(fields)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"The metadata '{METADATA}' of {path} describes no policy: {error}.") from error
+
+
+def _graph_spec(inputs: Mapping[str, Any], output: Any, path: Path) -> PolicySpec:
+    """Shapes as the graph declares them."""
+    observation: dict[str, tuple[int, ...]] = {}
+    horizons: dict[str, int] = {}
+    for key, entry in inputs.items():
+        if key == NOISE:
+            continue
+        plain = 3 if key.startswith(IMAGE_PREFIX) else 1
+        sizes = _fixed(entry.shape[1:], f"Input '{entry.name}'", path)
+        if len(sizes) not in (plain, plain + 1):
+            raise UserError(f"Input '{entry.name}' of {path} has shape {_shape(entry)}; describe it in the metadata.")
+        horizons[key] = sizes[0] if len(sizes) > plain else 1
+        observation[key] = tuple(sizes[-plain:])
+    if len(set(horizons.values())) != 1:
+        raise UserError(f"The inputs of {path} have histories of lengths {horizons}, expected one length for all.")
+    sizes = _fixed(output.shape[1:], f"Output '{output.name}'", path)
+    horizon = sizes[0] if len(sizes) == 2 else 1
+    return PolicySpec(observation, sizes[-1], horizon, horizon, next(iter(horizons.values())))
+
+
+def _check_inputs(inputs: Mapping[str, Any], output: Any, spec: PolicySpec, path: Path) -> None:
+    """Compare what the graph declares with the specification."""
+    wanted = {key: (spec.obs_horizon, *shape) for key, shape in spec.observation.items()}
+    absent = sorted(wanted.keys() - inputs.keys())
+    extra = sorted(inputs.keys() - wanted.keys() - {NOISE})
+    if absent or extra:
+        raise UserError(
+            f"{path} has the inputs {', '.join(sorted(inputs))}, expected {', '.join(sorted(wanted))} and perhaps "
+            f"{NOISE}; rename them (KEY=NAME)."
+        )
+    wanted[NOISE] = (spec.horizon, spec.action_dim)
+    for key, entry in inputs.items():
+        shapes = [wanted[key], wanted[key][1:]] if wanted[key][0] == 1 else [wanted[key]]
+        if not any(_fits(entry.shape[1:], shape) for shape in shapes):
+            raise UserError(
+                f"Input '{entry.name}' of {path} has shape {_shape(entry)}, expected (B, {_list(shapes[0])})."
+            )
+    shapes = [(spec.horizon, spec.action_dim), (spec.action_dim,)][: 2 if spec.horizon == 1 else 1]
+    if not any(_fits(output.shape[1:], shape) for shape in shapes):
+        raise UserError(
+            f"Output '{output.name}' of {path} has shape {_shape(output)}, expected (B, {_list(shapes[0])})."
+        )
+
+
+def _batch(inputs: Mapping[str, Any], path: Path) -> int:
+    """Rows that the graph must be called with; 0 for any number."""
+    sizes = {entry.shape[0] if isinstance(entry.shape[0], int) else 0 for entry in inputs.values()}
+    if len(sizes) != 1:
+        raise UserError(f"The inputs of {path} have different batch sizes {sorted(sizes)}; export it again.")
+    return sizes.pop()
+
+
+def _fed(key: str, value: Tensor, entry: Any) -> np.ndarray:
+    """A value as the input takes it: without a history where it has none, images in [0, 1] where they are no uint8."""
+    kind = TYPES[entry.type]
+    if len(entry.shape) < value.dim():
+        value = value.squeeze(1)
+    if key.startswith(IMAGE_PREFIX) and kind is not np.uint8:
+        value = value.float() / 255
+    return value.cpu().numpy().astype(kind, copy=False)
+
+
+def _fits(declared: Any, shape: tuple[int, ...]) -> bool:
+    """Whether sizes declared by a graph, some of them open, allow `shape`."""
+    return len(declared) == len(shape) and all(
+        not isinstance(size, int) or size == wanted for size, wanted in zip(declared, shape, strict=True)
+    )
+
+
+def _fixed(sizes: Any, what: str, path: Path) -> list[int]:
+    if not all(isinstance(size, int) for size in sizes):
+        raise UserError(f"{what} of {path} has open sizes {list(sizes)}; describe the policy in the metadata.")
+    return list(sizes)
+
+
+def _shape(entry: Any) -> str:
+    return f"({_list(entry.shape)})"
+
+
+def _list(sizes: Any) -> str:
+    return ", ".join(str(size) for size in sizes)

@@ -1,0 +1,340 @@
+"""rsl_rl both ways: our simulators as its environments, its actors and configurations as our Gaussian policy and back.
+
+    runner = OnPolicyRunner(RslVecEnv(sim), {**settings, **runner_config(policy.config, policy.spec)})
+    policy = read_actor("logs/model_1500.pt", read_config("logs/params/agent.yaml"), {"state": (48,)})
+
+Weights are read as tensors alone, from the files of rsl_rl 2 to 5; configurations are written as rsl_rl 5 reads them.
+A normaliser of rsl_rl divides by its standard deviation plus 0.01 and is not bounded; ours keeps those numbers fixed.
+Neither networks with memory or images nor Beta distributions are read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.files import atomic_file
+from robopolicy.interop.extras import need
+from robopolicy.interop.gaussian_actor import Statistics, gaussian_policy, layers_of, our_activation, read_weights
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.sim.contract import Observation, VectorSim
+
+EPS = 1e-2  # added to the standard deviation by rsl_rl's EmpiricalNormalization
+THEIR_NAMES = {"silu": "swish"}  # of activations, where they differ
+_GAUSSIANS = {"GaussianDistribution": False, "HeteroscedasticGaussianDistribution": True}  # name -> std is predicted
+_MODELS = ("MLPModel", "ActorCritic")
+# Settings of an actor in rsl_rl 2 to 5, and of its distribution in rsl_rl 5.
+_ACTOR = {
+    *("class_name", "hidden_dims", "actor_hidden_dims", "critic_hidden_dims", "activation", "stochastic"),
+    *("obs_normalization", "actor_obs_normalization", "critic_obs_normalization", "distribution_cfg"),
+    *("init_noise_std", "noise_std_type", "state_dependent_std"),
+}
+_DISTRIBUTION = {"class_name", "init_std", "std_range", "std_type", "learn_std"}
+
+
+class RslVecEnv:
+    """A simulator as `rsl_rl.env.VecEnv`; each observation key is a group of its own.
+
+    `extras["time_outs"]` holds episodes that were cut and not terminated. Episodes are functions of their seeds, so
+    they cannot start in the middle: call `learn` with `init_at_random_ep_len=False`.
+    """
+
+    def __init__(self, sim: VectorSim, seed: int = 0) -> None:
+        """Start the episodes `seed`, `seed + 1`, ..."""
+        self.sim = sim
+        self.num_envs = sim.num_envs
+        self.num_actions = sim.spec.action_dim
+        self.max_episode_length = sim.spec.max_episode_steps
+        self.device = sim.device
+        self.cfg = {"task": sim.spec.task, "num_envs": sim.num_envs, "seed": seed}
+        self._tensordict = need("tensordict", "rsl_rl").TensorDict
+        self._obs = sim.reset(seed)
+
+    @property
+    def episode_length_buf(self) -> Tensor:
+        """Steps taken in each episode `(N,)`."""
+        return self.sim.episode_step
+
+    @episode_length_buf.setter
+    def episode_length_buf(self, value: Tensor) -> None:
+        if not torch.equal(value.to(self.sim.episode_step), self.sim.episode_step):
+            raise UserError("Episodes here start at their beginning; call learn with init_at_random_ep_len=False.")
+
+    def get_observations(self) -> Any:
+        """Current observations as a TensorDict."""
+        return self._groups(self._obs)
+
+    def step(self, actions: Tensor) -> tuple[Any, Tensor, Tensor, dict[str, Any]]:
+        """Apply `actions` `(N, A)`: observations, rewards `(N,)`, dones `(N,)` int64, extras."""
+        step = self.sim.step(actions)
+        self._obs = step.obs
+        extras: dict[str, Any] = {"time_outs": step.truncated & ~step.terminated}
+        if "success" in step.info and bool(step.done.any()):
+            extras["log"] = {"/success": step.info["success"][step.done].float().mean()}
+        return self._groups(step.obs), step.reward, step.done.long(), extras
+
+    def close(self) -> None:
+        """Close the simulator."""
+        self.sim.close()
+
+    def _groups(self, obs: Observation) -> Any:
+        return self._tensordict(dict(obs), batch_size=[self.num_envs], device=self.device)
+
+
+@dataclass(frozen=True)
+class ActorConfig:
+    """What a configuration of rsl_rl says about its actor."""
+
+    policy: GaussianConfig  # the same network as ours
+    groups: tuple[str, ...] = ()  # observation groups it sees, in the order of their concatenation; () is one group
+
+
+def read_config(source: Mapping[str, Any] | str | Path) -> ActorConfig:
+    """Read a runner's configuration, as a mapping or a YAML file such as Isaac Lab's `params/agent.yaml`.
+
+    Raises:
+        UserError: It describes no plain actor with a Gaussian, or has unknown settings.
+    """
+    settings, where = (source, "the runner configuration") if isinstance(source, Mapping) else _read(Path(source))
+    actor = settings.get("actor", settings.get("policy"))
+    if not isinstance(actor, Mapping):
+        raise UserError(f"{where} must have a section 'actor' (or 'policy', before rsl_rl 4), found {_keys(settings)}.")
+    _known(actor, _ACTOR, f"in the actor of {where}")
+    model = _last(actor.get("class_name", "MLPModel"))
+    if model not in _MODELS:
+        raise unknown_name("actor", model, _MODELS, f"in {where}")
+    predicted, init, kind, limits = _distribution(actor, where)
+    normalized = ("obs_normalization", "actor_obs_normalization")
+    config = GaussianConfig(
+        hidden=tuple(int(width) for width in actor.get("hidden_dims", actor.get("actor_hidden_dims", (256, 256, 256)))),
+        activation=our_activation(str(actor.get("activation", "elu")), where),
+        state_dependent_std=predicted,
+        log_std_init=0.0 if predicted else math.log(init),
+        log_std_min=math.log(max(limits[0], 1e-6)),
+        log_std_max=math.log(limits[1]),
+        normalization="meanstd"
+        if any(actor.get(key) for key in normalized) or settings.get("empirical_normalization")
+        else "identity",
+    )
+    if predicted and kind != "log":
+        raise UserError(f"The actor of {where} predicts its standard deviation, ours its logarithm (std_type: log).")
+    groups = settings.get("obs_groups") or {}
+    return ActorConfig(config, tuple(groups.get("actor", groups.get("policy", ()))))
+
+
+def runner_config(config: GaussianConfig, spec: PolicySpec) -> dict[str, Any]:
+    """Sections `actor`, `critic` and `obs_groups` of an rsl_rl 5 runner with the network of `config`.
+
+    The critic gets the layers of the actor, since a Gaussian policy of ours holds none.
+
+    Raises:
+        UserError: rsl_rl lacks something of it.
+    """
+    _check_plain(config, spec)
+    network = {
+        "class_name": "MLPModel",
+        "hidden_dims": list(config.hidden),
+        "activation": THEIR_NAMES.get(config.activation, config.activation),
+        "obs_normalization": config.normalization != "identity",
+    }
+    gaussian: dict[str, Any] = {"class_name": "GaussianDistribution", "std_type": "log"}
+    if config.state_dependent_std:
+        gaussian["class_name"] = "HeteroscedasticGaussianDistribution"
+        gaussian["std_range"] = [math.exp(config.log_std_min), math.exp(config.log_std_max)]
+    groups = sorted(spec.observation)
+    return {
+        "obs_groups": {"actor": groups, "critic": list(groups)},
+        "actor": {**network, "distribution_cfg": {**gaussian, "init_std": math.exp(config.log_std_init)}},
+        "critic": dict(network),
+    }
+
+
+def read_actor(
+    path: str | Path,
+    config: ActorConfig,
+    observation: Mapping[str, tuple[int, ...]],
+    *,
+    rename: Mapping[str, str] | None = None,
+) -> GaussianPolicy:
+    """The actor in a model file of rsl_rl.
+
+    Args:
+        path: The file, e.g. `model_1500.pt`.
+        config: Of the run that wrote it.
+        observation: Shapes by our keys; those that the actor does not see are left out.
+        rename: Our key -> observation group, where the names differ.
+
+    Raises:
+        UserError: The file cannot be read as weights alone, or does not fit `config` or `observation`.
+    """
+    where = str(path)
+    state = _actor_state(read_weights(Path(path), where), where)
+    layers = layers_of(state, "mlp")
+    normalizer = {key.removeprefix("obs_normalizer."): value for key, value in state.items() if "normalizer" in key}
+    known = {f"mlp.{2 * i}.{name}" for i in range(len(layers)) for name in ("weight", "bias")}
+    known |= {f"obs_normalizer.{name}" for name in ("_mean", "_var", "_std", "count")} | {"std", "log_std"}
+    extra = sorted(state.keys() - known)
+    if extra or not layers:
+        found = f"'{extra[0]}'" if extra else "no layers"
+        raise UserError(f"The actor of {where} has {found}, expected plain layers, a normaliser and a Gaussian.")
+    _check_config(config.policy, layers, bool(normalizer), where)
+    log_std = state["std"].log() if "std" in state else state.get("log_std")
+    if (log_std is None) != config.policy.state_dependent_std:
+        raise UserError(f"{where} and its configuration disagree on whether the standard deviation is predicted.")
+    groups = _groups(config.groups, observation, dict(rename or {}), where)
+    order = _sorted_columns(groups, layers[0][0].shape[1], where)
+    layers[0] = (layers[0][0][:, order], layers[0][1])
+    statistics = None
+    if normalizer:
+        mean, std = normalizer["_mean"].flatten()[order], normalizer["_std"].flatten()[order]
+        statistics = Statistics(mean, std + EPS)
+    return gaussian_policy(
+        groups,
+        layers,
+        activation=config.policy.activation,
+        log_std=log_std,
+        log_std_range=(config.policy.log_std_min, config.policy.log_std_max),
+        statistics=statistics,
+        where=where,
+    )
+
+
+def actor_state(policy: GaussianPolicy) -> dict[str, Tensor]:
+    """State dict of rsl_rl's `MLPModel` with the weights of `policy`.
+
+    Raises:
+        UserError: rsl_rl lacks something of it.
+    """
+    _check_plain(policy.config, policy.spec)
+    state = {
+        f"mlp.{key.removeprefix('actor.')}": v for key, v in policy.state_dict().items() if key.startswith("actor.")
+    }
+    if not policy.config.state_dependent_std:
+        state["distribution.log_std_param"] = policy.log_std.detach()[0]
+    normalizer = policy.encoder.normalizer
+    if policy.config.normalization != "identity":
+        if float(normalizer.scale.min()) < EPS:
+            raise UserError(f"An observation varies by {float(normalizer.scale.min()):g}, less than rsl_rl's {EPS:g}.")
+        std = (normalizer.scale - EPS)[None]
+        count = torch.tensor(int(getattr(normalizer, "count", torch.ones(()))))
+        norms = {"_mean": normalizer.offset[None], "_var": std.square(), "_std": std, "count": count}
+        state |= {f"obs_normalizer.{key}": value for key, value in norms.items()}
+    return {key: value.detach().clone() for key, value in state.items()}
+
+
+def write_actor(policy: GaussianPolicy, path: str | Path) -> None:
+    """Write a model file that `OnPolicyRunner.load(path, load_cfg={"actor": True})` reads."""
+    with atomic_file(Path(path)) as temporary:
+        torch.save({"actor_state_dict": actor_state(policy), "iter": 0, "infos": None}, temporary)
+
+
+def _read(path: Path) -> tuple[Mapping[str, Any], str]:
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read as YAML: {str(error).splitlines()[0]}.") from error
+    if not isinstance(settings, Mapping):
+        raise UserError(f"{path} must hold a mapping, found {type(settings).__name__}.")
+    return settings, str(path)
+
+
+def _distribution(actor: Mapping[str, Any], where: str) -> tuple[bool, float, str, Sequence[float]]:
+    """Whether the std is predicted, its initial value, how it is parameterised, and its range."""
+    gaussian = actor.get("distribution_cfg")
+    if gaussian is None:  # before rsl_rl 5
+        kind, init = str(actor.get("noise_std_type", "scalar")), float(actor.get("init_noise_std", 1.0))
+        return bool(actor.get("state_dependent_std")), init, kind, (1e-6, 1e6)
+    _known(gaussian, _DISTRIBUTION, f"in the distribution of {where}")
+    name = _last(gaussian.get("class_name", "GaussianDistribution"))
+    if name not in _GAUSSIANS:
+        raise unknown_name("distribution", name, _GAUSSIANS, f"in {where}")
+    init, kind = float(gaussian.get("init_std", 1.0)), str(gaussian.get("std_type", "scalar"))
+    return _GAUSSIANS[name], init, kind, gaussian.get("std_range", (1e-6, 1e6))
+
+
+def _actor_state(content: Mapping[str, Any], where: str) -> dict[str, Tensor]:
+    """The actor's part of a model file, under the names of rsl_rl 4: `mlp`, `obs_normalizer`, `std` or `log_std`."""
+    if "actor_state_dict" in content:
+        renamed = {"distribution.std_param": "std", "distribution.log_std_param": "log_std"}
+        return {str(renamed.get(key, key)): value for key, value in content["actor_state_dict"].items()}
+    if "model_state_dict" not in content:
+        raise UserError(f"{where} is no model of rsl_rl: it holds {_keys(content)}, expected 'actor_state_dict'.")
+    state: dict[str, Tensor] = {}
+    for key, value in content["model_state_dict"].items():
+        if not key.startswith("critic"):
+            state[key.replace("actor_obs_normalizer.", "obs_normalizer.").replace("actor.", "mlp.")] = value
+    for key, value in (content.get("obs_norm_state_dict") or {}).items():
+        state[f"obs_normalizer.{key}"] = value
+    return state
+
+
+def _check_config(
+    config: GaussianConfig, layers: Sequence[tuple[Tensor, Tensor]], normalized: bool, where: str
+) -> None:
+    widths = tuple(len(bias) for _, bias in layers[:-1])
+    if widths != config.hidden:
+        raise UserError(f"The actor of {where} has hidden layers {widths}, its configuration {config.hidden}.")
+    if normalized != (config.normalization != "identity"):
+        raise UserError(f"{where} {'has' if normalized else 'lacks'} observation statistics against its configuration.")
+
+
+def _groups(
+    names: tuple[str, ...], observation: Mapping[str, tuple[int, ...]], rename: Mapping[str, str], where: str
+) -> dict[str, tuple[int, ...]]:
+    """Shapes by our keys, in the order in which the actor sees them."""
+    keys = {name: key for key, name in rename.items()}
+    if not names:
+        names = tuple(keys) or tuple(observation)
+        if len(names) != 1:
+            raise UserError(f"The configuration of {where} names no obs_groups, and there are {_keys(observation)}.")
+    found = [keys.get(name, name) for name in names]
+    for name, key in zip(names, found, strict=True):
+        if key not in observation:
+            raise unknown_name("observation", key, observation, f"for the group '{name}' of {where}")
+    return {key: observation[key] for key in found}
+
+
+def _sorted_columns(groups: Mapping[str, tuple[int, ...]], width: int, where: str) -> list[int]:
+    """Their input columns in our order of keys."""
+    columns: dict[str, list[int]] = {}
+    start = 0
+    for key, shape in groups.items():
+        columns[key] = list(range(start, start := start + math.prod(shape)))
+    if start != width:
+        sizes = ", ".join(f"{key} {math.prod(shape)}" for key, shape in groups.items())
+        raise UserError(f"The actor of {where} sees {width} numbers, but {sizes} makes {start}; choose its own task.")
+    return [column for key in sorted(columns) for column in columns[key]]
+
+
+def _check_plain(config: GaussianConfig, spec: PolicySpec) -> None:
+    """Refuse a policy that no `MLPModel` of rsl_rl equals."""
+    plain = {"backbone": "mlp", "residual": False, "squash": False, "action_normalization": "identity"}
+    for key, value in plain.items():
+        if getattr(config, key) != value:
+            raise UserError(f"rsl_rl has no actor with {key}={getattr(config, key)}, only with {value}.")
+    if spec.horizon != 1 or spec.obs_horizon != 1 or any("." in key for key in spec.observation):
+        raise UserError("rsl_rl decides one action from one vector observation; this policy has chunks or a history.")
+
+
+def _known(section: Mapping[str, Any], known: set[str], place: str) -> None:
+    for key in section:
+        if key not in known:
+            raise unknown_name("setting", str(key), known, place)
+
+
+def _last(name: Any) -> str:
+    """The class in "rsl_rl.models:MLPModel" or in a class object."""
+    return str(getattr(name, "__name__", name)).replace(":", ".").rsplit(".", 1)[-1]
+
+
+def _keys(mapping: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(map(str, mapping))) or "nothing"

@@ -1,0 +1,206 @@
+"""What a policy server and its clients say to each other; the one definition of the format.
+
+Every message is a MessagePack map, written and read by the dataclasses below. An array is a map of exactly three
+entries: `dtype` (one of `DTYPES`, little endian), `shape` (a list) and `data` (the raw bytes, C order). Nothing else is
+allowed in place of a number, string, boolean, list, map or nil, so nothing that is read can run code (the package
+msgpack-numpy would unpickle arrays of objects).
+
+1. The server speaks first: one `Greeting` with its protocol version and what its policy takes and gives.
+2. The client sends a `Request`: a number, observations `{key: (B, To, ...)}` and, if the greeting says so, noise
+   `(B, H, A)`.
+3. The server answers with a `Reply` of the same number: a chunk `(B, H, A)` in action units and the seconds it took, or
+   one line that says why there is none.
+
+Over a websocket (`ws://`, `wss://`) each message is one binary frame. Over HTTP (`http://`, `https://`) the greeting is
+the body of a GET, and every POST carries a request and returns its reply, all of type `MEDIA_TYPE`. A token goes in the
+header `Authorization: Bearer TOKEN`; only a loopback address does without one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.interop.extras import need
+from robopolicy.spec import PolicySpec
+
+PROTOCOL = 1  # raise it with every change that an older side would misunderstand
+MEDIA_TYPE = "application/msgpack"
+LARGEST = 256 * 2**20  # bytes of a message
+DTYPES = ("|b1", "|u1", "<i4", "<i8", "<f2", "<f4", "<f8")
+TOKEN = "ROBOPOLICY_TOKEN"  # environment variable that holds the token, on either side
+
+
+class WireError(ValueError):
+    """What was received is no message of this format; one line that says what was expected and what was found."""
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What the policy behind a server takes and gives."""
+
+    spec: PolicySpec  # observations, action size and horizons
+    model: str = ""  # name or content hash, by which a client notices another policy
+    noise: bool = False  # it takes noise, and is deterministic given it
+    network_calls: int = 1  # network evaluations per chunk
+
+    def pack(self) -> bytes:
+        """The message."""
+        head = {"protocol": PROTOCOL, "spec": self.spec.to_dict()}
+        return encode({**head, "model": self.model, "noise": self.noise, "network_calls": self.network_calls})
+
+    @classmethod
+    def unpack(cls, data: bytes | str) -> Greeting:
+        """Read the message.
+
+        Raises:
+            WireError: It is none, or of another protocol.
+        """
+        fields = decode(data)
+        if fields.get("protocol") != PROTOCOL:
+            raise WireError(f"expected a greeting of protocol {PROTOCOL}, found {_brief(fields.get('protocol'))}")
+        spec = _entry(fields, "spec", dict)
+        try:
+            described = PolicySpec.from_dict(spec)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise WireError(f"expected a policy specification, found {_brief(spec)}") from error
+        calls = _entry(fields, "network_calls", int)
+        if calls < 1:
+            raise WireError(f"expected 'network_calls' of at least 1, found {calls}")
+        return cls(described, _entry(fields, "model", str), _entry(fields, "noise", bool), calls)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A question: what to do for a batch of observations."""
+
+    number: int  # counts up within a connection
+    obs: Mapping[str, NDArray[Any]]  # {key: (B, To, ...)}
+    noise: NDArray[Any] | None = None  # (B, H, A)
+
+    def pack(self) -> bytes:
+        """The message."""
+        return encode({"number": self.number, "obs": dict(self.obs), "noise": self.noise})
+
+    @classmethod
+    def unpack(cls, data: bytes | str) -> Request:
+        """Read the message.
+
+        Raises:
+            WireError: It is none.
+        """
+        fields = decode(data)
+        obs = {str(key): _array(value, str(key)) for key, value in _entry(fields, "obs", dict).items()}
+        noise = fields.get("noise")
+        return cls(_entry(fields, "number", int), obs, None if noise is None else _array(noise, "noise"))
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer: a chunk, or why there is none."""
+
+    number: int  # of the request
+    chunk: NDArray[Any] = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))  # (B, H, A)
+    seconds: float = 0.0  # spent by the server
+    error: str = ""  # one line; the chunk is then empty
+
+    def pack(self) -> bytes:
+        """The message."""
+        return encode({"number": self.number, "chunk": self.chunk, "seconds": self.seconds, "error": self.error})
+
+    @classmethod
+    def unpack(cls, data: bytes | str) -> Reply:
+        """Read the message.
+
+        Raises:
+            WireError: It is none.
+        """
+        fields = decode(data)
+        chunk = _array(fields.get("chunk"), "chunk")
+        number, seconds = _entry(fields, "number", int), _entry(fields, "seconds", float)
+        return cls(number, chunk, seconds, _entry(fields, "error", str))
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """Bytes of a message; arrays may stand anywhere in it."""
+    return need("msgpack", "remote").packb(dict(message), default=_as_map)
+
+
+def decode(data: bytes | str) -> dict[str, Any]:
+    """The map in `data`, arrays restored as fresh ones.
+
+    Raises:
+        WireError: `data` is not a map of this format, or too large.
+    """
+    if not isinstance(data, bytes):
+        raise WireError(f"expected a binary message, found the text {_brief(data)}")
+    if len(data) > LARGEST:
+        raise WireError(f"expected at most {LARGEST} bytes, found {len(data)}")
+    msgpack = need("msgpack", "remote")
+    try:
+        message = msgpack.unpackb(data, object_hook=_from_map, strict_map_key=True)
+    except WireError:
+        raise
+    except (ValueError, RecursionError, msgpack.UnpackException) as error:
+        raise WireError(f"expected MessagePack, found {_brief(data)}") from error
+    if not isinstance(message, dict):
+        raise WireError(f"expected a map, found {_brief(message)}")
+    return message
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` names this machine alone, where no token is asked for."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _as_map(value: Any) -> dict[str, Any]:
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"A message cannot hold {type(value).__name__}.")
+    array = np.ascontiguousarray(value).astype(value.dtype.newbyteorder("<"), copy=False)
+    if array.dtype.str not in DTYPES:
+        raise TypeError(f"A message cannot hold arrays of {array.dtype}.")
+    return {"dtype": array.dtype.str, "shape": list(value.shape), "data": array.tobytes()}
+
+
+def _from_map(fields: dict[Any, Any]) -> Any:
+    if fields.keys() != {"dtype", "shape", "data"}:
+        return fields
+    dtype, shape, data = fields["dtype"], fields["shape"], fields["data"]
+    if dtype not in DTYPES:
+        raise WireError(f"expected an array of one of {', '.join(DTYPES)}, found {_brief(dtype)}")
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape) or len(shape) > 16:
+        raise WireError(f"expected the shape of an array, found {_brief(shape)}")
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if not isinstance(data, bytes) or len(data) != size:
+        found = len(data) if isinstance(data, bytes) else _brief(data)
+        raise WireError(f"expected {size} bytes for an array of shape {tuple(shape)}, found {found}")
+    return np.frombuffer(data, dtype).reshape(shape).copy()
+
+
+def _entry(fields: Mapping[str, Any], key: str, kind: type) -> Any:
+    value = fields.get(key)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise WireError(f"expected '{key}' of type {kind.__name__}, found {_brief(value)}")
+    return value
+
+
+def _array(value: Any, key: str) -> NDArray[Any]:
+    if not isinstance(value, np.ndarray):
+        raise WireError(f"expected an array '{key}', found {_brief(value)}")
+    return value
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

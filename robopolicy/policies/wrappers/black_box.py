@@ -1,0 +1,228 @@
+"""What the policies share that are only ever called: a function, a module, a file, an endpoint.
+
+A black box maps observations `{key: (B, To, ...)}` and, where it takes noise, noise `(B, H, A)` to chunks `(B, H, A)`
+in action units. Calls are split into batches, carry no gradients, are tried again where that may help, and their time
+is recorded. The same noise must always give the same chunk, or steering has nothing to hold on to.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.nets.normalizer import Statistics, make_normalizer
+from robopolicy.policies.base import Observation, Policy, PolicySpec
+from robopolicy.policies.noise import Randomness, normal
+
+RECENT = 1000  # calls whose times are kept for percentiles
+
+
+@dataclass(frozen=True)
+class BlackBoxConfig:
+    """What is known of a black box."""
+
+    noise: bool = True  # it takes noise and is deterministic given it; steering needs that
+    max_batch: int = 0  # rows per call; 0 passes all of them at once
+    network_calls: int = 1  # network evaluations per chunk, as far as known; only reported
+    action_normalization: str = "identity"  # minmax | meanstd | identity: units in which critics see its chunks
+
+    def __post_init__(self) -> None:
+        if self.max_batch < 0 or self.network_calls < 1:
+            raise UserError(
+                f"A black box needs max_batch >= 0 and network_calls >= 1, got {self.max_batch} and "
+                f"{self.network_calls}."
+            )
+        if self.action_normalization == "running":
+            raise UserError("action_normalization cannot be 'running'; use minmax, meanstd or identity.")
+
+    @property
+    def waits(self) -> tuple[float, ...]:
+        """Seconds to wait before each further attempt after a failure."""
+        return ()
+
+
+@dataclass(frozen=True)
+class PatientConfig(BlackBoxConfig):
+    """A black box that may be late or fail now and then."""
+
+    timeout: float = 0.0  # seconds to wait for an answer; 0 waits for ever
+    retries: int = 0  # further attempts after a failure or timeout
+    retry_wait: float = 0.1  # seconds before the first further attempt, doubled before each later one
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.timeout, self.retries, self.retry_wait) < 0:
+            raise UserError(
+                f"timeout, retries and retry_wait must not be negative, got {self.timeout:g}, {self.retries} and "
+                f"{self.retry_wait:g}."
+            )
+
+    @property
+    def waits(self) -> tuple[float, ...]:
+        """Doubling waits."""
+        return tuple(self.retry_wait * 2**attempt for attempt in range(self.retries))
+
+
+class Meter:
+    """What the calls of a black box have cost; copies of a policy share it."""
+
+    def __init__(self) -> None:
+        self.calls = 0  # answered calls
+        self.rows = 0  # chunks in them
+        self.failures = 0  # attempts that failed or took too long
+        self.seconds = 0.0  # spent in answered calls
+        self._recent: deque[float] = deque(maxlen=RECENT)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Meter:
+        return self
+
+    def answered(self, rows: int, seconds: float) -> None:
+        """Count a call for `rows` chunks."""
+        self.calls, self.rows, self.seconds = self.calls + 1, self.rows + rows, self.seconds + seconds
+        self._recent.append(seconds)
+
+    @property
+    def latency(self) -> float:
+        """Mean time of an answered call [s]; 0 before the first."""
+        return self.seconds / self.calls if self.calls else 0.0
+
+    def percentile(self, q: float) -> float:
+        """Time [s] within which `q` percent of the last thousand answered calls came back; 0 before the first."""
+        return float(np.percentile(self._recent, q)) if self._recent else 0.0
+
+
+class BlackBoxPolicy(Policy):
+    """Base of the black boxes: verb `act`, and `decode` where noise is taken; subclasses implement `answer`."""
+
+    config: BlackBoxConfig
+
+    def __init__(self, config: BlackBoxConfig, spec: PolicySpec) -> None:
+        super().__init__()
+        self.config = config
+        self.spec = spec
+        self.meter = Meter()
+        self.action_normalizer = make_normalizer(spec.action_dim, config.action_normalization)
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """What it is called in messages, with an article: "The function 'pi0'"."""
+
+    @abstractmethod
+    def answer(self, obs: Observation, noise: Tensor | None) -> Any:
+        """Chunks `(B, H, A)` as a tensor or array: one attempt.
+
+        A `UserError` ends the call; anything else raised is a failure, and the next attempt follows.
+        """
+
+    @property
+    def takes_noise(self) -> bool:
+        """As configured."""
+        return self.config.noise
+
+    def decode(self, obs: Observation, noise: Tensor) -> Tensor:
+        """Chunk for `noise` `(B, H, A)`, without gradients."""
+        if not self.config.noise:
+            raise self._lacks("decode")
+        return self._play(obs, noise)
+
+    def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
+        """Chunk for fresh standard normal noise, or simply the answer where none is taken."""
+        if not self.config.noise:
+            return self._play(obs, None)
+        reference = next(iter(obs.values()))
+        shape = (len(reference), self.spec.horizon, self.spec.action_dim)
+        return self._play(obs, normal(shape, generator, reference.device))
+
+    def fit_normalizer(self, statistics: Statistics) -> None:
+        """Fit the units in which critics see the chunks."""
+        self.action_normalizer.fit_key(statistics, "action")
+
+    @property
+    def network_calls(self) -> int:
+        """As configured: nobody else knows."""
+        return self.config.network_calls
+
+    @torch.no_grad()
+    def _play(self, obs: Observation, noise: Tensor | None) -> Tensor:
+        obs = self._checked(obs, noise)
+        rows = len(next(iter(obs.values())))
+        size = self.config.max_batch or rows
+        parts = [
+            self._ask(
+                {key: value[i : i + size] for key, value in obs.items()}, None if noise is None else noise[i : i + size]
+            )
+            for i in range(0, rows, size)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _checked(self, obs: Observation, noise: Tensor | None) -> Observation:
+        """The observations that the box sees, and no others."""
+        spec = self.spec
+        for key, shape in spec.observation.items():
+            if key not in obs:
+                raise UserError(
+                    f"{self.label} needs the observation '{key}', got {', '.join(sorted(obs))}; give it all of its "
+                    "inputs."
+                )
+            if tuple(obs[key].shape[1:]) != (spec.obs_horizon, *shape):
+                raise UserError(
+                    f"{self.label} expects '{key}' of shape {_shape(spec.obs_horizon, *shape)}, found "
+                    f"{_shape(*obs[key].shape[1:])}."
+                )
+        if noise is not None and tuple(noise.shape[1:]) != (spec.horizon, spec.action_dim):
+            raise UserError(
+                f"{self.label} expects noise of shape {_shape(spec.horizon, spec.action_dim)}, found "
+                f"{_shape(*noise.shape[1:])}."
+            )
+        return {key: obs[key] for key in spec.observation}
+
+    def _ask(self, obs: Observation, noise: Tensor | None) -> Tensor:
+        """One batch, with as many attempts as there are."""
+        failure = Exception()
+        waits = (0.0, *self.config.waits)
+        for wait in waits:
+            time.sleep(wait)
+            start = time.monotonic()
+            try:
+                answer = self.answer(obs, noise)
+            except UserError:
+                raise
+            except Exception as error:
+                self.meter.failures += 1
+                failure = error
+                continue
+            reference = next(iter(obs.values()))
+            self.meter.answered(len(reference), time.monotonic() - start)
+            return self._chunk(answer, reference)
+        reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
+        raise UserError(
+            f"{self.label} gave no chunk in {len(waits)} attempts ({reason}); check it, or allow more time or retries."
+        ) from failure
+
+    def _chunk(self, answer: Any, reference: Tensor) -> Tensor:
+        """The answer as a chunk `(B, H, A)`, refused where it is none."""
+        wanted = (len(reference), self.spec.horizon, self.spec.action_dim)
+        try:
+            chunk = torch.as_tensor(answer, dtype=torch.float32, device=reference.device).detach()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"{self.label} returned {type(answer).__name__} in place of chunks of shape {wanted}."
+            ) from error
+        if tuple(chunk.shape) != wanted:
+            raise UserError(f"{self.label} returned shape {tuple(chunk.shape)} in place of chunks of shape {wanted}.")
+        if not bool(chunk.isfinite().all()):
+            raise UserError(f"{self.label} returned a non-finite action; check its inputs and weights.")
+        return chunk
+
+
+def _shape(*sizes: int) -> str:
+    return f"(B, {', '.join(map(str, sizes))})"

@@ -1,0 +1,113 @@
+"""A tiny policy server for the tests, over websocket or HTTP, that can be slow, refuse or talk nonsense."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+
+from robopolicy.interop.wire import Greeting, Reply, Request
+from robopolicy.policies.base import PolicySpec
+
+SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, execute=2)
+
+
+def shifted(request: Request) -> np.ndarray:
+    """Noise plus the position, so that every input counts."""
+    shift = request.obs["state"][:, -1:, :2]
+    return shift + (np.zeros((len(shift), 4, 2), np.float32) if request.noise is None else request.noise)
+
+
+@dataclass
+class Served:
+    """What a server does and has seen; tests change it while it runs."""
+
+    greeting: Greeting = field(default_factory=lambda: Greeting(SPEC, "shifted", noise=True))
+    chunk: Callable[[Request], np.ndarray] = shifted
+    token: str = ""
+    raw: Callable[[bytes | str], bytes | str] | None = None  # in place of a proper reply
+    url: str = ""
+    requests: list[Request] = field(default_factory=list)
+    connections: int = 0
+
+    def reply(self, data: bytes | str) -> bytes | str:
+        """Answer one message."""
+        if self.raw is not None:
+            return self.raw(data)
+        request = Request.unpack(data)
+        self.requests.append(request)
+        try:
+            return Reply(request.number, self.chunk(request)).pack()
+        except ValueError as error:
+            return Reply(request.number, error=str(error)).pack()
+
+    def allows(self, header: str | None) -> bool:
+        """Whether the token fits."""
+        return not self.token or header == f"Bearer {self.token}"
+
+
+@contextmanager
+def serving(kind: str = "ws", **settings: Any) -> Iterator[Served]:
+    """A server on a free loopback port."""
+    served = Served(**settings)
+    server, port = (_websocket if kind == "ws" else _http)(served)
+    served.url = f"{kind}://127.0.0.1:{port}"
+    quick = {} if kind == "ws" else {"poll_interval": 0.01}
+    thread = threading.Thread(target=server.serve_forever, kwargs=quick, daemon=True)
+    thread.start()
+    try:
+        yield served
+    finally:
+        server.shutdown()
+        thread.join(5)
+
+
+def _websocket(served: Served) -> tuple[Any, int]:
+    from websockets.sync.server import ServerConnection, serve
+
+    def check(connection: ServerConnection, request: Any) -> Any:
+        if not served.allows(request.headers.get("Authorization")):
+            return connection.respond(HTTPStatus.UNAUTHORIZED, "no")
+        return None
+
+    def handle(connection: ServerConnection) -> None:
+        served.connections += 1
+        connection.send(served.greeting.pack())
+        for message in connection:
+            connection.send(served.reply(message))
+
+    server = serve(handle, "127.0.0.1", 0, process_request=check, max_size=None)
+    return server, server.socket.getsockname()[1]
+
+
+def _http(served: Served) -> tuple[Any, int]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            served.connections += 1
+            self._send(served.greeting.pack())
+
+        def do_POST(self) -> None:
+            answer = served.reply(self.rfile.read(int(self.headers["Content-Length"])))
+            self._send(answer if isinstance(answer, bytes) else answer.encode())
+
+        def _send(self, body: bytes) -> None:
+            allowed = served.allows(self.headers.get("Authorization"))
+            self.send_response(HTTPStatus.OK if allowed else HTTPStatus.UNAUTHORIZED)
+            body = body if allowed else b""
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    return server, server.server_port

@@ -1,0 +1,139 @@
+"""ONNX files as policies: the same numbers as the graph, and refusals that name what was expected and found."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from robopolicy.errors import UserError
+from robopolicy.interop.onnx import OnnxPolicy, metadata, open_onnx
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
+from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
+
+onnx = pytest.importorskip("onnx", reason="needs robopolicy[onnx]")
+pytest.importorskip("onnxruntime", reason="needs robopolicy[onnx]")
+from onnx import TensorProto, helper  # noqa: E402
+from onnx_files import WEIGHT, noisy, write  # noqa: E402
+
+SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, execute=4)
+OBS = {"state": torch.randn(5, 1, 6, generator=torch.Generator().manual_seed(0))}
+
+
+def expected(noise: torch.Tensor) -> torch.Tensor:
+    return (OBS["state"][:, 0] @ torch.from_numpy(WEIGHT)).view(-1, 4, 2) + noise
+
+
+@pytest.mark.parametrize("batch", ["B", 1, 2])
+def test_a_graph_with_noise_decodes_like_the_network_it_holds(tmp_path: Path, batch: Any) -> None:
+    policy = open_onnx(noisy(tmp_path / "p.onnx", batch))
+    assert policy.spec == SPEC and policy.takes_noise
+    noise = torch.randn(5, 4, 2)
+    torch.testing.assert_close(policy.decode(OBS, noise), expected(noise), rtol=1e-6, atol=1e-6)
+    chunks = [policy.act(OBS, generator=RowStreams(range(5), [0] * 5)) for _ in range(2)]
+    assert torch.equal(*chunks)
+    assert policy.meter.calls == {"B": 3, 1: 15, 2: 9}[batch] and policy.meter.latency > 0
+
+
+def test_names_are_translated_and_actions_may_lack_a_horizon(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["obs", "weight"], ["chunk"])]
+    file = write(tmp_path / "p.onnx", {"obs": [1, 6]}, nodes, [1, 2], weight=WEIGHT[:, :2])
+    policy = open_onnx(file, rename={"state": "obs", "chunk": "chunk"})
+    assert policy.spec == PolicySpec({"state": (6,)}, 2) and not policy.takes_noise
+    torch.testing.assert_close(policy.act(OBS)[:, 0], OBS["state"][:, 0] @ torch.from_numpy(WEIGHT[:, :2]))
+    with pytest.raises(UserError, match="'onnx' takes none"):
+        LatentPolicy.steer(policy, NoiseSpace(), STEERING_ACTOR)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+def test_images_go_in_as_uint8_or_between_zero_and_one(tmp_path: Path, kind: type) -> None:
+    nodes = [
+        helper.make_node("Cast", ["image.front"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMax", ["float"], ["chunk"], axes=[2, 3, 4], keepdims=0),
+    ]
+    types = {"image.front": TensorProto.UINT8} if kind is np.uint8 else {}
+    file = write(tmp_path / "p.onnx", {"image.front": ["B", 2, 3, 4, 4]}, nodes, ["B", 2], types=types)
+    policy = open_onnx(file)
+    assert policy.spec == PolicySpec({"image.front": (3, 4, 4)}, 2, obs_horizon=2)
+    image = torch.zeros(3, 2, 3, 4, 4, dtype=torch.uint8)
+    image[:, 1] = 255
+    largest = 255.0 if kind is np.uint8 else 1.0
+    assert policy.act({"image.front": image}).tolist() == [[[0.0, largest]]] * 3
+
+
+def test_metadata_says_what_the_graph_leaves_open(tmp_path: Path) -> None:
+    spec = PolicySpec({"state": (6,)}, 2, horizon=4, execute=3)
+    policy = open_onnx(noisy(tmp_path / "p.onnx", metadata=metadata(spec, network_calls=7)))
+    assert policy.spec == spec and policy.network_calls == 7
+    assert open_onnx(tmp_path / "p.onnx", execute=1).spec.execute == 1
+    nodes = [helper.make_node("Identity", ["state"], ["chunk"])]
+    write(tmp_path / "open.onnx", {"state": ["B", "D"]}, nodes, ["B", "D"])
+    with pytest.raises(UserError, match=r"Input 'state' of .* has open sizes \['D'\]; describe the policy"):
+        open_onnx(tmp_path / "open.onnx")
+    assert open_onnx(tmp_path / "open.onnx", spec=PolicySpec({"state": (2,)}, 2)).act(
+        {"state": torch.ones(1, 1, 2)}
+    ).shape == (1, 1, 2)
+
+
+def test_weights_in_files_beside_the_graph_are_taken_along(tmp_path: Path) -> None:
+    model = onnx.load(noisy(tmp_path / "p.onnx"))
+    onnx.save(model, tmp_path / "x.onnx", save_as_external_data=True, location="x.data", size_threshold=0)
+    policy = open_onnx(tmp_path / "x.onnx")
+    (tmp_path / "x.data").unlink()
+    noise = torch.randn(5, 4, 2)
+    torch.testing.assert_close(policy.decode(OBS, noise), expected(noise), rtol=1e-6, atol=1e-6)
+
+
+def test_a_checkpoint_holds_the_graph(tmp_path: Path) -> None:
+    file = noisy(tmp_path / "p.onnx")
+    policy = LatentPolicy.steer(open_onnx(file), NoiseSpace("repeat"), STEERING_ACTOR)
+    save_checkpoint(tmp_path / "c", policy, task="toy/point_mass", obs_sample=fitted(policy))
+    file.unlink()
+    assert verify_checkpoint(tmp_path / "c").ok
+    loaded, manifest = load_policy(tmp_path / "c")
+    assert isinstance(loaded, LatentPolicy) and isinstance(loaded.base, OnnxPolicy)
+    noise = torch.randn(5, 4, 2)
+    assert torch.equal(copy.deepcopy(loaded.base).decode(OBS, noise), policy.base.decode(OBS, noise))
+    assert manifest.files["model.safetensors"]
+
+
+def fitted(policy: LatentPolicy) -> dict[str, torch.Tensor]:
+    policy.observe(OBS)
+    return OBS
+
+
+def test_what_is_no_policy_is_refused(tmp_path: Path) -> None:
+    good = noisy(tmp_path / "p.onnx")
+    (tmp_path / "bad.onnx").write_bytes(b"not onnx")
+    refusals = {
+        "cannot be read": lambda: open_onnx(tmp_path / "absent.onnx"),
+        "no ONNX file": lambda: open_onnx(tmp_path / "bad.onnx"),
+        "Unknown input 'obs'": lambda: open_onnx(good, rename={"state": "obs"}),
+        "Unknown output 'actions'": lambda: open_onnx(good, rename={"chunk": "actions"}),
+        r"has shape \(B, 6\), expected \(B, 1, 7\)": lambda: open_onnx(good, spec=PolicySpec({"state": (7,)}, 2, 4)),
+        r"Input 'noise' .* has shape \(B, 4, 2\), expected \(B, 4, 3\)": lambda: open_onnx(
+            good, spec=PolicySpec({"state": (6,)}, 3, 4)
+        ),
+        "has the inputs noise, state, expected pose, state": lambda: open_onnx(
+            good, spec=PolicySpec({"state": (6,), "pose": (1,)}, 2, 4)
+        ),
+        "execute=5 is too many": lambda: open_onnx(good, execute=5),
+        "describes no policy": lambda: open_onnx(noisy(tmp_path / "m.onnx", metadata={"robopolicy": '{"horizon": 3}'})),
+        "is no JSON": lambda: open_onnx(noisy(tmp_path / "j.onnx", metadata={"robopolicy": "{"})),
+    }
+    for message, call in refusals.items():
+        with pytest.raises(UserError, match=message) as refusal:
+            call()
+        assert "\n" not in str(refusal.value)
+
+
+def test_missing_packages_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "onnx", None)
+    with pytest.raises(UserError, match=r"needs the package 'onnx'; run: pip install 'robopolicy\[onnx\]'"):
+        open_onnx(tmp_path / "p.onnx")

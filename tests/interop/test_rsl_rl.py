@@ -1,0 +1,194 @@
+"""rsl_rl both ways: actors of all its file layouts, configurations, and our simulators under its runner."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor, nn
+
+from robopolicy.errors import UserError
+from robopolicy.interop.rsl_rl import actor_state, read_actor, read_config, runner_config, write_actor
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.sim.registry import SimOptions, make_sim
+
+SHAPES = {"state": (4,), "goal": (2,)}
+GROUPS = ("state", "goal")  # their order; ours is sorted
+OBS = {key: torch.randn(7, 1, *shape, generator=torch.Generator().manual_seed(0)) for key, shape in SHAPES.items()}
+NETWORK = nn.Sequential(nn.Linear(6, 8), nn.ELU(), nn.Linear(8, 5), nn.ELU(), nn.Linear(5, 3))
+NORM = {"_mean": torch.randn(1, 6), "_std": torch.rand(1, 6) + 0.5, "_var": torch.ones(1, 6), "count": torch.tensor(9)}
+STD = torch.tensor([0.1, 1.0, 2.0])
+PLAIN: dict[str, Any] = {"hidden_dims": [8, 5], "activation": "elu", "obs_normalization": True}
+OLD = {"actor_hidden_dims": [8, 5], "critic_hidden_dims": [8], "activation": "elu", "class_name": "ActorCritic"}
+LOG = {"class_name": "rsl_rl.modules:GaussianDistribution", "std_type": "log"}
+
+
+def named(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}{key}": value for key, value in state.items()}
+
+
+def layouts() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Contents and configuration of the same actor in every version."""
+    mlp = NETWORK.state_dict()
+    old = {**named("actor.", mlp), **named("critic.", {"0.weight": torch.zeros(1, 6)}), "std": STD}
+    later = {**named("mlp.", mlp), **named("obs_normalizer.", NORM)}
+    return {
+        "2": ({"model_state_dict": old, "obs_norm_state_dict": NORM}, {"policy": OLD, "empirical_normalization": True}),
+        "3": (
+            {"model_state_dict": {**old, **named("actor_obs_normalizer.", NORM)}},
+            {"policy": {**OLD, "actor_obs_normalization": True}, "obs_groups": {"policy": list(GROUPS)}},
+        ),
+        "4": ({"actor_state_dict": {**later, "std": STD}}, {"actor": {**PLAIN, "stochastic": True}}),
+        "5": (
+            {"actor_state_dict": {**later, "distribution.log_std_param": STD.log()}, "infos": None, "iter": 3},
+            {"actor": {**PLAIN, "class_name": "MLPModel", "distribution_cfg": LOG}},
+        ),
+    }
+
+
+def expected() -> Tensor:
+    joined = torch.cat([OBS[key][:, 0] for key in GROUPS], 1)
+    return NETWORK((joined - NORM["_mean"]) / (NORM["_std"] + 0.01))
+
+
+@pytest.mark.parametrize("version", ["2", "3", "4", "5"])
+def test_actors_of_every_version_are_read_with_their_statistics(version: str, tmp_path: Path) -> None:
+    content, config = layouts()[version]
+    torch.save({**content, "optimizer_state_dict": {"state": {}}}, tmp_path / "model.pt")
+    config.setdefault("obs_groups", {"actor": list(GROUPS)})
+    (tmp_path / "agent.yaml").write_text(yaml.safe_dump(config))
+    policy = read_actor(tmp_path / "model.pt", read_config(tmp_path / "agent.yaml"), SHAPES)
+    assert policy.spec == PolicySpec(SHAPES, 3)
+    torch.testing.assert_close(policy.act(OBS, deterministic=True)[:, 0], expected())
+    torch.testing.assert_close(policy.log_std[0].exp(), STD)
+
+
+def test_groups_may_have_other_names(tmp_path: Path) -> None:
+    torch.save(layouts()["5"][0], tmp_path / "model.pt")
+    config = {**layouts()["5"][1], "obs_groups": {"actor": ["policy", "command"]}}
+    policy = read_actor(
+        tmp_path / "model.pt", read_config(config), SHAPES, rename={"state": "policy", "goal": "command"}
+    )
+    torch.testing.assert_close(policy.act(OBS, deterministic=True)[:, 0], expected())
+    with pytest.raises(UserError, match=r"Unknown observation 'command' for the group 'command'"):
+        read_actor(tmp_path / "model.pt", read_config(config), SHAPES, rename={"state": "policy"})
+
+
+@pytest.mark.parametrize("normalization", ["identity", "meanstd", "running"])
+@pytest.mark.parametrize("predicted", [False, True])
+def test_our_policy_comes_back_from_rsl_rl_as_it_was(normalization: str, predicted: bool, tmp_path: Path) -> None:
+    config = GaussianConfig(
+        hidden=(8, 5), activation="silu", normalization=normalization, state_dependent_std=predicted
+    )
+    policy = GaussianPolicy(config, PolicySpec(SHAPES, 3))
+    statistics = {key: {"mean": [0.5] * n, "std": [2.0] * n, "count": [4]} for key, (n,) in SHAPES.items()}
+    policy.fit_normalizer(statistics)
+    write_actor(policy, tmp_path / "model.pt")
+    settings = runner_config(config, policy.spec)
+    assert settings["actor"]["activation"] == "swish" and settings["obs_groups"]["actor"] == ["goal", "state"]
+    back = read_actor(tmp_path / "model.pt", read_config(settings), SHAPES)
+    assert back.config.hidden == config.hidden and back.config.state_dependent_std == predicted
+    for ours, theirs in zip(policy.distribution(OBS), back.distribution(OBS), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.pt"
+    content, settings = layouts()["5"]
+    settings = {**settings, "obs_groups": {"actor": list(GROUPS)}}
+    actor = settings["actor"]
+
+    def read(content: Any = content, shapes: Any = SHAPES, **changes: Any) -> None:
+        torch.save(content, file)
+        read_actor(file, read_config({**settings, "actor": {**actor, **changes}}), shapes)
+
+    weights = content["actor_state_dict"]
+    spec = PolicySpec(SHAPES, 3)
+    refusals = {
+        "Unknown setting 'hiden_dims'.*Did you mean 'hidden_dims'": lambda: read(hiden_dims=[8]),
+        "Unknown activation 'selu'": lambda: read(activation="selu"),
+        "Unknown actor 'RNNModel'": lambda: read(class_name="rsl_rl.models.RNNModel"),
+        "Unknown distribution 'BetaDistribution'": lambda: read(distribution_cfg={"class_name": "BetaDistribution"}),
+        r"hidden layers \(8, 5\), its configuration \(8,\)": lambda: read(hidden_dims=[8]),
+        "has observation statistics against its configuration": lambda: read(obs_normalization=False),
+        "has 'rnn.weight', expected plain layers": lambda: read(
+            {"actor_state_dict": {**weights, "rnn.weight": torch.zeros(1)}}
+        ),
+        "holds more than tensors": lambda: read({"actor_state_dict": Path("x")}),
+        "no model of rsl_rl: it holds weights": lambda: read({"weights": {}}),
+        "sees 6 numbers, but state 5, goal 2 makes 7": lambda: read(shapes={"state": (5,), "goal": (2,)}),
+        "no actor with squash=True": lambda: runner_config(
+            GaussianConfig(squash=True, action_normalization="minmax"), spec
+        ),
+        "chunks or a history": lambda: runner_config(GaussianConfig(), PolicySpec(SHAPES, 3, horizon=2)),
+        "its standard deviation, ours its logarithm": lambda: read(
+            distribution_cfg={"class_name": "HeteroscedasticGaussianDistribution"}
+        ),
+    }
+    for message, call in refusals.items():
+        with pytest.raises(UserError, match=message) as refusal:
+            call()
+        assert "\n" not in str(refusal.value)
+
+
+def test_rsl_rl_itself_computes_the_same(tmp_path: Path) -> None:
+    models = pytest.importorskip("rsl_rl.models", reason="needs robopolicy[rsl_rl]")
+    groups = importlib.import_module("tensordict").TensorDict(
+        {key: value[:, 0] for key, value in OBS.items()}, batch_size=[7]
+    )
+    actor = models.MLPModel(
+        groups, {"actor": list(GROUPS)}, "actor", 3, [8, 5], "elu", True, {"class_name": "GaussianDistribution"}
+    )
+    actor.train()
+    actor.update_normalization(groups)
+    torch.save({"actor_state_dict": actor.state_dict()}, tmp_path / "model.pt")
+    settings = {"actor": {**PLAIN, "distribution_cfg": {"class_name": "GaussianDistribution"}}}
+    policy = read_actor(tmp_path / "model.pt", read_config({**settings, "obs_groups": {"actor": list(GROUPS)}}), SHAPES)
+    torch.testing.assert_close(policy.act(OBS, deterministic=True)[:, 0], actor(groups))
+    ours = runner_config(policy.config, policy.spec)
+    ours["actor"].pop("class_name")
+    again = models.MLPModel(groups, ours["obs_groups"], "actor", 3, **ours["actor"])
+    again.load_state_dict(actor_state(policy), strict=True)
+    torch.testing.assert_close(again(groups), actor(groups))
+
+
+def test_our_simulator_runs_under_its_runner(tmp_path: Path) -> None:
+    runners = pytest.importorskip("rsl_rl.runners", reason="needs robopolicy[rsl_rl]")
+    from robopolicy.interop.rsl_rl import RslVecEnv
+
+    sim, reference = (make_sim("toy/point_mass", SimOptions(num_envs=4, reward="shaped")) for _ in range(2))
+    env = RslVecEnv(sim)
+    reference.reset(0)
+    ended = 0
+    for _ in range(60):
+        action = torch.rand(4, 2) * 2 - 1
+        obs, reward, dones, extras = env.step(action)
+        step = reference.step(action)
+        assert torch.equal(obs["state"], step.obs["state"]) and torch.equal(reward, step.reward)
+        assert torch.equal(dones > 0, step.done)
+        assert torch.equal(extras["time_outs"], step.truncated & ~step.terminated)
+        ended += int(dones.sum())
+    assert ended
+    config = GaussianConfig(hidden=(8,), normalization="meanstd")
+    spec = PolicySpec({"state": (6,)}, 2)
+    algorithm = {"class_name": "PPO", "num_learning_epochs": 1, "num_mini_batches": 1, "rnd_cfg": None}
+    settings = {"num_steps_per_env": 8, "save_interval": 10, "algorithm": {**algorithm, "symmetry_cfg": None}}
+    settings |= {**runner_config(config, spec), "multi_gpu": None}
+    kept = runner_config(config, spec)
+    runner = runners.OnPolicyRunner(env, settings, log_dir=None, device="cpu")
+    with pytest.raises(UserError, match="init_at_random_ep_len=False"):
+        runner.learn(1, init_at_random_ep_len=True)
+    runner.learn(2)
+    runner.save(str(tmp_path / "model.pt"))
+    policy = read_actor(tmp_path / "model.pt", read_config(kept), {"state": (6,)})
+    obs = env.get_observations()
+    theirs = runner.get_inference_policy()(obs)
+    torch.testing.assert_close(policy.act({"state": obs["state"][:, None]}, deterministic=True)[:, 0], theirs)
+    write_actor(policy, tmp_path / "ours.pt")
+    runner.load(str(tmp_path / "ours.pt"), load_cfg={"actor": True})
+    torch.testing.assert_close(runner.get_inference_policy()(obs), theirs)

@@ -1,0 +1,88 @@
+"""Plain modules as policies: their own numbers, frozen, stored with their weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robopolicy.errors import UserError
+from robopolicy.interop.torch_module import ModulePolicy, provide_module
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
+from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
+
+SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, execute=2)
+OBS = {"state": torch.randn(5, 1, 6, generator=torch.Generator().manual_seed(0))}
+
+
+class Network(nn.Module):
+    """chunk = noise + linear(state), with a dropout that must never act."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 8)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, obs: dict[str, Tensor], noise: Tensor | None = None) -> Tensor:
+        mean = self.dropout(self.layer(obs["state"].flatten(1))).view(-1, 4, 2)
+        return mean if noise is None else mean + noise
+
+
+def test_a_module_gives_its_own_chunks_without_dropout_or_gradients() -> None:
+    network, noise = Network(), torch.randn(5, 4, 2)
+    policy = ModulePolicy.wrap("network", network, SPEC).train()
+    chunk = policy.decode(OBS, noise)
+    assert torch.equal(chunk, network.eval()(OBS, noise)) and not chunk.requires_grad
+    assert torch.equal(ModulePolicy.wrap("plain", network, SPEC, noise=False).act(OBS), network(OBS))
+    with pytest.raises(TypeError, match="'module' has no decode"):
+        ModulePolicy.wrap("plain", network, SPEC, noise=False).decode(OBS, noise)
+
+
+def test_steering_chooses_the_noise_of_the_module() -> None:
+    network = Network().eval()
+    actor = replace(STEERING_ACTOR, hidden=(8,))
+    steered = LatentPolicy.steer(ModulePolicy.wrap("network", network, SPEC), NoiseSpace("repeat", bound=1.5), actor)
+    steered.observe(OBS)
+    drawn = steered.sample(OBS, generator=torch.Generator().manual_seed(0))
+    noise = 1.5 * drawn.record["raw"].tanh().expand(5, 4, 2)
+    torch.testing.assert_close(drawn.chunk, network(OBS, noise))
+
+
+def test_a_checkpoint_holds_the_weights_and_asks_for_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = ModulePolicy.wrap("network", Network(), SPEC)
+    save_checkpoint(tmp_path / "c", policy, task="toy/point_mass", obs_sample=OBS)
+    monkeypatch.setattr("robopolicy.interop.torch_module.MODULES", {})
+    with pytest.raises(UserError, match=r"module 'network', whose code no checkpoint can hold; pass it with .*provide"):
+        load_policy(tmp_path / "c")
+    provide_module("network", Network)
+    assert verify_checkpoint(tmp_path / "c").ok
+    loaded, _ = load_policy(tmp_path / "c")
+    assert all(
+        torch.equal(a, b) for a, b in zip(policy.state_dict().values(), loaded.state_dict().values(), strict=True)
+    )
+    provide_module("network", lambda: nn.Linear(6, 8))
+    with pytest.raises(UserError, match=r"lacks weight 'module\.bias'"):
+        load_policy(tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (lambda obs, noise: noise[:, :3], r"returned shape \(5, 3, 2\) in place of chunks of shape \(5, 4, 2\)"),
+        (lambda obs, noise: noise * float("inf"), "returned a non-finite action"),
+        (lambda obs, noise: {"actions": noise}, r"returned dict in place of chunks of shape \(5, 4, 2\)"),
+        (lambda obs, noise: obs["pose"], r"gave no chunk in 1 attempts \(KeyError: 'pose'\)"),
+    ],
+)
+def test_a_module_that_does_not_fit_is_named_with_expected_and_found(module: object, message: str) -> None:
+    class Wrong(nn.Module):
+        def forward(self, obs: dict[str, Tensor], noise: Tensor) -> object:
+            return module(obs, noise)  # type: ignore[operator]
+
+    with pytest.raises(UserError, match=f"The module 'wrong' {message}") as refusal:
+        ModulePolicy.wrap("wrong", Wrong(), SPEC).act(OBS)
+    assert "\n" not in str(refusal.value)

@@ -1,0 +1,97 @@
+"""The wire format: what is sent arrives, and whatever else arrives is refused in one line."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from robopolicy.interop.wire import DTYPES, Greeting, Reply, Request, WireError, decode, encode, is_loopback
+from robopolicy.policies.base import PolicySpec
+
+msgpack = pytest.importorskip("msgpack", reason="needs robopolicy[remote]")
+SPEC = PolicySpec({"state": (6,), "image.front": (3, 8, 8)}, action_dim=2, horizon=4, execute=2, obs_horizon=3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_arrays_arrive_bit_for_bit(dtype: str) -> None:
+    array = np.random.default_rng(0).integers(0, 2, (2, 3, 1)).astype(dtype)
+    request = Request.unpack(Request(7, {"state": array, "empty": array[:, :0]}, None).pack())
+    assert request.number == 7 and request.noise is None
+    assert request.obs["state"].dtype == dtype and request.obs["empty"].shape == (2, 0, 1)
+    np.testing.assert_array_equal(request.obs["state"], array)
+    request.obs["state"][0] = 0  # arrays are one's own
+
+
+def test_byte_order_and_strides_do_not_matter() -> None:
+    array = np.arange(6, dtype=">f4").reshape(2, 3).T
+    (arrived,) = Request.unpack(Request(0, {"state": array}).pack()).obs.values()
+    np.testing.assert_array_equal(arrived, array)
+    assert arrived.dtype == "<f4"
+
+
+def test_messages_round_trip() -> None:
+    greeting = Greeting(SPEC, "pi0", noise=True, network_calls=10)
+    assert Greeting.unpack(greeting.pack()) == greeting
+    chunk = np.ones((2, 4, 2), np.float32)
+    reply = Reply.unpack(Reply(3, chunk, 0.25).pack())
+    assert (reply.number, reply.seconds, reply.error) == (3, 0.25, "")
+    np.testing.assert_array_equal(reply.chunk, chunk)
+    assert Reply.unpack(Reply(3, error="out of memory").pack()).error == "out of memory"
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ([1, 2], "expected a map, found"),
+        ({"number": 1, "obs": {"state": 3}}, "expected an array 'state', found 3"),
+        ({"number": "1", "obs": {}}, "expected 'number' of type int, found '1'"),
+        ({"number": True, "obs": {}}, "expected 'number' of type int, found True"),
+        ({"number": 1, "obs": []}, r"expected 'obs' of type dict, found \[\]"),
+        ({"number": 1, "obs": {}, "noise": "x"}, "expected an array 'noise', found 'x'"),
+        ({"a": {"dtype": "|O", "shape": [1], "data": b"12345678"}}, r"expected an array of one of .* found '\|O'"),
+        ({"a": {"dtype": "<f4", "shape": [2**40, 2**40], "data": b""}}, "expected 4835703278458516698824704 bytes"),
+        ({"a": {"dtype": "<f4", "shape": [-1], "data": b""}}, r"expected the shape of an array, found \[-1\]"),
+        (
+            {"a": {"dtype": "<f4", "shape": [2], "data": b"1234"}},
+            r"expected 8 bytes for an array of shape \(2,\), found 4",
+        ),
+        ({"a": {"dtype": "<f4", "shape": [1], "data": "1234"}}, "expected 4 bytes"),
+    ],
+)
+def test_what_is_no_request_is_refused_with_expected_and_found(message: object, expected: str) -> None:
+    with pytest.raises(WireError, match=expected) as refusal:
+        Request.unpack(msgpack.packb(message))
+    assert "\n" not in str(refusal.value)
+
+
+def test_other_protocols_texts_and_types_are_refused() -> None:
+    with pytest.raises(WireError, match="expected a greeting of protocol 1, found 2"):
+        Greeting.unpack(encode({"protocol": 2}))
+    with pytest.raises(WireError, match="expected 'network_calls' of at least 1, found 0"):
+        Greeting.unpack(Greeting(SPEC, network_calls=0).pack())
+    with pytest.raises(WireError, match="expected a policy specification"):
+        Greeting.unpack(encode({"protocol": 1, "spec": {"observation": 3}}))
+    with pytest.raises(WireError, match="binary message, found the text 'hello'"):
+        decode("hello")
+    with pytest.raises(TypeError, match="cannot hold arrays of object"):
+        encode({"a": np.array([print], dtype=object)})
+    with pytest.raises(TypeError, match="cannot hold function"):
+        encode({"a": is_loopback})
+
+
+def test_damaged_messages_never_do_more_than_raise() -> None:
+    rng = np.random.default_rng(0)
+    good = Request(1, {"state": np.ones((2, 1, 6), np.float32)}, np.ones((2, 4, 2), np.float32)).pack()
+    for _ in range(2000):
+        damaged = bytearray(good[: rng.integers(1, len(good) + 1)])
+        for place in rng.integers(0, len(damaged), rng.integers(0, 4)):
+            damaged[place] = rng.integers(0, 256)
+        try:
+            Request.unpack(bytes(damaged))
+        except WireError as error:
+            assert "\n" not in str(error)
+
+
+def test_loopback_is_this_machine_alone() -> None:
+    assert all(is_loopback(host) for host in ("localhost", "127.0.0.1", "127.1.2.3", "::1", "[::1]"))
+    assert not any(is_loopback(host) for host in ("0.0.0.0", "10.0.0.2", "localhost.example", "example", ""))
