@@ -7,6 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+PARENTS = {
+    "unchanged": "is unchanged",
+    "changed": "has changed since; the composition holds the old weights",
+    "missing": "is not there any more; the composition holds its weights",
+}
+
 EXAMPLES = """\
 examples:
   robopolicy verify runs/lift_flow_bc/checkpoints/best
@@ -47,6 +53,10 @@ def run(args: argparse.Namespace) -> int:
             "policy": manifest.policy,
             "task": manifest.task,
             "changed_versions": changed,
+            "parents": [
+                {"path": state.path, "state": state.state, "policy": state.parent.policy, "files": state.parent.files}
+                for state in report.parents
+            ],
         }
         print(json.dumps(content))
     else:
@@ -56,6 +66,9 @@ def run(args: argparse.Namespace) -> int:
         if manifest.task not in task_names():
             print("  that task is not installed here, so the policy cannot be evaluated on it")
         print(f"  golden chunk: largest error {report.max_error:.3g} (tolerance {report.tolerance:g})")
+        for state in report.parents:
+            weights = state.parent.files.get("model.safetensors", "")[:12]
+            print(f"  composed of {state.parent.policy} {weights}: {state.path} {PARENTS[state.state]}")
         for name, change in changed.items():
             print(f"  {name} has changed since: {change}")
         if not report.ok:

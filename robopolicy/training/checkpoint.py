@@ -29,6 +29,7 @@ from robopolicy.training.device import usable_device
 from robopolicy.training.manifest import (
     MANIFEST,
     Manifest,
+    Parent,
     check_files,
     describe,
     read_manifest,
@@ -36,6 +37,7 @@ from robopolicy.training.manifest import (
     versions,
     write_manifest,
 )
+from robopolicy.training.parents import ParentState, parent_states
 from robopolicy.training.statetree import load_tree, portable, save_tree
 
 MODEL, GOLDEN, STATE = "model.safetensors", "golden.safetensors", "training_state"
@@ -52,6 +54,7 @@ class VerifyReport:
     tolerance: float
     manifest: Manifest
     versions: dict[str, str]  # of this installation, to compare with the manifest's
+    parents: tuple[ParentState, ...] = ()  # what it was composed of, as it is now
 
 
 def save_checkpoint(
@@ -62,6 +65,7 @@ def save_checkpoint(
     obs_sample: Observation,
     training: Mapping[str, Any] | None = None,
     training_state: Mapping[str, Any] | None = None,
+    parents: Sequence[Parent] = (),
 ) -> Manifest:
     """Write a checkpoint folder atomically, replacing an older checkpoint of the same name.
 
@@ -72,6 +76,7 @@ def save_checkpoint(
         obs_sample: Observations `{key: (B, To, ...)}` as the policy sees them; the first few become the golden input.
         training: Summary for people and reports, plain JSON values.
         training_state: Nested state for exact resume (see `statetree`).
+        parents: Records of the checkpoints it was composed of (see `parents`).
 
     Raises:
         UserError: The policy is not finite or lacks statistics, the place holds something else, or writing failed.
@@ -89,7 +94,8 @@ def save_checkpoint(
             (temporary / STATE).mkdir()
             save_tree(temporary / STATE, training_state)
         names = sorted(file.relative_to(temporary).as_posix() for file in temporary.rglob("*") if file.is_file())
-        manifest = describe(policy, task, training or {}, {name: sha256(temporary / name) for name in names})
+        hashes = {name: sha256(temporary / name) for name in names}
+        manifest = describe(policy, task, training or {}, hashes, parents)
         write_manifest(temporary, manifest)
     return manifest
 
@@ -137,6 +143,17 @@ def load_training_state(path: str | Path) -> Any:
     return load_tree(folder / STATE)
 
 
+def golden_observations(path: str | Path) -> Observation:
+    """The observations `{key: (B, To, ...)}` stored beside a checkpoint.
+
+    Raises:
+        UserError: There are none, or they are damaged.
+    """
+    folder = Path(path)
+    check_files(folder, read_manifest(folder), GOLDEN)
+    return _observations(_read_tensors(folder / GOLDEN))
+
+
 def verify_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> VerifyReport:
     """Check every file of a checkpoint and recompute its golden chunk.
 
@@ -147,7 +164,7 @@ def verify_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> V
     policy, manifest = load_policy(folder, device)
     check_files(folder, manifest)
     golden = _read_tensors(folder / GOLDEN)
-    obs = {key[4:]: value.to(device) for key, value in golden.items() if key.startswith("obs.")}
+    obs = {key: value.to(device) for key, value in _observations(golden).items()}
     _check_golden(golden, obs, policy, folder)
     expected = golden["chunk"]
     noise = [golden[f"noise.{index}"] for index in range(sum(key.startswith("noise.") for key in golden))]
@@ -155,7 +172,12 @@ def verify_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> V
         chunk = policy.act(obs, deterministic=True, generator=_Replay(len(expected), noise)).cpu()
     same = chunk.shape == expected.shape and bool(torch.isfinite(chunk).all())
     error = float((chunk.double() - expected.double()).abs().max()) if same else float("inf")
-    return VerifyReport(error <= TOLERANCE, error, TOLERANCE, manifest, versions())
+    parents = parent_states(manifest.parents, folder)
+    return VerifyReport(error <= TOLERANCE, error, TOLERANCE, manifest, versions(), parents)
+
+
+def _observations(golden: Mapping[str, Tensor]) -> Observation:
+    return {key[4:]: value for key, value in golden.items() if key.startswith("obs.")}
 
 
 def _check_golden(golden: Mapping[str, Tensor], obs: Observation, policy: Policy, folder: Path) -> None:

@@ -28,7 +28,6 @@ from itertools import pairwise
 from typing import Any, ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from robopolicy.critics.q import QEnsemble
@@ -244,12 +243,8 @@ class ComposedPolicy(Policy):
             return self._play(obs, normal(shape, generator, reference.device), generator, stochastic=True)
 
     def decode(self, obs: Observation, noise: Tensor) -> Tensor:
-        """Map `noise` `(B, *noise_shape)` to the chunk by the deterministic sampler; differentiable.
-
-        Noise `(B, H, A)` is taken as well: rows that are no actions then start from zero.
-        """
-        missing = self.noise_shape[0] - noise.shape[1]
-        return self._play(obs, F.pad(noise, (0, 0, 0, missing)) if missing else noise, None, stochastic=False)
+        """Map `noise` `(B, *noise_shape)` to the chunk by the deterministic sampler; differentiable."""
+        return self._play(obs, noise, None, stochastic=False)
 
     def field(self, obs: Observation, x: Tensor, t: Tensor) -> Tensor:
         """Joint velocity in the units of `action_normalizer`.
@@ -322,7 +317,7 @@ class ComposedPolicy(Policy):
 
     @property
     def noise_shape(self) -> tuple[int, int]:
-        """Rows that are denoised, actions first, and action dimensions; usually those of a chunk."""
+        """That of a chunk, and behind it the rows that parents denoise besides theirs."""
         return self.spec.horizon + sum(self._private), self.spec.action_dim
 
     @property

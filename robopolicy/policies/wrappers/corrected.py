@@ -199,6 +199,16 @@ class CorrectedPolicy(Policy):
         self.config = config
 
     @property
+    def takes_noise(self) -> bool:
+        """Whether the base does."""
+        return self.base.takes_noise
+
+    @property
+    def noise_shape(self) -> tuple[int, int]:
+        """That of the base."""
+        return self.base.noise_shape
+
+    @property
     def network_calls(self) -> int:
         """Those of the base, and five of the networks."""
         return self.base.network_calls + 5
@@ -232,7 +242,7 @@ class CorrectedPolicy(Policy):
         return Sample.unscored(self.act(obs, generator=generator))
 
     def decode(self, obs: Observation, noise: Tensor) -> Tensor:
-        """Corrected chunk of the base for `noise` `(B, H, A)`; differentiable."""
+        """Corrected chunk of the base for `noise` `(B, *noise_shape)`; differentiable where the base is."""
         return self.correct(obs, self.base.decode(obs, noise))
 
     def imitation_loss(
