@@ -77,12 +77,8 @@ class CDSA(Algorithm):
         corrected = correct(frozen_copy(base), model, config.correction)
         super().__init__(corrected, total_updates=total_updates, seed=config.seed)
         self.config = config
+        self.reach = base.spec.execute
         self.optimizer = torch.optim.Adam(model.parameters(), lr=config.lr, fused=True)
-
-    @property
-    def reach(self) -> int:
-        """Control steps from an observation to the next one that a batch holds."""
-        return self.policy.spec.execute
 
     def update(self, batch: ChunkBatch) -> Metrics:
         """One gradient step on a batch of chunks."""

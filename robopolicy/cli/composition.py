@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
-from collections.abc import Callable, Sequence
+import sys
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from robopolicy.cli.players import Player, open_sim, sim_options
+from robopolicy.cli.progress import progress_bars
+from robopolicy.cli.recipe import Ingredients, Recipe, load_ingredients
 from robopolicy.evaluation import plots
 from robopolicy.evaluation.compare import Comparison
 from robopolicy.evaluation.report import Report, write_report
@@ -29,12 +30,11 @@ from robopolicy.evaluation.search import (
 from robopolicy.evaluation.search.present import search_summary, search_table, weight_curve, write_table
 from robopolicy.files import atomic_folder
 from robopolicy.policies.base import Policy
-from robopolicy.policies.wrappers.composed import ComposedPolicy, compose
 from robopolicy.schema import to_plain
 from robopolicy.sim.registry import get_task
-from robopolicy.training.checkpoint import golden_observations, load_policy, save_checkpoint
+from robopolicy.training.checkpoint import golden_observations, save_checkpoint
 from robopolicy.training.manifest import Parent, versions
-from robopolicy.training.parents import shared_observations
+from robopolicy.training.parents import place_of, shared_observations
 
 LEDGER = "search.jsonl"  # what was played so far, in the output folder
 
@@ -45,8 +45,10 @@ class Request:
 
     parents: tuple[Parent, ...]  # what is composed, by place and content
     names: tuple[str, ...]  # what tables call them, and last the composition
-    operator: str
-    weights: tuple[float, ...] | None  # None: equal parts, or searched
+    critic: Parent | None  # checkpoint whose critic guides or selects
+    correct: Parent | None  # checkpoint whose networks pull actions to the data
+    recipe: Recipe
+    weights: tuple[float, ...] | None  # None: those of the recipe, or searched
     search: str | None  # None: the weights are given
     settings: dict[str, int]  # of the search
     seed: int  # first episode of the search
@@ -74,16 +76,34 @@ class Request:
         """Episode seeds of the report."""
         return range(self.report_seed, self.report_seed + self.report_episodes)
 
-    def places(self, out: Path) -> list[Path]:
-        """The parents' folders, seen from here."""
-        return [Path(os.path.relpath(out.resolve() / parent.path)) for parent in self.parents]
+    @property
+    def sources(self) -> tuple[Parent, ...]:
+        """All checkpoints that go into it."""
+        return (*self.parents, *(part for part in (self.critic, self.correct) if part is not None))
+
+    @property
+    def readings(self) -> list[str]:
+        """Names of what is weighed."""
+        return self.recipe.readings(self.names[:-1])
+
+    @property
+    def identities(self) -> list[str]:
+        """The same by content, whatever the order and the names."""
+        return self.recipe.readings([parent.identity for parent in self.parents])
+
+    @property
+    def nominal(self) -> tuple[float, ...]:
+        """The weights before any search."""
+        operator = self.recipe.weighing()
+        return (operator if self.weights is None else operator.with_weights(self.weights)).nominal(len(self.readings))
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """A composition and what is known of it."""
 
-    composed: ComposedPolicy
+    policy: Policy
+    weights: tuple[float, ...]  # of what is weighed
     found: WeightSearch | None  # None: the weights were given
     results: dict[str, EvalResult]  # of the parents and, last, the composition; empty where nothing was played
 
@@ -93,86 +113,68 @@ class Outcome:
         return against(self.results, list(self.results)[-1]) if self.results else {}
 
 
-def load_and_compose(out: Path, request: Request) -> tuple[list[Policy], ComposedPolicy]:
-    """The parents, and their composition with the weights asked for or equal ones."""
-    policies = [load_policy(place, request.device)[0] for place in request.places(out)]
-    return policies, compose(policies, operator=request.operator, weights=request.weights)
+def load(out: Path, request: Request) -> Ingredients:
+    """What the composition is made of.
+
+    Raises:
+        UserError: It cannot be loaded, or does not fit together.
+    """
+    critic, correcting = (None if part is None else place_of(part, out) for part in (request.critic, request.correct))
+    places = [place_of(parent, out) for parent in request.parents]
+    return load_ingredients(request.recipe, places, critic, correcting, request.device)
 
 
-def play(
-    out: Path, request: Request, policies: Sequence[Policy], composed: ComposedPolicy, ledger: Ledger | None
-) -> Outcome:
+def play(out: Path, request: Request, ingredients: Ingredients, ledger: Ledger | None) -> Outcome:
     """Search the weights and try the result on other episodes, as far as asked for and not yet on record."""
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress
-
-    method, own = request.method, request.names[-1]
-    plan = None if method is None else method.plan(len(policies))
-    total = request.report_episodes * len(request.names) + (0 if plan is None else plan.episodes)
-    player = Player(own, lambda: composed, composed.spec)
+    method, own, policy = request.method, request.names[-1], ingredients.policy(request.weights)
+    plan = None if method is None else method.plan(len(request.readings))
+    player = Player(own, lambda: policy, policy.spec)
     envs = min(request.num_envs, max(request.report_episodes, 0 if plan is None else plan.seeds))
     wanted = argparse.Namespace(backend=request.backend, reward=request.reward)
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-    with (
-        closing(open_sim(get_task(request.task), sim_options(wanted, [player], envs), [player])) as sim,
-        Progress(*columns, console=Console(stderr=True)) as progress,
-    ):
+    with closing(open_sim(get_task(request.task), sim_options(wanted, [player], envs), [player])) as sim:
         if plan is not None:
-            progress.console.print(f"{request.search} search: {plan}")
+            print(f"{request.search} search: {plan}", file=sys.stderr)
         if request.report_episodes:
-            progress.console.print(
-                f"report: {len(request.names)} policies, {request.report_episodes} other episodes each"
-            )
+            count = f"{len(request.names)} policies, {request.report_episodes} other episodes each"
+            print(f"report: {count}", file=sys.stderr)
         if ledger is None:  # only now, when nothing can be refused any more
             out.mkdir(parents=True, exist_ok=True)
             ledger = Ledger(out / LEDGER, to_plain(request))
-        bar = progress.add_task("compose", total=total)
-        record = ledger
+        record, weights = ledger, request.nominal
+        with progress_bars() as add_bar:
+            advance = add_bar("compose", request.report_episodes * len(request.names) + (plan.episodes if plan else 0))
 
-        def advance(finished: int) -> None:
-            progress.update(bar, completed=record.episodes + finished)
+            def evaluator(*, probe: bool) -> SimEvaluator:
+                return SimEvaluator(
+                    sim,
+                    deterministic=not request.stochastic,
+                    probe=probe,
+                    progress=lambda finished: advance(record.episodes + finished),
+                )
 
-        return _play(
-            request,
-            method,
-            policies,
-            composed,
-            record,
-            lambda probe: SimEvaluator(sim, deterministic=not request.stochastic, probe=probe, progress=advance),
-        )
-
-
-def _play(
-    request: Request,
-    method: SearchMethod | None,
-    policies: Sequence[Policy],
-    composed: ComposedPolicy,
-    ledger: Ledger,
-    evaluator: Callable[[bool], SimEvaluator],
-) -> Outcome:
-    found = None
-    if method is not None:
-        found = search_weights(
-            method,
-            [parent.identity for parent in request.parents],
-            composed.with_weights,
-            evaluator(False),
-            seed=request.seed,
-            ledger=ledger,
-        )
-        composed = composed.with_weights(found.weights)
-    results: dict[str, EvalResult] = {}
-    if request.report_episodes:
-        tried = dict(zip(request.names, [*policies, composed], strict=True))
-        results = hold_out(tried, evaluator(True), request.reported, ledger=ledger)
-    return Outcome(composed, found, results)
+            found = None
+            if method is not None:
+                found = search_weights(
+                    method,
+                    request.identities,
+                    ingredients.policy,
+                    evaluator(probe=False),
+                    seed=request.seed,
+                    ledger=record,
+                )
+                policy, weights = ingredients.policy(found.weights), found.weights
+            results: dict[str, EvalResult] = {}
+            if request.report_episodes:
+                tried = dict(zip(request.names, [*ingredients.policies, policy], strict=True))
+                results = hold_out(tried, evaluator(probe=True), request.reported, ledger=record)
+    return Outcome(policy, weights, found, results)
 
 
 def write(out: Path, request: Request, outcome: Outcome) -> None:
     """Write the checkpoint with its record and report; all of it appears at once."""
-    places = request.places(out)
-    composed, found, own = outcome.composed.cpu(), outcome.found, request.names[-1]
-    training: dict[str, Any] = {"operator": request.operator}
+    policy, found, own = outcome.policy.cpu(), outcome.found, request.names[-1]
+    samples = [golden_observations(place_of(parent, out)) for parent in request.parents]
+    training: dict[str, Any] = {"operator": request.recipe.operator["name"], "weights": list(outcome.weights)}
     if found is not None:
         training["search"] = {key: value for key, value in search_summary(found).items() if key != "candidates"}
     if outcome.results:
@@ -180,11 +182,11 @@ def write(out: Path, request: Request, outcome: Outcome) -> None:
     with atomic_folder(out) as folder:
         save_checkpoint(
             folder,
-            composed,
+            policy,
             task=request.task,
-            obs_sample=shared_observations([golden_observations(place) for place in places], composed.spec),
+            obs_sample=shared_observations(samples, policy.spec),
             training=training,
-            parents=request.parents,
+            parents=request.sources,
         )
         if request.plays:
             shutil.copyfile(out / LEDGER, folder / LEDGER)
@@ -197,9 +199,9 @@ def _report(folder: Path, request: Request, outcome: Outcome) -> Report:
     *names, own = request.names
     found, curves, tables = outcome.found, {}, {}
     if found is not None:
-        curves["Search over the weights"] = weight_curve(found, names, folder / "curve.png")
-        tables["Search over the weights"] = search_table(found, names)
-        write_table(found, names, folder / "search.csv")
+        curves["Search over the weights"] = weight_curve(found, request.readings, folder / "curve.png")
+        tables["Search over the weights"] = search_table(found, request.readings)
+        write_table(found, request.readings, folder / "search.csv")
     for number, (name, comparison) in enumerate(outcome.compared.items(), 1):
         if comparison.outcomes is not None:
             picture = folder / f"paired_{number}.png"
@@ -222,7 +224,7 @@ def _facts(request: Request, outcome: Outcome) -> dict[str, str]:
     searched = {} if outcome.found is None else {"searched on seeds": _span(outcome.found.seeds)}
     return {
         "task": request.task,
-        "operator": request.operator,
+        "operator": request.recipe.operator["name"],
         "weights": weights_text(request, outcome),
         **searched,
         "reported on seeds": _span(request.reported),
@@ -232,10 +234,8 @@ def _facts(request: Request, outcome: Outcome) -> dict[str, str]:
 
 
 def weights_text(request: Request, outcome: Outcome) -> str:
-    """The weights by the names of the parents."""
-    *names, _ = request.names
-    weights = outcome.composed.operator.nominal(len(names))
-    return ", ".join(f"{name} {weight:.3g}" for name, weight in zip(names, weights, strict=True))
+    """The weights by the names of what is weighed."""
+    return ", ".join(f"{name} {w:.3g}" for name, w in zip(request.readings, outcome.weights, strict=True))
 
 
 def _span(seeds: range) -> str:

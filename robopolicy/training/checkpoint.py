@@ -37,7 +37,7 @@ from robopolicy.training.manifest import (
     versions,
     write_manifest,
 )
-from robopolicy.training.parents import ParentState, parent_states
+from robopolicy.training.parents import check_parents
 from robopolicy.training.statetree import load_tree, portable, save_tree
 
 MODEL, GOLDEN, STATE = "model.safetensors", "golden.safetensors", "training_state"
@@ -54,7 +54,6 @@ class VerifyReport:
     tolerance: float
     manifest: Manifest
     versions: dict[str, str]  # of this installation, to compare with the manifest's
-    parents: tuple[ParentState, ...] = ()  # what it was composed of, as it is now
 
 
 def save_checkpoint(
@@ -158,11 +157,12 @@ def verify_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> V
     """Check every file of a checkpoint and recompute its golden chunk.
 
     Raises:
-        UserError: The checkpoint cannot be loaded at all.
+        UserError: The checkpoint cannot be loaded at all, or a parent it was composed of was moved or changed.
     """
     folder, device = Path(path), usable_device(device)
     policy, manifest = load_policy(folder, device)
     check_files(folder, manifest)
+    check_parents(manifest.parents, folder)
     golden = _read_tensors(folder / GOLDEN)
     obs = {key: value.to(device) for key, value in _observations(golden).items()}
     _check_golden(golden, obs, policy, folder)
@@ -172,8 +172,7 @@ def verify_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> V
         chunk = policy.act(obs, deterministic=True, generator=_Replay(len(expected), noise)).cpu()
     same = chunk.shape == expected.shape and bool(torch.isfinite(chunk).all())
     error = float((chunk.double() - expected.double()).abs().max()) if same else float("inf")
-    parents = parent_states(manifest.parents, folder)
-    return VerifyReport(error <= TOLERANCE, error, TOLERANCE, manifest, versions(), parents)
+    return VerifyReport(error <= TOLERANCE, error, TOLERANCE, manifest, versions())
 
 
 def _observations(golden: Mapping[str, Tensor]) -> Observation:

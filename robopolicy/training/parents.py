@@ -1,32 +1,23 @@
-"""What a composed checkpoint was made of: recorded in its manifest, compared by `verify` with what lies there now.
+"""What a composed checkpoint was made of: recorded in its manifest by content, compared with what lies there now.
 
-A composed checkpoint holds the weights of its parents, so it needs them no longer. The record says what it was made of,
-and whether that is still what lies at its place.
+A composed checkpoint holds the weights of its parents, so it plays without them. The record is its pedigree: `verify`
+refuses a composition whose parents are no longer what they were, because what was measured of them says nothing then.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.training.manifest import MANIFEST, Parent, read_manifest, sha256
 
 CONTENT = (MANIFEST, "model.safetensors")  # what decides which policy a checkpoint is
-
-
-@dataclass(frozen=True)
-class ParentState:
-    """A recorded parent as it is now."""
-
-    parent: Parent
-    path: str  # seen from here
-    state: str  # unchanged | changed | missing
 
 
 def record_parent(parent: Path, checkpoint: Path) -> Parent:
@@ -40,9 +31,31 @@ def record_parent(parent: Path, checkpoint: Path) -> Parent:
     return Parent(path, policy, {name: sha256(parent / name) for name in CONTENT if (parent / name).is_file()})
 
 
-def parent_states(parents: Sequence[Parent], checkpoint: Path) -> tuple[ParentState, ...]:
-    """Compare every parent recorded in `checkpoint` with what lies at its place."""
-    return tuple(_state(parent, checkpoint) for parent in parents)
+def place_of(parent: Parent, checkpoint: Path) -> Path:
+    """Where the `parent` of `checkpoint` lies, seen from here."""
+    return Path(os.path.relpath(checkpoint.resolve() / parent.path))
+
+
+def check_parents(parents: Sequence[Parent], checkpoint: Path) -> None:
+    """Refuse parents of `checkpoint` that are not what was composed.
+
+    Raises:
+        UserError: One was moved, deleted or changed.
+    """
+    for parent in parents:
+        place = place_of(parent, checkpoint)
+        if not (place / MANIFEST).is_file():
+            raise UserError(
+                f"{place}, of which {checkpoint} was composed, is not there any more; put it back, or compose again "
+                "where it is now."
+            )
+        for name, digest in parent.files.items():
+            found = sha256(place / name) if (place / name).is_file() else "missing"
+            if found != digest:
+                raise UserError(
+                    f"{place} has changed since {checkpoint} was composed of it: {name} was {digest[:12]} and is "
+                    f"{found[:12]}; put the old one back, or compose again."
+                )
 
 
 def shared_observations(samples: Sequence[Observation], spec: PolicySpec) -> Observation:
@@ -62,11 +75,3 @@ def _history(value: Tensor, length: int) -> Tensor:
     if missing > 0:
         value = torch.cat([value[:, :1].repeat_interleave(missing, 1), value], 1)
     return value[:, -length:]
-
-
-def _state(parent: Parent, checkpoint: Path) -> ParentState:
-    place = Path(os.path.relpath(checkpoint.resolve() / parent.path))
-    if not (place / MANIFEST).is_file():
-        return ParentState(parent, str(place), "missing")
-    same = all((place / name).is_file() and sha256(place / name) == digest for name, digest in parent.files.items())
-    return ParentState(parent, str(place), "unchanged" if same else "changed")

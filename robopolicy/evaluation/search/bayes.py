@@ -135,4 +135,3 @@ def _noise(result: EvalResult) -> float:
         rate = (result.success.sum() + 1) / (result.n + 2)
         return float(rate * (1 - rate) / result.n)
     return float(result.returns.var(ddof=1) / result.n)
-

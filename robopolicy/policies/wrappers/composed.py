@@ -47,7 +47,7 @@ from robopolicy.policies.composition.alignment import (
     joint_spec,
     part_of,
 )
-from robopolicy.policies.composition.blend import Blend, Field, Step, adaptive_step, rows_of
+from robopolicy.policies.composition.blend import Blend, Field, Step, adaptive_calls, adaptive_step, rows_of
 from robopolicy.policies.composition.guidance import Langevin, ValueGuidance, fitting, guide, value_gradient
 from robopolicy.policies.composition.operators import (
     Adaptive,
@@ -322,18 +322,15 @@ class ComposedPolicy(Policy):
 
     @property
     def network_calls(self) -> int:
-        """Those of all parents at all steps; a derivative along one direction counts as one more call."""
+        """Those of all parents at all steps; a derivative along one direction counts as two more calls."""
         if self._alone is not None and self._as_by_itself(self._alone):
             return self._policy(self._alone).network_calls
-        calls, operator = len(self._playing), self.operator
-        if isinstance(operator, Adaptive):
+        parents, steps, corrector = len(self._playing), self._grid.steps, self.config.corrector
+        if isinstance(self.operator, Adaptive):
             size = min(self._horizons) * self.spec.action_dim
-            extra = (operator.probes or size) if operator.sampler == "ode" else calls - 1
-            calls *= 1 + (extra if operator.sampler == "ode" or operator.name == "and" else 0)
-        if self.config.corrector is not None:
-            calls *= 1 + self.config.corrector.steps
+            return parents * adaptive_calls(self.operator, steps, parents, size)
         critic = 2 if self.config.guidance is not None else 0
-        return self._grid.steps * (calls + critic)
+        return (steps + (0 if corrector is None else corrector.steps * (steps - 1))) * (parents + critic)
 
     def fit_normalizer(self, statistics: Statistics) -> None:
         """Refused: its parents have been trained with statistics of their own."""
