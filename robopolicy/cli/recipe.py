@@ -74,8 +74,8 @@ def read_recipe(operator: str, settings: Sequence[str]) -> Recipe:
         if name in SECTIONS:
             given[name] = to_plain(SECTIONS[name]()) | given[name]
     own = given.pop("operator", {})
-    if "name" in own:
-        raise UserError("The operator is chosen by --operator; --set operator.KEY=VALUE changes its settings.")
+    if {"name", "weights"} & own.keys():
+        raise UserError("Pass --operator NAME and --weights W ...; --set operator.KEY=VALUE is for other settings.")
     chosen = describe_operator(make_operator({"name": operator, **own}))
     return from_plain(Recipe, to_plain(Recipe(chosen)) | given, "--set")
 

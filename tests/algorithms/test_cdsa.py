@@ -53,7 +53,8 @@ def trained() -> CDSA:
 def test_the_score_of_gaussian_actions_is_the_distance_to_their_mean_over_their_variance(trained: CDSA) -> None:
     model = trained.policy.model.eval()
     action = torch.linspace(-0.2, 0.8, 11)[:, None]
-    found = model.action_score(model.encode({"state": torch.zeros(11, 1, 2)}), action)
+    with torch.no_grad():
+        found = model.action_score(model.encode({"state": torch.zeros(11, 1, 2)}), action)
     expected = (MEAN - action) / (STD**2 + SMALL.action_noise**2)  # of the data blurred by the noise
     torch.testing.assert_close(found, expected.float(), atol=0.8, rtol=0)
     assert float((found * expected).sum() / (found.norm() * expected.norm())) > 0.98

@@ -12,12 +12,16 @@ import torch
 from safetensors.torch import load_file
 
 from robopolicy.cli.main import main
+from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.evaluation.search.evaluators import SimEvaluator
 from robopolicy.evaluation.search.ledger import Ledger
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.wrappers.composed import compose
+from robopolicy.policies.wrappers.corrected import CorrectedPolicy, Correction, DataModel, DataModelConfig, correct
+from robopolicy.policies.wrappers.selected import SelectedPolicy, select
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
 
 TASK = "toy/point_mass"
@@ -87,10 +91,26 @@ def edit_manifest() -> Callable[..., None]:
     return edit
 
 
+@pytest.fixture
+def helpers(parents):
+    """A critic and networks that know the data, for compositions of the parents."""
+    both = compose([load_policy(name)[0] for name in parents])
+    torch.manual_seed(2)
+    judge = select(both, QEnsemble(CriticConfig(hidden=(8,)), both), candidates=2)
+    data = correct(both, DataModel(DataModelConfig(hidden=(8,)), both), Correction())
+    for name, policy in (("judge", judge), ("data", data)):
+        save_checkpoint(name, policy, task=TASK, obs_sample={"state": torch.rand(2, 2, 6)})
+
+
 def refused(capsys, *argv):
+    """The single line with which composing `argv` is refused."""
+    return one_line(capsys, "compose", *argv)
+
+
+def one_line(capsys, *argv):
     """The single line with which `argv` is refused."""
     capsys.readouterr()
-    assert main(["compose", *argv]) == 2
+    assert main(list(argv)) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("robopolicy: error: ")
     return lines[0]
@@ -109,25 +129,58 @@ def test_given_weights_make_a_checkpoint_like_any_other(parents, tmp_path, capsy
     assert main(["eval", "both", "--episodes", "2", "--video", "0", "--out", "report"]) == 0
 
 
-def test_a_composition_stands_without_its_parents_and_verify_names_them(parents, tmp_path, capsys):
-    out = Path("both")
-    assert main(["compose", *parents, "--out", str(out)]) == 0
+def test_verify_names_the_parents_and_refuses_them_once_they_are_moved_or_changed(parents, tmp_path, capsys):
+    assert main(["compose", *parents, "--out", "both"]) == 0
     capsys.readouterr()
-    assert main(["verify", str(out), "--json"]) == 0
+    assert main(["verify", "both", "--json"]) == 0
     recorded = json.loads(capsys.readouterr().out)["parents"]
-    assert [parent["state"] for parent in recorded] == ["unchanged", "unchanged"]
-    assert [parent["policy"] for parent in recorded] == ["flow", "diffusion"]
-    manifest = json.loads((Path(parents[0]) / "manifest.json").read_text())
+    assert [(parent["path"], parent["policy"]) for parent in recorded] == [
+        ("../left", "flow"),
+        ("../right", "diffusion"),
+    ]
+    manifest = json.loads(Path("left/manifest.json").read_text())
     assert recorded[0]["files"]["model.safetensors"] == manifest["files"]["model.safetensors"]
 
-    shutil.rmtree(parents[0])
-    shutil.copytree(tmp_path / "right", tmp_path / "left")  # another policy takes its place
-    shutil.rmtree(parents[1])
-    assert main(["verify", str(out)]) == 0
-    text = capsys.readouterr().out
-    assert "verified" in text
-    assert "left has changed since; the composition holds the old weights" in text
-    assert "right is not there any more" in text
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("left", "right", "both"):  # a family that moves together stays one
+        shutil.copytree(name, tmp_path / "elsewhere" / name)
+    assert main(["verify", str(tmp_path / "elsewhere" / "both")]) == 0
+    capsys.readouterr()
+
+    shutil.move("left", "moved")
+    message = one_line(capsys, "verify", "both")
+    assert message.startswith("robopolicy: error: left, of which both was composed, is not there any more")
+    shutil.copytree("right", "left")  # another policy takes its place
+    assert "left has changed since both was composed of it: manifest.json was" in one_line(capsys, "verify", "both")
+    shutil.rmtree("left")
+    assert load_policy("both")[0].name == "composed"  # it plays all the same: its weights are its own
+
+
+@pytest.mark.parametrize(
+    ("argv", "policy"),
+    [
+        (["--operator", "and", "--set", "operator.sampler=sde", "operator.reach=3"], "composed"),
+        (["--operator", "or", "--weights", "0.2", "0.8", "--set", "steps=3", "execute=1"], "composed"),
+        (["--operator", "scheduled", "--set", "operator.knots=[[1,0],[0,1]]"], "composed"),
+        (["--operator", "affine", "--weights", "1.5", "-0.5", "--set", "corrector.steps=2"], "composed"),
+        (["--critic", "judge", "--set", "guidance.strength=0.5"], "composed"),
+        (["--critic", "judge", "--set", "candidates=3", "--correct", "data"], "corrected"),
+    ],
+)
+def test_everything_a_composition_can_be_is_reached_from_the_command_line(parents, helpers, argv, policy):
+    assert main(["compose", *parents, *argv, "--out", "both"]) == 0
+    assert load_policy("both")[0].name == policy and main(["verify", "both"]) == 0
+
+
+def test_a_best_of_n_with_corrected_actions_is_searched_like_any_composition(parents, helpers, capsys):
+    argv = ["--critic", "judge", "--set", "candidates=2", "correction.limit=0.1", "--correct", "data"]
+    assert main(["compose", *parents, *argv, *SEARCH, "--out", "both", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    policy, manifest = load_policy("both")
+    assert isinstance(policy, CorrectedPolicy) and isinstance(policy.base, SelectedPolicy)
+    assert policy.config.correction.limit == 0.1 and policy.base.config.candidates == 2
+    assert list(policy.base.base.operator.weights) == printed["weights"]
+    assert [parent.policy for parent in manifest.parents] == ["flow", "diffusion", "selected", "corrected"]
 
 
 def test_a_search_leaves_its_choice_its_report_and_its_curve(parents, tmp_path, capsys):
@@ -197,7 +250,7 @@ def test_a_search_does_not_go_on_with_other_parents(parents, tmp_path, capsys, m
     capsys.readouterr()
     shutil.rmtree(parents[0])
     shutil.copytree(parents[1], parents[0])
-    assert "left is changed since the search began" in refused(capsys, "--resume", str(out))
+    assert "left has changed since" in refused(capsys, "--resume", str(out))
 
 
 def test_the_order_of_the_parents_does_not_change_the_search(parents, tmp_path):
@@ -224,6 +277,21 @@ def test_the_order_of_the_parents_does_not_change_the_search(parents, tmp_path):
         (["--search", "grid", "--candidates", "5"], "Unknown setting 'candidates' in search 'grid'"),
         (["--search", "grid", "--report-episodes", "1"], "--report-episodes must be at least 2, got 1"),
         (["--search", "grid", "--report-seed", "20049"], "must not overlap"),
+        (["--set", "sampler=sde"], "Unknown setting 'sampler' in --set"),
+        (["--set", "operator.sampler=sde"], "Unknown setting 'sampler' in operator 'convex'"),
+        (["--set", "steps"], "--set takes KEY=VALUE, got 'steps'"),
+        (["--set", "corrector=1"], "write --set corrector.KEY=VALUE"),
+        (["--set", "operator.weights=[1,0]"], "Pass --operator NAME and --weights"),
+        (["--set", "execute=[", "steps=1"], "cannot be read"),
+        (["--set", "unconditioned=[2]"], "unconditioned names parents from 0 to 1, got 2"),
+        (["--set", "unconditioned=[0]"], "no 'embedding.*' observation"),
+        (["--set", "candidates=4"], "pass --critic CKPT"),
+        (["--critic", "left"], "What is --critic to do?"),
+        (["--critic", "left", "--set", "candidates=4"], "policy 'flow', which has no critic"),
+        (["--correct", "left"], "take a checkpoint of algorithm=cdsa"),
+        (["--set", "correction.limit=1"], "pass --correct CKPT"),
+        (["--operator", "scheduled"], "A schedule needs knots"),
+        (["--operator", "scheduled", "--set", "operator.knots=[[1,0],[0,1]]", "--search", "grid"], "at every knot"),
         (["--search", "grid", "--task", "toy/point_mas"], "Did you mean 'toy/point_mass'?"),
         (["--search", "grid", "--task", "locomotion/hopper"], "choose the task"),
     ],

@@ -87,6 +87,7 @@ def fitting(critic: QEnsemble, policy: Policy) -> QEnsemble:
     if not alike(fresh, critic) or critic.steps != fresh.steps:
         raise UserError(
             "The critic judges other observations or actions than the composed policy has; train it on "
-            f"{sorted(policy.spec.observation)} and the {policy.spec.execute} actions that are executed."
+            f"{policy.spec.obs_horizon} step(s) of {sorted(policy.spec.observation)} and the {policy.spec.execute} "
+            "executed actions."
         )
     return critic
