@@ -281,8 +281,8 @@ def correct(base: Policy, model: DataModel, correction: Correction) -> Corrected
     if not alike(fresh, model) or fresh.steps != model.steps:
         raise UserError(
             "The networks that correct know other observations or actions than the policy has; train them around one "
-            f"that sees {base.spec.obs_horizon} step(s) of {sorted(base.spec.observation)} and plays {base.spec.execute} "
-            "actions at a time."
+            f"that sees {base.spec.obs_horizon} step(s) of {sorted(base.spec.observation)} and plays "
+            f"{base.spec.execute} actions at a time."
         )
     config = CorrectedConfig(base=describe(base), model=model.config, correction=correction)
     return CorrectedPolicy(config, base=base, model=model)
