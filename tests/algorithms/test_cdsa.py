@@ -72,7 +72,8 @@ def test_the_models_know_which_action_leads_where(trained: CDSA) -> None:
 def test_a_correction_moves_unusual_actions_towards_the_data_and_never_further_than_its_limit(trained: CDSA) -> None:
     obs = {"state": torch.zeros(3, 1, 2)}
     chunk = torch.tensor([[[0.9], [0.9]], [[-0.6], [-0.6]], [[MEAN], [0.9]]])
-    pulled = trained.policy.with_correction(Correction(0.02, 0.0, limit=0.1)).correct(obs, chunk)
+    with torch.no_grad():
+        pulled = trained.policy.with_correction(Correction(0.02, 0.0, limit=0.1)).correct(obs, chunk)
     moved = (pulled - chunk)[:, 0, 0]
     torch.testing.assert_close(moved[:2], torch.tensor([-0.1, 0.1]))
     assert abs(float(moved[2])) < 0.02

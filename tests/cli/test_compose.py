@@ -21,7 +21,7 @@ from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.wrappers.composed import compose
+from robopolicy.policies.wrappers.composed import ComposedPolicy, compose
 from robopolicy.policies.wrappers.corrected import CorrectedPolicy, Correction, DataModel, DataModelConfig, correct
 from robopolicy.policies.wrappers.selected import SelectedPolicy, select
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
@@ -126,7 +126,7 @@ def test_given_weights_make_a_checkpoint_like_any_other(parents, tmp_path, capsy
     assert sorted(path.name for path in out.iterdir()) == ["golden.safetensors", "manifest.json", "model.safetensors"]
     policy, manifest = load_policy(out)
     assert policy.name == "composed" and manifest.task == TASK
-    assert policy.operator.nominal(2) == (0.3, 0.7)
+    assert isinstance(policy, ComposedPolicy) and policy.operator.nominal(2) == (0.3, 0.7)
     assert main(["verify", "both"]) == 0
     assert main(["eval", "both", "--episodes", "2", "--video", "0", "--out", "report"]) == 0
 
@@ -180,7 +180,8 @@ def test_a_best_of_n_with_corrected_actions_is_searched_like_any_composition(par
     policy, manifest = load_policy("both")
     assert isinstance(policy, CorrectedPolicy) and isinstance(policy.base, SelectedPolicy)
     assert policy.config.correction.limit == 0.1 and policy.base.config.candidates == 2
-    assert list(policy.base.base.operator.weights) == printed["weights"]
+    assert isinstance(policy.base.base, ComposedPolicy)
+    assert list(policy.base.base.operator.nominal(2)) == printed["weights"]
     assert [parent.policy for parent in manifest.parents] == ["flow", "diffusion", "selected", "corrected"]
 
 
@@ -201,7 +202,8 @@ def test_a_search_leaves_its_choice_its_report_and_its_curve(searched):
     printed = json.loads(stdout)
     assert printed["search"]["played_episodes"] == printed["search"]["planned_episodes"] == 30
     assert printed["weights"] == printed["search"]["weights"]
-    assert list(load_policy(out)[0].operator.nominal(2)) == printed["weights"]
+    policy = load_policy(out)[0]
+    assert isinstance(policy, ComposedPolicy) and list(policy.operator.nominal(2)) == printed["weights"]
 
     report = json.loads((out / "report" / "report.json").read_text())
     assert [Path(name).name for name in report["results"]] == ["left", "right", "whole"]

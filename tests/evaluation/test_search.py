@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ class Quadratic:
         return EvalResult("fake/hill", np.array(seeds), returns, np.full(n, 3), success, cost, self.seeded)
 
 
-def make(weights):
+def make(weights) -> Any:
     return SimpleNamespace(weights=weights)
 
 
@@ -182,7 +183,7 @@ def test_a_damaged_record_is_refused(tmp_path):
 
 def test_the_trial_pairs_the_composition_with_every_policy_on_seeds_the_search_has_not_seen():
     found = search("grid", Quadratic((0.3, 0.7), rate=True), episodes=20)
-    policies = {"a": make((1.0, 0.0)), "b": make((0.0, 1.0)), "both": make(found.weights)}
+    policies: dict[str, Any] = {"a": make((1.0, 0.0)), "b": make((0.0, 1.0)), "both": make(found.weights)}
     seeds = range(500, 560)
     check_disjoint(found.seeds, seeds)
     results = hold_out(policies, Quadratic((0.3, 0.7), rate=True), seeds)
@@ -266,5 +267,5 @@ def test_a_search_is_shown_as_a_table_and_a_curve(parents, tmp_path):
     text = write_table(found, parents, tmp_path / "search.csv").read_text().splitlines()
     assert len(text) == 1 + found.plan.candidates and text[0].startswith("weight b,weight a")
     with Image.open(weight_curve(found, parents, tmp_path / "curve.png")) as picture:
-        assert min(picture.size) > 300 and len(picture.convert("L").getcolors()) > 20
+        assert min(picture.size) > 300 and len(picture.convert("L").getcolors() or ()) > 20
     json.dumps(search_summary(found), allow_nan=False)

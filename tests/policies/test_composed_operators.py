@@ -71,7 +71,7 @@ def test_noise_that_weights_depend_on_costs_the_term_with_the_jacobian(monkeypat
 
     kept = blend._without_differences
     monkeypatch.setattr(blend, "_without_differences", without)
-    policy = compose([exact("flow", law, steps=200) for law in (LEFT, RIGHT)], And(sampler="sde"))
+    policy = compose([exact("flow", law, steps=100) for law in (LEFT, RIGHT)], And(sampler="sde"))
     assert spread(policy.act(nothing(128), generator=seeded()), (LEFT, RIGHT)) > 0.2
 
 
