@@ -354,8 +354,7 @@ def test_other_weights_share_the_parents() -> None:
     policy = compose([network("flow", 0), network("edm", 1)], weights=[0.5, 0.5])
     other = policy.with_weights([0.2, 0.8])
     assert other.parents[0] is policy.parents[0] and other.operator == Convex((0.2, 0.8))
-    obs = observations(3)
-    assert not torch.equal(other.decode(obs, noise(3)), policy.decode(obs, noise(3)))
+    assert not torch.equal(other.decode(observations(3), noise(3)), policy.decode(observations(3), noise(3)))
 
 
 def _unfitted() -> Any:
