@@ -223,6 +223,7 @@ def _source(
             obs_horizon=spec.obs_horizon,
             batch_size=settings.batch_size,
             seed=config.seed,
+            reach=algorithm.reach,
         )
         return DatasetSource(sampler, device)
     assert sim is not None
