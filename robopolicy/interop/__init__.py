@@ -1,1 +1,17 @@
-"""Our simulators as environments of other libraries."""
+"""Policies and simulators of other libraries as ours, and ours as theirs.
+
+Importing the package makes its policies known, so that checkpoints may name them; what an adapter needs beyond the
+core is imported when it is used.
+"""
+
+from robopolicy.interop.lerobot import LeRobotConfig, LeRobotDiffusion, LeRobotVLA
+from robopolicy.policies import POLICIES
+
+__all__ = ["POLICIES"]
+
+POLICIES.update(
+    {
+        "lerobot_diffusion": (LeRobotConfig, LeRobotDiffusion),
+        "lerobot_vla": (LeRobotConfig, LeRobotVLA),
+    }
+)

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import atomic_folder, recover, refuse_foreign
+from robopolicy.interop import POLICIES
 from robopolicy.nets.normalizer import Normalizer, unfitted_normalizers
-from robopolicy.policies import POLICIES
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.noise import RowStreams
 from robopolicy.schema import from_plain
