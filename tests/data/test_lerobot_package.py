@@ -27,6 +27,7 @@ def make_data() -> Episodes:
         )
         arrays = {
             "state": rng.normal(size=(length, 4)).astype(np.float32),
+            "points": rng.normal(size=(length, 5, 3)).astype(np.float32),
             "image.front": smooth.astype(np.uint8),
             "action": rng.normal(size=(length, 2)).astype(np.float32),
             "reward": rng.normal(size=length).astype(np.float32),
@@ -53,6 +54,7 @@ def test_lerobot_loads_what_we_write(tmp_path: Path, video: bool) -> None:
     for frame in (0, 5, 6, 20, len(data) - 1):
         item = theirs[frame]
         assert np.array_equal(item["observation.state"], data.arrays["state"][frame])
+        assert np.array_equal(item["observation.points"], data.arrays["points"][frame])
         assert np.array_equal(item["action"][0], data.arrays["action"][frame])
         assert item["next.reward"].item() == data.arrays["reward"][frame]
         assert bool(item["next.success"]) == bool(data.arrays["success"][frame])

@@ -66,7 +66,7 @@ def save_diffusion(folder: Path, *, camera: bool = False, stats: Any = None, **s
     }
     torch.manual_seed(0)
     config = DiffusionConfig(**features(camera), **(small | settings))
-    return _save(folder, DiffusionPolicy(config), stats)
+    return save_policy(folder, DiffusionPolicy(config), stats)
 
 
 def save_smolvla(folder: Path) -> Any:
@@ -74,7 +74,7 @@ def save_smolvla(folder: Path) -> Any:
     from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
     from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
 
-    backbone = _save_backbone(folder.parent / "backbone")
+    backbone = save_backbone(folder.parent / "backbone")
     torch.manual_seed(0)
     config = SmolVLAConfig(
         **features(camera=True),
@@ -92,10 +92,11 @@ def save_smolvla(folder: Path) -> Any:
         device="cpu",
         push_to_hub=False,
     )
-    return _save(folder, SmolVLAPolicy(config), None)
+    return save_policy(folder, SmolVLAPolicy(config), None)
 
 
-def _save(folder: Path, policy: Any, stats: Any) -> Any:
+def save_policy(folder: Path, policy: Any, stats: Any) -> Any:
+    """Save any policy with its processors, which get `statistics()` if `stats` is None; returns it."""
     from lerobot.policies.factory import make_pre_post_processors
 
     policy.eval()
@@ -105,7 +106,7 @@ def _save(folder: Path, policy: Any, stats: Any) -> Any:
     return policy
 
 
-def _save_backbone(folder: Path) -> Path:
+def save_backbone(folder: Path) -> Path:
     """A SmolVLM of a few thousand weights' size: configuration, tokenizer and processor, no weights."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel

@@ -24,7 +24,7 @@ AHEAD = 7  # of the eight rows of lerobot's network; the other one is of the pas
 
 def loaded(folder: Path, **settings: object) -> LeRobotDiffusion:
     save_diffusion(folder, **settings)
-    policy = load_lerobot(str(folder))
+    policy = load_lerobot(folder)
     assert isinstance(policy, LeRobotDiffusion)
     return policy
 

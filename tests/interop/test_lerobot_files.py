@@ -81,7 +81,7 @@ def test_a_policy_that_would_act_otherwise_than_trained_is_refused(
 ) -> None:
     folder = write_folder(tmp_path / "policy", **changes)
     with pytest.raises(UserError, match=message) as caught:
-        load_lerobot(str(folder))
+        load_lerobot(folder)
     assert "\n" not in str(caught.value)
 
 
@@ -90,7 +90,7 @@ def test_missing_files_are_named(tmp_path: Path, name: str) -> None:
     folder = write_folder(tmp_path / "policy")
     (folder / name).unlink()
     with pytest.raises(UserError, match=f"expected {name}, found none"):
-        load_lerobot(str(folder))
+        load_lerobot(folder)
 
 
 def test_a_place_that_is_neither_folder_nor_hub_id_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 pytest.importorskip("lerobot.policies", reason="needs robopolicy[lerobot]: make test-lerobot")
 
 from lerobot.policies.factory import make_pre_post_processors
+from lerobot_pi import save_pi
 from lerobot_saved import HISTORY, HORIZON, observations, save_diffusion, save_smolvla, statistics, theirs
 
 from robopolicy.errors import UserError
@@ -23,7 +24,6 @@ from robopolicy.policies.noise import RowStreams
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 PAST = HISTORY - 1
-CAMERA = pytest.mark.parametrize("camera", [False, True])
 
 
 def noise_for(policy: Any, rows: int = 3) -> Tensor:
@@ -41,12 +41,12 @@ def their_chunk(saved: Any, folder: Path, obs: dict[str, Tensor], noise: Tensor)
         return after(saved.diffusion.generate_actions(batch, noise=noise))
 
 
-@CAMERA
-@pytest.mark.parametrize("prediction", ["epsilon", "sample"])
-@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize(
+    ("camera", "prediction", "clip"), [(False, "epsilon", True), (False, "sample", False), (True, "epsilon", False)]
+)
 def test_the_same_noise_gives_lerobots_own_chunk(tmp_path: Path, camera: bool, prediction: str, clip: bool) -> None:
     saved = save_diffusion(tmp_path / "p", camera=camera, prediction_type=prediction, clip_sample=clip)
-    policy = load_lerobot(str(tmp_path / "p"))
+    policy = load_lerobot(tmp_path / "p")
     spec = policy.spec
     assert (spec.horizon, spec.execute, spec.obs_horizon, policy.network_calls) == (HORIZON - PAST, 4, HISTORY, 5)
     obs, noise = observations(3, camera=camera), noise_for(policy)
@@ -57,7 +57,7 @@ def test_the_same_noise_gives_lerobots_own_chunk(tmp_path: Path, camera: bool, p
 
 def test_acting_draws_the_noise_that_decodes_to_the_chunk(tmp_path: Path) -> None:
     save_diffusion(tmp_path / "p")
-    policy = load_lerobot(str(tmp_path / "p"))
+    policy = load_lerobot(tmp_path / "p")
     obs = observations(3, camera=False)
     noise = RowStreams([5, 6, 7], [0] * 3).normal((3, *policy.noise_shape))
     assert torch.equal(policy.act(obs, generator=RowStreams([5, 6, 7], [0] * 3)), policy.decode(obs, noise))
@@ -67,7 +67,7 @@ def test_acting_draws_the_noise_that_decodes_to_the_chunk(tmp_path: Path) -> Non
 def test_ancestral_sampling_takes_ddpms_steps(tmp_path: Path, steps: int) -> None:
     settings = {"noise_scheduler_type": "DDPM", "num_inference_steps": steps}
     saved = save_diffusion(tmp_path / "p", **settings)
-    policy = load_lerobot(str(tmp_path / "p"))
+    policy = load_lerobot(tmp_path / "p")
     obs = observations(3, camera=False)
     found = policy.act(obs, generator=torch.Generator().manual_seed(4))
     # lerobot draws from the global generator: the same numbers, in its own layout.
@@ -92,7 +92,7 @@ def test_ancestral_sampling_takes_ddpms_steps(tmp_path: Path, steps: int) -> Non
 @pytest.mark.parametrize("prediction", ["epsilon", "sample"])
 def test_the_field_is_what_the_schedulers_step_believes(tmp_path: Path, prediction: str) -> None:
     saved = save_diffusion(tmp_path / "p", prediction_type=prediction, clip_sample=False)
-    policy: Any = load_lerobot(str(tmp_path / "p"))
+    policy: Any = load_lerobot(tmp_path / "p")
     obs = observations(3, camera=False)
     before, _ = make_pre_post_processors(saved.config, pretrained_path=str(tmp_path / "p"))
     features = saved.diffusion._prepare_global_conditioning(before(theirs(obs)))
@@ -110,34 +110,48 @@ def test_the_field_is_what_the_schedulers_step_believes(tmp_path: Path, predicti
 
 def test_fewer_sampler_steps_and_played_actions_on_request(tmp_path: Path) -> None:
     saved = save_diffusion(tmp_path / "p", noise_scheduler_type="DDPM", num_inference_steps=None)
-    assert load_lerobot(str(tmp_path / "p")).network_calls == saved.config.num_train_timesteps
-    policy = load_lerobot(str(tmp_path / "p"), steps=4, execute=2)
+    assert load_lerobot(tmp_path / "p").network_calls == saved.config.num_train_timesteps
+    policy = load_lerobot(tmp_path / "p", steps=4, execute=2)
     assert (policy.network_calls, policy.spec.execute) == (4, 2)
 
 
-def test_smolvla_takes_our_noise_and_reads_its_instruction(tmp_path: Path) -> None:
-    saved = save_smolvla(tmp_path / "p")
+@pytest.mark.parametrize("kind", ["smolvla", "pi0", "pi05"])
+def test_language_policies_take_our_noise_and_read_their_instruction(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = save_smolvla(tmp_path / "p") if kind == "smolvla" else save_pi(kind, tmp_path / "p", monkeypatch)
     obs = observations(3, camera=True, history=1)
-    policy = load_lerobot(str(tmp_path / "p"), instructions=["push the block"])
-    spec = policy.spec
-    assert (spec.horizon, spec.execute, spec.action_dim, policy.noise_shape) == (6, 3, 2, (6, 4))
-    noise = noise_for(policy)
+    told = load_lerobot(tmp_path / "p", instructions=["push the block", "open the drawer"])
+    spec = told.spec
+    assert (spec.horizon, spec.execute, spec.action_dim, told.noise_shape) == (6, 3, 2, (6, 4))
+    noise, choice = noise_for(told), torch.tensor([0.0, 1.0, 0.0]).reshape(3, 1, 1)
     before, after = make_pre_post_processors(saved.config, pretrained_path=str(tmp_path / "p"))
     newest = {key: value[:, -1] for key, value in theirs(obs).items()}
-    expected = after(saved.predict_action_chunk(before(newest | {"task": ["push the block"] * 3}), noise=noise))
-    assert torch.equal(policy.decode(obs, noise), expected)
-    assert not torch.equal(policy.decode(obs, noise + 1), expected)
-    told = load_lerobot(str(tmp_path / "p"), instructions=["push the block", "open the drawer"])
-    choice = torch.tensor([0.0, 1.0, 0.0]).reshape(3, 1, 1)
-    mixed = told.decode(obs | {"task_index": choice}, noise)
-    torch.testing.assert_close(mixed[[0, 2]], expected[[0, 2]], atol=1e-5, rtol=1e-5)
-    assert float((mixed[1] - expected[1]).abs().max()) > 1e-4
+    tasks = ["push the block", "open the drawer", "push the block"]
+    expected = after(saved.predict_action_chunk(before(newest | {"task": tasks}), noise=noise))
+    found = told.decode(obs | {"task_index": choice}, noise)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    for changed in (
+        told.decode(obs | {"task_index": choice}, noise + 1),
+        told.decode(obs | {"task_index": 1 - choice}, noise),
+    ):
+        assert float((changed - expected).abs().amax((1, 2)).min()) > 1e-4
+    with pytest.raises(UserError, match=r"choose among 2 instructions, found \[0, 1, 2\]"):
+        told.decode(obs | {"task_index": torch.arange(3.0).reshape(3, 1, 1)}, noise)
 
 
-@CAMERA
-def test_a_checkpoint_names_the_policy_and_verifies(tmp_path: Path, camera: bool) -> None:
-    save_diffusion(tmp_path / "p", camera=camera)
-    policy, obs = load_lerobot(str(tmp_path / "p")), observations(3, camera=camera)
+def test_one_instruction_needs_no_choice(tmp_path: Path) -> None:
+    save_smolvla(tmp_path / "p")
+    obs, instruction = observations(3, camera=True, history=1), "push the block"
+    one = load_lerobot(tmp_path / "p", instructions=[instruction])
+    two = load_lerobot(tmp_path / "p", instructions=["open the drawer", instruction])
+    noise = noise_for(one)
+    assert torch.equal(one.decode(obs, noise), two.decode(obs | {"task_index": torch.ones(3, 1, 1)}, noise))
+
+
+def test_a_checkpoint_names_the_policy_and_verifies(tmp_path: Path) -> None:
+    save_diffusion(tmp_path / "p", camera=True)
+    policy, obs = load_lerobot(tmp_path / "p"), observations(3, camera=True)
     save_checkpoint(tmp_path / "c", policy, task="toy/point_mass", obs_sample=obs)
     assert not any("unet" in key for key in load_file(tmp_path / "c" / "model.safetensors"))
     assert verify_checkpoint(tmp_path / "c").ok
@@ -152,7 +166,7 @@ def test_a_checkpoint_names_the_policy_and_verifies(tmp_path: Path, camera: bool
 
 def test_copies_share_the_frozen_original(tmp_path: Path) -> None:
     save_diffusion(tmp_path / "p")
-    policy = load_lerobot(str(tmp_path / "p"))
+    policy = load_lerobot(tmp_path / "p")
     assert copy.deepcopy(policy).original is policy.original
     policy.train()
     assert not policy.original.policy.training
@@ -173,7 +187,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path, change: Any, messag
     file = tmp_path / "p" / "model.safetensors"
     save_file({key: value.contiguous() for key, value in change(load_file(file)).items()}, file)
     with pytest.raises(UserError, match=message) as caught:
-        load_lerobot(str(tmp_path / "p"))
+        load_lerobot(tmp_path / "p")
     assert "\n" not in str(caught.value)
 
 
@@ -181,18 +195,18 @@ def test_statistics_that_lerobot_would_do_without_are_asked_for(tmp_path: Path) 
     found = {key: value for key, value in statistics().items() if key != "action"}
     save_diffusion(tmp_path / "p", stats=found)
     with pytest.raises(UserError, match="no statistics of 'action': MIN_MAX expects min and max, found none"):
-        load_lerobot(str(tmp_path / "p"))
+        load_lerobot(tmp_path / "p")
 
 
 def test_wrong_cameras_are_named(tmp_path: Path) -> None:
     save_diffusion(tmp_path / "p", camera=True)
     obs = observations(2, camera=True)
-    policy = load_lerobot(str(tmp_path / "p"))
+    policy = load_lerobot(tmp_path / "p")
     with pytest.raises(UserError, match=r"expects observation 'image.front' .* found only image.top, state"):
         policy.act({"state": obs["state"], "image.top": obs["image.front"]})
     with pytest.raises(UserError, match=r"'image.front' of shape \(2, 3, 32, 32\), found \(2, 3, 16, 16\)"):
         policy.act(obs | {"image.front": obs["image.front"][..., ::2, ::2]})
-    renamed = load_lerobot(str(tmp_path / "p"), keys={"image.top": "observation.images.front"})
+    renamed = load_lerobot(tmp_path / "p", keys={"image.top": "observation.images.front"})
     noise = noise_for(policy, 2)
     seen = {"state": obs["state"], "image.top": obs["image.front"]}
     assert torch.equal(renamed.decode(seen, noise), policy.decode(obs, noise))
@@ -205,4 +219,4 @@ def test_a_step_that_names_foreign_code_is_not_run(tmp_path: Path) -> None:
     pipeline["steps"].append({"class": "pathlib.Path", "config": {}})
     file.write_text(json.dumps(pipeline))
     with pytest.raises(UserError, match=r"'pathlib.Path', which is not part of lerobot"):
-        load_lerobot(str(tmp_path / "p"))
+        load_lerobot(tmp_path / "p")

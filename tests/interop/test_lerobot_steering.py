@@ -55,7 +55,7 @@ def shown(obs: Observation) -> Observation:
 @pytest.mark.parametrize(("kind", "config"), [(DSRLSAC, DSRLSACConfig), (DSRLNA, DSRLNAConfig)])
 def test_dsrl_steers_a_diffusion_policy_and_leaves_it_alone(kind: Any, config: Any, tmp_path: Path) -> None:
     save_diffusion(tmp_path / "p", num_inference_steps=2)
-    base = load_lerobot(str(tmp_path / "p"))
+    base = load_lerobot(tmp_path / "p")
     before = {key: item.clone() for key, item in base.original.policy.state_dict().items()}
     torch.manual_seed(0)
     settings = config(actor=ACTOR, critic=CriticConfig(hidden=(16, 16)), batch_size=16)
@@ -84,7 +84,7 @@ def test_dsrl_steers_a_diffusion_policy_and_leaves_it_alone(kind: Any, config: A
 @pytest.mark.parametrize(("space", "rows"), [(NoiseSpace("repeat"), 1), (NoiseSpace(), 6)])
 def test_steering_a_language_policy_reaches_its_padded_noise(space: NoiseSpace, rows: int, tmp_path: Path) -> None:
     save_smolvla(tmp_path / "p")
-    base = load_lerobot(str(tmp_path / "p"), instructions=["push the block"])
+    base = load_lerobot(tmp_path / "p", instructions=["push the block"])
     steered = LatentPolicy.steer(base, space, ACTOR)
     assert (steered.actor.spec.horizon, steered.actor.spec.action_dim) == (rows, 4)
     obs = observations(2, camera=True, history=1)
@@ -95,5 +95,5 @@ def test_steering_a_language_policy_reaches_its_padded_noise(space: NoiseSpace, 
 
 def test_zero_noise_starts_at_the_mode(tmp_path: Path) -> None:
     save_diffusion(tmp_path / "p")
-    base, obs = load_lerobot(str(tmp_path / "p")), observations(2, camera=False)
+    base, obs = load_lerobot(tmp_path / "p"), observations(2, camera=False)
     assert torch.equal(ZeroNoisePolicy.around(base).act(obs), base.decode(obs, torch.zeros(2, *base.noise_shape)))

@@ -84,15 +84,6 @@ def _kind(key: str) -> str:
     return "ENV" if key == "environment_state" else "STATE"
 
 
-def _observed(value: Tensor, shape: tuple[int, ...], feature: str) -> Tensor:
-    """`value` `(B, ...)` or `(B, To, ...)` in our type, without a change of shape."""
-    if tuple(value.shape[-len(shape) :]) != tuple(shape):
-        raise UserError(f"The policy expects '{feature}' of shape {tuple(shape)}, found {tuple(value.shape[1:])}.")
-    if len(shape) == 3 and value.is_floating_point():
-        return (value * 255).round().to(torch.uint8)
-    return value
-
-
 @cache
 def _classes() -> tuple[Any, Any]:
     """Configuration and policy class, derived from LeRobot's where it is installed."""
@@ -196,11 +187,18 @@ def _classes() -> tuple[Any, Any]:
             raise UserError("Save policies of robopolicy with robopolicy.training.checkpoint.save_checkpoint.")
 
         def _read(self, batch: Mapping[str, Tensor]) -> Observation:
+            """Observations `(B, ...)` or `(B, To, ...)` by our names and in our types."""
             missing = sorted(set(self.features.values()) - set(batch))
             if missing:
                 raise UserError(f"The policy expects '{missing[0]}', found {', '.join(sorted(batch))}.")
-            shapes = self.policy.spec.observation
-            return {key: _observed(batch[name], shapes[key], name) for key, name in self.features.items()}
+            obs: Observation = {}
+            for key, name in self.features.items():
+                shape, value = tuple(self.policy.spec.observation[key]), batch[name]
+                if tuple(value.shape[-len(shape) :]) != shape:
+                    raise UserError(f"The policy expects '{name}' of shape {shape}, found {tuple(value.shape[1:])}.")
+                as_bytes = is_image(key) and value.is_floating_point()
+                obs[key] = (value * 255).round().to(torch.uint8) if as_bytes else value
+            return obs
 
         def _chunk(self, obs: Observation, noise: Tensor | None) -> Tensor:
             if noise is None:

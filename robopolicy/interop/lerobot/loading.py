@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from robopolicy.errors import unknown_name
 from robopolicy.interop.lerobot.diffusion import LeRobotDiffusion
@@ -14,7 +15,7 @@ CLASSES: tuple[type[LeRobotPolicy], ...] = (LeRobotDiffusion, LeRobotVLA)
 
 
 def load_lerobot(
-    source: str,
+    source: str | Path,
     *,
     revision: str | None = None,
     instructions: Sequence[str] = (),
@@ -37,10 +38,11 @@ def load_lerobot(
         UserError: Files, statistics or weights are missing or do not fit, the kind of policy takes no noise, or
             `lerobot` is not installed. One line with what was expected and what was found.
     """
-    found = open_source(source, revision=revision, keys=keys)
+    name = str(source)
+    found = open_source(name, revision=revision, keys=keys)
     classes = {kind: policy_class for policy_class in CLASSES for kind in policy_class.kinds}
     if found.kind not in classes:
-        raise unknown_name("kind of LeRobot policy", found.kind, classes, f"of {source}")
-    config = LeRobotConfig(source, revision, found.sha256, tuple(instructions), dict(keys or {}), steps)
+        raise unknown_name("kind of LeRobot policy", found.kind, classes, f"of {name}")
+    config = LeRobotConfig(name, revision, found.sha256, tuple(instructions), dict(keys or {}), steps)
     policy_class = classes[found.kind]
     return policy_class(config, policy_class.spec_of(found, config, execute))

@@ -66,7 +66,7 @@ class LeRobotPolicy(Policy):
         self.spec = spec
         self.source = source
         self.original = load_original(source, {self.kinds[source.kind]: config.steps} if config.steps else {})
-        self.encoder = _encoder(source, spec)
+        self.encoder = _encoder(source, spec, len(config.instructions))
         mode, statistics = _units(source.normalization[ACTION])
         self.action_normalizer = make_normalizer(source.action_dim, mode)
         self.action_normalizer.fit(statistics)
@@ -136,7 +136,10 @@ class LeRobotPolicy(Policy):
         """Instruction of every row; empty for policies that read none."""
         told = self.config.instructions
         if len(told) > 1:
-            return [told[int(index)] for index in obs[TASK_INDEX][:, -1, 0]]
+            chosen = [int(index) for index in obs[TASK_INDEX][:, -1, 0]]
+            if not set(chosen) <= set(range(len(told))):
+                raise UserError(f"'{TASK_INDEX}' must choose among {len(told)} instructions, found {sorted(chosen)}.")
+            return [told[index] for index in chosen]
         return [*told, ""][:1] * len(next(iter(obs.values())))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LeRobotPolicy:
@@ -166,17 +169,13 @@ def played(source: Source, execute: int | None, horizon: int) -> int:
     return count
 
 
-def _encoder(source: Source, spec: PolicySpec) -> ObservationEncoder:
+def _encoder(source: Source, spec: PolicySpec, instructions: int) -> ObservationEncoder:
     """The observed vectors with their statistics, from which critics and steering actors take their normaliser."""
     shapes = {key: shape for key, shape in spec.observation.items() if not key.startswith(IMAGE_PREFIX)}
     statistics = {key: source.normalization[source.inputs[key]].statistics for key in shapes if key in source.inputs}
     if TASK_INDEX in shapes:
-        statistics[TASK_INDEX] = {
-            "min": torch.zeros(1),
-            "max": torch.ones(1),
-            "mean": torch.zeros(1),
-            "std": torch.ones(1),
-        }
+        every = torch.arange(float(instructions))
+        statistics[TASK_INDEX] = {"min": every[:1], "max": every[-1:], "mean": every.mean(), "std": every.std()}
     known = [mode for mode in ("minmax", "meanstd") if all(_NEEDS[mode] <= set(found) for found in statistics.values())]
     encoder = ObservationEncoder(shapes, normalization=[*known, "identity"][0])
     encoder.fit_normalizer(statistics)

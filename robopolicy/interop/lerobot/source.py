@@ -134,7 +134,9 @@ def open_source(
 
 
 def content_hash(folder: Path) -> str:
-    """SHA-256 over names and contents of all files that decide what the policy in `folder` does.
+    """SHA-256 over names and contents of all files of the policy in `folder`.
+
+    A tokenizer that its processors fetch from the hub is not among them.
 
     Raises:
         UserError: One of them is missing.
