@@ -45,6 +45,10 @@ def test_keys_name_features_otherwise(tmp_path: Path) -> None:
     assert set(source.inputs) == {"state", "image.top"}
     with pytest.raises(UserError, match=r"Unknown input 'observation.images.top'.*observation.images.front"):
         open_source(folder, keys={"image.top": "observation.images.top"})
+    both = INPUTS | {"observation.environment_state": {"type": "ENV", "shape": [3]}}
+    write_folder(tmp_path / "policy", config={"input_features": both})
+    with pytest.raises(UserError, match=r"'observation.state' and 'observation.environment_state' .* both 'state'"):
+        open_source(folder, keys={"state": "observation.environment_state"})
 
 
 def test_cameras_that_only_pad_are_not_observed(tmp_path: Path) -> None:
@@ -73,6 +77,7 @@ def test_cameras_that_only_pad_are_not_observed(tmp_path: Path) -> None:
         ({"config": {"type": "act"}}, "Unknown kind of LeRobot policy 'act'"),
         ({"config": {"output_features": {}}}, "one output 'action'"),
         ({"config": {"input_features": {"observation.state": [3]}}}, "each feature a type and a shape"),
+        ({"config": {"output_features": {"action": {"type": "ACTION", "shape": []}}}}, "shape of positive numbers"),
         ({"step": {"class": "subprocess.Popen", "config": {"args": "true"}}}, "'subprocess.Popen', which is not part"),
     ],
 )

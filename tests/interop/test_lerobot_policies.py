@@ -150,8 +150,8 @@ def test_one_instruction_needs_no_choice(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_names_the_policy_and_verifies(tmp_path: Path) -> None:
-    save_diffusion(tmp_path / "p", camera=True)
-    policy, obs = load_lerobot(tmp_path / "p"), observations(3, camera=True)
+    save_diffusion(tmp_path / "p")
+    policy, obs = load_lerobot(tmp_path / "p"), observations(3, camera=False)
     save_checkpoint(tmp_path / "c", policy, task="toy/point_mass", obs_sample=obs)
     assert not any("unet" in key for key in load_file(tmp_path / "c" / "model.safetensors"))
     assert verify_checkpoint(tmp_path / "c").ok

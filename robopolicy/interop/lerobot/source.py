@@ -206,12 +206,17 @@ def _read(file: Path) -> dict[str, Any]:
 def _features(config: Mapping[str, Any], entry: str, folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Type and shape of every feature."""
     try:
-        return {
+        features = {
             str(name): (str(feature["type"]), tuple(int(size) for size in feature["shape"]))
             for name, feature in (config.get(entry) or {}).items()
         }
+        if not all(shape and min(shape) > 0 for _, shape in features.values()):
+            raise ValueError
+        return features
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"'{entry}' of {folder / CONFIG} must give each feature a type and a shape.") from error
+        raise UserError(
+            f"'{entry}' of {folder / CONFIG} must give each feature a type and a shape of positive numbers."
+        ) from error
 
 
 def _named(
@@ -226,6 +231,8 @@ def _named(
         key = chosen.pop(feature, None) or key_of(feature, camera=kind == "VISUAL")
         if key is None or (key.startswith("image.") != (kind == "VISUAL")):
             raise UserError(f"Input '{feature}' of {folder} cannot be the observation '{key}'; choose another key.")
+        if key in names:
+            raise UserError(f"Inputs '{names[key]}' and '{feature}' of {folder} are both '{key}'; choose another key.")
         names[key] = feature
     if chosen:
         raise unknown_name("input", next(iter(chosen)), features, f"of {folder}")
