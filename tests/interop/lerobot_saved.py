@@ -12,7 +12,7 @@ STATE, CAMERA, ACTION = "observation.state", "observation.images.front", "action
 DIMS, SIZE, HISTORY, HORIZON = 6, 32, 2, 8
 
 
-def features(camera: bool) -> dict[str, dict[str, Any]]:
+def features(camera: bool) -> dict[str, Any]:
     """Constructor arguments of a configuration: what goes in and out."""
     from lerobot.configs.types import FeatureType, PolicyFeature
 
@@ -147,7 +147,8 @@ def save_backbone(folder: Path) -> Path:
         "image_size": SIZE,
         "patch_size": 8,
     }
-    config = SmolVLMConfig(text_config=text, vision_config=vision, scale_factor=2, image_token_id=2, pad_token_id=0)
+    config_class: Any = SmolVLMConfig  # its generated constructor is unknown to type checkers
+    config = config_class(text_config=text, vision_config=vision, scale_factor=2, image_token_id=2, pad_token_id=0)
     config.save_pretrained(folder)
     return folder
 

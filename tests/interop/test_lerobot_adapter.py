@@ -43,7 +43,7 @@ def batch(obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def test_it_is_one_of_theirs_with_our_features_and_horizons() -> None:
     theirs = as_lerobot(flow())
     assert isinstance(theirs, PreTrainedPolicy)
-    config = theirs.config
+    config: Any = theirs.config
     assert (config.n_obs_steps, config.n_action_steps, config.action_delta_indices) == (2, 3, [0, 1, 2, 3, 4])
     assert set(config.image_features) == {"observation.images.front"}
     assert config.robot_state_feature.shape == (4,) and config.action_feature.shape == (2,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ OBS = observations(3, camera=False)
 AHEAD = 7  # of the eight rows of lerobot's network; the other one is of the past
 
 
-def loaded(folder: Path, **settings: object) -> LeRobotDiffusion:
+def loaded(folder: Path, **settings: Any) -> LeRobotDiffusion:
     save_diffusion(folder, **settings)
     policy = load_lerobot(folder)
     assert isinstance(policy, LeRobotDiffusion)
