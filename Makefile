@@ -5,9 +5,14 @@ TORCH  ?= torch==2.13.0
 RUNS   ?= runs
 SEED   ?= 0
 BIN    := $(VENV)/bin
+# LeRobot needs Python 3.12 and an older torch, hence an environment of its own for the tests against it.
+LEROBOT_VENV   ?= .venv-lerobot
+LEROBOT_TORCH  ?= torch==2.11.0
+LEROBOT_PYTHON ?= $(firstword $(foreach python,python3.12 $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12),\
+  $(shell $(python) -c 'import sys; print(sys.executable)' 2>/dev/null)))
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo test test-fast lint types format docs check setup setup-dev clean
+.PHONY: demo test test-fast test-lerobot lint types format docs check setup setup-dev clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -21,6 +26,11 @@ test: $(VENV)/.setup-dev  ## the whole test suite (no network, no GPU)
 
 test-fast: $(VENV)/.setup-dev  ## without the slow tests
 	$(BIN)/python -m pytest -q -m "not gpu and not slow"
+
+test-lerobot:  ## policies and datasets against LeRobot itself, in an environment with Python 3.12
+	@test -n "$(LEROBOT_PYTHON)" || { echo "No Python 3.12 found; run: make test-lerobot LEROBOT_PYTHON=PATH"; exit 2; }
+	@$(MAKE) --no-print-directory VENV=$(LEROBOT_VENV) PYTHON=$(LEROBOT_PYTHON) TORCH=$(LEROBOT_TORCH) $(LEROBOT_VENV)/.setup-lerobot
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(LEROBOT_VENV)/bin/python -m pytest -q tests/interop/test_lerobot_*.py tests/data/test_lerobot_package.py
 
 lint: $(VENV)/.setup-dev  ## ruff: rules and format
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -57,5 +67,9 @@ $(VENV)/.setup-dev: $(VENV)/.setup
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps metaworld==3.1.1  # its metadata asks for an older MuJoCo than it needs
 	@touch $@
 
-clean:  ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache
+$(VENV)/.setup-lerobot: $(VENV)/.setup
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[lerobot]' 'pytest>=8.3,<10'
+	@touch $@
+
+clean:  ## remove the environments and caches
+	rm -rf $(VENV) $(LEROBOT_VENV) .pytest_cache .ruff_cache

@@ -4,6 +4,7 @@ Importing the package makes its policies known, so that checkpoints may name the
 core is imported when it is used.
 """
 
+from robopolicy.interop.lerobot import LeRobotConfig, LeRobotDiffusion, LeRobotVLA
 from robopolicy.interop.onnx import OnnxConfig, OnnxPolicy
 from robopolicy.interop.remote import RemoteConfig, RemotePolicy
 from robopolicy.interop.torch_module import ModuleConfig, ModulePolicy
@@ -16,5 +17,7 @@ POLICIES.update(
         "module": (ModuleConfig, ModulePolicy),
         "onnx": (OnnxConfig, OnnxPolicy),
         "remote": (RemoteConfig, RemotePolicy),
+        "lerobot_diffusion": (LeRobotConfig, LeRobotDiffusion),
+        "lerobot_vla": (LeRobotConfig, LeRobotVLA),
     }
 )

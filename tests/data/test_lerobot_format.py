@@ -54,6 +54,16 @@ def test_png_dataset_comes_back_bit_for_bit(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["set"]
 
 
+def test_arrays_of_any_shape_come_back_bit_for_bit(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {"points": rng.normal(size=(4, 5, 3)).astype(np.float32), "action": np.zeros((4, 2), np.float32)}
+    data = Episodes.from_list([Episode(arrays, "toy/reach", 0)], 0.05)
+    write_lerobot(data, tmp_path / "set")
+    assert_equal(read_lerobot(tmp_path / "set"), data)
+    stats = json.loads((tmp_path / "set" / "meta" / "stats.json").read_text())["observation.points"]
+    assert np.array_equal(np.array(stats["max"], np.float32), arrays["points"].max(0))
+
+
 @pytest.mark.skipif(video_encoder() is None, reason="this PyAV has no video encoder")
 def test_video_dataset_comes_back_with_small_image_error(tmp_path: Path) -> None:
     data = make_data()

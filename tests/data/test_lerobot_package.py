@@ -1,15 +1,19 @@
 """Both directions against the `lerobot` package, where it is installed."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.data.lerobot import read_lerobot, write_lerobot
 from robopolicy.data.lerobot.images import video_encoder
 
-lerobot_dataset = pytest.importorskip("lerobot.datasets.lerobot_dataset")
+lerobot_dataset = pytest.importorskip(
+    "lerobot.datasets.lerobot_dataset", reason="needs robopolicy[lerobot]: make test-lerobot"
+)
 
 
 def make_data() -> Episodes:
@@ -23,6 +27,7 @@ def make_data() -> Episodes:
         )
         arrays = {
             "state": rng.normal(size=(length, 4)).astype(np.float32),
+            "points": rng.normal(size=(length, 5, 3)).astype(np.float32),
             "image.front": smooth.astype(np.uint8),
             "action": rng.normal(size=(length, 2)).astype(np.float32),
             "reward": rng.normal(size=length).astype(np.float32),
@@ -49,6 +54,7 @@ def test_lerobot_loads_what_we_write(tmp_path: Path, video: bool) -> None:
     for frame in (0, 5, 6, 20, len(data) - 1):
         item = theirs[frame]
         assert np.array_equal(item["observation.state"], data.arrays["state"][frame])
+        assert np.array_equal(item["observation.points"], data.arrays["points"][frame])
         assert np.array_equal(item["action"][0], data.arrays["action"][frame])
         assert item["next.reward"].item() == data.arrays["reward"][frame]
         assert bool(item["next.success"]) == bool(data.arrays["success"][frame])
@@ -97,3 +103,48 @@ def test_we_read_what_lerobot_writes(tmp_path: Path, video: bool) -> None:
     assert np.array_equal(ours.arrays["action"], data.arrays["action"])
     error = np.abs(ours.arrays["image.front"].astype(int) - data.arrays["image.front"])
     assert error.mean() < (1.0 if video else 1e-9)
+
+
+def written_again_by_lerobot(source: Path, target: Path) -> None:
+    """Copy a dataset frame by frame through lerobot's own reader and writer."""
+    theirs = lerobot_dataset.LeRobotDataset("local/set", root=source, video_backend="pyav")
+    made = {"timestamp", "frame_index", "episode_index", "index", "task_index"}
+    features = {name: feature for name, feature in theirs.meta.features.items() if name not in made}
+    copy = lerobot_dataset.LeRobotDataset.create(
+        "local/copy", fps=theirs.fps, root=target, features=features, use_videos=False
+    )
+    for episode in range(theirs.num_episodes):
+        rows = [row for row in range(len(theirs)) if int(theirs[row]["episode_index"]) == episode]
+        for row in rows:
+            item = theirs[row]
+            frame = {name: item[name] for name in features}
+            for name, feature in features.items():
+                if feature["dtype"] == "image":
+                    frame[name] = (item[name] * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+                else:
+                    frame[name] = np.asarray(item[name]).reshape(feature["shape"])
+            copy.add_frame(frame | {"task": item["task"]})
+        copy.save_episode()
+    copy.finalize()
+
+
+def test_ours_to_lerobot_and_back_is_lossless(tmp_path: Path) -> None:
+    data = make_data()
+    write_lerobot(data, tmp_path / "ours", video=False)
+    written_again_by_lerobot(tmp_path / "ours", tmp_path / "theirs")
+    back = read_lerobot(tmp_path / "theirs")
+    assert back.ends.tolist() == data.ends.tolist()
+    assert back.tasks == data.tasks
+    assert back.control_dt == data.control_dt
+    assert set(back.arrays) == set(data.arrays)
+    for key, array in data.arrays.items():
+        assert back.arrays[key].dtype == array.dtype, key
+        assert np.array_equal(back.arrays[key], array), key
+    assert (data.seeds >= 0).all() and (back.seeds == -1).all()  # lerobot has no place for the seed of a simulator
+    first = theirs_episodes(tmp_path / "theirs")[0]
+    assert (first["length"], first["tasks"]) == (len(data.episode(0)), [data.tasks[0]])
+
+
+def theirs_episodes(root: Path) -> list[dict[str, Any]]:
+    """Metadata of the episodes as lerobot reads it."""
+    return list(lerobot_dataset.LeRobotDataset("local/set", root=root, video_backend="pyav").meta.episodes)

@@ -41,6 +41,19 @@ class Encoding(Protocol):
         ...
 
 
+@runtime_checkable
+class Sampling(Protocol):
+    """A policy from elsewhere, which has to say itself what its sampler does."""
+
+    def sampler_grid(self) -> Grid:
+        """Steps of the sampler."""
+        ...
+
+    def action_bound(self) -> float:
+        """Largest normalised action; infinite if it has no bound."""
+        ...
+
+
 @dataclass(frozen=True)
 class Grid:
     """The steps of a sampler on the linear path."""
@@ -64,6 +77,12 @@ class Grid:
 def uniform_grid(steps: int) -> Grid:
     """Equal steps from pure noise."""
     return Grid((*left_grid(steps).tolist(), 1.0))
+
+
+def variance_preserving_grid(signal: Tensor, noise: Tensor) -> Grid:
+    """Steps between points `(K + 1,)` of the variance-preserving path, given by their coefficients."""
+    total = signal.double() + noise.double()
+    return Grid(tuple((signal.double() / total).tolist()), float(1 / total[0]))
 
 
 def _outer(policy: Policy) -> Policy:
@@ -94,10 +113,10 @@ def private_rows(policy: Policy) -> int:
 def own_grid(policy: Policy, *, leaps: bool) -> Grid:
     """Steps of the parent's own sampler; `leaps` if its steps may be taken as it has learned them."""
     policy = _outer(policy)
+    if isinstance(policy, Sampling):
+        return policy.sampler_grid()
     if isinstance(policy, DiffusionPolicy):
-        signal, noise = policy.signal_scale.double(), policy.noise_scale.double()
-        total = signal + noise
-        return Grid(tuple((signal / total).tolist()), float(1 / total[0]))
+        return variance_preserving_grid(policy.signal_scale, policy.noise_scale)
     if isinstance(policy, EDMPolicy):
         sigmas = policy.sigmas.double()
         times = (1 / (1 + sigmas)).tolist()
@@ -110,6 +129,8 @@ def own_grid(policy: Policy, *, leaps: bool) -> Grid:
 def bound(policy: Policy) -> float:
     """Largest normalised action of a parent; infinite if it has no bound."""
     policy = _outer(policy)
+    if isinstance(policy, Sampling):
+        return policy.action_bound()
     clip = policy.config.action_clip if isinstance(policy, GenerativePolicy) else 0.0
     return clip or float("inf")
 

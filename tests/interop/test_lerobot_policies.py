@@ -1,0 +1,222 @@
+"""Policies built and saved by `lerobot` do here what they do there; `make test-lerobot` runs this."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+pytest.importorskip("lerobot.policies", reason="needs robopolicy[lerobot]: make test-lerobot")
+
+from lerobot.policies.factory import make_pre_post_processors
+from lerobot_pi import save_pi
+from lerobot_saved import HISTORY, HORIZON, observations, save_diffusion, save_smolvla, statistics, theirs
+
+from robopolicy.errors import UserError
+from robopolicy.interop.lerobot import load_lerobot
+from robopolicy.policies.noise import RowStreams
+from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
+
+PAST = HISTORY - 1
+
+
+def noise_for(policy: Any, rows: int = 3) -> Tensor:
+    return torch.randn(rows, *policy.noise_shape, generator=torch.Generator().manual_seed(9))
+
+
+def their_chunk(saved: Any, folder: Path, obs: dict[str, Tensor], noise: Tensor) -> Tensor:
+    """The actions that lerobot plays for these observations and this noise, in its own layout."""
+    before, after = make_pre_post_processors(saved.config, pretrained_path=str(folder))
+    saved.reset()
+    batch = before(theirs(obs))
+    features = saved.config.image_features
+    batch["observation.images"] = torch.stack([batch[key] for key in features], -4) if features else None
+    with torch.no_grad():
+        return after(saved.diffusion.generate_actions(batch, noise=noise))
+
+
+@pytest.mark.parametrize(
+    ("camera", "prediction", "clip"), [(False, "epsilon", True), (False, "sample", False), (True, "epsilon", False)]
+)
+def test_the_same_noise_gives_lerobots_own_chunk(tmp_path: Path, camera: bool, prediction: str, clip: bool) -> None:
+    saved = save_diffusion(tmp_path / "p", camera=camera, prediction_type=prediction, clip_sample=clip)
+    policy = load_lerobot(tmp_path / "p")
+    spec = policy.spec
+    assert (spec.horizon, spec.execute, spec.obs_horizon, policy.network_calls) == (HORIZON - PAST, 4, HISTORY, 5)
+    obs, noise = observations(3, camera=camera), noise_for(policy)
+    expected = their_chunk(saved, tmp_path / "p", obs, noise.roll(PAST, 1))
+    assert torch.equal(policy.decode(obs, noise)[:, : spec.execute], expected)
+    assert float(expected.std()) > 0.1
+
+
+def test_acting_draws_the_noise_that_decodes_to_the_chunk(tmp_path: Path) -> None:
+    save_diffusion(tmp_path / "p")
+    policy = load_lerobot(tmp_path / "p")
+    obs = observations(3, camera=False)
+    noise = RowStreams([5, 6, 7], [0] * 3).normal((3, *policy.noise_shape))
+    assert torch.equal(policy.act(obs, generator=RowStreams([5, 6, 7], [0] * 3)), policy.decode(obs, noise))
+
+
+@pytest.mark.parametrize("steps", [50, 10])
+def test_ancestral_sampling_takes_ddpms_steps(tmp_path: Path, steps: int) -> None:
+    settings = {"noise_scheduler_type": "DDPM", "num_inference_steps": steps}
+    saved = save_diffusion(tmp_path / "p", **settings)
+    policy = load_lerobot(tmp_path / "p")
+    obs = observations(3, camera=False)
+    found = policy.act(obs, generator=torch.Generator().manual_seed(4))
+    # lerobot draws from the global generator: the same numbers, in its own layout.
+    draws = torch.Generator().manual_seed(4)
+    scheduler, drawn = saved.diffusion.noise_scheduler, [torch.randn(3, HORIZON, 2, generator=draws).roll(PAST, 1)]
+    drawn += [torch.randn(3, HORIZON, 2, generator=draws).roll(PAST, 1) for _ in range(steps - 1)]
+    before, after = make_pre_post_processors(saved.config, pretrained_path=str(tmp_path / "p"))
+    features = saved.diffusion._prepare_global_conditioning(before(theirs(obs)))
+    x = drawn[0]
+    scheduler.set_timesteps(steps)
+    for index, level in enumerate(scheduler.timesteps):
+        output = saved.diffusion.unet(x, level.expand(3), global_cond=features)
+        step = scheduler.step(output, level, x, generator=torch.Generator().manual_seed(0))
+        spread = scheduler._get_variance(level) ** 0.5
+        if level > 0:
+            step.prev_sample -= spread * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+            step.prev_sample += spread * drawn[index + 1]
+        x = step.prev_sample
+    torch.testing.assert_close(found, after(x.detach()[:, PAST:]), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "sample"])
+def test_the_field_is_what_the_schedulers_step_believes(tmp_path: Path, prediction: str) -> None:
+    saved = save_diffusion(tmp_path / "p", prediction_type=prediction, clip_sample=False)
+    policy: Any = load_lerobot(tmp_path / "p")
+    obs = observations(3, camera=False)
+    before, _ = make_pre_post_processors(saved.config, pretrained_path=str(tmp_path / "p"))
+    features = saved.diffusion._prepare_global_conditioning(before(theirs(obs)))
+    scheduler = saved.diffusion.noise_scheduler
+    scheduler.set_timesteps(5)
+    for level in scheduler.timesteps:
+        x = torch.randn(3, HORIZON, 2, generator=torch.Generator().manual_seed(int(level)))
+        output = saved.diffusion.unet(x, level.expand(3), global_cond=features)
+        data = scheduler.step(output, level, x).pred_original_sample
+        a, b = scheduler.alphas_cumprod[level] ** 0.5, (1 - scheduler.alphas_cumprod[level]) ** 0.5
+        expected = data - (x - a * data) / b
+        found = policy.field(obs, (x / (a + b)).roll(-PAST, 1), (a / (a + b)).expand(3)).roll(PAST, 1)
+        torch.testing.assert_close(found, expected, atol=2e-3, rtol=2e-3)
+
+
+def test_fewer_sampler_steps_and_played_actions_on_request(tmp_path: Path) -> None:
+    saved = save_diffusion(tmp_path / "p", noise_scheduler_type="DDPM", num_inference_steps=None)
+    assert load_lerobot(tmp_path / "p").network_calls == saved.config.num_train_timesteps
+    policy = load_lerobot(tmp_path / "p", steps=4, execute=2)
+    assert (policy.network_calls, policy.spec.execute) == (4, 2)
+
+
+@pytest.mark.parametrize("kind", ["smolvla", "pi0", "pi05"])
+def test_language_policies_take_our_noise_and_read_their_instruction(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = save_smolvla(tmp_path / "p") if kind == "smolvla" else save_pi(kind, tmp_path / "p", monkeypatch)
+    obs = observations(3, camera=True, history=1)
+    told = load_lerobot(tmp_path / "p", instructions=["push the block", "open the drawer"])
+    spec = told.spec
+    assert (spec.horizon, spec.execute, spec.action_dim, told.noise_shape) == (6, 3, 2, (6, 4))
+    noise, choice = noise_for(told), torch.tensor([0.0, 1.0, 0.0]).reshape(3, 1, 1)
+    before, after = make_pre_post_processors(saved.config, pretrained_path=str(tmp_path / "p"))
+    newest = {key: value[:, -1] for key, value in theirs(obs).items()}
+    tasks = ["push the block", "open the drawer", "push the block"]
+    expected = after(saved.predict_action_chunk(before(newest | {"task": tasks}), noise=noise))
+    found = told.decode(obs | {"task_index": choice}, noise)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    for changed in (
+        told.decode(obs | {"task_index": choice}, noise + 1),
+        told.decode(obs | {"task_index": 1 - choice}, noise),
+    ):
+        assert float((changed - expected).abs().amax((1, 2)).min()) > 1e-4
+    with pytest.raises(UserError, match=r"choose among 2 instructions, found \[0, 1, 2\]"):
+        told.decode(obs | {"task_index": torch.arange(3.0).reshape(3, 1, 1)}, noise)
+
+
+def test_one_instruction_needs_no_choice(tmp_path: Path) -> None:
+    save_smolvla(tmp_path / "p")
+    obs, instruction = observations(3, camera=True, history=1), "push the block"
+    one = load_lerobot(tmp_path / "p", instructions=[instruction])
+    two = load_lerobot(tmp_path / "p", instructions=["open the drawer", instruction])
+    noise = noise_for(one)
+    assert torch.equal(one.decode(obs, noise), two.decode(obs | {"task_index": torch.ones(3, 1, 1)}, noise))
+
+
+def test_a_checkpoint_names_the_policy_and_verifies(tmp_path: Path) -> None:
+    save_diffusion(tmp_path / "p")
+    policy, obs = load_lerobot(tmp_path / "p"), observations(3, camera=False)
+    save_checkpoint(tmp_path / "c", policy, task="toy/point_mass", obs_sample=obs)
+    assert not any("unet" in key for key in load_file(tmp_path / "c" / "model.safetensors"))
+    assert verify_checkpoint(tmp_path / "c").ok
+    loaded, _ = load_policy(tmp_path / "c")
+    noise = noise_for(policy)
+    assert torch.equal(loaded.decode(obs, noise), policy.decode(obs, noise))
+    weights = load_file(tmp_path / "p" / "model.safetensors")
+    save_file({key: value + 1 for key, value in weights.items()}, tmp_path / "p" / "model.safetensors")
+    with pytest.raises(UserError, match="has changed: expected content"):
+        load_policy(tmp_path / "c")
+
+
+def test_copies_share_the_frozen_original(tmp_path: Path) -> None:
+    save_diffusion(tmp_path / "p")
+    policy = load_lerobot(tmp_path / "p")
+    assert copy.deepcopy(policy).original is policy.original
+    policy.train()
+    assert not policy.original.policy.training
+    assert not any(parameter.requires_grad for parameter in policy.original.policy.parameters())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: weights | {"diffusion.extra": torch.zeros(1)}, "weight 'diffusion.extra', which LeRobot's"),
+        (lambda weights: dict(list(weights.items())[1:]), "lacks weight 'diffusion"),
+        (lambda weights: {key: value + float("nan") for key, value in weights.items()}, "is not finite"),
+        (lambda weights: {key: value[:1] for key, value in weights.items()}, "has shape|size mismatch|Error"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+    save_diffusion(tmp_path / "p")
+    file = tmp_path / "p" / "model.safetensors"
+    save_file({key: value.contiguous() for key, value in change(load_file(file)).items()}, file)
+    with pytest.raises(UserError, match=message) as caught:
+        load_lerobot(tmp_path / "p")
+    assert "\n" not in str(caught.value)
+
+
+def test_statistics_that_lerobot_would_do_without_are_asked_for(tmp_path: Path) -> None:
+    found = {key: value for key, value in statistics().items() if key != "action"}
+    save_diffusion(tmp_path / "p", stats=found)
+    with pytest.raises(UserError, match="no statistics of 'action': MIN_MAX expects min and max, found none"):
+        load_lerobot(tmp_path / "p")
+
+
+def test_wrong_cameras_are_named(tmp_path: Path) -> None:
+    save_diffusion(tmp_path / "p", camera=True)
+    obs = observations(2, camera=True)
+    policy = load_lerobot(tmp_path / "p")
+    with pytest.raises(UserError, match=r"expects observation 'image.front' .* found only image.top, state"):
+        policy.act({"state": obs["state"], "image.top": obs["image.front"]})
+    with pytest.raises(UserError, match=r"'image.front' of shape \(2, 3, 32, 32\), found \(2, 3, 16, 16\)"):
+        policy.act(obs | {"image.front": obs["image.front"][..., ::2, ::2]})
+    renamed = load_lerobot(tmp_path / "p", keys={"image.top": "observation.images.front"})
+    noise = noise_for(policy, 2)
+    seen = {"state": obs["state"], "image.top": obs["image.front"]}
+    assert torch.equal(renamed.decode(seen, noise), policy.decode(obs, noise))
+
+
+def test_a_step_that_names_foreign_code_is_not_run(tmp_path: Path) -> None:
+    save_diffusion(tmp_path / "p")
+    file = tmp_path / "p" / "policy_preprocessor.json"
+    pipeline = json.loads(file.read_text())
+    pipeline["steps"].append({"class": "pathlib.Path", "config": {}})
+    file.write_text(json.dumps(pipeline))
+    with pytest.raises(UserError, match=r"'pathlib.Path', which is not part of lerobot"):
+        load_lerobot(tmp_path / "p")
