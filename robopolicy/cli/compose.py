@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 SETTINGS = ("episodes", "candidates", "divisions")  # of the search methods, by the names of the options
 
 EXAMPLES = """\
-examples, with A and B for checkpoint folders such as runs/lift_flow_bc/checkpoints/best:
+examples:
+  A and B stand for checkpoint folders such as runs/lift_flow_bc/checkpoints/best.
   robopolicy compose A B --weights 0.3 0.7 --out runs/both
   robopolicy compose A B --search grid --episodes 50 --out runs/searched
   robopolicy compose A B --operator or --search halving --out runs/mixture
