@@ -67,9 +67,9 @@ def frame_rate(control_dt: float) -> Fraction:
 
 
 def vector_feature(array: NDArray[Any], names: Sequence[str] = ()) -> dict[str, Any]:
-    """Description of a column of vectors `(T, D)` or scalars `(T,)`."""
-    width = 1 if array.ndim == 1 else int(array.shape[1])
-    return {"dtype": array.dtype.name, "shape": [width], "names": list(names) or None}
+    """Description of a column of scalars `(T,)`, vectors `(T, D)` or larger arrays, e.g. point clouds `(T, N, 3)`."""
+    shape = [int(size) for size in array.shape[1:]] or [1]
+    return {"dtype": array.dtype.name, "shape": shape, "names": list(names) or None}
 
 
 def image_feature(images: NDArray[Any], video_info: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -90,9 +90,11 @@ def huggingface_metadata(features: Mapping[str, Mapping[str, Any]]) -> dict[byte
     def column(feature: Mapping[str, Any]) -> dict[str, Any]:
         if feature["dtype"] == "image":
             return {"_type": "Image"}
+        shape = feature["shape"]
+        if len(shape) > 1:
+            return {"shape": shape, "dtype": feature["dtype"], "_type": f"Array{len(shape)}D"}
         value = {"dtype": feature["dtype"], "_type": "Value"}
-        width = feature["shape"][0]
-        return value if width == 1 else {"feature": value, "length": width, "_type": "Sequence"}
+        return value if shape == [1] else {"feature": value, "length": shape[0], "_type": "Sequence"}
 
     columns = {name: column(feature) for name, feature in features.items() if feature["dtype"] != "video"}
     return {b"huggingface": json.dumps({"info": {"features": columns}}).encode()}

@@ -68,7 +68,7 @@ def _read(source: _Source, episodes: Sequence[int] | None, images: bool) -> Epis
     for name, values in columns.items():
         key = layout.key_of(name, camera=False)
         if key is not None:
-            arrays[key] = values.reshape(len(table), -1) if _is_matrix(name) else values.reshape(-1)
+            arrays[key] = values if _has_shape(name) else values.reshape(-1)
     if layout.DONE in columns:
         arrays["terminated"] = _terminated(columns, ends)
     for name in cameras:
@@ -206,7 +206,7 @@ def _is_vector(name: str, feature: dict[str, Any]) -> bool:
     return numeric and (layout.key_of(name, camera=False) is not None or name in (layout.DONE, layout.TRUNCATED))
 
 
-def _is_matrix(name: str) -> bool:
+def _has_shape(name: str) -> bool:
     return name == "action" or name.startswith("observation.")
 
 

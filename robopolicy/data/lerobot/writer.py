@@ -139,10 +139,8 @@ class LeRobotWriter:
                 encoder = self._encoder if height % 2 == width % 2 == 0 else None  # yuv420p halves both sides
                 info = video_info(encoder, height, width, self._rate) if encoder else None
                 features[layout.feature_of(key)] = layout.image_feature(array, info)
-            elif array.ndim <= 2:
-                features[layout.feature_of(key)] = layout.vector_feature(array, self._names.get(key, ()))
             else:
-                raise UserError(f"'{key}' must hold vectors, got frames of shape {array.shape[1:]}; flatten them.")
+                features[layout.feature_of(key)] = layout.vector_feature(array, self._names.get(key, ()))
         if "terminated" in episode.arrays:
             flag = {"dtype": "bool", "shape": [1], "names": None}
             features |= {layout.DONE: flag, layout.TRUNCATED: flag}
@@ -161,7 +159,7 @@ class LeRobotWriter:
         }
         columns, stats = self._vectors(episode, task), {}
         for name, values in columns.items():
-            stats[name] = vector_statistics(values)
+            stats[name] = _shaped(vector_statistics(values), self._features[name])
         arrays = {name: _column(values, self._features[name]) for name, values in columns.items()}
         for key in filter(is_image, episode.arrays):
             name, images = layout.feature_of(key), episode.arrays[key]
@@ -248,9 +246,8 @@ class LeRobotWriter:
                 statistics[name] = histogram_statistics(self._histograms[name], self._frames)
                 continue
             parts = [pq.read_table(file, columns=[name]).column(0).combine_chunks() for file in files]
-            flat = [part.flatten() if pa.types.is_fixed_size_list(part.type) else part for part in parts]
-            values = np.concatenate([part.to_numpy(zero_copy_only=False) for part in flat])
-            statistics[name] = vector_statistics(values.reshape(-1, feature["shape"][0]))
+            values = np.concatenate([_flattened(part).to_numpy(zero_copy_only=False) for part in parts])
+            statistics[name] = _shaped(vector_statistics(values.reshape(-1, *feature["shape"])), feature)
         return statistics
 
     @contextmanager
@@ -307,9 +304,24 @@ def write_lerobot(episodes: Episodes, path: str | Path, *, video: bool = True, o
 
 
 def _column(values: Array, feature: Mapping[str, Any]) -> pa.Array:
-    width = feature["shape"][0]
-    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
-    return flat if width == 1 else pa.FixedSizeListArray.from_arrays(flat, width)
+    column = pa.array(np.ascontiguousarray(values).reshape(-1))
+    if feature["shape"] == [1]:
+        return column
+    for width in reversed(feature["shape"]):
+        column = pa.FixedSizeListArray.from_arrays(column, width)
+    return column
+
+
+def _flattened(column: pa.Array) -> pa.Array:
+    while pa.types.is_fixed_size_list(column.type):
+        column = column.flatten()
+    return column
+
+
+def _shaped(statistics: Statistics, feature: Mapping[str, Any]) -> Statistics:
+    """Statistics in the shape of the feature, as LeRobot expects them."""
+    shape = feature["shape"]
+    return {name: value if name == "count" else value.reshape(shape) for name, value in statistics.items()}
 
 
 def _refuse_existing(path: Path, overwrite: bool) -> None:
