@@ -60,6 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     "awm": POINTWISE,
     "bc": EVERYTHING,
     "cal_ql": {"squashed gaussian"},
+    "cdsa": EVERYTHING,
     "distill": DENOISING - {"consistency"},
     "dppo": {"diffusion"},
     "dqc": EVERYTHING,

@@ -8,6 +8,7 @@ from robopolicy.algorithms.ac_flow import ACFlow, ACFlowConfig
 from robopolicy.algorithms.awm import AWM, AWMConfig
 from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.algorithms.cal_ql import CalQL, CalQLConfig
+from robopolicy.algorithms.cdsa import CDSA, CDSAConfig
 from robopolicy.algorithms.distill import Distill, DistillConfig
 from robopolicy.algorithms.dppo import DPPO, DPPOConfig
 from robopolicy.algorithms.dqc import DQC, DQCConfig
@@ -40,6 +41,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "awm": (AWMConfig, AWM),
     "bc": (BCConfig, BC),
     "cal_ql": (CalQLConfig, CalQL),
+    "cdsa": (CDSAConfig, CDSA),
     "distill": (DistillConfig, Distill),
     "dppo": (DPPOConfig, DPPO),
     "dqc": (DQCConfig, DQC),

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.cli.players import load_players
     from robopolicy.errors import UserError
     from robopolicy.evaluation.compare import compare
-    from robopolicy.evaluation.report import Report, all_notes, table, to_dict, write_report
+    from robopolicy.evaluation.report import Report, aligned, all_notes, table, to_dict, write_report
     from robopolicy.files import atomic_folder, free_folder, refuse_foreign
 
     check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed", "video"))
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"out": str(args.out), **_without_episodes(to_dict(report))}))
         return 0
     print(f"{entry.name}, {args.episodes} episodes, seeds {args.seed} to {args.seed + args.episodes - 1}")
-    print(_aligned(*table(results)))
+    print(aligned(*table(results)))
     if report.comparison is not None:
         print(report.comparison.sentence(*results))
     for note in all_notes(report):
@@ -147,14 +147,3 @@ def _facts(args: argparse.Namespace, entry: TaskEntry) -> dict[str, str]:
 def _without_episodes(report: dict[str, Any]) -> dict[str, Any]:
     """The report without its long per-episode lists, which are in the file."""
     return {**report, "results": {label: result["summary"] for label, result in report["results"].items()}}
-
-
-def _aligned(header: list[str], rows: list[list[str]]) -> str:
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    lines = [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in [header, *rows]
-    ]
-    return "\n".join(lines)

@@ -37,7 +37,7 @@ def load_players(names: Sequence[str], task: str | None, device: str) -> tuple[l
         found = f"the checkpoints were trained on {' and '.join(trained)}" if trained else f"{names[0]} has no task"
         raise UserError(f"Which task? {found}; pass --task (see 'robopolicy list tasks').")
     entry = get_task(task or trained[0])
-    labels = _labels(names)
+    labels = short_names(names)
     return [_player(name, labels[i], entry, loaded) for i, name in enumerate(names)], entry
 
 
@@ -76,7 +76,7 @@ def _player(name: str, label: str, entry: TaskEntry, loaded: dict[str, tuple[Pol
     return Player(label, lambda: ExpertActor(make_expert()))
 
 
-def _labels(names: Sequence[str]) -> list[str]:
-    """Short and distinct: `runs/lift_bc/checkpoints/best` becomes `lift_bc/best`."""
+def short_names(names: Sequence[str]) -> list[str]:
+    """Short and distinct names of checkpoint folders: `runs/lift_bc/checkpoints/best` becomes `lift_bc/best`."""
     short = ["/".join([p for p in Path(name).parts if p not in ("runs", "checkpoints")][-2:]) for name in names]
     return short if len(set(short)) == len(short) else [str(Path(name)) for name in names]

@@ -19,7 +19,8 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "verify",
         help="recompute a checkpoint's golden chunk",
-        description="Check the files of a checkpoint and recompute the action chunk stored beside it.",
+        description="Check the files of a checkpoint and recompute the action chunk stored beside it. A composed "
+        "checkpoint is refused if a parent was moved or changed.",
         epilog=EXAMPLES,
     )
     parser.add_argument("checkpoint", type=Path, help="checkpoint folder")
@@ -29,8 +30,10 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Verify; 0 when the chunk is reproduced, 1 when it is not."""
+    from robopolicy.schema import to_plain
     from robopolicy.sim.registry import task_names
     from robopolicy.training.checkpoint import verify_checkpoint
+    from robopolicy.training.parents import place_of
 
     report = verify_checkpoint(args.checkpoint, args.device)
     manifest = report.manifest
@@ -47,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
             "policy": manifest.policy,
             "task": manifest.task,
             "changed_versions": changed,
+            "parents": [to_plain(parent) for parent in manifest.parents],
         }
         print(json.dumps(content))
     else:
@@ -56,6 +60,9 @@ def run(args: argparse.Namespace) -> int:
         if manifest.task not in task_names():
             print("  that task is not installed here, so the policy cannot be evaluated on it")
         print(f"  golden chunk: largest error {report.max_error:.3g} (tolerance {report.tolerance:g})")
+        for parent in manifest.parents:
+            weights = parent.files.get("model.safetensors", "")[:12]
+            print(f"  composed of {place_of(parent, args.checkpoint)}: {parent.policy} {weights}, unchanged")
         for name, change in changed.items():
             print(f"  {name} has changed since: {change}")
         if not report.ok:

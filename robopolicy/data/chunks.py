@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ class ChunkBatch:
     chunk: Tensor  # (B, H, A) chunk[:, 0] is the action for the newest observation
     mask: Tensor  # (B, H) float32, 0 on steps padded after the end of the episode
     weight: Tensor | None = None  # (B,) importance of each sample
+    next_obs: dict[str, Tensor] | None = None  # {key: (B, To, ...)} after `reach` steps, where the sampler has one
+    reached: Tensor | None = None  # (B,) float32, 0 where the episode ended before them
 
 
 class ChunkSampler:
@@ -40,6 +42,7 @@ class ChunkSampler:
         batch_size: int = 256,
         seed: int = 0,
         weight: np.ndarray | None = None,
+        reach: int = 0,
     ) -> None:
         """Precompute the index tables.
 
@@ -50,6 +53,7 @@ class ChunkSampler:
             batch_size: B.
             seed: Seed of the shuffling.
             weight: Optional importance of each frame `(F,)`, handed on in the batches.
+            reach: Steps from an observation to the next one of a batch; 0 leaves that out.
         """
         if min(horizon, obs_horizon, batch_size) < 1:
             raise UserError(
@@ -69,6 +73,10 @@ class ChunkSampler:
         self._history = torch.from_numpy(np.maximum(frame + np.arange(1 - obs_horizon, 1), first))  # (F, To)
         self._future = torch.from_numpy(np.minimum(ahead, last))  # (F, H)
         self._mask = torch.from_numpy((ahead <= last).astype(np.float32))  # (F, H)
+        self._after: Tensor | None = None
+        if reach:
+            self._after = torch.from_numpy(np.minimum(frame + reach, last)[:, 0])  # (F,)
+            self._reached = torch.from_numpy((frame + reach <= last)[:, 0].astype(np.float32))  # (F,)
         self._epoch, self._position = 0, 0
         self._order = self._permutation(0)
 
@@ -100,10 +108,15 @@ class ChunkSampler:
 
     def take(self, frames: Tensor) -> ChunkBatch:
         """The chunks `(B,)` that start at the given frames."""
-        history, future = self._history[frames], self._future[frames]
-        obs = {key: value[history] for key, value in self._obs.items()}
         weight = None if self._weight is None else self._weight[frames]
-        return ChunkBatch(obs, self._action[future], self._mask[frames], weight)
+        batch = ChunkBatch(self._histories(frames), self._action[self._future[frames]], self._mask[frames], weight)
+        if self._after is None:
+            return batch
+        return replace(batch, next_obs=self._histories(self._after[frames]), reached=self._reached[frames])
+
+    def _histories(self, frames: Tensor) -> dict[str, Tensor]:
+        history = self._history[frames]
+        return {key: value[history] for key, value in self._obs.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Position in the stream, as plain integers."""

@@ -17,6 +17,7 @@ from robopolicy.evaluation.compare import Comparison
 from robopolicy.evaluation.intervals import Interval
 from robopolicy.evaluation.result import EvalResult
 
+Table = tuple[list[str], list[list[str]]]  # header and rows, as text cells
 EMBED_LIMIT = 12_000_000  # bytes of video put into the HTML; a larger one stays a file beside it
 _MIME = {".png": "image/png", ".gif": "image/gif", ".mp4": "video/mp4"}
 
@@ -28,11 +29,13 @@ class Report:
     title: str
     results: Mapping[str, EvalResult]  # by the name of the policy, baseline first
     comparison: Comparison | None = None  # of the first two
+    verdicts: Sequence[str] = ()  # further comparisons, in words
     video: Path | None = None  # inside the report folder
     strip: Path | None = None  # still picture, inside the report folder
     notes: Sequence[str] = ()  # sentences for the reader: why there is no video, what was compared
     facts: Mapping[str, str] = field(default_factory=dict[str, str])  # task, backend, versions, ...
     curves: Mapping[str, Path] = field(default_factory=dict[str, Path])  # caption -> further plot in the folder
+    tables: Mapping[str, Table] = field(default_factory=dict[str, Any])  # caption -> further table
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])  # added to the top level of report.json
 
 
@@ -52,6 +55,7 @@ def to_dict(report: Report) -> dict[str, Any]:
         "notes": all_notes(report),
         "results": {label: result.to_dict() for label, result in report.results.items()},
         "comparison": report.comparison.to_dict() if report.comparison else None,
+        "verdicts": list(report.verdicts),
         **report.extra,
     }
 
@@ -62,7 +66,7 @@ def all_notes(report: Report) -> list[str]:
     return list(dict.fromkeys([*report.notes, *warnings]))
 
 
-def table(results: Mapping[str, EvalResult]) -> tuple[list[str], list[list[str]]]:
+def table(results: Mapping[str, EvalResult]) -> Table:
     """Header and rows of the summary, as text cells. The command line, Markdown and HTML all show this table."""
     header = ["policy", "success [95 %]", "return [95 %]", "calls/action", "ms/action", "ms/decision p95"]
     rows: list[list[str]] = []
@@ -72,7 +76,7 @@ def table(results: Mapping[str, EvalResult]) -> tuple[list[str], list[list[str]]
         rows.append(
             [
                 label,
-                _percent(success) if success else "-",
+                percent(success) if success else "-",
                 f"{ret:.4g}" if result.n > 1 else f"{ret.estimate:.4g}",
                 f"{cost.network_calls_per_action:.2f}",
                 f"{cost.ms_per_action:.2f}" if timed else "-",
@@ -84,12 +88,14 @@ def table(results: Mapping[str, EvalResult]) -> tuple[list[str], list[list[str]]
 
 def markdown(report: Report, figures: Mapping[str, Path]) -> str:
     """The report as Markdown; pictures are files beside it."""
-    header, rows = table(report.results)
     lines = [f"# {report.title}", ""]
     lines += [" · ".join(f"{key}: {value}" for key, value in report.facts.items()), ""] if report.facts else []
-    lines += [_row(header), _row(["---"] * len(header)), *(_row(row) for row in rows), ""]
-    lines += [f"**{_sentence(report)}**", ""] if report.comparison else []
+    lines += [*_rows(table(report.results)), ""]
+    for sentence in _sentences(report):
+        lines += [f"**{sentence}**", ""]
     lines += [f"> {note}" for note in all_notes(report)]
+    for caption, content in report.tables.items():
+        lines += [f"\n## {caption}\n", *_rows(content)]
     lines += [f"\n![{caption}]({path.name})" for caption, path in figures.items()]
     lines += [f"\n![Moments of the first episode]({report.strip.name})"] if report.strip else []
     lines += [f"\n[Video]({report.video.name})"] if report.video else []
@@ -98,24 +104,35 @@ def markdown(report: Report, figures: Mapping[str, Path]) -> str:
 
 def page(report: Report, figures: Mapping[str, Path]) -> str:
     """The report as one HTML file without outside resources."""
-    header, rows = table(report.results)
     facts = "".join(f"<span><b>{_safe(key)}</b> {_safe(value)}</span>" for key, value in report.facts.items())
     cards = "".join(_card(label, result) for label, result in report.results.items())
-    head = "".join(f"<th>{_safe(cell)}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td>{_safe(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    tables = {"Numbers": table(report.results), **report.tables}
+    numbers = "".join(f"<h2>{_safe(caption)}</h2>{_html_table(content)}" for caption, content in tables.items())
     notes = "".join(f"<p class=note>{_safe(note)}</p>" for note in all_notes(report))
-    verdict = f"<p class=verdict>{_safe(_sentence(report))}</p>" if report.comparison else ""
+    verdict = "".join(f"<p class=verdict>{_safe(sentence)}</p>" for sentence in _sentences(report))
     pictures = "".join(f"<figure><img src='{_embed(p)}' alt='{_safe(c)}'></figure>" for c, p in figures.items())
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
         f"<title>{_safe(report.title)}</title><style>{_CSS}</style><main><h1>{_safe(report.title)}</h1>"
         f"<p class=facts>{facts}</p><section class=cards>{cards}</section>{verdict}{notes}"
-        f"<h2>Numbers</h2><div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-        f"<h2>Plots</h2><section class=plots>{pictures}</section>{_video(report)}</main></html>\n"
+        f"{numbers}<h2>Plots</h2><section class=plots>{pictures}</section>{_video(report)}</main></html>\n"
     )
 
 
-def _percent(interval: Interval) -> str:
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table as plain text, the first column to the left and the others to the right."""
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    lines = [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        ).rstrip()
+        for row in [header, *rows]
+    ]
+    return "\n".join(lines)
+
+
+def percent(interval: Interval) -> str:
+    """A rate with its interval as a cell of a table."""
     rate, low, high = (f"{100 * value:.1f}" for value in (interval.estimate, interval.low, interval.high))
     return f"{rate} % [{low}, {high}]"
 
@@ -141,10 +158,9 @@ def _draw(folder: Path, report: Report) -> dict[str, Path]:
     return figures
 
 
-def _sentence(report: Report) -> str:
-    assert report.comparison is not None
-    first, second = list(report.results)[:2]
-    return report.comparison.sentence(first, second)
+def _sentences(report: Report) -> list[str]:
+    first = [] if report.comparison is None else [report.comparison.sentence(*list(report.results)[:2])]
+    return [*first, *report.verdicts]
 
 
 def _card(label: str, result: EvalResult) -> str:
@@ -170,6 +186,18 @@ def _video(report: Report) -> str:
 
 def _embed(path: Path) -> str:
     return f"data:{_MIME[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def _html_table(content: Table) -> str:
+    header, rows = content
+    head = "".join(f"<th>{_safe(cell)}</th>" for cell in header)
+    body = "".join("<tr>" + "".join(f"<td>{_safe(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _rows(content: Table) -> list[str]:
+    header, rows = content
+    return [_row(header), _row(["---"] * len(header)), *(_row(row) for row in rows)]
 
 
 def _row(cells: Sequence[str]) -> str:

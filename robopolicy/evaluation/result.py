@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,11 @@ class EvalResult:
     def n(self) -> int:
         """Number of episodes."""
         return int(self.seeds.size)
+
+    @property
+    def outcomes(self) -> NDArray[np.float64]:
+        """What is to be as high as possible `(n,)`: success, as 0 or 1, where the task defines it, else return."""
+        return self.returns if self.success is None else self.success.astype(np.float64)
 
     def success_interval(self, level: float = 0.95) -> Interval | None:
         """Success rate with its Wilson interval."""
@@ -133,3 +139,20 @@ class EvalResult:
             cost=Cost(**data["cost"]),
             seeded=data["seeded"],
         )
+
+
+def joined(parts: Sequence[EvalResult]) -> EvalResult:
+    """Results of one policy on several sets of episodes as one; latencies are those of the first."""
+    if len(parts) == 1:
+        return parts[0]
+    wins = [part.success for part in parts if part.success is not None]
+    counted = ("decisions", "steps", "policy_calls", "wall_s")
+    return EvalResult(
+        task=parts[0].task,
+        seeds=np.concatenate([part.seeds for part in parts]),
+        returns=np.concatenate([part.returns for part in parts]),
+        lengths=np.concatenate([part.lengths for part in parts]),
+        success=np.concatenate(wins) if len(wins) == len(parts) else None,
+        cost=replace(parts[0].cost, **{name: sum(getattr(part.cost, name) for part in parts) for name in counted}),
+        seeded=all(part.seeded for part in parts),
+    )

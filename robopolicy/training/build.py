@@ -219,6 +219,7 @@ def _source(
             obs_horizon=spec.obs_horizon,
             batch_size=settings.batch_size,
             seed=config.seed,
+            reach=algorithm.reach,
         )
         return DatasetSource(sampler, device)
     assert sim is not None

@@ -29,6 +29,7 @@ from robopolicy.training.device import usable_device
 from robopolicy.training.manifest import (
     MANIFEST,
     Manifest,
+    Parent,
     check_files,
     describe,
     read_manifest,
@@ -36,6 +37,7 @@ from robopolicy.training.manifest import (
     versions,
     write_manifest,
 )
+from robopolicy.training.parents import check_parents
 from robopolicy.training.statetree import load_tree, portable, save_tree
 
 MODEL, GOLDEN, STATE = "model.safetensors", "golden.safetensors", "training_state"
@@ -62,6 +64,7 @@ def save_checkpoint(
     obs_sample: Observation,
     training: Mapping[str, Any] | None = None,
     training_state: Mapping[str, Any] | None = None,
+    parents: Sequence[Parent] = (),
 ) -> Manifest:
     """Write a checkpoint folder atomically, replacing an older checkpoint of the same name.
 
@@ -72,6 +75,7 @@ def save_checkpoint(
         obs_sample: Observations `{key: (B, To, ...)}` as the policy sees them; the first few become the golden input.
         training: Summary for people and reports, plain JSON values.
         training_state: Nested state for exact resume (see `statetree`).
+        parents: Records of the checkpoints it was composed of (see `parents`).
 
     Raises:
         UserError: The policy is not finite or lacks statistics, the place holds something else, or writing failed.
@@ -89,7 +93,8 @@ def save_checkpoint(
             (temporary / STATE).mkdir()
             save_tree(temporary / STATE, training_state)
         names = sorted(file.relative_to(temporary).as_posix() for file in temporary.rglob("*") if file.is_file())
-        manifest = describe(policy, task, training or {}, {name: sha256(temporary / name) for name in names})
+        hashes = {name: sha256(temporary / name) for name in names}
+        manifest = describe(policy, task, training or {}, hashes, parents)
         write_manifest(temporary, manifest)
     return manifest
 
@@ -137,17 +142,29 @@ def load_training_state(path: str | Path) -> Any:
     return load_tree(folder / STATE)
 
 
+def golden_observations(path: str | Path) -> Observation:
+    """The observations `{key: (B, To, ...)}` stored beside a checkpoint.
+
+    Raises:
+        UserError: There are none, or they are damaged.
+    """
+    folder = Path(path)
+    check_files(folder, read_manifest(folder), GOLDEN)
+    return _observations(_read_tensors(folder / GOLDEN))
+
+
 def verify_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> VerifyReport:
     """Check every file of a checkpoint and recompute its golden chunk.
 
     Raises:
-        UserError: The checkpoint cannot be loaded at all.
+        UserError: The checkpoint cannot be loaded at all, or a parent it was composed of was moved or changed.
     """
     folder, device = Path(path), usable_device(device)
     policy, manifest = load_policy(folder, device)
     check_files(folder, manifest)
+    check_parents(manifest.parents, folder)
     golden = _read_tensors(folder / GOLDEN)
-    obs = {key[4:]: value.to(device) for key, value in golden.items() if key.startswith("obs.")}
+    obs = {key: value.to(device) for key, value in _observations(golden).items()}
     _check_golden(golden, obs, policy, folder)
     expected = golden["chunk"]
     noise = [golden[f"noise.{index}"] for index in range(sum(key.startswith("noise.") for key in golden))]
@@ -156,6 +173,10 @@ def verify_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> V
     same = chunk.shape == expected.shape and bool(torch.isfinite(chunk).all())
     error = float((chunk.double() - expected.double()).abs().max()) if same else float("inf")
     return VerifyReport(error <= TOLERANCE, error, TOLERANCE, manifest, versions())
+
+
+def _observations(golden: Mapping[str, Tensor]) -> Observation:
+    return {key[4:]: value for key, value in golden.items() if key.startswith("obs.")}
 
 
 def _check_golden(golden: Mapping[str, Tensor], obs: Observation, policy: Policy, folder: Path) -> None:

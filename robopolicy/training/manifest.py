@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +19,20 @@ from robopolicy.schema import from_plain, to_plain
 
 SCHEMA = 1  # raise it with every change that an older reader would misunderstand
 MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A checkpoint that went into a composed one."""
+
+    path: str  # its folder, relative to that of the composed checkpoint
+    policy: str  # key in `POLICIES`
+    files: dict[str, str]  # relative path -> sha256, of what decides which policy it is
+
+    @property
+    def identity(self) -> str:
+        """One name for the content."""
+        return " ".join(f"{name}:{self.files[name]}" for name in sorted(self.files))
 
 
 @dataclass(frozen=True)
@@ -35,6 +49,7 @@ class Manifest:
     versions: dict[str, str]  # robopolicy, python, torch, numpy, mujoco
     commit: str | None  # git commit of the source tree, where there is one
     files: dict[str, str]  # relative path -> sha256
+    parents: tuple[Parent, ...] = ()  # what it was composed of; left out where there are none
 
     @property
     def policy_spec(self) -> PolicySpec:
@@ -42,7 +57,13 @@ class Manifest:
         return PolicySpec.from_dict(self.spec)
 
 
-def describe(policy: Policy, task: str, training: Mapping[str, Any], files: Mapping[str, str]) -> Manifest:
+def describe(
+    policy: Policy,
+    task: str,
+    training: Mapping[str, Any],
+    files: Mapping[str, str],
+    parents: Sequence[Parent] = (),
+) -> Manifest:
     """The manifest of `policy` as it is now."""
     return Manifest(
         schema=SCHEMA,
@@ -55,12 +76,14 @@ def describe(policy: Policy, task: str, training: Mapping[str, Any], files: Mapp
         versions=versions(),
         commit=git_commit(),
         files=dict(files),
+        parents=tuple(parents),
     )
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write `manifest.json`."""
-    (folder / MANIFEST).write_text(json.dumps(to_plain(manifest), indent=2) + "\n", encoding="utf-8")
+    content = {key: value for key, value in to_plain(manifest).items() if key != "parents" or value}
+    (folder / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -86,7 +109,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"Checkpoint {folder} has schema {schema}, newer than {SCHEMA}, which robopolicy {robopolicy.__version__} "
             "reads; upgrade robopolicy."
         )
-    return from_plain(Manifest, data, str(file))
+    return from_plain(Manifest, {"parents": [], **data}, str(file))
 
 
 def check_files(folder: Path, manifest: Manifest, prefix: str = "") -> None:

@@ -42,6 +42,7 @@ class Algorithm(ABC):
     config: Any  # frozen dataclass
     policy: Policy  # the trainable policy, exploration included
     needs_base: ClassVar[bool] = False  # starts from a trained policy and learns nothing useful from a fresh one
+    reach: int = 0  # control steps from an observation of a dataset to the next one that `update` wants; 0 wants none
     step_discount: float = 1.0  # discount per control step inside a chunk, for `ChunkedSim(gamma=...)`
 
     def __init__(self, policy: Policy, *, total_updates: int, seed: int = 0) -> None:

@@ -50,6 +50,11 @@ def check_parent(policy: Policy, place: str) -> None:
             "shortcut, meanflow, diffusion, edm), or another policy with field and action_normalizer."
         )
     units(policy)
+    if policy.noise_shape[1] != policy.spec.action_dim:
+        raise UserError(
+            f"{place} denoises {policy.noise_shape[1]} numbers for {policy.spec.action_dim} action dimensions; only "
+            "policies that denoise actions can be composed."
+        )
     unfitted = unfitted_normalizers(policy)
     if unfitted:
         raise UserError(f"{place} has no normaliser statistics ('{unfitted[0]}' never saw data); fit it to a dataset.")

@@ -72,36 +72,32 @@ class Blend:
         rows += [u[:, horizon:] for u, horizon in zip(velocities, self.horizons, strict=True)]
         return torch.cat(rows, 1)
 
-    def derivatives(self, x: Tensor, t: Tensor, tangent: Tensor, how: str) -> tuple[list[Tensor], list[Tensor]]:
-        """Velocities and their change along `tangent` `(B, R, A)`."""
+    def slopes(self, x: Tensor, t: Tensor, tangent: Tensor, how: str) -> list[Tensor]:
+        """Change of every velocity along `tangent` `(B, R, A)`; costs two calls of every network."""
         found: list[Tensor] = []
-        slopes: list[Tensor] = []
         for field, part, along in zip(self.fields, self.parts(x), self.parts(tangent), strict=True):
 
             def at(y: Tensor, field: Field = field) -> Tensor:
                 return field(y, t)
 
             if how == "difference":
-                found.append(at(part))
-                slopes.append(central_difference(at, (part,), (along,)))
+                found.append(central_difference(at, (part,), (along,)))
             else:
                 with forward_mode():
-                    value, slope = torch.func.jvp(at, (part,), (along,))[:2]
-                found.append(value)
-                slopes.append(slope)
-        return found, slopes
+                    found.append(torch.func.jvp(at, (part,), (along,))[1])
+        return found
 
-    def divergences(
-        self, x: Tensor, t: Tensor, probes: int, how: str, generator: torch.Generator
-    ) -> tuple[list[Tensor], Tensor]:
-        """Velocities, and their divergences `(B, M)` with respect to the shared actions; see `Adaptive` for probes."""
-        found: list[Tensor] = []
+    def divergences(self, x: Tensor, t: Tensor, probes: int, how: str, generator: torch.Generator) -> Tensor:
+        """Divergences `(B, M)` of the velocities with respect to the shared actions; see `Adaptive` for probes."""
         total = x.new_zeros(len(x), len(self.fields))
         for direction in self._directions(x, probes, generator):
-            found, slopes = self.derivatives(x, t, direction.expand_as(x), how)
-            along = self.flat(direction)
-            total = total + torch.stack([(self.flat(slope) * along).sum(1) for slope in slopes], 1)
-        return found, total / max(probes, 1)
+            total = total + self.along(direction, self.slopes(x, t, direction.expand_as(x), how))
+        return total / max(probes, 1)
+
+    def along(self, direction: Tensor, slopes: Sequence[Tensor]) -> Tensor:
+        """Components `(B, M)` of the slopes in the direction they were taken in."""
+        own = self.flat(direction)
+        return torch.stack([(self.flat(slope) * own).sum(1) for slope in slopes], 1)
 
     def _directions(self, x: Tensor, probes: int, generator: torch.Generator) -> Tensor:
         """Random signs `(P, 1, R, A)`, or every shared coordinate; 0 beyond the shared actions."""
@@ -189,15 +185,13 @@ def adaptive_step(
     A step with noise draws it from `generator`; directions of divergences, the same for all rows, come from `probing`.
     """
     t = x.new_full((len(x),), step.t)
-    noise = None
+    us, noise, curvature = blend.velocities(x, t), None, torch.zeros_like(levels)
     if step.noise:
         noise = normal(x.shape, generator, x.device)
-        us = blend.velocities(x, t)
-        curvature = torch.zeros_like(levels)
         if isinstance(operator, And):
             noise, curvature = _without_differences(blend, operator, us, noise, x, t)
-    else:
-        us, curvature = blend.divergences(x, t, operator.probes, operator.derivative, probing)
+    elif step.to < 1 or isinstance(operator, And):  # `or` weighs by the levels before a step: nobody asks for the last
+        curvature = blend.divergences(x, t, operator.probes, operator.derivative, probing)
     view = _View.of(blend, step, us, curvature, x)
     nominal = blend.mix(us, blend.nominal)
     ahead = levels + view.rise(blend.flat(step.take(x, nominal) - x))
@@ -205,6 +199,14 @@ def adaptive_step(
     end = step.take(x, blend.mix(us, [w[:, None, None] for w in weights.unbind(1)]), noise)
     levels = levels + view.rise(blend.flat(end - x))
     return end, levels - levels.mean(1, keepdim=True)
+
+
+def adaptive_calls(operator: Adaptive, steps: int, parents: int, size: int) -> int:
+    """Calls of each parent in `steps` of `adaptive_step` with `size` shared numbers; a derivative costs two."""
+    divergence = 2 * (operator.probes or size)
+    looks_ahead = isinstance(operator, And)
+    between = divergence if operator.sampler == "ode" else 2 * (parents - 1) * looks_ahead
+    return steps + between * (steps - 1) + divergence * looks_ahead
 
 
 @dataclass(frozen=True)
@@ -256,6 +258,5 @@ def _without_differences(
     for direction in basis.unbind(2):
         tangent = torch.zeros_like(x)
         tangent[:, : blend.shared] = direction.view_as(x[:, : blend.shared])
-        _, slopes = blend.derivatives(x, t, tangent, operator.derivative)
-        curvature = curvature + torch.stack([(blend.flat(slope) * direction).sum(1) for slope in slopes], 1)
+        curvature = curvature + blend.along(tangent, blend.slopes(x, t, tangent, operator.derivative))
     return noise, curvature

@@ -16,6 +16,7 @@ from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Policy
+from robopolicy.policies.wrappers.nested import alike
 from robopolicy.policies.wrappers.selected import REDUCTIONS, reduce_members
 
 
@@ -83,8 +84,7 @@ def fitting(critic: QEnsemble, policy: Policy) -> QEnsemble:
         UserError: It judges other observations or actions.
     """
     fresh = QEnsemble(critic.config, policy)
-    wanted, found = ({key: value.shape for key, value in part.state_dict().items()} for part in (fresh, critic))
-    if wanted != found or critic.steps != fresh.steps:
+    if not alike(fresh, critic) or critic.steps != fresh.steps:
         raise UserError(
             "The critic judges other observations or actions than the composed policy has; train it on "
             f"{sorted(policy.spec.observation)} and the {policy.spec.execute} actions that are executed."

@@ -6,7 +6,7 @@ them follow time, `or` and `and` compute them for every sample from how probable
 - `or` samples from the mixture of the parents: each is weighed by its share of the mixture's density at the sample.
 - `and` looks for samples that all parents find equally probable: the weights keep the log-densities level on the way.
 
-Both need log-densities, which the sampler accumulates along the path (`sampler.py`).
+Both need log-densities, which the sampler accumulates along the path (`blend.py`).
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def make_operator(description: Mapping[str, Any]) -> Operator:
     name = str(settings.pop("name", ""))
     if name not in OPERATORS:
         raise unknown_name("operator", name, OPERATORS)
-    defaults = to_plain(OPERATORS[name]()) if name != Scheduled.name else {}
+    defaults = to_plain(OPERATORS[name]()) if name != Scheduled.name else {"knots": ()}
     return from_plain(OPERATORS[name], {**defaults, **settings}, f"operator '{name}'")
 
 

@@ -88,7 +88,7 @@ def units(policy: Policy) -> Normalizer:
 
 def private_rows(policy: Policy) -> int:
     """Rows that a parent denoises besides the actions of its chunk, which come first."""
-    return getattr(policy, "noise_shape", (policy.spec.horizon,))[0] - policy.spec.horizon
+    return policy.noise_shape[0] - policy.spec.horizon
 
 
 def own_grid(policy: Policy, *, leaps: bool) -> Grid:

@@ -28,7 +28,6 @@ from itertools import pairwise
 from typing import Any, ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from robopolicy.critics.q import QEnsemble
@@ -48,7 +47,7 @@ from robopolicy.policies.composition.alignment import (
     joint_spec,
     part_of,
 )
-from robopolicy.policies.composition.blend import Blend, Field, Step, adaptive_step, rows_of
+from robopolicy.policies.composition.blend import Blend, Field, Step, adaptive_calls, adaptive_step, rows_of
 from robopolicy.policies.composition.guidance import Langevin, ValueGuidance, fitting, guide, value_gradient
 from robopolicy.policies.composition.operators import (
     Adaptive,
@@ -244,12 +243,8 @@ class ComposedPolicy(Policy):
             return self._play(obs, normal(shape, generator, reference.device), generator, stochastic=True)
 
     def decode(self, obs: Observation, noise: Tensor) -> Tensor:
-        """Map `noise` `(B, *noise_shape)` to the chunk by the deterministic sampler; differentiable.
-
-        Noise `(B, H, A)` is taken as well: rows that are no actions then start from zero.
-        """
-        missing = self.noise_shape[0] - noise.shape[1]
-        return self._play(obs, F.pad(noise, (0, 0, 0, missing)) if missing else noise, None, stochastic=False)
+        """Map `noise` `(B, *noise_shape)` to the chunk by the deterministic sampler; differentiable."""
+        return self._play(obs, noise, None, stochastic=False)
 
     def field(self, obs: Observation, x: Tensor, t: Tensor) -> Tensor:
         """Joint velocity in the units of `action_normalizer`.
@@ -322,23 +317,20 @@ class ComposedPolicy(Policy):
 
     @property
     def noise_shape(self) -> tuple[int, int]:
-        """Rows that are denoised, actions first, and action dimensions; usually those of a chunk."""
+        """That of a chunk, and behind it the rows that parents denoise besides theirs."""
         return self.spec.horizon + sum(self._private), self.spec.action_dim
 
     @property
     def network_calls(self) -> int:
-        """Those of all parents at all steps; a derivative along one direction counts as one more call."""
+        """Those of all parents at all steps; a derivative along one direction counts as two more calls."""
         if self._alone is not None and self._as_by_itself(self._alone):
             return self._policy(self._alone).network_calls
-        calls, operator = len(self._playing), self.operator
-        if isinstance(operator, Adaptive):
+        parents, steps, corrector = len(self._playing), self._grid.steps, self.config.corrector
+        if isinstance(self.operator, Adaptive):
             size = min(self._horizons) * self.spec.action_dim
-            extra = (operator.probes or size) if operator.sampler == "ode" else calls - 1
-            calls *= 1 + (extra if operator.sampler == "ode" or operator.name == "and" else 0)
-        if self.config.corrector is not None:
-            calls *= 1 + self.config.corrector.steps
+            return parents * adaptive_calls(self.operator, steps, parents, size)
         critic = 2 if self.config.guidance is not None else 0
-        return self._grid.steps * (calls + critic)
+        return (steps + (0 if corrector is None else corrector.steps * (steps - 1))) * (parents + critic)
 
     def fit_normalizer(self, statistics: Statistics) -> None:
         """Refused: its parents have been trained with statistics of their own."""

@@ -30,7 +30,7 @@ from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Info, Observation, Policy, PolicySpec, Sample
 from robopolicy.policies.noise import Randomness, normal
-from robopolicy.policies.wrappers.nested import describe, rebuild
+from robopolicy.policies.wrappers.nested import alike, describe, rebuild
 from robopolicy.policies.wrappers.selected import within_bounds
 
 
@@ -199,6 +199,16 @@ class CorrectedPolicy(Policy):
         self.config = config
 
     @property
+    def takes_noise(self) -> bool:
+        """Whether the base does."""
+        return self.base.takes_noise
+
+    @property
+    def noise_shape(self) -> tuple[int, int]:
+        """That of the base."""
+        return self.base.noise_shape
+
+    @property
     def network_calls(self) -> int:
         """Those of the base, and five of the networks."""
         return self.base.network_calls + 5
@@ -232,7 +242,7 @@ class CorrectedPolicy(Policy):
         return Sample.unscored(self.act(obs, generator=generator))
 
     def decode(self, obs: Observation, noise: Tensor) -> Tensor:
-        """Corrected chunk of the base for `noise` `(B, H, A)`; differentiable."""
+        """Corrected chunk of the base for `noise` `(B, *noise_shape)`; differentiable where the base is."""
         return self.correct(obs, self.base.decode(obs, noise))
 
     def imitation_loss(
@@ -262,6 +272,16 @@ class CorrectedPolicy(Policy):
 
 
 def correct(base: Policy, model: DataModel, correction: Correction) -> CorrectedPolicy:
-    """`base` corrected by `model`, both shared."""
+    """`base` corrected by `model`, both shared.
+
+    Raises:
+        UserError: The model knows other observations or actions.
+    """
+    fresh = DataModel(model.config, base)
+    if not alike(fresh, model) or fresh.steps != model.steps:
+        raise UserError(
+            "The networks that correct know other observations or actions than the policy has; train them around one "
+            f"that sees {sorted(base.spec.observation)} and plays {base.spec.execute} actions at a time."
+        )
     config = CorrectedConfig(base=describe(base), model=model.config, correction=correction)
     return CorrectedPolicy(config, base=base, model=model)

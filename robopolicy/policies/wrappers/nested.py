@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import POLICIES
 from robopolicy.schema import from_plain
@@ -33,3 +36,10 @@ def rebuild(description: Mapping[str, Any]) -> Policy:
     config_class, policy_class = POLICIES[description["name"]]
     config = from_plain(config_class, description["config"], f"wrapped policy '{description['name']}'")
     return policy_class(config, PolicySpec.from_dict(description["spec"]))  # type: ignore[call-arg]
+
+
+def alike(first: nn.Module, second: nn.Module) -> bool:
+    """Whether networks of the same class can take each other's weights and mean the same by them."""
+    shapes = [{key: value.shape for key, value in part.state_dict().items()} for part in (first, second)]
+    modes = [[n.mode for n in part.modules() if isinstance(n, Normalizer)] for part in (first, second)]
+    return shapes[0] == shapes[1] and modes[0] == modes[1]

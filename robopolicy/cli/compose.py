@@ -1,0 +1,263 @@
+"""`robopolicy compose`: several policies as one checkpoint, with given weights or with weights found by playing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from robopolicy.cli.options import check_numbers
+from robopolicy.errors import UserError
+
+if TYPE_CHECKING:
+    from robopolicy.cli.composition import Outcome, Request
+    from robopolicy.cli.recipe import Recipe
+    from robopolicy.evaluation.search import Ledger
+
+SETTINGS = ("episodes", "candidates", "divisions")  # of the search methods, by the names of the options
+
+EXAMPLES = """\
+examples, with A and B for checkpoint folders such as runs/lift_flow_bc/checkpoints/best:
+  robopolicy compose A B --weights 0.3 0.7 --out runs/both
+  robopolicy compose A B --search grid --episodes 50 --out runs/searched
+  robopolicy compose A B --operator or --search halving --out runs/mixture
+  robopolicy compose A B --operator and --set operator.sampler=sde --out runs/agreed
+  robopolicy compose A --operator affine --set unconditioned=[0] --weights 2 -1 --out runs/guided
+  robopolicy compose A B --critic runs/idql/checkpoints/best --set candidates=16 --out runs/best_of_16
+  robopolicy compose A B --correct runs/cdsa/checkpoints/best --out runs/conservative
+  robopolicy compose --resume runs/searched
+
+operators:
+  convex      weights >= 0 with sum 1: between the parents at every noise level
+  affine      weights of any sign: the first amplified against the second (classifier-free guidance: unconditioned=[0])
+  scheduled   weights that follow time: --set operator.knots=[[1,0],[0,1]] goes from the first to the second
+  or          a mixture of the parents: each sample settles on what one of them would do
+  and         samples that all parents find equally probable
+
+settings of --set:
+  operator.sampler=ode|sde, operator.probes=N, operator.derivative=difference|exact   of 'or' and 'and'
+  operator.temperature=1   of 'or'
+  operator.reach=2         of 'and': largest distance of a weight from where it starts
+  unconditioned=[0]        read parent 0 without its embeddings, too, as one more parent
+  steps=K, execute=N       denoising steps, and actions played per chunk
+  corrector.steps=1, corrector.size=0.05         Langevin steps at every noise level
+  guidance.strength=1, guidance.data_std=0.5, guidance.reduction=mean|min    pull of --critic on the samples
+  candidates=16            play that of 16 chunks which --critic likes best
+  correction.action_coef, correction.state_coef, correction.state_step, correction.limit    pull of --correct
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "compose",
+        help="combine policies into one, and search for their weights",
+        description="Write a checkpoint that denoises with several policies at once. With --search their weights are "
+        "found by playing common episode seeds, then tried on others beside each policy. Ctrl-C keeps what was played. "
+        "Parents may differ in head, inputs, chunk length and steps. The checkpoint holds their weights, and refers to "
+        "their folders by content.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("checkpoints", nargs="*", metavar="CKPT", help="checkpoint folders of one task")
+    parser.add_argument("--out", type=Path, help="checkpoint folder to write")
+    parser.add_argument(
+        "--operator", default="convex", help="how the policies are combined, see below (default: convex)"
+    )
+    parser.add_argument(
+        "--set", nargs="+", metavar="KEY=VALUE", default=[], help="settings of the composition, see below"
+    )
+    parser.add_argument("--critic", metavar="CKPT", help="checkpoint whose critic guides the samples or chooses one")
+    parser.add_argument("--correct", metavar="CKPT", help="checkpoint of algorithm=cdsa that pulls actions to its data")
+    parser.add_argument(
+        "--weights", nargs="+", type=float, metavar="W", help="one per policy, sum 1 (default: equal parts)"
+    )
+    parser.add_argument("--search", metavar="METHOD", help="find the weights by grid, halving or bayes")
+    parser.add_argument("--episodes", type=int, help="episodes per candidate of the search (default: 50)")
+    parser.add_argument("--candidates", type=int, help="weights that bayes tries (default: 12)")
+    parser.add_argument("--divisions", type=int, help="candidates are multiples of 1/DIVISIONS (default: 10, bayes 20)")
+    parser.add_argument("--seed", type=int, default=20_000, help="first episode seed of the search (default: 20000)")
+    parser.add_argument(
+        "--report-episodes", type=int, help="other episodes to report on (default: 200 after a search, else 0)"
+    )
+    parser.add_argument("--report-seed", type=int, default=30_000, help="first of their seeds (default: 30000)")
+    parser.add_argument("--resume", type=Path, metavar="OUT", help="go on with what was interrupted")
+    parser.add_argument("--task", help="task to play (default: the one the checkpoints were trained on)")
+    parser.add_argument("--backend", default="auto", help="simulator backend (default: the task's own)")
+    parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
+    parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
+    parser.add_argument("--stochastic", action="store_true", help="act with exploration noise")
+    parser.add_argument("--device", default="cpu", help="where the policies compute (default: cpu)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compose; 0 when the checkpoint is written."""
+    from robopolicy.cli.composition import LEDGER, Outcome, load, play, write
+
+    out, request, ledger = _resumed(args) if args.resume is not None else (args.out, _requested(args), None)
+    ingredients = load(out, request)
+    if request.plays:
+        try:
+            outcome = play(out, request, ingredients, ledger)
+        except KeyboardInterrupt:
+            if (out / LEDGER).is_file():
+                print(f"What was played is kept; go on with: robopolicy compose --resume {out}", file=sys.stderr)
+            raise
+    else:
+        outcome = Outcome(ingredients.policy(request.weights), request.nominal, None, {})
+    write(out, request, outcome)
+    _say(args, out, request, outcome)
+    return 0
+
+
+def _requested(args: argparse.Namespace) -> Request:
+    """The request of a command line, checked as far as can be done without loading a policy."""
+    from robopolicy.cli.composition import Request
+    from robopolicy.cli.players import short_names
+    from robopolicy.cli.recipe import read_recipe
+    from robopolicy.evaluation.search import check_disjoint
+    from robopolicy.training.manifest import read_manifest
+    from robopolicy.training.parents import record_parent
+
+    if args.out is None:
+        raise UserError("Where to? Pass --out FOLDER for the composed checkpoint.")
+    recipe = read_recipe(args.operator, args.set)
+    settings = _check_options(args, recipe)
+    _check_free(args.out)
+    tasks = list(dict.fromkeys(read_manifest(Path(name)).task for name in args.checkpoints))
+    if args.task is None and len(tasks) > 1:
+        raise UserError(
+            f"The checkpoints were trained on {' and '.join(tasks)}; compose policies of one task, or say with --task "
+            "which one they share."
+        )
+    critic, correct = (
+        None if name is None else record_parent(Path(name), args.out) for name in (args.critic, args.correct)
+    )
+    request = Request(
+        parents=tuple(record_parent(Path(name), args.out) for name in args.checkpoints),
+        names=tuple(short_names([*args.checkpoints, str(args.out)])),
+        critic=critic,
+        correct=correct,
+        recipe=recipe,
+        weights=None if args.weights is None else tuple(args.weights),
+        search=args.search,
+        settings=settings,
+        seed=args.seed,
+        report_episodes=args.report_episodes,
+        report_seed=args.report_seed,
+        task=args.task or tasks[0],
+        backend=args.backend,
+        reward=args.reward,
+        num_envs=args.num_envs,
+        stochastic=args.stochastic,
+        device=args.device,
+    )
+    if request.method is not None:
+        seeds = request.method.plan(len(request.readings)).seeds
+        check_disjoint(range(args.seed, args.seed + seeds), request.reported)
+    return request
+
+
+def _check_options(args: argparse.Namespace, recipe: Recipe) -> dict[str, int]:
+    """Refuse options that do not go together; return the settings of the search."""
+    from robopolicy.policies.composition.operators import Weighted
+
+    count = len(args.checkpoints)
+    if count < 2 and not (count and (recipe.unconditioned or recipe.judged or args.correct)):
+        raise UserError(
+            f"Composing needs at least two checkpoints, got {count}; a single one can be guided or corrected: see "
+            "--critic, --correct and --set unconditioned=[0]."
+        )
+    if recipe.judged and args.critic is None:
+        raise UserError("guidance and candidates need a judge; pass --critic CKPT.")
+    if args.critic is not None and not recipe.judged:
+        raise UserError(
+            "What is --critic to do? Add --set guidance.strength=1, or candidates=16 to play the best of 16."
+        )
+    if recipe.correction is not None and args.correct is None:
+        raise UserError("correction needs networks that know the data; pass --correct CKPT, trained by algorithm=cdsa.")
+    readings = len(recipe.readings(args.checkpoints))
+    if args.search is not None and args.weights is not None:
+        raise UserError("Pass either --weights, or --search to find them.")
+    if (args.search or args.weights) and not isinstance(recipe.weighing(), Weighted):
+        raise UserError("A schedule has weights at every knot; write --set operator.knots=[[1,0],[0,1]] alone.")
+    if args.search is not None and readings < 2:
+        raise UserError("A search weighs at least two policies, got 1.")
+    if args.weights is not None and len(args.weights) != readings:
+        raise UserError(f"{readings} policies need {readings} weights, got {len(args.weights)}.")
+    settings = {name: value for name in SETTINGS if (value := getattr(args, name)) is not None}
+    if settings and args.search is None:
+        raise UserError(f"--{next(iter(settings))} belongs to a search; add --search grid, halving or bayes.")
+    if args.report_episodes is None:
+        args.report_episodes = 0 if args.search is None else 200
+    check_numbers(args, positive=("num_envs", *settings), non_negative=("seed", "report_episodes", "report_seed"))
+    if args.report_episodes < (0 if args.search is None else 2) or args.report_episodes == 1:
+        raise UserError(
+            f"--report-episodes must be at least 2, got {args.report_episodes}; what a search found means little "
+            "without other episodes."
+        )
+    return settings
+
+
+def _check_free(out: Path) -> None:
+    """Refuse to write where something is."""
+    from robopolicy.cli.composition import LEDGER
+    from robopolicy.training.manifest import MANIFEST
+
+    if (out / LEDGER).is_file() and not (out / MANIFEST).is_file():
+        raise UserError(f"{out} was interrupted; go on with --resume {out}, or choose another folder.")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists already; choose another folder.")
+
+
+def _resumed(args: argparse.Namespace) -> tuple[Path, Request, Ledger]:
+    """The output folder, the request and the record of something interrupted."""
+    from robopolicy.cli.composition import LEDGER, Request
+    from robopolicy.evaluation.search import Ledger
+    from robopolicy.schema import from_plain
+    from robopolicy.training.manifest import MANIFEST
+    from robopolicy.training.parents import check_parents
+
+    if args.checkpoints or args.out is not None:
+        raise UserError("What was interrupted keeps its settings; pass --resume OUT alone.")
+    out: Path = args.resume
+    if (out / MANIFEST).is_file():
+        raise UserError(f"{out} is complete; see 'robopolicy verify {out}'.")
+    if not (out / LEDGER).is_file():
+        raise UserError(f"{out} has no {LEDGER} to go on from; pass the --out folder of an interrupted search.")
+    ledger = Ledger.open(out / LEDGER)
+    request = from_plain(Request, ledger.request, str(out / LEDGER))
+    check_parents(request.sources, out)
+    return out, request, ledger
+
+
+def _say(args: argparse.Namespace, out: Path, request: Request, outcome: Outcome) -> None:
+    from robopolicy.cli.composition import weights_text
+    from robopolicy.evaluation.report import aligned, table
+    from robopolicy.evaluation.search.present import search_summary, search_table
+
+    own = request.names[-1]
+    found, results, compared = outcome.found, outcome.results, outcome.compared
+    if args.json:
+        content = {
+            "out": str(out),
+            "operator": request.recipe.operator["name"],
+            "weights": list(outcome.weights),
+            "search": None if found is None else search_summary(found),
+            "results": {name: result.summary() for name, result in results.items()},
+            "against": {name: comparison.to_dict() for name, comparison in compared.items()},
+        }
+        print(json.dumps(content))
+        return
+    if found is not None:
+        print(aligned(*search_table(found, request.readings)))
+    print(f"{request.recipe.operator['name']} composition: {weights_text(request, outcome)}")
+    if results:
+        print(aligned(*table(results)))
+    for name, comparison in compared.items():
+        print(comparison.sentence(name, own))
+    if results:
+        print(f"report: {out / 'report' / 'report.html'}")
+    print(f"checkpoint: {out}")

@@ -1,0 +1,161 @@
+"""What `compose` makes of several checkpoints, but for their weights: operator, settings, and networks it borrows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from robopolicy.critics.q import QEnsemble
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.policies.base import Policy
+from robopolicy.policies.composition.guidance import Langevin, ValueGuidance, fitting
+from robopolicy.policies.composition.operators import OPERATORS, Operator, describe_operator, make_operator
+from robopolicy.policies.wrappers.composed import compose
+from robopolicy.policies.wrappers.corrected import CorrectedPolicy, Correction, correct
+from robopolicy.policies.wrappers.selected import select
+from robopolicy.schema import from_plain, to_plain
+from robopolicy.training.checkpoint import load_policy
+
+SECTIONS: dict[str, type[Any]] = {"corrector": Langevin, "guidance": ValueGuidance, "correction": Correction}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of a composition; `--set` knows them by these names."""
+
+    operator: dict[str, Any]  # name and settings
+    unconditioned: tuple[int, ...] = ()  # parents (from 0) that are also read without embeddings, as further parents
+    steps: int | None = None  # equal denoising steps; None takes those of the parent with most of them
+    execute: int | None = None  # actions played per chunk; None takes those of the most cautious parent
+    corrector: Langevin | None = None  # Langevin steps at every noise level
+    guidance: ValueGuidance | None = None  # pull of the critic on the samples
+    candidates: int = 1  # chunks drawn per decision, of which the one is played that the critic likes best
+    correction: Correction | None = None  # pull of the data on the actions; None takes that of the checkpoint
+
+    def __post_init__(self) -> None:
+        if self.candidates < 1:
+            raise UserError(f"candidates must be at least 1, got {self.candidates}.")
+
+    @property
+    def judged(self) -> bool:
+        """Whether it needs a critic."""
+        return self.guidance is not None or self.candidates > 1
+
+    def weighing(self) -> Operator:
+        """The operator, with weights of its own."""
+        return make_operator(self.operator)
+
+    def readings(self, parents: Sequence[str]) -> list[str]:
+        """Names of what is weighed: the parents, and those that are read without embeddings once more."""
+        unknown = [index for index in self.unconditioned if not 0 <= index < len(parents)]
+        if unknown:
+            raise UserError(f"unconditioned names parents from 0 to {len(parents) - 1}, got {unknown[0]}.")
+        return [*parents, *(f"{parents[index]} without embeddings" for index in self.unconditioned)]
+
+
+def read_recipe(operator: str, settings: Sequence[str]) -> Recipe:
+    """The recipe of `--operator` and `--set KEY=VALUE ...`.
+
+    Raises:
+        UserError: A key is unknown, or a value has the wrong type or makes no sense.
+    """
+    if operator not in OPERATORS:
+        raise unknown_name("operator", operator, OPERATORS)
+    given = _tree(settings)
+    for name in {"operator", *SECTIONS} & given.keys():
+        if not isinstance(given[name], dict):
+            raise UserError(f"'{name}' has settings of its own; write --set {name}.KEY=VALUE.")
+        if name in SECTIONS:
+            given[name] = to_plain(SECTIONS[name]()) | given[name]
+    own = given.pop("operator", {})
+    if "name" in own:
+        raise UserError("The operator is chosen by --operator; --set operator.KEY=VALUE changes its settings.")
+    chosen = describe_operator(make_operator({"name": operator, **own}))
+    return from_plain(Recipe, to_plain(Recipe(chosen)) | given, "--set")
+
+
+@dataclass(frozen=True, eq=False)
+class Ingredients:
+    """All that a composition needs besides weights, loaded."""
+
+    recipe: Recipe
+    policies: Sequence[Policy]  # the parents
+    critic: QEnsemble | None
+    corrected: CorrectedPolicy | None  # whose networks pull actions to the data
+
+    def policy(self, weights: Sequence[float] | None) -> Policy:
+        """The composition with `weights`, or with those of the operator.
+
+        Raises:
+            UserError: Parents, critic, networks and settings do not fit each other.
+        """
+        recipe = self.recipe
+        policy: Policy = compose(
+            self.policies,
+            recipe.weighing(),
+            weights,
+            execute=recipe.execute,
+            critic=self.critic if recipe.guidance is not None else None,
+            unconditioned=recipe.unconditioned,
+            steps=recipe.steps,
+            guidance=recipe.guidance,
+            corrector=recipe.corrector,
+        )
+        if self.critic is not None and recipe.candidates > 1:
+            policy = select(policy, fitting(self.critic, policy), candidates=recipe.candidates)
+        if self.corrected is not None:
+            policy = correct(policy, self.corrected.model, recipe.correction or self.corrected.config.correction)
+        return policy
+
+
+def load_ingredients(
+    recipe: Recipe, parents: Sequence[Path], critic: Path | None, data: Path | None, device: str
+) -> Ingredients:
+    """Load what `recipe` needs.
+
+    Raises:
+        UserError: A checkpoint cannot be loaded, or has no such networks.
+    """
+    policies = [load_policy(place, device)[0] for place in parents]
+    return Ingredients(
+        recipe,
+        policies,
+        None if critic is None else _critic(critic, device),
+        None if data is None else _corrected(data, device),
+    )
+
+
+def _critic(place: Path, device: str) -> QEnsemble:
+    policy = load_policy(place, device)[0]
+    for part in policy.modules():
+        if isinstance(part, QEnsemble):
+            return part
+    raise UserError(
+        f"{place} is a policy '{policy.name}', which has no critic; take a checkpoint of idql, qc, dqc, pa_rl or expo."
+    )
+
+
+def _corrected(place: Path, device: str) -> CorrectedPolicy:
+    policy = load_policy(place, device)[0]
+    if not isinstance(policy, CorrectedPolicy):
+        raise UserError(
+            f"{place} is a policy '{policy.name}', which knows no scores of its data; take a checkpoint of "
+            "algorithm=cdsa."
+        )
+    return policy
+
+
+def _tree(settings: Sequence[str]) -> dict[str, Any]:
+    for setting in settings:
+        if not setting.partition("=")[0] or "=" not in setting:
+            raise UserError(f"--set takes KEY=VALUE, got '{setting}'.")
+    try:
+        return OmegaConf.to_container(OmegaConf.from_dotlist(list(settings)), resolve=True)  # type: ignore[return-value]
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise UserError(f"--set {' '.join(settings)} cannot be read: {str(error).splitlines()[0]}") from error

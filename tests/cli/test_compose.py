@@ -1,0 +1,268 @@
+"""`robopolicy compose`: checkpoints, searches, reports, interruptions, and one clear line for bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from robopolicy.cli.main import main
+from robopolicy.evaluation.search.evaluators import SimEvaluator
+from robopolicy.evaluation.search.ledger import Ledger
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.training.checkpoint import load_policy, save_checkpoint
+
+TASK = "toy/point_mass"
+SEARCH = ["--search", "grid", "--divisions", "4", "--episodes", "6", "--report-episodes", "12"]
+
+
+def expert(state, steps):
+    """Chunks `(B, steps, 2)` of the point mass's controller, planned with its dynamics."""
+    position, velocity, goal = state.split(2, 1)
+    chunk = []
+    for _ in range(steps):
+        chunk.append((3.0 * (goal - position) - 1.5 * velocity).clamp(-1, 1))
+        velocity = 0.9 * velocity + 0.4 * chunk[-1]
+        position = position + 0.1 * velocity
+    return torch.stack(chunk, 1)
+
+
+def trained(policy, side):
+    """Imitate the expert where the goal lies on one side."""
+    torch.manual_seed(1)
+    state = torch.rand(2048, 6) * 2 - 1
+    state[:, 4] = side * state[:, 4].abs()
+    chunk = expert(state, policy.spec.horizon)
+    policy.fit_normalizer(
+        {key: {"min": -torch.ones(n), "max": torch.ones(n)} for key, n in [("state", 6), ("action", 2)]}
+    )
+    obs = {"state": state[:, None].repeat_interleave(policy.spec.obs_horizon, 1)}
+    optimizer = torch.optim.Adam(policy.parameters(), 2e-3)
+    for _ in range(120):
+        rows = torch.randint(2048, (256,))
+        loss, _ = policy.imitation_loss({"state": obs["state"][rows]}, chunk[rows])
+        optimizer.zero_grad()
+        loss.mean().backward()
+        optimizer.step()
+    return policy
+
+
+@pytest.fixture(scope="module")
+def trained_parents(tmp_path_factory):
+    """A flow and a diffusion policy with different data, chunks, histories and steps."""
+    folder = tmp_path_factory.mktemp("parents")
+    torch.manual_seed(0)
+    flow = FlowPolicy(FlowConfig(steps=3, hidden=(48, 48)), PolicySpec({"state": (6,)}, 2, horizon=4, execute=2))
+    spec = PolicySpec({"state": (6,)}, 2, horizon=2, execute=2, obs_horizon=2)
+    diffusion = DiffusionPolicy(DiffusionConfig(steps=4, hidden=(48, 48)), spec)
+    for name, policy, side in (("left", flow, -1), ("right", diffusion, 1)):
+        seen = {"state": torch.rand(4, policy.spec.obs_horizon, 6)}
+        save_checkpoint(folder / name, trained(policy, side), task=TASK, obs_sample=seen)
+    return folder
+
+
+@pytest.fixture
+def parents(trained_parents, tmp_path, monkeypatch):
+    """Copies of the parents that a test may change, in the current folder."""
+    for name in ("left", "right"):
+        shutil.copytree(trained_parents / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    return ["left", "right"]
+
+
+@pytest.fixture
+def edit_manifest() -> Callable[..., None]:
+    def edit(folder, **fields):
+        file = Path(folder) / "manifest.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+    return edit
+
+
+def refused(capsys, *argv):
+    """The single line with which `argv` is refused."""
+    capsys.readouterr()
+    assert main(["compose", *argv]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("robopolicy: error: ")
+    return lines[0]
+
+
+def test_given_weights_make_a_checkpoint_like_any_other(parents, tmp_path, capsys):
+    out = Path("both")
+    argv = ["--operator", "or", "--weights", "0.3", "0.7"]
+    assert main(["compose", *parents, *argv, "--out", str(out)]) == 0
+    assert "or composition: left 0.3, right 0.7" in capsys.readouterr().out
+    assert sorted(path.name for path in out.iterdir()) == ["golden.safetensors", "manifest.json", "model.safetensors"]
+    policy, manifest = load_policy(out)
+    assert policy.name == "composed" and manifest.task == TASK
+    assert policy.operator.nominal(2) == (0.3, 0.7)
+    assert main(["verify", "both"]) == 0
+    assert main(["eval", "both", "--episodes", "2", "--video", "0", "--out", "report"]) == 0
+
+
+def test_a_composition_stands_without_its_parents_and_verify_names_them(parents, tmp_path, capsys):
+    out = Path("both")
+    assert main(["compose", *parents, "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["verify", str(out), "--json"]) == 0
+    recorded = json.loads(capsys.readouterr().out)["parents"]
+    assert [parent["state"] for parent in recorded] == ["unchanged", "unchanged"]
+    assert [parent["policy"] for parent in recorded] == ["flow", "diffusion"]
+    manifest = json.loads((Path(parents[0]) / "manifest.json").read_text())
+    assert recorded[0]["files"]["model.safetensors"] == manifest["files"]["model.safetensors"]
+
+    shutil.rmtree(parents[0])
+    shutil.copytree(tmp_path / "right", tmp_path / "left")  # another policy takes its place
+    shutil.rmtree(parents[1])
+    assert main(["verify", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "verified" in text
+    assert "left has changed since; the composition holds the old weights" in text
+    assert "right is not there any more" in text
+
+
+def test_a_search_leaves_its_choice_its_report_and_its_curve(parents, tmp_path, capsys):
+    out = Path("both")
+    assert main(["compose", *parents, *SEARCH, "--out", str(out), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "grid search: 5 candidates, 30 episodes on 6 common seeds" in captured.err
+    assert "report: 3 policies, 12 other episodes each" in captured.err
+    printed = json.loads(captured.out)
+    assert printed["search"]["played_episodes"] == printed["search"]["planned_episodes"] == 30
+    assert printed["weights"] == printed["search"]["weights"]
+    assert list(load_policy(out)[0].operator.nominal(2)) == printed["weights"]
+
+    report = json.loads((out / "report" / "report.json").read_text())
+    assert list(report["results"]) == ["left", "right", "both"] and list(report["against"]) == ["left", "right"]
+    searched = set(range(printed["search"]["first_seed"], printed["search"]["first_seed"] + 6))
+    for result in report["results"].values():
+        assert len(result["episodes"]["seed"]) == 12 and not searched & set(result["episodes"]["seed"])
+    files = {path.name for path in (out / "report").iterdir()}
+    assert {"report.html", "report.md", "curve.png", "search.csv", "paired_1.png", "paired_2.png"} <= files
+    text = (out / "report" / "report.md").read_text()
+    assert "both" in text and "common seeds" in text and "weight of left" in text
+    best = max(row["score"] for row in printed["search"]["candidates"])
+    assert next(row for row in printed["search"]["candidates"] if row["chosen"])["score"] == best
+    assert main(["verify", str(out)]) == 0
+
+
+def test_an_interrupted_search_goes_on_to_the_same_checkpoint(parents, tmp_path, capsys, monkeypatch):
+    whole, parts = Path("whole"), Path("parts")
+    assert main(["compose", *parents, *SEARCH, "--out", str(whole)]) == 0
+    capsys.readouterr()
+    play, calls = SimEvaluator.__call__, []
+
+    def interrupted(self, policy, seeds):
+        if len(calls) in (3, 7):  # once in the search, once in the report
+            calls.append("interrupted")
+            raise KeyboardInterrupt
+        calls.append("played")
+        return play(self, policy, seeds)
+
+    monkeypatch.setattr(SimEvaluator, "__call__", interrupted)
+    assert main(["compose", *parents, *SEARCH, "--out", str(parts)]) == 130
+    assert f"robopolicy compose --resume {parts}" in capsys.readouterr().err
+    assert [path.name for path in parts.iterdir()] == ["search.jsonl"]
+    assert "--resume" in refused(capsys, *parents, *SEARCH, "--out", str(parts))
+    assert main(["compose", "--resume", str(parts)]) == 130
+    assert main(["compose", "--resume", str(parts)]) == 0
+    assert calls.count("played") == 5 + 3
+
+    for name in ("model.safetensors", "golden.safetensors"):
+        first, second = load_file(whole / name), load_file(parts / name)
+        assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+    one, other = (json.loads((out / "manifest.json").read_text()) for out in (whole, parts))
+    assert one["config"] == other["config"] and one["training"]["search"] == other["training"]["search"]
+    assert (whole / "report" / "search.csv").read_text() == (parts / "report" / "search.csv").read_text()
+    assert "is complete" in refused(capsys, "--resume", str(parts))
+
+
+def test_a_search_does_not_go_on_with_other_parents(parents, tmp_path, capsys, monkeypatch):
+    out = Path("both")
+
+    def stop(self, policy, seeds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SimEvaluator, "__call__", stop)
+    assert main(["compose", *parents, *SEARCH, "--out", str(out)]) == 130
+    capsys.readouterr()
+    shutil.rmtree(parents[0])
+    shutil.copytree(parents[1], parents[0])
+    assert "left is changed since the search began" in refused(capsys, "--resume", str(out))
+
+
+def test_the_order_of_the_parents_does_not_change_the_search(parents, tmp_path):
+    chosen = []
+    for number, order in enumerate((parents, parents[::-1])):
+        out = Path(f"out{number}")
+        assert main(["compose", *order, *SEARCH, "--out", str(out)]) == 0
+        chosen.append(load_policy(out)[0].operator.nominal(2))
+    assert chosen[0] == chosen[1][::-1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--operator", "convexe"], "Unknown operator 'convexe'. Did you mean 'convex'?"),
+        (["--search", "gird"], "Unknown search 'gird'. Did you mean 'grid'?"),
+        (["--weights", "0.5", "0.2", "0.3"], "2 policies need 2 weights, got 3"),
+        (["--weights", "1.2", "-0.2"], "none of them negative, got [1.2, -0.2]"),
+        (["--weights", "0.5", "0.6"], "must sum to 1, none of them negative, got [0.5, 0.6]"),
+        (["--weights", "0.5", "nan"], "must sum to 1"),
+        (["--weights", "0.5", "0.5", "--search", "grid"], "either --weights, or --search"),
+        (["--episodes", "5"], "--episodes belongs to a search"),
+        (["--search", "grid", "--episodes", "0"], "--episodes must be at least 1, got 0"),
+        (["--search", "grid", "--candidates", "5"], "Unknown setting 'candidates' in search 'grid'"),
+        (["--search", "grid", "--report-episodes", "1"], "--report-episodes must be at least 2, got 1"),
+        (["--search", "grid", "--report-seed", "20049"], "must not overlap"),
+        (["--search", "grid", "--task", "toy/point_mas"], "Did you mean 'toy/point_mass'?"),
+        (["--search", "grid", "--task", "locomotion/hopper"], "choose the task"),
+    ],
+)
+def test_bad_input_gives_one_line_and_leaves_nothing(parents, argv, message, tmp_path, capsys):
+    before = sorted(tmp_path.iterdir())
+    assert message in refused(capsys, *parents, "--out", "both", *argv)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_parents_that_do_not_belong_together_are_refused(parents, tmp_path, capsys, edit_manifest):
+    out = ["--out", "both"]
+    assert "at least two checkpoints, got 1" in refused(capsys, parents[0], *out)
+    assert "Pass --out" in refused(capsys, *parents)
+    assert "no/such does not exist" in refused(capsys, parents[0], "no/such", *out)
+    for name, policy in (("arm", FlowPolicy(FlowConfig(), PolicySpec({"state": (6,)}, 7))), ("gaussian", None)):
+        policy = policy or GaussianPolicy(GaussianConfig(normalization="identity"), PolicySpec({"state": (6,)}, 2))
+        if name == "arm":
+            bounds = [("state", 6), ("action", 7)]
+            policy.fit_normalizer({key: {"min": -torch.ones(n), "max": torch.ones(n)} for key, n in bounds})
+        save_checkpoint(tmp_path / name, policy, task=TASK, obs_sample={"state": torch.zeros(2, 1, 6)})
+    assert "7 action dimensions, parent 1 has 2" in refused(capsys, parents[0], str(tmp_path / "arm"), *out)
+    assert "generative heads" in refused(capsys, parents[0], str(tmp_path / "gaussian"), *out)
+    edit_manifest(parents[1], task="toy/other")
+    assert "trained on toy/point_mass and toy/other" in refused(capsys, *parents, *out)
+
+
+def test_nothing_that_exists_is_replaced(parents, tmp_path, capsys):
+    assert "right exists already" in refused(capsys, *parents, "--out", parents[1])
+    precious = tmp_path / "data"
+    precious.mkdir()
+    (precious / "file").write_text("keep me")
+    assert "data exists already" in refused(capsys, *parents, "--out", str(precious))
+    assert (precious / "file").read_text() == "keep me"
+
+
+def test_only_an_interrupted_search_can_be_resumed(parents, tmp_path, capsys):
+    assert "has no search.jsonl" in refused(capsys, "--resume", str(tmp_path))
+    assert "pass --resume OUT alone" in refused(capsys, *parents, "--resume", str(tmp_path))
+    (tmp_path / "odd").mkdir()
+    Ledger(tmp_path / "odd" / "search.jsonl", {"operator": "convex"})
+    assert "lacks 'parents'" in refused(capsys, "--resume", str(tmp_path / "odd"))

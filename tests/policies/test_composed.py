@@ -1,0 +1,404 @@
+"""Composed policies against closed forms: what they equal at their edges, and that nothing of the parents is lost."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from composition_forms import (
+    ACTION,
+    CHUNK,
+    NETWORKS,
+    PLANE,
+    STATE,
+    exact,
+    network,
+    nothing,
+    observations,
+    parameters,
+    round_,
+    scaled,
+)
+from torch import Tensor
+
+from robopolicy.critics.q import CriticConfig, QEnsemble
+from robopolicy.errors import UserError
+from robopolicy.nets.encoder import EmbeddingConfig, without_embeddings
+from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.composition.operators import (
+    Affine,
+    Convex,
+    Operator,
+    Scheduled,
+    describe_operator,
+    make_operator,
+)
+from robopolicy.policies.heads.consistency import ConsistencyConfig, ConsistencyPolicy
+from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
+from robopolicy.policies.heads.flow import FlowPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.path import interpolate
+from robopolicy.policies.wrappers.composed import ComposedConfig, ComposedPolicy, compose
+from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
+from robopolicy.policies.wrappers.selected import select
+from robopolicy.policies.wrappers.staged_diffusion import in_stages
+from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
+
+kinds = pytest.mark.parametrize("kind", NETWORKS)
+
+
+def noise(rows: int, spec: PolicySpec = CHUNK) -> Tensor:
+    return torch.randn(rows, spec.horizon, spec.action_dim, generator=torch.Generator().manual_seed(7))
+
+
+# The edges.
+
+
+@kinds
+def test_weight_one_is_the_parent_to_the_last_bit(kind: str) -> None:
+    first, second, obs = network(kind, 0), network("diffusion", 1), observations(3)
+    for policy, number in (
+        (compose([first, second], weights=[1, 0]), 0),
+        (compose([second, first], weights=[0, 1]), 0),
+    ):
+        assert torch.equal(policy.decode(obs, noise(3)), first.decode(obs, noise(3)))
+        drawn, own = (p.act(obs, generator=RowStreams(range(3), [number] * 3)) for p in (policy, first))
+        assert torch.equal(drawn, own) and policy.network_calls == first.network_calls
+
+
+def test_weight_one_of_a_shorter_chunk_is_that_parent_and_then_the_longer_one() -> None:
+    short, long = network("flow", 0, replace(CHUNK, horizon=2)), network("diffusion", 1)
+    obs, z = observations(3), noise(3)
+    chunk = compose([short, long], weights=[1, 0]).decode(obs, z)
+    assert torch.equal(chunk[:, :2], short.decode(obs, z[:, :2])) and chunk.shape == (3, 4, 2)
+    assert torch.equal(compose([short, long], weights=[0, 1]).decode(obs, z), long.decode(obs, z))
+
+
+@kinds
+def test_equal_parents_are_that_parent_at_any_weight(kind: str) -> None:
+    parent, obs = network(kind, 0), observations(5)
+    expected = parent.decode(obs, noise(5))
+    for operator in (Convex((0.3, 0.7)), Affine((2.5, -1.5)), Scheduled(((1.0, 0.0), (0.2, 0.8)))):
+        found = compose([parent, copy.deepcopy(parent)], operator).decode(obs, noise(5))
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("operator", ["convex", "or", "and"])
+def test_the_order_of_the_parents_does_not_matter(operator: str) -> None:
+    parents, obs, z = [network("flow", 0), network("diffusion", 1), network("edm", 2)], observations(4), noise(4)
+    two = [
+        compose(order, operator, w).decode(obs, z)
+        for order, w in ((parents[:2], (0.3, 0.7)), (parents[1::-1], (0.7, 0.3)))
+    ]
+    tolerance = 0.0 if operator == "convex" else 2e-3
+    torch.testing.assert_close(two[0], two[1], atol=tolerance, rtol=0)
+    if operator == "convex":
+        three = [
+            compose([parents[i] for i in order], weights=[(0.2, 0.3, 0.5)[i] for i in order]).decode(obs, z)
+            for order in ((0, 1, 2), (2, 0, 1))
+        ]
+        torch.testing.assert_close(three[0], three[1], atol=1e-5, rtol=0)
+
+
+# Densities.
+
+
+def test_gaussians_of_equal_covariance_compose_to_the_gaussian_between_them() -> None:
+    cov = ((0.2, 0.05), (0.05, 0.1))
+    laws = [replace(round_((0, 0), 1), mean=mean, cov=cov) for mean in ((-0.5, 0.2), (0.7, 0.4))]
+    between = replace(laws[0], mean=(0.25 * -0.5 + 0.75 * 0.7, 0.25 * 0.2 + 0.75 * 0.4))
+    z = noise(50, PLANE)
+    for kind in ("flow", "diffusion", "edm"):
+        composed = compose([exact(kind, law, steps=7) for law in laws], weights=[0.25, 0.75])
+        expected = exact(kind, between, steps=7).decode(nothing(50), z)
+        torch.testing.assert_close(composed.decode(nothing(50), z), expected, atol=2e-4, rtol=0)
+    mixed = compose([exact("flow", laws[0]), exact("edm", laws[1], steps=300)], weights=[0.25, 0.75])
+    drawn = mixed.decode(nothing(50), z)
+    torch.testing.assert_close(drawn, between.draw(z), atol=2e-2, rtol=0)
+
+
+def test_the_field_of_mixed_families_is_the_weighted_analytic_score() -> None:
+    laws = [round_((-0.5, 0.0), 0.3), round_((0.7, 0.4), 0.6)]
+    policy = compose([exact("diffusion", laws[0]), exact("flow", laws[1])], weights=[0.4, 0.6])
+    t = torch.linspace(0.05, 0.95, 91)
+    row, x = t[:, None, None], torch.randn(91, 1, 2)
+    u = policy.field(nothing(91), x, t)
+    score = -(x - row * u) / (1 - row)
+    analytic = sum(
+        w * -law.estimate(x, row, 1 - row).noise / (1 - row).double() for w, law in zip((0.4, 0.6), laws, strict=True)
+    )
+    assert isinstance(analytic, Tensor)
+    torch.testing.assert_close(score, analytic.float(), atol=2e-4, rtol=1e-4)
+
+
+def test_normalisers_that_differ_by_one_factor_are_converted_exactly() -> None:
+    # The same two laws of env actions, the second carried by a policy with units three times as large and shifted.
+    left, right = round_((-0.5, 0.2), 0.3), round_((0.7, -0.1), 0.3)
+    inner = round_(((0.7 - 0.4) / 3, (-0.1 + 0.2) / 3), 0.1)
+    other = scaled(exact("flow", inner, action_normalization="meanstd", steps=50), (0.4, -0.2), (3.0, 3.0))
+    plain = scaled(exact("flow", left, action_normalization="meanstd", steps=50), (0.0, 0.0), (1.0, 1.0))
+    known = compose([exact("flow", left), exact("flow", right)], weights=[0.5, 0.5])
+    policy = compose([plain, other], weights=[0.5, 0.5])
+    t, x = torch.linspace(0.0, 0.95, 96), torch.randn(96, 1, 2)
+    row = t[:, None, None]
+    units, factor = policy.action_normalizer, float(policy.action_normalizer.scale[0])
+    total = row + (1 - row) * factor  # the point in units of 1, where noise is `factor` times as strong
+    there, time = (factor * x + row * units.offset) / total, (row / total).flatten()
+    data = there + (1 - time[:, None, None]) * known.field(nothing(96), there, time)
+    found = units.denormalize(x + (1 - row) * policy.field(nothing(96), x, t))
+    torch.testing.assert_close(found, data, atol=1e-4, rtol=0)
+
+
+def test_normalisers_that_differ_unevenly_still_compose_gaussians_of_one_width() -> None:
+    scales = ((1.0, 1.0), (2.0, 0.7))
+    parents = []
+    for (x, y), (sx, sy) in zip(((0.2, 0.1), (0.2, 0.1)), scales, strict=True):
+        law = replace(round_((x / sx, y / sy), 1), cov=(((0.3 / sx) ** 2, 0.0), (0.0, (0.3 / sy) ** 2)))
+        parents.append(scaled(exact("flow", law, action_normalization="meanstd", steps=400), (0.0, 0.0), (sx, sy)))
+    drawn = compose(parents, weights=[0.5, 0.5]).decode(nothing(4000), noise(4000, PLANE))[:, 0]
+    torch.testing.assert_close(drawn.mean(0), torch.tensor([0.2, 0.1]), atol=0.02, rtol=0)
+    torch.testing.assert_close(drawn.std(0), torch.tensor([0.3, 0.3]), atol=0.02, rtol=0)
+
+
+def test_weights_follow_the_schedule() -> None:
+    schedule = Scheduled(((1.0, 0.0), (0.5, 0.5), (0.0, 1.0)))
+    parents, x = [network("flow", 0), network("edm", 1)], noise(5)
+    t = torch.tensor([0.0, 0.25, 0.5, 0.75, 0.99])
+    fields = [parent.field(observations(5), x, t) for parent in parents]
+    expected = interpolate(fields[0], fields[1], t[:, None, None])
+    torch.testing.assert_close(compose(parents, schedule).field(observations(5), x, t), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_classifier_free_guidance_reads_one_parent_with_and_without_its_instruction() -> None:
+    spec = PolicySpec({"state": (3,), "embedding.task": (5,)}, 2, horizon=4, execute=2)
+    torch.manual_seed(0)
+    policy = network("flow", 0, PolicySpec({"state": (3,)}, 2, 4, 2))
+    told = type(policy)(replace(policy.config, embedding=EmbeddingConfig(4, 0.1)), spec).eval()
+    told.fit_normalizer({"state": STATE, "action": ACTION})
+    obs, x, t = observations(6, spec), noise(6), torch.rand(6)
+    guided = compose([told], Affine((2.5, -1.5)), unconditioned=(0,))
+    free = told.field(without_embeddings(obs), x, t)
+    expected = free + 2.5 * (told.field(obs, x, t) - free)
+    torch.testing.assert_close(guided.field(obs, x, t), expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(guided.with_weights((1, 0)).decode(obs, x), told.decode(obs, x))
+    with pytest.raises(UserError, match="no 'embedding"):
+        compose([policy], Affine((2.5, -1.5)), unconditioned=(0,))
+    bare = type(policy)(policy.config, spec).eval()
+    bare.fit_normalizer({"state": STATE, "action": ACTION})
+    with pytest.raises(UserError, match=r"embedding\.dropout"):
+        compose([bare], Affine((2.5, -1.5)), unconditioned=(0,))
+
+
+# Parents of different shapes.
+
+
+def test_each_parent_sees_its_own_observations_and_history() -> None:
+    left = network("flow", 0, PolicySpec({"state": (3,)}, 2, 4, 2, obs_horizon=1))
+    right = network("diffusion", 1, PolicySpec({"goal": (3,), "state": (3,)}, 2, 4, 3, obs_horizon=2))
+    policy = compose([left, right], weights=[0.5, 0.5])
+    assert policy.spec == PolicySpec({"state": (3,), "goal": (3,)}, 2, 4, 2, obs_horizon=2)
+    obs, x, t = observations(4, policy.spec), noise(4), torch.rand(4)
+    expected = (left.field({"state": obs["state"][:, 1:]}, x, t) + right.field(obs, x, t)) / 2
+    torch.testing.assert_close(policy.field(obs, x, t), expected, atol=1e-5, rtol=1e-5)
+    assert compose([left, right], execute=4).spec.execute == 4
+
+
+def test_cameras_and_states_compose() -> None:
+    sees = PolicySpec({"image.front": (3, 16, 16)}, 2, 4, 2)
+    torch.manual_seed(0)
+    eyes = DiffusionPolicy(DiffusionConfig(hidden=(16,), steps=4), sees)
+    eyes.fit_normalizer({"action": ACTION})
+    policy = compose([eyes.eval(), network("flow", 1)])
+    obs = observations(3) | {"image.front": torch.randint(0, 256, (3, 1, 3, 16, 16), dtype=torch.uint8)}
+    assert policy.decode(obs, noise(3)).isfinite().all()
+    critic = select(policy, _critic(policy), candidates=4)  # finds the statistics of the state behind the camera's
+    assert critic.act(obs).shape == (3, 4, 2)
+
+
+def test_the_end_of_the_longer_chunk_is_its_own() -> None:
+    short, long = network("flow", 0, replace(CHUNK, horizon=2)), network("flow", 1)
+    policy, obs, x, t = compose([short, long], weights=[0.5, 0.5]), observations(3), noise(3), torch.rand(3)
+    assert (policy.spec.horizon, policy.spec.execute) == (4, 2)
+    found, own = policy.field(obs, x, t), long.field(obs, x, t)
+    assert torch.equal(found[:, 2:], own[:, 2:])
+    torch.testing.assert_close(found[:, :2], (short.field(obs, x[:, :2], t) + own[:, :2]) / 2)
+
+
+def test_parents_are_asked_at_the_steps_of_the_finest_sampler() -> None:
+    coarse, fine, obs = network("flow", 0), network("diffusion", 1, steps=9), observations(2)
+    policy, calls = compose([coarse, fine]), [0, 0]
+    for number, parent in enumerate((coarse, fine)):
+        parent.backbone.register_forward_hook(lambda *_, n=number: calls.__setitem__(n, calls[n] + 1))
+    policy.decode(obs, noise(2))
+    assert calls == [9, 9] and policy.network_calls == 18
+    assert compose([coarse, fine], steps=3).network_calls == 6
+
+
+def test_heads_that_leap_do_so_together_and_are_flows_among_others() -> None:
+    leaping = compose([network("meanflow", 0), network("shortcut", 1, steps=2)])
+    assert leaping.network_calls == 2 * 2
+    assert compose([network("meanflow", 0), network("flow", 1)]).network_calls == 2 * 8
+    with pytest.raises(UserError, match="consistency"):
+        head = ConsistencyPolicy(ConsistencyConfig(hidden=(8,)), CHUNK)
+        head.fit_normalizer({"state": STATE, "action": ACTION})
+        compose([head, network("flow", 1)])
+
+
+class Planner(FlowPolicy):
+    """Denoises one row that is no action of its chunk, as LeRobot's networks do with the past."""
+
+    @property
+    def noise_shape(self) -> tuple[int, int]:
+        return self.spec.horizon + 1, self.spec.action_dim
+
+    def integrate(self, features: Tensor, noise: Tensor) -> Tensor:
+        return super().integrate(features, noise)[:, : self.spec.horizon]
+
+
+def planner(seed: int) -> Planner:
+    inner = network("flow", seed, replace(CHUNK, horizon=4))
+    policy = Planner(inner.config, inner.spec).eval()
+    policy.load_state_dict(inner.state_dict())
+    policy.spec = replace(CHUNK, horizon=3)
+    return policy
+
+
+def test_rows_that_are_no_actions_stay_with_their_parent() -> None:
+    wide, wider, plain, obs = planner(0), planner(1), network("flow", 2), observations(3)
+    policy = compose([wide, plain, wider], weights=[0.5, 0.2, 0.3])
+    assert policy.noise_shape == (6, 2) and policy.spec.horizon == 4
+    x, t = torch.randn(3, 6, 2), torch.rand(3)
+    found = policy.field(obs, x, t)
+    first = wide.field(obs, torch.cat([x[:, :3], x[:, 4:5]], 1), t)
+    third = wider.field(obs, torch.cat([x[:, :3], x[:, 5:6]], 1), t)
+    assert torch.equal(found[:, 4:5], first[:, 3:]) and torch.equal(found[:, 5:], third[:, 3:])
+    own = plain.field(obs, x[:, :4], t)
+    torch.testing.assert_close(found[:, :3], 0.5 * first[:, :3] + 0.2 * own[:, :3] + 0.3 * third[:, :3])
+    z = torch.randn(3, 5, 2)
+    twice = compose([wide, planner(0)], weights=[0.5, 0.5])
+    assert twice.act(obs).shape == (3, 3, 2)
+    same = twice.decode(obs, torch.cat([z[:, :4], z[:, 3:4]], 1))
+    torch.testing.assert_close(same, wide.decode(obs, z[:, :4]), atol=1e-5, rtol=0)
+    alone = compose([wide, network("flow", 2, replace(CHUNK, horizon=3))], weights=[1.0, 0.0])
+    assert torch.equal(alone.decode(obs, z[:, :4]), wide.decode(obs, z[:, :4]))
+
+
+def test_a_staged_diffusion_is_a_parent() -> None:
+    first, second = network("diffusion", 0), network("diffusion", 1)
+    staged, obs = in_stages((0, 3), [first, second]), observations(3)
+    found = compose([staged, staged], weights=[0.4, 0.6]).decode(obs, noise(3))
+    torch.testing.assert_close(found, staged.decode(obs, noise(3)), atol=2e-4, rtol=1e-4)
+
+
+# Wrappers, files and refusals.
+
+
+def _critic(policy: Policy) -> QEnsemble:
+    torch.manual_seed(3)
+    return QEnsemble(CriticConfig(members=2, hidden=(8,)), policy)
+
+
+def repeated_rows(obs: dict[str, Tensor], count: int) -> dict[str, Tensor]:
+    return {key: value.repeat_interleave(count, 0) for key, value in obs.items()}
+
+
+def test_best_of_n_wraps_a_composition() -> None:
+    policy, obs = compose([network("flow", 0), network("edm", 1)]), observations(3)
+    best = select(policy, _critic(policy), candidates=8)
+    found = best.propose(obs, generator=torch.Generator().manual_seed(0))
+    drawn = policy.act(repeated_rows(obs, 8), generator=torch.Generator().manual_seed(0)).unflatten(0, (3, 8))
+    assert torch.equal(found.chunks, drawn) and best.network_calls == 8 * (policy.network_calls + 1)
+    assert torch.equal(best.act(obs, generator=torch.Generator().manual_seed(0)), found.best())
+
+
+def test_a_composition_is_steered_through_its_noise_and_its_parents_never_change() -> None:
+    parents = [network("flow", 0), network("diffusion", 1)]
+    policy, obs = compose(parents, weights=[0.4, 0.6]), observations(4)
+    latent = LatentPolicy.steer(policy, NoiseSpace(bound=1.5), replace(STEERING_ACTOR, hidden=(8,)))
+    before = parameters(latent.base)
+    optimizer = torch.optim.Adam(latent.actor.parameters(), lr=1e-2)
+    loss = -latent.decisions(obs, latent.sample(obs).record).logp.mean()
+    loss.backward()
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, parameters(latent.base), strict=True))
+    z = noise(4).requires_grad_()
+    policy.decode(obs, z).square().sum().backward()
+    assert z.grad is not None and float(z.grad.abs().min()) > 0
+
+
+OPERATORS: list[Operator] = [
+    Convex((0.3, 0.7)),
+    Affine((1.5, -0.5)),
+    Scheduled(((1.0, 0.0), (0.0, 1.0))),
+    make_operator({"name": "or", "weights": [0.3, 0.7], "sampler": "sde"}),
+    make_operator({"name": "and", "sampler": "ode"}),
+]
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+def test_a_checkpoint_of_a_composition_is_complete(operator: Operator, tmp_path: Path) -> None:
+    parents = [network("flow", 0), network("diffusion", 1, replace(CHUNK, horizon=2))]
+    parents[0].action_normalizer.scale.mul_(1.5)  # coordinates have to be found again
+    policy, obs = compose(parents, operator, origins=("ab12", "cd34")), observations(4)
+    save_checkpoint(tmp_path / "both", policy, task="toy/point_mass", obs_sample=obs)
+    again, manifest = load_policy(tmp_path / "both")
+    assert isinstance(again, ComposedPolicy) and manifest.config["origins"] == ["ab12", "cd34"]
+    assert torch.equal(again.decode(obs, noise(4)), policy.decode(obs, noise(4)))
+    assert again.operator == operator and verify_checkpoint(tmp_path / "both").ok
+    assert describe_operator(again.operator) == describe_operator(operator)
+
+
+def test_other_weights_share_the_parents() -> None:
+    policy = compose([network("flow", 0), network("edm", 1)], weights=[0.5, 0.5])
+    other = policy.with_weights([0.2, 0.8])
+    assert other.parents[0] is policy.parents[0] and other.operator == Convex((0.2, 0.8))
+    obs = observations(3)
+    assert not torch.equal(other.decode(obs, noise(3)), policy.decode(obs, noise(3)))
+
+
+def _unfitted() -> Any:
+    parent = network("flow", 0)
+    parent.action_normalizer.fitted.fill_(False)
+    return parent
+
+
+def _uneven() -> Any:
+    return scaled(network("flow", 0), (0.0, 0.0), (100.0, 1.0))
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "no parents": (lambda: compose([]), "made of others"),
+    "no velocity": (lambda: compose([GaussianPolicy(GaussianConfig(), CHUNK)]), "Parent 1 is a policy 'gaussian'"),
+    "no statistics": (lambda: compose([network("flow"), _unfitted()]), "Parent 2 has no normaliser statistics"),
+    "other actions": (
+        lambda: compose([network("flow"), network("flow", 0, replace(CHUNK, action_dim=3))]),
+        "Parent 2 has 3 action dimensions, parent 1 has 2",
+    ),
+    "other observations": (
+        lambda: compose([network("flow"), exact("flow", round_((0, 0), 1))]),
+        r"expects 'state' of shape \(1,\), an earlier parent expects \(3,\)",
+    ),
+    "nested": (lambda: compose([compose([network("flow")])]), "itself a composition"),
+    "units": (lambda: compose([network("flow"), _uneven()]), "normalises action dimension"),
+    "count": (lambda: compose([network("flow")] * 2, weights=[1.0]), "2 parents need 2 weights"),
+    "sum": (lambda: compose([network("flow")] * 2, weights=[1.0, 1.0]), "must sum to 1"),
+    "sign": (lambda: compose([network("flow")] * 2, weights=[1.5, -0.5]), "none of them negative"),
+    "operator": (lambda: compose([network("flow")] * 2, "xor"), "Unknown operator 'xor'"),
+    "execute": (lambda: compose([network("flow")] * 2, execute=5), r"execute must lie in \[1, 4\]"),
+    "statistics": (lambda: compose([network("flow")] * 2).fit_normalizer({}), "keep those they were trained with"),
+    "field": (lambda: compose([network("flow")] * 2, "or").field({}, noise(1), torch.zeros(1)), "has no field"),
+    "bare": (lambda: ComposedPolicy(ComposedConfig(), CHUNK), "made of others"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_composed_is_refused_with_what_was_expected(case: str) -> None:
+    build, message = REFUSED[case]
+    with pytest.raises(UserError, match=message) as refusal:
+        build()
+    assert len(str(refusal.value).splitlines()) == 1

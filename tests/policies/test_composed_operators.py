@@ -1,0 +1,220 @@
+"""Operators, guidance and corrector against what they promise on Gaussians."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from closed_forms import TWO_MODES, Mixture, exact_flow
+from closed_forms import nothing as no_number
+from composition_forms import CHUNK, Gaussian, exact, network, nothing, observations, round_
+from torch import Tensor
+
+from robopolicy.critics.q import CriticConfig, QEnsemble
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Policy
+from robopolicy.policies.composition.guidance import Langevin, ValueGuidance
+from robopolicy.policies.composition.operators import Adaptive, And, Convex, Or, Scheduled, make_operator
+from robopolicy.policies.wrappers.composed import compose
+from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
+
+LEFT = Gaussian((-0.8, 0.0), ((0.5, 0.1), (0.1, 0.3)))
+RIGHT = Gaussian((0.8, 0.4), ((0.3, 0.0), (0.0, 0.4)))
+ABOVE = Gaussian((0.1, 0.9), ((0.4, -0.1), (-0.1, 0.3)))
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def spread(x: Tensor, laws: tuple[Gaussian, ...]) -> float:
+    """Mean distance between the highest and lowest log-density of clean samples [nats]."""
+    levels = torch.stack([law.log_density(x, 1.0) for law in laws])
+    return float((levels.amax(0) - levels.amin(0)).mean())
+
+
+# And.
+
+
+@pytest.mark.parametrize(
+    ("laws", "operator", "steps"),
+    [
+        ((LEFT, RIGHT), And(sampler="ode", probes=0), 150),
+        ((LEFT, RIGHT), And(sampler="ode", probes=0, derivative="exact"), 150),
+        ((LEFT, RIGHT), And(sampler="sde"), 400),
+        ((LEFT, RIGHT, ABOVE), And(sampler="ode", probes=0, reach=10.0), 200),
+    ],
+    ids=["ode", "exact", "sde", "three"],
+)
+def test_and_keeps_log_densities_level(laws: tuple[Gaussian, ...], operator: And, steps: int) -> None:
+    parents = [exact("flow", law, steps=steps) for law in laws]
+    assert spread(compose(parents, operator).act(nothing(128), generator=seeded()), laws) < 0.02
+    assert spread(compose(parents).act(nothing(128), generator=seeded()), laws) > 0.5
+
+
+def test_noise_that_weights_depend_on_costs_the_term_with_the_jacobian(monkeypatch: pytest.MonkeyPatch) -> None:
+    from robopolicy.policies.composition import blend
+
+    def without(*args: Any) -> tuple[Tensor, Tensor]:
+        noise, curvature = kept(*args)
+        return noise, torch.zeros_like(curvature)
+
+    kept = blend._without_differences
+    monkeypatch.setattr(blend, "_without_differences", without)
+    policy = compose([exact("flow", law, steps=200) for law in (LEFT, RIGHT)], And(sampler="sde"))
+    assert spread(policy.act(nothing(128), generator=seeded()), (LEFT, RIGHT)) > 0.2
+
+
+def test_and_falls_back_to_its_own_weights_where_parents_agree_and_bounds_them_elsewhere() -> None:
+    operator, levels = And((0.3, 0.7), reach=0.5), torch.zeros(2, 2)
+    apart = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
+    response = torch.stack([0.0 * apart, apart])
+    found = operator.weigh(levels, torch.tensor([[1e-6, 0.0], [40.0, 0.0]]), response, 1e-3)
+    torch.testing.assert_close(found[0], torch.tensor([0.3, 0.7]), atol=1e-3, rtol=0)
+    torch.testing.assert_close(found[1], torch.tensor([-0.2, 1.2]), atol=1e-5, rtol=0)
+    small = operator.weigh(levels, torch.tensor([[0.2, 0.0]] * 2), response, 1e-7)[1]
+    level = torch.tensor([0.2, 0.0]) + apart @ (small - torch.tensor([0.3, 0.7]))
+    assert float(small.sum()) == pytest.approx(1.0) and abs(float(level[0] - level[1])) < 1e-5
+
+
+# Or.
+
+
+def halves() -> list[Policy]:
+    return [exact_flow(Mixture((mean,), (1.0,), TWO_MODES.std), steps=100) for mean in TWO_MODES.means]
+
+
+def test_or_flows_as_the_mixture_of_its_parents() -> None:
+    noise = torch.special.ndtri((torch.arange(400) + 0.5) / 400).view(-1, 1, 1)
+    found = compose(halves(), Or(TWO_MODES.shares, probes=0)).decode(no_number(400), noise)
+    expected = exact_flow(TWO_MODES, steps=100).decode(no_number(400), noise)
+    assert float(((found - expected).abs() < 0.02).float().mean()) > 0.97
+    assert float((found < 0).float().mean()) == pytest.approx(TWO_MODES.shares[0], abs=0.02)
+
+
+def test_or_with_noise_samples_the_mixture() -> None:
+    drawn = compose(halves(), Or(TWO_MODES.shares, sampler="sde")).act(no_number(2000), generator=seeded()).flatten()
+    low, high = drawn[drawn < 0], drawn[drawn > 0]
+    assert len(low) / 2000 == pytest.approx(0.7, abs=0.04)
+    assert float(low.mean()) == pytest.approx(-0.6, abs=0.02) and float(high.mean()) == pytest.approx(0.6, abs=0.02)
+    assert float(low.std()) == pytest.approx(0.1, abs=0.02)
+
+
+ADAPTIVE = [Or(), And(), Or(derivative="exact"), And(derivative="exact")]
+
+
+@pytest.mark.parametrize("operator", ADAPTIVE, ids=lambda operator: f"{operator.name}-{operator.derivative}")
+def test_weights_of_a_sample_do_not_depend_on_its_neighbours_and_carry_gradients(operator: Adaptive) -> None:
+    policy = compose([network("flow", 0), network("edm", 1)], operator)
+    obs, noise = observations(5), torch.randn(5, 4, 2)
+    some = policy.decode({"state": obs["state"][:2]}, noise[:2])
+    torch.testing.assert_close(some, policy.decode(obs, noise)[:2], atol=1e-3, rtol=0)
+    with torch.inference_mode():
+        assert policy.act(obs, generator=seeded()).isfinite().all()
+    noise.requires_grad_()
+    policy.decode(obs, noise).square().sum().backward()
+    assert noise.grad is not None and noise.grad.isfinite().all() and float(noise.grad.abs().sum()) > 0
+
+
+@pytest.mark.parametrize(
+    ("operator", "calls"),
+    [
+        (Or(), 3 * 3 + 1),  # nobody asks for the densities after the last step
+        (Or(sampler="sde"), 4),
+        (And(probes=0), 4 * 17),
+        (And(sampler="sde"), 4 * 3),
+    ],
+)
+def test_a_derivative_costs_two_network_calls(operator: Adaptive, calls: int) -> None:
+    parents = [network("flow", 0), network("flow", 1)]
+    counted = [0]
+    parents[0].backbone.register_forward_hook(lambda *_: counted.__setitem__(0, counted[0] + 1))
+    policy = compose(parents, operator)
+    policy.act(observations(2))
+    assert counted[0] == calls and policy.network_calls == 2 * calls
+
+
+# Guidance and corrector.
+
+
+def linear_critic(policy: Policy, slope: tuple[float, float]) -> QEnsemble:
+    """Q(s, a) = slope . a, in action units."""
+    critic = QEnsemble(CriticConfig(members=1, hidden=()), policy)
+    layer: Any = critic.body.layers[-1]
+    with torch.no_grad():
+        layer.bias.zero_()
+        layer.weight.copy_(torch.tensor([0.0, *slope]).view(1, 3, 1))
+    return critic
+
+
+def test_linear_values_shift_a_gaussian_by_its_variance_times_their_slope() -> None:
+    law, slope, noise = round_((0.3, -0.2), 0.5), (0.4, -1.0), torch.randn(40, 1, 2)
+    parents = [exact("flow", law, steps=6) for _ in range(2)]
+    guidance = ValueGuidance(strength=1.5, data_std=0.5)
+    policy = compose(parents, critic=linear_critic(parents[0], slope), guidance=guidance)
+    shifted = round_((0.3 + 1.5 * 0.25 * 0.4, -0.2 - 1.5 * 0.25), 0.5)
+    expected = exact("flow", shifted, steps=6).decode(nothing(40), noise)
+    torch.testing.assert_close(policy.decode(nothing(40), noise), expected, atol=1e-4, rtol=0)
+    with torch.inference_mode():
+        assert policy.act(nothing(3)).shape == (3, 1, 2)
+    noise.requires_grad_()
+    policy.decode(nothing(40), noise).sum().backward()
+    assert noise.grad is not None and float(noise.grad.abs().min()) > 0
+
+
+def test_one_parent_can_be_guided_and_the_critic_is_part_of_the_checkpoint(tmp_path: Path) -> None:
+    parent, obs = network("flow", 0), observations(4)
+    torch.manual_seed(1)
+    policy = compose([parent], critic=QEnsemble(CriticConfig(hidden=(8,)), parent))
+    save_checkpoint(tmp_path / "guided", policy, task="toy/point_mass", obs_sample=obs)
+    again, _ = load_policy(tmp_path / "guided")
+    noise = torch.randn(4, 4, 2)
+    assert (
+        torch.equal(again.decode(obs, noise), policy.decode(obs, noise)) and verify_checkpoint(tmp_path / "guided").ok
+    )
+    assert not torch.equal(policy.decode(obs, noise), parent.decode(obs, noise))
+    other = network("flow", 0, replace(CHUNK, execute=3))
+    with pytest.raises(UserError, match="judges other observations or actions"):
+        compose([parent], critic=QEnsemble(CriticConfig(hidden=(8,)), other))
+    with pytest.raises(UserError, match="weights known in advance"):
+        compose([parent, parent], "or", corrector=Langevin())
+
+
+def test_langevin_steps_lead_to_the_product_of_the_densities() -> None:
+    wide, narrow = round_((1.0, 1.0), 0.6), round_((0.0, 0.0), 0.2)
+    parents = [exact("flow", law, steps=60) for law in (narrow, wide)]
+    precision = 0.5 / 0.04 + 0.5 / 0.36
+    drawn = compose(parents, corrector=Langevin(steps=10, size=0.3)).act(nothing(2000), generator=seeded())
+    assert float(drawn.std(0).mean()) == pytest.approx(precision**-0.5, abs=0.02)
+    assert float(drawn.mean()) == pytest.approx(0.5 / 0.36 / precision, abs=0.03)
+    plain = compose(parents).act(nothing(2000), generator=seeded())
+    assert float(plain.std(0).mean()) == pytest.approx((0.2 * 0.6) ** 0.5, abs=0.02)
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: make_operator({"name": "or", "temperature": 0.0}), "temperature must be positive"),
+        (lambda: make_operator({"name": "or", "sampler": "euler"}), "Unknown sampler 'euler'"),
+        (lambda: make_operator({"name": "and", "reach": 0.0}), "reach must be positive"),
+        (lambda: make_operator({"name": "and", "probes": -1}), "probes must not be negative"),
+        (lambda: make_operator({"name": "and", "derivative": "guess"}), "Unknown derivative 'guess'"),
+        (lambda: make_operator({"name": "convex", "weight": [1.0]}), "Unknown setting 'weight'"),
+        (lambda: make_operator({"name": "scheduled"}), "A schedule needs knots"),
+        (lambda: Scheduled(((1.0, 0.0),)), "at least one for noise and one for data"),
+        (lambda: Scheduled(((1.0, 0.0), (0.0, 1.0))).with_weights((1, 0)), "weights at every knot"),
+        (lambda: Convex((float("nan"), 1.0)), "must sum to 1"),
+        (lambda: Langevin(steps=0), "steps >= 1"),
+        (lambda: ValueGuidance(data_std=0.0), "data_std must be positive"),
+        (lambda: ValueGuidance(reduction="max"), "Unknown reduction 'max'"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(build: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build()
