@@ -22,19 +22,20 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
     table: list[dict[str, object]] = []
     for task, runs in _by_task(cells).items():
         better = better_parent(runs)
-        for name in (*runs[0]["parents"], *OPERATORS):
-            table.append(
-                {
-                    "task": task,
-                    "policy": name,
-                    "weight of the first": _weights(runs, name),
-                    "success [95 %]": f"{rate(runs, name):.1%}",
-                    "by seed": " ".join(f"{np.mean(_success(run, name)):.0%}" for run in runs),
-                    "minus better parent [95 %]": "-" if name == better else _text(difference(runs, better, name)),
-                    "gained / lost": "-" if name in runs[0]["parents"] else "{} / {}".format(*_gained(runs, name)),
-                    "time / parents": _ratio(runs, name),
-                }
-            )
+        table += [
+            {
+                "task": task,
+                "policy": name,
+                "weight of the first": _weights(runs, name),
+                "success [95 %]": f"{rate(runs, name):.1%}",
+                "return": round(_mean_return(runs, name), 3),
+                "by seed": " ".join(f"{np.mean(_success(run, name)):.0%}" for run in runs),
+                "minus better parent [95 %]": "-" if name == better else _text(difference(runs, better, name)),
+                "gained / lost": "-" if name in runs[0]["parents"] else "{} / {}".format(*_gained(runs, name)),
+                "time / parents": _ratio(runs, name),
+            }
+            for name in (*runs[0]["parents"], *OPERATORS)
+        ]
     return table
 
 
@@ -68,6 +69,7 @@ def figures(cells: Sequence[Cell]) -> dict[str, Any]:
         for name in (*runs[0]["parents"], *OPERATORS):
             found = rate(runs, name)
             entry["policies"][name] = {"success": found.estimate, "low": found.low, "high": found.high, "n": found.n}
+            entry["policies"][name]["return"] = _mean_return(runs, name)
             if name != better:
                 paired = difference(runs, better, name)
                 entry["policies"][name]["minus_better_parent"] = {
@@ -146,6 +148,10 @@ def _success(run: Cell, name: str) -> np.ndarray:
 
 def _pooled(runs: Sequence[Cell], name: str) -> np.ndarray:
     return np.concatenate([_success(run, name) for run in runs])
+
+
+def _mean_return(runs: Sequence[Cell], name: str) -> float:
+    return float(np.mean([run["held_out"][name]["return"] for run in runs]))
 
 
 def _weights(runs: Sequence[Cell], name: str) -> str:

@@ -1,7 +1,7 @@
-"""Pairs of parents that differ on purpose: in head, in what they see, and always in the demonstrations they had.
+"""Where compositions compete: tasks, and pairs of parents that differ in head, in what they see and in their data.
 
-Data and training are kept so short that parents succeed in about a third to three quarters of the episodes: between
-parents that always or never succeed nothing can be gained.
+Data and training are kept so short that parents fail often: between parents that always or never succeed nothing can be
+gained.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from robopolicy.sim.registry import SimOptions
 
 @dataclass(frozen=True)
 class Parent:
-    """One of the two policies of a task; the first has the first half of the demonstrations, the second the other."""
+    """One of the two policies of a task."""
 
     label: str  # for the table
     head: str  # policy to clone
@@ -26,8 +26,8 @@ class Parent:
 
 
 @dataclass(frozen=True)
-class ComposeTask:
-    """One part of the table."""
+class PairTask:
+    """One part of the table. The first parent is shown one half of the demonstrations, the second the other half."""
 
     name: str  # short name, also of the cells
     task: str  # registered task
@@ -35,10 +35,10 @@ class ComposeTask:
     horizon: int  # actions of a chunk, all of which are played
     first: Parent
     second: Parent
-    cameras: tuple[str, ...] = ()  # whose images some parent sees
-    point_clouds: tuple[str, ...] = ()  # cameras whose point clouds some parent sees
-    image_size: int = 48  # pixels, square, of both
-    points: int = 96  # of each cloud
+    cameras: tuple[str, ...] = ()  # whose images a parent sees
+    image_size: int = 48  # pixels, square
+    reward: str = "sparse"  # of the returns in the table
+    mode: tuple[str, int] | None = None  # observation and its element by whose first value demonstrations are sorted
 
     @property
     def parents(self) -> tuple[Parent, Parent]:
@@ -47,29 +47,51 @@ class ComposeTask:
 
     def options(self, num_envs: int) -> SimOptions:
         """How to build the simulator that both parents fit."""
-        return SimOptions(
-            num_envs=num_envs,
-            cameras=self.cameras,
-            image_size=self.image_size,
-            point_clouds=self.point_clouds,
-            points=self.points,
-        )
+        return SimOptions(num_envs=num_envs, cameras=self.cameras, image_size=self.image_size, reward=self.reward)
 
 
-STATE = ("state",)
 DIFFUSION = {"steps": 10, "sampler": "ddim"}
 FLOW = {"steps": 10}
+STATE = ("state",)
 
 TASKS = {
     task.name: task
     for task in (
-        ComposeTask(
+        PairTask(
             "lift",
             "manipulation/lift",
-            demonstrations=5,
+            demonstrations=7,
+            horizon=4,
+            first=Parent("diffusion, state", "diffusion", STATE, DIFFUSION),
+            second=Parent("flow, image", "flow", ("image.front",), FLOW, batch_size=64),
+            cameras=("front",),
+        ),
+        PairTask(
+            "pick_place",
+            "manipulation/pick_place",
+            demonstrations=20,
             horizon=4,
             first=Parent("diffusion, state", "diffusion", STATE, DIFFUSION),
             second=Parent("flow, state", "flow", STATE, FLOW),
+        ),
+        PairTask(
+            "push",
+            "metaworld/push-v3",
+            demonstrations=10,
+            horizon=4,
+            first=Parent("diffusion, left goals", "diffusion", STATE, DIFFUSION),
+            second=Parent("flow, right goals", "flow", STATE, FLOW),
+            mode=("state", 36),  # x of the goal
+        ),
+        PairTask(
+            "push_t",
+            "push_t/push_t",
+            demonstrations=40,
+            horizon=8,
+            first=Parent("diffusion, state", "diffusion", ("agent", "keypoints"), DIFFUSION),
+            second=Parent("flow, image", "flow", ("agent", "image.top"), FLOW, batch_size=64),
+            cameras=("top",),
+            reward="shaped",  # a return is then the largest coverage
         ),
     )
 }

@@ -1,8 +1,8 @@
 """Episodes in memory: flat arrays over all frames plus the index at which each episode ends.
 
 A frame holds what was seen, what was done and what came of it: the observation keys of the simulator (`state`,
-`image.<camera>`, `point_cloud.<camera>`), `action`, and optionally `reward`, `terminated` and `success` of the step that `action` caused. Flat
-arrays slice fast, concatenate trivially and map one-to-one onto every file format.
+`image.<camera>`, `point_cloud.<camera>`), `action`, and optionally `reward`, `terminated` and `success` of the step
+that `action` caused. Flat arrays slice fast, concatenate trivially and map one-to-one onto every file format.
 """
 
 from __future__ import annotations

@@ -7,19 +7,20 @@ from typing import Any
 
 import pytest
 
+from benchmarks.composition import cell as cell_module
 from benchmarks.composition.cell import OPERATORS, Settings, run_cell
 from benchmarks.composition.table import better_parent, curve_rows, figures, plot, rows
-from benchmarks.composition.tasks import TASKS, ComposeTask, Parent
+from benchmarks.composition.tasks import TASKS, PairTask, Parent
 from robopolicy.sim.registry import get_task
 
-TINY = {"hidden": (16,), "steps": 2}
-POINT_MASS = ComposeTask(
+TINY = {"hidden": (16,), "steps": 5}
+POINT_MASS = PairTask(
     "point_mass",
     "toy/point_mass",
     demonstrations=2,
     horizon=4,
-    first=Parent("flow", "flow", ("state",), TINY, updates=5, batch_size=16),
-    second=Parent("diffusion", "diffusion", ("state",), TINY, updates=5, batch_size=16),
+    first=Parent("flow", "flow", ("state",), TINY, batch_size=16),
+    second=Parent("diffusion", "diffusion", ("state",), TINY, batch_size=16),
 )
 
 
@@ -31,19 +32,25 @@ def test_every_task_exists_and_its_parents_differ() -> None:
         assert (first.head, first.keys) != (second.head, second.keys)
 
 
-def test_a_cell_trains_searches_and_judges() -> None:
-    settings = Settings(search_episodes=2, divisions=2, episodes=4, rounds=2)
+def test_a_cell_trains_searches_judges_and_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cell_module, "WORK", tmp_path)
+    settings = Settings(search_episodes=2, divisions=2, episodes=4, updates=5, rounds=2)
     cell = run_cell(POINT_MASS, 0, settings)
     assert list(cell["held_out"]) == ["flow", "diffusion", *OPERATORS]
     assert all(len(found["success"]) == 4 for found in cell["held_out"].values())
     assert [point["weight"] for point in cell["curves"]["convex"]] == [0.0, 0.5, 1.0]
     assert set(cell["latency"]["ratio"]) == set(OPERATORS)
     assert sum(cell["weights"]["convex"]) == pytest.approx(1.0)
+    monkeypatch.delattr(cell_module.SimEvaluator, "__call__")  # nothing may be played again
+    again = run_cell(POINT_MASS, 0, settings)
+    assert all(again[part] == cell[part] for part in ("weights", "curves", "held_out"))
 
 
 def outcomes(*successes: int) -> dict[str, Any]:
     """Blocks of 25 episodes that succeed or fail together."""
-    return {"success": [value for value in successes for _ in range(25)], "return": []}
+    return {"success": [value for value in successes for _ in range(25)], "return": [0.5] * 100}
 
 
 def cell(seed: int, task: str = "lift") -> dict[str, Any]:

@@ -33,10 +33,8 @@ def test_a_policy_is_trained_on_recorded_clouds_and_played_with_the_same_ones(
     except UserError as error:
         pytest.skip(str(error))
     data = tmp_path / "data"
-    assert (
-        main(["collect", "lift", "--episodes", "1", "--point-clouds", "front", "--points", "8", "--out", str(data)])
-        == 0
-    )
+    clouds = ["--point-clouds", "front", "--points", "8"]
+    assert main(["collect", "lift", "--episodes", "1", *clouds, "--out", str(data)]) == 0
     cloud = read_lerobot(data).arrays["point_cloud.front"]
     assert cloud.shape[1:] == (8, 3) and abs(cloud).max() < 1.0
     settings = ["task.point_clouds=[front]", "task.points=8", f"dataset={data}", f"out={tmp_path}", "name=run"]
@@ -46,6 +44,15 @@ def test_a_policy_is_trained_on_recorded_clouds_and_played_with_the_same_ones(
     checkpoint = str(tmp_path / "run" / "checkpoints" / "last")
     assert main(["eval", checkpoint, "--episodes", "1", "--json", "--out", str(tmp_path / "judged")]) == 0
     assert json.loads(capsys.readouterr().out)["results"]
-    wrong = ["task=lift", "algorithm=bc", "policy=flow", *settings, "task.points=9", "name=wrong"]
+    wrong = [
+        "task=lift",
+        "algorithm=bc",
+        "policy=flow",
+        *settings,
+        *cheap,
+        "task.points=9",
+        "evaluation.episodes=1",
+        "name=wrong",
+    ]
     assert main(["train", *wrong]) == 2
     assert "set task.points=8" in capsys.readouterr().err

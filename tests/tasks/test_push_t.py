@@ -62,7 +62,7 @@ def test_pushes_begin_clear_of_the_block_and_press_into_it() -> None:
 
 def test_a_planned_push_brings_the_block_closer() -> None:
     rng = np.random.default_rng(0)
-    pose = tee.GOAL + [40.0, -30.0, 0.5]
+    pose = tee.GOAL + np.array([40.0, -30.0, 0.5])
     error = float(tee.error(pose[None])[0])
     for _ in range(6):
         push = planner.plan(pose, np.array([50.0, 50.0]), rng)

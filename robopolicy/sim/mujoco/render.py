@@ -45,7 +45,7 @@ class Renderer:
         return self._pixels[::-1]  # OpenGL's first row is the lowest
 
     def depth(self, camera: str) -> NDArray[np.float64]:
-        """Distance of what `camera` sees of `data` along its optical axis: `(height, width)` [m], infinite for nothing."""
+        """Distance along the optical axis of what `camera` sees of `data`: `(height, width)` [m], inf for nothing."""
         flat = (mujoco.mjtRndFlag.mjRND_SEGMENT, mujoco.mjtRndFlag.mjRND_IDCOLOR)  # no sky, no lights: depth is enough
         for flag in flat:
             self._scene.flags[flag] = True
