@@ -18,10 +18,10 @@ from robopolicy.sim.registry import Expert, SimOptions, TaskEntry, register
 
 
 def register_package_task(
-    family: str, task: str, description: str, rewards: tuple[str, ...], cameras: tuple[str, ...] = (), extra: str = ""
+    family: str, task: str, description: str, rewards: tuple[str, ...], cameras: tuple[str, ...] = ()
 ) -> None:
-    """Register `family/task` with what it offers; the extra to install is called like the family unless it is given."""
-    name, extra = f"{family}/{task}", extra or family
+    """Register `family/task` with what it offers; the extra to install is called like the family."""
+    name = f"{family}/{task}"
 
     def module() -> ModuleType:
         with suppress(UserError):  # simulation needs no GL; where there is one, MuJoCo wants to know it when imported
@@ -30,7 +30,7 @@ def register_package_task(
             return import_module(f"tasks.{family}.env")
         except ImportError as error:
             reason = str(error).splitlines()[0]
-            raise UserError(f"Task {name} needs pip install 'robopolicy[{extra}]' ({reason}).") from error
+            raise UserError(f"Task {name} needs pip install 'robopolicy[{family}]' ({reason}).") from error
 
     def make(options: SimOptions) -> VectorSim:
         from robopolicy.sim.gymnasium import GymnasiumSim
@@ -49,4 +49,4 @@ def register_package_task(
     def make_expert() -> Expert:
         return module().make_expert(task)
 
-    register(TaskEntry(name, make, description, make_expert, backends=("gymnasium",), requires=extra))
+    register(TaskEntry(name, make, description, make_expert, backends=("gymnasium",), requires=family))

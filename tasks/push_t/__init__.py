@@ -13,5 +13,4 @@ def register() -> None:
         "PushT: push a T onto its mark, which it must cover by 95 %.",
         rewards=("sparse", "shaped"),
         cameras=("top",),
-        extra="pusht",
     )

@@ -24,6 +24,7 @@ WALLS = (9.0, 503.0)  # [px] where corners of the block may lie
 REACH = (3.0, 509.0)  # [px] where the finger may go
 CLEAR = 17.5  # [px] between the finger's centre and the block on the way
 AROUND = 32.0  # [px] from the corners of the block to the way points around it
+_DIAGONALS = np.array([[-1, -1], [1, -1], [1, 1], [1, 1], [-1, 1], [-1, 1]]) / np.sqrt(2)  # out of each hull corner
 
 
 @dataclass(frozen=True)
@@ -61,29 +62,38 @@ PLACES, NORMALS = _contacts()
 def plan(pose: Array, finger: Array, rng: np.random.Generator) -> Push | None:
     """The first of up to `DEPTH` pushes that bring the block at `pose` `(3,)` closest to its mark.
 
-    None if the finger can reach none. `rng` breaks ties, so that a push without effect is not repeated for ever.
+    Every push pays for itself and for the way to it, so that a small one nearby is not preferred for ever to a good one
+    on the other side. `rng` breaks ties. None if the finger can reach no push.
     """
     root = _strokes(pose[None], STRIDE)
-    way = np.linalg.norm(root.start[0] - finger, axis=-1)  # (C,)
-    score = _score(root) + WAY_COST * way[None, :] + PUSH_COST  # (S, C)
-    score = score + rng.uniform(0.0, 0.3, score.shape[1])
-    score[(root.poses == pose).all(-1)] = np.inf  # strokes that do not reach the block
-    best = score.copy()  # of the pushes that begin with this one
-    level, origin = root, np.arange(score.size)
-    for depth in range(1, DEPTH):
-        total = score.reshape(-1) if depth == 1 else _score(level).reshape(-1)
-        chosen = _beam(total, level.poses.reshape(-1, 3))
-        origin, start = origin[chosen], level.poses.reshape(-1, 3)[chosen]
-        level = _strokes(start, COARSE)
-        spent = np.unravel_index(origin, score.shape)
-        after = _score(level) + (depth + 1) * PUSH_COST + WAY_COST * way[spent[1]].repeat(len(PLACES))[None, :]
-        origin = np.broadcast_to(origin.repeat(len(PLACES))[None, :], after.shape).reshape(-1)
-        np.minimum.at(best.reshape(-1), origin, after.reshape(-1))
+    spent = PUSH_COST + WAY_COST * _distance(root.start[0], finger)  # (C,)
+    total = _score(root) + spent + rng.uniform(0.0, 0.3, spent.shape)  # (S, C)
+    total[(root.poses == pose).all(-1)] = np.inf  # strokes that do not reach the block
+    best = total.copy()  # (S, C) lowest total of the plans that begin with this push
+    level, first, stride = root, np.arange(total.size), STRIDE
+    for _ in range(1, DEPTH):
+        chosen = _beam(total.reshape(-1), level.poses.reshape(-1, 3))  # (B,)
+        if not len(chosen):
+            break
+        step, column = np.unravel_index(chosen, total.shape)
+        ends = level.ends(column, (step + 1) * stride)
+        poses, first, spent = level.poses[step, column], first[chosen], spent[column]
+        level, stride = _strokes(poses, COARSE), COARSE
+        ways = _distance(level.start, ends[:, None])  # (B, C)
+        spent = (spent[:, None] + PUSH_COST + WAY_COST * ways).reshape(-1)
+        total = _score(level) + spent  # (S, B C)
+        first = np.tile(first.repeat(len(PLACES)), len(total))
+        np.minimum.at(best.reshape(-1), first, total.reshape(-1))
     for place in best.min(0).argsort().tolist():
         start, direction = root.start[0, place], root.direction[0, place]
         if np.isfinite(best[:, place]).any() and way_point(finger, start, pose) is not None:
             return Push(start, start + (int(best[:, place].argmin()) + 1) * STRIDE * direction)
     return None
+
+
+def _distance(points: Array, other: Array) -> Array:
+    """Distance `(...)` [px] of points `(..., 2)` from `other`."""
+    return np.sqrt(np.square(points - other).sum(-1))
 
 
 @dataclass(frozen=True)
@@ -94,6 +104,10 @@ class _Strokes:
     direction: Array  # (K, C, 2)
     poses: Array  # (S, K C, 3) along the strokes
     barred: NDArray[np.bool_]  # (K C,) the finger cannot get there
+
+    def ends(self, column: NDArray[np.intp], length: Array) -> Array:
+        """Where the finger is `(B, 2)` after `length` `(B,)` [px] of the strokes in `column` `(B,)`."""
+        return self.start.reshape(-1, 2)[column] + length[:, None] * self.direction.reshape(-1, 2)[column]
 
 
 def _strokes(pose: Array, stride: float) -> _Strokes:
@@ -123,7 +137,7 @@ def _beam(score: Array, poses: Array) -> NDArray[np.intp]:
         chosen.setdefault(cell, index)
         if len(chosen) == BEAM:
             break
-    return np.array(list(chosen.values()))
+    return np.array(list(chosen.values()), np.intp)
 
 
 def way_point(finger: Array, target: Array, pose: Array) -> Array | None:
@@ -131,9 +145,7 @@ def way_point(finger: Array, target: Array, pose: Array) -> Array | None:
 
     None if there is no such way.
     """
-    hull = OUTLINE[list(HULL)]
-    outwards = hull / np.linalg.norm(hull, axis=1, keepdims=True)
-    corners = tee.to_world(hull + AROUND * outwards, pose[None])[0]
+    corners = tee.to_world(OUTLINE[list(HULL)] + AROUND * _DIAGONALS, pose[None])[0]
     inside = ((corners > REACH[0]) & (corners < REACH[1])).all(1)
     nodes = np.concatenate([finger[None], target[None], corners[inside]])
     free, length = _legs(nodes, pose)

@@ -86,6 +86,22 @@ def test_the_way_leads_around_the_block() -> None:
     assert finger.tolist() == target.tolist()
 
 
+def test_every_place_at_the_block_can_be_reached() -> None:
+    """Also those between bar and stem, which no corner of the hull sees past the other corners."""
+    starts = tee.to_world(planner.PLACES - (tee.FINGER + planner.GAP) * planner.NORMALS, at(angle=0.4))[0]
+    assert all(planner.way_point(np.array([60.0, 60.0]), start, at(angle=0.4)[0]) is not None for start in starts)
+
+
+def test_a_push_pays_for_the_way_to_it_and_to_the_pushes_after_it() -> None:
+    """From this pose a useless push nearby once won over a good one on the other side, again and again."""
+    pose, finger = np.array([211.0, 357.0, 1.41]), np.array([198.0, 317.0])
+    push = planner.plan(pose, finger, np.random.default_rng(0))
+    assert push is not None
+    length = float(np.linalg.norm(push.end - push.start))
+    after = tee.push(pose[None], push.start[None], push.direction[None], length, planner.STRIDE)[-1]
+    assert np.abs(after[0, :2] - pose[:2]).max() > 10 or abs(after[0, 2] - pose[2]) > 0.2
+
+
 @pytest.fixture
 def gym_pusht() -> None:
     pytest.importorskip("gym_pusht")
@@ -157,5 +173,5 @@ def test_without_gym_pusht_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
         raise ModuleNotFoundError(f"No module named '{name}'")
 
     monkeypatch.setattr("tasks.packages.import_module", missing)
-    with pytest.raises(UserError, match=r"pip install 'robopolicy\[pusht\]'"):
+    with pytest.raises(UserError, match=r"pip install 'robopolicy\[push_t\]'"):
         make_sim("push_t/push_t")
