@@ -67,9 +67,8 @@ def _decide(stroke: _Stroke, finger: Array, pose: Array) -> Array:
     if stroke.push is not None and stroke.pushing:
         push, stroke.steps = stroke.push, stroke.steps + 1
         made = float((finger - push.start) @ push.direction)
-        length = float(np.linalg.norm(push.end - push.start))
-        if length - made > DONE and stroke.steps < PATIENCE:
-            return push.start + min(made + PUSH_LEAD, length) * push.direction
+        if push.length - made > DONE and stroke.steps < PATIENCE:
+            return push.start + min(made + PUSH_LEAD, push.length) * push.direction
         stroke.push = None
     if stroke.push is None:
         if clear < CLEAR:

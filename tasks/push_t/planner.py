@@ -35,9 +35,14 @@ class Push:
     end: Array  # (2,) [px]
 
     @property
+    def length(self) -> float:
+        """Of the stroke [px]."""
+        return float(np.linalg.norm(self.end - self.start))
+
+    @property
     def direction(self) -> Array:
         """Unit vector `(2,)`."""
-        return (self.end - self.start) / np.linalg.norm(self.end - self.start)
+        return (self.end - self.start) / self.length
 
 
 def _contacts() -> tuple[Array, Array]:
@@ -76,7 +81,7 @@ def plan(pose: Array, finger: Array, rng: np.random.Generator) -> Push | None:
         if not len(chosen):
             break
         step, column = np.unravel_index(chosen, total.shape)
-        ends = level.ends(column, (step + 1) * stride)
+        ends = level.ends(column, stride * (step + 1.0))
         poses, first, spent = level.poses[step, column], first[chosen], spent[column]
         level, stride = _strokes(poses, COARSE), COARSE
         ways = _distance(level.start, ends[:, None])  # (B, C)
@@ -105,7 +110,7 @@ class _Strokes:
     poses: Array  # (S, K C, 3) along the strokes
     barred: NDArray[np.bool_]  # (K C,) the finger cannot get there
 
-    def ends(self, column: NDArray[np.intp], length: Array) -> Array:
+    def ends(self, column: NDArray[np.intp], length: NDArray[np.floating]) -> Array:
         """Where the finger is `(B, 2)` after `length` `(B,)` [px] of the strokes in `column` `(B,)`."""
         return self.start.reshape(-1, 2)[column] + length[:, None] * self.direction.reshape(-1, 2)[column]
 

@@ -66,18 +66,19 @@ def test_a_planned_push_brings_the_block_closer() -> None:
     error = float(tee.error(pose[None])[0])
     for _ in range(6):
         push = planner.plan(pose, np.array([50.0, 50.0]), rng)
-        length = float(np.linalg.norm(push.end - push.start))
-        pose = tee.push(pose[None], push.start[None], push.direction[None], length, planner.STRIDE)[-1, 0]
+        assert push is not None
+        pose = tee.push(pose[None], push.start[None], push.direction[None], push.length, planner.STRIDE)[-1, 0]
     assert float(tee.error(pose[None])[0]) < 0.1 * error
 
 
 def test_the_way_leads_around_the_block() -> None:
     pose = np.array([256.0, 256.0, 0.0])
     free = planner.way_point(np.array([100.0, 100.0]), np.array([400.0, 100.0]), pose)
-    assert free.tolist() == [400.0, 100.0]
+    assert free is not None and free.tolist() == [400.0, 100.0]
     finger, target = np.array([100.0, 256.0]), np.array([420.0, 256.0])
     for _ in range(20):
         point = planner.way_point(finger, target, pose)
+        assert point is not None
         line = np.linspace(finger, point, 50)
         assert tee.clearance(tee.to_block(line, pose[None])).min() > tee.FINGER
         finger = point
@@ -97,8 +98,7 @@ def test_a_push_pays_for_the_way_to_it_and_to_the_pushes_after_it() -> None:
     pose, finger = np.array([211.0, 357.0, 1.41]), np.array([198.0, 317.0])
     push = planner.plan(pose, finger, np.random.default_rng(0))
     assert push is not None
-    length = float(np.linalg.norm(push.end - push.start))
-    after = tee.push(pose[None], push.start[None], push.direction[None], length, planner.STRIDE)[-1]
+    after = tee.push(pose[None], push.start[None], push.direction[None], push.length, planner.STRIDE)[-1]
     assert np.abs(after[0, :2] - pose[:2]).max() > 10 or abs(after[0, 2] - pose[2]) > 0.2
 
 
@@ -154,7 +154,7 @@ def test_shaped_returns_are_the_best_coverage() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("gym_pusht")
-def test_the_expert_covers_the_mark_from_most_starts() -> None:
+def test_the_expert_covers_the_mark() -> None:
     from tasks.push_t.expert import PushTExpert
 
     sim, expert = make_sim("push_t", SimOptions(num_envs=4)), PushTExpert()
@@ -165,7 +165,7 @@ def test_the_expert_covers_the_mark_from_most_starts() -> None:
         obs = step.obs
         solved += int((step.info["success"] & ~finished).sum())
         finished |= step.done
-    assert solved >= 3
+    assert solved == 4
 
 
 def test_without_gym_pusht_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
