@@ -3,7 +3,7 @@
 
 def register_tasks() -> None:
     """Entry point `robopolicy.tasks`: register every family."""
-    from tasks import external, locomotion, manipulation, metaworld, ogbench, toy
+    from tasks import external, locomotion, manipulation, metaworld, ogbench, push_t, toy
 
     external.register()
     locomotion.register()
@@ -11,3 +11,4 @@ def register_tasks() -> None:
     manipulation.register()
     metaworld.register()
     ogbench.register()
+    push_t.register()

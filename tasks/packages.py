@@ -1,6 +1,6 @@
 """Tasks of optional packages that run on the gymnasium backend, one module `tasks.<family>.env` each.
 
-Such a module offers `make_env(task, reward) -> gymnasium.Env` and `make_expert(task) -> Expert`, and may import its
+Such a module offers `make_env(task, options) -> gymnasium.Env` and `make_expert(task) -> Expert`, and may import its
 package freely: it is imported when the task is made, not when it is registered.
 """
 
@@ -17,8 +17,10 @@ from robopolicy.sim.gl import gl_backend
 from robopolicy.sim.registry import Expert, SimOptions, TaskEntry, register
 
 
-def register_package_task(family: str, task: str, description: str, rewards: tuple[str, ...]) -> None:
-    """Register `family/task`; the extra to install is called like the family."""
+def register_package_task(
+    family: str, task: str, description: str, rewards: tuple[str, ...], cameras: tuple[str, ...] = ()
+) -> None:
+    """Register `family/task` with what it offers; the extra to install is called like the family."""
     name = f"{family}/{task}"
 
     def module() -> ModuleType:
@@ -33,11 +35,16 @@ def register_package_task(family: str, task: str, description: str, rewards: tup
     def make(options: SimOptions) -> VectorSim:
         from robopolicy.sim.gymnasium import GymnasiumSim
 
-        if options.cameras:
+        if options.cameras and not cameras:
             raise UserError(f"Task {name} has state observations only; leave the cameras out.")
+        if options.point_clouds:
+            raise UserError(f"Task {name} has no point clouds; leave them out.")
+        for camera in options.cameras:
+            if camera not in cameras:
+                raise unknown_name("camera", camera, cameras, f"of task {name}")
         if options.reward not in rewards:
             raise unknown_name("reward", options.reward, rewards, f"of task {name}")
-        return GymnasiumSim(partial(module().make_env, task, options.reward), options.num_envs, task=name)
+        return GymnasiumSim(partial(module().make_env, task, options), options.num_envs, task=name)
 
     def make_expert() -> Expert:
         return module().make_expert(task)

@@ -17,6 +17,7 @@ EXAMPLES = """\
 examples:
   robopolicy collect lift --episodes 200 --out data/lift
   robopolicy collect manipulation/pick_place --episodes 100 --cameras front --image-size 96 --out data/pick_place
+  robopolicy collect lift --episodes 100 --point-clouds front --out data/lift_clouds
   robopolicy collect lift --episodes 100 --noise 0.1 --keep-failures --out data/lift_noisy
   robopolicy collect metaworld/reach-v3 --episodes 50 --out data/reach
   robopolicy collect hopper --policy runs/hopper_sac/checkpoints/last --keep-failures --episodes 50 --out data/hopper
@@ -43,6 +44,14 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--backend", default="auto", help="simulator backend (default: the task's own)")
     parser.add_argument("--cameras", nargs="+", default=[], metavar="NAME", help="cameras to record (default: none)")
     parser.add_argument("--image-size", type=int, default=64, help="pixels, square (default: 64)")
+    parser.add_argument(
+        "--point-clouds",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="cameras whose point clouds to record (default: none)",
+    )
+    parser.add_argument("--points", type=int, default=256, help="points of each cloud (default: 256)")
     parser.add_argument("--images", choices=("video", "png"), default="video", help="png is lossless (default: video)")
     parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
     parser.add_argument(
@@ -72,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
         backend=args.backend,
         cameras=tuple(args.cameras),
         image_size=args.image_size,
+        point_clouds=tuple(args.point_clouds),
+        points=args.points,
         reward=args.reward,
     )
     with closing(make_sim(entry.name, options)) as sim:
@@ -118,6 +129,6 @@ def _policy_expert(args: argparse.Namespace) -> Callable[[], Expert]:
 def _check(args: argparse.Namespace) -> None:
     from robopolicy.errors import UserError
 
-    check_numbers(args, positive=("episodes", "num_envs", "image_size"), non_negative=("seed",))
+    check_numbers(args, positive=("episodes", "num_envs", "image_size", "points"), non_negative=("seed",))
     if not 0 <= args.noise < float("inf"):
         raise UserError(f"--noise must be 0 or larger, got {args.noise}.")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import Actor, ExpertActor, RandomActor, check_compatible
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.sim.contract import VectorSim
-from robopolicy.sim.registry import SimOptions, TaskEntry, get_task, make_sim
+from robopolicy.sim.registry import SimOptions, TaskEntry, get_task, make_sim, views_of
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.manifest import Manifest
 
@@ -42,19 +42,9 @@ def load_players(names: Sequence[str], task: str | None, device: str) -> tuple[l
 
 
 def sim_options(args: argparse.Namespace, players: Sequence[Player], num_envs: int) -> SimOptions:
-    """Options for the simulator of all players, with the cameras that their policies look through."""
-    images = {
-        key.removeprefix("image."): shape[-1]
-        for player in players
-        if player.spec is not None
-        for key, shape in player.spec.observation.items()
-        if key.startswith("image.")
-    }
-    sizes = set(images.values())
-    if len(sizes) > 1:
-        raise UserError(f"The policies need images of different sizes {sorted(sizes)}; evaluate them one by one.")
-    options = SimOptions(num_envs=num_envs, backend=args.backend, reward=args.reward, cameras=tuple(sorted(images)))
-    return replace(options, image_size=sizes.pop()) if sizes else options
+    """Options for the simulator of all players, with the images and point clouds that their policies see."""
+    views = views_of([player.spec.observation for player in players if player.spec is not None])
+    return SimOptions(num_envs=num_envs, backend=args.backend, reward=args.reward, **views)
 
 
 def open_sim(entry: TaskEntry, options: SimOptions, players: Sequence[Player]) -> VectorSim:

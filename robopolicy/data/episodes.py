@@ -1,8 +1,8 @@
 """Episodes in memory: flat arrays over all frames plus the index at which each episode ends.
 
 A frame holds what was seen, what was done and what came of it: the observation keys of the simulator (`state`,
-`image.<camera>`), `action`, and optionally `reward`, `terminated` and `success` of the step that `action` caused. Flat
-arrays slice fast, concatenate trivially and map one-to-one onto every file format.
+`image.<camera>`, `point_cloud.<camera>`), `action`, and optionally `reward`, `terminated` and `success` of the step
+that `action` caused. Flat arrays slice fast, concatenate trivially and map one-to-one onto every file format.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.errors import UserError
+from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
 
 Array = NDArray[Any]
 
@@ -24,7 +25,12 @@ STEP_KEYS = ("action", "reward", "terminated", "success")
 
 def is_image(key: str) -> bool:
     """Whether `key` holds camera images `(F, 3, height, width)` uint8."""
-    return key.startswith("image.")
+    return key.startswith(IMAGE_PREFIX)
+
+
+def is_cloud(key: str) -> bool:
+    """Whether `key` holds point clouds `(F, N, 3)` float32 [m]."""
+    return key.startswith(CLOUD_PREFIX)
 
 
 @dataclass(frozen=True)

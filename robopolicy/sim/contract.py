@@ -30,7 +30,7 @@ Observation = dict[str, Tensor]
 """Flat mapping from a key to a tensor with leading dimension `num_envs`.
 
 Float vectors are `float32` in SI units under keys such as `state`; camera images are `uint8` `(N, 3, height, width)`
-under keys `image.<camera>`.
+under keys `image.<camera>`, point clouds `float32` `(N, points, 3)` in metres under keys `point_cloud.<camera>`.
 """
 
 

@@ -152,5 +152,5 @@ def _without_shadows(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
 
 
 def _control_dt(env: gymnasium.Env[Any, Any]) -> float:
-    dt = getattr(env.unwrapped, "dt", None)
+    dt = getattr(env, "control_dt", None) or getattr(env.unwrapped, "dt", None)
     return float(dt) if isinstance(dt, float) else 1.0 / float(env.metadata.get("render_fps") or _DEFAULT_RATE)

@@ -6,14 +6,15 @@ are functions without arguments that call `register`. Third parties add tasks th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
 from robopolicy.sim.contract import Observation, VectorSim
 
 REWARDS = ("sparse", "shaped")
@@ -27,8 +28,33 @@ class SimOptions:
     backend: str = "auto"  # auto | mujoco | mujoco-exact | envpool | gymnasium | ... ; auto is the task's own default
     cameras: tuple[str, ...] = ()  # cameras to render into observations `image.<camera>`
     image_size: int = 64  # pixels, square
+    point_clouds: tuple[str, ...] = ()  # cameras whose depth becomes observations `point_cloud.<camera>`
+    points: int = 256  # of each cloud
     reward: str = "sparse"  # sparse | shaped, where the task has both
     threads: int = 0  # physics threads; 0 is one per core
+
+
+def views_of(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str, Any]:
+    """Fields of `SimOptions` by which one simulator shows the images and point clouds of several policies.
+
+    Args:
+        observations: Per-step shapes of each policy, as in `PolicySpec.observation`.
+
+    Raises:
+        UserError: They see images, or clouds, of different sizes.
+    """
+    views: dict[str, Any] = {}
+    for prefix, names, size, axis in (
+        (IMAGE_PREFIX, "cameras", "image_size", -1),
+        (CLOUD_PREFIX, "point_clouds", "points", 0),
+    ):
+        found = [(key, shape[axis]) for seen in observations for key, shape in seen.items() if key.startswith(prefix)]
+        sizes = sorted({number for _, number in found})
+        if len(sizes) > 1:
+            raise UserError(f"The policies need '{prefix}*' of different sizes {sizes}; play them one by one.")
+        if found:
+            views |= {names: tuple(sorted({key.removeprefix(prefix) for key, _ in found})), size: sizes[0]}
+    return views
 
 
 class Expert(Protocol):

@@ -17,7 +17,7 @@ from robopolicy.algorithms import ALGORITHMS, make_algorithm
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.data.chunks import ChunkSampler
-from robopolicy.data.episodes import Episodes, is_image
+from robopolicy.data.episodes import Episodes, is_cloud, is_image
 from robopolicy.data.lerobot import read_lerobot
 from robopolicy.data.replay import Replay
 from robopolicy.data.statistics import dataset_statistics
@@ -27,7 +27,7 @@ from robopolicy.policies import make_policy
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import SimSpec, VectorSim
-from robopolicy.sim.registry import SimOptions, get_task, make_sim
+from robopolicy.sim.registry import SimOptions, get_task, make_sim, views_of
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TaskConfig, TrainConfig, section
 from robopolicy.training.device import usable_device
@@ -73,7 +73,7 @@ def complete(config: TrainConfig) -> TrainConfig:
         spec = manifest.policy_spec
         chunk = replace(config.chunk, horizon=spec.horizon, execute=spec.execute, obs_horizon=spec.obs_horizon)
         config = replace(config, policy={**manifest.config, "name": manifest.policy}, chunk=chunk)
-        config = replace(config, task=_with_cameras(config.task, spec))
+        config = replace(config, task=_with_views(config.task, spec))
         task = task or manifest.task
     _check_experience(config, algorithm)
     if config.dataset:
@@ -85,13 +85,9 @@ def complete(config: TrainConfig) -> TrainConfig:
     return replace(config, task=replace(config.task, name=task), name=name)
 
 
-def _with_cameras(task: TaskConfig, spec: PolicySpec) -> TaskConfig:
-    """The cameras that the starting policy looks through, unless others are named."""
-    images = sorted(key for key in spec.observation if is_image(key))
-    if not images or task.cameras:
-        return task
-    cameras = tuple(key.removeprefix("image.") for key in images)
-    return replace(task, cameras=cameras, image_size=spec.observation[images[0]][-1])
+def _with_views(task: TaskConfig, spec: PolicySpec) -> TaskConfig:
+    """The images and point clouds that the starting policy sees, unless others are named."""
+    return task if task.cameras or task.point_clouds else replace(task, **views_of([spec.observation]))
 
 
 def _check_experience(config: TrainConfig, name: str) -> None:
@@ -238,6 +234,8 @@ def _simulator(config: TrainConfig, num_envs: int) -> VectorSim:
         backend=config.sim.backend,
         cameras=config.task.cameras,
         image_size=config.task.image_size,
+        point_clouds=config.task.point_clouds,
+        points=config.task.points,
         reward=config.task.reward,
         threads=config.sim.threads,
     )
@@ -325,7 +323,11 @@ def _check_dataset(episodes: Episodes, sim: SimSpec, path: str) -> None:
             raise UserError(f"Dataset {path} lacks '{key}', which {sim.task} needs; collect it again with that key.")
         found = tuple(episodes.arrays[key].shape[1:])
         if found != shape:
-            todo = f"set task.image_size={found[-1]}" if is_image(key) else "choose the task it was recorded on"
+            todo = "choose the task it was recorded on"
+            if is_image(key):
+                todo = f"set task.image_size={found[-1]}"
+            elif is_cloud(key):
+                todo = f"set task.points={found[0]}"
             raise UserError(f"'{key}' of dataset {path} has shape {found}, but {sim.task} has {shape}; {todo}.")
     # Whole-number frame rates round the control step a little.
     if not math.isclose(episodes.control_dt, sim.control_dt, rel_tol=0.05):

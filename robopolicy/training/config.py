@@ -26,6 +26,8 @@ class TaskConfig:
     reward: str = "sparse"  # sparse | shaped, where the task has both
     cameras: tuple[str, ...] = ()  # cameras the policy sees
     image_size: int = 64  # pixels, square
+    point_clouds: tuple[str, ...] = ()  # cameras whose point clouds the policy sees
+    points: int = 256  # of each cloud
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,7 @@ def check_ranges(config: TrainConfig) -> None:
         "chunk.obs_horizon": config.chunk.obs_horizon,
         "evaluation.num_envs": config.evaluation.num_envs,
         "task.image_size": config.task.image_size,
+        "task.points": config.task.points,
         "threads": config.threads,
         "replay.capacity": config.replay.capacity,
     }

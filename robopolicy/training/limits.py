@@ -11,6 +11,7 @@ LARGEST = {
     "num_envs": 100_000,
     "threads": 1024,
     "image_size": 4096,  # pixels, within what every GL library draws
+    "points": 9216,  # of a cloud: the pixels of its depth image
     "width": 4096,
     "height": 4096,
     "horizon": 10_000,

@@ -32,7 +32,7 @@ def _envpool_entry(env_id: str) -> TaskEntry:
 
 
 def _refuse_cameras(name: str, options: SimOptions) -> None:
-    if options.cameras:
+    if options.cameras or options.point_clouds:
         raise UserError(f"Task {name} brings its own observations and cannot add cameras; leave them out.")
 
 

@@ -21,7 +21,7 @@ _ROBOTS: dict[str, type[GymnasiumRobot]] = {
 
 def make_locomotion(name: str, env_id: str, options: SimOptions) -> VectorSim:
     """Build task `name`, gymnasium's `env_id`, on the backend that `options` ask for."""
-    if options.backend in ("envpool", "gymnasium") and options.cameras:
+    if options.backend in ("envpool", "gymnasium") and (options.cameras or options.point_clouds):
         raise UserError(f"Backend '{options.backend}' renders no camera observations; use backend 'mujoco'.")
     if options.backend == "gymnasium":
         from robopolicy.sim.gymnasium import GymnasiumSim
@@ -41,4 +41,6 @@ def make_locomotion(name: str, env_id: str, options: SimOptions) -> VectorSim:
         threads=options.threads,
         cameras=options.cameras,
         image_size=options.image_size,
+        point_clouds=options.point_clouds,
+        points=options.points,
     )

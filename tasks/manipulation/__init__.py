@@ -27,6 +27,8 @@ def _maker(module: str, task: str) -> Callable[[SimOptions], VectorSim]:
             threads=options.threads,
             cameras=options.cameras,
             image_size=options.image_size,
+            point_clouds=options.point_clouds,
+            points=options.points,
         )
 
     return make

@@ -72,6 +72,7 @@ class PandaTask(MujocoTask):
     action_high: Array = np.ones(5)
     action_names = ("tool_dx [0.03 m]", "tool_dy [0.03 m]", "tool_dz [0.03 m]", "tool_dyaw [0.12 rad]", "gripper")
     cameras = ("front", "wrist")
+    workspace = (np.array([0.2, -0.4, 0.004]), np.array([0.85, 0.4, 0.35]))  # without the table
 
     def __init__(self, reward: Literal["sparse", "shaped"] = "sparse") -> None:
         self.model = build_model(self.scene)

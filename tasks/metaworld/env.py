@@ -14,7 +14,7 @@ from torch import Tensor
 
 from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.gymnasium import GymnasiumSim
-from robopolicy.sim.registry import Expert
+from robopolicy.sim.registry import Expert, SimOptions
 
 MAX_STEPS = 500
 _VARIANTS = 0  # seed of the benchmark's 50 start and goal positions, the same in every environment
@@ -72,9 +72,9 @@ class MetaworldExpert:
         return torch.from_numpy(np.stack(actions).astype(np.float32))
 
 
-def make_env(task: str, reward: str) -> MetaworldEnv:
+def make_env(task: str, options: SimOptions) -> MetaworldEnv:
     """One environment of `task`, e.g. "reach-v3"."""
-    return MetaworldEnv(task, reward)
+    return MetaworldEnv(task, options.reward)
 
 
 def make_expert(task: str) -> Expert:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.gymnasium import GymnasiumSim
-from robopolicy.sim.registry import Expert
+from robopolicy.sim.registry import Expert, SimOptions
 
 MAX_STEPS = 200
 _ORACLES = {"cube": CubePlanOracle, "button": ButtonPlanOracle, "drawer": DrawerPlanOracle, "window": WindowPlanOracle}
@@ -119,7 +119,7 @@ def numpy_seed(seed: int | None) -> Iterator[None]:
         np.random.set_state(state)
 
 
-def make_env(task: str, reward: str) -> OGBenchEnv:
+def make_env(task: str, options: SimOptions) -> OGBenchEnv:
     """One environment of `task`, e.g. "cube-single-v0"."""
     return OGBenchEnv(task)
 

@@ -27,7 +27,7 @@ class PointMassSim(VectorSim):
 
     def __init__(self, options: SimOptions) -> None:
         """Build `options.num_envs` environments; `options.reward` is "sparse" or "shaped"."""
-        if options.cameras:
+        if options.cameras or options.point_clouds:
             raise UserError("Task toy/point_mass has no cameras; leave them out.")
         names = ("x [m]", "y [m]", "vx [m/s]", "vy [m/s]", "goal_x [m]", "goal_y [m]")
         self.spec = SimSpec(

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec
 from robopolicy.sim.host import Arrays, HostSim, copied, tensors
 from robopolicy.sim.mujoco.engines import Engine, RolloutEngine, Rows, ThreadsEngine
 from robopolicy.sim.mujoco.render import Renderer
 from robopolicy.sim.mujoco.task import Array, BatchState, MujocoTask
+from robopolicy.sim.point_cloud import DEPTH_SIZE, crop, subsample, unproject
 
 
 class MujocoSim(HostSim):
@@ -30,6 +32,8 @@ class MujocoSim(HostSim):
         threads: Physics threads; 0 is one per core.
         cameras: Cameras of the model to render into observations `image.<camera>`.
         image_size: Height and width of those images in pixels.
+        point_clouds: Cameras of the model whose depth becomes observations `point_cloud.<camera>`.
+        points: Points of each cloud.
 
     A state that diverges (non-finite, or reset by MuJoCo itself) ends its episode: `terminated`, `info["diverged"]`,
     never a success, and `final_obs` is the last finite observation.
@@ -44,21 +48,27 @@ class MujocoSim(HostSim):
         threads: int = 0,
         cameras: Sequence[str] = (),
         image_size: int = 64,
+        point_clouds: Sequence[str] = (),
+        points: int = 256,
     ) -> None:
-        for camera in cameras:
+        for camera in (*cameras, *point_clouds):
             if camera not in task.cameras:
                 raise unknown_name("camera", camera, task.cameras, f"of task {task.name}")
         if engine == "rollout" and task.needs_exact_engine:
             raise UserError(f"Task {task.name} reads contacts or forces and needs engine 'exact', got 'rollout'.")
         exact = engine == "exact" or task.needs_exact_engine
+        if point_clouds and points < 1:
+            raise UserError(f"A point cloud needs at least 1 point, got {points}.")
         self.task = task
         self.cameras = tuple(cameras)
-        super().__init__(_spec(task, self.cameras, image_size), num_envs)
+        self.point_clouds = tuple(point_clouds)
+        super().__init__(_spec(task, self.cameras, image_size, self.point_clouds, points), num_envs)
         self.engine: Engine = (ThreadsEngine if exact else RolloutEngine)(
             task.model, num_envs, task.frame_skip, threads
         )
         self._dt = task.frame_skip * float(task.model.opt.timestep)
         self._image_size = image_size
+        self._points = points
         self._renderers: dict[tuple[int, int], Renderer] = {}
         self._memory: Arrays = {}
 
@@ -71,7 +81,7 @@ class MujocoSim(HostSim):
         """Start every environment anew; environment i runs episode `seed + i`, or `seed[i]` for a sequence."""
         self._seeds.reset(seed)
         self._start(np.arange(self.num_envs))
-        self._obs = self._observe(self.state()) | self._images(np.arange(self.num_envs))
+        self._obs = self._observe(self.state()) | self._views(np.arange(self.num_envs))
         return tensors(self._obs)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
@@ -152,16 +162,16 @@ class MujocoSim(HostSim):
         """Restart the rows that ended and bring everything to full batch size."""
         ended = np.flatnonzero(terminated | truncated)  # positions among the rows that moved
         obs = final
-        if ended.size or self.cameras:
+        if ended.size or self.cameras or self.point_clouds:
             moved = np.arange(self.num_envs) if rows is None else rows
-            last_images = self._images(moved[ended])
+            last_views = self._views(moved[ended])
             self._start(moved[ended])
             if ended.size:
                 first = self._observe(self.state(moved[ended]))
                 obs = {key: _replaced(value, ended, first[key]) for key, value in final.items()}
-            images = self._images(moved)
-            obs = obs | images
-            final = final | {key: _replaced(value, ended, last_images[key]) for key, value in images.items()}
+            views = self._views(moved)
+            obs = obs | views
+            final = final | {key: _replaced(value, ended, last_views[key]) for key, value in views.items()}
         rewards: NDArray[np.float32] = reward.astype(np.float32)
         if rows is not None:
             final = {key: _replaced(self._obs[key], rows, value) for key, value in final.items()}
@@ -222,20 +232,38 @@ class MujocoSim(HostSim):
     def _observe(self, state: BatchState) -> Arrays:
         return {key: value.astype(np.float32) for key, value in self.task.observe(state).items()}
 
-    def _images(self, rows: NDArray[np.intp]) -> Arrays:
+    def _views(self, rows: NDArray[np.intp]) -> Arrays:
+        """What the cameras show of `rows`: images and point clouds."""
         size = self._image_size
-        return {f"image.{camera}": self._frames(rows, camera, size, size) for camera in self.cameras}
+        images = {IMAGE_PREFIX + camera: self._frames(rows, camera, size, size) for camera in self.cameras}
+        return images | {CLOUD_PREFIX + camera: self._clouds(rows, camera) for camera in self.point_clouds}
 
     def _frames(self, rows: NDArray[np.intp], camera: str | None, height: int, width: int) -> NDArray[np.uint8]:
         """Render `rows` from `camera`: `(K, 3, height, width)`."""
-        if (height, width) not in self._renderers:
-            self._renderers[height, width] = Renderer(self.task.model, height, width)
-        renderer = self._renderers[height, width]
+        renderer = self._renderer(height, width)
         frames = np.empty((len(rows), 3, height, width), np.uint8)
         for frame, row in zip(frames, rows.tolist(), strict=True):
             self.engine.pose(row, renderer.data)
             frame[:] = renderer.frame(camera).transpose(2, 0, 1)
         return frames
+
+    def _clouds(self, rows: NDArray[np.intp], camera: str) -> NDArray[np.float32]:
+        """Point clouds of `rows` from the depth that `camera` sees: `(K, points, 3)` [m] in world coordinates."""
+        renderer, view = self._renderer(DEPTH_SIZE, DEPTH_SIZE), self.task.model.camera(camera)
+        clouds = np.empty((len(rows), self._points, 3), np.float32)
+        for cloud, row in zip(clouds, rows.tolist(), strict=True):
+            self.engine.pose(row, renderer.data)
+            place = renderer.data.camera(camera)
+            seen = unproject(renderer.depth(camera), float(view.fovy[0]), place.xpos, place.xmat.reshape(3, 3))
+            if self.task.workspace is not None:
+                seen = crop(seen, self.task.workspace)
+            cloud[:] = subsample(seen, self._points)
+        return clouds
+
+    def _renderer(self, height: int, width: int) -> Renderer:
+        if (height, width) not in self._renderers:
+            self._renderers[height, width] = Renderer(self.task.model, height, width)
+        return self._renderers[height, width]
 
     def _widened(self, values: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[Any]:
         """Scatter the values of `rows` into zeros for all environments."""
@@ -244,11 +272,12 @@ class MujocoSim(HostSim):
         return full
 
 
-def _spec(task: MujocoTask, cameras: tuple[str, ...], size: int) -> SimSpec:
-    images = {f"image.{camera}": TensorSpec((3, size, size), torch.uint8) for camera in cameras}
+def _spec(task: MujocoTask, cameras: tuple[str, ...], size: int, point_clouds: tuple[str, ...], points: int) -> SimSpec:
+    clouds = {CLOUD_PREFIX + camera: TensorSpec((points, 3)) for camera in point_clouds}
+    images = {IMAGE_PREFIX + camera: TensorSpec((3, size, size), torch.uint8) for camera in cameras}
     return SimSpec(
         task=task.name,
-        observation={**task.observation, **images},
+        observation={**task.observation, **images, **clouds},
         action_low=torch.tensor(task.action_low, dtype=torch.float32),
         action_high=torch.tensor(task.action_high, dtype=torch.float32),
         control_dt=task.frame_skip * float(task.model.opt.timestep),

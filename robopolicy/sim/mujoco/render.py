@@ -29,15 +29,36 @@ class Renderer:
         self._context: Any = _gl_context(width, height)
         self._context.make_current()
         self._draw = _draw_context(model, height, width)
+        self._draw.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR  # a reversed buffer is precise far away, too
         self._scene = mujoco.MjvScene(model, maxgeom=10_000)
         self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
         self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
         self._option = mujoco.MjvOption()
         self._rect = mujoco.MjrRect(0, 0, width, height)
         self._pixels: NDArray[np.uint8] = np.empty((height, width, 3), np.uint8)
+        self._depth: NDArray[np.float32] = np.empty((height, width), np.float32)
 
     def frame(self, camera: str | None = None) -> NDArray[np.uint8]:
         """Draw `data` as seen by `camera` (free camera if None): `(height, width, 3)`, valid until the next call."""
+        self._render(camera)
+        mujoco.mjr_readPixels(self._pixels, None, self._rect, self._draw)
+        return self._pixels[::-1]  # OpenGL's first row is the lowest
+
+    def depth(self, camera: str) -> NDArray[np.float64]:
+        """Distance along the optical axis of what `camera` sees of `data`: `(height, width)` [m], inf for nothing."""
+        flat = (mujoco.mjtRndFlag.mjRND_SEGMENT, mujoco.mjtRndFlag.mjRND_IDCOLOR)  # no sky, no lights: depth is enough
+        for flag in flat:
+            self._scene.flags[flag] = True
+        self._render(camera)
+        for flag in flat:
+            self._scene.flags[flag] = False
+        mujoco.mjr_readPixels(None, self._depth, self._rect, self._draw)
+        buffer = self._depth[::-1].astype(np.float64)
+        near, far = (value * self._model.stat.extent for value in (self._model.vis.map.znear, self._model.vis.map.zfar))
+        # Undo the perspective: the buffer runs from 1 at the near plane to 0 at the far one.
+        return np.where(buffer > 0.0, near * far / (near + (far - near) * buffer), np.inf)
+
+    def _render(self, camera: str | None) -> None:
         view = mujoco.MjvCamera()
         mujoco.mjv_defaultFreeCamera(self._model, view)
         if camera is not None:
@@ -48,8 +69,6 @@ class Renderer:
             self._model, self.data, self._option, None, view, mujoco.mjtCatBit.mjCAT_ALL, self._scene
         )
         mujoco.mjr_render(self._rect, self._scene, self._draw)
-        mujoco.mjr_readPixels(self._pixels, None, self._rect, self._draw)
-        return self._pixels[::-1]  # OpenGL's first row is the lowest
 
     def close(self) -> None:
         """Free the GL context; safe to call twice."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.sim.contract import TensorSpec
+from robopolicy.sim.point_cloud import Box
 
 Array = NDArray[np.float64]
 
@@ -71,6 +72,7 @@ class MujocoTask(ABC):
     observation: Mapping[str, TensorSpec]  # keys that `observe` returns; cameras are added by the backend
     action_names: tuple[str, ...] = ()
     cameras: tuple[str, ...] = ()  # cameras of the model that may be rendered as observations
+    workspace: Box | None = None  # what point clouds keep of the scene; None is everything that a camera sees
     needs_exact_engine: bool = False  # contacts, model edits, or bit-exact agreement with another stepper
 
     @abstractmethod

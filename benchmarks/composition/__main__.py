@@ -1,0 +1,55 @@
+"""Compositions of two parents against each of them, with weights searched on other episodes: a table and a curve.
+
+    python -m benchmarks.composition --quick                   # lift, one seed, little of everything, nothing written
+    python -m benchmarks.composition                           # everything missing; about 15 CPU minutes a cell
+    python -m benchmarks.composition --tasks lift push_t --seeds 0 1 2 --jobs 2
+    python -m benchmarks.composition --table                   # only rewrite the tables from the finished cells
+
+A cell is one task with one seed: demonstrations, two parents cloned from different halves of them, the weights of the
+convex and of the OR composition searched on a grid with 50 episodes each, and 200 episodes of both parents and all
+compositions that neither training nor search has played. Seeds are pooled (Wilson, 95 %); differences are paired by
+episode (Newcombe; McNemar's exact test). Finished cells are skipped, so the tables grow over many runs; an interrupted
+cell goes on from what it left in `runs/composition`. Meta-World has 50 starts per task, so its held-out seeds repeat
+starts that the demonstrations have shown; what is drawn anew is the noise of the policies.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks.common import RESULTS, load_cell, print_result, write_result
+from benchmarks.composition.cell import Settings
+from benchmarks.composition.runner import cell_name, run_all
+from benchmarks.composition.table import curve_rows, figures, plot, rows
+from benchmarks.composition.tasks import TASKS
+
+QUICK = Settings(search_episodes=10, divisions=2, episodes=32, updates=200, rounds=5)
+COMMAND = "python -m benchmarks.composition"
+
+
+def main() -> None:
+    """Run what is missing, then print and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one cell, little of everything, nothing written")
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--jobs", type=int, default=2, help="cells at a time, one thread each")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        cells = run_all([("lift", 0)], jobs=1, settings=QUICK, keep=False)
+    elif arguments.table:
+        keys = [(task, seed) for task in TASKS for seed in range(100)]
+        cells = [cell for cell in map(load_cell, map(cell_name, keys)) if cell is not None]
+    else:
+        keys = [(task, seed) for task in arguments.tasks for seed in arguments.seeds]
+        cells = run_all(keys, jobs=arguments.jobs, settings=Settings(), keep=True)
+    print_result("composition", rows(cells), figures(cells))
+    if not arguments.quick:
+        write_result("composition", rows(cells), figures(cells), command=COMMAND)
+        write_result("composition_curve", curve_rows(cells), figures(cells), command=COMMAND)
+        plot(cells, RESULTS / "composition_curve.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""One cell: demonstrations -> two parents -> searched weights -> everybody judged on the same held-out seeds."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.composition.parents import demonstrations, train_parent
+from benchmarks.composition.tasks import PairTask
+from robopolicy.evaluation.actors import evaluation_mode
+from robopolicy.evaluation.result import EvalResult
+from robopolicy.evaluation.search import Ledger, SimEvaluator, Weights, hold_out, make_search, search_weights
+from robopolicy.policies.base import Observation, Policy
+from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.wrappers.composed import compose
+from robopolicy.sim.registry import make_sim
+
+WORK = Path("runs/composition")
+SEARCHED = ("convex", "or")  # operators whose weights are searched; those of AND follow from the densities
+OPERATORS = (*SEARCHED, "and")
+SEARCH, HELD_OUT = 20_000, 50_000  # first episode seeds; a cell moves them by 1000 seed
+ENVS = 32
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Budget of a cell."""
+
+    search_episodes: int = 50  # per weight
+    divisions: int = 5  # weights are multiples of 1 / divisions
+    episodes: int = 200  # held out
+    updates: int = 0  # of the parents; 0 takes those of the task
+    rounds: int = 30  # of the timing
+
+
+def run_cell(task: PairTask, seed: int, settings: Settings) -> dict[str, Any]:
+    """Everything the table needs of one task with one seed; whatever is finished is kept and not done again."""
+    start, shift = time.process_time(), 1000 * seed
+    task = _shortened(task, settings.updates)
+    folder = WORK / f"{task.name}-{seed}-{_digest(task, settings)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    data = demonstrations(task, seed, folder / "demonstrations")
+    names = [parent.label for parent in task.parents]
+    with closing(make_sim(task.task, task.options(ENVS))) as sim:
+        parents = [train_parent(task, side, data, sim.spec, seed, folder / f"parent-{side}") for side in (0, 1)]
+        evaluator = SimEvaluator(sim)
+        policies: dict[str, Policy] = dict(zip(names, parents, strict=True))
+        weights: dict[str, Weights] = {}
+        curves: dict[str, list[dict[str, Any]]] = {}
+        for operator in SEARCHED:
+            composed = compose(parents, operator)
+            method = make_search("grid", episodes=settings.search_episodes, divisions=settings.divisions)
+            ledger = _ledger(folder / f"{operator}.jsonl")
+            found = search_weights(method, names, composed.with_weights, evaluator, seed=SEARCH + shift, ledger=ledger)
+            policies[operator], weights[operator] = composed.with_weights(found.weights), found.weights
+            curves[operator] = [{"weight": c.weights[0], **_outcomes(c.result)} for c in found.candidates]
+        policies["and"] = compose(parents, "and")
+        seeds = range(HELD_OUT + shift, HELD_OUT + shift + settings.episodes)
+        results = hold_out(policies, evaluator, seeds, ledger=_ledger(folder / "held_out.jsonl"))
+        obs = {key: value.unsqueeze(1) for key, value in sim.reset(SEARCH).items()}
+    # Timed with fixed weights in the middle: the chosen ones may leave a single parent.
+    timed = {**policies, **{operator: compose(parents, operator) for operator in OPERATORS}}
+    return {
+        "task": task.name,
+        "seed": seed,
+        "parents": names,
+        "weights": {operator: list(chosen) for operator, chosen in weights.items()},
+        "curves": curves,
+        "held_out": {name: _outcomes(result) for name, result in results.items()},
+        "latency": latency(timed, names, obs, settings.rounds),
+        "seconds": round(time.process_time() - start, 1),
+    }
+
+
+def latency(policies: Mapping[str, Policy], parents: Sequence[str], obs: Observation, rounds: int) -> dict[str, Any]:
+    """Milliseconds of one batched decision of everybody, taken in turns, and those of compositions per parents' sum.
+
+    Each ratio is the median over rounds of the composition's time divided by the sum of its parents' in that round.
+    """
+    times: dict[str, list[float]] = {name: [] for name in policies}
+    batch = len(next(iter(obs.values())))
+    for turn in range(-2, rounds):  # two to warm up
+        for name, policy in policies.items():
+            seen = {key: obs[key] for key in policy.spec.observation}
+            with torch.inference_mode(), evaluation_mode(policy):
+                begin = time.perf_counter()
+                policy.act(seen, deterministic=True, generator=RowStreams(range(batch), [0] * batch))
+                spent = time.perf_counter() - begin
+            if turn >= 0:
+                times[name].append(1e3 * spent)
+    total = np.sum([times[name] for name in parents], axis=0)
+    return {
+        "batch": batch,
+        "ms": {name: round(median(spent), 3) for name, spent in times.items()},
+        "ratio": {name: float(np.median(times[name] / total)) for name in policies if name not in parents},
+    }
+
+
+def _shortened(task: PairTask, updates: int) -> PairTask:
+    if not updates:
+        return task
+    first, second = (replace(parent, updates=updates) for parent in task.parents)
+    return replace(task, first=first, second=second)
+
+
+def _digest(task: PairTask, settings: Settings) -> str:
+    """Names what a cell's intermediate results depend on, so that those of other settings are never taken for them."""
+    return hashlib.sha256(repr((task, settings)).encode()).hexdigest()[:8]
+
+
+def _ledger(path: Path) -> Ledger:
+    return Ledger.open(path) if path.exists() else Ledger(path)
+
+
+def _outcomes(result: EvalResult) -> dict[str, Any]:
+    """What pooling and pairing need: one entry per episode."""
+    assert result.success is not None
+    return {"success": result.success.astype(int).tolist(), "return": np.round(result.returns, 4).tolist()}

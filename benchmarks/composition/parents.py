@@ -1,0 +1,64 @@
+"""Demonstrations of a task, and a parent cloned from its half of them; both are made once and kept."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import torch
+
+from benchmarks.composition.tasks import PairTask, Parent
+from robopolicy.algorithms.bc import BC, BCConfig
+from robopolicy.data.chunks import ChunkSampler
+from robopolicy.data.collect import collect
+from robopolicy.data.episodes import Episodes
+from robopolicy.data.lerobot import LeRobotWriter, read_lerobot
+from robopolicy.data.statistics import dataset_statistics
+from robopolicy.policies import POLICIES, make_policy
+from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.sim.contract import SimSpec
+from robopolicy.sim.registry import get_task, make_sim
+from robopolicy.training.checkpoint import load_policy, save_checkpoint
+
+DEMONSTRATIONS = 100_000  # first episode seed; a cell moves it by 1000 seed
+
+
+def demonstrations(task: PairTask, seed: int, folder: Path) -> Episodes:
+    """Successful episodes of the scripted expert for both parents: the first half is the first one's."""
+    if not folder.exists():
+        with closing(make_sim(task.task, task.options(16))) as sim:
+            expert = get_task(task.task).need_expert()()
+            with LeRobotWriter(folder, control_dt=sim.spec.control_dt, video=False) as writer:
+                collect(sim, expert, writer, episodes=2 * task.demonstrations, seed=DEMONSTRATIONS + 1000 * seed)
+    found = read_lerobot(folder)
+    if task.mode is None:
+        return found
+    key, element = task.mode
+    return found.subset(found.arrays[key][found.starts, element].argsort(kind="stable"))
+
+
+def train_parent(task: PairTask, side: int, data: Episodes, sim: SimSpec, seed: int, folder: Path) -> Policy:
+    """Clone parent `side` (0 or 1) from its half of the demonstrations."""
+    if folder.exists():
+        return load_policy(folder)[0].eval()
+    parent = task.parents[side]
+    half = seen_by(parent, data.subset(range(side * task.demonstrations, (side + 1) * task.demonstrations)))
+    torch.manual_seed(1000 * seed + side)
+    shapes = {key: tuple(half.arrays[key].shape[1:]) for key in parent.keys}
+    spec = PolicySpec(shapes, sim.action_dim, task.horizon, task.horizon)
+    policy = make_policy(parent.head, POLICIES[parent.head][0](**parent.settings), spec)
+    bounds = {"action": {"min": sim.action_low.numpy(), "max": sim.action_high.numpy()}}  # the same for both parents
+    policy.fit_normalizer({**dataset_statistics(half), **bounds})
+    algorithm = BC(BCConfig(batch_size=parent.batch_size), policy, total_updates=parent.updates)
+    batches = ChunkSampler(half, horizon=task.horizon, batch_size=parent.batch_size, seed=seed)
+    for _ in range(parent.updates):
+        algorithm.update(next(batches))
+    trained = algorithm.deployable().eval()
+    save_checkpoint(folder, trained, task=task.task, obs_sample=next(batches).obs)
+    return trained
+
+
+def seen_by(parent: Parent, data: Episodes) -> Episodes:
+    """The episodes without what the parent does not see."""
+    arrays = {key: data.arrays[key] for key in (*parent.keys, "action")}
+    return Episodes(arrays, data.ends, data.tasks, data.seeds, data.control_dt)

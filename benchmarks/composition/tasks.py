@@ -1,0 +1,97 @@
+"""Where compositions compete: tasks, and pairs of parents that differ in head, in what they see and in their data.
+
+Data and training are kept so short that parents fail often: between parents that always or never succeed nothing can be
+gained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from robopolicy.sim.registry import SimOptions
+
+
+@dataclass(frozen=True)
+class Parent:
+    """One of the two policies of a task."""
+
+    label: str  # for the table
+    head: str  # policy to clone
+    keys: tuple[str, ...]  # observations it sees
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the head, as in `robopolicy train`
+    updates: int = 2000  # gradient steps
+    batch_size: int = 256
+
+
+@dataclass(frozen=True)
+class PairTask:
+    """One part of the table. The first parent is shown one half of the demonstrations, the second the other half."""
+
+    name: str  # short name, also of the cells
+    task: str  # registered task
+    demonstrations: int  # episodes of the scripted expert for each parent
+    horizon: int  # actions of a chunk, all of which are played
+    first: Parent
+    second: Parent
+    cameras: tuple[str, ...] = ()  # whose images a parent sees
+    image_size: int = 48  # pixels, square
+    reward: str = "sparse"  # of the returns in the table
+    mode: tuple[str, int] | None = None  # observation and its element by whose first value demonstrations are sorted
+
+    @property
+    def parents(self) -> tuple[Parent, Parent]:
+        """Both."""
+        return self.first, self.second
+
+    def options(self, num_envs: int) -> SimOptions:
+        """How to build the simulator that both parents fit."""
+        return SimOptions(num_envs=num_envs, cameras=self.cameras, image_size=self.image_size, reward=self.reward)
+
+
+DIFFUSION = {"steps": 10, "sampler": "ddim"}
+FLOW = {"steps": 10}
+STATE = ("state",)
+
+TASKS = {
+    task.name: task
+    for task in (
+        PairTask(
+            "lift",
+            "manipulation/lift",
+            demonstrations=7,
+            horizon=4,
+            first=Parent("diffusion, state", "diffusion", STATE, DIFFUSION),
+            second=Parent("flow, image", "flow", ("image.front",), FLOW, batch_size=64),
+            cameras=("front",),
+        ),
+        PairTask(
+            "pick_place",
+            "manipulation/pick_place",
+            demonstrations=20,
+            horizon=4,
+            first=Parent("diffusion, state", "diffusion", STATE, DIFFUSION),
+            second=Parent("flow, state", "flow", STATE, FLOW),
+        ),
+        PairTask(
+            "push",
+            "metaworld/push-v3",
+            demonstrations=10,
+            horizon=4,
+            first=Parent("diffusion, left goals", "diffusion", STATE, DIFFUSION),
+            second=Parent("flow, right goals", "flow", STATE, FLOW),
+            mode=("state", 36),  # x of the goal
+        ),
+        PairTask(
+            "push_t",
+            "push_t/push_t",
+            demonstrations=40,
+            horizon=8,
+            first=Parent("diffusion, state", "diffusion", ("agent", "keypoints"), DIFFUSION),
+            second=Parent("flow, image", "flow", ("agent", "image.top"), FLOW, batch_size=64),
+            cameras=("top",),
+            reward="shaped",  # a return is then the largest coverage
+        ),
+    )
+}

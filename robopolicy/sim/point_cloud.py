@@ -1,0 +1,72 @@
+"""From a depth image to a point cloud of fixed size: world coordinates, a box to keep, farthest points.
+
+Clouds hold positions without colours, as in 3D Diffusion Policy (Ze et al. 2024), which found colours to hurt
+generalisation. Everything here is deterministic, so that an episode stays a function of its seed and actions, and the
+size of the depth image is fixed, so that a policy sees clouds of the same density wherever it is played.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float32]
+Box = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Lowest and highest corner `(3,)` [m] of an axis-aligned box in world coordinates."""
+
+DEPTH_SIZE = 96  # pixels, square, of the depth image behind a cloud
+
+
+def unproject(
+    depth: NDArray[np.floating], fovy: float, position: NDArray[np.float64], rotation: NDArray[np.float64]
+) -> Array:
+    """Where the pixels of a depth image lie in the world.
+
+    Args:
+        depth: `(h, w)` [m] along the optical axis, infinite where the camera sees nothing.
+        fovy: Vertical field of view [degrees]; pixels are square.
+        position: Of the camera `(3,)` [m].
+        rotation: Of the camera `(3, 3)`; its columns point right, up and backwards, as in MuJoCo and OpenGL.
+
+    Returns:
+        Points `(M, 3)` [m] of the M <= h w pixels with finite depth, row by row.
+    """
+    height, width = depth.shape
+    step = 2.0 * np.tan(np.radians(fovy) / 2) / height  # of one pixel on the plane at distance 1
+    right = step * (np.arange(width) + 0.5 - width / 2)
+    up = step * (height / 2 - 0.5 - np.arange(height))
+    rays = np.stack(np.broadcast_arrays(right[None, :], up[:, None], -1.0), -1)  # (h, w, 3)
+    seen = np.isfinite(depth)
+    points = rays[seen] * depth[seen][:, None]
+    return (points @ rotation.T + position).astype(np.float32)
+
+
+def crop(points: Array, box: Box) -> Array:
+    """The points `(M, 3)` inside `box`."""
+    return points[((points > box[0]) & (points < box[1])).all(1)]
+
+
+def subsample(points: Array, count: int) -> Array:
+    """`count` of the points `(M, 3)` spread as widely as possible (farthest-point sampling): `(count, 3)`.
+
+    The first is the one farthest from the mean, each other the one farthest from all before it, so that small objects
+    keep their share. Fewer points than `count` are repeated in turn, which a network with a maximum over points does
+    not notice; no point at all becomes a cloud of zeros.
+    """
+    if len(points) == 0:
+        return np.zeros((count, 3), np.float32)
+    if len(points) <= count:
+        return np.resize(points, (count, 3))
+    axes = np.ascontiguousarray(points.T)  # (3, M)
+    nearest = np.full(len(points), np.inf, np.float32)  # (M,) squared distance to the chosen ones
+    chosen = np.empty(count, np.intp)
+    chosen[0] = _squared(axes, axes.mean(1)).argmax()
+    for k in range(1, count):
+        np.minimum(nearest, _squared(axes, axes[:, chosen[k - 1]]), out=nearest)
+        chosen[k] = nearest.argmax()
+    return points[chosen]
+
+
+def _squared(axes: Array, point: Array) -> Array:
+    difference = axes - point[:, None]
+    return np.einsum("im,im->m", difference, difference)

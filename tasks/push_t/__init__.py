@@ -1,0 +1,16 @@
+"""PushT: push a T-shaped block onto its mark with a round finger (Florence et al. 2021, Chi et al. 2023)."""
+
+from __future__ import annotations
+
+from tasks.packages import register_package_task
+
+
+def register() -> None:
+    """Register the task without importing gym-pusht."""
+    register_package_task(
+        "push_t",
+        "push_t",
+        "PushT: push a T onto its mark, which it must cover by 95 %.",
+        rewards=("sparse", "shaped"),
+        cameras=("top",),
+    )

@@ -1,0 +1,96 @@
+"""The T and how it moves when pushed, in closed form.
+
+gym-pusht damps every velocity to zero before each physics step and knows no friction, so the block moves only while the
+finger presses on it, and then along the contact normal n alone. An impulse j at r from the centre of mass gives the
+velocity j n / m and the turning rate j (r x n) / I; that the contact point gives way just as fast as the finger comes
+fixes j. The shape, centre of mass and inertia are gym-pusht's, which are not quite those of a homogeneous T.
+
+Poses `(K, 3)` are the centre of mass x, y [px] and the angle [rad]. Points of the block are relative to its centre of
+mass, in its own axes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+_CENTRE = np.array([0.0, 45.0])  # [px] centre of mass in gym-pusht's coordinates of the block
+OUTLINE: Array = (
+    np.array([[-60, 0], [60, 0], [60, 30], [15, 30], [15, 120], [-15, 120], [-15, 30], [-60, 30]]) - _CENTRE
+)  # (8, 2) [px] corners, one after the other
+HULL = (0, 1, 2, 4, 5, 7)  # corners of the convex hull
+INNER = (3, 6)  # corners in which bar and stem meet
+INERTIA = 3000.0  # [px^2] moment of inertia divided by the mass
+FINGER = 15.0  # [px] radius
+_EDGES = np.roll(OUTLINE, -1, axis=0) - OUTLINE  # (8, 2)
+
+
+def _rotation(angle: Array) -> Array:
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.stack([np.stack([cos, -sin], -1), np.stack([sin, cos], -1)], -2)  # (K, 2, 2)
+
+
+def pose_of(position: Array, angle: float) -> Array:
+    """Pose `(3,)` of a block at gym-pusht's `position` `(2,)` and `angle`."""
+    centre = position + _CENTRE @ _rotation(np.array([angle]))[0].T
+    return np.array([*centre, angle])
+
+
+GOAL: Array = pose_of(np.array([256.0, 256.0]), np.pi / 4)
+
+
+def to_world(points: Array, pose: Array) -> Array:
+    """Points of the block `(K, P, 2)` or `(P, 2)` in the arena, `(K, P, 2)` for poses `(K, 3)`."""
+    return points @ _rotation(pose[:, 2]).transpose(0, 2, 1) + pose[:, None, :2]
+
+
+def to_block(points: Array, pose: Array) -> Array:
+    """Points of the arena `(K, P, 2)` or `(P, 2)` seen from the block, `(K, P, 2)` for poses `(K, 3)`."""
+    return (points - pose[:, None, :2]) @ _rotation(pose[:, 2])
+
+
+def closest(points: Array) -> Array:
+    """Closest point of the outline to each of the points of the block `(..., 2)`."""
+    along = ((points[..., None, :] - OUTLINE) * _EDGES).sum(-1) / np.square(_EDGES).sum(-1)
+    found = OUTLINE + np.clip(along, 0.0, 1.0)[..., None] * _EDGES  # (..., 8, 2)
+    best = np.square(found - points[..., None, :]).sum(-1).argmin(-1)
+    return np.take_along_axis(found, best[..., None, None], -2)[..., 0, :]
+
+
+def clearance(points: Array) -> Array:
+    """Distance `(...)` [px] of points of the block `(..., 2)` to its outline."""
+    return np.sqrt(np.square(closest(points) - points).sum(-1))
+
+
+def error(pose: Array) -> Array:
+    """Root mean square distance `(K,)` [px] of the corners from where they should be."""
+    off = to_world(OUTLINE, pose) - to_world(OUTLINE, GOAL[None])
+    return np.sqrt(np.square(off).sum(-1).mean(-1))
+
+
+def give_way(pose: Array, finger: Array) -> Array:
+    """Poses `(K, 3)` after the finger at `(K, 2)` has pushed itself free of the blocks `(K, 3)`."""
+    local = to_block(finger[:, None], pose)[:, 0]
+    touched = closest(local)
+    normal = touched - local
+    gap = np.sqrt(np.square(normal).sum(-1))
+    normal /= np.maximum(gap, 1e-9)[:, None]
+    lever = touched[:, 0] * normal[:, 1] - touched[:, 1] * normal[:, 0]
+    impulse = np.maximum(FINGER - gap, 0.0) / (1.0 + lever**2 / INERTIA)
+    shift = np.einsum("kij,kj->ki", _rotation(pose[:, 2]), normal) * impulse[:, None]
+    return pose + np.concatenate([shift, (impulse * lever / INERTIA)[:, None]], 1)
+
+
+def push(pose: Array, finger: Array, direction: Array, length: float, stride: float) -> Array:
+    """Poses `(S, K, 3)` along straight strokes of the finger from `(K, 2)` in unit `direction` `(K, 2)`.
+
+    One pose every `stride` [px], S = length / stride of them.
+    """
+    passed: list[Array] = []
+    for _ in range(round(length / stride)):
+        finger = finger + stride * direction
+        pose = give_way(pose, finger)
+        passed.append(pose)
+    return np.stack(passed)
