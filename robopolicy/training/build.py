@@ -21,7 +21,7 @@ from robopolicy.data.episodes import Episodes, is_cloud, is_image
 from robopolicy.data.lerobot import read_lerobot
 from robopolicy.data.replay import Replay
 from robopolicy.data.statistics import dataset_statistics
-from robopolicy.errors import UserError
+from robopolicy.errors import UserError, unknown_name
 from robopolicy.evaluation.actors import check_compatible
 from robopolicy.policies import make_policy
 from robopolicy.policies.base import Policy, PolicySpec
@@ -279,6 +279,10 @@ def _new_policy(
         assert episodes is not None
         observation = {key: tuple(episodes.arrays[key].shape[1:]) for key in episodes.observation_keys}
         action_dim = int(episodes.arrays["action"].shape[1])
+    for key in config.task.observe:
+        if key not in observation:
+            raise unknown_name("observation", key, observation, "in task.observe")
+    observation = {key: shape for key, shape in observation.items() if key in (config.task.observe or observation)}
     chunk = config.chunk
     spec = PolicySpec(observation, action_dim, chunk.horizon, chunk.execute, chunk.obs_horizon)
     name, policy_config = section("policy", config.policy)
