@@ -1,0 +1,70 @@
+"""Running the missing cells of a benchmark in processes, each on one thread."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context, parent_process
+from typing import Any, TypeVar
+
+import torch
+
+from benchmarks.common import load_cell, save_cell
+
+Cell = dict[str, Any]
+Key = TypeVar("Key")
+
+
+def run_cells(
+    keys: Sequence[Key],
+    run: Callable[[Key], Cell],
+    *,
+    name: Callable[[Key], str],
+    progress: Callable[[Cell], str],
+    jobs: int,
+    keep: bool,
+    prepare: Callable[[Sequence[Key]], None] | None = None,
+) -> list[Cell]:
+    """The cells of `keys`, those that are not there yet played in `jobs` processes; one that fails is left out.
+
+    Args:
+        keys: Which cells.
+        run: Plays one; a function of an importable module, which `__main__` is not to another process.
+        name: Place of a cell under `benchmarks/results/cells`.
+        progress: One line about a finished cell.
+        jobs: Cells at a time.
+        keep: Take finished cells from their place, and write those that finish now.
+        prepare: Called with the keys of the missing cells, to make what they share.
+    """
+    cells = {key: load_cell(name(key)) if keep else None for key in keys}
+    missing = [key for key, cell in cells.items() if cell is None]
+    if prepare is not None:
+        prepare(missing)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_start) as pool:
+        running = {pool.submit(run, key): key for key in missing}
+        for future in as_completed(running):
+            key = running[future]
+            if (error := future.exception()) is not None:
+                print(f"{name(key)}: FAILED: {error}", file=sys.stderr, flush=True)
+                continue
+            cells[key] = cell = future.result()
+            print(f"{name(key)}: {progress(cell)}", flush=True)
+            if keep:
+                save_cell(name(key), cell)
+    return [cell for cell in cells.values() if cell is not None]
+
+
+def _start() -> None:
+    """One thread for every cell, and no cell without the process that waits for it."""
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
