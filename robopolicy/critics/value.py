@@ -23,17 +23,24 @@ class ValueConfig:
     orthogonal_init: bool = True  # plain layers only: gain sqrt(2) inside and 1 at the output, zero biases
     residual: bool = False  # residual blocks (an odd number of equal widths), e.g. DPPO's [256, 256, 256] mish
     normalization: str = "running"  # minmax | meanstd | running | identity
+    vectors: dict[str, int] = field(default_factory=dict)  # what it sees in place of the policy's observations
     bias: float = 0.0  # added to the output at the start; above the returns, unseen states look good (optimism)
     vision: VisionConfig = field(default_factory=VisionConfig)
 
 
 class ValueNet(nn.Module):
-    """V(s): observations `{key: (B, To, ...)}` -> `(B,)`."""
+    """V(s): observations `{key: (B, To, ...)}` -> `(B,)`.
+
+    It sees what the policy sees, or `config.vectors`: names and sizes of observations, e.g. `{state: 39}`. A critic is
+    needed in training alone, so it may know the state where the policy has only cameras (asymmetric actor-critic,
+    Pinto et al. 2018).
+    """
 
     def __init__(self, config: ValueConfig, spec: PolicySpec) -> None:
         super().__init__()
         self.config = config
-        self.encoder = ObservationEncoder(spec.observation, normalization=config.normalization, vision=config.vision)
+        self.observation = {key: (size,) for key, size in config.vectors.items()} or dict(spec.observation)
+        self.encoder = ObservationEncoder(self.observation, normalization=config.normalization, vision=config.vision)
         in_dim = spec.obs_horizon * self.encoder.feature_dim
         if config.residual:
             self.head: nn.Module = ResidualMLP(in_dim, config.hidden, 1, activation=config.activation)

@@ -16,6 +16,7 @@ import torch
 from robopolicy.algorithms import ALGORITHMS, make_algorithm
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.critics.value import ValueNet
 from robopolicy.data.chunks import ChunkSampler
 from robopolicy.data.episodes import Episodes, is_cloud, is_image
 from robopolicy.data.lerobot import read_lerobot
@@ -180,6 +181,8 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
         except ValueError as error:  # an optimiser refuses a setting
             raise UserError(f"Settings of algorithm '{name}' do not fit: {error}.") from error
     _check_verb(algorithm.policy, name, algorithm.experience)
+    if sim is not None:
+        _check_critics(algorithm, sim)
     source = _source(config, policy.spec, algorithm, algorithm_config, episodes, train_sim, device)
     return Parts(config, policy, algorithm, source, eval_sim, updates)
 
@@ -312,6 +315,15 @@ def _check_verb(policy: Policy, algorithm: str, experience: str) -> None:
             f"Algorithm '{algorithm}' needs a policy with {verb}, which '{policy.name}' lacks; "
             "choose another algorithm or policy."
         )
+
+
+def _check_critics(algorithm: Algorithm, sim: SimSpec) -> None:
+    """Refuse a critic that is told to see what the simulator does not show."""
+    for net in algorithm.parts().values():
+        for key, shape in net.observation.items() if isinstance(net, ValueNet) else ():
+            found = tuple(sim.observation[key].shape) if key in sim.observation else "nothing"
+            if found != tuple(shape):
+                raise UserError(f"The critic is to see '{key}' of shape {tuple(shape)}; {sim.task} shows {found}.")
 
 
 def _bounds(sim: SimSpec) -> Mapping[str, Mapping[str, Any]]:

@@ -48,7 +48,10 @@ def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
         base = _compose(choices)
         # Text is taken as it stands, so that paths may hold any character; Hydra reads all other values.
         texts = {key: value for key, value in settings.items() if isinstance(_setting(base, key), str)}
-        composed = _compose([*choices, *(f"{key}={value}" for key, value in settings.items() if key not in texts)])
+        others = [
+            f"++{key}={value}" for key, value in settings.items() if key not in texts
+        ]  # ++: also into empty sections
+        composed = _compose([*choices, *others])
     for key, value in texts.items():
         _set(composed, key, value)
     config = from_plain(TrainConfig, composed, "configuration")
@@ -120,12 +123,14 @@ def _compose(overrides: list[str]) -> dict[str, Any]:
         try:
             parser.parse_override(text)
         except HydraException as error:
-            raise UserError(f"The value in '{text}' cannot be read; lists are written as key=[1,2].") from error
+            raise UserError(
+                f"The value in '{text.lstrip('+')}' cannot be read; lists are written as key=[1,2]."
+            ) from error
     try:
         plain = OmegaConf.to_container(compose("train", overrides), resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException) as error:
         cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
-        subject = re.search(r"override '?([\w.]+)", str(error))
+        subject = re.search(r"override '?\+*([\w.]+)", str(error))
         where = f"{subject[1]}: " if subject else ""
         reason = str(cause).strip().splitlines()[0].rstrip(".")
         if "ListConfig" in reason:  # OmegaConf's word for a list
@@ -136,14 +141,16 @@ def _compose(overrides: list[str]) -> dict[str, Any]:
 
 
 def _setting(tree: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key, which must exist and be no section."""
+    """The value at a dotted key, which must exist and be no section; a section that is empty takes any entry."""
     node: Any = tree
     for depth, part in enumerate(key.split(".")):
+        if node == {}:
+            return None
         if not isinstance(node, Mapping) or part not in node:
             raise _unknown_key(tree, key, depth)
         node = node[part]
     if isinstance(node, Mapping):
-        raise UserError(f"'{key}' is a section; set one of {', '.join(f'{key}.{name}' for name in node)}.")
+        raise UserError(f"'{key}' is a section; set one of {', '.join(f'{key}.{name}' for name in node or ['NAME'])}.")
     return node
 
 

@@ -23,6 +23,14 @@ def test_one_value_per_row(config: ValueConfig) -> None:
     assert ValueNet(config, SPEC)(observations(7)).shape == (7,)
 
 
+def test_it_may_see_what_the_policy_does_not() -> None:
+    critic = ValueNet(ValueConfig(vectors={"state": 3}), PolicySpec({"image.front": (3, 32, 32)}, action_dim=2))
+    obs = {"state": torch.randn(4, 1, 3), "image.front": torch.zeros(4, 1, 3, 32, 32, dtype=torch.uint8)}
+    values = critic(obs)
+    assert torch.equal(critic({**obs, "image.front": obs["image.front"] + 1}), values)
+    assert not torch.equal(critic({**obs, "state": obs["state"] + 1}), values)
+
+
 def test_no_rows_give_no_values() -> None:
     assert ValueNet(ValueConfig(), SPEC)(observations(0)).shape == (0,)  # a rollout without truncated episodes
     pixels = PolicySpec({"image.front": (3, 32, 32)}, action_dim=2)

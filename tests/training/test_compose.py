@@ -10,7 +10,7 @@ from robopolicy.errors import UserError
 from robopolicy.policies import POLICIES
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.training.build import complete
+from robopolicy.training.build import build, complete
 from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy.training.compose import PRESETS, compose_config, config_text, read_config
 from robopolicy.training.config import TrainConfig, section
@@ -143,3 +143,28 @@ def test_a_starting_policy_brings_its_cameras(tmp_path: Path):
     task = complete(compose_config(start)).task
     assert (task.cameras, task.image_size) == (("front",), 24)
     assert complete(compose_config([*start, "task.cameras=[wrist]"])).task.cameras == ("wrist",)
+
+
+def test_entries_of_an_empty_section_can_be_added():
+    settings = ["policy=gaussian", "algorithm=ppo", "algorithm.critic.vectors.state=4"]
+    assert compose_config(settings).algorithm["critic"]["vectors"] == {"state": 4}
+    with pytest.raises(UserError, match=r"algorithm.critic.vectors.state: .*Integer"):
+        compose_config([*settings[:2], "algorithm.critic.vectors.state=many"])
+
+
+def small_ppo(*settings: str):
+    start = ["task=point_mass", "policy=gaussian", "algorithm=ppo", "budget.updates=1", "evaluation.episodes=0"]
+    return build(complete(compose_config([*start, *settings])))
+
+
+def test_a_new_policy_sees_only_what_it_is_told_to():
+    assert set(small_ppo("task.observe=[state]").policy.spec.observation) == {"state"}
+    with pytest.raises(UserError, match=r"'stat'.*Did you mean 'state'"):
+        small_ppo("task.observe=[stat]")
+
+
+def test_a_critic_sees_what_the_simulator_shows():
+    with pytest.raises(UserError, match=r"see 'state' of shape \(99,\); toy/point_mass shows \("):
+        small_ppo("algorithm.critic.vectors.state=99")
+    with pytest.raises(UserError, match=r"see 'goal' of shape .*shows nothing"):
+        small_ppo("algorithm.critic.vectors.goal=2")
