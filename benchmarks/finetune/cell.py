@@ -15,7 +15,7 @@ from benchmarks.finetune.tasks import BenchTask
 from robopolicy.algorithms import ALGORITHMS
 from robopolicy.cli.main import main as robopolicy
 from robopolicy.evaluation.harness import evaluate
-from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.sim.registry import SimOptions, make_sim, views_of
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.compose import compose_config
 from robopolicy.training.loop import start_run
@@ -54,8 +54,8 @@ def run_cell(method: Method, task: BenchTask, seed: int, *, steps: int | None = 
         "method": method.name,
         "task": task.name,
         "seed": seed,
-        "base": judge(base, task),
-        "finetuned": judge(folder / "checkpoints" / "last", task),
+        "base": judge(base, task.task),
+        "finetuned": judge(folder / "checkpoints" / "last", task.task),
         "env_steps": report["env_steps"],
         "steps_to_goal": _first_crossing(folder),
         "seconds": round(report["seconds"], 1),
@@ -89,14 +89,15 @@ def base_policy(base: Base, task: BenchTask, seed: int, data: Path) -> Path:
     return WORK / "base" / name / "checkpoints" / "last"
 
 
-def judge(checkpoint: Path | None, task: BenchTask) -> dict[str, Any] | None:
+def judge(checkpoint: Path | None, task: str) -> dict[str, Any] | None:
     """Summary on the held-out seeds; kept beside the checkpoint."""
     if checkpoint is None:
         return None
     kept = checkpoint.parent.parent / f"judged_{checkpoint.name}.json"
     if not kept.exists():
         policy, _ = load_policy(checkpoint)
-        with closing(make_sim(task.task, SimOptions(num_envs=32))) as sim:
+        options = SimOptions(num_envs=32, **views_of([policy.spec.observation]))
+        with closing(make_sim(task, options)) as sim:
             summary = evaluate(policy, sim, episodes=EPISODES, seed=HELD_OUT).summary()
         kept.write_text(json.dumps(summary), encoding="utf-8")
     return json.loads(kept.read_text(encoding="utf-8"))
