@@ -1,10 +1,10 @@
 """Fine-tuning from images: lifting from the pixels of one camera (64 x 64) alone, before and after ReinFlow.
 
     python -m benchmarks.pixels --quick             # one seed, little of everything, nothing written
-    python -m benchmarks.pixels                     # 3 seeds, about 15 CPU minutes each
+    python -m benchmarks.pixels                     # 3 seeds, about 12 CPU minutes each
     python -m benchmarks.pixels --seeds 0 1 2 3 4 --jobs 2
 
-40 demonstrations, `experiment=lift_image_flow_bc`, then 160,000 steps of `experiment=lift_image_reinflow`, whose critic
+40 demonstrations, `experiment=lift_image_flow_bc`, then 120,000 steps of `experiment=lift_image_reinflow`, whose critic
 sees the state. Base and last checkpoint play the same 200 held-out episodes. The presets were chosen on seed 0, which
 the default leaves out. Finished cells are skipped.
 """
@@ -27,7 +27,7 @@ from robopolicy.evaluation.intervals import wilson
 TASK = "manipulation/lift"
 WORK = Path("runs/pixels")
 QUICK = {"demonstrations": 2, "cloning": 5, "updates": 1}
-FULL = {"demonstrations": 40, "cloning": 2500, "updates": 40}
+FULL = {"demonstrations": 40, "cloning": 2500, "updates": 30}
 
 
 def run(seed: int, size: dict[str, int], folder: Path) -> dict[str, Any]:
