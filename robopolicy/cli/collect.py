@@ -92,14 +92,16 @@ def run(args: argparse.Namespace) -> int:
             check_compatible(demonstrator.actor.policy.spec, spec)
         names = {key: observation.names for key, observation in spec.observation.items()}
         names["action"] = spec.action_names
-        writer = LeRobotWriter(
-            args.out,
-            control_dt=spec.control_dt,
-            video=args.images == "video",
-            overwrite=args.overwrite,
-            names=names,
-        )
-        with writer, progress_bars() as add_bar:
+        with (
+            progress_bars() as add_bar,
+            LeRobotWriter(
+                args.out,
+                control_dt=spec.control_dt,
+                video=args.images == "video",
+                overwrite=args.overwrite,
+                names=names,
+            ) as writer,
+        ):
             update = add_bar(f"collect {entry.name}", args.episodes)
             report = collect(
                 sim,

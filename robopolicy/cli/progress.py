@@ -9,13 +9,15 @@ from contextlib import contextmanager
 from types import FrameType
 
 _requested: list[int] = []  # signals that asked this program to stop
+_bars: list[bool] = []  # not empty while progress bars are shown
 
 
 def listen_for_stop() -> None:
     """Let SIGINT and SIGTERM unwind the stack, so that nothing half-written stays behind.
 
-    An exception out of a signal handler is lost where foreign code swallows it (NumPy's C loops and Arrow's callbacks
-    do, once in a hundred stops); the next update of a progress bar then raises it again.
+    Out of a signal handler an exception may come between making a folder and remembering it, and is lost where foreign
+    code swallows it (NumPy's C loops, Arrow's callbacks). So while progress bars are shown the first request waits for
+    their next update; a second one does not.
     """
     previous = signal.getsignal(signal.SIGINT)
     for number in (signal.SIGTERM, *([signal.SIGINT] if previous is signal.default_int_handler else [])):
@@ -24,7 +26,8 @@ def listen_for_stop() -> None:
 
 def _stop(number: int, _: FrameType | None) -> None:
     _requested.append(number)
-    _obey()
+    if not _bars or len(_requested) > 1:
+        _obey()
 
 
 def _obey() -> None:
@@ -40,7 +43,8 @@ def progress_bars() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress
 
-    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True)) as progress:
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    with _waiting(), Progress(*columns, console=Console(stderr=True)) as progress:
 
         def add(label: str, total: int) -> Callable[[int], None]:
             bar = progress.add_task(label, total=total)
@@ -52,3 +56,13 @@ def progress_bars() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
             return update
 
         yield add
+
+
+@contextmanager
+def _waiting() -> Iterator[None]:
+    _bars.append(True)
+    try:
+        yield
+    finally:
+        _bars.pop()
+    _obey()

@@ -72,7 +72,7 @@ def collect(
         noise: Standard deviation of Gaussian noise on the executed actions, as a fraction of half the action range.
             The dataset holds the action that the expert intended, so that imitation learns to recover (DART, Laskey
             et al. 2017).
-        progress: Called with (kept, attempts) after each episode.
+        progress: Called with (kept, attempts) after every control step.
 
     Raises:
         UserError: The expert succeeds too rarely, or the simulator cannot judge success.
@@ -107,7 +107,7 @@ def collect(
                 sink.add(episode)
                 kept += 1
                 frames += len(episode)
-            if progress:
+            if progress and kept == episodes:
                 progress(kept, attempts)
             if kept == episodes:
                 return CollectReport(kept, attempts, successes if "success" in step.info else None, frames)
@@ -116,6 +116,8 @@ def collect(
                     f"The expert of {sim.spec.task} succeeded in only {successes} of {attempts} episodes; "
                     "lower the noise or keep failures, too."
                 )
+        if progress:
+            progress(kept, attempts)
 
 
 class _Recorder:
