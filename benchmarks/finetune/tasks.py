@@ -27,7 +27,7 @@ class BenchTask:
 TASKS = {
     task.name: task
     for task in (
-        BenchTask("lift", "manipulation/lift", 7, 60_000, 4),
+        BenchTask("lift", "manipulation/lift", 6, 60_000, 4),
         BenchTask("pick_place", "manipulation/pick_place", 15, 60_000, 4),
         BenchTask("drawer", "manipulation/drawer", 10, 60_000, 4),
         BenchTask("pick-place", "metaworld/pick-place-v3", 7, 50_000, 4, evaluated=20),
