@@ -18,10 +18,18 @@ from robopolicy.sim.registry import Expert, SimOptions, TaskEntry, register
 
 
 def register_package_task(
-    family: str, task: str, description: str, rewards: tuple[str, ...], cameras: tuple[str, ...] = ()
+    family: str,
+    task: str,
+    description: str,
+    rewards: tuple[str, ...],
+    cameras: tuple[str, ...] = (),
+    module_name: str = "",
 ) -> None:
-    """Register `family/task` with what it offers; the extra to install is called like the family."""
-    name = f"{family}/{task}"
+    """Register `family/task` with what it offers; the extra to install is called like the family, without underscores.
+
+    `module_name` is what that extra brings, where it is called otherwise.
+    """
+    name, extra = f"{family}/{task}", family.replace("_", "")  # old releases of pip know no extra with an underscore
 
     def module() -> ModuleType:
         with suppress(UserError):  # simulation needs no GL; where there is one, MuJoCo wants to know it when imported
@@ -30,7 +38,7 @@ def register_package_task(
             return import_module(f"tasks.{family}.env")
         except ImportError as error:
             reason = str(error).splitlines()[0]
-            raise UserError(f"Task {name} needs pip install 'robopolicy[{family}]' ({reason}).") from error
+            raise UserError(f"Task {name} needs pip install 'robopolicy[{extra}]' ({reason}).") from error
 
     def make(options: SimOptions) -> VectorSim:
         from robopolicy.sim.gymnasium import GymnasiumSim
@@ -49,4 +57,6 @@ def register_package_task(
     def make_expert() -> Expert:
         return module().make_expert(task)
 
-    register(TaskEntry(name, make, description, make_expert, backends=("gymnasium",), requires=family))
+    register(
+        TaskEntry(name, make, description, make_expert, backends=("gymnasium",), requires=extra, module=module_name)
+    )

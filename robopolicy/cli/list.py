@@ -75,7 +75,7 @@ def tasks() -> list[Row]:
             {
                 "name": name,
                 "description": entry.description,
-                "missing": entry.requires if _lacks(entry.requires) else "",
+                "missing": entry.requires if _lacks(entry.module or entry.requires) else "",
                 "expert": entry.make_expert is not None,
                 "backends": list(entry.backends),
             }

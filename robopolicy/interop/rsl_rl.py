@@ -56,7 +56,7 @@ class RslVecEnv:
         self.max_episode_length = sim.spec.max_episode_steps
         self.device = sim.device
         self.cfg = {"task": sim.spec.task, "num_envs": sim.num_envs, "seed": seed}
-        self._tensordict = need("tensordict", "rsl_rl").TensorDict
+        self._tensordict = need("tensordict", "rslrl").TensorDict
         self._obs = sim.reset(seed)
 
     @property

@@ -75,6 +75,7 @@ class TaskEntry:
     make_expert: Callable[[], Expert] | None = None
     backends: tuple[str, ...] = ("mujoco",)
     requires: str = ""  # extra to install, empty when the core suffices
+    module: str = ""  # what that extra brings, where it is not called like the extra
 
     def need_expert(self) -> Callable[[], Expert]:
         """`make_expert`, where there is one.

@@ -13,4 +13,5 @@ def register() -> None:
         "PushT: push a T onto its mark, which it must cover by 95 %.",
         rewards=("sparse", "shaped"),
         cameras=("top",),
+        module_name="gym_pusht",
     )

@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_rsl_rl_itself_computes_the_same(tmp_path: Path) -> None:
-    models = pytest.importorskip("rsl_rl.models", reason="needs robopolicy[rsl_rl]")
+    models = pytest.importorskip("rsl_rl.models", reason="needs robopolicy[rslrl]")
     groups = importlib.import_module("tensordict").TensorDict(
         {key: value[:, 0] for key, value in OBS.items()}, batch_size=[7]
     )
@@ -158,7 +158,7 @@ def test_rsl_rl_itself_computes_the_same(tmp_path: Path) -> None:
 
 
 def test_our_simulator_runs_under_its_runner(tmp_path: Path) -> None:
-    runners = pytest.importorskip("rsl_rl.runners", reason="needs robopolicy[rsl_rl]")
+    runners = pytest.importorskip("rsl_rl.runners", reason="needs robopolicy[rslrl]")
     from robopolicy.interop.rsl_rl import RslVecEnv
 
     sim, reference = (make_sim("toy/point_mass", SimOptions(num_envs=4, reward="shaped")) for _ in range(2))

@@ -173,5 +173,5 @@ def test_without_gym_pusht_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
         raise ModuleNotFoundError(f"No module named '{name}'")
 
     monkeypatch.setattr("tasks.packages.import_module", missing)
-    with pytest.raises(UserError, match=r"pip install 'robopolicy\[push_t\]'"):
+    with pytest.raises(UserError, match=r"pip install 'robopolicy\[pusht\]'"):
         make_sim("push_t/push_t")
