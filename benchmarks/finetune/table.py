@@ -24,6 +24,7 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
                 "after": _rate(runs, "finetuned"),
                 "steps to 90 %": _steps(runs),
                 "seconds": round(median(run["seconds"] for run in runs)),
+                "updating s": round(median(run["seconds_updating"] for run in runs), 1),
                 "network calls per action": round(runs[0]["finetuned"]["network_calls_per_action"], 2),
             }
         )
@@ -37,6 +38,7 @@ def figures(cells: Sequence[Cell]) -> dict[str, Any]:
         entry: dict[str, Any] = {
             "seeds": len(runs),
             "seconds": median(run["seconds"] for run in runs),
+            "seconds_updating": median(run["seconds_updating"] for run in runs),
             "steps_to_goal": [run["steps_to_goal"] for run in runs],
             "env_steps": median(run["env_steps"] for run in runs),
         }
