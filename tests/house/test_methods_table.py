@@ -102,7 +102,7 @@ def test_algorithm_rows_are_filled_in():
         assert row.family and row.use.endswith(".") and row.avoid.endswith(".") and row.deviations.endswith("."), (
             row.name
         )
-        assert {*row.benchmarks} <= BENCHMARKS | {"demo"}, f"{row.name}: unknown benchmark in {row.benchmarks}"
+        assert {*row.benchmarks} <= BENCHMARKS | {"demo", "pixels"}, f"{row.name}: unknown benchmark in {row.benchmarks}"
         *paper, source = row.source.split(", ")
         assert re.search(r"\b(19|20)\d\d$", ", ".join(paper)), f"{row.name}: no year before {source!r}"
         assert source in known | {"peer"}, f"{row.name}: {source!r} is neither a source nor 'peer'"
