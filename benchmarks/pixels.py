@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import print_result, write_result
-from benchmarks.finetune.cell import judge
+from benchmarks.finetune.cell import judge, run_verb, train_once
 from benchmarks.parallel import run_cells
-from robopolicy.cli.main import main as robopolicy
 from robopolicy.evaluation.intervals import wilson
 
 TASK = "manipulation/lift"
@@ -32,34 +30,24 @@ FULL = {"demonstrations": 40, "cloning": 2500, "updates": 30}
 
 def run(seed: int, size: dict[str, int], folder: Path) -> dict[str, Any]:
     """One cell: demonstrations, cloned base, fine-tuning, and both judged."""
-    data, common = folder / f"data-{seed}", (f"seed={seed}", f"out={folder}", "threads=1", "evaluation.episodes=50")
+    data, tuned = folder / f"data-{seed}", folder / f"finetuned-{seed}"
     if not data.exists():
         episodes = ("--episodes", str(size["demonstrations"]), "--seed", str(100_000 + 1_000 * seed))
-        _call("collect", TASK, *episodes, "--cameras", "front", "--images", "png", "--out", str(data))
-    base, tuned = folder / f"base-{seed}", folder / f"finetuned-{seed}"
-    if not (base / "report.json").exists():
-        shutil.rmtree(base, ignore_errors=True)
-        words = ("experiment=lift_image_flow_bc", f"dataset={data}", f"budget.updates={size['cloning']}")
-        _call("train", *words, "evaluation.every=0", f"name={base.name}", *common)
-    start = base / "checkpoints" / "last"
-    if not (tuned / "report.json").exists():
-        shutil.rmtree(tuned, ignore_errors=True)
-        words = ("experiment=lift_image_reinflow", f"init_from={start}", f"budget.updates={size['updates']}")
-        _call("train", *words, "evaluation.every=0", f"name={tuned.name}", *common)
+        run_verb("collect", TASK, *episodes, "--cameras", "front", "--images", "png", "--out", str(data))
+    common = (f"seed={seed}", "threads=1", "evaluation.episodes=50", "evaluation.every=0")
+    words = ("experiment=lift_image_flow_bc", f"dataset={data}", f"budget.updates={size['cloning']}")
+    start = train_once(folder / f"base-{seed}", *words, *common)
+    words = ("experiment=lift_image_reinflow", f"init_from={start}", f"budget.updates={size['updates']}")
+    last = train_once(tuned, *words, *common)
     report = json.loads((tuned / "report.json").read_text(encoding="utf-8"))
     return {
         "method": "reinflow-pixels",
         "seed": seed,
         "base": judge(start, TASK),
-        "finetuned": judge(tuned / "checkpoints" / "last", TASK),
+        "finetuned": judge(last, TASK),
         "env_steps": report["env_steps"],
         "seconds": round(report["seconds"], 1),
     }
-
-
-def _call(*words: str) -> None:
-    if robopolicy(list(words)) != 0:
-        raise RuntimeError(f"robopolicy {' '.join(words)}")
 
 
 def _progress(cell: dict[str, Any]) -> str:

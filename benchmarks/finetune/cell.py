@@ -72,21 +72,25 @@ def demonstrations(task: BenchTask, seed: int) -> Path:
     words = ["collect", task.task, "--episodes", str(task.demonstrations), "--seed", str(100_000 + 1_000 * seed)]
     if task.source_steps:
         words += ["--policy", str(_half_trained(task, seed)), "--keep-failures", "--stochastic"]
-    _run(*words, "--out", str(folder))
+    run_verb(*words, "--out", str(folder))
     return folder
 
 
 def base_policy(base: Base, task: BenchTask, seed: int, data: Path) -> Path:
     """The cloned base, trained once for all methods that start from it."""
-    name = f"{base.name}-{task.name}-{seed}"
-    if not (WORK / "base" / name / "report.json").exists():
-        shutil.rmtree(WORK / "base" / name, ignore_errors=True)
-        _run(
-            *("train", f"task={task.task}", "algorithm=bc", f"dataset={data}", *base.settings, *task.chunk),
-            *(f"budget.updates={task.cloning_updates}", "evaluation.episodes=0"),
-            *(f"seed={seed}", f"out={WORK}/base", f"name={name}"),
-        )
-    return WORK / "base" / name / "checkpoints" / "last"
+    return train_once(
+        WORK / "base" / f"{base.name}-{task.name}-{seed}",
+        *(f"task={task.task}", "algorithm=bc", f"dataset={data}", *base.settings, *task.chunk),
+        *(f"budget.updates={task.cloning_updates}", "evaluation.episodes=0", f"seed={seed}"),
+    )
+
+
+def train_once(folder: Path, *settings: str) -> Path:
+    """Last checkpoint of a run in `folder`, trained unless it is complete already."""
+    if not (folder / "report.json").exists():
+        shutil.rmtree(folder, ignore_errors=True)  # what an interrupted run left
+        run_verb("train", *settings, f"out={folder.parent}", f"name={folder.name}")
+    return folder / "checkpoints" / "last"
 
 
 def judge(checkpoint: Path | None, task: str) -> dict[str, Any] | None:
@@ -104,15 +108,11 @@ def judge(checkpoint: Path | None, task: str) -> dict[str, Any] | None:
 
 
 def _half_trained(task: BenchTask, seed: int) -> Path:
-    name = f"sac-{task.name}-{seed}"
-    if not (WORK / "source" / name / "report.json").exists():
-        shutil.rmtree(WORK / "source" / name, ignore_errors=True)
-        _run(
-            *("train", f"task={task.task}", "policy=squashed_gaussian", "algorithm=sac", *task.chunk),
-            *("sim.num_envs=8", f"budget.env_steps={task.source_steps}", "evaluation.episodes=10"),
-            *(f"seed={seed}", f"out={WORK}/source", f"name={name}"),
-        )
-    return WORK / "source" / name / "checkpoints" / "last"
+    return train_once(
+        WORK / "source" / f"sac-{task.name}-{seed}",
+        *(f"task={task.task}", "policy=squashed_gaussian", "algorithm=sac", *task.chunk, "sim.num_envs=8"),
+        *(f"budget.env_steps={task.source_steps}", "evaluation.episodes=10", f"seed={seed}"),
+    )
 
 
 def _first_crossing(folder: Path) -> float | None:
@@ -136,6 +136,11 @@ def _budget(settings: Sequence[str], steps: int, task: BenchTask) -> list[str]:
         return [f"budget.updates={max(1, steps // (config.sim.num_envs * sim.spec.max_episode_steps))}"]
 
 
-def _run(*words: str) -> None:
+def run_verb(*words: str) -> None:
+    """Run `robopolicy WORDS`.
+
+    Raises:
+        Failed: It refused.
+    """
     if robopolicy(list(words)) != 0:
         raise Failed(f"robopolicy {' '.join(words)}")

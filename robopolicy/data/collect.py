@@ -100,24 +100,23 @@ def collect(
         obs = step.obs
         for row in step.done.nonzero().flatten().tolist():
             finished[seeds[row]] = recorder.take(row, seeds[row])
-        while (episode := finished.pop(seed + attempts, None)) is not None:
+        while kept < episodes and (episode := finished.pop(seed + attempts, None)) is not None:
             attempts += 1
             successes += episode.success
             if episode.success or not only_success:
                 sink.add(episode)
                 kept += 1
                 frames += len(episode)
-            if progress and kept == episodes:
-                progress(kept, attempts)
-            if kept == episodes:
-                return CollectReport(kept, attempts, successes if "success" in step.info else None, frames)
-            if only_success and attempts >= _PATIENCE and successes < _MIN_SUCCESS_RATE * attempts:
+            hopeless = attempts >= _PATIENCE and successes < _MIN_SUCCESS_RATE * attempts
+            if only_success and hopeless and kept < episodes:
                 raise UserError(
                     f"The expert of {sim.spec.task} succeeded in only {successes} of {attempts} episodes; "
                     "lower the noise or keep failures, too."
                 )
         if progress:
             progress(kept, attempts)
+        if kept == episodes:
+            return CollectReport(kept, attempts, successes if "success" in step.info else None, frames)
 
 
 class _Recorder:
