@@ -43,6 +43,8 @@ def run_cell(method: Method, task: BenchTask, seed: int, *, steps: int | None = 
         settings.append(f"init_from={base}")
     if method.demonstrations:
         settings.append(f"dataset={data}")
+    if _experience(settings) == "replay":
+        settings.append(f"algorithm.utd={task.utd}")
     settings += [*_budget(settings, steps or task.env_steps, task), "evaluation.every=0"]
     settings.append(f"evaluation.episodes={task.evaluated}")
     folder = WORK / "runs" / name
@@ -127,11 +129,16 @@ def _first_crossing(folder: Path) -> float | None:
     return None
 
 
+def _experience(settings: Sequence[str]) -> str:
+    """What the algorithm learns from: rollout, replay or group."""
+    return ALGORITHMS[compose_config(settings).algorithm["name"]][1].experience
+
+
 def _budget(settings: Sequence[str], steps: int, task: BenchTask) -> list[str]:
     """The budget in environment steps, or the updates that play as many at most: whole episodes may end early."""
-    config = compose_config(settings)
-    if ALGORITHMS[config.algorithm["name"]][1].experience != "group":
+    if _experience(settings) != "group":
         return ["budget.updates=0", f"budget.env_steps={steps}"]
+    config = compose_config(settings)
     with closing(make_sim(task.task, SimOptions(num_envs=1))) as sim:
         return [f"budget.updates={max(1, steps // (config.sim.num_envs * sim.spec.max_episode_steps))}"]
 

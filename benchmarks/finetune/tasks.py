@@ -16,7 +16,13 @@ class BenchTask:
     horizon: int  # actions of a chunk, all of which are played
     cloning_updates: int = 2000  # of the base policy
     evaluated: int = 100  # episodes of each evaluation while training, of which there are ten
+    steps_per_update: int = 8  # environment steps for every critic step of the replay learners
     source_steps: int = 0  # train SAC for so long and take its episodes; 0 takes those of the scripted expert
+
+    @property
+    def utd(self) -> float:
+        """Critic steps of the replay learners per decision."""
+        return self.horizon / self.steps_per_update
 
     @property
     def chunk(self) -> tuple[str, ...]:
@@ -27,7 +33,7 @@ class BenchTask:
 TASKS = {
     task.name: task
     for task in (
-        BenchTask("lift", "manipulation/lift", 6, 60_000, 4),
+        BenchTask("lift", "manipulation/lift", 6, 60_000, 4, steps_per_update=4),
         BenchTask("pick_place", "manipulation/pick_place", 15, 60_000, 4),
         BenchTask("drawer", "manipulation/drawer", 10, 60_000, 4),
         BenchTask("pick-place", "metaworld/pick-place-v3", 7, 50_000, 4, evaluated=20),
