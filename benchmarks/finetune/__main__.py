@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two methods, one seed, few steps, nothing written")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=2, help="cells at a time, one thread each")
     parser.add_argument("--table", action="store_true", help="run nothing")
@@ -36,11 +36,16 @@ def main() -> None:
         keys = [(m, t, s) for t in TASKS for m in METHODS for s in range(100)]
         cells = [cell for cell in map(load_cell, map(cell_name, keys)) if cell is not None]
     else:
-        keys = [(m, t, s) for t in arguments.tasks for s in arguments.seeds for m in arguments.methods]
+        keys = [(m, t, s) for t in arguments.tasks for s in arguments.seeds for m in arguments.methods or standard(t)]
         cells = run_all(keys, jobs=arguments.jobs, steps=None, keep=True)
     print_result("finetune", rows(cells), figures(cells))
     if not arguments.quick:
         write_result("finetune", rows(cells), figures(cells), command="python -m benchmarks.finetune")
+
+
+def standard(task: str) -> list[str]:
+    """The methods that run on `task` unless others are asked for."""
+    return [name for name, method in METHODS.items() if task == "lift" or not method.variant]
 
 
 if __name__ == "__main__":

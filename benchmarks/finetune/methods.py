@@ -36,6 +36,7 @@ class Method:
     base: Base | None = FLOW  # None learns from scratch
     demonstrations: bool = False  # also learns from the demonstrations
     settings: tuple[str, ...] = ()  # on top of the preset
+    variant: bool = False  # another base under a method that has a row already: runs on lift alone unless asked for
 
 
 # The presets play 800,000 steps; with so much fewer, shorter rollouts and more epochs pay.
@@ -46,7 +47,7 @@ FREQUENT = (*SHORT, "algorithm.epochs=10")
 def _reinflow(base: Base, low: float, high: float) -> Method:
     """ReinFlow on a head of few steps, which have to explore as much together as the four of the preset."""
     noise = (f"algorithm.noise.std_min={low}", f"algorithm.noise.std_max={high}")
-    return Method(f"reinflow-{base.name}", "lift_reinflow", base, settings=(*FREQUENT, *noise))
+    return Method(f"reinflow-{base.name}", "lift_reinflow", base, settings=(*FREQUENT, *noise), variant=True)
 
 
 def _methods() -> tuple[Method, ...]:
@@ -64,9 +65,9 @@ def _methods() -> tuple[Method, ...]:
         _reinflow(FLOW_2, 0.12, 0.24),
         _reinflow(FLOW_10, 0.08, 0.16),
         _reinflow(SHORTCUT_2, 0.12, 0.24),
-        Method("dsrl_na-meanflow-1", "lift_dsrl_na", MEANFLOW_1),
         Method("dsrl_na-diffusion", "lift_dsrl_na", DIFFUSION),
-        Method("pa_rl-diffusion", "lift_pa_rl", DIFFUSION, demonstrations=True),
+        Method("dsrl_na-meanflow-1", "lift_dsrl_na", MEANFLOW_1, variant=True),
+        Method("pa_rl-diffusion", "lift_pa_rl", DIFFUSION, demonstrations=True, variant=True),
         Method("rlpd", "lift_rlpd", None, demonstrations=True, settings=("policy=squashed_gaussian",)),
     )
 
