@@ -39,6 +39,6 @@ TASKS = {
         BenchTask("pick-place", "metaworld/pick-place-v3", 7, 50_000, 4, evaluated=20),
         BenchTask("push", "metaworld/push-v3", 3, 50_000, 4, evaluated=20),
         BenchTask("hopper", "locomotion/hopper", 40, 60_000, 1, source_steps=60_000),
-        BenchTask("cube", "ogbench/cube-single-v0", 40, 60_000, 5),
+        BenchTask("cube", "ogbench/cube-single-v0", 300, 60_000, 5, cloning_updates=12_000),
     )
 }
