@@ -42,6 +42,7 @@ class Method:
 # The presets play 800,000 steps; with so much fewer, shorter rollouts and more epochs pay.
 SHORT = ("algorithm.decisions=8",)
 FREQUENT = (*SHORT, "algorithm.epochs=10")
+LIGHT = ("algorithm.batch_size=128",)  # every row of a batch costs many candidates and their ascent
 
 
 def _reinflow(base: Base, low: float, high: float) -> Method:
@@ -52,7 +53,7 @@ def _reinflow(base: Base, low: float, high: float) -> Method:
 
 def _methods() -> tuple[Method, ...]:
     on_policy = ("reinflow", "flow_sde", "fpo", "fpo_pp", "awm", "policyflow")
-    with_demonstrations = ("pa_rl", "expo", "qc", "dqc", "fql", "idql")
+    with_demonstrations = ("expo", "qc", "dqc", "fql", "idql")
     return (
         *(Method(name, f"lift_{name}", settings=FREQUENT) for name in on_policy),
         Method("ac_flow", "lift_ac_flow", settings=SHORT),
@@ -60,6 +61,7 @@ def _methods() -> tuple[Method, ...]:
         Method("gorl", "lift_gorl"),
         Method("dppo", "lift_dppo", DIFFUSION, settings=FREQUENT),
         *(Method(name, f"lift_{name}") for name in ("dsrl_sac", "dsrl_na")),
+        Method("pa_rl", "lift_pa_rl", demonstrations=True, settings=LIGHT),
         *(Method(name, f"lift_{name}", demonstrations=True) for name in with_demonstrations),
         _reinflow(FLOW_1, 0.16, 0.32),
         _reinflow(FLOW_2, 0.12, 0.24),
@@ -67,7 +69,7 @@ def _methods() -> tuple[Method, ...]:
         _reinflow(SHORTCUT_2, 0.12, 0.24),
         Method("dsrl_na-diffusion", "lift_dsrl_na", DIFFUSION),
         Method("dsrl_na-meanflow-1", "lift_dsrl_na", MEANFLOW_1, variant=True),
-        Method("pa_rl-diffusion", "lift_pa_rl", DIFFUSION, demonstrations=True, variant=True),
+        Method("pa_rl-diffusion", "lift_pa_rl", DIFFUSION, demonstrations=True, settings=LIGHT, variant=True),
         Method("rlpd", "lift_rlpd", None, demonstrations=True, settings=("policy=squashed_gaussian",)),
     )
 
