@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -84,10 +85,11 @@ def _rate(runs: Sequence[Cell], stage: str) -> str:
 
 
 def _steps(runs: Sequence[Cell]) -> str:
+    """Median over the seeds, of which those that never got there count as infinite, and how many got there."""
     if runs[0]["finetuned"]["success"] is None:
         return "-"
-    found = [run["steps_to_goal"] for run in runs]
-    reached = [steps for steps in found if steps is not None]
-    if not reached:
-        return f"never (0 of {len(found)})"
-    return f"{median(reached):,.0f} ({len(reached)} of {len(found)})"
+    found = [math.inf if run["steps_to_goal"] is None else run["steps_to_goal"] for run in runs]
+    reached = sum(map(math.isfinite, found))
+    middle = median(found)
+    text = f"{middle:,.0f}" if math.isfinite(middle) else f"> {median(run['env_steps'] for run in runs):,.0f}"
+    return f"{text} ({reached} of {len(found)})"

@@ -68,7 +68,9 @@ def test_episodes_of_all_seeds_are_pooled():
     cells = [cell(1, 0.5, 0.9, 400.0), cell(2, 0.6, 0.94, None), cell(3, 0.7, 0.98, 600.0)]
     (row,) = rows(cells)
     assert str(row["before"]).startswith("60.0%") and str(row["after"]).startswith("94.0%")
-    assert (row["seeds"], row["steps to 90 %"], row["seconds"]) == (3, "500 (2 of 3)", 20)
+    assert (row["seeds"], row["steps to 90 %"], row["seconds"]) == (3, "600 (2 of 3)", 20)
     found = figures(cells)["lift"]["reinflow"]
     assert found["finetuned"]["low"] < 0.94 < found["finetuned"]["high"]
     assert found["steps_to_goal"] == [400.0, None, 600.0]
+    (never,) = rows([cell(seed, 0.5, 0.6, None) for seed in (1, 2)])
+    assert never["steps to 90 %"] == "> 1,000 (0 of 2)"
