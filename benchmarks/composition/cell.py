@@ -20,7 +20,6 @@ from robopolicy.evaluation.actors import evaluation_mode
 from robopolicy.evaluation.result import EvalResult
 from robopolicy.evaluation.search import Ledger, SimEvaluator, Weights, hold_out, make_search, search_weights
 from robopolicy.policies.base import Observation, Policy
-from robopolicy.policies.noise import RowStreams
 from robopolicy.policies.wrappers.composed import compose
 from robopolicy.sim.registry import make_sim
 
@@ -93,7 +92,7 @@ def latency(policies: Mapping[str, Policy], parents: Sequence[str], obs: Observa
             seen = {key: obs[key] for key in policy.spec.observation}
             with torch.inference_mode(), evaluation_mode(policy):
                 begin = time.perf_counter()
-                policy.act(seen, deterministic=True, generator=RowStreams(range(batch), [0] * batch))
+                policy.act(seen, deterministic=True, generator=torch.Generator().manual_seed(turn + 2))
                 spent = time.perf_counter() - begin
             if turn >= 0:
                 times[name].append(1e3 * spent)

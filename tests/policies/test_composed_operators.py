@@ -17,7 +17,7 @@ from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy
 from robopolicy.policies.composition.guidance import Langevin, ValueGuidance
-from robopolicy.policies.composition.operators import Adaptive, And, Convex, Or, Scheduled, make_operator
+from robopolicy.policies.composition.operators import Adaptive, And, Convex, Or, Outlook, Scheduled, make_operator
 from robopolicy.policies.wrappers.composed import compose
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
@@ -79,10 +79,10 @@ def test_and_falls_back_to_its_own_weights_where_parents_agree_and_bounds_them_e
     operator, levels = And((0.3, 0.7), reach=0.5), torch.zeros(2, 2)
     apart = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
     response = torch.stack([0.0 * apart, apart])
-    found = operator.weigh(levels, torch.tensor([[1e-6, 0.0], [40.0, 0.0]]), response, 1e-3)
+    found = operator.weigh(levels, lambda: Outlook(torch.tensor([[1e-6, 0.0], [40.0, 0.0]]), response, 1e-3))
     torch.testing.assert_close(found[0], torch.tensor([0.3, 0.7]), atol=1e-3, rtol=0)
     torch.testing.assert_close(found[1], torch.tensor([-0.2, 1.2]), atol=1e-5, rtol=0)
-    small = operator.weigh(levels, torch.tensor([[0.2, 0.0]] * 2), response, 1e-7)[1]
+    small = operator.weigh(levels, lambda: Outlook(torch.tensor([[0.2, 0.0]] * 2), response, 1e-7))[1]
     level = torch.tensor([0.2, 0.0]) + apart @ (small - torch.tensor([0.3, 0.7]))
     assert float(small.sum()) == pytest.approx(1.0) and abs(float(level[0] - level[1])) < 1e-5
 

@@ -21,7 +21,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from robopolicy.policies.composition.operators import SAME_VELOCITY, Adaptive, And, Weights
+from robopolicy.policies.composition.operators import SAME_VELOCITY, Adaptive, And, Outlook, Weights
 from robopolicy.policies.heads.meanflow import central_difference, forward_mode
 from robopolicy.policies.noise import Randomness, normal
 
@@ -193,9 +193,12 @@ def adaptive_step(
     elif step.to < 1 or isinstance(operator, And):  # `or` weighs by the levels before a step: nobody asks for the last
         curvature = blend.divergences(x, t, operator.probes, operator.derivative, probing)
     view = _View.of(blend, step, us, curvature, x)
-    nominal = blend.mix(us, blend.nominal)
-    ahead = levels + view.rise(blend.flat(step.take(x, nominal) - x))
-    weights = operator.weigh(levels, ahead, view.response(), view.floor())
+
+    def outlook() -> Outlook:
+        move = step.take(x, blend.mix(us, blend.nominal)) - x
+        return Outlook(levels + view.rise(blend.flat(move)), view.response(), view.floor())
+
+    weights = operator.weigh(levels, outlook)
     end = step.take(x, blend.mix(us, [w[:, None, None] for w in weights.unbind(1)]), noise)
     levels = levels + view.rise(blend.flat(end - x))
     return end, levels - levels.mean(1, keepdim=True)

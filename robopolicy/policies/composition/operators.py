@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -146,6 +146,15 @@ class Scheduled(Prescribed):
 
 
 @dataclass(frozen=True)
+class Outlook:
+    """What one step does to the log-densities of the sample under the parents."""
+
+    ahead: Tensor  # (B, M) log-densities after it, if it is taken with the nominal weights [nats]
+    response: Tensor  # (B, M, M) how much they change with the weights
+    floor: float  # response that means nothing, because the parents want the same
+
+
+@dataclass(frozen=True)
 class Adaptive(Weighted):
     """Base of the operators whose weights follow the log-densities of the parents at the sample."""
 
@@ -163,14 +172,12 @@ class Adaptive(Weighted):
             raise UserError(f"probes must not be negative, got {self.probes}; 0 computes divergences exactly.")
 
     @abstractmethod
-    def weigh(self, levels: Tensor, ahead: Tensor, response: Tensor, floor: float) -> Tensor:
+    def weigh(self, levels: Tensor, outlook: Callable[[], Outlook]) -> Tensor:
         """Weights `(B, M)` of one step.
 
         Args:
             levels: Log-densities `(B, M)` of the sample under the parents, up to a constant per row [nats].
-            ahead: What they will be after a step with the nominal weights.
-            response: `(B, M, M)`, how much `ahead` changes with the weights.
-            floor: Response that means nothing, because the parents want the same.
+            outlook: Computes what the step will do to them.
         """
 
 
@@ -186,7 +193,7 @@ class Or(Adaptive):
         if self.temperature <= 0:
             raise UserError(f"The temperature must be positive, got {self.temperature}.")
 
-    def weigh(self, levels: Tensor, ahead: Tensor, response: Tensor, floor: float) -> Tensor:
+    def weigh(self, levels: Tensor, outlook: Callable[[], Outlook]) -> Tensor:
         """Shares of the mixture's density at the sample."""
         shares = levels.new_tensor(self.nominal(levels.shape[1]))
         return (levels / self.temperature + shares.log()).softmax(1)
@@ -204,14 +211,14 @@ class And(Adaptive):
         if self.reach <= 0:
             raise UserError(f"reach must be positive, got {self.reach}; convex weights are the operator 'convex'.")
 
-    def weigh(self, levels: Tensor, ahead: Tensor, response: Tensor, floor: float) -> Tensor:
+    def weigh(self, levels: Tensor, outlook: Callable[[], Outlook]) -> Tensor:
         """Weights after which the levels are equal, as near as `reach` allows; later steps make up for the rest."""
-        count = levels.shape[1]
-        gap, response = (ahead - ahead.mean(1, keepdim=True)).double(), response.double()
+        count, seen = levels.shape[1], outlook()
+        gap, response = (seen.ahead - seen.ahead.mean(1, keepdim=True)).double(), seen.response.double()
         # Equal weights change nothing, so the response is singular; neither the gap nor the change has such a part.
         mean = response.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] / count
         eye = torch.eye(count, dtype=response.dtype, device=response.device)
-        change = -torch.linalg.solve(response + mean + floor * eye, gap)
+        change = -torch.linalg.solve(response + mean + seen.floor * eye, gap)
         change = change * (self.reach / change.abs().amax(1, keepdim=True).clamp(min=self.reach))
         return (change + change.new_tensor(self.nominal(count))).to(levels.dtype)
 
