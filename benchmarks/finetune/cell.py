@@ -34,7 +34,7 @@ def run_cell(method: Method, task: BenchTask, seed: int, *, steps: int | None = 
     """Everything the table needs of one method on one task with one seed; intermediate results are kept and shared."""
     data = demonstrations(task, seed)
     name = f"{method.name}-{task.name}-{seed}"
-    settings = [f"experiment={method.preset}", f"task={task.task}", *method.settings]
+    settings = [f"experiment={method.preset}", f"task={task.task}", "evaluation.every=0", *method.settings]
     if method.base is None:
         base = None
         settings += task.chunk
@@ -45,7 +45,7 @@ def run_cell(method: Method, task: BenchTask, seed: int, *, steps: int | None = 
         settings.append(f"dataset={data}")
     if _experience(settings) == "replay":
         settings.append(f"algorithm.utd={task.utd}")
-    settings += [*_budget(settings, steps or task.env_steps, task), "evaluation.every=0"]
+    settings += _budget(settings, method.times * (steps or task.env_steps), task)
     settings.append(f"evaluation.episodes={task.evaluated}")
     folder = WORK / "runs" / name
     if not (folder / "report.json").exists():

@@ -36,7 +36,8 @@ class Method:
     base: Base | None = FLOW  # None learns from scratch
     demonstrations: bool = False  # also learns from the demonstrations
     settings: tuple[str, ...] = ()  # on top of the preset
-    variant: bool = False  # another base under a method that has a row already: runs on lift alone unless asked for
+    times: int = 1  # how often the environment steps of the task: with more, to see when a method gets there
+    variant: bool = False  # of a method that has a row already: runs on lift alone unless asked for
 
 
 # The presets play 800,000 steps; with so much fewer, shorter rollouts and more epochs pay.
@@ -63,6 +64,7 @@ def _methods() -> tuple[Method, ...]:
         *(Method(name, f"lift_{name}") for name in ("dsrl_sac", "dsrl_na")),
         Method("pa_rl", "lift_pa_rl", demonstrations=True, settings=LIGHT),
         *(Method(name, f"lift_{name}", demonstrations=True) for name in with_demonstrations),
+        Method("reinflow-long", "lift_reinflow", settings=(*FREQUENT, "evaluation.every=3"), times=5, variant=True),
         _reinflow(FLOW_1, 0.16, 0.32),
         _reinflow(FLOW_2, 0.12, 0.24),
         _reinflow(FLOW_10, 0.08, 0.16),
