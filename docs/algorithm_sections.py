@@ -62,6 +62,7 @@ class AlgorithmRow:
     benchmarks: list[str]  # under `benchmarks`, whose committed results are printed where there are any
     command: str  # a `robopolicy train` that works
     rows: list[str] = field(default_factory=list)  # names in the tables of the benchmarks; empty is `name`
+    finding: str = ""  # what the results say, where it needs saying: why the method did not help there
 
 
 def render_chooser(choices: Sequence[Choice]) -> str:
@@ -88,6 +89,8 @@ def render_algorithms(algorithms: Sequence[AlgorithmRow]) -> str:
 def _section(row: AlgorithmRow) -> str:
     results = [measured(name, row.rows or [row.name]) for name in row.benchmarks]
     result = "\n".join(filter(None, results)) or "- **Our result**: not measured yet.\n"
+    if row.finding:
+        result += f"\n{row.finding}\n"
     return f"""\
 #### `{row.name}`
 

@@ -38,17 +38,17 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.quick:
         cells = run_all([("lift", 0)], jobs=1, settings=QUICK, keep=False)
-    elif arguments.table:
-        keys = [(task, seed) for task in TASKS for seed in range(100)]
-        cells = [cell for cell in map(load_cell, map(cell_name, keys)) if cell is not None]
-    else:
+        print_result("composition", rows(cells), figures(cells))
+        return
+    if not arguments.table:
         keys = [(task, seed) for task in arguments.tasks for seed in arguments.seeds]
-        cells = run_all(keys, jobs=arguments.jobs, settings=Settings(), keep=True)
+        run_all(keys, jobs=arguments.jobs, settings=Settings(), keep=True)
+    finished = [cell_name((task, seed)) for task in TASKS for seed in range(100)]
+    cells = [cell for cell in map(load_cell, finished) if cell is not None]
     print_result("composition", rows(cells), figures(cells))
-    if not arguments.quick:
-        write_result("composition", rows(cells), figures(cells), command=COMMAND)
-        write_result("composition_curve", curve_rows(cells), figures(cells), command=COMMAND)
-        plot(cells, RESULTS / "composition_curve.png")
+    write_result("composition", rows(cells), figures(cells), command=COMMAND)
+    write_result("composition_curve", curve_rows(cells), figures(cells), command=COMMAND)
+    plot(cells, RESULTS / "composition_curve.png")
 
 
 if __name__ == "__main__":

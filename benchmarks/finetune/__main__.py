@@ -32,15 +32,15 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.quick:
         cells = run_all([("reinflow", "lift", 0), ("dsrl_na", "lift", 0)], jobs=2, steps=10_000, keep=False)
-    elif arguments.table:
-        keys = [(m, t, s) for t in TASKS for m in METHODS for s in range(100)]
-        cells = [cell for cell in map(load_cell, map(cell_name, keys)) if cell is not None]
-    else:
+        print_result("finetune", rows(cells), figures(cells))
+        return
+    if not arguments.table:
         keys = [(m, t, s) for t in arguments.tasks for s in arguments.seeds for m in arguments.methods or standard(t)]
-        cells = run_all(keys, jobs=arguments.jobs, steps=None, keep=True)
+        run_all(keys, jobs=arguments.jobs, steps=None, keep=True)
+    finished = [cell_name((m, t, s)) for t in TASKS for m in METHODS for s in range(100)]
+    cells = [cell for cell in map(load_cell, finished) if cell is not None]
     print_result("finetune", rows(cells), figures(cells))
-    if not arguments.quick:
-        write_result("finetune", rows(cells), figures(cells), command="python -m benchmarks.finetune")
+    write_result("finetune", rows(cells), figures(cells), command="python -m benchmarks.finetune")
 
 
 def standard(task: str) -> list[str]:
