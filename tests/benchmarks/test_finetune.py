@@ -6,18 +6,24 @@ from typing import Any
 import pytest
 
 from benchmarks.finetune import cell as cell_module
+from benchmarks.finetune.__main__ import standard
 from benchmarks.finetune.cell import judge, run_cell
 from benchmarks.finetune.methods import FLOW, METHODS, Method
 from benchmarks.finetune.table import figures, rows
 from benchmarks.finetune.tasks import BenchTask
 from robopolicy.training.compose import PRESETS
 
-POINT_MASS = BenchTask("point_mass", "toy/point_mass", 4, 600, 4, cloning_updates=5)
+POINT_MASS = BenchTask("point_mass", "toy/point_mass", 4, 600, 4, cloning_updates=5, steps_per_update=32)
 
 
 def test_every_method_has_a_preset():
     for method in METHODS.values():
         assert (PRESETS / "experiment" / f"{method.preset}.yaml").is_file(), method.name
+
+
+def test_variants_run_on_lift_alone_unless_asked_for():
+    assert standard("lift") == list(METHODS)
+    assert set(METHODS) - set(standard("push")) == {name for name, method in METHODS.items() if method.variant}
 
 
 @pytest.fixture
@@ -30,7 +36,7 @@ def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "method",
     [
-        Method("dsrl_na", "lift_dsrl_na", FLOW, settings=("replay.warmup_steps=100", "algorithm.utd=0.125")),
+        Method("dsrl_na", "lift_dsrl_na", FLOW, settings=("replay.warmup_steps=100",)),
         Method("flow_grpo", "lift_flow_grpo", FLOW, settings=("sim.num_envs=8",)),
         Method("rlpd", "lift_rlpd", None, True, settings=("policy=squashed_gaussian", "replay.warmup_steps=100")),
     ],
