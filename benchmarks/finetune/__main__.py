@@ -6,7 +6,8 @@
     python -m benchmarks.finetune --table                      # only rewrite the table from the finished cells
 
 A cell is one method on one task with one seed: demonstrations, cloned base, fine-tuning, and 200 held-out episodes of
-the base and of the last (not the best) checkpoint. Finished cells are skipped, so the table grows over many runs.
+the base, of the best checkpoint by the run's own eleven evaluations, which play other episodes and start with the base,
+and of the last checkpoint. Finished cells are skipped, so the table grows over many runs.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
                 "seeds": len(runs),
                 "before": _rate(runs, "base"),
                 "after": _rate(runs, "finetuned"),
+                "last": _value(runs, "last"),
                 "steps to 90 %": _steps(runs),
                 "seconds": round(median(run["seconds"] for run in runs)),
                 "updating s": round(median(run["seconds_updating"] for run in runs), 1),
@@ -43,7 +44,7 @@ def figures(cells: Sequence[Cell]) -> dict[str, Any]:
             "steps_to_goal": [run["steps_to_goal"] for run in runs],
             "env_steps": median(run["env_steps"] for run in runs),
         }
-        for stage in ("base", "finetuned"):
+        for stage in ("base", "finetuned", "last"):
             interval = _interval(runs, stage)
             if interval is not None:
                 entry[stage] = {"value": interval[0], "low": interval[1], "high": interval[2]}
@@ -82,6 +83,12 @@ def _rate(runs: Sequence[Cell], stage: str) -> str:
         return text
     rates = " ".join(f"{run[stage]['success']:.0%}" for run in runs if run[stage] is not None)
     return f"{text} ({rates})"
+
+
+def _value(runs: Sequence[Cell], stage: str) -> str:
+    interval = _interval(runs, stage)
+    assert interval is not None
+    return f"{interval[0]:.0f}" if runs[0]["finetuned"]["success"] is None else f"{interval[0]:.1%}"
 
 
 def _steps(runs: Sequence[Cell]) -> str:

@@ -62,6 +62,7 @@ def cell(seed: int, before: float, after: float, crossing: float | None) -> dict
         "seed": seed,
         "base": {"success": before, "n": 100},
         "finetuned": {"success": after, "n": 100, "network_calls_per_action": 1.0},
+        "last": {"success": before, "n": 100, "network_calls_per_action": 1.0},
         "env_steps": 1000,
         "steps_to_goal": crossing,
         "seconds": 10.0 * seed,
@@ -74,6 +75,7 @@ def test_episodes_of_all_seeds_are_pooled():
     cells = [cell(1, 0.5, 0.9, 400.0), cell(2, 0.6, 0.94, None), cell(3, 0.7, 0.98, 600.0)]
     (row,) = rows(cells)
     assert str(row["before"]).startswith("60.0%") and str(row["after"]).startswith("94.0%")
+    assert row["last"] == "60.0%"
     assert (row["seeds"], row["steps to 90 %"], row["seconds"]) == (3, "600 (2 of 3)", 20)
     found = figures(cells)["lift"]["reinflow"]
     assert found["finetuned"]["low"] < 0.94 < found["finetuned"]["high"]
