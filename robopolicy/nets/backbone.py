@@ -91,7 +91,7 @@ class QueryNet(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """All steps of the chunk at once."""
         batch = len(features)
-        return self.backbone(self.queries.expand(batch, -1, -1), features.new_zeros(1).expand(batch), features)
+        return self.backbone(self.queries.expand(batch, -1, -1), features.new_zeros(batch), features)
 
 
 def make_direct(

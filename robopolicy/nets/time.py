@@ -40,7 +40,5 @@ class TimeEmbedding(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(times * dim, 4 * dim), nn.Mish(), nn.Linear(4 * dim, dim))
 
     def forward(self, t: Tensor) -> Tensor:
-        """Embed `t`, `(B,)` for one time; a number that is seen B times is embedded once."""
-        if t.stride(0) == 0:
-            return self.mlp(self.sinusoid(t[:1]).flatten(1)).expand(len(t), -1)
+        """Embed `t`, `(B,)` for one time."""
         return self.mlp(self.sinusoid(t).flatten(1))

@@ -130,16 +130,6 @@ def prediction_target(kind: str, data: Tensor, noise: Tensor, a: Tensor, b: Tens
     return _WRITERS[kind](data, noise, a, b)
 
 
-def same_step(k: int, x: Tensor) -> Tensor:
-    """Sampler step `k` for every row of `x`: `(B,)` int64, one number seen B times."""
-    return torch.full((1,), k, device=x.device).expand(len(x))
-
-
-def at_step(table: Tensor, k: Tensor) -> Tensor:
-    """Entries `table[k]` `(B,)`; of a `same_step` one entry seen B times, which networks embed once."""
-    return table[k] if k.stride(0) else table[k[:1]].expand(len(k))
-
-
 def left_grid(steps: int) -> Tensor:
     """Times `{0, 1/K, ..., (K-1)/K}` `(K,)` at which Euler steps of size 1/K are taken.
 

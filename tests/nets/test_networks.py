@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from robopolicy.errors import UserError
 from robopolicy.nets.mlp import MLP, ResidualMLP
-from robopolicy.nets.time import SinusoidalEmbedding, TimeEmbedding
+from robopolicy.nets.time import SinusoidalEmbedding
 from robopolicy.nets.transformer import ActionTransformer
 from robopolicy.nets.unet1d import UNet1d
 
@@ -106,11 +106,3 @@ def test_time_reaches_every_action() -> None:
     x, features = torch.randn(1, 5, 3), torch.randn(1, 4, 6)
     change = net(x, torch.tensor([0.1]), features) - net(x, torch.tensor([0.9]), features)
     assert bool((change.abs().sum(-1) > 0).all())
-
-
-def test_a_time_that_all_rows_share_is_embedded_once() -> None:
-    embedding, rows = TimeEmbedding(16), []
-    embedding.mlp.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
-    together = embedding(torch.full((1,), 0.3).expand(5))
-    torch.testing.assert_close(together, embedding(torch.full((5,), 0.3)))
-    assert rows == [1, 5]

@@ -184,7 +184,7 @@ def adaptive_step(
 
     A step with noise draws it from `generator`; directions of divergences, the same for all rows, come from `probing`.
     """
-    t = x.new_full((1,), step.t).expand(len(x))
+    t = x.new_full((len(x),), step.t)
     us, noise, curvature = blend.velocities(x, t), None, torch.zeros_like(levels)
     if step.noise:
         noise = normal(x.shape, generator, x.device)

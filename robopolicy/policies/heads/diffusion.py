@@ -28,7 +28,7 @@ from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
-from robopolicy.policies.path import Estimate, at_step, estimate, prediction_target, same_step, vp_coefficients
+from robopolicy.policies.path import Estimate, estimate, prediction_target, vp_coefficients
 from robopolicy.policies.schedules import alpha_bars, level_at, spaced_levels
 
 SAMPLERS = ("ddim", "ddpm")
@@ -152,7 +152,7 @@ class DiffusionPolicy(GenerativePolicy):
         """
         a, b = self.signal_scale[k][:, None, None], self.noise_scale[k][:, None, None]
         a_next, b_next = self.signal_scale[k + 1][:, None, None], self.noise_scale[k + 1][:, None, None]
-        found = self._read(features, x, a, b, at_step(self.grid, k))
+        found = self._read(features, x, a, b, self.grid[k])
         std = eta * self.ancestral_std[k][:, None, None]
         # Bounded away from 0, where the square root has no gradient; 1e-10 is lost in the rounding of the mean.
         kept = (b_next.square() - std.square()).clamp(min=1e-20).sqrt()
@@ -172,7 +172,7 @@ class DiffusionPolicy(GenerativePolicy):
             batch, device = len(features), features.device
             x = self.begin(self.draw_noise(batch, generator, device))
             for k in range(self.config.steps):
-                x, std = self.posterior(features, x, same_step(k, x))
+                x, std = self.posterior(features, x, torch.full((batch,), k, device=device))
                 if k < self.config.steps - 1:
                     x = x + std * self.draw_noise(batch, generator, device)
             return self.action_normalizer.denormalize(self.clip(x))

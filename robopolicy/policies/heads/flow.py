@@ -14,7 +14,7 @@ from torch import Tensor
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.generative import TIME_LAWS, GenerativeConfig, GenerativePolicy, check_time_law
 from robopolicy.policies.noise import Randomness, normal
-from robopolicy.policies.path import at_step, interpolate, left_grid
+from robopolicy.policies.path import interpolate, left_grid
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class FlowPolicy(GenerativePolicy):
 
     def advance(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
         """Euler step `clip(x + v(x, k / K) / K)`."""
-        return self.clip(x + self.velocity(features, x, at_step(self.grid, k)) / self.config.steps)
+        return self.clip(x + self.velocity(features, x, self.grid[k]) / self.config.steps)
 
     def draw_times(self, batch: int, generator: Randomness) -> Tensor:
         """Times of the configured law."""

@@ -25,7 +25,6 @@ from robopolicy.nets.point_cloud import PointCloudConfig
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Info, Observation, Policy, PolicySpec, chunk_mean
 from robopolicy.policies.noise import Randomness, normal
-from robopolicy.policies.path import same_step
 
 
 def _uniform(n: Tensor) -> Tensor:
@@ -205,5 +204,5 @@ class GenerativePolicy(Policy):
         """All K steps from `noise` `(B, H, A)` to the chunk in env units."""
         x = self.begin(noise)
         for k in range(self.config.steps):
-            x = self.advance(features, x, same_step(k, x))
+            x = self.advance(features, x, torch.full((len(x),), k, device=x.device))
         return self.action_normalizer.denormalize(self.clip(x))

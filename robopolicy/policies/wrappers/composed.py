@@ -297,11 +297,11 @@ class ComposedPolicy(Policy):
                 step = (Step.sde if stochastic and operator.sampler == "sde" else Step.ode)(time, to)
                 x, levels = adaptive_step(blend, operator, step, x, levels, generator, probing)
             else:
-                x = Step.ode(time, to).take(x, velocity(x, x.new_full((1,), time).expand(len(x))))
+                x = Step.ode(time, to).take(x, velocity(x, x.new_full((len(x),), time)))
             if self._bounds_iterates:
                 x = x.clamp(self.low, self.high)
             if corrector is not None and stochastic and to < 1:
-                t = x.new_full((1,), to).expand(len(x))
+                t = x.new_full((len(x),), to)
                 for _ in range(corrector.steps):
                     x = corrector.move(x, velocity(x, t), normal(x.shape, generator, x.device), to)
         return self.action_normalizer.denormalize(x[:, : self.spec.horizon].clamp(self.low, self.high))
