@@ -11,7 +11,7 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,11 @@ def load_cell(name: str) -> dict[str, Any] | None:
     """A finished cell `BENCHMARK/method-task-seed`, or None if it still has to run."""
     path = RESULTS / "cells" / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
+
+
+def finished_cells(names: Iterable[str]) -> list[dict[str, Any]]:
+    """Those of `names` that have run."""
+    return [cell for cell in map(load_cell, names) if cell is not None]
 
 
 def save_cell(name: str, cell: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.common import RESULTS, load_cell, print_result, write_result
+from benchmarks.common import RESULTS, finished_cells, print_result, write_result
 from benchmarks.composition.cell import Settings
 from benchmarks.composition.runner import cell_name, run_all
 from benchmarks.composition.table import curve_rows, figures, plot, rows
@@ -43,8 +43,7 @@ def main() -> None:
     if not arguments.table:
         keys = [(task, seed) for task in arguments.tasks for seed in arguments.seeds]
         run_all(keys, jobs=arguments.jobs, settings=Settings(), keep=True)
-    finished = [cell_name((task, seed)) for task in TASKS for seed in range(100)]
-    cells = [cell for cell in map(load_cell, finished) if cell is not None]
+    cells = finished_cells(cell_name((task, seed)) for task in TASKS for seed in range(100))
     print_result("composition", rows(cells), figures(cells))
     write_result("composition", rows(cells), figures(cells), command=COMMAND)
     write_result("composition_curve", curve_rows(cells), figures(cells), command=COMMAND)

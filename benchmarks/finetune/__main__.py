@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.common import load_cell, print_result, write_result
+from benchmarks.common import finished_cells, print_result, write_result
 from benchmarks.finetune.methods import METHODS
 from benchmarks.finetune.runner import cell_name, run_all
 from benchmarks.finetune.table import figures, rows
@@ -38,8 +38,7 @@ def main() -> None:
     if not arguments.table:
         keys = [(m, t, s) for t in arguments.tasks for s in arguments.seeds for m in arguments.methods or standard(t)]
         run_all(keys, jobs=arguments.jobs, steps=None, keep=True)
-    finished = [cell_name((m, t, s)) for t in TASKS for m in METHODS for s in range(100)]
-    cells = [cell for cell in map(load_cell, finished) if cell is not None]
+    cells = finished_cells(cell_name((m, t, s)) for t in TASKS for m in METHODS for s in range(100))
     print_result("finetune", rows(cells), figures(cells))
     write_result("finetune", rows(cells), figures(cells), command="python -m benchmarks.finetune")
 

@@ -18,7 +18,6 @@ from robopolicy.evaluation.harness import evaluate
 from robopolicy.sim.registry import SimOptions, make_sim, views_of
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.compose import compose_config
-from robopolicy.training.loop import start_run
 
 WORK = Path("runs/finetune")
 EPISODES = 200
@@ -43,14 +42,10 @@ def run_cell(method: Method, task: BenchTask, seed: int, *, steps: int | None = 
         settings.append(f"init_from={base}")
     if method.demonstrations:
         settings.append(f"dataset={data}")
-    if _experience(settings) == "replay":
-        settings.append(f"algorithm.utd={task.utd}")
-    settings += _budget(settings, method.times * (steps or task.env_steps), task)
+    settings += _pace(settings, method.times * (steps or task.env_steps), task)
     settings.append(f"evaluation.episodes={task.evaluated}")
     folder = WORK / "runs" / name
-    if not (folder / "report.json").exists():
-        shutil.rmtree(folder, ignore_errors=True)  # what an interrupted run left
-        start_run(compose_config([*settings, f"seed={seed}", f"out={WORK}/runs", f"name={name}"])).train()
+    last = train_once(folder, *settings, f"seed={seed}")
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     return {
         "method": method.name,
@@ -58,7 +53,7 @@ def run_cell(method: Method, task: BenchTask, seed: int, *, steps: int | None = 
         "seed": seed,
         "base": judge(base, task.task),
         "finetuned": judge(folder / "checkpoints" / "best", task.task),
-        "last": judge(folder / "checkpoints" / "last", task.task),
+        "last": judge(last, task.task),
         "env_steps": report["env_steps"],
         "steps_to_goal": _first_crossing(folder),
         "seconds": round(report["seconds"], 1),
@@ -130,18 +125,18 @@ def _first_crossing(folder: Path) -> float | None:
     return None
 
 
-def _experience(settings: Sequence[str]) -> str:
-    """What the algorithm learns from: rollout, replay or group."""
-    return ALGORITHMS[compose_config(settings).algorithm["name"]][1].experience
+def _pace(settings: Sequence[str], steps: int, task: BenchTask) -> list[str]:
+    """The budget in environment steps, or the updates that play as many at most: whole episodes may end early.
 
-
-def _budget(settings: Sequence[str], steps: int, task: BenchTask) -> list[str]:
-    """The budget in environment steps, or the updates that play as many at most: whole episodes may end early."""
-    if _experience(settings) != "group":
-        return ["budget.updates=0", f"budget.env_steps={steps}"]
+    Replay learners also get their critic steps per decision.
+    """
     config = compose_config(settings)
-    with closing(make_sim(task.task, SimOptions(num_envs=1))) as sim:
-        return [f"budget.updates={max(1, steps // (config.sim.num_envs * sim.spec.max_episode_steps))}"]
+    experience = ALGORITHMS[config.algorithm["name"]][1].experience
+    if experience == "group":
+        with closing(make_sim(task.task, SimOptions(num_envs=1))) as sim:
+            return [f"budget.updates={max(1, steps // (config.sim.num_envs * sim.spec.max_episode_steps))}"]
+    utd = [f"algorithm.utd={task.utd}"] if experience == "replay" else []
+    return ["budget.updates=0", f"budget.env_steps={steps}", *utd]
 
 
 def run_verb(*words: str) -> None:

@@ -76,10 +76,9 @@ def _rate(runs: Sequence[Cell], stage: str) -> str:
     interval = _interval(runs, stage)
     if interval is None:
         return "-"
-    success = runs[0]["finetuned"]["success"] is not None
-    value, low, high = interval
-    text = f"{value:.1%} [{low:.1%}, {high:.1%}]" if success else f"{value:.0f} [{low:.0f}, {high:.0f}]"
-    if not success:
+    value, low, high = (_number(runs, number) for number in interval)
+    text = f"{value} [{low}, {high}]"
+    if runs[0]["finetuned"]["success"] is None:
         return text
     rates = " ".join(f"{run[stage]['success']:.0%}" for run in runs if run[stage] is not None)
     return f"{text} ({rates})"
@@ -88,7 +87,12 @@ def _rate(runs: Sequence[Cell], stage: str) -> str:
 def _value(runs: Sequence[Cell], stage: str) -> str:
     interval = _interval(runs, stage)
     assert interval is not None
-    return f"{interval[0]:.0f}" if runs[0]["finetuned"]["success"] is None else f"{interval[0]:.1%}"
+    return _number(runs, interval[0])
+
+
+def _number(runs: Sequence[Cell], value: float) -> str:
+    """A success in percent, or a return."""
+    return f"{value:.0f}" if runs[0]["finetuned"]["success"] is None else f"{value:.1%}"
 
 
 def _steps(runs: Sequence[Cell]) -> str:

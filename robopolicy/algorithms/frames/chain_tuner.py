@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,9 +36,9 @@ class ChainTuner(ActorTuner):
         policy.chain_dtype = chain_dtype(config.chain_dtype)
         self._recorder = RecomputedChain(policy) if config.recompute_chains else None
 
+    @abstractmethod
     def chain_loss(self, rows: Rows) -> tuple[Tensor, Info]:
         """As `actor_loss`, with the chains in `rows.record`."""
-        raise NotImplementedError
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk for exploration."""
