@@ -126,17 +126,20 @@ def _first_crossing(folder: Path) -> float | None:
 
 
 def _pace(settings: Sequence[str], steps: int, task: BenchTask) -> list[str]:
-    """The budget in environment steps, or the updates that play as many at most: whole episodes may end early.
+    """Budget in environment steps, and how they are played: environments and rollouts, or critic steps per decision.
 
-    Replay learners also get their critic steps per decision.
+    Groups play whole episodes, which may end early: their budget is the updates that play as many steps at most.
     """
-    config = compose_config(settings)
-    experience = ALGORITHMS[config.algorithm["name"]][1].experience
+    experience = ALGORITHMS[compose_config(settings).algorithm["name"]][1].experience
+    if experience == "replay":
+        return ["budget.updates=0", f"budget.env_steps={steps}", f"algorithm.utd={task.utd}"]
+    wide = f"sim.num_envs={task.num_envs}"
     if experience == "group":
         with closing(make_sim(task.task, SimOptions(num_envs=1))) as sim:
-            return [f"budget.updates={max(1, steps // (config.sim.num_envs * sim.spec.max_episode_steps))}"]
-    utd = [f"algorithm.utd={task.utd}"] if experience == "replay" else []
-    return ["budget.updates=0", f"budget.env_steps={steps}", *utd]
+            updates = steps // (task.num_envs * sim.spec.max_episode_steps)
+        return [wide, f"budget.updates={max(1, updates)}"]
+    decisions = task.rollout // task.horizon
+    return [wide, f"algorithm.decisions={decisions}", "budget.updates=0", f"budget.env_steps={steps}"]
 
 
 def run_verb(*words: str) -> None:

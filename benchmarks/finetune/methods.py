@@ -40,9 +40,7 @@ class Method:
     variant: bool = False  # of a method that has a row already: runs on lift alone unless asked for
 
 
-# The presets play 800,000 steps; with so much fewer, shorter rollouts and more epochs pay.
-SHORT = ("algorithm.decisions=8",)
-FREQUENT = (*SHORT, "algorithm.epochs=10")
+FREQUENT = ("algorithm.epochs=10",)  # the presets play 800,000 steps; with so much fewer, more epochs pay
 LIGHT = ("algorithm.batch_size=128",)  # every row of a batch costs many candidates and their ascent
 
 
@@ -57,9 +55,7 @@ def _methods() -> tuple[Method, ...]:
     with_demonstrations = ("expo", "qc", "dqc", "fql", "idql")
     return (
         *(Method(name, f"lift_{name}", settings=FREQUENT) for name in on_policy),
-        Method("ac_flow", "lift_ac_flow", settings=SHORT),
-        Method("flow_grpo", "lift_flow_grpo"),
-        Method("gorl", "lift_gorl"),
+        *(Method(name, f"lift_{name}") for name in ("ac_flow", "flow_grpo", "gorl")),
         Method("dppo", "lift_dppo", DIFFUSION, settings=FREQUENT),
         *(Method(name, f"lift_{name}") for name in ("dsrl_sac", "dsrl_na")),
         Method("pa_rl", "lift_pa_rl", demonstrations=True, settings=LIGHT),

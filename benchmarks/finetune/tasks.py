@@ -17,6 +17,8 @@ class BenchTask:
     cloning_updates: int = 2000  # of the base policy
     evaluated: int = 100  # episodes of each evaluation while training, of which there are ten
     steps_per_update: int = 8  # environment steps for every critic step of the replay learners
+    num_envs: int = 64  # environments of the learners from rollouts and groups
+    rollout: int = 32  # control steps of each of them per rollout: half an episode or more, or all is early successes
     source_steps: int = 0  # train SAC for so long and take its episodes; 0 takes those of the scripted expert
 
     @property
@@ -34,11 +36,11 @@ TASKS = {
     task.name: task
     for task in (
         BenchTask("lift", "manipulation/lift", 6, 60_000, 4, steps_per_update=4),
-        BenchTask("pick_place", "manipulation/pick_place", 15, 60_000, 4),
-        BenchTask("drawer", "manipulation/drawer", 10, 60_000, 4),
-        BenchTask("pick-place", "metaworld/pick-place-v3", 7, 50_000, 4, evaluated=20),
-        BenchTask("push", "metaworld/push-v3", 3, 50_000, 4, evaluated=20),
+        BenchTask("pick_place", "manipulation/pick_place", 15, 60_000, 4, rollout=64),
+        BenchTask("drawer", "manipulation/drawer", 10, 60_000, 4, rollout=64),
+        BenchTask("pick-place", "metaworld/pick-place-v3", 7, 50_000, 4, evaluated=20, num_envs=16, rollout=128),
+        BenchTask("push", "metaworld/push-v3", 3, 50_000, 4, evaluated=20, num_envs=16, rollout=128),
         BenchTask("hopper", "locomotion/hopper", 40, 60_000, 1, source_steps=60_000),
-        BenchTask("cube", "ogbench/cube-single-v0", 300, 60_000, 5, cloning_updates=12_000),
+        BenchTask("cube", "ogbench/cube-single-v0", 300, 60_000, 5, cloning_updates=12_000, num_envs=32, rollout=100),
     )
 }

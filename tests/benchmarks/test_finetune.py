@@ -13,7 +13,9 @@ from benchmarks.finetune.table import figures, rows
 from benchmarks.finetune.tasks import BenchTask
 from robopolicy.training.compose import PRESETS
 
-POINT_MASS = BenchTask("point_mass", "toy/point_mass", 4, 600, 4, cloning_updates=5, steps_per_update=32)
+POINT_MASS = BenchTask(
+    "point_mass", "toy/point_mass", 4, 600, 4, cloning_updates=5, steps_per_update=32, num_envs=8, rollout=16
+)
 
 
 def test_every_method_has_a_preset():
@@ -37,7 +39,8 @@ def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "method",
     [
         Method("dsrl_na", "lift_dsrl_na", FLOW, settings=("replay.warmup_steps=100",)),
-        Method("flow_grpo", "lift_flow_grpo", FLOW, settings=("sim.num_envs=8",)),
+        Method("flow_grpo", "lift_flow_grpo", FLOW),
+        Method("reinflow", "lift_reinflow", FLOW),
         Method("rlpd", "lift_rlpd", None, True, settings=("policy=squashed_gaussian", "replay.warmup_steps=100")),
     ],
     ids=lambda method: method.name,
