@@ -59,11 +59,13 @@ ALLOWED: dict[str, set[str]] = {
     "ac_flow": POINTWISE,
     "awm": POINTWISE,
     "bc": EVERYTHING,
+    "bpo": EVERYTHING - DENOISING,
     "cal_ql": {"squashed gaussian"},
     "cdsa": EVERYTHING,
     "distill": DENOISING - {"consistency"},
     "dppo": {"diffusion"},
     "dqc": EVERYTHING,
+    "dsac_t": {"squashed gaussian"},
     "dsrl_na": DENOISING,
     "dsrl_sac": DENOISING,
     "expo": EVERYTHING,
@@ -75,6 +77,8 @@ ALLOWED: dict[str, set[str]] = {
     "gorl": DENOISING,
     "idql": EVERYTHING,
     "iql": EVERYTHING,
+    "mdpo": EVERYTHING - DENOISING,
+    "mdpo_off": {"squashed gaussian"},
     "pa_rl": EVERYTHING,
     "pmoe": {"squashed mixture"},
     "policyflow": POINTWISE,
@@ -84,6 +88,7 @@ ALLOWED: dict[str, set[str]] = {
     "reinflow": FLOWS,
     "rlpd": {"squashed gaussian"},
     "sac": {"squashed gaussian"},
+    "stac": {"squashed gaussian"},
 }
 """Algorithm -> labels of the policies it trains."""
 

@@ -7,11 +7,13 @@ from typing import Any
 from robopolicy.algorithms.ac_flow import ACFlow, ACFlowConfig
 from robopolicy.algorithms.awm import AWM, AWMConfig
 from robopolicy.algorithms.bc import BC, BCConfig
+from robopolicy.algorithms.bpo import BPO, BPOConfig
 from robopolicy.algorithms.cal_ql import CalQL, CalQLConfig
 from robopolicy.algorithms.cdsa import CDSA, CDSAConfig
 from robopolicy.algorithms.distill import Distill, DistillConfig
 from robopolicy.algorithms.dppo import DPPO, DPPOConfig
 from robopolicy.algorithms.dqc import DQC, DQCConfig
+from robopolicy.algorithms.dsac_t import DSACT, DSACTConfig
 from robopolicy.algorithms.dsrl_na import DSRLNA, DSRLNAConfig
 from robopolicy.algorithms.dsrl_sac import DSRLSAC, DSRLSACConfig
 from robopolicy.algorithms.expo import EXPO, EXPOConfig
@@ -24,6 +26,8 @@ from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.gorl import GoRL, GoRLConfig
 from robopolicy.algorithms.idql import IDQL, IDQLConfig
 from robopolicy.algorithms.iql import IQL, IQLConfig
+from robopolicy.algorithms.mdpo import MDPO, MDPOConfig
+from robopolicy.algorithms.mdpo_off import MDPOOff, MDPOOffConfig
 from robopolicy.algorithms.pa_rl import PARL, PARLConfig
 from robopolicy.algorithms.pmoe import PMOE, PMOEConfig
 from robopolicy.algorithms.policyflow import PolicyFlow, PolicyFlowConfig
@@ -33,6 +37,7 @@ from robopolicy.algorithms.reflow import Reflow, ReflowConfig
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
 from robopolicy.algorithms.rlpd import RLPD, RLPDConfig
 from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.algorithms.stac import STAC, STACConfig
 from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Policy
 
@@ -40,11 +45,13 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "ac_flow": (ACFlowConfig, ACFlow),
     "awm": (AWMConfig, AWM),
     "bc": (BCConfig, BC),
+    "bpo": (BPOConfig, BPO),
     "cal_ql": (CalQLConfig, CalQL),
     "cdsa": (CDSAConfig, CDSA),
     "distill": (DistillConfig, Distill),
     "dppo": (DPPOConfig, DPPO),
     "dqc": (DQCConfig, DQC),
+    "dsac_t": (DSACTConfig, DSACT),
     "dsrl_na": (DSRLNAConfig, DSRLNA),
     "dsrl_sac": (DSRLSACConfig, DSRLSAC),
     "expo": (EXPOConfig, EXPO),
@@ -56,6 +63,8 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "gorl": (GoRLConfig, GoRL),
     "idql": (IDQLConfig, IDQL),
     "iql": (IQLConfig, IQL),
+    "mdpo": (MDPOConfig, MDPO),
+    "mdpo_off": (MDPOOffConfig, MDPOOff),
     "pa_rl": (PARLConfig, PARL),
     "pmoe": (PMOEConfig, PMOE),
     "policyflow": (PolicyFlowConfig, PolicyFlow),
@@ -65,6 +74,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "reinflow": (ReinFlowConfig, ReinFlow),
     "rlpd": (RLPDConfig, RLPD),
     "sac": (SACConfig, SAC),
+    "stac": (STACConfig, STAC),
 }
 
 

@@ -69,6 +69,7 @@ class GoRLConfig(PPOConfig):
     critic: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="silu"))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.stages or min(self.stages) < 1:
             raise UserError(f"algorithm.stages must list at least one number of updates, each positive: {self.stages}.")
         if min(self.decoder_updates, self.decoder_steps, self.decoder_batch, self.decoder_memory) < 1:

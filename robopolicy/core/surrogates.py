@@ -62,7 +62,23 @@ def aspo(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> Surro
     return SurrogateOut(torch.where(negative, pulled, out.loss), torch.where(negative, 1.0 + change < low, out.clipped))
 
 
-SURROGATES: dict[str, Surrogate] = {"pg": pg, "is": importance, "clip": clip, "dual_clip": dual_clip, "aspo": aspo}
+def mirror(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
+    """Mirror descent: `-A ratio` plus `ratio log ratio - ratio + 1`, on average KL(new || old); ignores the bounds.
+
+    Over decisions of the old policy its minimiser is `old * exp(A) / Z`: the advantage carries the step size (MDPO).
+    """
+    ratio = log_ratio.exp()
+    return SurrogateOut(ratio * (log_ratio - advantage) - torch.expm1(log_ratio), _nowhere(log_ratio))
+
+
+SURROGATES: dict[str, Surrogate] = {
+    "pg": pg,
+    "is": importance,
+    "clip": clip,
+    "dual_clip": dual_clip,
+    "aspo": aspo,
+    "mirror": mirror,
+}
 
 
 def _nowhere(like: Tensor) -> Tensor:

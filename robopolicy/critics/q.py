@@ -30,6 +30,7 @@ class CriticConfig:
     hidden: tuple[int, ...] = (256, 256, 256)
     activation: str = "silu"
     layer_norm: bool = True  # after every hidden layer; keeps values bounded off the data (RLPD)
+    dropout: float = 0.0  # share of the hidden units left out in training, never in the target
     bins: int = 0  # HL-Gauss: bins of the value histogram; 0 regresses a scalar
     value_min: float = -100.0  # HL-Gauss: support of the histogram
     value_max: float = 0.0
@@ -38,6 +39,8 @@ class CriticConfig:
     def __post_init__(self) -> None:
         if self.members < 1:
             raise UserError(f"A critic needs at least one member, got members={self.members}.")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"critic.dropout must lie in [0, 1), got {self.dropout}.")
         if self.bins < 0:
             raise UserError(f"bins must be 0 (a scalar) or the size of a histogram, got {self.bins}.")
 
@@ -55,6 +58,8 @@ class Judged(Protocol):
 
 class QEnsemble(nn.Module):
     """Q_m(s, chunk), m = 1..M: observations `{key: (B, To, ...)}` and chunks `(B, n, A)` in env units -> `(M, B)`."""
+
+    outputs: ClassVar[int] = 1  # numbers a member predicts where it has no histogram
 
     def __init__(self, config: CriticConfig, policy: Judged, *, steps: int | None = None) -> None:
         """Build the critic of `policy`.
@@ -75,9 +80,10 @@ class QEnsemble(nn.Module):
             config.members,
             size,
             config.hidden,
-            max(config.bins, 1),
+            config.bins or self.outputs,
             activation=config.activation,
             layer_norm=config.layer_norm,
+            dropout=config.dropout,
         )
 
     def encode(self, obs: Mapping[str, Tensor]) -> Tensor:

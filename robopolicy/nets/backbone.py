@@ -34,7 +34,7 @@ class BackboneConfig:
     transformer_width: int = 128  # published sizes: width 256, 8 layers
     transformer_layers: int = 4
     transformer_heads: int = 4
-    transformer_dropout: float = 0.0  # keep 0 when the policy will be fine-tuned by RL
+    dropout: float = 0.0  # plain mlp and transformer: share of the units left out in training
 
     def __post_init__(self) -> None:
         if self.backbone not in BACKBONES:
@@ -44,6 +44,8 @@ class BackboneConfig:
                 f"transformer_width {self.transformer_width} must be a multiple of transformer_heads "
                 f"{self.transformer_heads}."
             )
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"policy.dropout must lie in [0, 1), got {self.dropout}.")
 
 
 class MLPBackbone(nn.Module):
@@ -52,8 +54,11 @@ class MLPBackbone(nn.Module):
     def __init__(self, config: BackboneConfig, *, size: int, feature_dim: int, times: int) -> None:
         super().__init__()
         self.time = TimeEmbedding(config.time_dim, times)
-        network = ResidualMLP if config.residual else MLP
-        self.body = network(size + config.time_dim + feature_dim, config.hidden, size, activation=config.activation)
+        in_dim = size + config.time_dim + feature_dim
+        if config.residual:
+            self.body: MLP | ResidualMLP = ResidualMLP(in_dim, config.hidden, size, activation=config.activation)
+        else:
+            self.body = MLP(in_dim, config.hidden, size, activation=config.activation, dropout=config.dropout)
 
     def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
         """Map `x` `(B, H, A)`, `t` `(B,)` or `(B, times)` and `features` `(B, To, F)` to `(B, H, A)`."""
@@ -72,7 +77,9 @@ class DirectMLP(MLP):
 
     def __init__(self, config: BackboneConfig, *, channels: int, horizon: int, in_dim: int, gain: float | None) -> None:
         size = horizon * channels
-        super().__init__(in_dim, config.hidden, size, activation=config.activation, orthogonal_gain=gain)
+        super().__init__(
+            in_dim, config.hidden, size, activation=config.activation, dropout=config.dropout, orthogonal_gain=gain
+        )
         self.shape = (horizon, channels)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -156,6 +163,6 @@ def make_backbone(
         width=config.transformer_width,
         layers=config.transformer_layers,
         heads=config.transformer_heads,
-        dropout=config.transformer_dropout,
+        dropout=config.dropout,
         times=times,
     )

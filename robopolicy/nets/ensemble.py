@@ -73,16 +73,19 @@ class EnsembleMLP(nn.Module):
         *,
         activation: str = "silu",
         layer_norm: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.members = members
-        self._rectified = activation == "relu" and not layer_norm and out_dim == 1
+        self._rectified = activation == "relu" and not layer_norm and not dropout and out_dim == 1
         layers: list[nn.Module] = []
         for width in hidden:
             layers.append(EnsembleLinear(members, in_dim, width))
             if layer_norm:
                 layers.append(EnsembleLayerNorm(members, width))
             layers.append(make_activation(activation, inplace=True))
+            if dropout:
+                layers.append(nn.Dropout(dropout))
             in_dim = width
         self.layers = nn.Sequential(*layers, EnsembleLinear(members, in_dim, out_dim))
 

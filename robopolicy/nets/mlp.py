@@ -54,6 +54,7 @@ class MLP(nn.Sequential):
         out_dim: int,
         *,
         activation: str = "tanh",
+        dropout: float = 0.0,
         orthogonal_gain: float | None = None,
     ) -> None:
         """Build the layers.
@@ -63,6 +64,7 @@ class MLP(nn.Sequential):
             hidden: Width of each hidden layer; may be empty.
             out_dim: Output width.
             activation: Name in `ACTIVATIONS`.
+            dropout: Share of the hidden units left out in training.
             orthogonal_gain: Output gain of `orthogonal_init`; None keeps torch's default initialisation.
         """
         if any(width < 1 for width in hidden):
@@ -70,16 +72,19 @@ class MLP(nn.Sequential):
         layers: list[nn.Module] = []
         for width in hidden:
             layers += [nn.Linear(in_dim, width), make_activation(activation, inplace=True)]
+            if dropout:
+                layers.append(nn.Dropout(dropout))
             in_dim = width
         output = nn.Linear(in_dim, out_dim)
         super().__init__(*layers, output)
+        self._depth = len(hidden)
         if orthogonal_gain is not None:
             orthogonal_init(self, output, orthogonal_gain)
 
     def representation(self, x: Tensor) -> Tensor:
         """Activations `(..., width)` of the middle hidden layer."""
-        hidden = len(self) // 2
-        for layer in list(self.children())[: 2 * ((hidden + 1) // 2)]:
+        layers = list(self.children())[:-1]
+        for layer in layers[: len(layers) // self._depth * ((self._depth + 1) // 2)] if layers else ():
             x = layer(x)
         return x
 

@@ -21,6 +21,7 @@ def closed_form(name: str, z: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         "clip": clipped,
         "dual_clip": torch.where(a < 0, torch.minimum(clipped, -3.0 * a), clipped),
         "aspo": torch.where(a < 0, penalised, clipped),
+        "mirror": -a * ratio + ratio * z - ratio + 1,
     }[name]
 
 

@@ -94,6 +94,11 @@ class GaussianPolicy(ExplicitPolicy):
         chunk = self.action_normalizer.denormalize(draw)
         return chunk, density[:, : self.spec.execute].sum((1, 2))
 
+    def log_density(self, obs: Observation, chunk: Tensor) -> Tensor:
+        """Log-probability `(B,)` of the executed part of a given `chunk` `(B, H, A)`, as `rsample` counts it."""
+        mean, log_std = self.distribution(obs)
+        return self._log_density(self._to_raw(chunk), mean, log_std)[:, : self.spec.execute].sum((1, 2))
+
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
         """Log-probability and entropy `(B, 1)`.
 
@@ -125,8 +130,7 @@ class GaussianPolicy(ExplicitPolicy):
         mode = mean.tanh() if self.config.squash else mean
         error = (mode - target).square()
         if self.config.imitation == "nll":
-            raw = target.clamp(-1 + 1e-6, 1 - 1e-6).atanh() if self.config.squash else target
-            loss = chunk_mean(-self._log_density(raw, mean, log_std).mean(-1), mask)
+            loss = chunk_mean(-self._log_density(self._to_raw(chunk), mean, log_std).mean(-1), mask)
         else:
             loss = chunk_mean(error.mean(-1), mask)
         info = {"mse": chunk_mean(error.detach().mean(-1), mask).mean()}
@@ -150,6 +154,11 @@ class GaussianPolicy(ExplicitPolicy):
 
     def _logp(self, raw: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
         return self._log_density(raw, mean, log_std).flatten(1).sum(1, keepdim=True)
+
+    def _to_raw(self, chunk: Tensor) -> Tensor:
+        """Inverse of `_to_chunk`; what tanh has saturated comes back as its least saturated value."""
+        target = self.action_normalizer.normalize(chunk)
+        return target.clamp(-1 + 1e-6, 1 - 1e-6).atanh() if self.config.squash else target
 
     def _to_chunk(self, raw: Tensor) -> Tensor:
         return self.action_normalizer.denormalize(raw.tanh() if self.config.squash else raw)

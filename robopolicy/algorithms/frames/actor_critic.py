@@ -1,0 +1,187 @@
+"""The frame of on-policy control from scratch: PPO, BPO, MDPO and relatives.
+
+Each of them is an actor loss on minibatches of decisions, and this frame: scale rewards, GAE on V(s), several epochs of
+joint steps of actor and critic under one optimiser. `FineTuner` is its counterpart for pretrained policies, where
+actor and critic step apart and a warm-up trains the critic alone.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
+from robopolicy.algorithms.frames.on_policy import (
+    Beside,
+    ReturnScale,
+    Rows,
+    explained_variance,
+    minibatches,
+    rows_with_advantages,
+)
+from robopolicy.critics.value import ValueConfig, ValueNet
+from robopolicy.data.rollout import Rollout
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.policies.base import Info, Policy
+
+LR_SCHEDULES = ("constant", "linear", "adaptive")
+LR_RANGE = (1e-5, 1e-2)  # of the adaptive schedule
+LR_FACTOR = 1.5
+
+
+@dataclass(frozen=True)
+class ActorCriticConfig:
+    """Settings that every algorithm of this frame has."""
+
+    decisions: int = 128  # T, decisions per environment and rollout
+    gamma: float = 0.99  # discount per control step
+    lam: float = 0.95  # GAE lambda
+    epochs: int = 10  # passes over each rollout
+    batch_size: int = 256  # decisions per minibatch
+    lr: float = 3e-4  # Adam learning rate of actor and critic
+    lr_schedule: str = "constant"  # constant | linear (to 0) | adaptive (keeps the KL of a step near target_kl)
+    entropy_coef: float = 0.0  # weight of the entropy bonus
+    value_coef: float = 0.5  # weight of the value loss
+    value_clip: float = 0.0  # largest change of a value that its loss rewards; 0 disables
+    grad_clip: float = 0.5  # largest norm of the joint gradient
+    target_kl: float | None = None  # stop the epochs when the approximate KL exceeds 1.5 times this
+    normalize_reward: bool = True  # divide rewards by the running standard deviation of the return
+    critic: ValueConfig = field(default_factory=ValueConfig)  # value network
+    seed: int = 0  # order of the minibatches
+
+    def __post_init__(self) -> None:
+        if self.lr_schedule not in LR_SCHEDULES:
+            raise unknown_name("learning-rate schedule", self.lr_schedule, LR_SCHEDULES)
+        if self.lr_schedule == "adaptive" and not self.target_kl:
+            raise UserError("lr_schedule=adaptive needs the KL to keep to; set algorithm.target_kl, e.g. 0.01.")
+        if self.value_clip < 0:
+            raise UserError(f"value_clip must not be negative, got {self.value_clip}.")
+
+
+class ActorCritic(Algorithm):
+    """Epochs of joint gradient steps on one rollout after the other; subclasses define `actor_loss`."""
+
+    experience: ClassVar[str] = "rollout"
+    config: ActorCriticConfig
+
+    def __init__(self, config: ActorCriticConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train `policy` for `total_updates` rollouts."""
+        super().__init__(policy, total_updates=total_updates, seed=config.seed)
+        policy.eval()  # no dropout: what was sampled must be scored by the same network
+        self.config = config
+        self.step_discount = config.gamma
+        self.critic = ValueNet(config.critic, policy.spec)
+        self.parameters = [p for net in (policy, *self.critics().values()) for p in net.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.Adam(self.parameters, lr=config.lr, eps=1e-5, fused=True)
+        self.scale = ReturnScale()
+        self._beside = Beside()
+
+    def critics(self) -> dict[str, ValueNet]:
+        """Networks trained by `critic_loss`, by the name they are saved under; called once before the optimiser."""
+        return {"critic": self.critic}
+
+    @abstractmethod
+    def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
+        """Loss on one minibatch and, with `diagnose`, what to log; `approx_kl` (a scalar) among it."""
+
+    def critic_loss(self, rows: Rows) -> Tensor:
+        """Regression of the value, to be weighted; runs beside the actor's loss and must not touch the policy."""
+        return value_loss(self.critic(rows.obs), rows, self.config.value_clip)
+
+    def prepare(self, rows: Rows) -> Rows:
+        """Add to the rows what must be fixed before the first gradient step; called without gradients."""
+        return rows
+
+    def update(self, batch: Rollout) -> Metrics:
+        """Several epochs on one rollout."""
+        config = self.config
+        if config.normalize_reward:
+            self.scale.observe(batch, config.gamma)
+        rows = rows_with_advantages(
+            batch, self.critic, gamma=config.gamma, lam=config.lam, reward_scale=self.scale.factor
+        )
+        with torch.no_grad():
+            rows = self.prepare(rows)
+        self._set_lr()
+        info, epochs = self._epochs(rows)
+        self.policy.observe(rows.obs)
+        for critic in self.critics().values():
+            critic.observe(rows.obs)
+        self.updates += 1
+        metrics = {key: float(value) for key, value in info.items()}
+        metrics["critic/explained_variance"] = explained_variance(rows)
+        return metrics | {"actor/epochs": float(epochs), "actor/lr": self._group["lr"]}
+
+    @property
+    def progress(self) -> float:
+        """Share of the updates that are done."""
+        return self.updates / self.total_updates
+
+    @property
+    def _group(self) -> dict[str, float]:
+        return self.optimizer.param_groups[0]
+
+    def _set_lr(self) -> None:
+        if self.config.lr_schedule == "linear":
+            self._group["lr"] = self.config.lr * (1.0 - self.progress)
+
+    def _adapt_lr(self, kl: float) -> None:
+        """Keep the KL of a step within half and twice its target (Schulman et al. 2017, as in rsl_rl)."""
+        target = self.config.target_kl or 0.0
+        if kl > 2 * target:
+            self._group["lr"] = max(self._group["lr"] / LR_FACTOR, LR_RANGE[0])
+        elif 0 < kl < target / 2:
+            self._group["lr"] = min(self._group["lr"] * LR_FACTOR, LR_RANGE[1])
+
+    def _epochs(self, rows: Rows) -> tuple[Info, int]:
+        """What the last step logged, and the epochs before the KL became too large."""
+        info: Info = {}
+        for epoch in range(self.config.epochs):
+            for minibatch, last in minibatches(rows, self.config.batch_size, self.generator):
+                if not self._step(minibatch, info, diagnose=last):
+                    return info, epoch
+        return info, self.config.epochs
+
+    def _step(self, rows: Rows, info: Info, *, diagnose: bool) -> bool:
+        """One joint gradient step; False, and no step, once the KL is too large."""
+        config, limit = self.config, self.config.target_kl
+        self.optimizer.zero_grad(set_to_none=True)
+        self._beside.start(self._critic_gradient, rows)
+        loss, parts = self.actor_loss(rows, diagnose=diagnose or limit is not None)
+        loss.backward()
+        info["critic/loss"] = self._beside.wait()
+        info |= {f"actor/{key}": value for key, value in parts.items()}
+        if config.lr_schedule == "adaptive":
+            self._adapt_lr(float(parts["approx_kl"]))
+        elif limit is not None and float(parts["approx_kl"]) > 1.5 * limit:
+            return False
+        nn.utils.clip_grad_norm_(self.parameters, config.grad_clip, foreach=True)
+        self.optimizer.step()
+        return True
+
+    def _critic_gradient(self, rows: Rows) -> Tensor:
+        loss = self.critic_loss(rows)
+        (self.config.value_coef * loss).backward()
+        return loss.detach()
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """Networks, optimiser and the running scale of the rewards."""
+        return {"policy": self.policy, **self.critics(), "optimizer": self.optimizer, "scale": self.scale}
+
+
+def value_loss(value: Tensor, rows: Rows, clip: float = 0.0) -> Tensor:
+    """Mean squared error of `value` `(B,)` towards the targets.
+
+    With `clip` each row counts the larger error of the value and of one that moved by at most `clip` since the rollout,
+    so that a value that has moved so far in one update is left alone (Schulman et al.'s code).
+    """
+    error = (value - rows.value_target).square()
+    if not clip:
+        return error.mean()
+    bounded = rows.value + (value - rows.value).clamp(-clip, clip)
+    return torch.maximum(error, (bounded - rows.value_target).square()).mean()

@@ -1,0 +1,238 @@
+"""BPO and MDPO against their closed forms, and what the frame of on-policy control shares."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms import make_algorithm
+from robopolicy.algorithms.bpo import BPO, BPOConfig, median_loss, target_ratio
+from robopolicy.algorithms.frames.actor_critic import LR_FACTOR, ActorCritic, value_loss
+from robopolicy.algorithms.frames.on_policy import Rows, rows_with_advantages
+from robopolicy.algorithms.mdpo import MDPO, MDPOConfig
+from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.core.surrogates import mirror
+from robopolicy.errors import UserError
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.registry import SimOptions, make_sim
+
+SMALL = {"decisions": 16, "epochs": 2, "batch_size": 64}
+CONFIGS = {"bpo": BPOConfig, "mdpo": MDPOConfig, "ppo": PPOConfig}
+
+
+def algorithm(name: str, seed: int = 0, updates: int = 20, **overrides: Any) -> Any:
+    torch.manual_seed(seed)
+    policy = GaussianPolicy(GaussianConfig(normalization="running"), PolicySpec({"state": (6,)}, 2))
+    return make_algorithm(name, CONFIGS[name](**(SMALL | overrides)), policy, total_updates=updates)
+
+
+def sampler_for(learner: ActorCritic, num_envs: int = 16) -> RolloutSampler:
+    sim = make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward="shaped"))
+    return RolloutSampler(ChunkedSim(sim, gamma=learner.step_discount), decisions=learner.config.decisions, seed=0)
+
+
+def rows_of(learner: ActorCritic) -> Rows:
+    rollout = sampler_for(learner).collect(learner.act)
+    return rows_with_advantages(rollout, learner.critic, gamma=0.99, lam=0.95)
+
+
+def tabular(seed: int, states: int = 4, actions: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    """Transitions `(S, A, S)`, rewards `(S, A)` and a policy `(S, A)`, in double precision."""
+    g = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.rand(*shape, generator=g, dtype=torch.float64)  # noqa: E731
+    transition = draw(states, actions, states)
+    return transition / transition.sum(-1, keepdim=True), draw(states, actions), draw(states, actions).softmax(-1)
+
+
+def values(transition: Tensor, reward: Tensor, policy: Tensor, gamma: float = 0.9) -> tuple[Tensor, Tensor]:
+    """Exact V `(S,)` and Q `(S, A)`."""
+    step = torch.einsum("sa,sat->st", policy, transition)
+    v = torch.linalg.solve(torch.eye(len(step), dtype=step.dtype) - gamma * step, (policy * reward).sum(1))
+    return v, reward + gamma * transition @ v
+
+
+def threshold(q: Tensor, policy: Tensor, temperature: float) -> Tensor:
+    """U `(S,)` at which the mean of sigmoid((Q - U) / temperature) is a half, by bisection."""
+    low, high = q.min(1).values - 50 * temperature, q.max(1).values + 50 * temperature
+    for _ in range(200):
+        middle = (low + high) / 2
+        above = (policy * ((q - middle[:, None]) / temperature).sigmoid()).sum(1) > 0.5
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    return low
+
+
+def test_bounded_targets_are_a_policy_that_is_nowhere_worse_on_random_decision_processes() -> None:
+    worst = 0.0
+    for seed in range(200):
+        transition, reward, policy = tabular(seed)
+        v, q = values(transition, reward, policy)
+        ratio = target_ratio(q, threshold(q, policy, 0.05)[:, None], 0.3, 0.05)
+        assert ((policy * ratio).sum(1) - 1).abs().max() < 1e-12
+        improved, _ = values(transition, reward, policy * ratio)
+        assert (improved - v).min() > -1e-12
+        worst = max(worst, float(((policy * target_ratio(q, v[:, None], 0.3, 0.05)).sum(1) - 1).abs().max()))
+    assert worst > 0.05  # the mean in place of the median is no distribution
+
+
+def test_the_target_is_a_step_in_the_limit_and_its_slope_that_of_the_sigmoid() -> None:
+    returns = torch.tensor([-1.0, -1e-4, 1e-4, 1.0])
+    torch.testing.assert_close(target_ratio(returns, torch.zeros(4), 0.2, 1e-6), torch.tensor([0.8, 0.8, 1.2, 1.2]))
+    x = torch.linspace(-3, 3, 7)
+    torch.testing.assert_close(target_ratio(x, torch.zeros(7), 0.2, 0.5), 1 - 0.2 + 0.4 * (x / 0.5).sigmoid())
+
+
+def test_the_median_loss_is_least_where_half_of_the_mass_lies_above() -> None:
+    returns = torch.tensor([0.0, 0.0, 0.0, 40.0, 80.0], dtype=torch.float64)
+    u = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([u], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = median_loss(returns - u).mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert (returns - u.detach()).sigmoid().mean() == pytest.approx(0.5, abs=1e-6)
+    assert float(u.detach()) < 3  # near the median 0, far from the mean 24
+
+
+def test_bpo_starts_at_ratio_one_and_pushes_towards_better_actions() -> None:
+    learner: BPO = algorithm("bpo", temperature=1e-6)
+    rows = rows_of(learner)
+    loss, info = learner.actor_loss(rows, diagnose=True)
+    assert float(info["approx_kl"]) == pytest.approx(0, abs=1e-9)
+    assert float(info["outside"]) == 0.0
+    actual = torch.autograd.grad(loss, list(learner.policy.parameters()))
+    with torch.no_grad():
+        side = torch.sign(rows.value_target - learner.median(rows.obs))
+        weight = (rows.value_target - learner.critic(rows.obs)).abs()
+    plain = -(side * weight * learner.policy.decisions(rows.obs, rows.record).logp.sum(1)).mean()
+    for a, b in zip(actual, torch.autograd.grad(plain, list(learner.policy.parameters())), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_bpo_pulls_a_ratio_beyond_its_target_back() -> None:
+    learner: BPO = algorithm("bpo", temperature=1e-6)
+    rows = rows_of(learner)
+    rows = Rows(rows.obs, rows.record, rows.logp - 1.0, rows.advantage, rows.value_target, rows.value)  # ratio e
+    loss, _ = learner.actor_loss(rows, diagnose=False)
+    actual = torch.autograd.grad(loss, list(learner.policy.parameters()))
+    with torch.no_grad():
+        weight = (rows.value_target - learner.critic(rows.obs)).abs()
+    down = (weight * torch.e * learner.policy.decisions(rows.obs, rows.record).logp.sum(1)).mean()
+    for a, b in zip(actual, torch.autograd.grad(down, list(learner.policy.parameters())), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_many_mirror_steps_end_at_the_exponential_of_the_advantage() -> None:
+    g = torch.Generator().manual_seed(0)
+    old = torch.randn(5, generator=g, dtype=torch.float64).softmax(0)
+    advantage = torch.randn(5, generator=g, dtype=torch.float64)
+    logits = old.log().clone().requires_grad_(True)
+    optimizer = torch.optim.LBFGS([logits], max_iter=500, tolerance_change=1e-16, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        change = logits.log_softmax(0) - old.log()
+        loss = (old * mirror(change, 0.7 * advantage, 0.0, 0.0).loss).sum()  # expectation under the old policy
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    wanted = (old.log() + 0.7 * advantage).softmax(0)
+    torch.testing.assert_close(logits.detach().softmax(0), wanted, rtol=0, atol=1e-6)
+
+
+def test_the_steps_of_mdpo_shrink_to_nothing() -> None:
+    learner: MDPO = algorithm("mdpo", step_size=2.0)
+    assert learner.step_size == 2.0
+    learner.updates = 15
+    assert learner.step_size == pytest.approx(0.5)
+    learner.updates = 20
+    rows = rows_of(learner)
+    loss, _ = learner.actor_loss(rows, diagnose=True)
+    assert max(float(g.abs().max()) for g in torch.autograd.grad(loss, list(learner.policy.parameters()))) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["bpo", "mdpo", "ppo"])
+def test_a_resumed_run_ends_with_the_same_weights(name: str) -> None:
+    learner = algorithm(name, lr_schedule="adaptive", target_kl=0.01)
+    sampler = sampler_for(learner)
+    learner.update(sampler.collect(learner.act))
+    state, place = copy.deepcopy(learner.state_dict()), copy.deepcopy(sampler.state_dict())
+    learner.update(sampler.collect(learner.act))
+    other = algorithm(name, seed=1, lr_schedule="adaptive", target_kl=0.01)
+    other.load_state_dict(state)
+    resumed = sampler_for(other)
+    resumed.load_state_dict(place)
+    other.update(resumed.collect(other.act))
+    for key, value in learner.policy.state_dict().items():
+        assert torch.equal(value, other.policy.state_dict()[key]), key
+    for mine, theirs in zip(learner.critics().values(), other.critics().values(), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
+
+
+def test_the_adaptive_rate_falls_after_large_steps_and_rises_after_small_ones() -> None:
+    learner: PPO = algorithm("ppo", lr=1e-3, lr_schedule="adaptive", target_kl=0.01)
+    for kl, factor in ((0.03, 1 / LR_FACTOR), (0.015, 1.0), (0.004, LR_FACTOR), (0.0, 1.0)):
+        before = learner.optimizer.param_groups[0]["lr"]
+        learner._adapt_lr(kl)
+        assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(before * factor)
+    for kl, bound in ((1.0, 1e-5), (1e-6, 1e-2)):
+        for _ in range(50):
+            learner._adapt_lr(kl)
+        assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(bound)
+
+
+def test_the_linear_rate_ends_at_nothing() -> None:
+    learner: PPO = algorithm("ppo", lr=1e-3, lr_schedule="linear")
+    sampler = sampler_for(learner)
+    rates = [learner.update(sampler.collect(learner.act))["actor/lr"] for _ in range(3)]
+    assert rates == pytest.approx([1e-3, 0.95e-3, 0.9e-3])
+
+
+def test_a_clipped_value_counts_the_larger_error() -> None:
+    rows = Rows({}, {}, torch.zeros(3), torch.zeros(3), torch.tensor([1.0, 1.0, 1.0]), torch.zeros(3))
+    value = torch.tensor([0.1, 0.5, 3.0], requires_grad=True)
+    loss = value_loss(value, rows, clip=0.2)
+    assert loss.item() == pytest.approx((0.9**2 + 0.8**2 + 2.0**2) / 3)
+    (gradient,) = torch.autograd.grad(loss, value)
+    assert gradient[1] == 0.0 and gradient[0] != 0.0 and gradient[2] != 0.0
+    assert value_loss(value, rows).item() == pytest.approx((0.9**2 + 0.5**2 + 2.0**2) / 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("ppo", {"lr_schedule": "cosine"}, "adaptive, constant, linear"),
+        ("ppo", {"lr_schedule": "adaptive"}, "target_kl"),
+        ("ppo", {"value_clip": -1.0}, "value_clip"),
+        ("bpo", {"bound": 1.0}, "bound"),
+        ("bpo", {"temperature": 0.0}, "temperature"),
+        ("mdpo", {"step_size": 0.0}, "step_size"),
+    ],
+)
+def test_impossible_settings_are_refused(name: str, settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        algorithm(name, **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bpo", "mdpo"])
+def test_both_learn_the_point_mass(name: str) -> None:
+    learner = algorithm(name, updates=100, decisions=40, epochs=6, batch_size=512, lr=1e-3)
+    sampler = sampler_for(learner, num_envs=64)
+    for _ in range(30):
+        learner.update(sampler.collect(learner.act))
+    for _ in range(2):
+        sampler.episode_stats()
+        sampler.collect(learner.act)
+    assert sampler.episode_stats()["rollout/success"] > 0.85

@@ -1,0 +1,222 @@
+"""DSAC-T, STAC and off-policy MDPO: closed forms of their values and spreads, and what ties them to SAC."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from chunk_bandit import SPEC, batch, first_actions, gaussian
+from torch import Tensor
+
+from robopolicy.algorithms import make_algorithm
+from robopolicy.algorithms.dsac_t import DSACT, DSACTConfig, Spread, distribution_loss
+from robopolicy.algorithms.mdpo_off import MDPOOff, MDPOOffConfig
+from robopolicy.algorithms.sac import SAC, SACConfig, actor_loss
+from robopolicy.algorithms.stac import STAC, STACConfig, likelihood_loss
+from robopolicy.critics.gaussian import GaussianQ
+from robopolicy.critics.q import CriticConfig
+from robopolicy.errors import UserError
+from robopolicy.policies.density import squashed_draw
+
+CONFIGS = {"sac": SACConfig, "dsac_t": DSACTConfig, "stac": STACConfig, "mdpo_off": MDPOOffConfig}
+GAMMA, NOISE = 0.8, 0.5
+
+
+def learner(name: str, seed: int = 0, members: int = 2, dropout: float = 0.0, **config: Any) -> Any:
+    torch.manual_seed(seed)
+    critic = CriticConfig(members=members, hidden=(32, 32), activation="relu", layer_norm=False, dropout=dropout)
+    settings = {"critic": critic, "batch_size": 128, "lr": 3e-3, "critic_lr": 3e-3, "tau": 0.05} | config
+    return make_algorithm(name, CONFIGS[name](**settings), gaussian(), total_updates=1000)
+
+
+def peak(action: Tensor) -> Tensor:
+    """Reward `(B,)` of actions `(B, 1)` with its optimum at 0.4."""
+    return 1 - (action.squeeze(1) - 0.4).square()
+
+
+def loop(rows: int = 128) -> Any:
+    """A task that never ends and pays 1 with noise, whatever is done."""
+    reward = lambda action: 1 + NOISE * torch.randn(len(action))  # noqa: E731
+    return batch(torch.rand(rows, 2, 1) * 2 - 1, reward, discount=GAMMA)
+
+
+def moments(algorithm: Any) -> tuple[float, float]:
+    sample = loop(512)
+    with torch.no_grad():
+        mean, std = algorithm.critic.moments(sample.obs, sample.chunk)
+    return float(mean.mean()), float(std.mean())
+
+
+def train(algorithm: Any, updates: int, data: Any) -> Any:
+    for _ in range(updates):
+        algorithm.update(data())
+    return algorithm
+
+
+def test_the_spread_of_dsac_t_is_that_of_the_return() -> None:
+    torch.manual_seed(0)
+    algorithm: DSACT = learner("dsac_t", temperature=1e-6, temperature_lr=0.0)
+    mean, std = moments(train(algorithm, 800, loop))
+    assert mean == pytest.approx(1 / (1 - GAMMA), abs=0.25)
+    assert std == pytest.approx(NOISE / math.sqrt(1 - GAMMA**2), rel=0.15)
+
+
+def test_stac_takes_the_spread_of_one_step_off_its_values() -> None:
+    torch.manual_seed(0)
+    algorithm: STAC = learner("stac", members=1, temperature=1e-6, temperature_lr=0.0, pessimism=0.5)
+    mean, std = moments(train(algorithm, 800, loop))
+    assert std == pytest.approx(NOISE, rel=0.15)
+    assert mean == pytest.approx((1 - GAMMA * 0.5 * NOISE) / (1 - GAMMA), abs=0.25)
+
+
+def test_a_spread_learned_by_the_whole_square_is_unbiased() -> None:
+    g = torch.Generator().manual_seed(0)
+    config = DSACTConfig(spread_clip=10.0)
+    raw = torch.tensor([0.0, 0.5], requires_grad=True)
+    optimizer = torch.optim.Adam([raw], lr=0.02)
+    for _ in range(2000):
+        y = 3.0 * torch.randn(256, generator=g)
+        mean, std = raw[0].expand(1, 256), torch.nn.functional.softplus(raw[1]).expand(1, 256)
+        loss = distribution_loss(mean, std, torch.zeros(256), y, torch.full((1, 1), 3.0), config)
+        optimizer.zero_grad()
+        loss.mean().backward()
+        optimizer.step()
+    assert torch.nn.functional.softplus(raw[1]).item() == pytest.approx(3.0, rel=0.03)
+
+
+def test_larger_rewards_leave_the_weight_of_dsac_t_and_grow_its_gradient_in_proportion() -> None:
+    def gradient(scale: float) -> Tensor:
+        mean = torch.zeros(1, 64, requires_grad=True)
+        target = scale * torch.linspace(1, 2, 64)
+        std, average = torch.full((1, 64), 2.0 * scale), torch.full((1, 1), 2.0 * scale)
+        loss = distribution_loss(mean, std, target, target, average, DSACTConfig(huber=1e6))
+        return torch.autograd.grad(loss.sum(), mean)[0]
+
+    torch.testing.assert_close(gradient(100.0) / gradient(10.0), torch.full((1, 64), 10.0), rtol=0.01, atol=0)
+
+
+def test_sampled_targets_far_away_move_the_spread_no_further_than_the_clip() -> None:
+    mean, average = torch.zeros(1, 1), torch.ones(1, 1)
+    slopes = []
+    for sampled in (3.0, 1000.0, -1000.0):
+        std = torch.ones(1, 1, requires_grad=True)
+        loss = distribution_loss(mean, std, torch.zeros(1), torch.tensor([sampled]), average, DSACTConfig())
+        slopes.append(torch.autograd.grad(loss.sum(), std)[0].item())
+    assert slopes[0] == pytest.approx(slopes[1]) == pytest.approx(slopes[2])
+    assert slopes[0] < 0  # towards a larger spread
+
+
+def test_the_average_spread_begins_at_the_first_batch() -> None:
+    spread = Spread(2, 0.1)
+    spread.observe(torch.tensor([[1.0, 3.0], [4.0, 4.0]]))
+    assert spread.average.tolist() == [2.0, 4.0]
+    spread.observe(torch.tensor([[4.0, 4.0], [4.0, 4.0]]))
+    assert spread.average.tolist() == pytest.approx([2.2, 4.0])
+
+
+def test_the_likelihood_moves_the_mean_like_a_squared_error() -> None:
+    mean = torch.tensor([[0.0, 1.0]], requires_grad=True)
+    loss = likelihood_loss(mean, torch.tensor([[0.3, 7.0]]), torch.tensor([2.0, 4.0]))
+    (gradient,) = torch.autograd.grad(loss.sum(), mean)
+    torch.testing.assert_close(gradient, torch.tensor([[-2.0, -3.0]]))
+
+
+def test_without_pessimism_stac_bootstraps_from_the_mean() -> None:
+    algorithm: STAC = learner("stac", members=1, pessimism=0.0)
+    data, chunk = loop(), torch.rand(128, 2, 1)
+    expected = data.reward + data.discount * algorithm.target_critic(data.next_obs, chunk).squeeze(0)
+    torch.testing.assert_close(algorithm.bootstrap(data, chunk), expected)
+    wary: STAC = learner("stac", members=1, pessimism=0.5)
+    assert (wary.bootstrap(data, chunk) < algorithm.bootstrap(data, chunk)).all()
+
+
+def test_the_target_of_stac_has_no_dropout() -> None:
+    algorithm: STAC = learner("stac", members=1, dropout=0.5)
+    data, chunk = loop(), torch.rand(128, 2, 1)
+    online = [algorithm.critic(data.obs, chunk) for _ in range(2)]
+    target = [algorithm.target_critic(data.obs, chunk) for _ in range(2)]
+    assert not torch.equal(*online)
+    assert torch.equal(*target)
+
+
+def test_mdpo_with_all_entropy_its_own_is_sac() -> None:
+    algorithm: MDPOOff = learner("mdpo_off")
+    alpha = algorithm.temperature.value
+    algorithm.config = MDPOOffConfig(proximity=float(alpha.detach()))
+    data = loop()
+    algorithm.generator.manual_seed(3)
+    mine, _ = algorithm.actor_loss(data, alpha)
+    theirs, _ = actor_loss(algorithm.policy, algorithm.critic, data.obs, alpha, torch.Generator().manual_seed(3))
+    assert torch.equal(mine, theirs)
+
+
+def test_mdpo_renews_its_copy_and_never_trains_it() -> None:
+    algorithm: MDPOOff = learner("mdpo_off", copy_every=3)
+    weights = lambda net: [p.clone() for p in net.parameters()]  # noqa: E731
+    same = lambda a, b: all(torch.equal(x, y) for x, y in zip(a, b, strict=True))  # noqa: E731
+    first = weights(algorithm.previous)
+    train(algorithm, 2, loop)
+    assert same(first, weights(algorithm.previous))
+    assert not same(first, weights(algorithm.policy))
+    train(algorithm, 1, loop)
+    assert same(weights(algorithm.policy), weights(algorithm.previous))
+
+
+def test_the_density_of_a_chunk_is_that_of_its_draw() -> None:
+    policy = gaussian()
+    data = loop(64)
+    chunk, logp = policy.rsample(data.obs, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(policy.log_density(data.obs, chunk), logp, rtol=1e-3, atol=1e-3)
+    mean, log_std = policy.distribution(data.obs)
+    drawn, density = squashed_draw(mean, log_std, torch.zeros_like(mean))
+    expected = density[:, : SPEC.execute].sum((1, 2))
+    torch.testing.assert_close(policy.log_density(data.obs, drawn), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "updates", "settings"),
+    [
+        ("dsac_t", 900, {"actor_delay": 1}),  # a spread near 0 slows its mean
+        ("stac", 400, {"members": 1}),
+        ("mdpo_off", 400, {"copy_every": 10, "proximity": 0.05}),
+    ],
+)
+def test_all_of_them_find_the_best_action_of_a_bandit(name: str, updates: int, settings: dict[str, Any]) -> None:
+    algorithm = learner(name, temperature=0.02, temperature_lr=0.0, **settings)
+    train(algorithm, updates, lambda: batch(torch.rand(128, 2, 1) * 2 - 1, peak))
+    assert (first_actions(algorithm.deployable()) - 0.4).abs().mean() < 0.1
+
+
+@pytest.mark.parametrize("name", ["dsac_t", "stac", "mdpo_off"])
+def test_a_resumed_run_ends_with_the_same_weights(name: str) -> None:
+    torch.manual_seed(0)
+    data = [loop() for _ in range(4)]
+    straight = learner(name, dropout=0.0)
+    feed = iter(data)
+    train(straight, 2, lambda: next(feed))
+    state = copy.deepcopy(straight.state_dict())
+    train(straight, 2, lambda: next(feed))
+    other = learner(name, seed=1)
+    other.load_state_dict(state)
+    rest = iter(data[2:])
+    train(other, 2, lambda: next(rest))
+    for key, part in straight.parts().items():
+        mine, theirs = part.state_dict(), other.parts()[key].state_dict()
+        if key != "optimizer" and key != "critic_optimizer":
+            assert all(torch.equal(value, theirs[at]) for at, value in mine.items()), key
+
+
+def test_the_shared_refusals_name_what_is_wrong() -> None:
+    with pytest.raises(UserError, match="histogram"):
+        GaussianQ(CriticConfig(bins=11), gaussian())
+    with pytest.raises(UserError, match="pessimism"):
+        STACConfig(pessimism=-1.0)
+    with pytest.raises(UserError, match="copy_every"):
+        MDPOOffConfig(copy_every=0)
+    with pytest.raises(UserError, match="dropout"):
+        CriticConfig(dropout=1.0)
+    with pytest.raises(UserError, match="squashed"):
+        SAC(SACConfig(), gaussian(squash=False), total_updates=1)
