@@ -9,7 +9,7 @@ distributional actor-critic. Without noise in rewards and dynamics the spread co
 
 Rebuilt from the abstract and from published logs (the training code is not public). Own choices: the likelihood is
 weighted by the variance, so that the mean is learned at the rate of a squared error. The dropout of the actor is a
-setting of the policy (`policy.dropout=0.01`).
+setting of the policy (`policy.hidden_dropout=0.01`).
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ class BackboneConfig:
     backbone: str = "mlp"  # mlp | unet | transformer
     time_dim: int = 16  # width of the time embedding (mlp and unet)
     hidden: tuple[int, ...] = (256, 256, 256)  # mlp
+    hidden_dropout: float = 0.0  # mlp without residual blocks: share of the hidden units left out in training
     residual: bool = False  # mlp: residual blocks (an odd number of equal widths), as DPPO has them
     activation: str = "silu"  # mlp; mish costs seven times as much on a CPU
     unet_channels: tuple[int, ...] = (64, 128, 256)  # published sizes: [256, 512, 1024]
@@ -34,7 +35,7 @@ class BackboneConfig:
     transformer_width: int = 128  # published sizes: width 256, 8 layers
     transformer_layers: int = 4
     transformer_heads: int = 4
-    dropout: float = 0.0  # plain mlp and transformer: share of the units left out in training
+    transformer_dropout: float = 0.0  # keep 0 when the policy will be fine-tuned by RL
 
     def __post_init__(self) -> None:
         if self.backbone not in BACKBONES:
@@ -44,8 +45,8 @@ class BackboneConfig:
                 f"transformer_width {self.transformer_width} must be a multiple of transformer_heads "
                 f"{self.transformer_heads}."
             )
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"policy.dropout must lie in [0, 1), got {self.dropout}.")
+        if not 0 <= self.hidden_dropout < 1:
+            raise UserError(f"hidden_dropout must lie in [0, 1), got {self.hidden_dropout}.")
 
 
 class MLPBackbone(nn.Module):
@@ -58,7 +59,7 @@ class MLPBackbone(nn.Module):
         if config.residual:
             self.body: MLP | ResidualMLP = ResidualMLP(in_dim, config.hidden, size, activation=config.activation)
         else:
-            self.body = MLP(in_dim, config.hidden, size, activation=config.activation, dropout=config.dropout)
+            self.body = MLP(in_dim, config.hidden, size, activation=config.activation, dropout=config.hidden_dropout)
 
     def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
         """Map `x` `(B, H, A)`, `t` `(B,)` or `(B, times)` and `features` `(B, To, F)` to `(B, H, A)`."""
@@ -78,7 +79,12 @@ class DirectMLP(MLP):
     def __init__(self, config: BackboneConfig, *, channels: int, horizon: int, in_dim: int, gain: float | None) -> None:
         size = horizon * channels
         super().__init__(
-            in_dim, config.hidden, size, activation=config.activation, dropout=config.dropout, orthogonal_gain=gain
+            in_dim,
+            config.hidden,
+            size,
+            activation=config.activation,
+            dropout=config.hidden_dropout,
+            orthogonal_gain=gain,
         )
         self.shape = (horizon, channels)
 
@@ -163,6 +169,6 @@ def make_backbone(
         width=config.transformer_width,
         layers=config.transformer_layers,
         heads=config.transformer_heads,
-        dropout=config.dropout,
+        dropout=config.transformer_dropout,
         times=times,
     )

@@ -40,7 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "seeds": {"recompute_chains": True, "trained_steps": 3},
     "ddpm": {"head": {"sampler": "ddpm"}},
     "running-statistics": {"head": {"normalization": "running"}, "trained_steps": 3},
-    "dropout": {"head": {"backbone": "transformer", "dropout": 0.5, **TINY}},
+    "dropout": {"head": {"backbone": "transformer", "transformer_dropout": 0.5, **TINY}},
 }
 
 

@@ -25,7 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "bfloat16": {"chain_dtype": "bfloat16"},
     "seeds": {"recompute_chains": True},
     "decaying-noise": {"noise": NoiseConfig(schedule="learned_decay"), "recompute_chains": True},
-    "dropout": {"head": {"backbone": "transformer", "transformer_width": 16, "dropout": 0.5}},
+    "dropout": {"head": {"backbone": "transformer", "transformer_width": 16, "transformer_dropout": 0.5}},
 }
 
 
