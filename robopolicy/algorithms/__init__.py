@@ -24,10 +24,12 @@ from robopolicy.algorithms.fpo_pp import FPOPlusPlus, FPOPlusPlusConfig
 from robopolicy.algorithms.fql import FQL, FQLConfig
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.gorl import GoRL, GoRLConfig
+from robopolicy.algorithms.harpg import HARPG, HARPGConfig
 from robopolicy.algorithms.idql import IDQL, IDQLConfig
 from robopolicy.algorithms.iql import IQL, IQLConfig
 from robopolicy.algorithms.mdpo import MDPO, MDPOConfig
 from robopolicy.algorithms.mdpo_off import MDPOOff, MDPOOffConfig
+from robopolicy.algorithms.npg_igt import NPGIGT, NPGIGTConfig
 from robopolicy.algorithms.pa_rl import PARL, PARLConfig
 from robopolicy.algorithms.pmoe import PMOE, PMOEConfig
 from robopolicy.algorithms.policyflow import PolicyFlow, PolicyFlowConfig
@@ -61,10 +63,12 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "fpo_pp": (FPOPlusPlusConfig, FPOPlusPlus),
     "fql": (FQLConfig, FQL),
     "gorl": (GoRLConfig, GoRL),
+    "harpg": (HARPGConfig, HARPG),
     "idql": (IDQLConfig, IDQL),
     "iql": (IQLConfig, IQL),
     "mdpo": (MDPOConfig, MDPO),
     "mdpo_off": (MDPOOffConfig, MDPOOff),
+    "npg_igt": (NPGIGTConfig, NPGIGT),
     "pa_rl": (PARLConfig, PARL),
     "pmoe": (PMOEConfig, PMOE),
     "policyflow": (PolicyFlowConfig, PolicyFlow),

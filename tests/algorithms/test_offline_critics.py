@@ -19,11 +19,6 @@ from robopolicy.data.transitions import Request
 from robopolicy.errors import UserError
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
-
-
 def test_v_of_a_state_is_the_expectile_of_its_actions() -> None:
     # The Q of two equally frequent actions is 0 and 1 in every state: their expectile e is V = e.
     algorithm = iql(implicit=replace(VALUE, expectile=0.8))

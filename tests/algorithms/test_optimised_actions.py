@@ -12,11 +12,6 @@ from robopolicy.algorithms.pa_rl import imitation_target
 from robopolicy.policies.wrappers.selected import Candidates
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
-
-
 def test_the_policy_is_frozen_offline_and_trained_online() -> None:
     for name in ("pa_rl", "pa_rl_iql"):
         policy = flow()

@@ -24,11 +24,6 @@ from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
-
-
 def mixture(**config: Any) -> MixturePolicy:
     small: dict[str, Any] = {"hidden": (32,), "router_hidden": (), "experts": 3, "normalization": "minmax"}
     settings = small | {"squash": True, "state_dependent_std": True, "log_std_min": -5.0} | config

@@ -27,11 +27,6 @@ COMMON: dict[str, Any] = {"critic": SMALL, "batch_size": 64, "critic_lr": 3e-3, 
 VALUE = ValueConfig(hidden=(32, 32), activation="relu")
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
-
-
 def qc(policy: Policy | None = None, **config: Any) -> QC:
     settings: dict[str, Any] = COMMON | {"candidates": 16} | config
     return QC(QCConfig(**settings), policy or flow(), total_updates=100)

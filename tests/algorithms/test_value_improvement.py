@@ -28,11 +28,6 @@ from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_
 every = pytest.mark.parametrize("name", MAKERS)
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
-
-
 @every
 def test_a_resumed_algorithm_ends_with_the_same_weights(name: str) -> None:
     batches = [batch(two_modes(128), peak, online=True, discount=d) for d in (0.0, 0.9)]

@@ -1,0 +1,179 @@
+"""The frame of policy gradients whose steps follow a momentum that is kept unbiased: N-PG-IGT and HARPG.
+
+Their gradient is that of one rollout, once, without ratios. What they add is how it is averaged over the rollouts,
+whose policies differ: each keeps the average a gradient at the present weights. Steps have a length of their own.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful, frozen_copy
+from robopolicy.algorithms.frames.on_policy import (
+    ReturnScale,
+    Rows,
+    explained_variance,
+    minibatches,
+    normalize,
+    rows_with_advantages,
+)
+from robopolicy.critics.value import ValueConfig, ValueNet
+from robopolicy.data.rollout import Rollout
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Policy
+
+
+@dataclass(frozen=True)
+class MomentumConfig:
+    """Settings that both algorithms have."""
+
+    decisions: int = 128  # T, decisions per environment and rollout
+    gamma: float = 0.99  # discount per control step
+    lam: float = 0.95  # GAE lambda
+    step_size: float = 0.1  # first step; falls with 2 / (2 + t), or its root where steps are not normalised
+    momentum: float = 1.0  # first weight of a new gradient; falls with 2 / (2 + t)
+    normalize_step: bool = True  # steps have length step_size, whatever the gradient's
+    normalize_reward: bool = True  # divide rewards by the running standard deviation of the return
+    critic: ValueConfig = field(default_factory=ValueConfig)  # value network, the baseline
+    critic_lr: float = 1e-3  # its Adam learning rate
+    critic_epochs: int = 10  # its passes over each rollout
+    batch_size: int = 256  # decisions per minibatch of the critic
+    seed: int = 0  # order of the minibatches
+
+    def __post_init__(self) -> None:
+        if self.step_size <= 0 or not 0 < self.momentum <= 1:
+            raise UserError(
+                f"step_size must be positive and momentum lie in (0, 1], got {self.step_size} and {self.momentum}."
+            )
+
+
+class Trace(nn.Module):
+    """Where the weights are `(P,)`, where they were before, and the averaged gradient."""
+
+    weights: Tensor
+    previous: Tensor
+    direction: Tensor
+
+    def __init__(self, weights: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weights", weights.clone())
+        self.register_buffer("previous", weights.clone())
+        self.register_buffer("direction", torch.zeros_like(weights))
+
+    def move(self, direction: Tensor, length: float, *, normalized: bool) -> None:
+        """Step along `direction` `(P,)`, by `length` itself or by its multiple."""
+        self.direction.copy_(direction)
+        self.previous.copy_(self.weights)
+        unit = direction / direction.norm().clamp(min=1e-12) if normalized else direction
+        self.weights.add_(unit, alpha=length)
+
+
+class MomentumGradient(Algorithm):
+    """One gradient step per rollout; `policy` plays, `current` is what has been learned."""
+
+    experience: ClassVar[str] = "rollout"
+    config: MomentumConfig
+
+    def __init__(self, config: MomentumConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train `policy` for `total_updates` rollouts."""
+        super().__init__(policy, total_updates=total_updates, seed=config.seed)
+        policy.eval()  # no dropout: what was sampled must be scored by the same network
+        self.config = config
+        self.step_discount = config.gamma
+        self.learned = [p for p in policy.parameters() if p.requires_grad]
+        self.trace = Trace(parameters_to_vector(self.learned).detach())
+        self.current: Policy = frozen_copy(policy)
+        self.critic = ValueNet(config.critic, policy.spec)
+        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=config.critic_lr, fused=True)
+        self.scale = ReturnScale()
+
+    @abstractmethod
+    def averaged(self, rows: Rows, shape: tuple[int, int]) -> Tensor:
+        """The averaged gradient `(P,)` after the rows of a rollout of `shape` (T, N)."""
+
+    @abstractmethod
+    def sampling_weights(self) -> Tensor:
+        """Weights `(P,)` to play the next rollout with."""
+
+    @property
+    def share(self) -> float:
+        """eta_t: weight of the gradient of the next rollout in the average."""
+        return self.config.momentum * 2 / (2 + self.updates)
+
+    @property
+    def length(self) -> float:
+        """gamma_t: size of the next step."""
+        decay = 2 / (2 + self.updates)
+        return self.config.step_size * (decay if self.config.normalize_step else decay**0.5)
+
+    def update(self, batch: Rollout) -> Metrics:
+        """One step of the policy, several of its critic."""
+        config = self.config
+        if config.normalize_reward:
+            self.scale.observe(batch, config.gamma)
+        rows = rows_with_advantages(
+            batch, self.critic, gamma=config.gamma, lam=config.lam, reward_scale=self.scale.factor
+        )
+        direction, length = self.averaged(rows, batch.shape), self.length
+        self.trace.move(direction, length, normalized=config.normalize_step)
+        loss = self._fit_critic(rows)
+        for module in (self.policy, self.current, self.critic):
+            module.observe(rows.obs)
+        self.updates += 1
+        self._load(self.current, self.trace.weights)
+        self._load(self.policy, self.sampling_weights())
+        metrics = {"actor/gradient_norm": float(direction.norm()), "actor/step_size": length, "critic/loss": loss}
+        return metrics | {"critic/explained_variance": explained_variance(rows)}
+
+    def log_probabilities(self, rows: Rows) -> Tensor:
+        """Log-probability `(B,)` of each decision under the weights that `policy` has."""
+        return self.policy.decisions(rows.obs, rows.record).logp.sum(1)
+
+    def gradient(self, rows: Rows) -> Tensor:
+        """Policy gradient `(P,)` of the return at the weights of `policy`, which must have played the rows."""
+        objective = (normalize(rows.advantage) * self.log_probabilities(rows)).mean()
+        return flat(torch.autograd.grad(objective, self.learned))
+
+    def deployable(self) -> Policy:
+        """The learned weights, not those that explore between or beyond them."""
+        return self.current
+
+    def _fit_critic(self, rows: Rows) -> float:
+        loss = torch.zeros(())
+        for _ in range(self.config.critic_epochs):
+            for minibatch, _ in minibatches(rows, self.config.batch_size, self.generator):
+                loss = nn.functional.mse_loss(self.critic(minibatch.obs), minibatch.value_target)
+                self.critic_optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                self.critic_optimizer.step()
+        return float(loss.detach())
+
+    def _load(self, policy: Policy, weights: Tensor) -> None:
+        learned = [
+            p for p, mine in zip(policy.parameters(), self.policy.parameters(), strict=True) if mine.requires_grad
+        ]
+        with torch.no_grad():
+            vector_to_parameters(weights, learned)
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """What plays, what was learned, the place in weight space, the critic and the scale of the rewards."""
+        return {
+            "policy": self.policy,
+            "current": self.current,
+            "trace": self.trace,
+            "critic": self.critic,
+            "critic_optimizer": self.critic_optimizer,
+            "scale": self.scale,
+        }
+
+
+def flat(gradients: tuple[Tensor, ...]) -> Tensor:
+    """One vector `(P,)`."""
+    return torch.cat([gradient.reshape(-1) for gradient in gradients])

@@ -1,0 +1,172 @@
+"""N-PG-IGT and HARPG: what keeps their averages unbiased, against quadratics, enumeration and finite differences."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms import make_algorithm
+from robopolicy.algorithms.frames.momentum import MomentumGradient, Trace
+from robopolicy.algorithms.frames.on_policy import Rows, normalize, rows_with_advantages
+from robopolicy.algorithms.harpg import HARPG, HARPGConfig, hessian_vector
+from robopolicy.algorithms.npg_igt import NPGIGT, NPGIGTConfig, look_ahead
+from robopolicy.errors import UserError
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.registry import SimOptions, make_sim
+
+CONFIGS = {"npg_igt": NPGIGTConfig, "harpg": HARPGConfig}
+
+
+def algorithm(name: str, seed: int = 0, **overrides: Any) -> Any:
+    torch.manual_seed(seed)
+    policy = GaussianPolicy(GaussianConfig(normalization="running"), PolicySpec({"state": (6,)}, 2))
+    settings = {"decisions": 16, "batch_size": 64, "critic_epochs": 2} | overrides
+    return make_algorithm(name, CONFIGS[name](**settings), policy, total_updates=20)
+
+
+def sampler_for(learner: MomentumGradient, num_envs: int = 8) -> RolloutSampler:
+    sim = make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward="shaped"))
+    return RolloutSampler(ChunkedSim(sim, gamma=learner.step_discount), decisions=learner.config.decisions, seed=0)
+
+
+def rows_of(learner: MomentumGradient, num_envs: int = 8) -> Rows:
+    rollout = sampler_for(learner, num_envs).collect(learner.act)
+    return rows_with_advantages(rollout, learner.critic, gamma=0.99, lam=0.95)
+
+
+def test_transported_averages_are_the_gradient_of_a_quadratic_at_every_step() -> None:
+    torch.manual_seed(0)
+    root = torch.randn(5, 5, dtype=torch.float64)
+    hessian, optimum = -(root @ root.T), torch.randn(5, dtype=torch.float64)
+    gradient = lambda w: hessian @ (w - optimum)  # noqa: E731
+    trace = Trace(torch.zeros(5, dtype=torch.float64))
+    for t in range(20):
+        share = 2 / (2 + t)
+        average = trace.direction.lerp(gradient(look_ahead(trace, share)), share)
+        torch.testing.assert_close(average, gradient(trace.weights))
+        trace.move(average, 0.05, normalized=True)
+
+
+def test_the_first_step_looks_nowhere_and_a_later_one_beyond_the_weights() -> None:
+    trace = Trace(torch.zeros(2))
+    trace.move(torch.tensor([0.0, 2.0]), 0.5, normalized=True)
+    assert trace.weights.tolist() == [0.0, 0.5]
+    assert look_ahead(trace, 1.0).tolist() == [0.0, 0.5]
+    assert look_ahead(trace, 0.25).tolist() == [0.0, 2.0]
+    trace.move(torch.tensor([0.0, 2.0]), 0.5, normalized=False)
+    assert trace.weights.tolist() == [0.0, 1.5]
+
+
+def test_the_carried_gradient_changes_as_that_of_the_exact_return() -> None:
+    torch.manual_seed(0)
+    reward, vector = torch.randn(4, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+    logits = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    expected = torch.autograd.functional.hvp(lambda w: w.softmax(0) @ reward, logits, vector)[1]
+    total = torch.zeros(4, dtype=torch.float64)
+    for action, p in enumerate(logits.detach().softmax(0)):  # the expectation over the policy, one term per action
+        logp = logits.log_softmax(0)[action].view(1, 1)
+        total += p * hessian_vector(logp, reward[action].view(1, 1), [logits], vector)
+    torch.testing.assert_close(total, expected)
+
+
+def test_the_second_part_of_the_carried_gradient_is_a_finite_difference() -> None:
+    learner: HARPG = algorithm("harpg")
+    learner.policy.double()
+    rows = rows_of(algorithm("harpg"))
+    rows = Rows(
+        {key: value.double() for key, value in rows.obs.items()},
+        {key: value.double() for key, value in rows.record.items()},
+        *(value.double() for value in (rows.logp, rows.advantage, rows.value_target, rows.value)),
+    )
+    advantage = normalize(rows.advantage).view(16, -1)
+    vector = torch.randn_like(torch.nn.utils.parameters_to_vector(learner.learned))
+
+    def slope(sign: float) -> tuple[Tensor, Tensor]:
+        moved = copy.deepcopy(learner.policy)
+        weights = torch.nn.utils.parameters_to_vector(moved.parameters()) + sign * 1e-5 * vector
+        torch.nn.utils.vector_to_parameters(weights, moved.parameters())
+        logp = moved.decisions(rows.obs, rows.record).logp.view(16, -1)
+        gradient = torch.autograd.grad((advantage * logp).sum(0).mean(), list(moved.parameters()), retain_graph=True)
+        return torch.cat([g.flatten() for g in gradient]), logp.sum(0).detach()
+
+    (ahead, score_ahead), (behind, score_behind) = slope(1.0), slope(-1.0)
+    score = (score_ahead - score_behind) / 2e-5  # derivative of each trajectory's log-probability
+    logp = learner.log_probabilities(rows).view(16, -1)
+    each = (score * (advantage * logp).sum(0)).mean()
+    first = torch.cat([g.flatten() for g in torch.autograd.grad(each, learner.learned, retain_graph=True)])
+    actual = hessian_vector(logp, advantage, learner.learned, vector)
+    torch.testing.assert_close(actual, first + (ahead - behind) / 2e-5, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["npg_igt", "harpg"])
+def test_the_first_step_has_the_given_length_along_the_policy_gradient(name: str) -> None:
+    learner = algorithm(name, step_size=0.03)
+    rollout = sampler_for(learner).collect(learner.act)
+    rows = rows_with_advantages(rollout, learner.critic, gamma=0.99, lam=0.95, reward_scale=1.0)
+    before = learner.trace.weights.clone()
+    if name == "harpg":
+        rows = rows[torch.arange(8).expand(16, 8).flatten() < 4]
+    gradient = learner.gradient(rows)
+    learner.config = type(learner.config)(**(vars(learner.config) | {"normalize_reward": False}))
+    learner.update(rollout)
+    step = learner.trace.weights - before
+    assert step.norm() == pytest.approx(0.03, rel=1e-5)
+    assert torch.cosine_similarity(step, gradient, dim=0) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_half_of_the_environments_play_with_what_was_learned() -> None:
+    learner: HARPG = algorithm("harpg")
+    with torch.no_grad():
+        learner.policy.log_std.fill_(-5.0)
+        learner.current.log_std.fill_(2.0)  # type: ignore[attr-defined]
+    obs = {"state": torch.zeros(64, 1, 6)}
+    raw = learner.act(obs).record["raw"]
+    assert raw[:32].std() > 100 * raw[32:].std()
+    with pytest.raises(UserError, match="even"):
+        learner.act({"state": torch.zeros(3, 1, 6)})
+
+
+def test_what_is_deployed_is_what_was_learned_not_what_plays() -> None:
+    learner: NPGIGT = algorithm("npg_igt")
+    sampler = sampler_for(learner)
+    for _ in range(3):
+        learner.update(sampler.collect(learner.act))
+    weights = lambda policy: torch.nn.utils.parameters_to_vector(policy.parameters())  # noqa: E731
+    assert torch.equal(weights(learner.deployable()), learner.trace.weights)
+    assert torch.equal(weights(learner.policy), look_ahead(learner.trace, learner.share))
+    assert not torch.equal(weights(learner.policy), learner.trace.weights)
+
+
+@pytest.mark.parametrize("name", ["npg_igt", "harpg"])
+def test_a_resumed_run_ends_with_the_same_weights(name: str) -> None:
+    learner = algorithm(name)
+    sampler = sampler_for(learner)
+    learner.update(sampler.collect(learner.act))
+    state, place = copy.deepcopy(learner.state_dict()), copy.deepcopy(sampler.state_dict())
+    learner.update(sampler.collect(learner.act))
+    other = algorithm(name, seed=1)
+    other.load_state_dict(state)
+    resumed = sampler_for(other)
+    resumed.load_state_dict(place)
+    other.update(resumed.collect(other.act))
+    for mine, theirs in ((learner.policy, other.policy), (learner.current, other.current)):
+        assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["npg_igt", "harpg"])
+def test_both_improve_on_the_point_mass(name: str) -> None:
+    learner = algorithm(name, decisions=40, batch_size=512, critic_epochs=4, step_size=0.2)
+    sampler = sampler_for(learner, num_envs=64)
+    returns = []
+    for _ in range(25):
+        learner.update(sampler.collect(learner.act))
+        returns.append(sampler.episode_stats().get("rollout/return", float("nan")))
+    assert sum(returns[-4:]) / 4 > sum(returns[:4]) / 4 + 1.5, returns
