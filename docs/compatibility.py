@@ -85,12 +85,14 @@ ALLOWED: dict[str, set[str]] = {
     "pmoe": {"squashed mixture"},
     "policyflow": POINTWISE,
     "ppo": EVERYTHING - DENOISING,
+    "props": EVERYTHING - DENOISING,
     "qc": EVERYTHING,
     "reflow": {"flow"},
     "reinflow": FLOWS,
     "rlpd": {"squashed gaussian"},
     "sac": {"squashed gaussian"},
     "stac": {"squashed gaussian"},
+    "td3": {"squashed gaussian"},
 }
 """Algorithm -> labels of the policies it trains."""
 

@@ -34,12 +34,14 @@ from robopolicy.algorithms.pa_rl import PARL, PARLConfig
 from robopolicy.algorithms.pmoe import PMOE, PMOEConfig
 from robopolicy.algorithms.policyflow import PolicyFlow, PolicyFlowConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.algorithms.props import PROPS, PROPSConfig
 from robopolicy.algorithms.qc import QC, QCConfig
 from robopolicy.algorithms.reflow import Reflow, ReflowConfig
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
 from robopolicy.algorithms.rlpd import RLPD, RLPDConfig
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.algorithms.stac import STAC, STACConfig
+from robopolicy.algorithms.td3 import TD3, TD3Config
 from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Policy
 
@@ -73,12 +75,14 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "pmoe": (PMOEConfig, PMOE),
     "policyflow": (PolicyFlowConfig, PolicyFlow),
     "ppo": (PPOConfig, PPO),
+    "props": (PROPSConfig, PROPS),
     "qc": (QCConfig, QC),
     "reflow": (ReflowConfig, Reflow),
     "reinflow": (ReinFlowConfig, ReinFlow),
     "rlpd": (RLPDConfig, RLPD),
     "sac": (SACConfig, SAC),
     "stac": (STACConfig, STAC),
+    "td3": (TD3Config, TD3),
 }
 
 

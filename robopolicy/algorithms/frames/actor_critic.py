@@ -21,6 +21,7 @@ from robopolicy.algorithms.frames.on_policy import (
     ReturnScale,
     Rows,
     explained_variance,
+    flatten,
     minibatches,
     rows_with_advantages,
 )
@@ -93,25 +94,23 @@ class ActorCritic(Algorithm):
         """Regression of the value, to be weighted; runs beside the actor's loss and must not touch the policy."""
         return value_loss(self.critic(rows.obs), rows, self.config.value_clip)
 
-    def prepare(self, rows: Rows) -> Rows:
-        """Add to the rows what must be fixed before the first gradient step; called without gradients."""
-        return rows
+    def rows_of(self, batch: Rollout) -> Rows:
+        """The decisions to learn from, with advantages."""
+        config, scale = self.config, self.scale.factor
+        return rows_with_advantages(batch, self.critic, gamma=config.gamma, lam=config.lam, reward_scale=scale)
 
     def update(self, batch: Rollout) -> Metrics:
         """Several epochs on one rollout."""
         config = self.config
         if config.normalize_reward:
             self.scale.observe(batch, config.gamma)
-        rows = rows_with_advantages(
-            batch, self.critic, gamma=config.gamma, lam=config.lam, reward_scale=self.scale.factor
-        )
-        with torch.no_grad():
-            rows = self.prepare(rows)
+        rows = self.rows_of(batch)
         self._set_lr()
         info, epochs = self._epochs(rows)
-        self.policy.observe(rows.obs)
+        obs = flatten(batch.obs)
+        self.policy.observe(obs)
         for critic in self.critics().values():
-            critic.observe(rows.obs)
+            critic.observe(obs)
         self.updates += 1
         metrics = {key: float(value) for key, value in info.items()}
         metrics["critic/explained_variance"] = explained_variance(rows)

@@ -94,6 +94,10 @@ class GaussianPolicy(ExplicitPolicy):
         chunk = self.action_normalizer.denormalize(draw)
         return chunk, density[:, : self.spec.execute].sum((1, 2))
 
+    def mode(self, obs: Observation) -> Tensor:
+        """Most probable chunk before tanh, brought to env units `(B, H, A)`; differentiable."""
+        return self._to_chunk(self.distribution(obs)[0])
+
     def log_density(self, obs: Observation, chunk: Tensor) -> Tensor:
         """Log-probability `(B,)` of the executed part of a given `chunk` `(B, H, A)`, as `rsample` counts it."""
         mean, log_std = self.distribution(obs)

@@ -1,0 +1,111 @@
+"""TD3: its smoothed target in closed form, delayed and bounded steps, noise of many sizes, and a bandit."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from chunk_bandit import SMALL, batch, first_actions, flow, gaussian
+from torch import Tensor
+
+from robopolicy.algorithms.td3 import TD3, TD3Config
+from robopolicy.critics.q import CriticConfig
+from robopolicy.errors import UserError
+
+
+def td3(seed: int = 0, **config: Any) -> TD3:
+    torch.manual_seed(seed)
+    settings = {"critic": SMALL, "batch_size": 128, "lr": 3e-3, "critic_lr": 3e-3, "tau": 0.05} | config
+    return TD3(TD3Config(**settings), gaussian(), total_updates=1000)
+
+
+def peak(action: Tensor) -> Tensor:
+    return 1 - (action.squeeze(1) - 0.4).square()
+
+
+def played(rows: int = 128, discount: float = 0.0) -> Any:
+    return batch(torch.rand(rows, 2, 1) * 2 - 1, peak, discount=discount)
+
+
+def test_the_target_is_the_least_value_of_the_slow_actors_noisy_action() -> None:
+    algorithm = td3(target_noise=0.2, target_noise_clip=0.1)
+    data = played(discount=0.9)
+    with torch.no_grad():
+        algorithm.generator.manual_seed(3)
+        found = algorithm.target(data)
+        mode = algorithm.target_policy.mode(data.next_obs)
+        noise = 0.2 * torch.randn(mode.shape, generator=torch.Generator().manual_seed(3))
+        chunk = (mode + noise.clamp(-0.1, 0.1)).clamp(-1, 1)
+        expected = data.reward + 0.9 * algorithm.target_critic(data.next_obs, chunk).amin(0)
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_actor_waits_for_the_critic_and_climbs_its_first_member() -> None:
+    algorithm = td3(actor_delay=2)
+    before = [p.clone() for p in algorithm.policy.parameters()]
+    same = lambda: all(torch.equal(a, b) for a, b in zip(before, algorithm.policy.parameters(), strict=True))  # noqa: E731
+    algorithm.update(played())
+    assert same()
+    algorithm.update(played())
+    assert not same()
+    data = played()
+    with torch.no_grad():
+        algorithm.critic.body.layers[-1].bias[1] += 100.0  # the second member must not matter
+        value = algorithm.critic(data.obs, algorithm.policy.mode(data.obs))[0].mean()
+    assert float(algorithm.actor_step(data)["loss"].detach()) == pytest.approx(-float(value), rel=1e-5)
+
+
+def test_only_the_actors_own_optimiser_moves_it_and_the_slow_copies_follow() -> None:
+    algorithm = td3(tau=1.0, actor_delay=1)
+    algorithm.update(played())
+    for mine, slow in zip(algorithm.policy.parameters(), algorithm.target_policy.parameters(), strict=True):
+        assert torch.equal(mine, slow)
+    for mine, slow in zip(algorithm.critic.parameters(), algorithm.target_critic.parameters(), strict=True):
+        assert torch.equal(mine, slow)
+
+
+def test_the_noise_of_play_grows_from_environment_to_environment() -> None:
+    algorithm = td3(noise=0.01, noise_max=0.2)
+    obs = {"state": torch.zeros(3, 1, 2)}
+    mode = algorithm.policy.mode(obs).detach()
+    draws = torch.stack([algorithm.act(obs).chunk.detach() - mode for _ in range(500)])
+    spread = draws.flatten(2).std((0, 2))
+    assert spread.tolist() == pytest.approx([0.01, 0.105, 0.2], rel=0.15)
+    assert torch.equal(td3(noise=0.0).act(obs).chunk, td3().policy.mode(obs))
+
+
+def test_actions_stay_within_their_bounds() -> None:
+    algorithm = td3(noise=5.0)
+    assert algorithm.act({"state": torch.zeros(64, 1, 2)}).chunk.abs().max() <= 1.0
+
+
+@pytest.mark.parametrize("bins", [0, 31])
+def test_it_finds_the_best_action_of_a_bandit(bins: int) -> None:
+    critic = CriticConfig(members=2, hidden=(32, 32), activation="relu", bins=bins, value_min=-2.0, value_max=2.0)
+    algorithm = td3(critic=critic)
+    for _ in range(400):
+        algorithm.update(played())
+    assert (first_actions(algorithm.deployable()) - 0.4).abs().mean() < 0.1
+
+
+def test_a_resumed_run_ends_with_the_same_weights() -> None:
+    data = [played() for _ in range(4)]
+    straight = td3()
+    for sample in data[:2]:
+        straight.update(sample)
+    other = td3(seed=1)
+    other.load_state_dict(copy.deepcopy(straight.state_dict()))
+    for sample in data[2:]:
+        straight.update(sample)
+        other.update(sample)
+    for mine, theirs in ((straight.policy, other.policy), (straight.target_policy, other.target_policy)):
+        assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
+
+
+def test_what_it_cannot_train_is_refused() -> None:
+    with pytest.raises(UserError, match="squashed"):
+        TD3(TD3Config(), flow(), total_updates=1)
+    with pytest.raises(UserError, match="negative"):
+        TD3Config(target_noise=-0.1)
