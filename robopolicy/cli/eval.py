@@ -20,7 +20,10 @@ examples:
   robopolicy eval runs/lift_flow_bc/checkpoints/best runs/lift_reinflow/checkpoints/best --out runs/eval_lift
   robopolicy eval expert --task manipulation/lift --episodes 200 --video 0
   robopolicy eval random runs/hopper_ppo/checkpoints/best --task locomotion/hopper --json
+  robopolicy eval runs/hopper_ppo/checkpoints/best --holds 1 2 4 8 16
 """
+
+HELD = "Score with a decision every so many control steps"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -40,6 +43,14 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--video", type=int, default=4, help="episodes to film, the first seeds; 0 for none (default: 4)"
     )
+    parser.add_argument(
+        "--holds",
+        nargs="+",
+        type=int,
+        default=[],
+        metavar="M",
+        help="also decide every M control steps only, e.g. 1 2 4 8: how a policy stands slow decisions",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -48,18 +59,21 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.cli.players import load_players
     from robopolicy.errors import UserError
     from robopolicy.evaluation.compare import compare
+    from robopolicy.evaluation.frequency import check_holds, frequency_facts, frequency_table
     from robopolicy.evaluation.report import Report, aligned, all_notes, table, to_dict, write_report
     from robopolicy.files import atomic_folder, free_folder, refuse_foreign
 
     check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed", "video"))
     if len(args.players) > 2 or len(set(args.players)) < len(args.players):
         raise UserError(f"Pass one player or two different ones, got {' '.join(args.players)}.")
+    if args.holds:
+        check_holds(args.holds)
     args.out = args.out or free_folder(Path("runs/eval"))
     refuse_foreign(args.out, "report.html", "an evaluation report")
     players, entry = load_players(args.players, args.task, args.device)
     with atomic_folder(args.out) as folder:
         video, strip, notes = _film(args, players, entry, folder)  # first, because a bad camera name fails here
-        results = _evaluate(args, players, entry)
+        results, held = _evaluate(args, players, entry)
         pairable = len(results) == 2 and all(result.seeded for result in results.values())
         report = Report(
             title=f"{' vs '.join(results)} on {entry.name}",
@@ -69,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
             strip=strip,
             notes=notes,
             facts=_facts(args, entry),
+            tables={HELD: frequency_table(held)} if held else {},
+            extra=frequency_facts(held) if held else {},
         )
         write_report(folder, report)
     if args.json:
@@ -76,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(f"{entry.name}, {args.episodes} episodes, seeds {args.seed} to {args.seed + args.episodes - 1}")
     print(aligned(*table(results)))
+    if held:
+        print(f"{HELD}:\n{aligned(*frequency_table(held))}")
     if report.comparison is not None:
         print(report.comparison.sentence(*results))
     for note in all_notes(report):
@@ -84,14 +102,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _evaluate(args: argparse.Namespace, players: list[Player], entry: TaskEntry) -> dict[str, EvalResult]:
+def _evaluate(
+    args: argparse.Namespace, players: list[Player], entry: TaskEntry
+) -> tuple[dict[str, EvalResult], dict[str, dict[int, EvalResult]]]:
+    """Results of the players, and those with held actions by length where asked for."""
     from contextlib import closing
 
     from robopolicy.cli.players import open_sim, sim_options
     from robopolicy.cli.progress import progress_bars
+    from robopolicy.evaluation.frequency import frequency_curve
     from robopolicy.evaluation.harness import evaluate
 
     results: dict[str, EvalResult] = {}
+    held: dict[str, dict[int, EvalResult]] = {}
     options = sim_options(args, players, min(args.num_envs, args.episodes))
     with closing(open_sim(entry, options, players)) as sim, progress_bars() as add_bar:
         for player in players:
@@ -103,7 +126,16 @@ def _evaluate(args: argparse.Namespace, players: list[Player], entry: TaskEntry)
                 deterministic=not args.stochastic,
                 progress=add_bar(f"eval {player.label}", args.episodes),
             )
-    return results
+            if args.holds:
+                held[player.label] = frequency_curve(
+                    player.make(),
+                    sim,
+                    args.holds,
+                    episodes=args.episodes,
+                    seed=args.seed,
+                    deterministic=not args.stochastic,
+                )
+    return results, held
 
 
 def _film(

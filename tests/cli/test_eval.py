@@ -109,3 +109,19 @@ def test_a_checkpoint_of_another_task_is_refused_and_leaves_nothing(make_checkpo
 def test_checkpoints_of_two_tasks_need_a_task(make_checkpoint, capsys):
     line = refused(capsys, make_checkpoint("a"), make_checkpoint("b", task="toy/other"))
     assert "trained on toy/other and toy/point_mass; pass --task" in line
+
+
+def test_held_actions_are_played_printed_and_reported(make_checkpoint, tmp_path, capsys):
+    out = tmp_path / "report"
+    words = [make_checkpoint("ckpt"), "random", "--episodes", "4", "--video", "0", "--holds", "1", "3"]
+    assert main(["eval", *words, "--task", TASK, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "every 1" in printed and "every 3" in printed and "average" in printed
+    report = json.loads((out / "report.json").read_text())
+    assert set(report["frequency_scores"]) == set(report["results"]) == set(report["holds"])
+    assert {tuple(curve) for curve in report["holds"].values()} == {("1", "3")}
+    assert "every 3" in (out / "report.html").read_text()
+
+
+def test_impossible_lengths_are_refused_before_anything_is_played(make_checkpoint, capsys):
+    assert "increasing" in refused(capsys, make_checkpoint("ckpt"), "--holds", "4", "2")

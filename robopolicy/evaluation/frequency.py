@@ -1,0 +1,122 @@
+"""How a policy stands slower decisions: its score when it decides every 1, 2, 4, ... control steps (S166).
+
+Robots decide late: a network is slow, a message is delayed. A policy that was trained to decide in every step often
+fails when its action is held for a few; one that plans chunks plays them out. The frequency-averaged score is the area
+under the score over the length of the hold, 1 for a policy that stands them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.evaluation.actors import Actor, PolicyActor, check_compatible, evaluation_mode
+from robopolicy.evaluation.harness import evaluate
+from robopolicy.evaluation.report import Table, percent
+from robopolicy.evaluation.result import EvalResult
+from robopolicy.policies.base import Policy
+from robopolicy.sim.contract import Observation, VectorSim
+
+
+class HeldActor:
+    """Lets an actor decide every `hold` control steps: the first actions of its chunk, the last of them repeated."""
+
+    def __init__(self, actor: Actor, hold: int) -> None:
+        self._actor = actor
+        self.execute = hold
+        self.obs_horizon = actor.obs_horizon
+        self.network_calls = actor.network_calls
+        self.policy_calls = 0
+
+    def __call__(
+        self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
+    ) -> Tensor:
+        """Chunks `(R, hold, A)`."""
+        before = self._actor.policy_calls
+        chunk = self._actor(sim, obs, rows, seeds, decisions)[:, : self.execute]
+        self.policy_calls += self._actor.policy_calls - before
+        return torch.cat([chunk, chunk[:, -1:].expand(-1, self.execute - chunk.shape[1], -1)], 1)
+
+
+def check_holds(holds: Sequence[int]) -> None:
+    """Refuse fewer than two lengths, and lengths that do not increase from 1 or more."""
+    if len(holds) < 2 or holds[0] < 1 or any(b <= a for a, b in pairwise(holds)):
+        given = " ".join(str(m) for m in holds)
+        raise UserError(f"Give at least two increasing lengths to hold an action for, such as 1 2 4 8; got {given}.")
+
+
+def frequency_curve(
+    policy: Policy | Actor,
+    sim: VectorSim,
+    holds: Sequence[int],
+    *,
+    episodes: int = 100,
+    seed: int = 10_000,
+    deterministic: bool = True,
+) -> dict[int, EvalResult]:
+    """Play the same episodes with a decision every m control steps, for each m of `holds`.
+
+    Args:
+        policy: As in `evaluate`; a chunk that is longer than m is cut, a shorter one ends with repeated actions.
+        sim: As in `evaluate`.
+        holds: Lengths m, increasing.
+        episodes: As in `evaluate`, for each m.
+        seed: As in `evaluate`.
+        deterministic: As in `evaluate`.
+
+    Raises:
+        UserError: As `check_holds`, or the policy does not fit the simulator.
+    """
+    check_holds(holds)
+    if not isinstance(policy, Policy):
+        return {m: evaluate(HeldActor(policy, m), sim, episodes=episodes, seed=seed) for m in holds}
+    check_compatible(policy.spec, sim.spec)
+    with evaluation_mode(policy):
+        actor = PolicyActor(policy, deterministic=deterministic)
+        return {m: evaluate(HeldActor(actor, m), sim, episodes=episodes, seed=seed) for m in holds}
+
+
+def frequency_score(curve: Mapping[int, EvalResult], best: float = 1.0, worst: float = 0.0) -> float:
+    """Mean over the lengths of the hold of the score, 0 at `worst` and 1 at `best` (trapezoids between the lengths).
+
+    The published score divides by the largest length instead of the range of lengths, so that its best is 29/30.
+    """
+    holds = np.array(list(curve), dtype=np.float64)
+    values = np.array([(result.outcomes.mean() - worst) / (best - worst) for result in curve.values()])
+    return float(np.trapezoid(values, holds) / (holds[-1] - holds[0]))
+
+
+def frequency_scores(curves: Mapping[str, Mapping[int, EvalResult]]) -> dict[str, float]:
+    """Score of each policy; returns count between 0, or the least if that is negative, and the largest of all."""
+    results = [result for curve in curves.values() for result in curve.values()]
+    if all(result.success is not None for result in results):
+        return {label: frequency_score(curve) for label, curve in curves.items()}
+    means = [float(result.returns.mean()) for result in results]
+    worst, best = min(0.0, *means), max(means)
+    span = best if best > worst else worst + 1.0
+    return {label: frequency_score(curve, span, worst) for label, curve in curves.items()}
+
+
+def frequency_table(curves: Mapping[str, Mapping[int, EvalResult]]) -> Table:
+    """One row per policy: score at each length, and their average."""
+    holds = list(next(iter(curves.values())))
+    scores = frequency_scores(curves)
+    rows = [[label, *(_cell(curve[m]) for m in holds), f"{scores[label]:.3f}"] for label, curve in curves.items()]
+    return ["policy", *(f"every {m}" for m in holds), "average"], rows
+
+
+def frequency_facts(curves: Mapping[str, Mapping[int, EvalResult]]) -> dict[str, Any]:
+    """JSON-ready form: summaries by policy and length, and the scores."""
+    summaries = {label: {str(m): result.summary() for m, result in curve.items()} for label, curve in curves.items()}
+    return {"holds": summaries, "frequency_scores": frequency_scores(curves)}
+
+
+def _cell(result: EvalResult) -> str:
+    success = result.success_interval()
+    return percent(success) if success else f"{result.return_interval():.4g}"
