@@ -9,24 +9,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
-from robopolicy.algorithms.frames.on_policy import (
-    Beside,
-    ReturnScale,
-    Rows,
-    explained_variance,
-    flatten,
-    minibatches,
-    rows_with_advantages,
-)
-from robopolicy.critics.value import ValueConfig, ValueNet
-from robopolicy.data.rollout import Rollout
+from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.frames.on_policy import Beside, Rows, minibatches
+from robopolicy.algorithms.frames.rollout_learner import RolloutLearner, RolloutLearnerConfig
+from robopolicy.critics.value import ValueNet
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Info, Policy
 
@@ -36,14 +27,10 @@ LR_FACTOR = 1.5
 
 
 @dataclass(frozen=True)
-class ActorCriticConfig:
+class ActorCriticConfig(RolloutLearnerConfig):
     """Settings that every algorithm of this frame has."""
 
-    decisions: int = 128  # T, decisions per environment and rollout
-    gamma: float = 0.99  # discount per control step
-    lam: float = 0.95  # GAE lambda
     epochs: int = 10  # passes over each rollout
-    batch_size: int = 256  # decisions per minibatch
     lr: float = 3e-4  # Adam learning rate of actor and critic
     lr_schedule: str = "constant"  # constant | linear (to 0) | adaptive (keeps the KL of a step near target_kl)
     entropy_coef: float = 0.0  # weight of the entropy bonus
@@ -51,9 +38,6 @@ class ActorCriticConfig:
     value_clip: float = 0.0  # largest change of a value that its loss rewards; 0 disables
     grad_clip: float = 0.5  # largest norm of the joint gradient
     target_kl: float | None = None  # stop the epochs when the approximate KL exceeds 1.5 times this
-    normalize_reward: bool = True  # divide rewards by the running standard deviation of the return
-    critic: ValueConfig = field(default_factory=ValueConfig)  # value network
-    seed: int = 0  # order of the minibatches
 
     def __post_init__(self) -> None:
         if self.lr_schedule not in LR_SCHEDULES:
@@ -64,26 +48,20 @@ class ActorCriticConfig:
             raise UserError(f"value_clip must not be negative, got {self.value_clip}.")
 
 
-class ActorCritic(Algorithm):
+class ActorCritic(RolloutLearner):
     """Epochs of joint gradient steps on one rollout after the other; subclasses define `actor_loss`."""
 
-    experience: ClassVar[str] = "rollout"
     config: ActorCriticConfig
 
     def __init__(self, config: ActorCriticConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train `policy` for `total_updates` rollouts."""
-        super().__init__(policy, total_updates=total_updates, seed=config.seed)
-        policy.eval()  # no dropout: what was sampled must be scored by the same network
-        self.config = config
-        self.step_discount = config.gamma
-        self.critic = ValueNet(config.critic, policy.spec)
+        super().__init__(config, policy, total_updates=total_updates)
         self.parameters = [p for net in (policy, *self.critics().values()) for p in net.parameters() if p.requires_grad]
         self.optimizer = torch.optim.Adam(self.parameters, lr=config.lr, eps=1e-5, fused=True)
-        self.scale = ReturnScale()
         self._beside = Beside()
 
     def critics(self) -> dict[str, ValueNet]:
-        """Networks trained by `critic_loss`, by the name they are saved under; called once before the optimiser."""
+        """Networks trained by `critic_loss`, by the name they are saved under."""
         return {"critic": self.critic}
 
     @abstractmethod
@@ -94,32 +72,16 @@ class ActorCritic(Algorithm):
         """Regression of the value, to be weighted; runs beside the actor's loss and must not touch the policy."""
         return value_loss(self.critic(rows.obs), rows, self.config.value_clip)
 
-    def rows_of(self, batch: Rollout) -> Rows:
-        """The decisions to learn from, with advantages."""
-        config, scale = self.config, self.scale.factor
-        return rows_with_advantages(batch, self.critic, gamma=config.gamma, lam=config.lam, reward_scale=scale)
+    def observers(self) -> tuple[Policy | ValueNet, ...]:
+        """The policy and all critics."""
+        return self.policy, *self.critics().values()
 
-    def update(self, batch: Rollout) -> Metrics:
+    def learn(self, rows: Rows, shape: tuple[int, int]) -> Metrics:
         """Several epochs on one rollout."""
-        config = self.config
-        if config.normalize_reward:
-            self.scale.observe(batch, config.gamma)
-        rows = self.rows_of(batch)
         self._set_lr()
         info, epochs = self._epochs(rows)
-        obs = flatten(batch.obs)
-        self.policy.observe(obs)
-        for critic in self.critics().values():
-            critic.observe(obs)
-        self.updates += 1
         metrics = {key: float(value) for key, value in info.items()}
-        metrics["critic/explained_variance"] = explained_variance(rows)
         return metrics | {"actor/epochs": float(epochs), "actor/lr": self._group["lr"]}
-
-    @property
-    def progress(self) -> float:
-        """Share of the updates that are done."""
-        return self.updates / self.total_updates
 
     @property
     def _group(self) -> dict[str, float]:
@@ -170,7 +132,7 @@ class ActorCritic(Algorithm):
 
     def parts(self) -> Mapping[str, Stateful]:
         """Networks, optimiser and the running scale of the rewards."""
-        return {"policy": self.policy, **self.critics(), "optimizer": self.optimizer, "scale": self.scale}
+        return {**super().parts(), **self.critics(), "optimizer": self.optimizer}
 
 
 def value_loss(value: Tensor, rows: Rows, clip: float = 0.0) -> Tensor:

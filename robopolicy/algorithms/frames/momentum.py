@@ -8,44 +8,30 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful, frozen_copy
-from robopolicy.algorithms.frames.on_policy import (
-    ReturnScale,
-    Rows,
-    explained_variance,
-    minibatches,
-    normalize,
-    rows_with_advantages,
-)
-from robopolicy.critics.value import ValueConfig, ValueNet
+from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
+from robopolicy.algorithms.frames.on_policy import Rows, minibatches, normalize
+from robopolicy.algorithms.frames.rollout_learner import RolloutLearner, RolloutLearnerConfig
+from robopolicy.critics.value import ValueNet
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy
 
 
 @dataclass(frozen=True)
-class MomentumConfig:
-    """Settings that both algorithms have."""
+class MomentumConfig(RolloutLearnerConfig):
+    """Settings that both algorithms have; minibatches are the critic's alone."""
 
-    decisions: int = 128  # T, decisions per environment and rollout
-    gamma: float = 0.99  # discount per control step
-    lam: float = 0.95  # GAE lambda
     step_size: float = 0.1  # first step; falls with 2 / (2 + t), or its root where steps are not normalised
     momentum: float = 1.0  # first weight of a new gradient; falls with 2 / (2 + t)
     normalize_step: bool = True  # steps have length step_size, whatever the gradient's
-    normalize_reward: bool = True  # divide rewards by the running standard deviation of the return
-    critic: ValueConfig = field(default_factory=ValueConfig)  # value network, the baseline
-    critic_lr: float = 1e-3  # its Adam learning rate
+    critic_lr: float = 1e-3  # Adam learning rate of the value network, the baseline
     critic_epochs: int = 10  # its passes over each rollout
-    batch_size: int = 256  # decisions per minibatch of the critic
-    seed: int = 0  # order of the minibatches
 
     def __post_init__(self) -> None:
         if self.step_size <= 0 or not 0 < self.momentum <= 1:
@@ -75,24 +61,18 @@ class Trace(nn.Module):
         self.weights.add_(unit, alpha=length)
 
 
-class MomentumGradient(Algorithm):
+class MomentumGradient(RolloutLearner):
     """One gradient step per rollout; `policy` plays, `current` is what has been learned."""
 
-    experience: ClassVar[str] = "rollout"
     config: MomentumConfig
 
     def __init__(self, config: MomentumConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train `policy` for `total_updates` rollouts."""
-        super().__init__(policy, total_updates=total_updates, seed=config.seed)
-        policy.eval()  # no dropout: what was sampled must be scored by the same network
-        self.config = config
-        self.step_discount = config.gamma
+        super().__init__(config, policy, total_updates=total_updates)
         self.learned = [p for p in policy.parameters() if p.requires_grad]
         self.trace = Trace(parameters_to_vector(self.learned).detach())
         self.current: Policy = frozen_copy(policy)
-        self.critic = ValueNet(config.critic, policy.spec)
         self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=config.critic_lr, fused=True)
-        self.scale = ReturnScale()
 
     @abstractmethod
     def averaged(self, rows: Rows, shape: tuple[int, int]) -> Tensor:
@@ -113,24 +93,23 @@ class MomentumGradient(Algorithm):
         decay = 2 / (2 + self.updates)
         return self.config.step_size * (decay if self.config.normalize_step else decay**0.5)
 
-    def update(self, batch: Rollout) -> Metrics:
+    def observers(self) -> tuple[Policy | ValueNet, ...]:
+        """Both policies and the critic."""
+        return *super().observers(), self.current
+
+    def learn(self, rows: Rows, shape: tuple[int, int]) -> Metrics:
         """One step of the policy, several of its critic."""
-        config = self.config
-        if config.normalize_reward:
-            self.scale.observe(batch, config.gamma)
-        rows = rows_with_advantages(
-            batch, self.critic, gamma=config.gamma, lam=config.lam, reward_scale=self.scale.factor
-        )
-        direction, length = self.averaged(rows, batch.shape), self.length
-        self.trace.move(direction, length, normalized=config.normalize_step)
+        direction, length = self.averaged(rows, shape), self.length
+        self.trace.move(direction, length, normalized=self.config.normalize_step)
         loss = self._fit_critic(rows)
-        for module in (self.policy, self.current, self.critic):
-            module.observe(rows.obs)
-        self.updates += 1
+        return {"actor/gradient_norm": float(direction.norm()), "actor/step_size": length, "critic/loss": loss}
+
+    def update(self, batch: Rollout) -> Metrics:
+        """Learn from one rollout, and go where the next one is to be played."""
+        metrics = super().update(batch)
         self._load(self.current, self.trace.weights)
         self._load(self.policy, self.sampling_weights())
-        metrics = {"actor/gradient_norm": float(direction.norm()), "actor/step_size": length, "critic/loss": loss}
-        return metrics | {"critic/explained_variance": explained_variance(rows)}
+        return metrics
 
     def log_probabilities(self, rows: Rows) -> Tensor:
         """Log-probability `(B,)` of each decision under the weights that `policy` has."""
@@ -163,15 +142,9 @@ class MomentumGradient(Algorithm):
             vector_to_parameters(weights, learned)
 
     def parts(self) -> Mapping[str, Stateful]:
-        """What plays, what was learned, the place in weight space, the critic and the scale of the rewards."""
-        return {
-            "policy": self.policy,
-            "current": self.current,
-            "trace": self.trace,
-            "critic": self.critic,
-            "critic_optimizer": self.critic_optimizer,
-            "scale": self.scale,
-        }
+        """The shared parts, what was learned, the place in weight space and the critic's optimiser."""
+        own = {"current": self.current, "trace": self.trace, "critic_optimizer": self.critic_optimizer}
+        return {**super().parts(), **own}
 
 
 def flat(gradients: tuple[Tensor, ...]) -> Tensor:
