@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -96,33 +97,37 @@ class PROPS(PPO):
         return metrics | self._push()
 
     def _push(self) -> Metrics:
+        """Copy the policy, and push the copy away from the kept decisions."""
         self.player.load_state_dict(self.policy.state_dict())
         if not self.kept:
             return {}
         config, kl = self.config.behaviour, 0.0
         rows = joined([super(PROPS, self).rows_of(rollout) for rollout in self.kept])
+        passes = (minibatches(rows, config.batch_size, self.generator) for _ in range(config.epochs))
         self.player.requires_grad_(True)
         optimizer = torch.optim.Adam(self.player.parameters(), lr=config.lr)
-        for _ in range(config.epochs):
-            for minibatch, _ in minibatches(rows, config.batch_size, self.generator):
-                with torch.no_grad():
-                    logp = self.policy.decisions(minibatch.obs, minibatch.record).logp.sum(1)
-                    drawn = self.policy.sample(minibatch.obs, generator=self.generator)
-                change = self.player.decisions(minibatch.obs, minibatch.record).logp.sum(1) - logp
-                kl = float(k3(-change.detach()).mean())
-                if kl > config.target_kl:
-                    break
-                loss = push_loss(change, config.bound).mean()
-                if config.kl_coef:
-                    apart = self.player.decisions(minibatch.obs, drawn.record).logp.sum(1) - drawn.logp.sum(1)
-                    loss = loss + config.kl_coef * k3(-apart).mean()
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                optimizer.step()
+        for minibatch, _ in chain.from_iterable(passes):
+            loss, kl = self._push_loss(minibatch)
             if kl > config.target_kl:
                 break
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
         self.player.requires_grad_(False)
         return {"behaviour/kl": kl}
+
+    def _push_loss(self, rows: Rows) -> tuple[Tensor, float]:
+        """Push away from the rows and KL to the policy; and the approximate KL at the rows."""
+        config = self.config.behaviour
+        with torch.no_grad():
+            logp = self.policy.decisions(rows.obs, rows.record).logp.sum(1)
+            drawn = self.policy.sample(rows.obs, generator=self.generator)
+        change = self.player.decisions(rows.obs, rows.record).logp.sum(1) - logp
+        loss = push_loss(change, config.bound).mean()
+        if config.kl_coef:
+            apart = self.player.decisions(rows.obs, drawn.record).logp.sum(1) - drawn.logp.sum(1)
+            loss = loss + config.kl_coef * k3(-apart).mean()
+        return loss, float(k3(-change.detach()).mean())
 
     def parts(self) -> Mapping[str, Stateful]:
         """PPO's parts and the behaviour policy."""
