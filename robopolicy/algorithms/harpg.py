@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parameters_to_vector
 
-from robopolicy.algorithms.frames.momentum import MomentumConfig, MomentumGradient, flat
+from robopolicy.algorithms.frames.momentum import MomentumConfig, MomentumGradient
 from robopolicy.algorithms.frames.on_policy import Rows, normalize
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Sample
@@ -55,7 +56,7 @@ def hessian_vector(logp: Tensor, advantage: Tensor, learned: Sequence[Tensor], v
     slope = torch.stack([(g * v).sum() for g, v in zip(first, parts, strict=True)]).sum()
     # Weights that enter the slope linearly have no second derivative.
     second = torch.autograd.grad(slope, learned, allow_unused=True, materialize_grads=True)
-    return flat(weighted) + flat(second)
+    return parameters_to_vector(weighted) + parameters_to_vector(second)
 
 
 class HARPG(MomentumGradient):

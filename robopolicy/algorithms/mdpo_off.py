@@ -52,7 +52,6 @@ class MDPOOff(SAC):
         super().__init__(config, policy, total_updates=total_updates)
         self.config: MDPOOffConfig = config
         self.previous = frozen_copy(self.policy)
-        self.actor_steps = 0
 
     def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """`c log pi + (lambda - c) log pi_k - min Q` at reparameterised chunks."""
@@ -65,20 +64,10 @@ class MDPOOff(SAC):
     def actor_step(self, batch: Transitions) -> Info:
         """One step of the actor, and now and then a new copy."""
         info = super().actor_step(batch)
-        self.actor_steps += 1
-        if self.actor_steps % self.config.copy_every == 0:
+        if self.critic_steps // self.config.actor_delay % self.config.copy_every == 0:
             self.previous.load_state_dict(self.policy.state_dict())
         return info
 
     def parts(self) -> Mapping[str, Stateful]:
         """SAC's parts and the copy."""
         return {**super().parts(), "previous": self.previous}
-
-    def state_dict(self) -> dict[str, object]:
-        """States of all parts and the counters."""
-        return {**super().state_dict(), "actor_steps": self.actor_steps}
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Restore `state_dict`."""
-        super().load_state_dict(state)
-        self.actor_steps = int(state["actor_steps"])  # type: ignore[call-overload]

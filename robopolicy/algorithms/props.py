@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.actor_critic import ActorCriticConfig
 from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
 from robopolicy.algorithms.frames.on_policy import Rows, minibatches
 from robopolicy.algorithms.ppo import PPO, PPOConfig
@@ -57,15 +56,14 @@ class PROPSConfig(PPOConfig):
     behaviour: BehaviourConfig = BehaviourConfig()  # the policy that plays
 
     def __post_init__(self) -> None:
-        ActorCriticConfig.__post_init__(self)
+        super().__post_init__()
         if self.kept < 1:
             raise UserError(f"kept must be at least 1, got {self.kept}.")
 
 
 def push_loss(change: Tensor, bound: float) -> Tensor:
-    """`max(r, clip(r, 1 - eps, 1 + eps))` of log-ratios `(B,)`: falls with the ratio until it is 1 - eps."""
-    ratio = change.exp()
-    return torch.maximum(ratio, ratio.clamp(1 - bound, 1 + bound))
+    """`max(r, 1 - eps)` of log-ratios `(B,)`: falls with the ratio until it is at its bound."""
+    return change.exp().clamp(min=1 - bound)
 
 
 class PROPS(PPO):
@@ -86,7 +84,10 @@ class PROPS(PPO):
 
     def rows_of(self, batch: Rollout) -> Rows:
         """All kept decisions, scored anew by the policy and the critic."""
-        rows = joined([super(PROPS, self).rows_of(rollout) for rollout in (*self.kept, batch)])
+        return self._scored([*self.kept, batch])
+
+    def _scored(self, rollouts: list[Rollout]) -> Rows:
+        rows = joined([super(PROPS, self).rows_of(rollout) for rollout in rollouts])
         with torch.no_grad():
             return replace(rows, logp=self.policy.decisions(rows.obs, rows.record).logp)
 
@@ -102,7 +103,7 @@ class PROPS(PPO):
         if not self.kept:
             return {}
         config, kl = self.config.behaviour, 0.0
-        rows = joined([super(PROPS, self).rows_of(rollout) for rollout in self.kept])
+        rows = self._scored(self.kept)
         passes = (minibatches(rows, config.batch_size, self.generator) for _ in range(config.epochs))
         self.player.requires_grad_(True)
         optimizer = torch.optim.Adam(self.player.parameters(), lr=config.lr)
@@ -120,9 +121,8 @@ class PROPS(PPO):
         """Push away from the rows and KL to the policy; and the approximate KL at the rows."""
         config = self.config.behaviour
         with torch.no_grad():
-            logp = self.policy.decisions(rows.obs, rows.record).logp.sum(1)
             drawn = self.policy.sample(rows.obs, generator=self.generator)
-        change = self.player.decisions(rows.obs, rows.record).logp.sum(1) - logp
+        change = self.player.decisions(rows.obs, rows.record).logp.sum(1) - rows.logp.sum(1)
         loss = push_loss(change, config.bound).mean()
         if config.kl_coef:
             apart = self.player.decisions(rows.obs, drawn.record).logp.sum(1) - drawn.logp.sum(1)

@@ -1,8 +1,9 @@
-"""Small policies, samplers and comparisons for the tests of the fine-tuners on denoising chains."""
+"""Small policies, samplers and comparisons for the tests of the algorithms that learn from rollouts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -51,6 +52,19 @@ def sampler_for(algorithm: Any, num_envs: int = 16) -> Any:
     if algorithm.experience == "group":
         return GroupSampler(sim, group_size=algorithm.config.group_size)
     return RolloutSampler(sim, decisions=algorithm.config.decisions)
+
+
+def resumed(make: Callable[..., Any], num_envs: int = 16) -> tuple[Any, Any]:
+    """An algorithm after two updates, and one of another seed that was restored after the first and made the second."""
+    straight, other = make(), make(seed=1)
+    sampler, again = sampler_for(straight, num_envs), sampler_for(other, num_envs)
+    straight.update(sampler.collect(straight.act))
+    state, place = copy.deepcopy(straight.state_dict()), copy.deepcopy(sampler.state_dict())
+    straight.update(sampler.collect(straight.act))
+    other.load_state_dict(state)
+    again.load_state_dict(place)
+    other.update(again.collect(other.act))
+    return straight, other
 
 
 def rows_of(algorithm: Any, rollout: Any) -> Rows:

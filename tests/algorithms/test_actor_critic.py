@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
+from functools import partial
 from typing import Any
 
+import fine_tuning_tools as tools
 import pytest
 import torch
 from torch import Tensor
@@ -19,9 +20,6 @@ from robopolicy.core.surrogates import mirror
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.samplers.rollout import RolloutSampler
-from robopolicy.sim.chunk import ChunkedSim
-from robopolicy.sim.registry import SimOptions, make_sim
 
 SMALL = {"decisions": 16, "epochs": 2, "batch_size": 64}
 CONFIGS = {"bpo": BPOConfig, "mdpo": MDPOConfig, "ppo": PPOConfig}
@@ -33,13 +31,8 @@ def algorithm(name: str, seed: int = 0, updates: int = 20, **overrides: Any) -> 
     return make_algorithm(name, CONFIGS[name](**(SMALL | overrides)), policy, total_updates=updates)
 
 
-def sampler_for(learner: ActorCritic, num_envs: int = 16) -> RolloutSampler:
-    sim = make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward="shaped"))
-    return RolloutSampler(ChunkedSim(sim, gamma=learner.step_discount), decisions=learner.config.decisions, seed=0)
-
-
 def rows_of(learner: ActorCritic) -> Rows:
-    rollout = sampler_for(learner).collect(learner.act)
+    rollout = tools.sampler_for(learner).collect(learner.act)
     return rows_with_advantages(rollout, learner.critic, gamma=0.99, lam=0.95)
 
 
@@ -164,16 +157,7 @@ def test_the_steps_of_mdpo_shrink_to_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["bpo", "mdpo", "ppo"])
 def test_a_resumed_run_ends_with_the_same_weights(name: str) -> None:
-    learner = algorithm(name, lr_schedule="adaptive", target_kl=0.01)
-    sampler = sampler_for(learner)
-    learner.update(sampler.collect(learner.act))
-    state, place = copy.deepcopy(learner.state_dict()), copy.deepcopy(sampler.state_dict())
-    learner.update(sampler.collect(learner.act))
-    other = algorithm(name, seed=1, lr_schedule="adaptive", target_kl=0.01)
-    other.load_state_dict(state)
-    resumed = sampler_for(other)
-    resumed.load_state_dict(place)
-    other.update(resumed.collect(other.act))
+    learner, other = tools.resumed(partial(algorithm, name, lr_schedule="adaptive", target_kl=0.01))
     for key, value in learner.policy.state_dict().items():
         assert torch.equal(value, other.policy.state_dict()[key]), key
     for mine, theirs in zip(learner.critics().values(), other.critics().values(), strict=True):
@@ -194,7 +178,7 @@ def test_the_adaptive_rate_falls_after_large_steps_and_rises_after_small_ones() 
 
 def test_the_linear_rate_ends_at_nothing() -> None:
     learner: PPO = algorithm("ppo", lr=1e-3, lr_schedule="linear")
-    sampler = sampler_for(learner)
+    sampler = tools.sampler_for(learner)
     rates = [learner.update(sampler.collect(learner.act))["actor/lr"] for _ in range(3)]
     assert rates == pytest.approx([1e-3, 0.95e-3, 0.9e-3])
 
@@ -229,7 +213,7 @@ def test_impossible_settings_are_refused(name: str, settings: dict[str, Any], re
 @pytest.mark.parametrize("name", ["bpo", "mdpo"])
 def test_both_learn_the_point_mass(name: str) -> None:
     learner = algorithm(name, updates=100, decisions=40, epochs=6, batch_size=512, lr=1e-3)
-    sampler = sampler_for(learner, num_envs=64)
+    sampler = tools.sampler_for(learner, num_envs=64)
     for _ in range(30):
         learner.update(sampler.collect(learner.act))
     for _ in range(2):

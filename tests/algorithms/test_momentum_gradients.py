@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
+import fine_tuning_tools as tools
 import pytest
 import torch
 from torch import Tensor
@@ -17,9 +19,6 @@ from robopolicy.algorithms.npg_igt import NPGIGT, NPGIGTConfig, look_ahead
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.samplers.rollout import RolloutSampler
-from robopolicy.sim.chunk import ChunkedSim
-from robopolicy.sim.registry import SimOptions, make_sim
 
 CONFIGS = {"npg_igt": NPGIGTConfig, "harpg": HARPGConfig}
 
@@ -31,13 +30,8 @@ def algorithm(name: str, seed: int = 0, **overrides: Any) -> Any:
     return make_algorithm(name, CONFIGS[name](**settings), policy, total_updates=20)
 
 
-def sampler_for(learner: MomentumGradient, num_envs: int = 8) -> RolloutSampler:
-    sim = make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward="shaped"))
-    return RolloutSampler(ChunkedSim(sim, gamma=learner.step_discount), decisions=learner.config.decisions, seed=0)
-
-
 def rows_of(learner: MomentumGradient, num_envs: int = 8) -> Rows:
-    rollout = sampler_for(learner, num_envs).collect(learner.act)
+    rollout = tools.sampler_for(learner, num_envs).collect(learner.act)
     return rows_with_advantages(rollout, learner.critic, gamma=0.99, lam=0.95)
 
 
@@ -108,7 +102,7 @@ def test_the_second_part_of_the_carried_gradient_is_a_finite_difference() -> Non
 @pytest.mark.parametrize("name", ["npg_igt", "harpg"])
 def test_the_first_step_has_the_given_length_along_the_policy_gradient(name: str) -> None:
     learner = algorithm(name, step_size=0.03)
-    rollout = sampler_for(learner).collect(learner.act)
+    rollout = tools.sampler_for(learner, 8).collect(learner.act)
     rows = rows_with_advantages(rollout, learner.critic, gamma=0.99, lam=0.95, reward_scale=1.0)
     before = learner.trace.weights.clone()
     if name == "harpg":
@@ -135,7 +129,7 @@ def test_half_of_the_environments_play_with_what_was_learned() -> None:
 
 def test_what_is_deployed_is_what_was_learned_not_what_plays() -> None:
     learner: NPGIGT = algorithm("npg_igt")
-    sampler = sampler_for(learner)
+    sampler = tools.sampler_for(learner, 8)
     for _ in range(3):
         learner.update(sampler.collect(learner.act))
     weights = lambda policy: torch.nn.utils.parameters_to_vector(policy.parameters())  # noqa: E731
@@ -146,16 +140,7 @@ def test_what_is_deployed_is_what_was_learned_not_what_plays() -> None:
 
 @pytest.mark.parametrize("name", ["npg_igt", "harpg"])
 def test_a_resumed_run_ends_with_the_same_weights(name: str) -> None:
-    learner = algorithm(name)
-    sampler = sampler_for(learner)
-    learner.update(sampler.collect(learner.act))
-    state, place = copy.deepcopy(learner.state_dict()), copy.deepcopy(sampler.state_dict())
-    learner.update(sampler.collect(learner.act))
-    other = algorithm(name, seed=1)
-    other.load_state_dict(state)
-    resumed = sampler_for(other)
-    resumed.load_state_dict(place)
-    other.update(resumed.collect(other.act))
+    learner, other = tools.resumed(partial(algorithm, name), 8)
     for mine, theirs in ((learner.policy, other.policy), (learner.current, other.current)):
         assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
 
@@ -164,7 +149,7 @@ def test_a_resumed_run_ends_with_the_same_weights(name: str) -> None:
 @pytest.mark.parametrize("name", ["npg_igt", "harpg"])
 def test_both_improve_on_the_point_mass(name: str) -> None:
     learner = algorithm(name, decisions=40, batch_size=512, critic_epochs=4, step_size=0.2)
-    sampler = sampler_for(learner, num_envs=64)
+    sampler = tools.sampler_for(learner, num_envs=64)
     returns = []
     for _ in range(25):
         learner.update(sampler.collect(learner.act))

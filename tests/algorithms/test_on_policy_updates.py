@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import fine_tuning_tools as tools
 import pytest
 import torch
 
@@ -121,17 +122,7 @@ def test_the_deployed_flow_has_no_noise_network() -> None:
 
 @pytest.mark.parametrize("make", [ppo, reinflow])
 def test_a_resumed_algorithm_ends_with_the_same_weights(make: Any) -> None:
-    straight = make()
-    sampler = sampler_for(straight)
-    straight.update(sampler.collect(straight.act))
-    state, sim_state = copy.deepcopy(straight.state_dict()), copy.deepcopy(sampler.state_dict())
-    straight.update(sampler.collect(straight.act))
-
-    resumed = make(seed=1)
-    resumed.load_state_dict(state)
-    other = sampler_for(resumed)
-    other.load_state_dict(sim_state)
-    resumed.update(other.collect(resumed.act))
+    straight, resumed = tools.resumed(make)
     for key, value in straight.policy.state_dict().items():
         assert torch.equal(value, resumed.policy.state_dict()[key]), key
 

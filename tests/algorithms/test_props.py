@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
+import fine_tuning_tools as tools
 import pytest
 import torch
 from torch import Tensor
@@ -15,9 +15,6 @@ from robopolicy.core.regularizers import k3
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.samplers.rollout import RolloutSampler
-from robopolicy.sim.chunk import ChunkedSim
-from robopolicy.sim.registry import SimOptions, make_sim
 
 
 def algorithm(kind: type[PPO] = PROPS, seed: int = 0, **overrides: Any) -> Any:
@@ -25,11 +22,6 @@ def algorithm(kind: type[PPO] = PROPS, seed: int = 0, **overrides: Any) -> Any:
     policy = GaussianPolicy(GaussianConfig(normalization="running"), PolicySpec({"state": (6,)}, 2))
     config = PROPSConfig if kind is PROPS else PPOConfig
     return kind(config(**({"decisions": 16, "epochs": 2, "batch_size": 64} | overrides)), policy, total_updates=20)
-
-
-def sampler_for(learner: PPO) -> RolloutSampler:
-    sim = make_sim("toy/point_mass", SimOptions(num_envs=8, reward="shaped"))
-    return RolloutSampler(ChunkedSim(sim, gamma=learner.step_discount), decisions=16, seed=0)
 
 
 def sampling_error(target: Tensor, counts: Tensor) -> float:
@@ -81,7 +73,7 @@ def test_the_push_ends_at_its_bound() -> None:
 
 def test_every_ratio_of_kept_and_new_decisions_starts_at_one() -> None:
     learner: PROPS = algorithm(kept=2)
-    sampler = sampler_for(learner)
+    sampler = tools.sampler_for(learner, 8)
     learner.update(sampler.collect(learner.act))
     rollout = sampler.collect(learner.act)
     rows = learner.rows_of(rollout)
@@ -93,7 +85,7 @@ def test_every_ratio_of_kept_and_new_decisions_starts_at_one() -> None:
 
 def test_the_copy_plays_stays_near_the_policy_and_leaves_it_alone() -> None:
     learner: PROPS = algorithm(kept=2, behaviour=BehaviourConfig(target_kl=0.02))
-    sampler = sampler_for(learner)
+    sampler = tools.sampler_for(learner, 8)
     metrics = learner.update(sampler.collect(learner.act))
     assert 0 < metrics["behaviour/kl"] < 0.2
     before = [p.clone() for p in learner.policy.parameters()]
@@ -105,7 +97,7 @@ def test_the_copy_plays_stays_near_the_policy_and_leaves_it_alone() -> None:
 def test_with_one_kept_rollout_it_is_ppo() -> None:
     mine, plain = algorithm(kept=1), algorithm(PPO)
     for learner in (mine, plain):
-        sampler = sampler_for(learner)
+        sampler = tools.sampler_for(learner, 8)
         for _ in range(2):
             learner.update(sampler.collect(learner.act))
     for a, b in zip(mine.policy.parameters(), plain.policy.parameters(), strict=True):
@@ -113,16 +105,7 @@ def test_with_one_kept_rollout_it_is_ppo() -> None:
 
 
 def test_a_resumed_run_ends_with_the_same_weights() -> None:
-    learner = algorithm()
-    sampler = sampler_for(learner)
-    learner.update(sampler.collect(learner.act))
-    state, place = copy.deepcopy(learner.state_dict()), copy.deepcopy(sampler.state_dict())
-    learner.update(sampler.collect(learner.act))
-    other = algorithm(seed=1)
-    other.load_state_dict(state)
-    resumed = sampler_for(other)
-    resumed.load_state_dict(place)
-    other.update(resumed.collect(other.act))
+    learner, other = tools.resumed(algorithm, 8)
     for mine, theirs in ((learner.policy, other.policy), (learner.player, other.player)):
         assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
 

@@ -118,7 +118,7 @@ class MomentumGradient(RolloutLearner):
     def gradient(self, rows: Rows) -> Tensor:
         """Policy gradient `(P,)` of the return at the weights of `policy`, which must have played the rows."""
         objective = (normalize(rows.advantage) * self.log_probabilities(rows)).mean()
-        return flat(torch.autograd.grad(objective, self.learned))
+        return parameters_to_vector(torch.autograd.grad(objective, self.learned))
 
     def deployable(self) -> Policy:
         """The learned weights, not those that explore between or beyond them."""
@@ -145,8 +145,3 @@ class MomentumGradient(RolloutLearner):
         """The shared parts, what was learned, the place in weight space and the critic's optimiser."""
         own = {"current": self.current, "trace": self.trace, "critic_optimizer": self.critic_optimizer}
         return {**super().parts(), **own}
-
-
-def flat(gradients: tuple[Tensor, ...]) -> Tensor:
-    """One vector `(P,)`."""
-    return torch.cat([gradient.reshape(-1) for gradient in gradients])

@@ -64,8 +64,9 @@ class RolloutLearner(Algorithm):
             self.scale.observe(batch, self.config.gamma)
         rows = self.rows_of(batch)
         metrics = self.learn(rows, batch.shape)
+        played = flatten(batch.obs)
         for network in self.observers():
-            network.observe(flatten(batch.obs))
+            network.observe(played)
         self.updates += 1
         return metrics | {"critic/explained_variance": explained_variance(rows)}
 
