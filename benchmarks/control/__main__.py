@@ -6,9 +6,9 @@
     python -m benchmarks.control --table                  # only rewrite table and curves from the finished cells
 
 Hopper, HalfCheetah and Walker2d in the same simulator for all: 300,000 environment steps of the learners from rollouts
-(about 5 CPU minutes), 50,000 of those from replay (about 15); `methods.py` has the sizes. A cell is one learner on one task with one seed; its score
-is the mean return of the last policy in 50 held-out episodes, actions without noise, between the reference returns of
-`tasks.py`. Finished cells are skipped, so the table grows over many runs.
+(about 5 CPU minutes), 50,000 of those from replay (about 15); `methods.py` has the sizes. A cell is one learner on one
+task with one seed; its score is the mean return of the last policy in 50 held-out episodes, actions without noise,
+between the reference returns of `tasks.py`. Finished cells are skipped, so the table grows over many runs.
 """
 
 from __future__ import annotations
