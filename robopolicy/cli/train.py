@@ -19,6 +19,7 @@ examples:
   robopolicy train algorithm=iql dataset=data/lift budget.updates=50000 replay.offline_updates=50000
   robopolicy train --resume runs/lift_reinflow
   robopolicy train --show experiment=lift_reinflow
+  torchrun --nproc-per-node 2 -m robopolicy.cli.main train experiment=half_cheetah_ppo guards.restore_best=false
   robopolicy train --multirun experiment=half_cheetah_ppo algorithm=ppo,bpo 'seed=range(0,3)'
   robopolicy train --multirun experiment=half_cheetah_sac algorithm.lr=1e-4,3e-4 hydra/launcher=joblib
 """
@@ -56,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.resume is not None and args.multirun:
         raise UserError("Call the sweep again to go on with it; --resume goes on with one run.")
     from robopolicy.training.compose import compose_config, config_text
+    from robopolicy.training.distributed import processes
     from robopolicy.training.loop import Interrupted, resume_run, start_run
 
     if args.multirun:
@@ -63,13 +65,17 @@ def run(args: argparse.Namespace) -> int:
     if args.show:
         print(config_text(compose_config(args.settings)), end="")
         return 0
-    trainer = resume_run(args.resume) if args.resume is not None else start_run(compose_config(args.settings))
-    try:
-        report = trainer.train()
-    except Interrupted as stop:
-        print(stop)
-        return stop.exit_code
-    print(f"Done in {report['seconds']:.0f} s: {trainer.folder}/report.json, checkpoints/best and checkpoints/last.")
+    with processes():
+        trainer = resume_run(args.resume) if args.resume is not None else start_run(compose_config(args.settings))
+        try:
+            report = trainer.train()
+        except Interrupted as stop:
+            print(stop)
+            return stop.exit_code
+    if trainer.writes:
+        print(
+            f"Done in {report['seconds']:.0f} s: {trainer.folder}/report.json, checkpoints/best and checkpoints/last."
+        )
     return 0
 
 
