@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context, parent_process
 from typing import Any, TypeVar
 
-import torch
-
 from benchmarks.common import load_cell, save_cell
+from robopolicy.training.processes import in_processes
 
 Cell = dict[str, Any]
 Key = TypeVar("Key")
@@ -43,28 +38,12 @@ def run_cells(
     missing = [key for key, cell in cells.items() if cell is None]
     if prepare is not None:
         prepare(missing)
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_start) as pool:
-        running = {pool.submit(run, key): key for key in missing}
-        for future in as_completed(running):
-            key = running[future]
-            if (error := future.exception()) is not None:
-                print(f"{name(key)}: FAILED: {error}", file=sys.stderr, flush=True)
-                continue
-            cells[key] = cell = future.result()
-            print(f"{name(key)}: {progress(cell)}", flush=True)
-            if keep:
-                save_cell(name(key), cell)
+    for key, future in in_processes(run, missing, jobs=jobs):
+        if (error := future.exception()) is not None:
+            print(f"{name(key)}: FAILED: {error}", file=sys.stderr, flush=True)
+            continue
+        cells[key] = cell = future.result()
+        print(f"{name(key)}: {progress(cell)}", flush=True)
+        if keep:
+            save_cell(name(key), cell)
     return [cell for cell in cells.values() if cell is not None]
-
-
-def _start() -> None:
-    """One thread for every cell, and no cell without the process that waits for it."""
-    torch.set_num_threads(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

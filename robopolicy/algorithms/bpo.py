@@ -60,6 +60,7 @@ class BPO(ActorCritic):
     """Actor-critic with bounded target ratios and a second critic for their threshold."""
 
     name = "bpo"
+    distributed = True
     config: BPOConfig
 
     def __init__(self, config: BPOConfig, policy: Policy, *, total_updates: int) -> None:

@@ -180,6 +180,7 @@ class GoRL(PPO):
     """PPO on the noise of a decoder that is trained anew between stages."""
 
     name = "gorl"
+    distributed = False
     may_fall = True  # when a stage begins
     config: GoRLConfig
     policy: LatentPolicy

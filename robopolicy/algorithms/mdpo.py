@@ -43,6 +43,7 @@ class MDPO(ActorCritic):
     """Actor-critic with a proximal KL in place of a clip."""
 
     name = "mdpo"
+    distributed = True
     config: MDPOConfig
 
     def __init__(self, config: MDPOConfig, policy: Policy, *, total_updates: int) -> None:

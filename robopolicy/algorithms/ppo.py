@@ -42,6 +42,7 @@ class PPO(ActorCritic):
     """PPO with a separate value network."""
 
     name = "ppo"
+    distributed = True
     config: PPOConfig
 
     def __init__(self, config: PPOConfig, policy: Policy, *, total_updates: int) -> None:

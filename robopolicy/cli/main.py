@@ -20,8 +20,16 @@ from robopolicy.cli.progress import listen_for_stop
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.sim.gl import check_choice
 
-VERBS = ("collect", "import", "train", "compose", "eval", "verify", "play", "list", "doctor")
-_SIMULATE = ("collect", "import", "train", "compose", "eval", "play")  # verbs that import MuJoCo, which reads MUJOCO_GL
+VERBS = ("collect", "import", "train", "bench", "compose", "eval", "verify", "play", "list", "doctor")
+_SIMULATE = (
+    "collect",
+    "import",
+    "train",
+    "bench",
+    "compose",
+    "eval",
+    "play",
+)  # verbs that import MuJoCo, which reads MUJOCO_GL
 
 EXAMPLES = """\
 examples:
@@ -29,6 +37,7 @@ examples:
   robopolicy collect lift --episodes 200 --out data/lift
   robopolicy train experiment=lift_flow_bc dataset=data/lift
   robopolicy train experiment=lift_reinflow init_from=runs/lift_flow_bc/checkpoints/best
+  robopolicy bench --seeds 5 experiment=half_cheetah_ppo
   robopolicy compose runs/lift_flow_bc/checkpoints/best runs/lift_diffusion_bc/checkpoints/best --out runs/lift_both
   robopolicy eval runs/lift_reinflow/checkpoints/best --episodes 200
   robopolicy doctor

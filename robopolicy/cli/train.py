@@ -19,6 +19,9 @@ examples:
   robopolicy train algorithm=iql dataset=data/lift budget.updates=50000 replay.offline_updates=50000
   robopolicy train --resume runs/lift_reinflow
   robopolicy train --show experiment=lift_reinflow
+  torchrun --nproc-per-node 2 -m robopolicy.cli.main train experiment=half_cheetah_ppo guards.restore_best=false
+  robopolicy train --multirun experiment=half_cheetah_ppo algorithm=ppo,bpo 'seed=range(0,3)'
+  robopolicy train --multirun experiment=half_cheetah_sac algorithm.lr=1e-4,3e-4 hydra/launcher=joblib
 """
 
 
@@ -34,6 +37,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--resume", metavar="RUN", type=Path, help="go on from the last resume point of this run folder"
     )
+    parser.add_argument(
+        "--multirun",
+        action="store_true",
+        help="train every combination of key=a,b,c, through hydra/launcher=basic, joblib, submitit_local, "
+        "submitit_slurm or ray; a finished run is kept, an interrupted one goes on",
+    )
     parser.add_argument("--show", action="store_true", help="print the composed configuration and stop")
 
 
@@ -45,19 +54,41 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.resume is not None and args.settings:
         raise UserError("A resumed run keeps its settings; drop them, or start a new run with init_from=CHECKPOINT.")
+    if args.resume is not None and args.multirun:
+        raise UserError("Call the sweep again to go on with it; --resume goes on with one run.")
     from robopolicy.training.compose import compose_config, config_text
+    from robopolicy.training.distributed import processes
     from robopolicy.training.loop import Interrupted, resume_run, start_run
 
+    if args.multirun:
+        return _multirun(args)
     if args.show:
         print(config_text(compose_config(args.settings)), end="")
         return 0
-    trainer = resume_run(args.resume) if args.resume is not None else start_run(compose_config(args.settings))
-    try:
-        report = trainer.train()
-    except Interrupted as stop:
-        print(stop)
-        return stop.exit_code
-    print(f"Done in {report['seconds']:.0f} s: {trainer.folder}/report.json, checkpoints/best and checkpoints/last.")
+    with processes():
+        trainer = resume_run(args.resume) if args.resume is not None else start_run(compose_config(args.settings))
+        try:
+            report = trainer.train()
+        except Interrupted as stop:
+            print(stop)
+            return stop.exit_code
+    if trainer.writes:
+        print(
+            f"Done in {report['seconds']:.0f} s: {trainer.folder}/report.json, checkpoints/best and checkpoints/last."
+        )
+    return 0
+
+
+def _multirun(args: argparse.Namespace) -> int:
+    """Train a sweep, or show which runs it has."""
+    from robopolicy.training.sweep import combinations, launch
+
+    configs, launcher = combinations(args.settings)
+    if args.show:
+        print("\n".join(f"{config.out}/{config.name}" for config in configs))
+        return 0
+    for folder in launch(configs, launcher):
+        print(f"Done: {folder}")
     return 0
 
 

@@ -2,7 +2,7 @@
 
 * `wilson`: success rate (Wilson 1927). Unlike the normal approximation it is honest at 0 % and 100 %.
 * `bootstrap_mean`: mean of anything (Efron 1987, BCa by default, percentile on request).
-* `stratified_iqm`, `probability_of_improvement`: many runs on many tasks (Agarwal et al. 2021, "rliable").
+* `stratified_iqm`, `stratified_gap`, `probability_of_improvement`: many runs on many tasks (Agarwal et al. 2021).
 * `paired_difference`: two policies on the same seeds (Newcombe 1998b); far narrower than two separate intervals.
 """
 
@@ -110,6 +110,11 @@ def iqm(values: ArrayLike) -> float:
     return float(data[cut : data.size - cut].mean())
 
 
+def optimality_gap(values: ArrayLike, goal: float = 1.0) -> float:
+    """Mean amount by which scores miss `goal`; what lies beyond it does not make up for failures."""
+    return float(np.maximum(goal - np.asarray(values, dtype=np.float64), 0.0).mean())
+
+
 def stratified_iqm(
     strata: Sequence[ArrayLike], *, level: float = 0.95, resamples: int = 2_000, seed: int = 0
 ) -> Interval:
@@ -122,9 +127,14 @@ def stratified_iqm(
         resamples: Bootstrap resamples.
         seed: Seed of the bootstrap.
     """
-    data = [np.asarray(stratum, dtype=np.float64).ravel() for stratum in strata]
-    total = sum(stratum.size for stratum in data)
-    return _stratified(lambda arrays: iqm(np.concatenate(arrays)), data, total, level, resamples, seed)
+    return _pooled(iqm, strata, level, resamples, seed)
+
+
+def stratified_gap(
+    strata: Sequence[ArrayLike], *, level: float = 0.95, resamples: int = 2_000, seed: int = 0
+) -> Interval:
+    """Optimality gap over tasks and runs, as `stratified_iqm`: scores are normalised so that 1 is the goal."""
+    return _pooled(optimality_gap, strata, level, resamples, seed)
 
 
 def probability_of_improvement(
@@ -231,6 +241,15 @@ def _superiority(a: Array, b: Array) -> float:
     """P(b > a) + P(b = a) / 2 over all pairs."""
     difference = b[:, None] - a[None, :]
     return float((difference > 0).mean() + (difference == 0).mean() / 2)
+
+
+def _pooled(
+    statistic: Callable[[Array], float], strata: Sequence[ArrayLike], level: float, resamples: int, seed: int
+) -> Interval:
+    """Interval of a statistic of all runs together."""
+    data = [np.asarray(stratum, dtype=np.float64).ravel() for stratum in strata]
+    total = sum(stratum.size for stratum in data)
+    return _stratified(lambda arrays: statistic(np.concatenate(arrays)), data, total, level, resamples, seed)
 
 
 def _stratified(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from numpy.typing import NDArray
 
 from robopolicy.evaluation.compare import Comparison
 from robopolicy.evaluation.intervals import Interval, bootstrap_mean
+
+Runs = Sequence[Sequence[Mapping[str, Any]]]
+"""Metric rows, as in `metrics.jsonl`, of every seed."""
 
 PALETTE = ("#8a94a6", "#1f9d8f", "#d9822b", "#5b6ee1", "#c2487d", "#6b9e3f")  # first is the baseline, in grey
 INK, MUTED, GRID = "#1d2530", "#6a7482", "#e4e8ee"
@@ -50,13 +54,20 @@ _STYLE: dict[Any, Any] = {
 
 
 @contextmanager
-def figure(path: Path, width: float, height: float) -> Iterator[Axes]:
-    """Yield axes in the house style (inches) and write them to `path` as a PNG; needs no display."""
+def panels(path: Path, width: float, height: float, rows: int, columns: int) -> Iterator[NDArray[Any]]:
+    """Yield axes `(rows, columns)` in the house style (inches) and write them to `path` as a PNG; needs no display."""
     with mpl.rc_context(_STYLE):
         fig = Figure((width, height), layout="constrained")
         FigureCanvasAgg(fig)
-        yield fig.subplots()
+        yield fig.subplots(rows, columns, squeeze=False, sharex=True, sharey="row")
         fig.savefig(path, dpi=160)
+
+
+@contextmanager
+def figure(path: Path, width: float, height: float) -> Iterator[Axes]:
+    """Yield a single panel."""
+    with panels(path, width, height, 1, 1) as axes:
+        yield axes[0, 0]
 
 
 def success_bars(results: Mapping[str, Interval], path: Path, *, title: str = "Success") -> Path:
@@ -132,7 +143,7 @@ def histogram(values: Mapping[str, NDArray[Any]], path: Path, *, title: str, xla
 
 
 def learning_curves(
-    runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]],
+    runs: Mapping[str, Runs],
     path: Path,
     *,
     x: str = "update",
@@ -160,10 +171,7 @@ def learning_curves(
     scale = 100.0 if percent else 1.0
     with figure(path, 5, 3.4) as ax:
         for i, (label, seeds) in enumerate(runs.items()):
-            colour = _colour(i, len(runs))
-            steps, middle, bottom, top = _curve(seeds, x, y, low, high)
-            ax.plot(steps, scale * middle, color=colour, linewidth=2, marker="o", markersize=3.5, label=label)
-            ax.fill_between(steps, scale * bottom, scale * top, color=colour, alpha=0.18, linewidth=0)
+            _draw_curve(ax, _curve(seeds, x, y, low, high), _colour(i, len(runs)), label, scale)
         ax.set(title=title, xlabel=x.replace("_", " "), ylabel=f"{ylabel} [%]" if percent else ylabel)
         if percent:
             ax.set(ylim=(-2, 103), yticks=range(0, 101, 25))
@@ -174,9 +182,40 @@ def learning_curves(
     return path
 
 
-def _curve(
-    seeds: Sequence[Sequence[Mapping[str, Any]]], x: str, y: str, low: str, high: str
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def curve_grid(
+    grid: Mapping[str, Mapping[str, Mapping[str, Runs]]], path: Path, *, x: str, y: str, ylabel: str
+) -> Path:
+    """Draw small learning curves side by side, with the mean and its bootstrap interval over runs.
+
+    Args:
+        grid: Per column and row the labels of a panel with their runs, as in `learning_curves`; all columns have the
+            same rows, and a panel may be empty.
+        path: PNG to write.
+        x: Key of the horizontal axis, common to all panels.
+        y: Key of the curve.
+        ylabel: Name of the vertical axis, common to the panels of a row.
+    """
+    rows = list(next(iter(grid.values())))
+    with panels(path, 1.2 + 1.9 * len(grid), 0.8 + 1.7 * len(rows), len(rows), len(grid)) as axes:
+        for (j, (column, cells)), (i, row) in product(enumerate(grid.items()), enumerate(rows)):
+            ax: Axes = axes[i, j]
+            for k, (label, runs) in enumerate(cells[row].items()):
+                _draw_curve(ax, _curve(runs, x, y, y, y), _colour(k, 2), label)
+            ax.set(title=column if i == 0 else "", ylabel=f"{row}\n{ylabel}" if j == 0 else "")
+            ax.set_xlabel(x.replace("_", " ") if i == len(rows) - 1 else "")
+            ax.grid(axis="y")
+            ax.xaxis.set_major_formatter(lambda value, _: _short(value))
+        _legend(axes[0, 0])
+    return path
+
+
+def _draw_curve(ax: Axes, curve: tuple[np.ndarray, ...], colour: str, label: str, scale: float = 1.0) -> None:
+    steps, middle, bottom, top = curve
+    ax.plot(steps, scale * middle, color=colour, linewidth=2, marker="o", markersize=3.5, label=label)
+    ax.fill_between(steps, scale * bottom, scale * top, color=colour, alpha=0.18, linewidth=0)
+
+
+def _curve(seeds: Runs, x: str, y: str, low: str, high: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Steps, centre and band `(T,)` of one label."""
     kept = [[row for row in rows if row.get(y) is not None and row.get(x) is not None] for rows in seeds]
     if not any(kept):

@@ -16,6 +16,7 @@ import torch
 from robopolicy.algorithms import ALGORITHMS, make_algorithm
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.core.ranks import rank, world_size
 from robopolicy.critics.value import ValueNet
 from robopolicy.data.chunks import ChunkSampler
 from robopolicy.data.episodes import Episodes, is_cloud, is_image
@@ -32,6 +33,7 @@ from robopolicy.sim.registry import SimOptions, get_task, make_sim, views_of
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TaskConfig, TrainConfig, section
 from robopolicy.training.device import usable_device
+from robopolicy.training.distributed import SEEDS_PER_RANK, SharedRollouts, check_distributed
 from robopolicy.training.manifest import read_manifest
 from robopolicy.training.replay_source import ReplaySource
 from robopolicy.training.sources import DatasetSource, GroupSource, RolloutSource, Source
@@ -77,6 +79,7 @@ def complete(config: TrainConfig) -> TrainConfig:
         config = replace(config, task=_with_views(config.task, spec))
         task = task or manifest.task
     _check_experience(config, algorithm)
+    check_distributed(config)
     if config.dataset:
         task = task or _episodes(config.dataset).tasks[0]
     if not task:
@@ -154,8 +157,9 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
     experience = ALGORITHMS[name][1].experience
     episodes = _episodes(config.dataset) if config.dataset else None
     _episodes.cache_clear()
-    eval_sim = _simulator(config, config.evaluation.num_envs) if config.evaluation.episodes else None
-    train_sim = _simulator(config, config.sim.num_envs) if _plays(config, experience) else None
+    judges = config.evaluation.episodes > 0 and rank() == 0
+    eval_sim = _simulator(config, config.evaluation.num_envs) if judges else None
+    train_sim = _simulator(config, config.sim.num_envs // world_size()) if _plays(config, experience) else None
     sim = _spec(config, train_sim or eval_sim, experience)
     if episodes is not None and sim is not None:
         _check_dataset(episodes, sim, config.dataset)
@@ -197,7 +201,7 @@ def _source(
     device: torch.device,
 ) -> Source:
     """Where the experience of `algorithm` comes from: a dataset, a simulator or both."""
-    seed = FIRST_EPISODE * (1 + config.seed)
+    seed = FIRST_EPISODE * (1 + config.seed) + SEEDS_PER_RANK * rank()
     sim = None
     if train_sim is not None:
         sim = ChunkedSim(train_sim, execute=spec.execute, obs_horizon=spec.obs_horizon, gamma=algorithm.step_discount)
@@ -228,7 +232,8 @@ def _source(
     assert sim is not None
     if algorithm.experience == "group":
         return GroupSource(sim, device, group_size=settings.group_size, seed=seed)
-    return RolloutSource(sim, device, decisions=settings.decisions, seed=seed)
+    rollouts = RolloutSource(sim, device, decisions=settings.decisions, seed=seed)
+    return rollouts if world_size() == 1 else SharedRollouts(rollouts)
 
 
 def _simulator(config: TrainConfig, num_envs: int) -> VectorSim:

@@ -21,7 +21,9 @@ from typing import IO, Any
 
 import numpy as np
 import torch
+from rich.console import Console
 
+from robopolicy.core.ranks import largest_over_ranks, rank
 from robopolicy.errors import UserError, cannot_write
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.files import recover, write_text
@@ -43,8 +45,11 @@ class Interrupted(Exception):
     """The user or the system asked the run to stop; its resume point has been saved."""
 
     def __init__(self, signum: int, folder: Path) -> None:
-        super().__init__(f"Stopped; go on with: robopolicy train --resume {folder}")
-        self.exit_code = 128 + signum
+        super().__init__(signum, folder)  # what it is made from, so that it can come from another process
+        self.exit_code, self.folder = 128 + signum, folder
+
+    def __str__(self) -> str:
+        return f"Stopped; go on with: robopolicy train --resume {self.folder}"
 
 
 def start_run(config: TrainConfig) -> Trainer:
@@ -55,6 +60,8 @@ def start_run(config: TrainConfig) -> Trainer:
     """
     config = complete(config)
     folder = Path(config.out) / config.name
+    if rank() > 0:  # process 0 makes the folder
+        return Trainer(build(config), folder)
     taken = UserError(f"Run {folder} exists; resume it with --resume {folder}, or choose another name=NAME.")
     if folder.exists() and any(folder.iterdir()):
         raise taken
@@ -122,9 +129,11 @@ class Trainer:
         self.evaluate_every = self.config.evaluation.every or tenth
         self.checkpoint_every = self.config.checkpoint_every or tenth
         self.log_every = self.config.logging.every or max(1, self.total // 100)
-        self._lock = _lock(folder)  # before the loggers, which cut the files of the run back
-        self.loggers = _make_loggers(self.config, folder, resume_at)
-        self.console = RunConsole(self.config.name, self.total, resume_at)
+        self.writes = rank() == 0  # of several processes the first
+        self._lock = _lock(folder) if self.writes else None  # before the loggers, which cut the run's files back
+        self.loggers = _make_loggers(self.config, folder, resume_at) if self.writes else []
+        screen = None if self.writes else Console(quiet=True)
+        self.console = RunConsole(self.config.name, self.total, resume_at, screen)
 
     def train(self) -> Report:
         """Run to the end of the budget.
@@ -145,9 +154,9 @@ class Trainer:
                     self.base = self._evaluate()
                 while self.update < self.total:
                     self._iterate()
-                    if self._signal is not None:
+                    if signum := largest_over_ranks(self._signal or 0):
                         self._save_last()
-                        raise Interrupted(self._signal, self.folder)
+                        raise Interrupted(signum, self.folder)
                 return self._finish()
         finally:
             self.close()
@@ -158,7 +167,8 @@ class Trainer:
         for logger in self.loggers:
             logger.close()
         self.parts.close()
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def _iterate(self) -> None:
         batch = self.source.next(self.algorithm)
@@ -218,6 +228,8 @@ class Trainer:
         return self.folder / "checkpoints" / name
 
     def _save(self, name: str, state: Mapping[str, Any]) -> None:
+        if not self.writes:
+            return
         save_checkpoint(
             self._checkpoint(name),
             self.algorithm.deployable(),
@@ -253,7 +265,8 @@ class Trainer:
             "seconds_updating": self._updating,
             "versions": versions(),
         }
-        write_text(self.folder / "report.json", json.dumps(report, indent=2) + "\n")
+        if self.writes:
+            write_text(self.folder / "report.json", json.dumps(report, indent=2) + "\n")
         return report
 
     def _elapsed(self) -> float:

@@ -10,11 +10,13 @@ import pytest
 from robopolicy.evaluation.intervals import (
     bootstrap_mean,
     iqm,
+    optimality_gap,
     paired_difference,
     paired_rates,
     probability_of_improvement,
     sample_warning,
     sign_test,
+    stratified_gap,
     stratified_iqm,
     wilson,
 )
@@ -86,6 +88,13 @@ def test_stratified_iqm_keeps_tasks_apart():
     scores = np.random.default_rng(0).normal(0.5, 0.1, size=(4, 10))
     interval = stratified_iqm(list(scores))
     assert interval.low < interval.estimate < interval.high and interval.high - interval.low < 0.15
+
+
+def test_the_optimality_gap_gives_nothing_for_what_lies_beyond_the_goal():
+    assert optimality_gap([0.5, 1.0, 3.0]) == pytest.approx(0.5 / 3)
+    assert optimality_gap([2.0, 4.0], goal=3.0) == 0.5
+    gap = stratified_gap([[0.0, 0.5, 1.5], [1.0, 1.0, 1.0]])
+    assert gap.estimate == pytest.approx(0.25) and gap.low < gap.estimate < gap.high
 
 
 def test_probability_of_improvement_counts_pairs_and_halves_ties():

@@ -10,6 +10,7 @@ from source_tree import ROOT, project_files, python_files, read
 from robopolicy.cli.main import parse
 from robopolicy.errors import UserError
 from robopolicy.training.compose import compose_config
+from robopolicy.training.sweep import combinations
 
 PAGES = [path for path in project_files() if path.suffix == ".md" and path.parts[0] != "benchmarks"]
 PAGES = [path for path in PAGES if path.name != "methods.md"]
@@ -42,7 +43,9 @@ def test_command_lines_are_valid():
     for page, words in documented:
         try:
             arguments = parse(words)
-            if words[0] == "train" and not arguments.resume:
+            if words[0] == "train" and arguments.multirun:
+                combinations(arguments.settings)
+            elif words[0] in ("train", "bench") and not getattr(arguments, "resume", None):
                 compose_config(arguments.settings)
         except UserError as error:
             pytest.fail(f"{page}: robopolicy {shlex.join(words)}: {error}")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.algorithms.frames.on_policy import Beside, Rows, minibatches
 from robopolicy.algorithms.frames.rollout_learner import RolloutLearner, RolloutLearnerConfig
+from robopolicy.core.ranks import average_gradients, mean_over_ranks
 from robopolicy.critics.value import ValueNet
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Info, Policy
@@ -24,6 +25,7 @@ from robopolicy.policies.base import Info, Policy
 LR_SCHEDULES = ("constant", "linear", "adaptive")
 LR_RANGE = (1e-5, 1e-2)  # of the adaptive schedule
 LR_FACTOR = 1.5
+FRESH_KL = 1e-8
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,14 @@ class ActorCritic(RolloutLearner):
             self._group["lr"] = self.config.lr * (1.0 - self.progress)
 
     def _adapt_lr(self, kl: float) -> None:
-        """Keep the KL of a step within half and twice its target (Schulman et al. 2017, as in rsl_rl)."""
+        """Keep the KL of a step within half and twice its target (Schulman et al. 2017, as in rsl_rl).
+
+        On fresh data the KL is rounding, which says nothing about the steps to come.
+        """
         target = self.config.target_kl or 0.0
         if kl > 2 * target:
             self._group["lr"] = max(self._group["lr"] / LR_FACTOR, LR_RANGE[0])
-        elif 0 < kl < target / 2:
+        elif FRESH_KL < kl < target / 2:
             self._group["lr"] = min(self._group["lr"] * LR_FACTOR, LR_RANGE[1])
 
     def _epochs(self, rows: Rows) -> tuple[Info, int]:
@@ -117,10 +122,12 @@ class ActorCritic(RolloutLearner):
         loss.backward()
         info["critic/loss"] = self._beside.wait()
         info |= {f"actor/{key}": value for key, value in parts.items()}
+        kl = float(mean_over_ranks(parts["approx_kl"])) if limit is not None else 0.0
         if config.lr_schedule == "adaptive":
-            self._adapt_lr(float(parts["approx_kl"]))
-        elif limit is not None and float(parts["approx_kl"]) > 1.5 * limit:
+            self._adapt_lr(kl)
+        elif limit is not None and kl > 1.5 * limit:
             return False
+        average_gradients(self.parameters)
         nn.utils.clip_grad_norm_(self.parameters, config.grad_clip, foreach=True)
         self.optimizer.step()
         return True

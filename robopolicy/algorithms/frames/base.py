@@ -39,6 +39,7 @@ class Algorithm(ABC):
     name: ClassVar[str]  # key in `robopolicy.algorithms.ALGORITHMS`
     experience: ClassVar[str]  # "dataset" | "rollout" | "group" | "replay"
     may_fall: ClassVar[bool] = False  # success falls for a while when all is well: a collapse shows at the end only
+    distributed: ClassVar[bool] = False  # its updates can be shared by several processes (`training/distributed.py`)
     config: Any  # frozen dataclass
     policy: Policy  # the trainable policy, exploration included
     needs_base: ClassVar[bool] = False  # starts from a trained policy and learns nothing useful from a fresh one

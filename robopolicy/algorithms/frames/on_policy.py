@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.advantages.trackers import RunningMoments
+from robopolicy.core.ranks import mean_over_ranks, rank, world_size
 from robopolicy.core.returns import chunk_discount, gae, successor_values
 from robopolicy.data.rollout import Rollout
 
@@ -86,10 +87,14 @@ def rows_with_advantages(
 
 
 def minibatches(rows: Rows, size: int, generator: torch.Generator) -> Iterator[tuple[Rows, bool]]:
-    """Yield the rows in random order, `size` at a time, and whether it is the last, which may be smaller."""
+    """Yield the rows in random order, `size` at a time, and whether it is the last, which may be smaller.
+
+    Each of several processes, which know the same rows, gets its share of them.
+    """
     shuffled = rows[torch.randperm(len(rows), generator=generator)]  # one gather, then views
     for start in range(0, len(rows), size):
-        yield shuffled[slice(start, start + size)], start + size >= len(rows)
+        end = min(start + size, len(rows))
+        yield shuffled[slice(start + rank(), end, world_size())], end == len(rows)
 
 
 Work = Callable[[Rows], Tensor]
@@ -137,7 +142,14 @@ def _serve(calls: SimpleQueue[tuple[Work, Rows] | None], results: SimpleQueue[Te
 
 
 def normalize(advantage: Tensor) -> Tensor:
-    """Advantage with mean 0 and standard deviation 1 over the given rows; unchanged for a single row."""
+    """Advantage with mean 0 and standard deviation 1 over the given rows; unchanged for a single row.
+
+    Several processes count the rows of all of them.
+    """
+    if world_size() > 1:
+        rows = advantage.numel() * world_size()
+        centred = advantage - mean_over_ranks(advantage.mean())
+        return centred / ((mean_over_ranks(centred.square().mean()) * rows / (rows - 1)).sqrt() + 1e-8)
     if advantage.numel() < 2:
         return advantage
     return (advantage - advantage.mean()) / (advantage.std() + 1e-8)

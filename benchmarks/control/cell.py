@@ -1,0 +1,125 @@
+"""One cell: a learner trained from scratch on one task with one seed, with its curve, judged on held-out episodes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.control.methods import Family, Method
+from benchmarks.control.tasks import ControlTask
+from benchmarks.finetune.cell import train_once
+from robopolicy.evaluation.harness import evaluate
+from robopolicy.policies.base import Policy
+from robopolicy.sim.contract import VectorSim
+from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.training.build import FIRST_EPISODE
+from robopolicy.training.checkpoint import load_policy
+
+WORK = Path("runs/control")
+EPISODES = 50
+HELD_OUT = 50_000  # first held-out seed; training evaluates on 10000 and onwards and plays from a million
+CURVE_EPISODES = 10  # of each of the ten evaluations while training
+CURVE_SEED = 10_000
+
+Point = tuple[int, float]  # environment steps, mean return
+
+
+def run_cell(method: Method, task: ControlTask, seed: int, *, steps: int | None = None) -> dict[str, Any]:
+    """Everything the table needs of one learner on one task with one seed."""
+    if steps is not None:
+        method = replace(method, family=replace(method.family, env_steps=steps))
+    learn = train_baseline if method.is_baseline else train_ours
+    policy, curve, seconds = learn(method, task, seed)
+    with closing(make_sim(task.task, SimOptions(num_envs=EPISODES))) as sim:
+        found = evaluate(policy, sim, episodes=EPISODES, seed=HELD_OUT).summary()
+    return {
+        "method": method.name,
+        "family": method.family.name,
+        "task": task.name,
+        "seed": seed,
+        "return": found["return_mean"],
+        "curve": curve,
+        "env_steps": method.family.env_steps,
+        "seconds": round(seconds, 1),
+    }
+
+
+def train_ours(method: Method, task: ControlTask, seed: int) -> tuple[Policy, list[Point], float]:
+    """Last policy, learning curve and seconds of one of our learners."""
+    family, folder = method.family, WORK / f"{method.name}-{task.name}-{method.family.env_steps}-{seed}"
+    last = train_once(
+        folder,
+        *(f"task={task.task}", f"policy={method.policy or family.policy}", f"algorithm={method.name}"),
+        *("chunk.horizon=1", "chunk.execute=1", f"budget.env_steps={family.env_steps}", f"seed={seed}"),
+        *(f"evaluation.episodes={CURVE_EPISODES}", f"evaluation.seed={CURVE_SEED}", "guards.restore_best=false"),
+        *(*family.settings, *method.settings),
+    )
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    return load_policy(last)[0], _curve(folder), report["seconds"]
+
+
+def _curve(folder: Path) -> list[Point]:
+    points: list[Point] = []
+    steps = 0
+    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        steps = int(row.get("train/env_steps", steps))
+        if "eval/return_mean" in row:
+            points.append((steps, row["eval/return_mean"]))
+    return points
+
+
+def train_baseline(method: Method, task: ControlTask, seed: int) -> tuple[Policy, list[Point], float]:
+    """Last policy, learning curve and seconds of Stable-Baselines3, in the same simulator."""
+    from robopolicy.interop.sb3_actor import from_model
+    from robopolicy.interop.stable_baselines3 import SimVecEnv
+
+    family, start = method.family, time.perf_counter()
+    with ExitStack() as stack:
+        sim = stack.enter_context(closing(make_sim(task.task, SimOptions(num_envs=family.num_envs))))
+        judge = stack.enter_context(closing(make_sim(task.task, SimOptions(num_envs=CURVE_EPISODES))))
+        make = make_ppo if family.rollout else make_sac
+        model = make(SimVecEnv(sim), family, FIRST_EPISODE * (1 + seed))  # the seed is also that of the first episode
+        curve: list[Point] = []
+        model.learn(family.env_steps, callback=_judge(judge, curve, family.env_steps // 10, from_model))
+        return from_model(model), curve, time.perf_counter() - start
+
+
+def make_ppo(env: Any, family: Family, seed: int) -> Any:
+    """Stable-Baselines3's PPO with running normalisation of observations and rewards."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    sizes: dict[str, Any] = {"n_steps": family.rollout, "batch_size": family.batch_size}
+    return PPO("MlpPolicy", VecNormalize(env), **sizes, seed=seed, device="cpu")
+
+
+def make_sac(env: Any, family: Family, seed: int) -> Any:
+    """Stable-Baselines3's SAC with one gradient step per environment step."""
+    from stable_baselines3 import SAC
+
+    sizes: dict[str, Any] = {
+        "buffer_size": family.capacity,
+        "batch_size": family.batch_size,
+        "learning_starts": family.warmup,
+    }
+    return SAC("MlpPolicy", env, **sizes, train_freq=1, gradient_steps=-1, seed=seed, device="cpu")
+
+
+def _judge(sim: VectorSim, curve: list[Point], every: int, policy_of: Callable[[Any], Policy]) -> Any:
+    """Callback that evaluates the model every so many environment steps, as `robopolicy train` does."""
+    from stable_baselines3.common.callbacks import BaseCallback
+
+    class Judge(BaseCallback):
+        def _on_step(self) -> bool:
+            if self.num_timesteps >= every * (len(curve) + 1):
+                result = evaluate(policy_of(self.model), sim, episodes=CURVE_EPISODES, seed=CURVE_SEED)
+                curve.append((self.num_timesteps, float(result.returns.mean())))
+            return True
+
+    return Judge()

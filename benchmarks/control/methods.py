@@ -1,0 +1,74 @@
+"""The rows of the table: two families of learners, each with one budget and with one baseline of Stable-Baselines3.
+
+Every row has the defaults of its algorithm. The sizes that a family shares, and those of its networks, are
+Stable-Baselines3's defaults, but for the number of environments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from robopolicy.algorithms import ALGORITHMS
+from robopolicy.algorithms.frames.rollout_learner import RolloutLearner
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the rows of a family have in common."""
+
+    name: str
+    baseline: str  # row of Stable-Baselines3
+    policy: str  # preset, unless a row needs another one
+    env_steps: int  # of every run
+    num_envs: int
+    batch_size: int  # decisions per gradient step
+    rollout: int = 0  # decisions per environment and rollout
+    warmup: int = 0  # first steps, played at random
+    capacity: int = 0  # steps in the replay memory
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The same for `robopolicy train`."""
+        common = (f"sim.num_envs={self.num_envs}", f"algorithm.batch_size={self.batch_size}")
+        if self.rollout:
+            return (*common, f"algorithm.decisions={self.rollout}")
+        memory = (f"replay.warmup_steps={self.warmup}", f"replay.capacity={self.capacity}")
+        return (*common, *memory, "policy.normalization=identity")
+
+
+ON_POLICY = Family("on-policy", "sb3_ppo", "gaussian", 300_000, num_envs=16, batch_size=64, rollout=128)
+OFF_POLICY = Family(
+    "off-policy", "sb3_sac", "squashed_gaussian", 50_000, num_envs=4, batch_size=256, warmup=1_000, capacity=100_000
+)
+FAMILIES = (ON_POLICY, OFF_POLICY)
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row: a registered algorithm, or the baseline."""
+
+    name: str
+    family: Family
+    policy: str = ""  # preset; empty is the family's
+    settings: tuple[str, ...] = ()  # on top of the family's
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether Stable-Baselines3 learns it."""
+        return self.name == self.family.baseline
+
+
+def _methods() -> tuple[Method, ...]:
+    gorl = ("algorithm.stages=[60,30]", "algorithm.decoder_updates=10")  # two decoders within 147 rollouts
+    own = {"gorl": Method("gorl", ON_POLICY, "flow_decoder", gorl)}
+    on_policy = [name for name, (_, learner) in ALGORITHMS.items() if issubclass(learner, RolloutLearner)]
+    off_policy = ("sac", "mdpo_off", "dsac_t", "stac", "td3")
+    return (
+        *(Method(family.baseline, family) for family in FAMILIES),
+        *(own.get(name, Method(name, ON_POLICY)) for name in on_policy),
+        *(Method(name, OFF_POLICY) for name in off_policy),
+        Method("pmoe", OFF_POLICY, "squashed_mixture"),
+    )
+
+
+METHODS = {method.name: method for method in _methods()}

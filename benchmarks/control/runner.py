@@ -1,0 +1,34 @@
+"""What processes run for the table, which import this module; `__main__` they could not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from benchmarks.control.cell import run_cell
+from benchmarks.control.methods import METHODS
+from benchmarks.control.tasks import TASKS
+from benchmarks.parallel import run_cells
+
+Key = tuple[str, str, int]  # method, task, seed
+
+
+def run_all(keys: Sequence[Key], *, jobs: int, steps: dict[str, int], keep: bool) -> list[dict[str, Any]]:
+    """Run the missing cells, with the environment steps of `steps` for the families it names."""
+    return run_cells(keys, partial(_run, steps=steps), name=cell_name, progress=_progress, jobs=jobs, keep=keep)
+
+
+def cell_name(key: Key) -> str:
+    """Place of a cell under `benchmarks/results/cells`."""
+    return f"control/{key[0]}-{key[1]}-{key[2]}"
+
+
+def _run(key: Key, steps: dict[str, int]) -> dict[str, Any]:
+    name, task, seed = key
+    method = METHODS[name]
+    return run_cell(method, TASKS[task], seed, steps=steps.get(method.family.name))
+
+
+def _progress(cell: dict[str, Any]) -> str:
+    return f"return {cell['return']:.0f} in {cell['seconds']:.0f} s"

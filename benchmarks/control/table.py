@@ -1,0 +1,134 @@
+"""From cells to the table: scores over tasks and seeds with intervals, and who is ahead of the baseline.
+
+Scores are normalised per task (`tasks.py`). A learner is compared with its baseline on the tasks that both have played:
+ahead where the interval of its probability of improvement (Agarwal et al. 2021) lies above one half, behind where it
+lies below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.control.methods import FAMILIES, METHODS, Family
+from benchmarks.control.tasks import TASKS
+from robopolicy.evaluation.intervals import (
+    Interval,
+    iqm,
+    probability_of_improvement,
+    stratified_gap,
+    stratified_iqm,
+)
+from robopolicy.evaluation.plots import curve_grid
+
+Cell = dict[str, Any]
+Runs = dict[str, list[Cell]]  # of one method, by task
+ENOUGH = 3  # runs on every task, below which a bootstrap says nothing
+
+
+def figures(cells: Sequence[Cell]) -> dict[str, Any]:
+    """What the table shows, by family and method, for programs."""
+    references = {task.name: {"0": task.random, "1": task.expert} for task in TASKS.values()}
+    result: dict[str, Any] = {"seeds": sorted({cell["seed"] for cell in cells}), "references": references}
+    for family in FAMILIES:
+        methods = _methods(cells, family)
+        entries: dict[str, Any] = {}
+        for name, runs in methods.items():
+            better = improvement(runs, methods.get(family.baseline, {}), name)
+            entries[name] = {
+                "score": _plain(stratified_iqm(_scores(runs))),
+                "optimality_gap": _plain(stratified_gap(_scores(runs))),
+                "better_than_baseline": None if better is None else _plain(better),
+                "verdict": verdict(better),
+                "returns": {task: [run["return"] for run in part] for task, part in runs.items()},
+                "seconds": median(run["seconds"] for part in runs.values() for run in part),
+            }
+        result[family.name] = {"env_steps": family.env_steps, "methods": entries}
+    return result
+
+
+def rows(found: dict[str, Any]) -> list[dict[str, object]]:
+    """One row per method of `figures`, the baseline of each family first."""
+    return [
+        {
+            "family": family.name,
+            "method": name,
+            "seeds": min(map(len, entry["returns"].values())),
+            "score, IQM [95 %]": _text(entry["score"]),
+            "optimality gap [95 %]": _text(entry["optimality_gap"]),
+            "P(better) [95 %]": _text(entry["better_than_baseline"]),
+            "verdict": entry["verdict"],
+            **{task: f"{iqm(entry['returns'][task]):.0f}" if task in entry["returns"] else "-" for task in TASKS},
+            "seconds": round(entry["seconds"]),
+        }
+        for family in FAMILIES
+        for name, entry in found[family.name]["methods"].items()
+    ]
+
+
+def improvement(runs: Runs, baseline: Runs, name: str) -> Interval | None:
+    """Probability that a run beats one of the baseline; None for itself, and with too few runs to say."""
+    common = [task for task in TASKS if task in runs and task in baseline]
+    if (
+        METHODS[name].is_baseline
+        or min((len(side[task]) for side in (runs, baseline) for task in common), default=0) < ENOUGH
+    ):
+        return None
+    return probability_of_improvement(*(_scores({task: side[task] for task in common}) for side in (baseline, runs)))
+
+
+def verdict(better: Interval | None) -> str:
+    """Ahead, level or behind."""
+    if better is None:
+        return "-"
+    return "ahead" if better.low > 0.5 else "behind" if better.high < 0.5 else "level"
+
+
+def plot(cells: Sequence[Cell], family: Family, path: Path) -> Path | None:
+    """Draw the curves of every method beside those of the baseline, one column per method and one row per task."""
+    methods = _methods(cells, family)
+    baseline = methods.pop(family.baseline, {})
+    if not methods:
+        return None
+    tasks = [task for task in TASKS if any(task in runs for runs in (baseline, *methods.values()))]
+    grid = {
+        name: {
+            task: {
+                label: _curves(side[task])
+                for label, side in ((family.baseline, baseline), ("the learner named above", runs))
+                if task in side
+            }
+            for task in tasks
+        }
+        for name, runs in methods.items()
+    }
+    return curve_grid(grid, path, x="environment steps", y="return", ylabel="return")
+
+
+def _of(cells: Sequence[Cell], family: Family) -> list[Cell]:
+    return [cell for cell in cells if cell["family"] == family.name]
+
+
+def _methods(cells: Sequence[Cell], family: Family) -> dict[str, Runs]:
+    found: dict[str, Runs] = {}
+    for cell in _of(cells, family):
+        found.setdefault(cell["method"], {}).setdefault(cell["task"], []).append(cell)
+    return {name: found[name] for name in METHODS if name in found}
+
+
+def _scores(runs: Runs) -> list[list[float]]:
+    return [[TASKS[task].score(run["return"]) for run in part] for task, part in runs.items()]
+
+
+def _curves(runs: Sequence[Cell]) -> list[list[dict[str, float]]]:
+    return [[{"environment steps": steps, "return": value} for steps, value in run["curve"]] for run in runs]
+
+
+def _text(interval: dict[str, float] | None) -> str:
+    return "-" if interval is None else "{value:.2f} [{low:.2f}, {high:.2f}]".format(**interval)
+
+
+def _plain(interval: Interval) -> dict[str, float]:
+    return {"value": interval.estimate, "low": interval.low, "high": interval.high}

@@ -1,0 +1,94 @@
+"""`robopolicy bench`: the same training with several seeds, and what they say together."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from robopolicy.cli.options import check_numbers
+from robopolicy.errors import UserError
+
+EXAMPLES = """\
+examples:
+  robopolicy bench --seeds 5 experiment=half_cheetah_ppo
+  robopolicy bench --seeds 10 --jobs 4 experiment=lift_reinflow init_from=runs/lift_flow_bc/checkpoints/best
+  robopolicy bench --seeds 3 task=hopper policy=gaussian algorithm=bpo budget.env_steps=200000 --out runs/hopper_bpo
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "bench",
+        help="train several seeds and report them together, with intervals and curves",
+        description="Train the same SETTINGS as for `train` with consecutive seeds, the first of which is seed=. "
+        "Report the interquartile mean of success and return over the seeds with a bootstrap interval. Finished runs "
+        "are kept and interrupted ones go on: call it again to continue, or with more seeds.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("settings", nargs="*", metavar="SETTING", help="group=preset or key=value, as for train")
+    parser.add_argument("--seeds", type=int, default=5, help="how many (default: 5)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, in processes of their own (default: 1)")
+    parser.add_argument("--out", type=Path, help="folder of runs and report (default: runs/bench_NAME)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train what is missing, then report; 0 at the end, 130 after Ctrl-C."""
+    from robopolicy.evaluation.report import aligned
+    from robopolicy.files import refuse_foreign, write_text
+    from robopolicy.training.bench import ENOUGH, draw_curves, run_seeds, summarise
+    from robopolicy.training.build import complete
+    from robopolicy.training.compose import compose_config, config_text
+    from robopolicy.training.loop import Interrupted
+
+    check_numbers(args, positive=("seeds", "jobs"), non_negative=())
+    if any(setting.split("=")[0] in ("out", "name") for setting in args.settings):
+        raise UserError("bench names its runs seed0, seed1, ...; drop out= and name=, and pass --out FOLDER.")
+    config = compose_config(args.settings)
+    name = config.name or complete(config).name.removesuffix(f"_seed{config.seed}")
+    out: Path = args.out or Path("runs") / f"bench_{name}"
+    refuse_foreign(out, "bench.yaml", "a bench")
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / "bench.yaml", config_text(config))
+    try:
+        folders = run_seeds(config, out, seeds=args.seeds, jobs=args.jobs)
+    except Interrupted as stop:
+        print("Stopped; call the same command again to go on.")
+        return stop.exit_code
+    report = summarise(folders)
+    curves = draw_curves(folders, out / "curves.png", label=name)
+    header, rows = _table(report)
+    write_text(out / "report.json", json.dumps(report, indent=2) + "\n")
+    write_text(out / "report.md", _markdown(name, header, rows))
+    if args.json:
+        print(json.dumps({"out": str(out), **report}))
+        return 0
+    print(aligned(header, rows))
+    if args.seeds < ENOUGH:
+        print(f"note: Only {args.seeds} seeds: the interval over them is rough; use at least {ENOUGH}.")
+    print(f"report: {out}/report.json, report.md" + (" and curves.png" if curves else ""))
+    return 0
+
+
+def _table(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """One row per stage and measure."""
+    from robopolicy.training.bench import MEASURES, STAGES
+
+    rows: list[list[str]] = []
+    for stage in STAGES:
+        for measure in MEASURES:
+            score = (report[stage] or {}).get(measure)
+            if score is not None:
+                show = "{:.1%}".format if measure == "success" else "{:.4g}".format
+                value, low, high = (show(score[key]) for key in ("value", "low", "high"))
+                by_seed = " ".join(show(each) for each in score["by_seed"])
+                rows.append([f"{stage} {measure.removesuffix('_mean')}", f"{value} [{low}, {high}]", by_seed])
+    return [f"{len(report['seeds'])} seeds", "IQM [95 %]", "by seed"], rows
+
+
+def _markdown(name: str, header: list[str], rows: list[list[str]]) -> str:
+    lines = [f"# {name}", "", *(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))]
+    return "\n".join(lines) + "\n"

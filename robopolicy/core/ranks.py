@@ -1,0 +1,72 @@
+"""Several processes that learn as one: every process plays its own environments and all take the same gradient steps.
+
+In a single process every function returns what it was given, and reads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+dist: Any = torch.distributed  # torch leaves its functions without types
+
+
+def world_size() -> int:
+    """Number of processes."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Number of this process; 0 alone evaluates and writes."""
+    return dist.get_rank() if world_size() > 1 else 0
+
+
+def mean_over_ranks(value: Tensor) -> Tensor:
+    """Mean of `value` over the processes, which must agree on its shape; without a gradient."""
+    if world_size() == 1:
+        return value
+    total = value.detach().clone()
+    dist.all_reduce(total)
+    return total / world_size()
+
+
+def average_gradients(parameters: Sequence[Tensor]) -> None:
+    """Replace the gradients by their means over the processes, in one message."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if world_size() == 1 or not gradients:
+        return
+    means = mean_over_ranks(torch.cat([gradient.flatten() for gradient in gradients]))
+    parts = cast(Any, means).split([gradient.numel() for gradient in gradients])
+    for gradient, mean in zip(gradients, parts, strict=True):
+        gradient.copy_(mean.view_as(gradient))
+
+
+def gathered(value: Tensor, dim: int = 0) -> Tensor:
+    """The values of all processes one after the other along `dim`, where alone their sizes may differ."""
+    if world_size() == 1:
+        return value
+    rows = value.movedim(dim, 0).contiguous()
+    rows = rows.view(torch.uint8) if value.dtype == torch.bool else rows
+    sizes = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(world_size())]
+    dist.all_gather(sizes, torch.tensor([len(rows)], device=rows.device))
+    counts = [int(size) for size in sizes]
+    padded = rows.new_zeros(max(counts), *rows.shape[1:])
+    padded[: len(rows)] = rows
+    parts = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(parts, padded)
+    whole = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+    whole = whole.view(torch.bool) if value.dtype == torch.bool else whole
+    return whole.movedim(0, dim)
+
+
+def largest_over_ranks(number: int) -> int:
+    """The largest of the numbers of all processes."""
+    if world_size() == 1:
+        return number
+    value = torch.tensor([number])
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return int(value)

@@ -1,0 +1,120 @@
+"""One run in several processes, started by `torchrun`: who plays what, and which settings allow it.
+
+Every process plays its share of the environments. The rollouts are put together, so that all processes know all of
+them: normalisers, return scale, advantages and the order of the minibatches are those of a single process. Of every
+minibatch a process takes its share of the rows, and gradients are averaged before each step. Process 0 evaluates and
+writes. The algorithms that can are those with `distributed`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from robopolicy.algorithms import ALGORITHMS
+from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.core.ranks import gathered, world_size
+from robopolicy.data.rollout import Rollout
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Observation
+from robopolicy.training.config import TrainConfig
+from robopolicy.training.sources import RolloutSource
+
+SEEDS_PER_RANK = 10_000_000  # between the first episodes of two processes
+
+
+@contextmanager
+def processes() -> Iterator[None]:
+    """Join the processes that `torchrun` has started with this one; nothing to join without it."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    if torch.cuda.is_available():  # device=cuda is then the one of this process
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    dist.init_process_group()
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def check_distributed(config: TrainConfig) -> None:
+    """Refuse what several processes cannot do; one process may do anything.
+
+    Raises:
+        UserError: The first such setting.
+    """
+    ranks, name = world_size(), config.algorithm["name"]
+    if ranks == 1:
+        return
+    if not ALGORITHMS[name][1].distributed:
+        able = ", ".join(sorted(key for key, (_, learner) in ALGORITHMS.items() if learner.distributed))
+        raise UserError(f"Algorithm '{name}' runs in one process; drop torchrun, or choose one of {able}.")
+    if config.guards.restore_best:
+        raise UserError("Several processes cannot go back to the best weights; set guards.restore_best=false.")
+    shared = {"sim.num_envs": config.sim.num_envs, "algorithm.batch_size": config.algorithm["batch_size"]}
+    for key, number in shared.items():
+        if number % ranks:
+            raise UserError(f"{key}={number} cannot be shared out evenly to {ranks} processes; choose a multiple.")
+
+
+class SharedRollouts:
+    """The rollouts of all processes as one; a resumed run plays fresh episodes."""
+
+    def __init__(self, own: RolloutSource) -> None:
+        """Share what `own` plays."""
+        self.own = own
+        self.env_steps = 0  # of all processes
+
+    def next(self, algorithm: Algorithm) -> Rollout:
+        """Play one rollout here and put those of all processes together."""
+        rollout = together(self.own.next(algorithm))
+        self.env_steps += int(rollout.steps.sum())
+        return rollout
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the episodes of this process."""
+        return self.own.metrics()
+
+    def observations(self) -> Observation:
+        """The first observations of this process."""
+        return self.own.observations()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The count of steps alone: the simulators of the other processes are out of reach."""
+        return {"env_steps": self.env_steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Start fresh episodes with seeds that cannot have been played yet."""
+        self.env_steps = int(state["env_steps"])
+        return self.own.load_state_dict(state)
+
+    def close(self) -> None:
+        """Stop the simulator."""
+        self.own.close()
+
+
+def together(rollout: Rollout) -> Rollout:
+    """The rollouts `(T, N_r, ...)` of all processes as one of `(T, N)`, environments in the order of the processes."""
+
+    def joined(value: Any, dim: int) -> Any:
+        if isinstance(value, Tensor):
+            return gathered(value, dim)
+        return {key: gathered(part, dim) for key, part in value.items()}
+
+    names = ("obs", "record", "logp", "reward", "steps", "terminated", "truncated")
+    whole = replace(rollout, **{name: joined(getattr(rollout, name), 1) for name in names})
+    # Final observations are row-major over all environments; the processes send theirs one after the other.
+    bootstrap = whole.truncated & ~whole.terminated
+    owners = bootstrap.view(len(bootstrap), world_size(), -1).movedim(1, 0)  # (R, T, N_r)
+    time, env = owners.nonzero()[:, 1], owners.nonzero()[:, 2] + owners.nonzero()[:, 0] * owners.shape[2]
+    order = (time * bootstrap.shape[1] + env).argsort()
+    final = {key: value[order] for key, value in joined(rollout.final_obs, 0).items()}
+    return replace(whole, final_obs=final, last_obs=joined(rollout.last_obs, 0))

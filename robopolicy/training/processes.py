@@ -1,0 +1,46 @@
+"""Work in several processes, each on one thread of torch."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from multiprocessing import get_context, parent_process
+from typing import Any, TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+
+
+def in_processes(
+    function: Callable[[Item], Any], items: Sequence[Item], *, jobs: int
+) -> Iterator[tuple[Item, Future[Any]]]:
+    """Yield every item with the future of `function(item)`, done, in the order in which they end.
+
+    Args:
+        function: A function of an importable module, which `__main__` is not to another process.
+        items: What to call it with.
+        jobs: Processes at a time.
+    """
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_start) as pool:
+        running = {pool.submit(function, item): item for item in items}
+        try:
+            for future in as_completed(running):
+                yield running[future], future
+        finally:  # where the reader stops early, nothing more begins
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start() -> None:
+    """One thread for every process, and none of them without the one that waits for it."""
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,101 @@
+"""The harness of the table of control from scratch: whole cells on tiny budgets, and what the table makes of cells."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.control import cell as cell_module
+from benchmarks.control.cell import run_cell
+from benchmarks.control.methods import FAMILIES, METHODS, OFF_POLICY, ON_POLICY, Family
+from benchmarks.control.table import figures, plot, rows
+from benchmarks.control.tasks import TASKS
+from robopolicy.algorithms import ALGORITHMS
+from robopolicy.algorithms.frames.rollout_learner import RolloutLearner
+from robopolicy.sim.registry import get_task
+
+
+def test_every_learner_from_rollouts_has_a_row_and_every_row_a_learner():
+    assert {name for name, (_, learner) in ALGORITHMS.items() if issubclass(learner, RolloutLearner)} <= set(METHODS)
+    assert {name for name, method in METHODS.items() if not method.is_baseline} <= set(ALGORITHMS)
+    assert all(get_task(task.task) for task in TASKS.values())
+    assert all(METHODS[family.baseline].is_baseline for family in FAMILIES)
+
+
+def test_scores_are_shares_of_the_way_from_random_to_expert():
+    hopper = TASKS["hopper"]
+    assert (hopper.score(hopper.random), hopper.score(hopper.expert)) == (0.0, 1.0)
+
+
+SMALL = {
+    ON_POLICY: replace(ON_POLICY, num_envs=4, rollout=8),
+    OFF_POLICY: replace(OFF_POLICY, warmup=40, batch_size=16, capacity=1000),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo", "sb3_ppo", "sac", "sb3_sac"])
+def test_a_cell_trains_judges_and_keeps_its_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    pytest.importorskip("stable_baselines3")
+    monkeypatch.setattr(cell_module, "WORK", tmp_path)
+    monkeypatch.setattr(cell_module, "EPISODES", 2)
+    monkeypatch.setattr(cell_module, "CURVE_EPISODES", 2)
+    method = replace(METHODS[name], family=SMALL[METHODS[name].family])
+    cell = run_cell(method, TASKS["hopper"], 0, steps=320)
+    steps = [point[0] for point in cell["curve"]]
+    assert 10 <= len(steps) <= 12 and steps == sorted(steps) and steps[-1] == cell["env_steps"] == 320
+    assert np.isfinite(cell["return"]) and cell["seconds"] > 0
+
+
+def cell(method: str, family: Family, task: str, seed: int, value: float) -> dict[str, Any]:
+    curve = [(1000 * step, value * step / 3) for step in (1, 2, 3)]
+    common = {"method": method, "family": family.name, "task": task, "seed": seed, "env_steps": 3000, "seconds": 9.0}
+    return {**common, "return": value, "curve": curve}
+
+
+def cells(**values: float) -> list[dict[str, Any]]:
+    """Five seeds of each method on two tasks, a little apart."""
+    return [
+        cell(name, METHODS[name].family, task, seed, value + seed)
+        for name, value in values.items()
+        for task in ("hopper", "walker2d")
+        for seed in range(5)
+    ]
+
+
+def test_learners_are_ahead_level_or_behind_their_own_baseline():
+    found = cells(sb3_ppo=1000.0, ppo=1000.0, bpo=1100.0, mdpo=900.0, sb3_sac=50.0, sac=500.0)
+    numbers = figures(found)
+    table = {row["method"]: row for row in rows(numbers)}
+    verdicts = {name: row["verdict"] for name, row in table.items()}
+    assert verdicts == {
+        "sb3_ppo": "-",
+        "bpo": "ahead",
+        "mdpo": "behind",
+        "ppo": "level",
+        "sb3_sac": "-",
+        "sac": "ahead",
+    }
+    assert (table["bpo"]["seeds"], table["bpo"]["hopper"], table["bpo"]["half_cheetah"]) == (5, "1102", "-")
+    better = numbers[ON_POLICY.name]["methods"]["ppo"]["better_than_baseline"]
+    assert better["low"] < better["value"] == 0.5 < better["high"]
+
+
+def test_too_few_runs_have_no_verdict():
+    found = figures([run for run in cells(sb3_sac=50.0, sac=500.0) if run["seed"] < 2])
+    assert {row["verdict"] for row in rows(found)} == {"-"}
+    assert found[OFF_POLICY.name]["methods"]["sac"]["better_than_baseline"] is None
+
+
+def test_tasks_that_only_one_side_has_played_do_not_count():
+    found = [run for run in cells(sb3_sac=500.0, sac=500.0) if (run["method"], run["task"]) != ("sb3_sac", "hopper")]
+    assert {row["method"]: row["verdict"] for row in rows(figures(found))}["sac"] == "level"
+
+
+def test_curves_are_drawn_beside_the_baseline(tmp_path: Path):
+    found = cells(sb3_ppo=1000.0, ppo=1000.0, bpo=1100.0)
+    assert plot(found, ON_POLICY, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+    assert plot(found, OFF_POLICY, tmp_path / "none.png") is None

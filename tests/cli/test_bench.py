@@ -1,0 +1,81 @@
+"""`robopolicy bench`: several seeds, their report, and going on where it stopped."""
+
+import json
+
+import pytest
+import torch
+
+from robopolicy.cli.main import main
+from robopolicy.training import bench
+from robopolicy.training.loop import Trainer
+
+PPO = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gaussian", "sim.num_envs=4"]
+QUICK = [*PPO, "algorithm.decisions=8", "budget.updates=2", "evaluation.episodes=2"]
+
+
+@pytest.fixture(autouse=True)
+def torch_settings():
+    """Runs fix the number of torch threads; other tests must not notice."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_seeds_are_trained_and_reported_together(tmp_path, capsys):
+    out = tmp_path / "bench"
+    assert main(["bench", "--seeds", "2", "--out", str(out), *QUICK, "seed=3"]) == 0
+    printed = capsys.readouterr().out
+    assert "2 seeds" in printed and "final return" in printed and "Only 2 seeds" in printed
+    report = json.loads((out / "report.json").read_text())
+    runs = [json.loads((out / name / "report.json").read_text()) for name in ("seed3", "seed4")]
+    assert report["seeds"] == [3, 4] and report["base"] is None
+    final = report["final"]["return_mean"]
+    assert final["by_seed"] == [run["final"]["return_mean"] for run in runs]
+    assert final["low"] <= final["value"] <= final["high"]
+    assert (out / "curves.png").stat().st_size > 1000
+    assert "| final success |" in (out / "report.md").read_text()
+
+
+def test_finished_seeds_are_kept_and_interrupted_ones_go_on(tmp_path, monkeypatch, capsys):
+    words = ["bench", "--out", str(tmp_path / "bench"), *QUICK]
+    assert main([*words, "--seeds", "1"]) == 0
+    whole = json.loads((tmp_path / "bench/report.json").read_text())
+    iterate = Trainer._iterate
+
+    def stopped(trainer: Trainer) -> None:
+        iterate(trainer)
+        trainer._signal = 2
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_iterate", stopped)
+        assert main([*words, "--seeds", "2"]) == 130
+        assert "same command" in capsys.readouterr().out
+    assert main([*words, "--seeds", "2"]) == 0
+    report = json.loads((tmp_path / "bench/report.json").read_text())
+    assert report["seeds"] == [0, 1] and report["seconds"][0] == whole["seconds"][0]
+    assert report["final"]["return_mean"]["by_seed"][0] == whole["final"]["return_mean"]["by_seed"][0]
+
+
+def test_other_settings_and_names_of_its_own_are_refused(tmp_path, capsys):
+    words = ["bench", "--seeds", "1", "--out", str(tmp_path / "bench"), *QUICK, "evaluation.episodes=0"]
+    assert main(words) == 0
+    assert main([*words, "algorithm.lr=1e-3"]) == 2
+    assert "has other settings" in capsys.readouterr().err
+    for wrong, words in (("drop out=", [*QUICK, "name=a"]), ("--seeds", [*QUICK, "--seeds", "0"])):
+        assert main(["bench", "--out", str(tmp_path / "other"), *words]) == 2
+        assert wrong in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.slow
+def test_seeds_in_processes_give_the_same_runs(tmp_path):
+    for name, jobs in (("one", "1"), ("two", "2")):
+        assert main(["bench", "--seeds", "2", "--jobs", jobs, "--out", str(tmp_path / name), *QUICK]) == 0
+    one, two = (json.loads((tmp_path / name / "report.json").read_text()) for name in ("one", "two"))
+    assert one["final"] == two["final"]
+
+
+def test_scores_that_a_task_does_not_define_are_left_out():
+    scores = bench._scores([{"success": None, "return_mean": 1.0}, {"success": None, "return_mean": 3.0}])
+    assert scores is not None and list(scores) == ["return_mean"] and scores["return_mean"]["value"] == 2.0
+    assert bench._scores([None, None]) is None

@@ -1,0 +1,89 @@
+"""`robopolicy train --multirun`: which runs a sweep has, and that Hydra's launchers train them."""
+
+import json
+
+import pytest
+import torch
+
+from robopolicy.cli.main import main
+from robopolicy.training.sweep import combinations
+
+POINT_MASS = ["task=point_mass", "task.reward=shaped", "policy=gaussian", "sim.num_envs=4", "algorithm.decisions=8"]
+QUICK = [*POINT_MASS, "budget.updates=2", "evaluation.episodes=0"]
+
+
+@pytest.fixture(autouse=True)
+def folder_and_threads(tmp_path, monkeypatch):
+    """Launchers write to the working folder, and runs fix the number of torch threads."""
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_every_combination_is_a_run_named_after_what_differs():
+    configs, launcher = combinations([*QUICK, "algorithm=ppo,bpo", "seed=range(0,2)", "hydra/launcher=joblib"])
+    assert launcher == ["hydra/launcher=joblib"]
+    assert [(config.algorithm["name"], config.seed) for config in configs] == [
+        ("ppo", 0),
+        ("ppo", 1),
+        ("bpo", 0),
+        ("bpo", 1),
+    ]
+    assert configs[2].name == "algorithm=bpo,seed=0"
+
+
+def test_presets_keep_their_name_and_lists_are_no_sweeps():
+    words = ["experiment=half_cheetah_ppo", "policy.hidden=[8,8]", "algorithm.lr=1e-3,1e-4"]
+    configs, _ = combinations(words)
+    assert [config.name for config in configs] == [f"half_cheetah_ppo_algorithm.lr={lr}" for lr in ("0.001", "0.0001")]
+    assert configs[0].policy["hidden"] == [8, 8]
+    tasks, _ = combinations(["experiment=half_cheetah_ppo", "task=locomotion/hopper,locomotion/walker2d"])
+    assert [config.name for config in tasks][1] == "half_cheetah_ppo_task=locomotion-walker2d"
+
+
+@pytest.mark.parametrize(
+    "wrong", ["algorithm=ppo,nope", "seed=interval(0,1)", "seed=range(2,2)", "algorithm.lr=1e-3,-1"]
+)
+def test_nothing_is_trained_when_one_run_is_wrong(tmp_path, capsys, wrong):
+    assert main(["train", "--multirun", *QUICK, "algorithm=ppo", wrong, f"out={tmp_path}"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [("nope", "Unknown launcher 'nope'"), ("submitit_slurm", "submitit"), ("basic hydra.launcher.x=1", "Hydra: ")],
+)
+def test_launchers_that_are_missing_or_set_wrongly_are_named(capsys, choice, message):
+    if choice == "submitit_slurm":
+        try:
+            import hydra_plugins.hydra_submitit_launcher  # noqa: F401
+
+            pytest.skip("it is installed")
+        except ImportError:
+            pass
+    assert main(["train", "--multirun", *QUICK, "algorithm=ppo", *f"hydra/launcher={choice}".split()]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_the_basic_launcher_trains_all_and_keeps_what_is_finished(tmp_path, capsys):
+    words = ["train", "--multirun", *QUICK, "algorithm=ppo,mdpo", f"out={tmp_path / 'out'}"]
+    assert main(words) == 0
+    reports = [tmp_path / f"out/algorithm={name}/report.json" for name in ("ppo", "mdpo")]
+    written = [(json.loads(file.read_text())["algorithm"], file.stat().st_mtime_ns) for file in reports]
+    assert [name for name, _ in written] == ["ppo", "mdpo"]
+    assert main(words) == 0
+    assert [file.stat().st_mtime_ns for file in reports] == [when for _, when in written]
+    (tmp_path / "out/algorithm=ppo/config.yaml").write_text("seed: 1\n")
+    assert main(words) == 2
+    assert "1 of 2 runs failed, first algorithm=ppo" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_joblib_trains_in_processes(tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    assert main(["train", "--multirun", *QUICK, "algorithm=ppo,mdpo", f"out={tmp_path / 'out'}", *launcher]) == 0
+    assert (tmp_path / "out/algorithm=mdpo/report.json").exists()
