@@ -1,4 +1,4 @@
-"""Tasks of optional packages, most of them on the gymnasium backend with one module `tasks.<family>.env` each.
+"""Tasks of optional packages that run on the gymnasium backend, one module `tasks.<family>.env` each.
 
 Such a module offers `make_env(task, options) -> gymnasium.Env` and `make_expert(task) -> Expert`, and may import its
 package freely: it is imported when the task is made, not when it is registered.
@@ -60,9 +60,3 @@ def register_package_task(
     register(
         TaskEntry(name, make, description, make_expert, backends=("gymnasium",), requires=extra, module=module_name)
     )
-
-
-def refuse_cameras(name: str, options: SimOptions) -> None:
-    """Refuse cameras for a task that shows what its own library decides."""
-    if options.cameras or options.point_clouds:
-        raise UserError(f"Task {name} brings its own observations and cannot add cameras; leave them out.")

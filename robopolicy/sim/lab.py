@@ -7,7 +7,7 @@ for the device once: for the numbers of the rows to restart, as both libraries d
 * **Last observations.** mjlab with `cfg.auto_reset = False` and Isaac Lab 3 with `cfg.compute_final_obs = True` show
   them. Isaac Lab 2.3 does not: there `spec.final_obs_exact` is False and `final_obs` is the observation before.
 * **Actions.** Bounds that are infinite become `action_bound`, since both libraries leave most actions unbounded.
-* **Diverged physics.** A row whose observation or reward is not finite ends its episode, alone.
+* **Diverged physics.** A row whose observation or reward is not finite, or whose action is NaN, ends its episode, alone.
 * **Seeds.** Episodes share one random stream, so single ones cannot be replayed (`spec.seeded_episodes` is False), nor
   can rows stand still (`spec.partial_steps` is False): play one action per decision.
 """
@@ -85,20 +85,22 @@ class LabSim(VectorSim):
         return dict(self._obs)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        """Apply `action` `(N, A)` for one control step; `active` must be None. A NaN action makes its row diverge."""
+        """Apply `action` `(N, A)` for one control step; `active` must be None."""
         expected = (self.num_envs, len(self._low))
         if tuple(action.shape) != expected:
             raise UserError(f"Expected actions of shape {expected}, got {tuple(action.shape)}.")
         if active is not None:
             raise UserError(f"The environments of {self.spec.task} all move together; play one action per decision.")
-        played = action.detach().to(self.device, torch.float32).clamp(self._low, self._high)
+        action = action.detach().to(self.device, torch.float32)
+        lost = action.isnan()  # a diverged policy, whose numbers must not reach the solver
+        played = torch.where(lost, 0.0, action).clamp(self._low, self._high)
         with self._stream:
             result = self.env.step(played)
             seen, extras = _flat(result[0]), result[4]
             reward = result[1].to(torch.float32, copy=True).reshape(-1)  # mjlab writes into the same storage every step
             terminated, truncated = (flag.to(torch.bool, copy=True).reshape(-1) for flag in result[2:4])
             final = self._last(seen, terminated | truncated, extras)
-            diverged = ~(_finite_rows(seen) & _finite_rows(final) & reward.isfinite())
+            diverged = lost.any(1) | ~(_finite_rows(seen) & _finite_rows(final) & reward.isfinite())
             reset = torch.zeros_like(diverged) if self._restarts else terminated | truncated  # by the environment
             terminated |= diverged
             done = terminated | truncated

@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+from robopolicy.errors import UserError
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, TaskEntry, register_family
-from tasks import mjlab
-from tasks.packages import refuse_cameras
+
+# mjlab and Isaac Lab leave actions unbounded. In their walking tasks an action is an offset of joint targets, scaled so
+# that gaits need more than 1 of it; everything else is bounded by 1.
+_WALKING, _ELSEWHERE = 3.0, 1.0
 
 
 def _gymnasium_entry(env_id: str) -> TaskEntry:
@@ -17,7 +20,7 @@ def _gymnasium_entry(env_id: str) -> TaskEntry:
     def make(options: SimOptions) -> VectorSim:
         from robopolicy.sim.gymnasium import GymnasiumSim
 
-        refuse_cameras(name, options)
+        _refuse_cameras(name, options)
         return GymnasiumSim(env_id, options.num_envs, task=name)
 
     return TaskEntry(name, make, f"Gymnasium's {env_id}.", backends=("gymnasium",))
@@ -29,14 +32,24 @@ def _envpool_entry(env_id: str) -> TaskEntry:
     def make(options: SimOptions) -> VectorSim:
         from robopolicy.sim.envpool import EnvPoolSim
 
-        refuse_cameras(name, options)
+        _refuse_cameras(name, options)
         return EnvPoolSim(env_id, options.num_envs, threads=options.threads, task=name)
 
     return TaskEntry(name, make, f"EnvPool's {env_id}.", backends=("envpool",), requires="envpool")
 
 
-def _mjlab_entry(env_id: str) -> TaskEntry:
-    return mjlab.entry(f"mjlab/{env_id}", env_id, f"mjlab's {env_id}.")
+def mjlab_entry(env_id: str, name: str = "", description: str = "") -> TaskEntry:
+    """The task that runs mjlab's `env_id`; `tasks.mjlab` gives some of them short names."""
+    name = name or f"mjlab/{env_id}"
+
+    def make(options: SimOptions) -> VectorSim:
+        from robopolicy.sim.mjlab import make_mjlab
+
+        _refuse_cameras(name, options)
+        bound = _action_bound(env_id)
+        return make_mjlab(env_id, options.num_envs, device=options.device, task=name, action_bound=bound)
+
+    return TaskEntry(name, make, description or f"mjlab's {env_id}.", backends=("mjlab",), requires="mjlab")
 
 
 def _isaaclab_entry(env_id: str) -> TaskEntry:
@@ -45,15 +58,25 @@ def _isaaclab_entry(env_id: str) -> TaskEntry:
     def make(options: SimOptions) -> VectorSim:
         from robopolicy.sim.isaaclab import make_isaaclab
 
-        refuse_cameras(name, options)
-        return make_isaaclab(env_id, options.num_envs, device=options.device, task=name)
+        _refuse_cameras(name, options)
+        bound = _action_bound(env_id)
+        return make_isaaclab(env_id, options.num_envs, device=options.device, task=name, action_bound=bound)
 
     return TaskEntry(name, make, f"Isaac Lab's {env_id}.", backends=("isaaclab",), requires="isaaclab")
+
+
+def _action_bound(env_id: str) -> float:
+    return _WALKING if "-Velocity-" in env_id else _ELSEWHERE
+
+
+def _refuse_cameras(name: str, options: SimOptions) -> None:
+    if options.cameras or options.point_clouds:
+        raise UserError(f"Task {name} brings its own observations and cannot add cameras; leave them out.")
 
 
 def register() -> None:
     """Register the families without importing them."""
     register_family("gymnasium", _gymnasium_entry)
     register_family("envpool", _envpool_entry)
-    register_family("mjlab", _mjlab_entry)
+    register_family("mjlab", mjlab_entry)
     register_family("isaaclab", _isaaclab_entry)

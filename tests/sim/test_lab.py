@@ -116,15 +116,16 @@ def test_what_cannot_be_adapted_is_refused() -> None:
 @pytest.mark.parametrize("when", [1, 3])
 def test_a_diverged_row_ends_alone(kind: str, when: int) -> None:
     """At step 3 its episode reaches the time limit as well, so that Isaac Lab has restarted it by itself."""
-    sim, undisturbed = make(kind), make(kind)
+    env = Rail(kind)
+    sim, undisturbed = LabSim(env, task="test/rail", action_bound=2.0), make(kind)
     sim.reset(0)
     undisturbed.reset(0)
     others = torch.tensor([True, False, True])
     for number in range(8):
-        before, action = sim._obs["actor"][1], ACTIONS.clone()
+        before = sim._obs["actor"][1]
         if number == when:
-            action[1] = torch.nan
-        step, expected = sim.step(action), undisturbed.step(ACTIONS)
+            env.x[1] = torch.nan
+        step, expected = sim.step(ACTIONS), undisturbed.step(ACTIONS)
         for left, right in ((step.obs, expected.obs), (step.final_obs, expected.final_obs)):
             assert all(torch.equal(left[key][others], right[key][others]) for key in left)
             assert all(bool(value.isfinite().all()) for value in left.values())
@@ -137,6 +138,16 @@ def test_a_diverged_row_ends_alone(kind: str, when: int) -> None:
             assert torch.equal(step.final_obs["actor"][1], before)
             torch.testing.assert_close(step.obs["actor"][1], torch.tensor([0.01, 0.0]))
             assert sim.episode_step.tolist()[1] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_action_that_is_no_number_ends_its_row_and_stays_out_of_the_physics(kind: str) -> None:
+    env = Rail(kind)
+    sim = LabSim(env, task="test/rail")
+    step = sim.step(torch.tensor([[0.5], [torch.nan], [torch.inf]]))
+    assert env.played.tolist() == [0.5, 0.0, 1.0]
+    assert step.info["diverged"].tolist() == step.terminated.tolist() == [False, True, False]
+    torch.testing.assert_close(step.obs["actor"], torch.tensor([[0.5, 1.0], [0.01, 0.0], [1.0, 1.0]]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -252,18 +263,6 @@ def test_metrics_average_over_episodes_and_say_what_is_not_exact(kind: str) -> N
     sampler.collect(diverge)
     assert sampler.episode_stats()["rollout/diverged"] == 1.0
     assert sampler.episode_stats() == {}
-
-
-def test_native_backend_counts_diverged_episodes_in_the_same_way() -> None:
-    from slider import Slider
-
-    from robopolicy.sim.mujoco.backend import MujocoSim
-
-    sim = MujocoSim(Slider(), 2)
-    sampler = RolloutSampler(ChunkedSim(sim), decisions=1)
-    sim.engine.states[1, 1] = np.nan
-    sampler.collect(lambda obs, *, generator: Sample(torch.zeros(2, 1, 1), {}, torch.zeros(2, 1)))
-    assert sampler.episode_stats()["rollout/diverged"] == 1.0
 
 
 def test_short_names_lead_to_the_environments_of_mjlab() -> None:
