@@ -77,8 +77,8 @@ class Step:
     truncated: Tensor  # (N,) bool, the episode was cut (time limit)
     final_obs: Observation  # (N, ...) true successor observation; equals `obs` where the episode goes on
     info: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """(N, ...); `success` (N,) bool where the task defines it, `diverged` (N,) bool where the backend tells: the physics
-    left the finite numbers, so the episode was terminated, and `final_obs` is its last finite observation."""
+    """(N, ...); `success` (N,) bool where the task defines it, `diverged` (N,) bool where the backend can tell that the
+    physics left the finite numbers: the episode is terminated, and `final_obs` is its last finite observation."""
 
     @property
     def done(self) -> Tensor:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
-from robopolicy.errors import UserError, unknown_name
+import gymnasium
+
+from robopolicy.errors import UserError, unknown_environment
 from robopolicy.sim.lab import LabSim, building
 
 
@@ -21,31 +24,27 @@ def make_isaaclab(env_id: str, num_envs: int, *, device: str, task: str = "", ac
         action_bound: Actions, which Isaac Lab leaves unbounded, are clipped to `[-action_bound, action_bound]`.
     """
     with building(device):
-        gymnasium, config = isaaclab_config(env_id, num_envs, device)
+        config = isaaclab_config(env_id, num_envs, device)
         return LabSim(gymnasium.make(env_id, cfg=config), task=task or env_id, action_bound=action_bound)
 
 
-def isaaclab_config(env_id: str, num_envs: int, device: str) -> tuple[Any, Any]:
-    """The gymnasium that knows Isaac Lab, and its configuration of `env_id`, told to show last observations if it can.
+def isaaclab_config(env_id: str, num_envs: int, device: str) -> Any:
+    """Configuration of Isaac Lab's `env_id`, told to show last observations if it can.
 
     Raises:
         UserError: Isaac Lab is missing or has no such environment, or one runs already.
     """
     try:
-        if version("isaaclab").startswith("2."):  # its modules can be imported inside a running Isaac Sim only
-            from isaaclab.app import AppLauncher
-
-            AppLauncher(headless=True, device=device)
-        import gymnasium
-        import isaaclab_tasks  # noqa: F401 - registers the environments
-        from isaaclab.sim import SimulationContext
-        from isaaclab_tasks.utils import parse_env_cfg
+        if find_spec("isaaclab") and not find_spec("isaaclab_newton"):  # 2.3 can be imported inside Isaac Sim only
+            import_module("isaaclab.app").AppLauncher(headless=True, device=device)
+        context = import_module("isaaclab.sim").SimulationContext
+        parse_env_cfg = import_module("isaaclab_tasks.utils").parse_env_cfg  # and registers the environments
     except ImportError as error:
         raise UserError(_missing(error)) from error
     known = [name for name, spec in gymnasium.registry.items() if "env_cfg_entry_point" in spec.kwargs]
     if env_id not in known:
-        raise unknown_name("environment", env_id, known, "of Isaac Lab")
-    if SimulationContext.instance() is not None:
+        raise unknown_environment("Isaac Lab", env_id, known)
+    if context.instance() is not None:
         raise UserError(
             "Isaac Lab simulates one set of environments per process, and one is open; train with "
             "evaluation.episodes=0 and evaluate afterwards (robopolicy eval)."
@@ -54,7 +53,7 @@ def isaaclab_config(env_id: str, num_envs: int, device: str) -> tuple[Any, Any]:
     config.seed = 0  # of what is drawn once, such as terrain: the same in every run
     if hasattr(config, "compute_final_obs"):
         config.compute_final_obs = True
-    return gymnasium, config
+    return config
 
 
 def _missing(error: ImportError) -> str:

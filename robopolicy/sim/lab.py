@@ -7,7 +7,7 @@ for the device once: for the numbers of the rows to restart, as both libraries d
 * **Last observations.** mjlab with `cfg.auto_reset = False` and Isaac Lab 3 with `cfg.compute_final_obs = True` show
   them. Isaac Lab 2.3 does not: there `spec.final_obs_exact` is False and `final_obs` is the observation before.
 * **Actions.** Bounds that are infinite become `action_bound`, since both libraries leave most actions unbounded.
-* **Diverged physics.** A row whose observation or reward is not finite, or whose action is NaN, ends its episode, alone.
+* **Diverged physics.** A row whose observation or reward is not finite, or whose action is NaN, is terminated, alone.
 * **Seeds.** Episodes share one random stream, so single ones cannot be replayed (`spec.seeded_episodes` is False), nor
   can rows stand still (`spec.partial_steps` is False): play one action per decision.
 """
@@ -44,11 +44,11 @@ class LabSim(VectorSim):
 
     Every observation group becomes a key, the terms of a group that is not concatenated become `<group>.<term>`, and
     colour images `image.<key>`. What the environment logs goes to `info` as `log.<name>`; a number that it logs for all
-    episodes ending in a step goes to every row. `info["success"]` is its termination term of that name, if there is one.
+    episodes ending in a step goes to every row. `info["success"]` is its termination term of that name, if it has one.
     """
 
     def __init__(self, env: Any, *, task: str, action_bound: float = 1.0) -> None:
-        self.env = env.unwrapped
+        self.env: Any = env.unwrapped
         if hasattr(self.env, "possible_agents"):
             raise UserError(f"Task {task} has several agents; robot policies drive one.")
         self.num_envs = int(self.env.num_envs)
@@ -156,7 +156,7 @@ class LabSim(VectorSim):
 
 @contextmanager
 def building(device: str) -> Iterator[None]:
-    """Keep to itself what a library prints, and does to the global random generators, while it builds an environment."""
+    """Silence a library, and keep the global random generators as they are, while it builds an environment."""
     with suppress(ImportError, AttributeError):  # Warp, on which both build, names every kernel that it loads
         import warp
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from robopolicy.errors import UserError, unknown_name
+from robopolicy.errors import UserError, unknown_environment
 from robopolicy.sim.gl import gl_backend
 from robopolicy.sim.lab import LabSim, building
 
@@ -28,7 +28,7 @@ def make_mjlab(env_id: str, num_envs: int, *, device: str, task: str = "", actio
 
 
 def mjlab_config(env_id: str, num_envs: int) -> Any:
-    """mjlab's configuration of `env_id`, told to show last observations and to leave ended episodes to `LabSim`.
+    """Configuration of mjlab's `env_id`, told to show last observations and to leave ended episodes to `LabSim`.
 
     Raises:
         UserError: mjlab is missing, has no such environment, or the environment needs a file that it does not bring.
@@ -41,10 +41,12 @@ def mjlab_config(env_id: str, num_envs: int) -> Any:
     except ImportError as error:
         raise UserError(f"mjlab cannot be imported ({error}); run: pip install 'robopolicy[mjlab]'.") from error
     if env_id not in list_tasks():
-        raise unknown_name("environment", env_id, list_tasks(), "of mjlab")
+        raise unknown_environment("mjlab", env_id, list_tasks())
     config: Any = load_env_cfg(env_id)
     if getattr(config.commands.get("motion"), "motion_file", None) == "":
-        raise UserError(f"mjlab's {env_id} follows a motion file, which it does not bring; build it in Python (LabSim).")
+        raise UserError(
+            f"mjlab's {env_id} follows a motion file, which it does not bring; build it in Python (LabSim)."
+        )
     config.scene.num_envs = num_envs
     config.seed = 0  # of what is drawn once, such as terrain: the same in every run
     config.auto_reset = False

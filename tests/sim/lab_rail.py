@@ -43,7 +43,9 @@ class Rail:
         if "direct" not in kind:
             self.observation_manager = SimpleNamespace(compute=self._get_observations)
             self.termination_manager = SimpleNamespace(active_terms=["success"], get_term=lambda name: self.won)
-        self.x, self.age, self.starts, self.reward, self.played = (torch.zeros(num_envs, device=device) for _ in range(5))
+        self.x, self.age, self.starts, self.reward, self.played = (
+            torch.zeros(num_envs, device=device) for _ in range(5)
+        )
         self.terminated, self.truncated, self.won = (
             torch.zeros(num_envs, dtype=torch.bool, device=device) for _ in range(3)
         )

@@ -42,7 +42,8 @@ def test_rewards_flags_and_final_observations_are_those_worked_out_by_hand(kind:
     torch.testing.assert_close(reward, expected)
     assert [step.terminated.tolist() for step in steps[2:]] == [[True, False, False], [False, False, True]]
     assert [step.truncated.tolist() for step in steps[2:]] == [[False] * 3, [False, True, True]]
-    last = {True: [[6.0, 3.0], [4.0, 4.0], [6.0, 4.0]], False: [[4.0, 2.0], [3.0, 3.0], [4.5, 3.0]]}[sim.spec.final_obs_exact]
+    shown, hidden = [[6.0, 3.0], [4.0, 4.0], [6.0, 4.0]], [[4.0, 2.0], [3.0, 3.0], [4.5, 3.0]]
+    last = shown if sim.spec.final_obs_exact else hidden
     torch.testing.assert_close(steps[2].final_obs["actor"][0], torch.tensor(last[0]))
     torch.testing.assert_close(steps[3].final_obs["actor"][1:], torch.tensor(last[1:]))
     torch.testing.assert_close(steps[2].obs["actor"], torch.tensor([[0.01, 0.0], [3.0, 3.0], [4.5, 3.0]]))

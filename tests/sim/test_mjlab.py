@@ -88,7 +88,7 @@ def test_building_leaves_the_random_numbers_of_others_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "device", "lesson"),
     [
-        ("mjlab/Mjlab-Cartpole-Balanc", "cpu", "Did you mean 'Mjlab-Cartpole-Balance'"),
+        ("mjlab/Mjlab-Cartpole-Balanc", "cpu", "Did you mean Mjlab-Cartpole-Balance"),
         ("mjlab/Mjlab-Tracking-Flat-Unitree-G1", "cpu", "motion file"),
         ("mjlab/cartpole_balance", "gpu", "use device cpu"),
         pytest.param(
