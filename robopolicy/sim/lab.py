@@ -7,7 +7,8 @@ for the device once: for the numbers of the rows to restart, as both libraries d
 * **Last observations.** mjlab with `cfg.auto_reset = False` and Isaac Lab 3 with `cfg.compute_final_obs = True` show
   them. Isaac Lab 2.3 does not: there `spec.final_obs_exact` is False and `final_obs` is the observation before.
 * **Actions.** Bounds that are infinite become `action_bound`, since both libraries leave most actions unbounded.
-* **Diverged physics.** A row whose observation or reward is not finite, or whose action is NaN, is terminated, alone.
+* **Diverged physics.** A row whose observation or reward is not finite, or whose action is NaN, is terminated, alone
+  and with reward 0.
 * **Seeds.** Episodes share one random stream, so single ones cannot be replayed (`spec.seeded_episodes` is False), nor
   can rows stand still (`spec.partial_steps` is False): play one action per decision.
 """
@@ -52,7 +53,7 @@ class LabSim(VectorSim):
         if hasattr(self.env, "possible_agents"):
             raise UserError(f"Task {task} has several agents; robot policies drive one.")
         self.num_envs = int(self.env.num_envs)
-        self.device = torch.device(str(self.env.device))
+        self.device = torch.empty(0, device=str(self.env.device)).device  # "cuda" is cuda:0 in every tensor
         self._stream = _RandomStream(self.device)
         self._restarts = getattr(self.env.cfg, "auto_reset", True) is False  # mjlab leaves ended episodes to us
         terms = getattr(getattr(self.env, "termination_manager", None), "active_terms", ())
@@ -100,11 +101,12 @@ class LabSim(VectorSim):
             reward = result[1].to(torch.float32, copy=True).reshape(-1)  # mjlab writes into the same storage every step
             terminated, truncated = (flag.to(torch.bool, copy=True).reshape(-1) for flag in result[2:4])
             final = self._last(seen, terminated | truncated, extras)
-            diverged = lost.any(1) | ~(_finite_rows(seen) & _finite_rows(final) & reward.isfinite())
+            sound = _finite_rows(seen)
+            diverged = lost.any(1) | ~(sound & _finite_rows(final) & reward.isfinite())
             reset = torch.zeros_like(diverged) if self._restarts else terminated | truncated  # by the environment
             terminated |= diverged
             done = terminated | truncated
-            restart = (done & ~reset) | ~_finite_rows(seen)
+            restart = (done & ~reset) | ~sound
             rows = restart.nonzero().flatten()
             obs = where_rows(restart, self._restart(rows), seen) if len(rows) else seen
         final = where_rows(diverged, self._obs, final)
