@@ -5,14 +5,15 @@ TORCH  ?= torch==2.13.0
 RUNS   ?= runs
 SEED   ?= 0
 BIN    := $(VENV)/bin
-# LeRobot needs Python 3.12 and an older torch, hence an environment of its own for the tests against it.
+# LeRobot and Isaac Lab need Python 3.12 and an older torch, hence environments of their own for the tests against them.
 LEROBOT_VENV   ?= .venv-lerobot
-LEROBOT_TORCH  ?= torch==2.11.0
-LEROBOT_PYTHON ?= $(firstword $(foreach python,python3.12 $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12),\
+ISAACLAB_VENV  ?= .venv-isaaclab
+TORCH312       ?= torch==2.11.0
+PYTHON312      ?= $(firstword $(foreach python,python3.12 $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12),\
   $(shell $(python) -c 'import sys; print(sys.executable)' 2>/dev/null)))
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo test test-fast test-lerobot lint types format docs check setup setup-dev clean
+.PHONY: demo test test-fast test-lerobot test-isaaclab lint types format docs check setup setup-dev clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -28,9 +29,14 @@ test-fast: $(VENV)/.setup-dev  ## without the slow tests
 	$(BIN)/python -m pytest -q -m "not gpu and not slow"
 
 test-lerobot:  ## policies and datasets against LeRobot itself, in an environment with Python 3.12
-	@test -n "$(LEROBOT_PYTHON)" || { echo "No Python 3.12 found; run: make test-lerobot LEROBOT_PYTHON=PATH"; exit 2; }
-	@$(MAKE) --no-print-directory VENV=$(LEROBOT_VENV) PYTHON=$(LEROBOT_PYTHON) TORCH=$(LEROBOT_TORCH) $(LEROBOT_VENV)/.setup-lerobot
+	@test -n "$(PYTHON312)" || { echo "No Python 3.12 found; run: make test-lerobot PYTHON312=PATH"; exit 2; }
+	@$(MAKE) --no-print-directory VENV=$(LEROBOT_VENV) PYTHON=$(PYTHON312) TORCH=$(TORCH312) $(LEROBOT_VENV)/.setup-lerobot
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(LEROBOT_VENV)/bin/python -m pytest -q tests/interop/test_lerobot_*.py tests/data/test_lerobot_package.py
+
+test-isaaclab:  ## its environments under our contract, on the CPU, in an environment with Python 3.12 (8 GB)
+	@test -n "$(PYTHON312)" || { echo "No Python 3.12 found; run: make test-isaaclab PYTHON312=PATH"; exit 2; }
+	@$(MAKE) --no-print-directory VENV=$(ISAACLAB_VENV) PYTHON=$(PYTHON312) TORCH=$(TORCH312) $(ISAACLAB_VENV)/.setup-isaaclab
+	OMP_NUM_THREADS=1 $(ISAACLAB_VENV)/bin/python -m pytest -q tests/sim/test_isaaclab.py
 
 lint: $(VENV)/.setup-dev  ## ruff: rules and format
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -63,7 +69,9 @@ $(VENV)/.setup: $(BIN)/python pyproject.toml
 	@touch $@
 
 $(VENV)/.setup-dev: $(VENV)/.setup
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,envpool,ogbench,pusht,sb3,tensorboard,wandb,diffusers,onnx,remote,rslrl]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,envpool,ogbench,pusht,sb3,tensorboard,wandb,diffusers,onnx,remote,rslrl,mjlab]'
+	@# rsl-rl-lib asks for torchvision and never imports it; one for another build of torch breaks what does.
+	@$(BIN)/python -c 'import torchvision' 2>/dev/null || $(BIN)/python -m pip uninstall -q -y torchvision
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps metaworld==3.1.1  # its metadata asks for an older MuJoCo than it needs
 	@touch $@
 
@@ -71,5 +79,9 @@ $(VENV)/.setup-lerobot: $(VENV)/.setup
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[lerobot]' 'pytest>=8.3,<10'
 	@touch $@
 
+$(VENV)/.setup-isaaclab: $(VENV)/.setup
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[isaaclab]' 'pytest>=8.3,<10'
+	@touch $@
+
 clean:  ## remove the environments and caches
-	rm -rf $(VENV) $(LEROBOT_VENV) .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LEROBOT_VENV) $(ISAACLAB_VENV) .pytest_cache .ruff_cache

@@ -37,6 +37,13 @@ def unknown_name(kind: str, name: str, known: Iterable[str], place: str = "") ->
     return UserError(f"{start} There are {len(options)}; see 'robopolicy list'.")
 
 
+def unknown_environment(library: str, env_id: str, known: Iterable[str]) -> UserError:
+    """Build the error for an id that another library does not have, suggesting the nearest ones."""
+    near = difflib.get_close_matches(env_id, list(known), n=3)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    return UserError(f"{library} has no environment '{env_id}'.{hint}")
+
+
 def cannot_write(path: Path, error: Exception) -> UserError:
     """Build the error for a place where a file or folder could not be written."""
     if isinstance(error, FileExistsError | NotADirectoryError):

@@ -3,12 +3,13 @@
 
 def register_tasks() -> None:
     """Entry point `robopolicy.tasks`: register every family."""
-    from tasks import external, locomotion, manipulation, metaworld, ogbench, push_t, toy
+    from tasks import external, locomotion, manipulation, metaworld, mjlab, ogbench, push_t, toy
 
     external.register()
     locomotion.register()
     toy.register()
     manipulation.register()
     metaworld.register()
+    mjlab.register()
     ogbench.register()
     push_t.register()

@@ -89,7 +89,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
     parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
     parser.add_argument("--stochastic", action="store_true", help="act with exploration noise")
-    parser.add_argument("--device", default="cpu", help="where the policies compute (default: cpu)")
+    parser.add_argument("--device", default="cpu", help="where policies compute, and physics that can (default: cpu)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

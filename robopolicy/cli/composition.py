@@ -131,7 +131,8 @@ def play(out: Path, request: Request, ingredients: Ingredients, ledger: Ledger |
     player = Player(own, lambda: policy, policy.spec)
     envs = min(request.num_envs, max(request.report_episodes, 0 if plan is None else plan.seeds))
     wanted = argparse.Namespace(backend=request.backend, reward=request.reward)
-    with closing(open_sim(get_task(request.task), sim_options(wanted, [player], envs), [player])) as sim:
+    options = sim_options(wanted, [player], envs, request.device)
+    with closing(open_sim(get_task(request.task), options, [player])) as sim:
         if plan is not None:
             print(f"{request.search} search: {plan}", file=sys.stderr)
         if request.report_episodes:

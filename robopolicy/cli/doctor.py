@@ -34,8 +34,13 @@ OPTIONAL = (
     ("wandb", "wandb", "logging.wandb=true", "pip install 'robopolicy[wandb]'"),
     ("diffusers", "diffusers", "schedulers of diffusers", "pip install 'robopolicy[diffusers]'"),
     ("lerobot", "lerobot", "policies of LeRobot (Python 3.12)", "pip install 'robopolicy[lerobot]'"),
-    ("mjlab", "mjlab", "GPU simulation with mjlab (needs an NVIDIA GPU)", "pip install mjlab"),
-    ("isaaclab", "isaaclab", "GPU simulation with Isaac Lab (its own environment)", "see the Isaac Lab guide"),
+    ("mjlab", "mjlab", "GPU simulation with mjlab (slow without a GPU)", "pip install 'robopolicy[mjlab]'"),
+    (
+        "isaaclab",
+        "isaaclab",
+        "GPU simulation with Isaac Lab (Python 3.12, an environment of its own)",
+        "pip install 'robopolicy[isaaclab]'",
+    ),
     ("rclpy", "rclpy", "driving a robot through ROS 2", "install ROS 2 and source its setup file"),
 )
 

@@ -115,7 +115,7 @@ def _evaluate(
 
     results: dict[str, EvalResult] = {}
     held: dict[str, dict[int, EvalResult]] = {}
-    options = sim_options(args, players, min(args.num_envs, args.episodes))
+    options = sim_options(args, players, min(args.num_envs, args.episodes), args.device)
     with closing(open_sim(entry, options, players)) as sim, progress_bars() as add_bar:
         for player in players:
             results[player.label] = evaluate(
@@ -150,7 +150,7 @@ def _film(
     count = min(args.video, args.episodes)
     if count == 0:
         return None, None, []
-    with closing(open_sim(entry, sim_options(args, players, count), players)) as sim:
+    with closing(open_sim(entry, sim_options(args, players, count, args.device), players)) as sim:
         sim.reset(args.seed)
         problem = rendering_problem(sim)
         if problem is not None:

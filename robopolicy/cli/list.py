@@ -21,6 +21,8 @@ BACKENDS = (
     ("mujoco-exact", "native MuJoCo with one persistent MjData per environment", "", ""),
     ("gymnasium", "any registered gymnasium environment, one by one", "", ""),
     ("envpool", "EnvPool's compiled environments; fast, but episodes are not repeatable", "envpool", "envpool"),
+    ("mjlab", "mjlab's environments on a GPU or, slowly, the CPU; episodes are not repeatable", "mjlab", "mjlab"),
+    ("isaaclab", "Isaac Lab's environments on a GPU or, slowly, the CPU; likewise", "isaaclab", "isaaclab"),
 )
 
 LEARNS = {

@@ -15,7 +15,7 @@ def add_player_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", default="auto", help="simulator backend (default: the task's own)")
     parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
     parser.add_argument("--stochastic", action="store_true", help="act with exploration noise")
-    parser.add_argument("--device", default="cpu", help="where the policy computes (default: cpu)")
+    parser.add_argument("--device", default="cpu", help="where policies compute, and physics that can (default: cpu)")
     parser.add_argument("--camera", help="camera of the video (default: the task's own)")
 
 

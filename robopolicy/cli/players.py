@@ -41,10 +41,10 @@ def load_players(names: Sequence[str], task: str | None, device: str) -> tuple[l
     return [_player(name, labels[i], entry, loaded) for i, name in enumerate(names)], entry
 
 
-def sim_options(args: argparse.Namespace, players: Sequence[Player], num_envs: int) -> SimOptions:
+def sim_options(args: argparse.Namespace, players: Sequence[Player], num_envs: int, device: str = "cpu") -> SimOptions:
     """Options for the simulator of all players, with the images and point clouds that their policies see."""
     views = views_of([player.spec.observation for player in players if player.spec is not None])
-    return SimOptions(num_envs=num_envs, backend=args.backend, reward=args.reward, **views)
+    return SimOptions(num_envs=num_envs, backend=args.backend, device=device, reward=args.reward, **views)
 
 
 def open_sim(entry: TaskEntry, options: SimOptions, players: Sequence[Player]) -> VectorSim:

@@ -46,7 +46,7 @@ class GroupSampler:
         self.group_size = group_size
         self._generator = torch.Generator(sim.sim.device).manual_seed(seed)
         self._seed = seed  # of the next group
-        self._tally = EpisodeTally(count, sim.sim.device)
+        self._tally = EpisodeTally(sim.sim)
         self.env_steps = 0  # control steps executed in recorded episodes since the start
 
     def first_observations(self) -> Observation:

@@ -28,7 +28,7 @@ class ReplaySampler:
         replay.cut()
         self._generator = torch.Generator(sim.sim.device).manual_seed(seed)
         self._obs = sim.reset(seed)
-        self._tally = EpisodeTally(sim.sim.num_envs, sim.sim.device)
+        self._tally = EpisodeTally(sim.sim)
         self.env_steps = 0  # control steps executed since the start
 
     def play(self, act: Act, decisions: int = 1) -> None:

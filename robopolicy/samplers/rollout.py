@@ -31,7 +31,7 @@ class RolloutSampler:
         self.decisions = decisions
         self._generator = torch.Generator(sim.sim.device).manual_seed(seed)
         self._obs = sim.reset(seed)
-        self._tally = EpisodeTally(sim.sim.num_envs, sim.sim.device)
+        self._tally = EpisodeTally(sim.sim)
         self.env_steps = 0  # control steps executed since the start
 
     def collect(self, act: Act) -> Rollout:

@@ -94,14 +94,14 @@ class ChunkedSim:
             if trace is not None:
                 trace.append(PlayedStep(chunk[:, j], step, active))
             successor = self._push(step.final_obs)
-            final = _where(active, successor, final)
-            history = _where(step.done, self._repeat(step.obs), successor)
-            self._history = _where(active, history, self._history)
+            final = where_rows(active, successor, final)
+            history = where_rows(step.done, self._repeat(step.obs), successor)
+            self._history = where_rows(active, history, self._history)
             reward += torch.where(active, self.gamma**j * step.reward, 0.0)
             steps += active
             terminated |= active & step.terminated
             truncated |= active & step.truncated
-            info = {key: _where_rows(active, value, info.get(key, value)) for key, value in step.info.items()}
+            info = {key: _select(active, value, info.get(key, value)) for key, value in step.info.items()}
         return ChunkStep(dict(self._history), reward, steps, terminated, truncated, final, info)
 
     def state_dict(self) -> dict[str, Any]:
@@ -116,7 +116,10 @@ class ChunkedSim:
 
     def _single(self, step: Step) -> ChunkStep:
         final = self._push(step.final_obs)
-        self._history = _where(step.done, self._repeat(step.obs), final) if bool(step.done.any()) else final
+        if self.obs_horizon == 1:
+            self._history = self._push(step.obs)
+        else:
+            self._history = where_rows(step.done, self._repeat(step.obs), final)
         ones = torch.ones(self.sim.num_envs, dtype=torch.int64, device=self.sim.device)
         return ChunkStep(dict(self._history), step.reward, ones, step.terminated, step.truncated, final, step.info)
 
@@ -129,9 +132,10 @@ class ChunkedSim:
         return {key: torch.cat([self._history[key][:, 1:], value.unsqueeze(1)], 1) for key, value in obs.items()}
 
 
-def _where_rows(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+def _select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     return torch.where(mask.reshape(-1, *[1] * (yes.dim() - 1)), yes, no)
 
 
-def _where(mask: Tensor, yes: Observation, no: Observation) -> Observation:
-    return {key: _where_rows(mask, value, no[key]) for key, value in yes.items()}
+def where_rows(mask: Tensor, yes: Observation, no: Observation) -> Observation:
+    """Observations `yes` in the rows where `mask` `(N,)` is set, `no` in the others."""
+    return {key: _select(mask, value, no[key]) for key, value in yes.items()}

@@ -26,6 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+LOG_PREFIX = "log."
+"""Start of the keys of `Step.info` that a simulator logs about the episodes that end in the step, e.g. reward terms."""
+
 Observation = dict[str, Tensor]
 """Flat mapping from a key to a tensor with leading dimension `num_envs`.
 
@@ -56,7 +59,7 @@ class SimSpec:
     action_names: tuple[str, ...] = ()
     seeded_episodes: bool = True  # False where the backend cannot honour the seed rule (EnvPool)
     partial_steps: bool = True  # False where the backend cannot leave rows standing still (`step(active=...)`)
-    final_obs_exact: bool = True  # False where the backend hides the last observation of an episode
+    final_obs_exact: bool = True  # False where the backend hides the last observation; `final_obs` is that before it
 
     @property
     def action_dim(self) -> int:
@@ -73,7 +76,9 @@ class Step:
     terminated: Tensor  # (N,) bool, a terminal state was reached
     truncated: Tensor  # (N,) bool, the episode was cut (time limit)
     final_obs: Observation  # (N, ...) true successor observation; equals `obs` where the episode goes on
-    info: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # (N, ...); `success` (N,) bool where defined
+    info: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """(N, ...); `success` (N,) bool where the task defines it, `diverged` (N,) bool where the backend can tell that the
+    physics left the finite numbers: the episode is terminated, and `final_obs` is its last finite observation."""
 
     @property
     def done(self) -> Tensor:

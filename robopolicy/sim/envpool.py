@@ -8,7 +8,6 @@ Where an episode reaches a terminal state on its very last allowed step, EnvPool
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopolicy.errors import UserError
+from robopolicy.errors import UserError, unknown_environment
 from robopolicy.sim.contract import Observation, SimSpec, Step
 from robopolicy.sim.host import Arrays, HostSim, copied, core_count, fill, tensors
 from robopolicy.sim.spaces import ObservationMap, action_bounds
@@ -50,9 +49,7 @@ class EnvPoolSim(HostSim):
         self._envpool = _import_envpool()
         known = self._envpool.list_all_envs()
         if env_id not in known:
-            near = difflib.get_close_matches(env_id, known, n=3)
-            hint = f" Did you mean {' or '.join(near)}?" if near else ""
-            raise UserError(f"EnvPool has no environment '{env_id}'.{hint}")
+            raise unknown_environment("EnvPool", env_id, known)
         self._id, self._options = env_id, dict(options or {})
         self._threads = min(threads or core_count(), num_envs)
         config = self._envpool.make_spec(env_id, **self._options)

@@ -26,6 +26,7 @@ class SimOptions:
 
     num_envs: int = 16
     backend: str = "auto"  # auto | mujoco | mujoco-exact | envpool | gymnasium | ... ; auto is the task's own default
+    device: str = "cpu"  # where physics runs in backends with a choice; the others run on the CPU
     cameras: tuple[str, ...] = ()  # cameras to render into observations `image.<camera>`
     image_size: int = 64  # pixels, square
     point_clouds: tuple[str, ...] = ()  # cameras whose depth becomes observations `point_cloud.<camera>`

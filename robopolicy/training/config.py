@@ -114,7 +114,7 @@ class TrainConfig:
     init_from: str = ""  # checkpoint to start from; gives policy, chunk shape and, unless named, the task
     checkpoint_every: int = 0  # updates between resume points; 0 is a tenth of the budget
     seed: int = 0  # of weights, minibatches, exploration and episodes
-    device: str = "cpu"  # where networks run
+    device: str = "cpu"  # where networks run, and physics in the backends that run on a GPU
     threads: int = 1  # torch threads; small networks are fastest with one, and results depend on it
     out: str = "runs"  # parent folder
     name: str = ""  # run folder; empty composes it from task, policy, algorithm and seed

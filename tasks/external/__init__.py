@@ -1,10 +1,17 @@
-"""Tasks of other libraries by their own ids: `gymnasium/<id>` and `envpool/<id>`, nothing to register one by one."""
+"""Tasks of other libraries by their own ids, nothing to register one by one.
+
+`gymnasium/<id>` and `envpool/<id>` run on the CPU, `mjlab/<id>` and `isaaclab/<id>` on `options.device`.
+"""
 
 from __future__ import annotations
 
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, TaskEntry, register_family
+
+# mjlab and Isaac Lab leave actions unbounded. In their walking tasks an action is an offset of joint targets, scaled so
+# that gaits need more than 1 of it; everything else is bounded by 1.
+_WALKING, _ELSEWHERE = 3.0, 1.0
 
 
 def _gymnasium_entry(env_id: str) -> TaskEntry:
@@ -31,12 +38,45 @@ def _envpool_entry(env_id: str) -> TaskEntry:
     return TaskEntry(name, make, f"EnvPool's {env_id}.", backends=("envpool",), requires="envpool")
 
 
+def mjlab_entry(env_id: str, name: str = "", description: str = "") -> TaskEntry:
+    """The task that runs mjlab's `env_id`; `tasks.mjlab` gives some of them short names."""
+    name = name or f"mjlab/{env_id}"
+
+    def make(options: SimOptions) -> VectorSim:
+        from robopolicy.sim.mjlab import make_mjlab
+
+        _refuse_cameras(name, options)
+        bound = _action_bound(env_id)
+        return make_mjlab(env_id, options.num_envs, device=options.device, task=name, action_bound=bound)
+
+    return TaskEntry(name, make, description or f"mjlab's {env_id}.", backends=("mjlab",), requires="mjlab")
+
+
+def _isaaclab_entry(env_id: str) -> TaskEntry:
+    name = f"isaaclab/{env_id}"
+
+    def make(options: SimOptions) -> VectorSim:
+        from robopolicy.sim.isaaclab import make_isaaclab
+
+        _refuse_cameras(name, options)
+        bound = _action_bound(env_id)
+        return make_isaaclab(env_id, options.num_envs, device=options.device, task=name, action_bound=bound)
+
+    return TaskEntry(name, make, f"Isaac Lab's {env_id}.", backends=("isaaclab",), requires="isaaclab")
+
+
+def _action_bound(env_id: str) -> float:
+    return _WALKING if "-Velocity-" in env_id else _ELSEWHERE
+
+
 def _refuse_cameras(name: str, options: SimOptions) -> None:
     if options.cameras or options.point_clouds:
         raise UserError(f"Task {name} brings its own observations and cannot add cameras; leave them out.")
 
 
 def register() -> None:
-    """Register both families without importing them."""
+    """Register the families without importing them."""
     register_family("gymnasium", _gymnasium_entry)
     register_family("envpool", _envpool_entry)
+    register_family("mjlab", mjlab_entry)
+    register_family("isaaclab", _isaaclab_entry)

@@ -7,6 +7,9 @@ import torch
 from slider import Slider
 
 from robopolicy.errors import UserError
+from robopolicy.policies.base import Sample
+from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.mujoco.backend import MujocoSim
 from robopolicy.sim.registry import SimOptions, make_sim
 
@@ -111,6 +114,18 @@ def test_a_diverged_environment_is_reset_and_never_a_success(
     assert step.obs["state"][2].tolist() == [0.0, 0.0, 0.0]
     assert step.info["diverged"].dtype == torch.bool
     assert sim.step(torch.full((5, 1), 0.5)).reward[2] == 0.5
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_metrics_tell_the_share_of_diverged_episodes(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(str(tmp_path))
+    task = Exploding(max_episode_steps=3)
+    task.model.actuator_ctrllimited[:] = 0
+    sampler = RolloutSampler(ChunkedSim(MujocoSim(task, 4)), decisions=3)
+    push = torch.tensor([[[0.1]], [[0.1]], [[-1.0]], [[0.1]]])
+    sampler.collect(lambda obs, *, generator: Sample(push, {}, torch.zeros(4, 1)))
+    stats = sampler.episode_stats()
+    assert (stats["rollout/episodes"], stats["rollout/diverged"]) == (4.0, 0.25)
 
 
 def test_unknown_camera_and_wrong_engine_are_explained() -> None:

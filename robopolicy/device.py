@@ -1,4 +1,4 @@
-"""Where networks run."""
+"""Where networks run, and simulators that can run on more than the CPU."""
 
 from __future__ import annotations
 

@@ -1,0 +1,127 @@
+"""Real environments of Isaac Lab 3 on the CPU, of both kinds: `make test-isaaclab`. Their robot is written here."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from cartpole_usd import write_assets
+
+from robopolicy.errors import UserError
+from robopolicy.sim.checker import check_simulator
+from robopolicy.sim.contract import Step
+from robopolicy.sim.lab import LabSim
+from robopolicy.sim.registry import SimOptions, make_sim
+
+pytest.importorskip("isaaclab", reason="needs robopolicy[isaaclab]: make test-isaaclab")
+
+ENVS = 8
+KINDS = ("isaaclab/Isaac-Cartpole", "isaaclab/Isaac-Cartpole-Direct")
+PLACE, SPEED = 0, 2  # of the cart among the observations, [m] and [m/s]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def assets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let Isaac Lab find the cart-pole, before it is imported."""
+    root: Path = tmp_path_factory.mktemp("assets")
+    write_assets(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ISAACSIM_ASSET_ROOT", str(root))
+        yield
+
+
+def test_ppo_updates_from_the_command_line(tmp_path: Path) -> None:
+    """The first test, before the simulator of the others is open: Isaac Lab knows one at a time."""
+    from robopolicy.cli.main import main
+    from robopolicy.training.loggers import read_jsonl
+
+    settings = [
+        "task=isaaclab/Isaac-Cartpole",
+        "policy=gaussian",
+        "algorithm=ppo",
+        "chunk.horizon=1",
+        "chunk.execute=1",
+    ]
+    settings += ["sim.num_envs=8", "algorithm.decisions=8", "algorithm.batch_size=32", "budget.updates=2"]
+    settings += ["evaluation.episodes=0", "logging.every=1", f"out={tmp_path}", "name=run"]
+    threads = torch.get_num_threads()
+    try:
+        assert main(["train", *settings]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    rows = list(read_jsonl(tmp_path / "run" / "metrics.jsonl"))
+    assert [row["train/env_steps"] for row in rows] == [64, 128]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def sim(request: pytest.FixtureRequest) -> Iterator[LabSim]:
+    made = make_sim(request.param, SimOptions(num_envs=ENVS))
+    assert isinstance(made, LabSim)
+    yield made
+    made.close()
+
+
+def test_checker_finds_nothing(sim: LabSim) -> None:
+    assert sim.spec.max_episode_steps == 300
+    assert sim.spec.control_dt == pytest.approx(1 / 60)
+    assert sim.spec.final_obs_exact
+    assert check_simulator(sim) == []
+
+
+def test_last_observations_continue_the_motion_of_the_cart(sim: LabSim) -> None:
+    """A cart of 1 m/s moves 17 mm per step; automatic resets move it by up to a metre."""
+    before, ended, jumps = sim.reset(3)["policy"], 0, torch.zeros(0)
+    actions = torch.rand(320, ENVS, 1, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    for action in actions:
+        step = sim.step(action)
+        final = step.final_obs["policy"]
+        moved = final[:, PLACE] - before[:, PLACE]
+        torch.testing.assert_close(moved, final[:, SPEED] * sim.spec.control_dt, rtol=0, atol=0.02)
+        jumps = torch.cat([jumps, (step.obs["policy"] - final)[step.done, PLACE].abs()])
+        ended, before = ended + int(step.done.sum()), step.obs["policy"]
+    assert ended >= ENVS
+    assert float(jumps.max()) > 0.1
+
+
+def test_what_is_logged_reaches_every_row(sim: LabSim) -> None:
+    logged = [key for key in sim.step(torch.zeros(ENVS, 1)).info if key.startswith("log.")]
+    assert logged
+    step: Step = sim.step(torch.zeros(ENVS, 1))
+    assert all(step.info[key].shape == (ENVS,) for key in logged)
+
+
+def test_a_row_that_loses_the_physics_restarts_alone(sim: LabSim) -> None:
+    def play(lose: bool) -> list[Step]:
+        sim.reset(1)
+        steps = []
+        for number in range(6):
+            if lose and number == 2:
+                cart = sim.env.scene["cartpole" if "Direct" in sim.spec.task else "robot"]
+                nowhere = torch.full((1, cart.num_joints), torch.nan)
+                cart.write_joint_velocity_to_sim_index(velocity=nowhere, env_ids=torch.tensor([2], dtype=torch.int32))
+            steps.append(sim.step(torch.zeros(ENVS, 1)))
+        return steps
+
+    others = torch.arange(ENVS) != 2
+    for number, (step, undisturbed) in enumerate(zip(play(True), play(False), strict=True)):
+        assert step.info["diverged"].tolist() == [row == 2 and number == 2 for row in range(ENVS)]
+        for obs in (step.obs, step.final_obs):
+            assert obs["policy"].isfinite().all()
+            torch.testing.assert_close(obs["policy"][others], undisturbed.obs["policy"][others], rtol=0, atol=1e-5)
+
+
+def test_a_second_set_of_environments_is_refused(sim: LabSim) -> None:
+    with pytest.raises(UserError, match=r"evaluation\.episodes=0"):
+        make_sim(sim.spec.task, SimOptions(num_envs=2))
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "lesson"),
+    [
+        ("isaaclab/Isaac-Antt", "cpu", "Did you mean Isaac-Ant"),
+        ("isaaclab/Isaac-Ant", "gpu", "use device cpu"),
+    ],
+)
+def test_what_cannot_be_made_is_explained(name: str, device: str, lesson: str) -> None:
+    with pytest.raises(UserError, match=lesson):
+        make_sim(name, SimOptions(num_envs=2, device=device))

@@ -1,0 +1,300 @@
+"""The adapter for mjlab and Isaac Lab against numbers worked out by hand, on a rail in the shape of each."""
+
+import random
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from lab_rail import KINDS, Rail
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Sample
+from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.sim.checker import check_simulator
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.lab import LabSim
+from robopolicy.sim.registry import SimOptions, get_task, make_sim, task_names
+
+ACTIONS = torch.tensor([[7.0], [1.0], [1.5]])  # the first is clipped to 2
+
+
+def make(kind: str, **options: Any) -> LabSim:
+    return LabSim(Rail(kind, **options), task="test/rail", action_bound=2.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_checker_finds_nothing(kind: str) -> None:
+    assert check_simulator(make(kind)) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rewards_flags_and_final_observations_are_those_worked_out_by_hand(kind: str) -> None:
+    sim = make(kind)
+    sim.reset(10)
+    steps = [sim.step(ACTIONS) for _ in range(4)]
+    reward = torch.stack([step.reward for step in steps])
+    expected = torch.tensor([[2, 1, 1.5], [4, 2, 3], [6, 3, 4.5], [2.01, 4, 6]])
+    torch.testing.assert_close(reward, expected)
+    assert [step.terminated.tolist() for step in steps[2:]] == [[True, False, False], [False, False, True]]
+    assert [step.truncated.tolist() for step in steps[2:]] == [[False] * 3, [False, True, True]]
+    shown, hidden = [[6.0, 3.0], [4.0, 4.0], [6.0, 4.0]], [[4.0, 2.0], [3.0, 3.0], [4.5, 3.0]]
+    last = shown if sim.spec.final_obs_exact else hidden
+    torch.testing.assert_close(steps[2].final_obs["actor"][0], torch.tensor(last[0]))
+    torch.testing.assert_close(steps[3].final_obs["actor"][1:], torch.tensor(last[1:]))
+    torch.testing.assert_close(steps[2].obs["actor"], torch.tensor([[0.01, 0.0], [3.0, 3.0], [4.5, 3.0]]))
+    torch.testing.assert_close(steps[3].obs["critic.x"], torch.tensor([[2.01], [0.01], [0.01]]))
+    torch.testing.assert_close(steps[3].final_obs["actor"][0], torch.tensor([2.01, 1]))  # its second episode goes on
+    assert sim.spec.final_obs_exact == ("old" not in kind)
+    assert sim.episode_seed.tolist() == [13, 14, 15]
+    assert sim.episode_step.tolist() == [1, 0, 0]
+
+
+def test_spec_says_what_the_environment_is() -> None:
+    spec = make("mjlab").spec
+    assert {key: entry.shape for key, entry in spec.observation.items()} == {
+        "actor": (2,),
+        "critic.x": (1,),
+        "critic.age": (1,),
+    }
+    assert (spec.action_low.tolist(), spec.action_high.tolist()) == ([-2.0], [2.0])
+    assert (spec.control_dt, spec.max_episode_steps) == (0.5, 4)
+    assert not spec.seeded_episodes
+    assert not spec.partial_steps
+
+
+def test_images_come_with_channels_first() -> None:
+    class Seeing(Rail):
+        def _get_observations(self) -> dict[str, Any]:
+            pixels = torch.arange(self.num_envs * 24, dtype=torch.uint8).reshape(self.num_envs, 2, 4, 3)
+            return {**super()._get_observations(), "front": pixels, "depth": torch.ones(self.num_envs, 1, 2, 4)}
+
+    sim = LabSim(Seeing("direct"), task="test/rail")
+    assert sim.spec.observation["image.front"].shape == (3, 2, 4)
+    assert sim.spec.observation["depth"].shape == (1, 2, 4)
+    assert sim.reset(0)["image.front"][0, :, 0, 1].tolist() == [3, 4, 5]
+    assert check_simulator(sim) == []
+
+
+def test_given_bounds_are_kept_and_infinite_ones_replaced() -> None:
+    env = Rail("direct")
+    env.single_action_space = gymnasium.spaces.Box(np.array([-0.5], np.float32), np.array([np.inf], np.float32))
+    sim = LabSim(env, task="test/rail", action_bound=3.0)
+    assert (sim.spec.action_low.tolist(), sim.spec.action_high.tolist()) == ([-0.5], [3.0])
+    sim.step(torch.tensor([[-9.0], [9.0], [1.0]]))
+    assert env.played.tolist() == [-0.5, 3.0, 1.0]
+
+
+def test_what_cannot_be_adapted_is_refused() -> None:
+    sim = make("mjlab")
+    with pytest.raises(UserError, match="shape"):
+        sim.step(torch.zeros(3, 2))
+    with pytest.raises(UserError, match="all move together"):
+        sim.step(torch.zeros(3, 1), torch.tensor([True, False, True]))
+    with pytest.raises(UserError, match="execute=1"):
+        ChunkedSim(sim, execute=2)
+    with pytest.raises(UserError, match="positive number"):
+        LabSim(Rail("mjlab"), task="test/rail", action_bound=0.0)
+    env = Rail("direct")
+    env.single_action_space = gymnasium.spaces.Discrete(3)
+    with pytest.raises(UserError, match="Discrete actions"):
+        LabSim(env, task="test/rail")
+    env.possible_agents = ["a", "b"]  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="several agents"):
+        LabSim(env, task="test/rail")
+    env = Rail("mjlab")
+    sim = LabSim(env, task="test/rail")
+    sim.close()
+    sim.close()
+    assert env.closed == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("when", [1, 3])
+def test_a_diverged_row_ends_alone(kind: str, when: int) -> None:
+    """At step 3 its episode reaches the time limit as well, so that Isaac Lab has restarted it by itself."""
+    env = Rail(kind)
+    sim, undisturbed = LabSim(env, task="test/rail", action_bound=2.0), make(kind)
+    sim.reset(0)
+    undisturbed.reset(0)
+    others = torch.tensor([True, False, True])
+    for number in range(8):
+        before = sim._obs["actor"][1]
+        if number == when:
+            env.x[1] = torch.nan
+        step, expected = sim.step(ACTIONS), undisturbed.step(ACTIONS)
+        for left, right in ((step.obs, expected.obs), (step.final_obs, expected.final_obs)):
+            assert all(torch.equal(left[key][others], right[key][others]) for key in left)
+            assert all(bool(value.isfinite().all()) for value in left.values())
+        assert torch.equal(step.reward[others], expected.reward[others])
+        assert torch.equal(step.done[others], expected.done[others])
+        assert step.info["diverged"].tolist() == [False, number == when, False]
+        if number == when:
+            assert bool(step.terminated[1])
+            assert float(step.reward[1]) == 0.0
+            assert torch.equal(step.final_obs["actor"][1], before)
+            torch.testing.assert_close(step.obs["actor"][1], torch.tensor([0.01, 0.0]))
+            assert sim.episode_step.tolist()[1] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_action_that_is_no_number_ends_its_row_and_stays_out_of_the_physics(kind: str) -> None:
+    env = Rail(kind)
+    sim = LabSim(env, task="test/rail")
+    step = sim.step(torch.tensor([[0.5], [torch.nan], [torch.inf]]))
+    assert env.played.tolist() == [0.5, 0.0, 1.0]
+    assert step.info["diverged"].tolist() == step.terminated.tolist() == [False, True, False]
+    torch.testing.assert_close(step.obs["actor"], torch.tensor([[0.5, 1.0], [0.01, 0.0], [1.0, 1.0]]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_reads_nothing_back_from_the_device(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the numbers of the rows to restart, once; the rail, like both libraries, asks for them too."""
+    sim = make(kind)
+    asked: list[str] = []
+    nonzero = Tensor.nonzero
+
+    def counted(self: Tensor, *args: Any, **options: Any) -> Tensor:
+        asked.append(sys._getframe(1).f_globals["__name__"])
+        return nonzero(self, *args, **options)
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise AssertionError("A step waits for the device.")
+
+    steps = []
+    with monkeypatch.context() as patch:
+        for name in ("item", "cpu", "numpy", "tolist", "__bool__", "__int__", "__float__", "__index__", "__array__"):
+            patch.setattr(Tensor, name, refuse)
+        patch.setattr(Tensor, "nonzero", counted)
+        for number in range(9):
+            action = ACTIONS.clone()
+            action[1].fill_(float("nan") if number == 5 else 1.0)
+            steps.append(sim.step(action))
+    assert sum(bool(step.done.any()) for step in steps) >= 3
+    assert asked.count("robopolicy.sim.lab") == 9
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_synchronises_with_the_gpu_only_for_the_rows_to_restart(kind: str) -> None:
+    sim = make(kind, device="cuda")
+    action = ACTIONS.cuda()
+    sim.step(action)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with pytest.warns(UserWarning, match="synchroniz") as seen:
+            for _ in range(8):
+                sim.step(action)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    places = [warning.filename.rsplit("/", 1)[-1] for warning in seen]
+    assert places.count("lab.py") == 8
+
+
+def test_an_environment_has_random_numbers_of_its_own() -> None:
+    def play(sim: LabSim, draws: int) -> list[Tensor]:
+        sim.reset(3)
+        seen = []
+        for _ in range(6):
+            torch.rand(draws)
+            seen.append(sim.step(ACTIONS).obs["actor"])
+        return seen
+
+    quiet, busy = make("mjlab", noise=1.0), make("mjlab", noise=1.0)
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    first = play(quiet, 0)
+    after = torch.rand(2), random.random(), np.random.random()
+    assert all(torch.equal(a, b) for a, b in zip(first, play(busy, 5), strict=True))
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    alone = torch.rand(2), random.random(), np.random.random()
+    assert torch.equal(after[0], alone[0])
+    assert after[1:] == alone[1:]
+
+
+def test_what_goes_on_is_the_same_in_both_observations_however_noisy() -> None:
+    for kind in ("mjlab", "manager", "old manager"):
+        sim = make(kind, noise=1.0)
+        for _ in range(3):
+            step = sim.step(ACTIONS)
+        assert torch.equal(step.obs["actor"][1:], step.final_obs["actor"][1:])
+        assert not torch.equal(step.obs["actor"][0], step.final_obs["actor"][0])
+
+
+def test_success_is_the_termination_term_of_that_name() -> None:
+    sim = make("manager")
+    won = [sim.step(ACTIONS).info["success"].tolist() for _ in range(4)]
+    assert won == [[False] * 3, [False] * 3, [True, False, False], [False, False, True]]
+    assert "success" not in make("direct").step(ACTIONS).info
+
+
+@pytest.mark.parametrize("kind", ["mjlab", "old manager"])
+def test_metrics_average_over_episodes_and_say_what_is_not_exact(kind: str) -> None:
+    """Episodes: lengths 3 (row 0), 4 and 4 in four steps; then row 1 diverges after one step."""
+    sim = make(kind)
+    sampler = RolloutSampler(ChunkedSim(sim), decisions=4)
+
+    def act(obs: Any, *, generator: Any) -> Sample:
+        return Sample(ACTIONS[:, None].clone(), {}, torch.zeros(3, 1))
+
+    def diverge(obs: Any, *, generator: Any) -> Sample:
+        sample = act(obs, generator=generator)
+        sample.chunk[1] = torch.nan
+        return sample
+
+    sampler.collect(act)
+    stats = sampler.episode_stats()
+    assert stats["rollout/episodes"] == 3
+    assert stats["rollout/length"] == pytest.approx(11 / 3)
+    assert stats["rollout/return"] == pytest.approx((12 + 10 + 15) / 3)
+    assert stats["rollout/success"] == pytest.approx(2 / 3)
+    assert stats["rollout/diverged"] == 0.0
+    assert stats["rollout/log.length"] == pytest.approx(11 / 3)
+    assert stats["rollout/log.level"] == 2.0
+    assert not any(key.endswith("name") for key in stats)
+    assert stats.get("rollout/final_obs_exact") == (None if kind == "mjlab" else 0.0)
+    sampler.decisions = 1
+    sampler.collect(diverge)
+    assert sampler.episode_stats()["rollout/diverged"] == 1.0
+    assert sampler.episode_stats() == {}
+
+
+def test_short_names_lead_to_the_environments_of_mjlab() -> None:
+    names = [name for name in task_names() if name.startswith("mjlab/")]
+    assert {"mjlab/go1_flat", "mjlab/g1_rough", "mjlab/cartpole_balance", "mjlab/lift_cube"} <= set(names)
+    assert get_task("go1_flat").name == "mjlab/go1_flat"
+    assert get_task("mjlab/Mjlab-Cartpole-Balance").requires == "mjlab"
+    with pytest.raises(UserError, match="cameras"):
+        make_sim("mjlab/go1_flat", SimOptions(cameras=("front",)))
+    with pytest.raises(UserError, match="cameras"):
+        make_sim("isaaclab/Isaac-Ant", SimOptions(cameras=("front",)))
+
+
+@pytest.mark.parametrize(
+    ("name", "modules", "lesson"),
+    [
+        ("mjlab/go1_flat", ("mjlab", "mjlab.tasks"), r"robopolicy\[mjlab\]"),
+        ("isaaclab/Isaac-Ant", ("isaaclab", "isaaclab_tasks"), r"robopolicy\[isaaclab\]"),
+    ],
+)
+def test_a_missing_package_is_named(
+    name: str, modules: tuple[str, ...], lesson: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in modules:
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=lesson):
+        make_sim(name, SimOptions(num_envs=2))
+
+
+def test_isaac_lab_names_the_python_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from robopolicy.sim import isaaclab
+
+    monkeypatch.setattr(isaaclab, "sys", SimpleNamespace(version_info=(3, 11, 7)))
+    assert "Python 3.12, this is 3.11" in isaaclab._missing(ImportError("No module named 'isaaclab'"))

@@ -1,0 +1,122 @@
+"""Real environments of mjlab on the CPU: the checker, true last observations, a lost row, a PPO update."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from robopolicy.errors import UserError
+from robopolicy.sim.checker import check_simulator
+from robopolicy.sim.lab import LabSim, building
+from robopolicy.sim.registry import SimOptions, make_sim
+
+pytest.importorskip("mjlab", reason="needs robopolicy[mjlab]")
+
+ENVS = 8
+STEPS = 20  # of the short episodes
+
+
+def cartpole(seconds: float) -> LabSim:
+    """Eight cart-poles whose episodes last `seconds`."""
+    from robopolicy.sim.mjlab import mjlab_config
+
+    config = mjlab_config("Mjlab-Cartpole-Balance", ENVS)
+    config.episode_length_s = seconds
+    with building("cpu"):
+        from mjlab.envs import ManagerBasedRlEnv
+
+        return LabSim(ManagerBasedRlEnv(config, device="cpu"), task="mjlab/cartpole_balance")
+
+
+@pytest.fixture(scope="module")
+def short() -> LabSim:
+    return cartpole(STEPS * 0.05)
+
+
+@pytest.fixture(scope="module")
+def long() -> LabSim:
+    return cartpole(50.0)
+
+
+def test_checker_finds_nothing(short: LabSim) -> None:
+    assert short.spec.max_episode_steps == STEPS
+    assert short.spec.control_dt == pytest.approx(0.05)
+    assert short.spec.final_obs_exact
+    assert check_simulator(short) == []
+
+
+def test_last_observations_are_those_of_an_episode_that_goes_on(short: LabSim, long: LabSim) -> None:
+    for key, value in short.reset(5).items():
+        assert torch.equal(value, long.reset(5)[key])
+    actions = torch.rand(STEPS, ENVS, 1, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    for action in actions:
+        ended, goes_on = short.step(action), long.step(action)
+    assert ended.truncated.all()
+    assert not ended.terminated.any()
+    torch.testing.assert_close(ended.final_obs["actor"], goes_on.obs["actor"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(ended.reward, goes_on.reward, rtol=0, atol=1e-5)
+    assert not torch.allclose(ended.obs["actor"], ended.final_obs["actor"], atol=1e-2)
+    assert short.episode_seed.tolist() == list(range(5 + ENVS, 5 + 2 * ENVS))
+    assert ended.info["log.Episode_Termination/time_out"].tolist() == [float(ENVS)] * ENVS
+
+
+def test_a_row_that_loses_the_physics_restarts_alone(short: LabSim, long: LabSim) -> None:
+    for sim in (short, long):
+        sim.reset(1)
+    others = torch.arange(ENVS) != 2
+    for number in range(6):
+        if number == 2:
+            short.env.sim.data.qpos[2] = torch.nan
+        step, undisturbed = short.step(torch.zeros(ENVS, 1)), long.step(torch.zeros(ENVS, 1))
+        assert step.info["diverged"].tolist() == [row == 2 and number == 2 for row in range(ENVS)]
+        assert torch.equal(step.terminated, step.info["diverged"])
+        for obs in (step.obs, step.final_obs):
+            assert obs["actor"].isfinite().all()
+            torch.testing.assert_close(obs["actor"][others], undisturbed.obs["actor"][others], rtol=0, atol=1e-5)
+    assert short.episode_step.tolist() == [6, 6, 3, 6, 6, 6, 6, 6]
+
+
+def test_building_leaves_the_random_numbers_of_others_alone() -> None:
+    torch.manual_seed(0)
+    cartpole(1.0).close()
+    after = torch.rand(3)
+    torch.manual_seed(0)
+    assert torch.equal(after, torch.rand(3))
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "lesson"),
+    [
+        ("mjlab/Mjlab-Cartpole-Balanc", "cpu", "Did you mean Mjlab-Cartpole-Balance"),
+        ("mjlab/Mjlab-Tracking-Flat-Unitree-G1", "cpu", "motion file"),
+        ("mjlab/cartpole_balance", "gpu", "use device cpu"),
+        pytest.param(
+            "mjlab/cartpole_balance",
+            "cuda",
+            "cannot be used",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
+    ],
+)
+def test_what_cannot_be_made_is_explained(name: str, device: str, lesson: str) -> None:
+    with pytest.raises(UserError, match=lesson) as caught:
+        make_sim(name, SimOptions(num_envs=2, device=device))
+    assert "\n" not in str(caught.value)
+
+
+def test_ppo_updates_from_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from robopolicy.cli.main import main
+    from robopolicy.training.loggers import read_jsonl
+
+    settings = ["experiment=mjlab_cartpole_ppo", "sim.num_envs=8", "algorithm.decisions=8", "algorithm.batch_size=32"]
+    settings += ["budget.updates=2", "evaluation.episodes=0", "logging.every=1", f"out={tmp_path}", "name=run"]
+    threads = torch.get_num_threads()
+    try:
+        assert main(["train", *settings]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    assert json.loads((tmp_path / "run" / "report.json").read_text())
+    rows = list(read_jsonl(tmp_path / "run" / "metrics.jsonl"))
+    assert [row["train/env_steps"] for row in rows] == [64, 128]
+    assert "Setting seed" not in capfd.readouterr().out
