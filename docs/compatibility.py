@@ -43,6 +43,7 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "autoregressive": ("autoregressive", {}),
     "mixture": ("mixture", {}),
     "squashed mixture": ("mixture", {"squash": True}),
+    "swaddled": ("swaddled", {"normalization": "minmax"}),
     "gaussian": ("gaussian", {"normalization": "minmax"}),
     "squashed gaussian": (
         "gaussian",
@@ -55,11 +56,12 @@ EVERYTHING = set(HEADS)
 FLOWS = {"flow", "shortcut", "meanflow"}
 POINTWISE = {"flow", "diffusion", "edm"}  # trained on the velocity at a point
 DENOISING = {*FLOWS, *POINTWISE, "consistency"}
+SCORED = EVERYTHING - DENOISING - {"swaddled"}  # chunks have a log-probability
 ALLOWED: dict[str, set[str]] = {
     "ac_flow": POINTWISE,
     "awm": POINTWISE,
     "bc": EVERYTHING,
-    "bpo": EVERYTHING - DENOISING,
+    "bpo": SCORED,
     "cal_ql": {"squashed gaussian"},
     "cdsa": EVERYTHING,
     "distill": DENOISING - {"consistency"},
@@ -75,23 +77,24 @@ ALLOWED: dict[str, set[str]] = {
     "fpo_pp": POINTWISE,
     "fql": DENOISING,
     "gorl": DENOISING,
-    "harpg": EVERYTHING - DENOISING,
+    "harpg": SCORED,
     "idql": EVERYTHING,
     "iql": EVERYTHING,
-    "mdpo": EVERYTHING - DENOISING,
+    "mdpo": SCORED,
     "mdpo_off": {"squashed gaussian"},
-    "npg_igt": EVERYTHING - DENOISING,
+    "npg_igt": SCORED,
     "pa_rl": EVERYTHING,
     "pmoe": {"squashed mixture"},
     "policyflow": POINTWISE,
-    "ppo": EVERYTHING - DENOISING,
-    "props": EVERYTHING - DENOISING,
+    "ppo": SCORED,
+    "props": SCORED,
     "qc": EVERYTHING,
     "reflow": {"flow"},
     "reinflow": FLOWS,
     "rlpd": {"squashed gaussian"},
     "sac": {"squashed gaussian"},
     "stac": {"squashed gaussian"},
+    "symphony": {"swaddled"},
     "td3": {"squashed gaussian"},
 }
 """Algorithm -> labels of the policies it trains."""

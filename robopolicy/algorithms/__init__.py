@@ -41,6 +41,7 @@ from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
 from robopolicy.algorithms.rlpd import RLPD, RLPDConfig
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.algorithms.stac import STAC, STACConfig
+from robopolicy.algorithms.symphony import Symphony, SymphonyConfig
 from robopolicy.algorithms.td3 import TD3, TD3Config
 from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Policy
@@ -82,6 +83,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "rlpd": (RLPDConfig, RLPD),
     "sac": (SACConfig, SAC),
     "stac": (STACConfig, STAC),
+    "symphony": (SymphonyConfig, Symphony),
     "td3": (TD3Config, TD3),
 }
 

@@ -15,6 +15,7 @@ from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.heads.meanflow import MeanFlowConfig, MeanFlowPolicy
 from robopolicy.policies.heads.mixture import MixtureConfig, MixturePolicy
 from robopolicy.policies.heads.shortcut import ShortcutConfig, ShortcutPolicy
+from robopolicy.policies.heads.swaddled import SwaddledConfig, SwaddledPolicy
 from robopolicy.policies.registry import POLICIES
 from robopolicy.policies.wrappers.callable import CallableConfig, CallablePolicy
 from robopolicy.policies.wrappers.composed import ComposedConfig, ComposedPolicy
@@ -47,6 +48,7 @@ POLICIES.update(
         "shortcut": (ShortcutConfig, ShortcutPolicy),
         "staged_decoder": (StagedDecoderConfig, StagedDecoder),
         "staged_diffusion": (StagedDiffusionConfig, StagedDiffusion),
+        "swaddled": (SwaddledConfig, SwaddledPolicy),
         "zero_noise": (ZeroNoiseConfig, ZeroNoisePolicy),
     }
 )
