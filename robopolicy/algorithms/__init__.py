@@ -40,7 +40,9 @@ from robopolicy.algorithms.reflow import Reflow, ReflowConfig
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
 from robopolicy.algorithms.rlpd import RLPD, RLPDConfig
 from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.algorithms.srl import SRL, SRLConfig
 from robopolicy.algorithms.stac import STAC, STACConfig
+from robopolicy.algorithms.stock_ac import StockAC, StockACConfig
 from robopolicy.algorithms.symphony import Symphony, SymphonyConfig
 from robopolicy.algorithms.td3 import TD3, TD3Config
 from robopolicy.errors import unknown_name
@@ -82,7 +84,9 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "reinflow": (ReinFlowConfig, ReinFlow),
     "rlpd": (RLPDConfig, RLPD),
     "sac": (SACConfig, SAC),
+    "srl": (SRLConfig, SRL),
     "stac": (STACConfig, STAC),
+    "stock_ac": (StockACConfig, StockAC),
     "symphony": (SymphonyConfig, Symphony),
     "td3": (TD3Config, TD3),
 }
