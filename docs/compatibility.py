@@ -68,6 +68,8 @@ ALLOWED: dict[str, set[str]] = {
     "bc": EVERYTHING,
     "bpo": SCORED,
     "cal_ql": {"squashed gaussian"},
+    "camel_sac": {"squashed gaussian"},
+    "camel_td3": {"squashed gaussian"},
     "cdsa": EVERYTHING,
     "distill": DENOISING - {"consistency"},
     "dppo": {"diffusion"},

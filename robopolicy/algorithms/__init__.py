@@ -9,6 +9,8 @@ from robopolicy.algorithms.awm import AWM, AWMConfig
 from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.algorithms.bpo import BPO, BPOConfig
 from robopolicy.algorithms.cal_ql import CalQL, CalQLConfig
+from robopolicy.algorithms.camel_sac import CAMELSAC, CAMELSACConfig
+from robopolicy.algorithms.camel_td3 import CAMELTD3, CAMELTD3Config
 from robopolicy.algorithms.cdsa import CDSA, CDSAConfig
 from robopolicy.algorithms.distill import Distill, DistillConfig
 from robopolicy.algorithms.dppo import DPPO, DPPOConfig
@@ -54,6 +56,8 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "bc": (BCConfig, BC),
     "bpo": (BPOConfig, BPO),
     "cal_ql": (CalQLConfig, CalQL),
+    "camel_sac": (CAMELSACConfig, CAMELSAC),
+    "camel_td3": (CAMELTD3Config, CAMELTD3),
     "cdsa": (CDSAConfig, CDSA),
     "distill": (DistillConfig, Distill),
     "dppo": (DPPOConfig, DPPO),
