@@ -105,6 +105,7 @@ ALLOWED: dict[str, set[str]] = {
     "stock_ac": {"squashed gaussian"},
     "symphony": {"swaddled"},
     "td3": {"squashed gaussian"},
+    "tscac": {"squashed gaussian"},
 }
 """Algorithm -> labels of the policies it trains."""
 

@@ -47,6 +47,7 @@ from robopolicy.algorithms.stac import STAC, STACConfig
 from robopolicy.algorithms.stock_ac import StockAC, StockACConfig
 from robopolicy.algorithms.symphony import Symphony, SymphonyConfig
 from robopolicy.algorithms.td3 import TD3, TD3Config
+from robopolicy.algorithms.tscac import TSCAC, TSCACConfig
 from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Policy
 
@@ -93,6 +94,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "stock_ac": (StockACConfig, StockAC),
     "symphony": (SymphonyConfig, Symphony),
     "td3": (TD3Config, TD3),
+    "tscac": (TSCACConfig, TSCAC),
 }
 
 
