@@ -95,9 +95,8 @@ class ObservationEncoder(nn.Module):
             self.register_buffer("start", torch.zeros(()))  # stock at the start of an episode
         self.sizes = {key: _size(observation[key]) for key in (*self.layout.vectors, *self.layout.clouds)}
         self.normalization = normalization
-        self.normalizer = make_normalizer(
-            self.layout.vector_dim, normalization if self.layout.vector_dim else "identity"
-        )
+        dim = self.layout.vector_dim
+        self.normalizer = make_normalizer(dim, normalization if dim else "identity")
         # Module names must not contain dots, observation keys do.
         self.cameras = nn.ModuleDict(
             {key.replace(".", "/"): CameraNet(observation[key], vision or VisionConfig()) for key in self.layout.images}

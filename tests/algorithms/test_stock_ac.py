@@ -19,7 +19,9 @@ from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec, Sample
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.samplers.replay import ReplaySampler
+from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, make_sim, views_of
 
 GAMMA, KEY = 0.9, "stock.0.9"
@@ -208,6 +210,13 @@ def test_the_worst_quarter_is_wary_where_the_mean_is_bold(functional: str, actio
 @pytest.mark.parametrize("functional", ["cvar", "setpoint"])
 def test_a_resumed_run_ends_with_the_same_weights(functional: str) -> None:
     assert_resumes(lambda seed: stock_ac(seed, functional=functional), two_stages)
+
+
+def test_a_simulator_with_a_stock_keeps_the_contract() -> None:
+    def make(num_envs: int) -> VectorSim:
+        return make_sim("toy/point_mass", SimOptions(num_envs=num_envs, stock=GAMMA))
+
+    assert check_simulator(make(3), make) == []
 
 
 def test_checkpoints_tell_which_stock_they_need() -> None:

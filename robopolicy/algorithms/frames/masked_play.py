@@ -21,9 +21,7 @@ from robopolicy.policies.wrappers.prior_mask import MaskSchedule, PriorMask
 class MaskConfig:
     """The prior and its band."""
 
-    prior: str = (
-        ""  # name of a provided function, obs -> (B, 1, A); empty: the policy that training starts from, frozen
-    )
+    prior: str = ""  # name of a provided function, obs -> (B, 1, A); empty: the policy it starts from, frozen
     width: float = 0.3  # half the width of the band around the prior's actions, normalised
     schedule: MaskSchedule = field(default_factory=MaskSchedule)  # of the share of masked decisions
 
