@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,8 +29,12 @@ from robopolicy.training.config import BudgetConfig, EvaluationConfig, ReplayCon
 
 TASK = "toy/point_mass"
 SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, execute=2)
+SPECS = {"stock_ac": replace(SPEC, observation={**SPEC.observation, "stock.0.99": (2,)})}
+"""Algorithm -> what its policies see, where that is more than the state."""
+
 STATISTICS = {
     "state": {"min": [-2.0] * 6, "max": [2.0] * 6, "mean": [0.0] * 6, "std": [1.0] * 6, "count": [100]},
+    "stock.0.99": {"min": [-1.0], "max": [1.0], "mean": [0.0], "std": [1.0], "count": [100]},
     "action": {"min": [-1.0] * 2, "max": [1.0] * 2, "mean": [0.0] * 2, "std": [0.5] * 2},
 }
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -43,6 +47,8 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "autoregressive": ("autoregressive", {}),
     "mixture": ("mixture", {}),
     "squashed mixture": ("mixture", {"squash": True}),
+    "sequence": ("sequence", {"normalization": "minmax"}),
+    "swaddled": ("swaddled", {"normalization": "minmax"}),
     "gaussian": ("gaussian", {"normalization": "minmax"}),
     "squashed gaussian": (
         "gaussian",
@@ -55,12 +61,15 @@ EVERYTHING = set(HEADS)
 FLOWS = {"flow", "shortcut", "meanflow"}
 POINTWISE = {"flow", "diffusion", "edm"}  # trained on the velocity at a point
 DENOISING = {*FLOWS, *POINTWISE, "consistency"}
+SCORED = EVERYTHING - DENOISING - {"swaddled"}  # chunks have a log-probability
 ALLOWED: dict[str, set[str]] = {
     "ac_flow": POINTWISE,
     "awm": POINTWISE,
     "bc": EVERYTHING,
-    "bpo": EVERYTHING - DENOISING,
+    "bpo": SCORED,
     "cal_ql": {"squashed gaussian"},
+    "camel_sac": {"squashed gaussian"},
+    "camel_td3": {"squashed gaussian"},
     "cdsa": EVERYTHING,
     "distill": DENOISING - {"consistency"},
     "dppo": {"diffusion"},
@@ -75,24 +84,28 @@ ALLOWED: dict[str, set[str]] = {
     "fpo_pp": POINTWISE,
     "fql": DENOISING,
     "gorl": DENOISING,
-    "harpg": EVERYTHING - DENOISING,
+    "harpg": SCORED,
     "idql": EVERYTHING,
     "iql": EVERYTHING,
-    "mdpo": EVERYTHING - DENOISING,
+    "mdpo": SCORED,
     "mdpo_off": {"squashed gaussian"},
-    "npg_igt": EVERYTHING - DENOISING,
+    "npg_igt": SCORED,
     "pa_rl": EVERYTHING,
     "pmoe": {"squashed mixture"},
     "policyflow": POINTWISE,
-    "ppo": EVERYTHING - DENOISING,
-    "props": EVERYTHING - DENOISING,
+    "ppo": SCORED,
+    "props": SCORED,
     "qc": EVERYTHING,
     "reflow": {"flow"},
     "reinflow": FLOWS,
     "rlpd": {"squashed gaussian"},
     "sac": {"squashed gaussian"},
+    "srl": {"sequence"},
     "stac": {"squashed gaussian"},
+    "stock_ac": {"squashed gaussian"},
+    "symphony": {"swaddled"},
     "td3": {"squashed gaussian"},
+    "tscac": {"squashed gaussian"},
 }
 """Algorithm -> labels of the policies it trains."""
 
@@ -120,12 +133,12 @@ class Outcome:
     metrics: Mapping[str, float]  # of the update
 
 
-def policy_of(head: str) -> Policy:
+def policy_of(head: str, spec: PolicySpec = SPEC) -> Policy:
     """A tiny policy of one of `HEADS`, its normalisers fitted."""
     name, settings = HEADS[head]
     known = POLICIES[name][0].__dataclass_fields__
     small = {key: value for key, value in SMALL.items() if key in known}
-    policy = make_policy(name, POLICIES[name][0](**(small | settings)), SPEC)
+    policy = make_policy(name, POLICIES[name][0](**(small | settings)), spec)
     policy.fit_normalizer(STATISTICS)
     return policy
 
@@ -136,9 +149,10 @@ def workplace() -> Iterator[Path]:
     with TemporaryDirectory() as folder:
         place = Path(folder)
         torch.manual_seed(0)
-        obs = {"state": torch.randn(4, 1, 6)}
-        for head in HEADS:
-            save_checkpoint(place / head, policy_of(head), task=TASK, obs_sample=obs)
+        for owner, spec in {"": SPEC, **SPECS}.items():
+            obs = {key: torch.randn(4, 1, *shape) for key, shape in spec.observation.items()}
+            for head in HEADS:
+                save_checkpoint(place / owner / head, policy_of(head, spec), task=TASK, obs_sample=obs)
         _write_dataset(place / "data")
         yield place
 
@@ -146,7 +160,8 @@ def workplace() -> Iterator[Path]:
 def try_pair(place: Path, algorithm: str, head: str) -> Outcome:
     """Build `algorithm` around `head` from files in `place` and let it play and learn once."""
     config_class, kind = ALGORITHMS[algorithm]
-    chosen = {key: value for key, value in SETTINGS.items() if key in config_class.__dataclass_fields__}
+    default = config_class()
+    chosen = {key: value for key, value in SETTINGS.items() if getattr(default, key, 0)}  # what is off stays off
     learns_from_data = kind.experience == "dataset" or getattr(kind, "needs_dataset", False)
     config = TrainConfig(
         algorithm={"name": algorithm, **to_plain(config_class(**chosen))},
@@ -155,7 +170,7 @@ def try_pair(place: Path, algorithm: str, head: str) -> Outcome:
         budget=BudgetConfig(updates=4),
         replay=ReplayConfig(capacity=2000, warmup_steps=60),
         evaluation=EvaluationConfig(episodes=0),
-        init_from=str(place / head),
+        init_from=str(place / (algorithm if algorithm in SPECS else "") / head),
         dataset=str(place / "data") if learns_from_data else "",
     )
     try:

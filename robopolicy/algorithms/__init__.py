@@ -9,6 +9,8 @@ from robopolicy.algorithms.awm import AWM, AWMConfig
 from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.algorithms.bpo import BPO, BPOConfig
 from robopolicy.algorithms.cal_ql import CalQL, CalQLConfig
+from robopolicy.algorithms.camel_sac import CAMELSAC, CAMELSACConfig
+from robopolicy.algorithms.camel_td3 import CAMELTD3, CAMELTD3Config
 from robopolicy.algorithms.cdsa import CDSA, CDSAConfig
 from robopolicy.algorithms.distill import Distill, DistillConfig
 from robopolicy.algorithms.dppo import DPPO, DPPOConfig
@@ -40,8 +42,12 @@ from robopolicy.algorithms.reflow import Reflow, ReflowConfig
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
 from robopolicy.algorithms.rlpd import RLPD, RLPDConfig
 from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.algorithms.srl import SRL, SRLConfig
 from robopolicy.algorithms.stac import STAC, STACConfig
+from robopolicy.algorithms.stock_ac import StockAC, StockACConfig
+from robopolicy.algorithms.symphony import Symphony, SymphonyConfig
 from robopolicy.algorithms.td3 import TD3, TD3Config
+from robopolicy.algorithms.tscac import TSCAC, TSCACConfig
 from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Policy
 
@@ -51,6 +57,8 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "bc": (BCConfig, BC),
     "bpo": (BPOConfig, BPO),
     "cal_ql": (CalQLConfig, CalQL),
+    "camel_sac": (CAMELSACConfig, CAMELSAC),
+    "camel_td3": (CAMELTD3Config, CAMELTD3),
     "cdsa": (CDSAConfig, CDSA),
     "distill": (DistillConfig, Distill),
     "dppo": (DPPOConfig, DPPO),
@@ -81,8 +89,12 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "reinflow": (ReinFlowConfig, ReinFlow),
     "rlpd": (RLPDConfig, RLPD),
     "sac": (SACConfig, SAC),
+    "srl": (SRLConfig, SRL),
     "stac": (STACConfig, STAC),
+    "stock_ac": (StockACConfig, StockAC),
+    "symphony": (SymphonyConfig, Symphony),
     "td3": (TD3Config, TD3),
+    "tscac": (TSCACConfig, TSCAC),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -14,13 +13,11 @@ from robopolicy.errors import UserError
 class GaussianQ(QEnsemble):
     """Mean and standard deviation of the return under each member; as a `QEnsemble` its values are the means."""
 
-    outputs: ClassVar[int] = 2
-
     def __init__(self, config: CriticConfig, policy: Judged) -> None:
         """Build the critic of `policy`; it has no histogram."""
         if config.bins:
             raise UserError(f"This critic predicts a Gaussian, not a histogram; drop critic.bins={config.bins}.")
-        super().__init__(config, policy)
+        super().__init__(config, policy, outputs=2)
 
     def moments(self, obs: Mapping[str, Tensor], chunk: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation `(M, B)`, in units of the return."""

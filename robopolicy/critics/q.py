@@ -59,15 +59,14 @@ class Judged(Protocol):
 class QEnsemble(nn.Module):
     """Q_m(s, chunk), m = 1..M: observations `{key: (B, To, ...)}` and chunks `(B, n, A)` in env units -> `(M, B)`."""
 
-    outputs: ClassVar[int] = 1  # numbers a member predicts where it has no histogram
-
-    def __init__(self, config: CriticConfig, policy: Judged, *, steps: int | None = None) -> None:
+    def __init__(self, config: CriticConfig, policy: Judged, *, steps: int | None = None, outputs: int = 1) -> None:
         """Build the critic of `policy`.
 
         Args:
             config: Sizes.
             policy: Gives the observation and action shapes and, where it has them, fitted normalisers to copy.
             steps: n, actions of a chunk the critic sees; the executed ones by default.
+            outputs: Numbers a member predicts where it has no histogram.
         """
         super().__init__()
         self.config = config
@@ -80,7 +79,7 @@ class QEnsemble(nn.Module):
             config.members,
             size,
             config.hidden,
-            config.bins or self.outputs,
+            config.bins or outputs,
             activation=config.activation,
             layer_norm=config.layer_norm,
             dropout=config.dropout,
@@ -91,7 +90,7 @@ class QEnsemble(nn.Module):
         return self.encoder(obs).flatten(1)
 
     def output(self, features: Tensor, chunk: Tensor, members: Tensor | None = None) -> Tensor:
-        """Raw outputs `(M, B, 1)`, or logits `(M, B, bins)`, for features `(B, F)`; of some `members` `(m,)` only."""
+        """Raw outputs `(M, B, n)`, or logits `(M, B, bins)`, for features `(B, F)`; of some `members` `(m,)` only."""
         return self.body(self._joined(features, chunk), members)
 
     def _joined(self, features: Tensor, chunk: Tensor) -> Tensor:

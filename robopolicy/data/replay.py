@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.data.episodes import Array, Episodes
-from robopolicy.data.priorities import Priorities
+from robopolicy.data.priorities import Priorities, fading
 from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError
 
@@ -193,7 +193,7 @@ class Replay:
     # Reading.
 
     def sample(self, request: Request, generator: torch.Generator, *, batches: int = 1) -> Transitions:
-        """Draw `batches * batch_size` windows, uniformly or by priority.
+        """Draw `batches * batch_size` windows, uniformly, by priority or by age.
 
         Raises:
             UserError: The memory holds no complete window yet.
@@ -202,7 +202,7 @@ class Replay:
         found: list[Array] = []
         drawn = kept = 0
         for _ in range(1000):
-            draw = self._draw(_enough(missing, (kept + 1) / (drawn + 1)), generator)
+            draw = self._draw(_enough(missing, (kept + 1) / (drawn + 1)), request.fading, generator)
             usable = draw[self._usable(draw, request)]
             found.append(usable[:missing])
             missing -= len(found[-1])
@@ -258,17 +258,22 @@ class Replay:
             index, size = batch.index.cpu()[own], error.detach().abs().cpu()[own]
             self.priorities.update(index.numpy(), size.double().numpy())
 
-    def _draw(self, count: int, generator: torch.Generator) -> Array:
+    def _draw(self, count: int, fade: bool, generator: torch.Generator) -> Array:
         if not self._filled.any():
             raise UserError("The replay memory is empty; play some steps or give a dataset first.")
         if self.priorities is not None:
             return self.priorities.draw(torch.rand(count, generator=generator, dtype=torch.float64).numpy())
         ends = self._filled.cumsum()
         flat = torch.randint(int(ends[-1]), (count,), generator=generator).numpy()
-        if self.lanes == 1:
+        if self.lanes == 1 and not fade:
             return flat
         lane = np.searchsorted(ends, flat, side="right")
-        return flat - (ends[lane] - self._filled[lane]) + lane * self.length
+        filled = self._filled[lane]
+        slot = flat - (ends[lane] - filled)
+        if fade and self.online:  # a dataset has no age
+            age = fading(torch.rand(count, generator=generator, dtype=torch.float64).numpy())
+            slot = (self._head[lane] - filled + (age * filled).astype(np.int64)) % self.length
+        return slot + lane * self.length
 
     def _move(self, index: Array, offset: Array) -> Array:
         """Places `(B, n)` that lie `offset` slots after `index` `(B,)` in the same lane."""

@@ -19,6 +19,7 @@ class Request:
     gamma: float  # discount per control step
     obs_horizon: int = 1  # To
     decisions_only: bool = False  # windows start only where a chunk was chosen, so that its record is known
+    fading: bool = False  # draw what was played long ago ever more rarely, instead of everything alike
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@
 * `embedding.*`: float `(D,)`, an embedding of an instruction or a goal, e.g. of unit norm from a text encoder. It is
   not normalised and has a projection of its own. While imitating, a share of the rows may see zeros instead of all its
   embeddings, so that zeros come to mean "no instruction" (`without_embeddings`, for classifier-free guidance);
+* `stock.<discount>`: float `(2,)`, what the episode has earned and how worth has grown since it began (`sim/stock.py`).
+  Enters as one number, the stock: what was earned plus `start` times the growth;
 * anything else, a goal position for instance: a vector, concatenated in sorted order and normalised.
 """
 
@@ -24,6 +26,7 @@ from robopolicy.nets.vision import CameraNet, VisionConfig
 IMAGE_PREFIX = "image."
 CLOUD_PREFIX = "point_cloud."
 EMBEDDING_PREFIX = "embedding."
+STOCK_PREFIX = "stock."
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Layout:
     images: tuple[str, ...]
     clouds: tuple[str, ...]
     embeddings: tuple[str, ...]
+    stocks: tuple[str, ...]
     vector_dim: int
 
     @classmethod
@@ -56,12 +60,16 @@ class Layout:
         images = tuple(sorted(key for key in observation if key.startswith(IMAGE_PREFIX)))
         clouds = tuple(sorted(key for key in observation if key.startswith(CLOUD_PREFIX)))
         embeddings = tuple(sorted(key for key in observation if key.startswith(EMBEDDING_PREFIX)))
-        vectors = tuple(sorted(observation.keys() - {*images, *clouds, *embeddings}))
-        return cls(vectors, images, clouds, embeddings, sum(_size(observation[key]) for key in vectors))
+        stocks = tuple(sorted(key for key in observation if key.startswith(STOCK_PREFIX)))
+        vectors = tuple(sorted(observation.keys() - {*images, *clouds, *embeddings, *stocks}))
+        size = sum(_size(observation[key]) for key in vectors) + len(stocks)
+        return cls(vectors, images, clouds, embeddings, stocks, size)
 
 
 class ObservationEncoder(nn.Module):
     """Map `{key: (B, To, ...)}` to features `(B, To, F)`."""
+
+    start: Tensor
 
     def __init__(
         self,
@@ -83,9 +91,12 @@ class ObservationEncoder(nn.Module):
         """
         super().__init__()
         self.layout = Layout.of(observation)
+        if self.layout.stocks:
+            self.register_buffer("start", torch.zeros(()))  # stock at the start of an episode
         self.sizes = {key: _size(observation[key]) for key in (*self.layout.vectors, *self.layout.clouds)}
         self.normalization = normalization
-        self.normalizer = make_normalizer(self.layout.vector_dim, normalization if self.layout.vectors else "identity")
+        dim = self.layout.vector_dim
+        self.normalizer = make_normalizer(dim, normalization if dim else "identity")
         # Module names must not contain dots, observation keys do.
         self.cameras = nn.ModuleDict(
             {key.replace(".", "/"): CameraNet(observation[key], vision or VisionConfig()) for key in self.layout.images}
@@ -117,7 +128,7 @@ class ObservationEncoder(nn.Module):
 
         `augment` crops images and drops embeddings at random (imitation only: it would break density ratios).
         """
-        parts = [self.normalizer.normalize(self.vectors(obs))] if self.layout.vectors else []
+        parts = [self.normalizer.normalize(self.vectors(obs))] if self.layout.vector_dim else []
         if not (self.layout.images or self.layout.clouds or self.layout.embeddings):
             return parts[0]
         for key, camera in zip(self.layout.images, self._cameras(), strict=True):
@@ -141,9 +152,14 @@ class ObservationEncoder(nn.Module):
         return [project(value) for project, value in zip(self.projections.values(), embeddings, strict=True)]
 
     def vectors(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """Concatenate the vector keys in raw units: `(B, To, D)`."""
+        """Concatenate the vector keys and the stock in raw units: `(B, To, D)`."""
         parts = [obs[key].reshape(*obs[key].shape[:2], self.sizes[key]) for key in self.layout.vectors]
+        parts += [self.stock(obs[key]) for key in self.layout.stocks]
         return parts[0].float() if len(parts) == 1 else torch.cat(parts, -1).float()
+
+    def stock(self, earned: Tensor) -> Tensor:
+        """The stock `(B, To, 1)` of an observation `stock.*` `(B, To, 2)`."""
+        return earned[..., :1] + self.start * earned[..., 1:]
 
     def fit_normalizer(self, statistics: Statistics) -> None:
         """Fit the normaliser of vectors and the box of point clouds; images and embeddings need no statistics.
@@ -151,22 +167,26 @@ class ObservationEncoder(nn.Module):
         Running statistics merely start there, and clouds then stay in metres where none are given.
         """
         mode = self.normalization
-        missing = [key for key in (*self.layout.vectors, *self.layout.clouds) if key not in statistics]
+        wanted = (*self.layout.vectors, *self.layout.clouds, *self.layout.stocks)
+        missing = [key for key in wanted if key not in statistics]
         if mode == "identity" or (mode == "running" and missing):
             return
         if missing:
             raise UserError(f"The statistics lack the observation keys {missing}; found {sorted(statistics)}.")
         for key, net in zip(self.layout.clouds, self._cloud_nets(), strict=True):
             net.fit(*(_statistic(statistics, key, name, self.sizes[key]) for name in ("min", "max")))
-        if not self.layout.vectors:
+        if not self.layout.vector_dim:
             return
         names = ("min", "max") if mode == "minmax" else ("mean", "std")
         joined = {
-            name: torch.cat([_statistic(statistics, key, name, self.sizes[key]) for key in self.layout.vectors])
+            name: torch.cat(
+                [_statistic(statistics, key, name, self.sizes[key]) for key in self.layout.vectors]
+                + [_statistic(statistics, key, name, 1) for key in self.layout.stocks]
+            )
             for name in names
         }
         if mode == "running":
-            joined["count"] = _statistic(statistics, self.layout.vectors[0], "count", 1)
+            joined["count"] = _statistic(statistics, (*self.layout.vectors, *self.layout.stocks)[0], "count", 1)
         self.normalizer.fit(joined)
 
     def observe(self, obs: Mapping[str, Tensor]) -> None:

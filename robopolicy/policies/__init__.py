@@ -14,7 +14,9 @@ from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.heads.meanflow import MeanFlowConfig, MeanFlowPolicy
 from robopolicy.policies.heads.mixture import MixtureConfig, MixturePolicy
+from robopolicy.policies.heads.sequence import SequenceConfig, SequencePolicy
 from robopolicy.policies.heads.shortcut import ShortcutConfig, ShortcutPolicy
+from robopolicy.policies.heads.swaddled import SwaddledConfig, SwaddledPolicy
 from robopolicy.policies.registry import POLICIES
 from robopolicy.policies.wrappers.callable import CallableConfig, CallablePolicy
 from robopolicy.policies.wrappers.composed import ComposedConfig, ComposedPolicy
@@ -44,9 +46,11 @@ POLICIES.update(
         "mixture": (MixtureConfig, MixturePolicy),
         "optimized": (OptimizedConfig, OptimizedPolicy),
         "selected": (SelectedConfig, SelectedPolicy),
+        "sequence": (SequenceConfig, SequencePolicy),
         "shortcut": (ShortcutConfig, ShortcutPolicy),
         "staged_decoder": (StagedDecoderConfig, StagedDecoder),
         "staged_diffusion": (StagedDiffusionConfig, StagedDiffusion),
+        "swaddled": (SwaddledConfig, SwaddledPolicy),
         "zero_noise": (ZeroNoiseConfig, ZeroNoisePolicy),
     }
 )

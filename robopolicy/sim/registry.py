@@ -14,8 +14,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
+from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX, STOCK_PREFIX
 from robopolicy.sim.contract import Observation, VectorSim
+from robopolicy.sim.stock import StockSim
 
 REWARDS = ("sparse", "shaped")
 
@@ -33,16 +34,17 @@ class SimOptions:
     points: int = 256  # of each cloud
     reward: str = "sparse"  # sparse | shaped, where the task has both
     threads: int = 0  # physics threads; 0 is one per core
+    stock: float = 0.0  # discount of the observation `stock.<discount>`; 0 leaves it out
 
 
 def views_of(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str, Any]:
-    """Fields of `SimOptions` by which one simulator shows the images and point clouds of several policies.
+    """Fields of `SimOptions` by which one simulator shows the images, clouds and stocks of several policies.
 
     Args:
         observations: Per-step shapes of each policy, as in `PolicySpec.observation`.
 
     Raises:
-        UserError: They see images, or clouds, of different sizes.
+        UserError: They see images, or clouds, of different sizes, or stocks of different discounts.
     """
     views: dict[str, Any] = {}
     for prefix, names, size, axis in (
@@ -55,6 +57,11 @@ def views_of(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str,
             raise UserError(f"The policies need '{prefix}*' of different sizes {sizes}; play them one by one.")
         if found:
             views |= {names: tuple(sorted({key.removeprefix(prefix) for key, _ in found})), size: sizes[0]}
+    stocks = sorted({key for seen in observations for key in seen if key.startswith(STOCK_PREFIX)})
+    if len(stocks) > 1:
+        raise UserError(f"The policies need stocks of different discounts, {', '.join(stocks)}; play them one by one.")
+    if stocks:
+        views["stock"] = float(stocks[0].removeprefix(STOCK_PREFIX))
     return views
 
 
@@ -152,4 +159,5 @@ def make_sim(name: str, options: SimOptions | None = None) -> VectorSim:
         raise unknown_name("backend", options.backend, ("auto", *entry.backends), f"of task {entry.name}")
     if options.reward not in REWARDS:
         raise unknown_name("reward", options.reward, REWARDS, f"of task {entry.name}")
-    return entry.make(options)
+    sim = entry.make(options)
+    return StockSim(sim, options.stock) if options.stock else sim

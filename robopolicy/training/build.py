@@ -90,8 +90,8 @@ def complete(config: TrainConfig) -> TrainConfig:
 
 
 def _with_views(task: TaskConfig, spec: PolicySpec) -> TaskConfig:
-    """The images and point clouds that the starting policy sees, unless others are named."""
-    return task if task.cameras or task.point_clouds else replace(task, **views_of([spec.observation]))
+    """The images, point clouds and stock that the starting policy sees, unless others are named."""
+    return task if task.cameras or task.point_clouds or task.stock else replace(task, **views_of([spec.observation]))
 
 
 def _check_experience(config: TrainConfig, name: str) -> None:
@@ -246,6 +246,7 @@ def _simulator(config: TrainConfig, num_envs: int) -> VectorSim:
         point_clouds=config.task.point_clouds,
         points=config.task.points,
         reward=config.task.reward,
+        stock=config.task.stock,
         threads=config.sim.threads,
     )
     return make_sim(config.task.name, options)

@@ -28,6 +28,7 @@ class TaskConfig:
     image_size: int = 64  # pixels, square
     point_clouds: tuple[str, ...] = ()  # cameras whose point clouds the policy sees
     points: int = 256  # of each cloud
+    stock: float = 0.0  # discount of the stock the policy sees, for algorithm=stock_ac; 0 shows none
     observe: tuple[str, ...] = ()  # observations a new policy sees, e.g. image.front alone; empty: all
 
 

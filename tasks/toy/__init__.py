@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from robopolicy.sim.contract import VectorSim
+from torch import Tensor
+
+from robopolicy.policies.wrappers.callable import provide
+from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.registry import Expert, SimOptions, TaskEntry
 from robopolicy.sim.registry import register as register_entry
 
@@ -19,8 +22,15 @@ def _make_point_mass_expert() -> Expert:
     return PointMassExpert()
 
 
+def _point_mass_pd(obs: Observation) -> Tensor:
+    from tasks.toy.point_mass import steer
+
+    return steer(obs["state"][:, -1:])
+
+
 def register() -> None:
-    """Register the toy family."""
+    """Register the toy family, and its controller as a prior."""
+    provide("point_mass_pd", _point_mass_pd)
     register_entry(
         TaskEntry(
             name="toy/point_mass",

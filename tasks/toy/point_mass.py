@@ -108,6 +108,10 @@ class PointMassExpert:
 
     def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
         """Return accelerations `(N, 2)`."""
-        assert isinstance(sim, PointMassSim)
-        position, velocity, goal = sim._state.split(2, 1)
-        return (3.0 * (goal - position) - 1.5 * velocity).clamp(-1.0, 1.0)
+        return steer(obs["state"])
+
+
+def steer(state: Tensor) -> Tensor:
+    """Accelerations `(..., 2)` towards the goal."""
+    position, velocity, goal = state.split(2, -1)
+    return (3.0 * (goal - position) - 1.5 * velocity).clamp(-1.0, 1.0)

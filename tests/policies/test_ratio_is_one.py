@@ -17,6 +17,7 @@ from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.heads.meanflow import MeanFlowConfig, MeanFlowPolicy
 from robopolicy.policies.heads.mixture import MixtureConfig, MixturePolicy
+from robopolicy.policies.heads.sequence import SequenceConfig, SequencePolicy
 from robopolicy.policies.heads.shortcut import ShortcutConfig, ShortcutPolicy
 from robopolicy.policies.noise import RowStreams
 
@@ -71,6 +72,13 @@ def mixture(**config: object) -> MixturePolicy:
     return policy
 
 
+def sequence() -> SequencePolicy:
+    torch.manual_seed(0)
+    policy = SequencePolicy(SequenceConfig(hidden=(32, 32), normalization="meanstd"), STATE)
+    policy.fit_normalizer({"state": RANGE, "action": ACTION})
+    return policy
+
+
 def tokens(spec: PolicySpec = STATE) -> AutoregressivePolicy:
     torch.manual_seed(0)
     settings = {"bins": 16, "transformer_width": 16, "transformer_layers": 2, "transformer_heads": 2}
@@ -108,6 +116,7 @@ HEADS: dict[str, Callable[[], Policy]] = {
     "meanflow-transformer": lambda: StochasticFlow(
         few_step("meanflow", backbone="transformer", steps=3), NoiseConfig()
     ),
+    "sequence": sequence,
     "gaussian": gaussian,
     "gaussian-running": lambda: gaussian(normalization="running"),
     "gaussian-predicted-std": lambda: gaussian(state_dependent_std=True),

@@ -27,6 +27,13 @@ SMALL = ["policy=squashed_gaussian", "policy.hidden=[16]", "algorithm.critic.hid
 QUICK = ["evaluation.episodes=0", "logging.every=1", "sim.num_envs=4", "replay.warmup_steps=100"]
 COMMON = ["task=point_mass", "task.reward=shaped", *SMALL, *QUICK]
 SAC_RUN = [*COMMON, "algorithm=sac"]
+FROM_SCRATCH = {
+    "symphony": ["policy=swaddled", "algorithm.utd=1"],
+    "srl": ["policy=sequence"],
+    "stock_ac": ["task.stock=0.95", "algorithm.gamma=0.95"],
+    "camel_td3": ["algorithm.mask.prior=point_mass_pd"],
+    "tscac": ["algorithm.signals=[energy,stillness]", "algorithm.first_stage=0.5"],
+}
 RLPD_RUN = [*COMMON, "algorithm=rlpd", "algorithm.utd=2", "algorithm.actor_delay=2"]
 
 
@@ -175,6 +182,15 @@ def test_an_interrupted_run_ends_with_the_same_bits(
 def test_a_killed_run_resumes_bit_identically(tmp_path: Path, demonstrations: Path) -> None:
     settings = [*RLPD_RUN, f"dataset={demonstrations}", "budget.updates=150", "checkpoint_every=10"]
     assert main(["train", *settings, f"out={tmp_path}", "name=whole"]) == 0
+    assert_identical(tmp_path / "whole", kill_and_resume(settings, tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FROM_SCRATCH)
+def test_what_learns_from_scratch_resumes_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    settings = [*COMMON, f"algorithm={name}", *FROM_SCRATCH[name]]
+    settings = [*settings, "budget.updates=8", "checkpoint_every=3", f"out={tmp_path}", "replay.capacity=300"]
+    assert main(["train", *settings, "name=whole"]) == 0
     assert_identical(tmp_path / "whole", kill_and_resume(settings, tmp_path))
 
 

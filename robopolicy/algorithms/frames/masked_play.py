@@ -1,0 +1,69 @@
+"""What the two forms of CAMEL share: play that a prior masks, and a mask that the critic fades out (S076)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
+from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.data.transitions import Transitions
+from robopolicy.policies.base import Observation, Policy, Sample
+from robopolicy.policies.heads.gaussian import GaussianPolicy
+from robopolicy.policies.noise import Randomness
+from robopolicy.policies.wrappers.callable import CallableConfig, CallablePolicy
+from robopolicy.policies.wrappers.prior_mask import MaskSchedule, PriorMask
+
+
+@dataclass(frozen=True)
+class MaskConfig:
+    """The prior and its band."""
+
+    prior: str = ""  # name of a provided function, obs -> (B, 1, A); empty: the policy it starts from, frozen
+    width: float = 0.3  # half the width of the band around the prior's actions, normalised
+    schedule: MaskSchedule = field(default_factory=MaskSchedule)  # of the share of masked decisions
+
+
+class MaskedPlay(OffPolicy):
+    """Mixin: masks what another off-policy algorithm plays; what it learns from is what was executed."""
+
+    policy: GaussianPolicy
+
+    def mask_with(self, config: MaskConfig) -> None:
+        """Build the mask; subclasses call it when the policy is there."""
+        prior: Policy = frozen_copy(self.policy)
+        if config.prior:
+            one = replace(self.policy.spec, horizon=1, execute=1)
+            prior = CallablePolicy(CallableConfig(function=config.prior, noise=False), one)
+        self.mask = PriorMask(prior, config.width, config.schedule, self.policy.action_normalizer)
+
+    def explore(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """What the algorithm explores with, masked."""
+        return self._masked(super().explore(obs, generator=generator), obs, generator)
+
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """What the algorithm plays, masked."""
+        return self._masked(super().act(obs, generator=generator), obs, generator)
+
+    def _masked(self, sample: Sample, obs: Observation, generator: Randomness) -> Sample:
+        if self.mask.over:
+            return sample
+        return Sample.unscored(self.mask.apply_to(obs, sample.chunk, generator))
+
+    def update(self, batch: Transitions) -> Metrics:
+        """As the algorithm; then the mask fades where its critic prefers the policy's own actions."""
+        metrics = super().update(batch)
+        if not self.mask.over:
+            with torch.no_grad():
+                obs = next(batch.split(self.config.batch_size)).obs
+                own = self.policy.mode(obs)
+                better = self.critic.lowest(obs, own) >= self.critic.lowest(obs, self.mask.inside(obs, own))
+                self.mask.observe(better.float().mean())
+            metrics["mask/preferred"] = float(better.float().mean())
+        return metrics | {"mask/epsilon": float(self.mask.epsilon)}
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """The algorithm's parts and the mask, with the prior in it."""
+        return {**super().parts(), "mask": self.mask}

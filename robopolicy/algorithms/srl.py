@@ -1,0 +1,126 @@
+"""SRL: an actor that plays sequences for slow decisions, judged through a model (Patel and Siegelmann 2025, S166).
+
+The actor sees one observation and plays a sequence of primitive actions. Its critic judges single actions, as in SAC;
+a model, learned beside it, imagines the observations in between, so that every action of the sequence is judged where
+it will be played ("temporal recall"). Neither is needed at run time. `robopolicy eval --holds` shows what it is for:
+the score over the length of the hold.
+
+Use it from scratch where the policy can decide only every few control steps, with `chunk.horizon` at the longest hold
+and `chunk.execute` at the usual one. Where a decision in every step is possible sac is cheaper. Observations must be
+vectors. Gradients do not flow through the model, so it may be rough; contacts far from its data mislead it.
+
+Formulas are those of the public code. Deviations: the first action of a sequence does not see the one played before it,
+as policies here see observations alone, and play decides every `chunk.execute` steps instead of in every step; the
+model predicts the normalised change of the observation (there: the next one), from the batch of the critic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.frames.base import Stateful
+from robopolicy.algorithms.frames.off_policy import OffPolicy, descend
+from robopolicy.algorithms.sac import SACConfig, Temperature
+from robopolicy.critics.modelled import ModelledQ
+from robopolicy.data.transitions import Request, Transitions
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Info, Observation, Policy, Sample
+from robopolicy.policies.heads.sequence import SequencePolicy
+from robopolicy.policies.noise import Randomness
+
+
+@dataclass(frozen=True)
+class SRLConfig(SACConfig):
+    """Settings of SRL: those of SAC, and the model."""
+
+    model_hidden: tuple[int, ...] = (400, 300)  # layers of the model
+    target_entropy: float | None = None  # nats of a single action; None is minus its dimensions
+
+    def __post_init__(self) -> None:
+        if self.n_step > 1:
+            raise UserError(f"SRL judges single actions; drop algorithm.n_step={self.n_step}.")
+
+
+def actor_loss(
+    policy: SequencePolicy,
+    critic: ModelledQ,
+    slow_critic: ModelledQ,
+    obs: Observation,
+    alpha: Tensor,
+    generator: Randomness = None,
+) -> tuple[Tensor, Tensor]:
+    """Sum over the sequence of `alpha log pi_j - min Q(s_j, a_j)` where the slow model puts s_j; and log pi `(B, H)`.
+
+    Later actions have a gradient for what is fed back to them, but imagined observations have none for actions.
+    """
+    chunk, logp = policy.rsample(obs, generator=generator)
+    loss = alpha.detach() * logp.mean(0).sum()
+    for j, action in enumerate(chunk.split(1, 1)):  # (B, 1, A) each
+        if j:
+            obs = slow_critic.imagine(obs, chunk[:, j - 1 : j].detach())
+        loss = loss - critic.lowest(obs, action).mean()
+    return loss, logp
+
+
+class SRL(OffPolicy):
+    """Soft actor-critic on sequences."""
+
+    name = "srl"
+    critic: ModelledQ
+    target_critic: ModelledQ
+
+    def __init__(self, config: SRLConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train a sequence `policy`."""
+        if not isinstance(policy, SequencePolicy):
+            raise UserError(f"SRL trains a recurrent sequence of actions, got '{policy.name}'; pass policy=sequence.")
+        super().__init__(config, policy, total_updates=total_updates)
+        self.config: SRLConfig = config
+        self.policy: SequencePolicy = policy
+        self.temperature = Temperature(config.temperature)
+        self.target_entropy = -float(policy.spec.action_dim) if config.target_entropy is None else config.target_entropy
+        groups = [
+            {"params": list(policy.parameters()), "lr": config.lr},
+            {"params": list(self.temperature.parameters()), "lr": config.temperature_lr},
+        ]
+        self.optimizer = torch.optim.Adam(groups, fused=True)
+
+    def make_critic(self) -> ModelledQ:
+        """Values of single actions, and the model."""
+        return ModelledQ(self.config.critic, self.policy, model_hidden=self.config.model_hidden)
+
+    @property
+    def request(self) -> Request:
+        """Single control steps, whatever the policy executes."""
+        return replace(super().request, horizon=1, steps=1)
+
+    def explore(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Uniform over the action bounds."""
+        return self.policy.sample_uniform(obs, generator=generator)
+
+    def target(self, batch: Transitions) -> Tensor:
+        """Soft value of the next observation at the first action of a sequence that begins there."""
+        action, logp = self.policy.rsample(batch.next_obs, steps=1, generator=self.generator)
+        value = self.bootstrap(batch, action)
+        entropy = batch.discount * self.temperature.value * logp.squeeze(1)
+        return value - entropy if self.config.backup_entropy else value
+
+    def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
+        """Temporal-difference loss of single actions, and the loss of the model; they share no weights."""
+        loss, info = super().critic_loss(batch)
+        model = self.critic.model_loss(batch.obs, batch.chunk, batch.next_obs).mean()
+        return loss + model, {**info, "model_loss": model}
+
+    def actor_step(self, batch: Transitions) -> Info:
+        """One step of the actor and of the temperature; neither loss has a gradient for the other."""
+        alpha = self.temperature.value
+        loss, logp = actor_loss(self.policy, self.critic, self.target_critic, batch.obs, alpha, self.generator)
+        descend(self.optimizer, loss + self.temperature.loss(logp.mean(1), self.target_entropy))
+        return {"loss": loss, "entropy": -logp.mean(), "temperature": alpha}
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """The shared parts, the temperature and the optimiser of actor and temperature."""
+        return {**super().parts(), "temperature": self.temperature, "optimizer": self.optimizer}

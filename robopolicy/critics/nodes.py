@@ -1,0 +1,47 @@
+"""Action-value ensembles of many nodes that are sorted and weighed towards the low ones (Symphony, S143)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from robopolicy.critics.q import CriticConfig, Judged, QEnsemble
+from robopolicy.errors import UserError
+
+
+class SortedQ(QEnsemble):
+    """One value from the nodes of all members: sorted, and weighed `tanh((pi (1 - i / n)) ** e)` from the lowest up.
+
+    Every node learns the same target, so that where they disagree the value lies below their mean. As a `QEnsemble` it
+    has a single member.
+    """
+
+    weights: Tensor
+
+    def __init__(self, config: CriticConfig, policy: Judged, *, nodes: int) -> None:
+        """Build the critic of `policy` with `nodes` outputs of each of `config.members` networks; no histogram."""
+        if config.bins:
+            raise UserError(f"This critic has nodes, not a histogram; drop critic.bins={config.bins}.")
+        super().__init__(config, policy, outputs=nodes)
+        count = config.members * nodes
+        weights = (math.pi * (1 - torch.arange(count) / count)).pow(math.e).tanh()
+        self.register_buffer("weights", weights / weights.sum())
+
+    def nodes(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
+        """All nodes `(B, members * nodes)`."""
+        return _joined_nodes(self.output(self.encode(obs), chunk))
+
+    def value(self, output: Tensor) -> Tensor:
+        """Value `(1, B)` of raw outputs `(M, B, nodes)`."""
+        return (_joined_nodes(output).sort(-1).values * self.weights).sum(-1).unsqueeze(0)
+
+    def lowest(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
+        """The value `(B,)`."""
+        return self(obs, chunk).squeeze(0)
+
+
+def _joined_nodes(output: Tensor) -> Tensor:
+    return output.movedim(0, 1).flatten(1)

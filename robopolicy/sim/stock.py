@@ -1,0 +1,96 @@
+"""A simulator that also shows what the episode has earned so far: its stock (S096).
+
+What is good to do next may depend on what has been earned: to reach a total, or to avoid the worst episodes. The
+*stock* after t steps is `c_t = (c_0 + r_0 + gamma r_1 + ... + gamma^(t-1) r_(t-1)) / gamma^t`, or step by step
+`c_(t+1) = (c_t + r_t) / gamma`. c_0 is for the policy to choose, so the observation `stock.<gamma>` `(2,)` shows its
+two parts: what was earned (the stock for c_0 = 0) and the growth `1 / gamma^t`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.nets.encoder import STOCK_PREFIX
+from robopolicy.sim.contract import Observation, Step, TensorSpec, VectorSim
+
+LARGEST_GROWTH = 1e6  # beyond it the stock of an episode loses its digits
+
+
+class StockSim(VectorSim):
+    """Another simulator and the observation `stock.<gamma>`."""
+
+    def __init__(self, sim: VectorSim, gamma: float) -> None:
+        """Wrap `sim`.
+
+        Raises:
+            UserError: The discount lies outside (0, 1), or is too small for the length of the episodes.
+        """
+        if not 0 < gamma < 1 or gamma**-sim.spec.max_episode_steps > LARGEST_GROWTH:
+            raise UserError(
+                f"A stock needs a discount below 1 and near enough to it for {sim.spec.max_episode_steps} steps, "
+                f"got {gamma:g}; choose one such as {1 - 5 / max(sim.spec.max_episode_steps, 10):g}."
+            )
+        self.sim, self.gamma = sim, gamma
+        self.key = f"{STOCK_PREFIX}{gamma:g}"
+        shown = TensorSpec((2,), names=("earned [reward]", "growth"))
+        self.spec = replace(sim.spec, observation={**sim.spec.observation, self.key: shown})
+        self.num_envs, self.device = sim.num_envs, sim.device
+        self._stock = self._fresh()
+
+    @property
+    def episode_seed(self) -> Tensor:  # type: ignore[override]
+        """(N,) seeds of the episodes now running."""
+        return self.sim.episode_seed
+
+    @property
+    def episode_step(self) -> Tensor:  # type: ignore[override]
+        """(N,) control steps taken in them."""
+        return self.sim.episode_step
+
+    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
+        """Start every environment anew, with nothing earned."""
+        self._stock = self._fresh()
+        return self._with(self.sim.reset(seed), self._stock)
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        """Step the simulator and add up."""
+        step = self.sim.step(action, active)
+        moved = advanced(self._stock, step.reward, self.gamma)
+        if active is not None:
+            moved = torch.where(active[:, None], moved, self._stock)
+        self._stock = torch.where(step.done[:, None], self._fresh(), moved)
+        return replace(step, obs=self._with(step.obs, self._stock), final_obs=self._with(step.final_obs, moved))
+
+    def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
+        """Frames of the simulator."""
+        return self.sim.render(camera, width=width, height=height, envs=envs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the simulator, and what the running episodes have earned."""
+        return {"sim": self.sim.state_dict(), "stock": self._stock}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
+        """Restore `state_dict`."""
+        self._stock = state["stock"].clone()
+        return self._with(self.sim.load_state_dict(state["sim"]), self._stock)
+
+    def close(self) -> None:
+        """Close the simulator."""
+        self.sim.close()
+
+    def _fresh(self) -> Tensor:
+        return torch.tensor([0.0, 1.0], device=self.device).repeat(self.num_envs, 1)
+
+    def _with(self, obs: Observation, stock: Tensor) -> Observation:
+        return {**obs, self.key: stock.clone()}
+
+
+def advanced(stock: Tensor, reward: Tensor, gamma: float) -> Tensor:
+    """Earned and growth `(N, 2)` after a reward `(N,)`."""
+    return torch.stack([stock[:, 0] + reward, stock[:, 1]], 1) / gamma

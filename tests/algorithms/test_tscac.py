@@ -1,0 +1,131 @@
+"""Two-stage constrained actor-critic: its signals and loss by hand, its stages, resume, and the trade it offers."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from chunk_bandit import SMALL, assert_resumes, batch, first_actions, flow, gaussian
+from torch import Tensor
+
+from robopolicy.algorithms.tscac import TSCAC, TSCACConfig, energy, main_loss, stillness
+from robopolicy.errors import UserError
+
+
+def tscac(seed: int = 0, total: int = 10, **config: Any) -> TSCAC:
+    torch.manual_seed(seed)
+    settings = {"critic": SMALL, "batch_size": 128, "lr": 3e-3, "critic_lr": 3e-3, "tau": 0.05} | config
+    return TSCAC(TSCACConfig(**settings), gaussian(), total_updates=total)
+
+
+def peak(action: Tensor) -> Tensor:
+    """The task likes 0.6, where saving energy likes 0."""
+    return 1 - (action.squeeze(1) - 0.6).square()
+
+
+def played() -> Any:
+    return batch(torch.rand(128, 2, 1) * 2 - 1, peak)
+
+
+def weights(net: Any) -> list[Tensor]:
+    return [p.detach().clone() for p in net.parameters()]
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_signals_are_what_their_names_say() -> None:
+    data, policy = played(), gaussian()
+    torch.testing.assert_close(energy(data, policy), -data.chunk[:, 0, 0].square())
+    moved = data.next_obs["state"][:, 0] - data.obs["state"][:, 0]
+    torch.testing.assert_close(stillness(data, policy), -moved.square().mean(1))
+    assert bool((stillness(replace(data, next_obs=data.obs), policy) == 0).all())
+
+
+def test_the_loss_is_a_climb_held_back_by_distances() -> None:
+    value = torch.tensor([2.0, -4.0], requires_grad=True)
+    distance, data = torch.tensor([[0.5, 0.0], [0.1, 0.3]]), torch.tensor([1.0, 3.0])
+    config = TSCACConfig(nearness=2.0, data_coef=0.5, spread=0.5)
+    weight = (-torch.tensor([0.6, 0.3]) / 0.5).exp()
+    expected = 2.0 * (0.25 + 0.2) + 0.5 * 2.0 - (weight * value).mean() / 3.0
+    torch.testing.assert_close(main_loss(value, distance, data, config), expected)
+    plain = main_loss(value, distance, data, TSCACConfig(nearness=0.0))
+    assert float(plain.detach()) == pytest.approx(1 / 3, rel=1e-3)
+
+
+def test_the_teachers_learn_first_and_the_main_policy_after_them() -> None:
+    algorithm = tscac(first_stage=0.4, actor_delay=1, signals=("energy", "stillness"))
+    main, teachers = weights(algorithm.policy), [weights(t.policy) for t in algorithm.teachers.values()]
+    for _ in range(4):
+        metrics = algorithm.update(played())
+        assert same(main, weights(algorithm.policy)) and "energy/critic/loss" in metrics
+    learned = [weights(t.policy) for t in algorithm.teachers.values()]
+    assert not any(same(a, b) for a, b in zip(teachers, learned, strict=True))
+    algorithm.update(played())
+    assert not same(main, weights(algorithm.policy))
+    assert all(same(a, weights(t.policy)) for a, t in zip(learned, algorithm.teachers.values(), strict=True))
+
+
+def test_teachers_take_turns_in_the_environments_of_stage_one() -> None:
+    algorithm = tscac(signals=("energy", "stillness"), noise=0.0)
+    algorithm.update(played())
+    obs = {"state": torch.rand(4, 1, 2)}
+    chunk = algorithm.act(obs).chunk
+    for row in range(4):
+        teacher = list(algorithm.teachers.values())[row % 2]
+        torch.testing.assert_close(chunk[row], teacher.policy.mode(obs)[row])
+    algorithm.updates = algorithm.stage_one
+    assert torch.equal(algorithm.act(obs).chunk, algorithm.policy.mode(obs))
+
+
+def actions_at(nearness: tuple[float, ...], seed: int = 0) -> list[float]:
+    """What the main policy ends up doing at each nearness, near the same teacher."""
+    algorithm = tscac(seed, total=400, first_stage=0.375)
+    while algorithm.updates < algorithm.stage_one:
+        algorithm.update(played())
+    found = []
+    for weight in nearness:
+        torch.manual_seed(seed)
+        main = copy.deepcopy(algorithm)
+        main.config = replace(main.config, nearness=weight)
+        while main.updates < 400:
+            main.update(played())
+        found.append(float(first_actions(main.deployable()).mean()))
+    return found
+
+
+def test_nearness_trades_the_task_against_the_side_goal() -> None:
+    """At nearness n the best action is 0.6 / (1 + n |Q|), with |Q| a little below 1; without it the peak is flat."""
+    near, between, free = actions_at((10.0, 0.5, 0.0))
+    assert abs(near) < 0.25 and between == pytest.approx(0.41, abs=0.1) and free == pytest.approx(0.6, abs=0.2)
+    assert free > between + 0.05
+
+
+def test_a_resumed_run_ends_with_the_same_weights() -> None:
+    for first_stage in (0.1, 0.3, 0.9):  # four updates: in stage two, across, in stage one
+        made: list[TSCAC] = []
+
+        def make(seed: int, share: float = first_stage, made: list[TSCAC] = made) -> TSCAC:
+            made.append(tscac(seed, first_stage=share))
+            return made[-1]
+
+        assert_resumes(make, played)
+        straight, other = made
+        for mine, theirs in zip(straight.teachers.values(), other.teachers.values(), strict=True):
+            assert same(weights(mine.policy), weights(theirs.policy))
+            assert same(weights(mine.target_critic), weights(theirs.target_critic))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(UserError, match="squashed"):
+        TSCAC(TSCACConfig(), flow(), total_updates=1)
+    with pytest.raises(UserError, match="signal"):
+        TSCACConfig(signals=("beauty",))
+    with pytest.raises(UserError, match="different names"):
+        TSCACConfig(signals=("energy", "energy"))
+    with pytest.raises(UserError, match="first_stage"):
+        TSCACConfig(first_stage=1.0)
