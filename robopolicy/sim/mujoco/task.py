@@ -1,14 +1,15 @@
-"""What a task on the native MuJoCo backend provides: plain numpy functions over a batch of environments.
+"""What a task on the native MuJoCo backends provides: plain array functions over a batch of environments.
 
-A task never steps physics and never loops over environments. The engine (`rollout` or `exact`) owns the states and
-calls `control` -> physics -> `outcome` -> `observe` once per control step.
+A task never steps physics and never loops over environments. The engine (`rollout`, `exact` or `warp`) owns the states
+and calls `control` -> physics -> `outcome` -> `observe` once per control step.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -18,6 +19,7 @@ from robopolicy.sim.contract import TensorSpec
 from robopolicy.sim.point_cloud import Box
 
 Array = NDArray[np.float64]
+"""Also a float32 tensor on the simulator's device, where a task with `array_api` runs on the warp backend."""
 
 
 @dataclass
@@ -40,6 +42,13 @@ class BatchState:
         sensor = self.model.sensor(name)
         start, dim = int(sensor.adr[0]), int(sensor.dim[0])
         return self.sensordata[:, start : start + dim]
+
+    def on_host(self) -> BatchState:
+        """The same in numpy, for code that knows nothing else; itself where it is there already."""
+        if isinstance(self.qpos, np.ndarray):
+            return self
+        fields = {name: _downloaded(getattr(self, name)) for name in ("qpos", "qvel", "time", "sensordata")}
+        return replace(self, **fields, memory={key: _downloaded(value) for key, value in self.memory.items()})
 
 
 @dataclass
@@ -74,6 +83,7 @@ class MujocoTask(ABC):
     cameras: tuple[str, ...] = ()  # cameras of the model that may be rendered as observations
     workspace: Box | None = None  # what point clouds keep of the scene; None is everything that a camera sees
     needs_exact_engine: bool = False  # contacts, model edits, or bit-exact agreement with another stepper
+    array_api: bool = False  # the functions take torch tensors as well (see `arrays.py`), so the warp backend can run it
 
     @abstractmethod
     def initial(self, rng: np.random.Generator) -> Initial:
@@ -90,3 +100,8 @@ class MujocoTask(ABC):
     @abstractmethod
     def observe(self, state: BatchState) -> dict[str, Array]:
         """Observation vectors `(N, dim)`, keys and sizes as in `observation`."""
+
+
+def _downloaded(value: Any) -> NDArray[Any]:
+    array = value.cpu().numpy()
+    return array.astype(np.float64 if array.dtype == np.float32 else array.dtype)  # a copy: tensors may change
