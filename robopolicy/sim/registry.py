@@ -18,6 +18,7 @@ from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
 from robopolicy.sim.contract import Observation, VectorSim
 
 REWARDS = ("sparse", "shaped")
+GPU_BACKENDS = ("warp",)  # the others are on the CPU
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,14 @@ class SimOptions:
     """How to build a simulator; a task ignores nothing here, it refuses what it cannot do with a `UserError`."""
 
     num_envs: int = 16
-    backend: str = "auto"  # auto | mujoco | mujoco-exact | envpool | gymnasium | ... ; auto is the task's own default
+    backend: str = "auto"  # auto | mujoco | mujoco-exact | warp | envpool | gymnasium | ... ; auto is the task's own default
     cameras: tuple[str, ...] = ()  # cameras to render into observations `image.<camera>`
     image_size: int = 64  # pixels, square
     point_clouds: tuple[str, ...] = ()  # cameras whose depth becomes observations `point_cloud.<camera>`
     points: int = 256  # of each cloud
     reward: str = "sparse"  # sparse | shaped, where the task has both
     threads: int = 0  # physics threads; 0 is one per core
+    device: str = "auto"  # auto | cpu | cuda | cuda:0 | ... ; auto is a GPU where backend and machine have one
 
 
 def views_of(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str, Any]:
@@ -151,4 +153,6 @@ def make_sim(name: str, options: SimOptions | None = None) -> VectorSim:
         raise unknown_name("backend", options.backend, ("auto", *entry.backends), f"of task {entry.name}")
     if options.reward not in REWARDS:
         raise unknown_name("reward", options.reward, REWARDS, f"of task {entry.name}")
+    if options.device not in ("auto", "cpu") and options.backend not in GPU_BACKENDS:
+        raise UserError(f"Backend '{options.backend}' is on the CPU, not on {options.device}; use one of {GPU_BACKENDS}.")
     return entry.make(options)

@@ -31,7 +31,7 @@ from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.registry import SimOptions, get_task, make_sim, views_of
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TaskConfig, TrainConfig, section
-from robopolicy.training.device import usable_device
+from robopolicy.device import usable_device
 from robopolicy.training.manifest import read_manifest
 from robopolicy.training.replay_source import ReplaySource
 from robopolicy.training.sources import DatasetSource, GroupSource, RolloutSource, Source
@@ -241,6 +241,7 @@ def _simulator(config: TrainConfig, num_envs: int) -> VectorSim:
         points=config.task.points,
         reward=config.task.reward,
         threads=config.sim.threads,
+        device=config.sim.device,
     )
     return make_sim(config.task.name, options)
 

@@ -25,7 +25,7 @@ from robopolicy.nets.normalizer import Normalizer, unfitted_normalizers
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.noise import RowStreams
 from robopolicy.schema import from_plain
-from robopolicy.training.device import usable_device
+from robopolicy.device import usable_device
 from robopolicy.training.manifest import (
     MANIFEST,
     Manifest,

@@ -13,9 +13,12 @@ from typing import Any
 
 import mujoco
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from robopolicy.sim.contract import TensorSpec
+from robopolicy.errors import unknown_name
+from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
+from robopolicy.sim.contract import SimSpec, TensorSpec
 from robopolicy.sim.point_cloud import Box
 
 Array = NDArray[np.float64]
@@ -93,6 +96,14 @@ class MujocoTask(ABC):
         """Map clipped actions `(N, A)` to actuator controls `(N, nu)`, held for `frame_skip` physics steps."""
         return action
 
+    def shown_camera(self, camera: str | None) -> str | None:
+        """The camera called `camera`, or the first of `cameras`; None is the free camera of a task that has none."""
+        if camera is None:
+            return self.cameras[0] if self.cameras else None
+        if mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_CAMERA, camera) < 0:
+            raise unknown_name("camera", camera, self.cameras, f"of task {self.name}")
+        return camera
+
     @abstractmethod
     def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
         """Reward, termination and success of the step from `before` to `after`."""
@@ -100,6 +111,27 @@ class MujocoTask(ABC):
     @abstractmethod
     def observe(self, state: BatchState) -> dict[str, Array]:
         """Observation vectors `(N, dim)`, keys and sizes as in `observation`."""
+
+
+def sim_spec(
+    task: MujocoTask,
+    cameras: tuple[str, ...] = (),
+    image_size: int = 0,
+    point_clouds: tuple[str, ...] = (),
+    points: int = 0,
+) -> SimSpec:
+    """The simulator's spec: the task's own observation, then images and point clouds."""
+    clouds = {CLOUD_PREFIX + camera: TensorSpec((points, 3)) for camera in point_clouds}
+    images = {IMAGE_PREFIX + camera: TensorSpec((3, image_size, image_size), torch.uint8) for camera in cameras}
+    return SimSpec(
+        task=task.name,
+        observation={**task.observation, **images, **clouds},
+        action_low=torch.tensor(task.action_low, dtype=torch.float32),
+        action_high=torch.tensor(task.action_high, dtype=torch.float32),
+        control_dt=task.frame_skip * float(task.model.opt.timestep),
+        max_episode_steps=task.max_episode_steps,
+        action_names=task.action_names,
+    )
 
 
 def _downloaded(value: Any) -> NDArray[Any]:

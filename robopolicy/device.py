@@ -1,4 +1,4 @@
-"""Where networks run."""
+"""Where networks and simulators run."""
 
 from __future__ import annotations
 
