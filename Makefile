@@ -63,7 +63,7 @@ $(VENV)/.setup: $(BIN)/python pyproject.toml
 	@touch $@
 
 $(VENV)/.setup-dev: $(VENV)/.setup
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,envpool,ogbench,pusht,sb3,tensorboard,wandb,diffusers,onnx,remote,rslrl]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,envpool,warp,ogbench,pusht,sb3,tensorboard,wandb,diffusers,onnx,remote,rslrl]'
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps metaworld==3.1.1  # its metadata asks for an older MuJoCo than it needs
 	@touch $@
 

@@ -26,7 +26,7 @@ class SimOptions:
     """How to build a simulator; a task ignores nothing here, it refuses what it cannot do with a `UserError`."""
 
     num_envs: int = 16
-    backend: str = "auto"  # auto | mujoco | mujoco-exact | warp | envpool | gymnasium | ... ; auto is the task's own default
+    backend: str = "auto"  # auto | mujoco | mujoco-exact | warp | envpool | gymnasium | ... ; auto is the task's own
     cameras: tuple[str, ...] = ()  # cameras to render into observations `image.<camera>`
     image_size: int = 64  # pixels, square
     point_clouds: tuple[str, ...] = ()  # cameras whose depth becomes observations `point_cloud.<camera>`
@@ -154,5 +154,8 @@ def make_sim(name: str, options: SimOptions | None = None) -> VectorSim:
     if options.reward not in REWARDS:
         raise unknown_name("reward", options.reward, REWARDS, f"of task {entry.name}")
     if options.device not in ("auto", "cpu") and options.backend not in GPU_BACKENDS:
-        raise UserError(f"Backend '{options.backend}' is on the CPU, not on {options.device}; use one of {GPU_BACKENDS}.")
+        known = ", ".join(GPU_BACKENDS)
+        raise UserError(
+            f"Backend '{options.backend}' is on the CPU, not on {options.device}; on a GPU there is: {known}."
+        )
     return entry.make(options)

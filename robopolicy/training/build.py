@@ -22,6 +22,7 @@ from robopolicy.data.episodes import Episodes, is_cloud, is_image
 from robopolicy.data.lerobot import read_lerobot
 from robopolicy.data.replay import Replay
 from robopolicy.data.statistics import dataset_statistics
+from robopolicy.device import usable_device
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.evaluation.actors import check_compatible
 from robopolicy.policies import make_policy
@@ -31,7 +32,6 @@ from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.registry import SimOptions, get_task, make_sim, views_of
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TaskConfig, TrainConfig, section
-from robopolicy.device import usable_device
 from robopolicy.training.manifest import read_manifest
 from robopolicy.training.replay_source import ReplaySource
 from robopolicy.training.sources import DatasetSource, GroupSource, RolloutSource, Source

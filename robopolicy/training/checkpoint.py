@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from robopolicy.device import usable_device
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import atomic_folder, recover, refuse_foreign
 from robopolicy.interop import POLICIES
@@ -25,7 +26,6 @@ from robopolicy.nets.normalizer import Normalizer, unfitted_normalizers
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.noise import RowStreams
 from robopolicy.schema import from_plain
-from robopolicy.device import usable_device
 from robopolicy.training.manifest import (
     MANIFEST,
     Manifest,

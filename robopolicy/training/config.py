@@ -38,7 +38,7 @@ class SimConfig:
     num_envs: int = 16  # parallel environments
     backend: str = "auto"  # auto | mujoco | mujoco-exact | warp | envpool | gymnasium | ...
     threads: int = 0  # physics threads; 0 is one per core
-    device: str = "auto"  # of the simulation: auto | cpu | cuda | cuda:0 | ... ; auto is a GPU where there is one to use
+    device: str = "auto"  # of the simulation: auto | cpu | cuda | cuda:0 | ... ; auto is a GPU where there is one
 
 
 @dataclass(frozen=True)

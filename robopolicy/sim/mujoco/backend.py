@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import mujoco
 import numpy as np
 import torch
 from numpy.typing import NDArray

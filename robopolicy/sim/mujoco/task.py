@@ -86,7 +86,7 @@ class MujocoTask(ABC):
     cameras: tuple[str, ...] = ()  # cameras of the model that may be rendered as observations
     workspace: Box | None = None  # what point clouds keep of the scene; None is everything that a camera sees
     needs_exact_engine: bool = False  # contacts, model edits, or bit-exact agreement with another stepper
-    array_api: bool = False  # the functions take torch tensors as well (see `arrays.py`), so the warp backend can run it
+    array_api: bool = False  # the functions take torch tensors, too (see `arrays.py`), so the warp backend runs it
 
     @abstractmethod
     def initial(self, rng: np.random.Generator) -> Initial:

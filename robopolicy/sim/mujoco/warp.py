@@ -176,7 +176,7 @@ class WarpSim(VectorSim):
             self._warned = True
             warnings.warn(
                 f"{self.spec.task}: {int(overflows.sum())} of {self.num_envs} environments had no room for their "
-                f"{self._physics.overflowed()} and lost some; give WarpSim more.",
+                f"{self._physics.overflowed()} and lost some; give WarpSim more contacts or constraints.",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -202,9 +202,9 @@ class WarpSim(VectorSim):
         self._steps = self._steps.index_fill(0, index, 0)
 
     def _batch(self, state: Sequence[Tensor], memory: dict[str, Tensor]) -> BatchState:
-        fields: Any = state, memory  # tensors stand where the CPU engines have arrays
-        (time, qpos, qvel, _, sensors), memory = fields
-        return BatchState(self.task.model, qpos, qvel, time, sensors, memory)
+        time, qpos, qvel, _, sensors = state
+        fields: Any = (qpos, qvel, time, sensors, memory)  # tensors where the CPU engines have arrays
+        return BatchState(self.task.model, *fields)
 
     def _observe(self) -> Observation:
         seen = self.task.observe(self.state())

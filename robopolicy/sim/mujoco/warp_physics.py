@@ -57,6 +57,8 @@ class WarpPhysics:
                 self._data = self._mjw.make_data(model, nworld=num_envs, nconmax=contacts, njmax=constraints)
             except (NotImplementedError, ValueError) as error:
                 raise UserError(f"MuJoCo Warp cannot simulate this model: {error} Use backend 'mujoco'.") from error
+            if device.type == "cuda":  # older drivers cannot repeat a part of a graph until the solver has converged
+                self._model.opt.graph_conditional = self._warp.is_conditional_graph_supported()
             self._model.opt.warn_overflow = False  # it prints from within its kernels; `overflow` tells as much
         view, data = self._warp.to_torch, self._data
         self.time: Tensor = view(data.time)  # (N,) [s]
@@ -68,7 +70,8 @@ class WarpPhysics:
         self._control: Tensor = view(data.ctrl)
         self._overflow: Tensor = view(data.overflow)
         self._step = self._recorded(lambda: self._mjw.step(self._model, self._data))
-        self._forward = self._recorded(lambda: self._mjw.forward(self._model, self._data)) if model.nsensordata else None
+        senses = model.nsensordata > 0
+        self._forward = self._recorded(lambda: self._mjw.forward(self._model, self._data)) if senses else None
 
     @property
     def state(self) -> tuple[Tensor, ...]:
@@ -88,14 +91,13 @@ class WarpPhysics:
         self._control.copy_(control)
         self._warmstart.zero_()
         self._overflow.zero_()
-        for _ in range(steps):
-            self._step()
+        self._step(steps)
 
     def sense(self, rows: Tensor) -> None:
         """Compute the sensors of `rows` `(K,)`, which have just been placed."""
         if self._forward is not None:
             before = self.sensors.clone()
-            self._forward()
+            self._forward(1)
             self.sensors.copy_(before.index_copy_(0, rows, self.sensors[rows]))
 
     def sane(self) -> Tensor:
@@ -108,18 +110,22 @@ class WarpPhysics:
         names = [name for bit, name in _OVERFLOWS.items() if any(value & bit for value in bits)]
         return ", ".join(names) or "buffers of the collision functions"
 
-    def _recorded(self, run: Callable[[], None]) -> Callable[[], None]:
-        """`run`, recorded once and played back as one graph without Python in between, on GPU and CPU alike."""
+    def _recorded(self, run: Callable[[], None]) -> Callable[[int], None]:
+        """`run`, recorded once and played back so many times as a graph without Python inside, on GPU and CPU alike."""
         wp, device = self._warp, self._device
         with wp.ScopedDevice(str(device)):
             run()  # compiles and loads the kernels, which must not happen while recording
             with wp.ScopedCapture() as capture:
                 run()
             wp.synchronize_device()
-        if device.type == "cpu":
-            return lambda: wp.capture_launch(capture.graph)
-        # On torch's stream, so that the physics and torch's operations follow each other without a wait.
-        return lambda: wp.capture_launch(capture.graph, wp.stream_from_torch(torch.cuda.current_stream(device)))
+
+        def play(times: int) -> None:
+            # On torch's stream the physics and torch's operations follow each other without the host waiting.
+            stream = wp.stream_from_torch(torch.cuda.current_stream(device)) if device.type == "cuda" else None
+            for _ in range(times):
+                wp.capture_launch(capture.graph, stream)
+
+        return play
 
 
 def _import_packages() -> tuple[Any, Any]:
