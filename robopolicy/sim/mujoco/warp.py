@@ -125,7 +125,7 @@ class WarpSim(VectorSim):
             info["success"] = info["success"] & ~diverged
         reward = _masked(_tensor(outcome.reward).float(), moves)
         obs = self._restart(terminated | truncated, info["overflow"], asked)
-        return Step(obs or final, reward, terminated, truncated, final, info)
+        return Step(obs or dict(final), reward, terminated, truncated, final, info)
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
         """Return frames `(envs, 3, height, width)` uint8 of the first `envs` environments, drawn on the CPU."""
