@@ -23,6 +23,7 @@ CORE = ("robopolicy", "torch", "numpy", "mujoco", "gymnasium", "safetensors", "h
 # distribution, module, what it enables, how to get it
 OPTIONAL = (
     ("envpool", "envpool", "the EnvPool backend", "pip install 'robopolicy[envpool]'"),
+    ("mujoco-warp", "mujoco_warp", "the warp backend: tasks on a GPU", "pip install 'robopolicy[warp]'"),
     ("metaworld", "metaworld", "Meta-World tasks and their scripted experts", "pip install 'robopolicy[metaworld]'"),
     ("ogbench", "ogbench", "OGBench tasks and their oracles", "pip install 'robopolicy[ogbench]'"),
     ("gym-pusht", "gym_pusht", "the PushT task and its planner", "pip install 'robopolicy[pusht]'"),

@@ -19,6 +19,7 @@ examples:
 BACKENDS = (
     ("mujoco", "native MuJoCo on all cores, the engine that a task prefers", "", ""),
     ("mujoco-exact", "native MuJoCo with one persistent MjData per environment", "", ""),
+    ("warp", "MuJoCo Warp: the same tasks on a GPU, in single precision", "mujoco_warp", "warp"),
     ("gymnasium", "any registered gymnasium environment, one by one", "", ""),
     ("envpool", "EnvPool's compiled environments; fast, but episodes are not repeatable", "envpool", "envpool"),
     ("mjlab", "mjlab's environments on a GPU or, slowly, the CPU; episodes are not repeatable", "mjlab", "mjlab"),

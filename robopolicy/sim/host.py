@@ -45,13 +45,26 @@ class HostSim(VectorSim):
         """Check actions `(N, A)` and clip them to the bounds."""
         if not self._obs:
             raise UserError("Call reset before the first step.")
-        expected = (self.num_envs, self.spec.action_dim)
-        if tuple(action.shape) != expected:
-            raise UserError(f"Expected actions of shape {expected}, got {tuple(action.shape)}.")
+        check_action(action, self.num_envs, self.spec)
         played = action.detach().cpu().numpy().astype(np.float64, order="C")  # sums must not depend on strides
         if not np.isfinite(played).all():
             raise UserError("An action is NaN or infinite; the policy has diverged.")
         return np.clip(played, self._low, self._high, out=played)
+
+
+def check_action(action: Tensor, num_envs: int, spec: SimSpec) -> None:
+    """Refuse actions that are not `(N, A)`."""
+    expected = (num_envs, spec.action_dim)
+    if tuple(action.shape) != expected:
+        raise UserError(f"Expected actions of shape {expected}, got {tuple(action.shape)}.")
+
+
+def check_number_of_envs(saved: int, here: int) -> None:
+    """Refuse the state of a simulator with another number of environments."""
+    if saved != here:
+        raise UserError(
+            f"The saved simulator has {saved} environments and this one {here}; resume with the same number."
+        )
 
 
 def core_count() -> int:

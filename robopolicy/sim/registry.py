@@ -26,7 +26,7 @@ class SimOptions:
     """How to build a simulator; a task ignores nothing here, it refuses what it cannot do with a `UserError`."""
 
     num_envs: int = 16
-    backend: str = "auto"  # auto | mujoco | mujoco-exact | envpool | gymnasium | ... ; auto is the task's own default
+    backend: str = "auto"  # auto | mujoco | mujoco-exact | warp | envpool | gymnasium | ... ; auto is the task's own
     device: str = "cpu"  # where physics runs in backends with a choice; the others run on the CPU
     cameras: tuple[str, ...] = ()  # cameras to render into observations `image.<camera>`
     image_size: int = 64  # pixels, square

@@ -37,7 +37,7 @@ class SimConfig:
     """How to simulate it."""
 
     num_envs: int = 16  # parallel environments
-    backend: str = "auto"  # auto | mujoco | mujoco-exact | envpool | gymnasium | ...
+    backend: str = "auto"  # auto | mujoco | mujoco-exact | warp | envpool | gymnasium | ...
     threads: int = 0  # physics threads; 0 is one per core
 
 

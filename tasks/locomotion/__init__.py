@@ -17,6 +17,7 @@ _TASKS = {
     "swimmer": ("Swimmer-v5", "Swim forward with three links."),
     "walker2d": ("Walker2d-v5", "Walk forward on two planar legs without falling."),
 }
+_FORCES = ("ant", "humanoid")  # observe what only a persistent MjData has
 
 
 def _maker(name: str, env_id: str) -> Callable[[SimOptions], VectorSim]:
@@ -37,6 +38,6 @@ def register() -> None:
                 name=name,
                 make=_maker(name, env_id),
                 description=description,
-                backends=("mujoco", "mujoco-exact", "envpool", "gymnasium"),
+                backends=("mujoco", "mujoco-exact", *(() if short in _FORCES else ("warp",)), "envpool", "gymnasium"),
             )
         )

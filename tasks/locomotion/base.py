@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.sim.contract import TensorSpec
+from robopolicy.sim.mujoco.arrays import namespace
 from robopolicy.sim.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome
 
 _UNITS = {
@@ -31,6 +32,7 @@ class GymnasiumRobot(MujocoTask):
     noise: float  # half width of the uniform start noise on positions
     velocity_noise: Literal["uniform", "normal"] = "uniform"  # start noise on velocities, same scale
     skipped: int = 1  # leading positions (world x, y) the policy does not see
+    array_api = True
     max_episode_steps = 1000
     control_cost: float = 0.0  # weight of the squared action
 
@@ -57,12 +59,12 @@ class GymnasiumRobot(MujocoTask):
 
     def observe(self, state: BatchState) -> dict[str, Array]:
         """Positions without world x (and y), then velocities."""
-        return {"state": np.concatenate([state.qpos[:, self.skipped :], state.qvel], 1)}
+        return {"state": namespace(state.qpos).concat([state.qpos[:, self.skipped :], state.qvel], axis=1)}
 
     def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
         """Forward velocity minus control cost; never terminates."""
-        reward = self.forward_velocity(before, after) - self.cost(action)
-        return Outcome(reward, np.zeros(len(after), bool))
+        xp, reward = namespace(action), self.forward_velocity(before, after) - self.cost(action)
+        return Outcome(reward, xp.zeros_like(reward, dtype=xp.bool))
 
     def forward_velocity(self, before: BatchState, after: BatchState) -> Array:
         """(N,) mean velocity along x during the step [m/s]."""
@@ -70,7 +72,8 @@ class GymnasiumRobot(MujocoTask):
 
     def cost(self, action: Array) -> NDArray[np.float32]:
         """(N,) weighted squared action."""
-        return np.float32(self.control_cost) * np.square(action.astype(np.float32)).sum(1)
+        xp = namespace(action)
+        return self.control_cost * xp.square(xp.asarray(action, dtype=xp.float32)).sum(1)
 
 
 def _assets() -> Path:

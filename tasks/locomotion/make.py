@@ -32,15 +32,6 @@ def make_locomotion(name: str, env_id: str, options: SimOptions) -> VectorSim:
         from robopolicy.sim.envpool import EnvPoolSim
 
         return EnvPoolSim(env_id, options.num_envs, threads=options.threads, task=name, control_dt=task.dt)
-    from robopolicy.sim.mujoco.backend import MujocoSim
+    from robopolicy.sim.mujoco.make import make_mujoco
 
-    return MujocoSim(
-        task,
-        options.num_envs,
-        engine="exact" if options.backend == "mujoco-exact" else "auto",
-        threads=options.threads,
-        cameras=options.cameras,
-        image_size=options.image_size,
-        point_clouds=options.point_clouds,
-        points=options.points,
-    )
+    return make_mujoco(task, options)

@@ -6,6 +6,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from robopolicy.sim.mujoco.arrays import namespace
 from robopolicy.sim.mujoco.task import Array, BatchState, Initial, Outcome
 from tasks.locomotion.base import GymnasiumRobot
 
@@ -34,8 +35,9 @@ class InvertedPendulum(GymnasiumRobot):
 
     def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
         """One per step until the pole falls."""
-        fallen = np.abs(after.qpos[:, 1]) > 0.2
-        return Outcome((~fallen).astype(np.float64), fallen)
+        xp = namespace(after.qpos)
+        fallen = xp.abs(after.qpos[:, 1]) > 0.2
+        return Outcome(xp.where(fallen, 0.0, 1.0), fallen)
 
 
 class Hopper(GymnasiumRobot):
@@ -49,7 +51,8 @@ class Hopper(GymnasiumRobot):
 
     def observe(self, state: BatchState) -> dict[str, Array]:
         """Positions without world x, then velocities within +-10."""
-        return {"state": np.concatenate([state.qpos[:, 1:], np.clip(state.qvel, -10, 10)], 1)}
+        xp = namespace(state.qpos)
+        return {"state": xp.concat([state.qpos[:, 1:], xp.clip(state.qvel, -10, 10)], axis=1)}
 
     def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
         """Forward velocity plus 1 while healthy, minus control cost; a fall ends the episode."""
@@ -59,11 +62,11 @@ class Hopper(GymnasiumRobot):
 
     def healthy(self, state: BatchState) -> NDArray[np.bool_]:
         """(N,) torso height, pitch and state within their ranges."""
-        height, angle = state.qpos[:, 1], state.qpos[:, 2]
+        xp, height, angle = namespace(state.qpos), state.qpos[:, 1], state.qpos[:, 2]
         upright = (self.height[0] < height) & (height < self.height[1])
         upright &= (self.angle[0] < angle) & (angle < self.angle[1])
-        upright &= (np.abs(state.qpos[:, 2:]) < self.largest).all(1)
-        return upright & (np.abs(state.qvel) < self.largest).all(1)
+        upright &= (xp.abs(state.qpos[:, 2:]) < self.largest).all(1)
+        return upright & (xp.abs(state.qvel) < self.largest).all(1)
 
 
 class Walker2d(Hopper):
@@ -80,6 +83,7 @@ class Ant(GymnasiumRobot):
     noise, velocity_noise, skipped = 0.1, "normal", 2
     control_cost, contact_cost = 0.5, 5e-4
     needs_exact_engine = True
+    array_api = False
 
     def state_names(self) -> tuple[str, ...]:
         """One name per element of the observation."""
@@ -121,6 +125,7 @@ class Humanoid(GymnasiumRobot):
     noise, skipped = 1e-2, 2
     control_cost, contact_cost = 0.1, 5e-7
     needs_exact_engine = True
+    array_api = False
 
     def state_names(self) -> tuple[str, ...]:
         """One name per element of the observation."""

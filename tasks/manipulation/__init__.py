@@ -1,4 +1,4 @@
-"""Franka Panda manipulation on the native MuJoCo backend: lift, pick_place, drawer."""
+"""Franka Panda manipulation on the native MuJoCo backends: lift, pick_place, drawer."""
 
 from __future__ import annotations
 
@@ -18,18 +18,9 @@ _TASKS = {
 
 def _maker(module: str, task: str) -> Callable[[SimOptions], VectorSim]:
     def make(options: SimOptions) -> VectorSim:
-        from robopolicy.sim.mujoco.backend import MujocoSim
+        from robopolicy.sim.mujoco.make import make_mujoco
 
-        return MujocoSim(
-            getattr(import_module(f"tasks.manipulation.{module}"), task)(options.reward),
-            options.num_envs,
-            engine="exact" if options.backend == "mujoco-exact" else "auto",
-            threads=options.threads,
-            cameras=options.cameras,
-            image_size=options.image_size,
-            point_clouds=options.point_clouds,
-            points=options.points,
-        )
+        return make_mujoco(getattr(import_module(f"tasks.manipulation.{module}"), task)(options.reward), options)
 
     return make
 
@@ -50,6 +41,6 @@ def register() -> None:
                 make=_maker(module, task),
                 description=description,
                 make_expert=_expert_maker(task),
-                backends=("mujoco", "mujoco-exact"),
+                backends=("mujoco", "mujoco-exact", "warp"),
             )
         )

@@ -7,11 +7,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from robopolicy.sim.mujoco.arrays import namespace
 from robopolicy.sim.mujoco.task import Array, BatchState
 from tasks.manipulation.objects import distance, nearness
 from tasks.manipulation.panda_task import Arm, PandaTask
 
-HANDLE: Array = np.array([-0.148, 0.0, 0.06])  # [m] centre of the handle in the cabinet's frame, drawer closed
+HANDLE = (-0.148, 0.0, 0.06)  # [m] centre of the handle in the cabinet's frame, drawer closed
 HANDLE_WIDTH = 0.016  # [m] between the finger pads
 CABINET_LOW: Array = np.array([0.62, -0.12, -0.30])  # x [m], y [m], yaw [rad] where the cabinet starts
 CABINET_HIGH: Array = np.array([0.68, 0.12, 0.30])
@@ -35,8 +36,8 @@ class Drawer(PandaTask):
 
     def __init__(self, reward: Literal["sparse", "shaped"] = "sparse") -> None:
         super().__init__(reward)
-        self._cabinet = self.qpos_index("cabinet_x", "cabinet_y", "cabinet_yaw")
-        self._drawer = int(self.qpos_index("drawer")[0])
+        self._cabinet = self.qpos_range("cabinet_x", "cabinet_y", "cabinet_yaw")
+        self._drawer = self.qpos_range("drawer").start
 
     def place(self, rng: np.random.Generator) -> dict[str, Array]:
         """Draw the cabinet's place and heading, and how far the drawer stands open already."""
@@ -50,19 +51,20 @@ class Drawer(PandaTask):
 
     def cabinet_yaw(self, state: BatchState) -> Array:
         """Heading of the cabinet `(N,)` [rad]; the drawer opens against it."""
-        return state.qpos[:, self._cabinet[2]]
+        return state.qpos[:, self._cabinet][:, 2]
 
     def handle(self, state: BatchState) -> Array:
         """Centre of the handle `(N, 3)` [m]."""
         x, y, yaw = state.qpos[:, self._cabinet].T
-        along = HANDLE[0] - self.opening(state)
-        return np.stack([x + np.cos(yaw) * along, y + np.sin(yaw) * along, np.full_like(x, HANDLE[2])], axis=1)
+        xp, along = namespace(yaw), HANDLE[0] - self.opening(state)
+        return xp.stack([x + xp.cos(yaw) * along, y + xp.sin(yaw) * along, xp.full_like(x, HANDLE[2])], axis=1)
 
     def describe(self, arm: Arm, state: BatchState) -> Array:
         """Handle, its offset from the tool, heading and opening `(N, 9)`."""
         handle, yaw = self.handle(state), self.cabinet_yaw(state)
-        rest = np.stack([np.sin(yaw), np.cos(yaw), self.opening(state)], axis=1)
-        return np.concatenate([handle, handle - arm.tool.position, rest], axis=1)
+        xp = namespace(yaw)
+        rest = xp.stack([xp.sin(yaw), xp.cos(yaw), self.opening(state)], axis=1)
+        return xp.concat([handle, handle - arm.tool.position, rest], axis=1)
 
     def achieved(self, arm: Arm, state: BatchState) -> NDArray[np.bool_]:
         """Drawer open far enough."""
@@ -71,4 +73,4 @@ class Drawer(PandaTask):
     def progress(self, arm: Arm, state: BatchState) -> Array:
         """A third for reaching the handle, two for opening."""
         reach = nearness(distance(self.handle(state), arm.tool.position), 0.15)
-        return (reach + 2.0 * np.clip(self.opening(state) / OPENED, 0.0, 1.0)) / 3.0
+        return (reach + 2.0 * namespace(reach).clip(self.opening(state) / OPENED, 0.0, 1.0)) / 3.0

@@ -19,6 +19,7 @@ from robopolicy.errors import UserError
 from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.mujoco.backend import MujocoSim
 from robopolicy.sim.mujoco.task import Array, BatchState
+from robopolicy.sim.mujoco.warp import WarpSim
 from tasks.manipulation.drawer import HANDLE_WIDTH, Drawer
 from tasks.manipulation.lift import CUBE_HALF, CubeTask
 from tasks.manipulation.objects import distance, yaw_of
@@ -61,13 +62,14 @@ class PandaExpert(ABC):
 
     def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
         """Return actions `(N, 5)` for the simulator's present state."""
-        if not isinstance(sim, MujocoSim) or not isinstance(sim.task, PandaTask):
-            raise UserError("The scripted Panda experts need a manipulation task on the native MuJoCo backend.")
+        task = getattr(sim, "task", None)
+        if not isinstance(sim, MujocoSim | WarpSim) or not isinstance(task, PandaTask):
+            raise UserError("The scripted Panda experts need a manipulation task on a native MuJoCo backend.")
         if len(self._style.seed) != sim.num_envs:
             self._style = Style.of(sim.num_envs)
-        self._style.draw(sim.episode_seed.numpy())
-        state = sim.state()
-        return torch.from_numpy(self.act(sim.task, sim.task.arm(state), state, self._style)).float()
+        self._style.draw(sim.episode_seed.cpu().numpy())
+        state = sim.state().on_host()
+        return torch.from_numpy(self.act(task, task.arm(state), state, self._style)).float().to(sim.device)
 
     @abstractmethod
     def act(self, task: PandaTask, arm: Arm, state: BatchState, style: Style) -> Array:

@@ -1,4 +1,4 @@
-"""Batched forward kinematics, Jacobian and differential inverse kinematics of the Franka Panda in numpy.
+"""Batched forward kinematics, Jacobian and differential inverse kinematics of the Franka Panda, numpy or torch.
 
 Everything is elementwise over the batch or one small LAPACK call per row, so the result of a row does not depend on
 the number of rows. The base frame is the robot's mount, which is the world in our scenes. The tool frame (TCP) lies
@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from robopolicy.sim.mujoco.arrays import constant, namespace, solve
 
 Array = NDArray[np.float64]
 
@@ -34,6 +36,7 @@ _DH = (
 )
 _TOOL_OFFSET = 0.107 + 0.1034  # [m] flange, then the hand's TCP
 _HAND_ANGLE = -np.pi / 4  # [rad] the hand is mounted an eighth turn about the flange axis
+_COS_HAND, _SIN_HAND = float(np.cos(_HAND_ANGLE)), float(np.sin(_HAND_ANGLE))
 
 
 class Pose(NamedTuple):
@@ -45,7 +48,7 @@ class Pose(NamedTuple):
     @property
     def yaw(self) -> Array:
         """(N,) heading of the tool's x axis about the vertical [rad]."""
-        return np.arctan2(self.rotation[:, 1, 0], self.rotation[:, 0, 0])
+        return namespace(self.rotation).arctan2(self.rotation[:, 1, 0], self.rotation[:, 0, 0])
 
 
 def forward(q: Array) -> Pose:
@@ -56,14 +59,15 @@ def forward(q: Array) -> Pose:
 def jacobian(q: Array) -> tuple[Pose, Array]:
     """Tool pose and geometric Jacobian `(N, 6, 7)`: linear rows [m/rad], then angular rows [rad/rad]."""
     pose, origins, axes = _chain(q)
-    return pose, np.concatenate([cross(axes, pose.position[:, :, None] - origins), axes], axis=1)
+    return pose, namespace(q).concat([cross(axes, pose.position[:, :, None] - origins), axes], axis=1)
 
 
 def downward(yaw: Array) -> Array:
     """Rotations `(N, 3, 3)` of a tool that points straight down with heading `yaw` `(N,)`."""
-    cos, sin, zero = np.cos(yaw), np.sin(yaw), np.zeros_like(yaw)
-    rows = [np.stack(row, axis=-1) for row in ((cos, sin, zero), (sin, -cos, zero), (zero, zero, zero - 1.0))]
-    return np.stack(rows, axis=1)
+    xp = namespace(yaw)
+    cos, sin, zero = xp.cos(yaw), xp.sin(yaw), xp.zeros_like(yaw)
+    rows = [xp.stack(row, axis=-1) for row in ((cos, sin, zero), (sin, -cos, zero), (zero, zero, zero - 1.0))]
+    return xp.stack(rows, axis=1)
 
 
 def inverse(q: Array, target: Pose, posture: Array, *, iterations: int = 2, damping: float = 0.02) -> Array:
@@ -79,16 +83,16 @@ def inverse(q: Array, target: Pose, posture: Array, *, iterations: int = 2, damp
     Returns:
         Joint positions `(N, 7)` within the joint limits.
     """
-    regulariser = damping**2 * np.eye(6)
+    xp = namespace(q)
+    regulariser = constant(damping**2 * np.eye(6), q)
+    posture, low, high = (constant(value, q) for value in (posture, JOINT_LOW, JOINT_HIGH))
     for _ in range(iterations):
         pose, jac = jacobian(q)
         spare = 0.1 * (posture - q)  # (N, 7)
-        error = np.concatenate(
-            [target.position - pose.position, rotation_error(pose.rotation, target.rotation)], axis=1
-        )
+        error = xp.concat([target.position - pose.position, rotation_error(pose.rotation, target.rotation)], axis=1)
         error = error - (jac @ spare[:, :, None])[:, :, 0]
-        force = np.linalg.solve(jac @ jac.transpose(0, 2, 1) + regulariser, error[:, :, None])  # (N, 6, 1)
-        q = np.clip(q + spare + (jac.transpose(0, 2, 1) @ force)[:, :, 0], JOINT_LOW, JOINT_HIGH)
+        force = solve(jac @ jac.mT + regulariser, error[:, :, None])  # (N, 6, 1)
+        q = xp.clip(q + spare + (jac.mT @ force)[:, :, 0], low, high)
     return q
 
 
@@ -99,7 +103,7 @@ def rotation_error(current: Array, wanted: Array) -> Array:
 
 def cross(a: Array, b: Array) -> Array:
     """Cross products of column vectors: `(N, 3, K)` times `(N, 3, K)`."""
-    return np.stack(
+    return namespace(a).stack(
         [
             a[:, 1] * b[:, 2] - a[:, 2] * b[:, 1],
             a[:, 2] * b[:, 0] - a[:, 0] * b[:, 2],
@@ -111,19 +115,21 @@ def cross(a: Array, b: Array) -> Array:
 
 def _chain(q: Array) -> tuple[Pose, Array, Array]:
     """Tool pose, joint origins `(N, 3, 7)` and joint axes `(N, 3, 7)`."""
-    q = np.ascontiguousarray(q)
-    cos, sin = np.cos(q)[:, :, None], np.sin(q)[:, :, None]  # (N, 7, 1)
-    x, y, z = (np.broadcast_to(axis, (len(q), 3)) for axis in np.eye(3))
-    position = np.zeros((len(q), 3))
-    origins, axes = np.empty((len(q), 3, 7)), np.empty((len(q), 3, 7))
+    xp = namespace(q)
+    if xp is np:
+        q = np.ascontiguousarray(q)  # numpy's sine of a strided array may differ in the last bit
+    cos, sin = xp.cos(q)[:, :, None], xp.sin(q)[:, :, None]  # (N, 7, 1)
+    x, y, z = (xp.broadcast_to(axis, (len(q), 3)) for axis in constant(np.eye(3), q))
+    position = xp.zeros_like(x)
+    origins, axes = [], []
     for joint, (a, d, twist) in enumerate(_DH):
         position = position + a * x
         if twist:
             y, z = twist * z, -twist * y
         position = position + d * z
         x, y = cos[:, joint] * x + sin[:, joint] * y, cos[:, joint] * y - sin[:, joint] * x
-        origins[:, :, joint], axes[:, :, joint] = position, z
-    cos_hand, sin_hand = np.cos(_HAND_ANGLE), np.sin(_HAND_ANGLE)
-    x, y = cos_hand * x + sin_hand * y, cos_hand * y - sin_hand * x
-    pose = Pose(position + _TOOL_OFFSET * z, np.stack([x, y, z], axis=2))
-    return pose, origins, axes
+        origins.append(position)
+        axes.append(z)
+    x, y = _COS_HAND * x + _SIN_HAND * y, _COS_HAND * y - _SIN_HAND * x
+    pose = Pose(position + _TOOL_OFFSET * z, xp.stack([x, y, z], axis=2))
+    return pose, xp.stack(origins, axis=2), xp.stack(axes, axis=2)

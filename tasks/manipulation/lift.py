@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from robopolicy.sim.mujoco.arrays import namespace
 from robopolicy.sim.mujoco.task import Array, BatchState
 from tasks.manipulation.objects import distance, nearness, rotation_6d, upright
 from tasks.manipulation.panda_task import Arm, PandaTask
@@ -29,7 +30,7 @@ class CubeTask(PandaTask):
 
     def __init__(self, reward: Literal["sparse", "shaped"] = "sparse") -> None:
         super().__init__(reward)
-        self._cube = self.qpos_index("cube")
+        self._cube = self.qpos_range("cube")
 
     def cube(self, state: BatchState) -> tuple[Array, Array]:
         """Position `(N, 3)` [m] and quaternion `(N, 4)` of the cube."""
@@ -39,7 +40,7 @@ class CubeTask(PandaTask):
     def describe_cube(self, arm: Arm, state: BatchState) -> Array:
         """What `CUBE_NAMES` says `(N, 12)`."""
         position, quaternion = self.cube(state)
-        return np.concatenate([position, rotation_6d(quaternion), position - arm.tool.position], axis=1)
+        return namespace(position).concat([position, rotation_6d(quaternion), position - arm.tool.position], axis=1)
 
     def held(self, arm: Arm, state: BatchState) -> NDArray[np.bool_]:
         """Whether the cube is between the finger pads and they press on it `(N,)`."""
@@ -72,5 +73,5 @@ class Lift(CubeTask):
         """A third each for reaching, grasping and lifting."""
         position, _ = self.cube(state)
         held = self.held(arm, state)
-        height = np.clip((position[:, 2] - CUBE_HALF) / LIFT_HEIGHT, 0.0, 1.0)
+        height = namespace(position).clip((position[:, 2] - CUBE_HALF) / LIFT_HEIGHT, 0.0, 1.0)
         return (nearness(distance(position, arm.tool.position), 0.15) + held + held * height) / 3.0

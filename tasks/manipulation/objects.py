@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from robopolicy.sim.mujoco.arrays import namespace
 from robopolicy.sim.mujoco.task import Array
 
 
@@ -17,20 +18,21 @@ def rotation_6d(quaternion: Array) -> Array:
     w, x, y, z = quaternion.T
     first = (1 - 2 * (y * y + z * z), 2 * (x * y + w * z), 2 * (x * z - w * y))
     second = (2 * (x * y - w * z), 1 - 2 * (x * x + z * z), 2 * (y * z + w * x))
-    return np.stack([*first, *second], axis=1)
+    return namespace(quaternion).stack([*first, *second], axis=1)
 
 
 def yaw_of(quaternion: Array) -> Array:
     """Heading `(N,)` [rad] of unit quaternions `(N, 4)`."""
     w, x, y, z = quaternion.T
-    return np.arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
+    return namespace(quaternion).arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
 
 
 def distance(a: Array, b: Array) -> Array:
     """Euclidean distance `(N,)` between rows of `(N, D)`."""
-    return np.sqrt(np.square(a - b).sum(axis=1))
+    xp = namespace(a)
+    return xp.sqrt(xp.square(a - b).sum(axis=1))
 
 
 def nearness(length: Array, scale: float) -> Array:
     """1 at distance 0, falling to 0 with `scale` [m]."""
-    return 1.0 - np.tanh(length / scale)
+    return 1.0 - namespace(length).tanh(length / scale)

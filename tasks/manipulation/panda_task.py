@@ -12,7 +12,9 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from robopolicy.errors import UserError
 from robopolicy.sim.contract import TensorSpec
+from robopolicy.sim.mujoco.arrays import constant, namespace
 from robopolicy.sim.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome
 from tasks.manipulation import kinematics
 from tasks.manipulation.kinematics import Pose
@@ -66,6 +68,7 @@ class PandaTask(MujocoTask):
     posture: ClassVar[Array] = np.array([0.0, -0.13, 0.0, -2.526, 0.0, 2.396, np.pi / 4])  # [rad] tool at 0.45, 0, 0.22
     hold_steps: ClassVar[int] = 3  # consecutive control steps for which `achieved` must hold
 
+    array_api = True
     frame_skip = 10  # at 5 ms, so 20 Hz
     max_episode_steps = 60
     action_low: Array = -np.ones(5)
@@ -80,10 +83,10 @@ class PandaTask(MujocoTask):
         names = (*ARM_NAMES, *self.scene_names)
         self.observation = {"state": TensorSpec((len(names),), names=names)}
         self._joint_step = kinematics.JOINT_VELOCITY * self.frame_skip * self.model.opt.timestep  # [rad]
-        self._arm_qpos = self.qpos_index(*ARM_JOINTS)
-        self._arm_qvel = np.array([self.model.joint(name).dofadr[0] for name in ARM_JOINTS])
-        self._finger_qpos = self.qpos_index(*FINGER_JOINTS)
-        self._arm_actuators = np.array([self.model.actuator(f"actuator{i}").id for i in range(1, 8)])
+        self._arm_qpos = self.qpos_range(*ARM_JOINTS)
+        self._arm_qvel = _consecutive([self.model.joint(name).dofadr[0] for name in ARM_JOINTS])
+        self._finger_qpos = self.qpos_range(*FINGER_JOINTS)
+        self._arm_actuators = _consecutive([self.model.actuator(f"actuator{i}").id for i in range(1, 8)])
         self._gripper = int(self.model.actuator("actuator8").id)
 
     @abstractmethod
@@ -102,11 +105,12 @@ class PandaTask(MujocoTask):
     def progress(self, arm: Arm, state: BatchState) -> Array:
         """How far the task has come `(N,)`, from 0 to 1."""
 
-    def qpos_index(self, *joints: str) -> NDArray[np.intp]:
-        """Where the coordinates of `joints` lie in qpos."""
+    def qpos_range(self, *joints: str) -> slice:
+        """Where the coordinates of `joints`, which must be neighbours, lie in qpos."""
         width = {mujoco.mjtJoint.mjJNT_FREE: 7, mujoco.mjtJoint.mjJNT_BALL: 4}
         handles = [self.model.joint(name) for name in joints]
-        return np.concatenate([h.qposadr[0] + np.arange(width.get(mujoco.mjtJoint(h.type[0]), 1)) for h in handles])
+        places = [h.qposadr[0] + np.arange(width.get(mujoco.mjtJoint(h.type[0]), 1)) for h in handles]
+        return _consecutive(np.concatenate(places).tolist())
 
     def arm(self, state: BatchState) -> Arm:
         """The robot's configuration."""
@@ -121,7 +125,7 @@ class PandaTask(MujocoTask):
         qpos[self._arm_qpos] = joints
         qpos[self._finger_qpos] = kinematics.FINGER_TRAVEL
         for name, value in self.place(rng).items():
-            qpos[self.qpos_index(name)] = value
+            qpos[self.qpos_range(name)] = value
         tool = kinematics.forward(joints[None])
         memory = {"joints": joints, "position": tool.position[0], "yaw": tool.yaw[0], "held": 0.0}
         return Initial(qpos, np.zeros(self.model.nv), memory)
@@ -129,25 +133,28 @@ class PandaTask(MujocoTask):
     def control(self, action: Array, state: BatchState) -> Array:
         """Move the commanded tool pose by `action` `(N, 5)` and return actuator controls `(N, nu)`."""
         memory, arm = commanded(state), self.arm(state)
-        memory["held"] = np.where(self.achieved(arm, state), memory["held"] + 1.0, 0.0)
-        position = np.clip(memory["position"] + POSITION_STEP * action[:, :3], WORKSPACE_LOW, WORKSPACE_HIGH)
-        position = arm.tool.position + np.clip(position - arm.tool.position, -MAX_LEAD, MAX_LEAD)
-        yaw = np.clip(memory["yaw"] + YAW_STEP * action[:, 3], -YAW_LIMIT, YAW_LIMIT)
+        xp, tool = namespace(state.qpos), arm.tool.position
+        low, high = constant(WORKSPACE_LOW, tool), constant(WORKSPACE_HIGH, tool)
+        memory["held"] = xp.where(self.achieved(arm, state), memory["held"] + 1.0, 0.0)
+        position = xp.clip(memory["position"] + POSITION_STEP * action[:, :3], low, high)
+        position = tool + xp.clip(position - tool, -MAX_LEAD, MAX_LEAD)
+        yaw = xp.clip(memory["yaw"] + YAW_STEP * action[:, 3], -YAW_LIMIT, YAW_LIMIT)
         joints = kinematics.inverse(memory["joints"], Pose(position, kinematics.downward(yaw)), self.posture)
-        joints = np.clip(joints, memory["joints"] - self._joint_step, memory["joints"] + self._joint_step)
+        step = constant(self._joint_step, joints)
+        joints = xp.clip(joints, memory["joints"] - step, memory["joints"] + step)
         memory["position"], memory["yaw"], memory["joints"] = position, yaw, joints
-        control = np.zeros((len(state), self.model.nu))
+        control = xp.zeros((len(state), self.model.nu), dtype=joints.dtype, device=joints.device)
         control[:, self._arm_actuators] = joints
         finger = 0.5 * arm.width
         wanted = 0.5 * (1.0 - action[:, 4]) * kinematics.FINGER_TRAVEL
-        control[:, self._gripper] = np.clip(wanted, finger - FINGER_STEP, finger + FINGER_STEP)
+        control[:, self._gripper] = xp.clip(wanted, finger - FINGER_STEP, finger + FINGER_STEP)
         return control
 
     def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
         """Reward 1 and termination on success."""
         arm = self.arm(after)
         success = self.achieved(arm, after) & (commanded(after)["held"] >= self.hold_steps - 1)
-        reward = success.astype(np.float64)
+        reward = namespace(success).where(success, 1.0, 0.0)
         if self.shaped:
             reward += self.progress(arm, after) - self.progress(self.arm(before), before)
         return Outcome(reward, success, {"success": success})
@@ -155,7 +162,15 @@ class PandaTask(MujocoTask):
     def observe(self, state: BatchState) -> dict[str, Array]:
         """The observation `state`: the arm, then the scene."""
         arm = self.arm(state)
-        rotation = arm.tool.rotation.transpose(0, 2, 1)[:, :2].reshape(len(state), 6)
+        rotation = arm.tool.rotation.mT[:, :2].reshape(len(state), 6)
         lead = commanded(state)["position"] - arm.tool.position
         parts = (arm.joints, arm.velocities, arm.tool.position, rotation, arm.width[:, None], lead)
-        return {"state": np.concatenate([*parts, self.describe(arm, state)], axis=1)}
+        return {"state": namespace(lead).concat([*parts, self.describe(arm, state)], axis=1)}
+
+
+def _consecutive(numbers: list[int]) -> slice:
+    """`numbers` as a range: indexing by one makes a view, whatever the library and the device."""
+    first = int(numbers[0])
+    if [int(number) for number in numbers] != list(range(first, first + len(numbers))):
+        raise UserError(f"The robot's joints and actuators must be numbered one after the other, got {numbers}.")
+    return slice(first, first + len(numbers))

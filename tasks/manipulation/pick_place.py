@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from robopolicy.sim.mujoco.arrays import namespace
 from robopolicy.sim.mujoco.task import Array, BatchState
 from tasks.manipulation.lift import CUBE_HALF, CUBE_HIGH, CUBE_LOW, CUBE_NAMES, CUBE_YAW, CubeTask
 from tasks.manipulation.objects import distance, nearness, upright
@@ -29,7 +30,7 @@ class PickPlace(CubeTask):
 
     def __init__(self, reward: Literal["sparse", "shaped"] = "sparse") -> None:
         super().__init__(reward)
-        self._pad = self.qpos_index("pad_x", "pad_y")
+        self._pad = self.qpos_range("pad_x", "pad_y")
 
     def place(self, rng: np.random.Generator) -> dict[str, Array]:
         """Draw the cube's pose and the pad's place, well apart."""
@@ -43,12 +44,13 @@ class PickPlace(CubeTask):
     def goal(self, state: BatchState) -> Array:
         """Where the cube's centre should come to rest `(N, 3)` [m]."""
         pad = state.qpos[:, self._pad]
-        return np.concatenate([pad, np.full((len(state), 1), CUBE_HALF)], axis=1)
+        xp = namespace(pad)
+        return xp.concat([pad, xp.full_like(pad[:, :1], CUBE_HALF)], axis=1)
 
     def describe(self, arm: Arm, state: BatchState) -> Array:
         """The cube, the pad and the way from one to the other `(N, 17)`."""
-        goal = self.goal(state)
-        return np.concatenate([self.describe_cube(arm, state), goal[:, :2], goal - self.cube(state)[0]], axis=1)
+        goal, cube = self.goal(state), self.describe_cube(arm, state)
+        return namespace(goal).concat([cube, goal[:, :2], goal - self.cube(state)[0]], axis=1)
 
     def achieved(self, arm: Arm, state: BatchState) -> NDArray[np.bool_]:
         """Cube at rest on the pad and let go of."""
@@ -59,9 +61,9 @@ class PickPlace(CubeTask):
     def progress(self, arm: Arm, state: BatchState) -> Array:
         """A fifth for reaching, grasping and lifting each, two for nearing the goal."""
         cube, _ = self.cube(state)
-        held = self.held(arm, state)
+        xp, held = namespace(cube), self.held(arm, state)
         off = distance(cube[:, :2], self.goal(state)[:, :2])
         arrived = off < PAD_RADIUS
-        reach = np.where(arrived, 1.0, nearness(distance(cube, arm.tool.position), 0.15))
-        height = np.where(arrived, 1.0, held * np.clip((cube[:, 2] - CUBE_HALF) / CARRY_HEIGHT, 0.0, 1.0))
-        return (reach + np.maximum(held, arrived) + height + 2.0 * nearness(off, 0.15)) / 5.0
+        reach = xp.where(arrived, 1.0, nearness(distance(cube, arm.tool.position), 0.15))
+        height = xp.where(arrived, 1.0, held * xp.clip((cube[:, 2] - CUBE_HALF) / CARRY_HEIGHT, 0.0, 1.0))
+        return (reach + (held | arrived) + height + 2.0 * nearness(off, 0.15)) / 5.0

@@ -15,6 +15,7 @@ import mujoco
 import numpy as np
 
 from robopolicy.sim.contract import TensorSpec
+from robopolicy.sim.mujoco.arrays import namespace
 from robopolicy.sim.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome
 
 XML = """
@@ -40,6 +41,7 @@ class Slider(MujocoTask):
     frame_skip = 1
     max_episode_steps = 4
     cameras = ("side",)
+    array_api = True
 
     def __init__(self, noise: float = 0.0, max_episode_steps: int = 4) -> None:
         self.model = mujoco.MjModel.from_xml_string(XML)
@@ -58,11 +60,11 @@ class Slider(MujocoTask):
 
     def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
         x = after.qpos[:, 0]
-        return Outcome(x.copy(), x > 5, {"success": x > 5})
+        return Outcome(1.0 * x, x > 5, {"success": x > 5})
 
     def observe(self, state: BatchState) -> dict[str, Array]:
-        seen = state.memory["steps_seen"].astype(np.float64)
-        return {"state": np.stack([state.qpos[:, 0], state.qvel[:, 0], seen], 1)}
+        parts = [state.qpos[:, 0], state.qvel[:, 0], state.memory["steps_seen"]]
+        return {"state": namespace(state.qpos).stack(parts, axis=1)}
 
 
 class SliderEnv(gymnasium.Env[Any, Any]):

@@ -1,4 +1,4 @@
-"""Returns worked out by hand through automatic resets, the same in the native and the gymnasium backend."""
+"""Returns worked out by hand through automatic resets, the same in the native, the warp and the gymnasium backend."""
 
 from collections.abc import Callable
 
@@ -10,10 +10,12 @@ from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.gymnasium import GymnasiumSim
 from robopolicy.sim.mujoco.backend import MujocoSim
+from robopolicy.sim.mujoco.warp import WarpSim
 
 BACKENDS: dict[str, Callable[[int], VectorSim]] = {
     "rollout": lambda n: MujocoSim(Slider(), n, engine="rollout"),
     "exact": lambda n: MujocoSim(Slider(), n, engine="exact"),
+    "warp": lambda n: WarpSim(Slider(), n, device="cpu"),
     "gymnasium": lambda n: GymnasiumSim(make_slider_env, n, task="test/slider"),
 }
 ACTIONS = torch.tensor([[1.0], [0.5], [0.6], [0.0], [0.0]])
@@ -21,6 +23,8 @@ ACTIONS = torch.tensor([[1.0], [0.5], [0.6], [0.0], [0.0]])
 
 @pytest.fixture(params=BACKENDS)
 def make(request: pytest.FixtureRequest) -> Callable[[int], VectorSim]:
+    if request.param == "warp":
+        pytest.importorskip("mujoco_warp")
     return BACKENDS[request.param]
 
 

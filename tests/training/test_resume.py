@@ -28,6 +28,7 @@ PPO = [*COMMON, "algorithm=ppo", "policy=gaussian", "task.reward=shaped", "sim.n
 MUJOCO = ["algorithm=ppo", "policy=gaussian", "sim.num_envs=4", "algorithm.decisions=16", "evaluation.episodes=0"]
 CHEETAH = [*MUJOCO, "task=half_cheetah", "checkpoint_every=3", "logging.every=1"]
 LIFT = [*MUJOCO, "task=lift", "sim.backend=mujoco-exact", "checkpoint_every=3", "logging.every=1"]
+WARP = pytest.param([*CHEETAH, "sim.backend=warp"], marks=pytest.mark.slow)
 
 
 def tensors(run: Path) -> dict[str, torch.Tensor]:
@@ -85,7 +86,7 @@ def test_killed_fine_tuning_resumes_bit_identically(base, tmp_path):
     assert report["env_steps"] == json.loads((tmp_path / "whole" / "report.json").read_text())["env_steps"]
 
 
-@pytest.mark.parametrize("task", [PPO, CHEETAH, LIFT], ids=["point_mass", "half_cheetah", "lift"])
+@pytest.mark.parametrize("task", [PPO, CHEETAH, LIFT, WARP], ids=["point_mass", "half_cheetah", "lift", "warp"])
 def test_interrupt_saves_a_resume_point_and_ends_with_130(task, tmp_path, monkeypatch, capsys):
     settings = [*task, "budget.updates=8", f"out={tmp_path}"]
     handler = signal.getsignal(signal.SIGINT)  # background jobs of a shell ignore it

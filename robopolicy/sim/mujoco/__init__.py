@@ -1,1 +1,1 @@
-"""Native batched MuJoCo: tasks as numpy functions, two physics engines, a fast CPU renderer."""
+"""Native batched MuJoCo: tasks as array functions, two CPU engines and MuJoCo Warp, a fast CPU renderer."""

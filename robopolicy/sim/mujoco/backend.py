@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import mujoco
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,11 +12,11 @@ from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
-from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec
-from robopolicy.sim.host import Arrays, HostSim, copied, tensors
+from robopolicy.sim.contract import Observation, Step
+from robopolicy.sim.host import Arrays, HostSim, check_number_of_envs, copied, tensors
 from robopolicy.sim.mujoco.engines import Engine, RolloutEngine, Rows, ThreadsEngine
 from robopolicy.sim.mujoco.render import Renderer
-from robopolicy.sim.mujoco.task import Array, BatchState, MujocoTask
+from robopolicy.sim.mujoco.task import Array, BatchState, MujocoTask, sim_spec
 from robopolicy.sim.point_cloud import DEPTH_SIZE, crop, subsample, unproject
 
 
@@ -62,7 +61,7 @@ class MujocoSim(HostSim):
         self.task = task
         self.cameras = tuple(cameras)
         self.point_clouds = tuple(point_clouds)
-        super().__init__(_spec(task, self.cameras, image_size, self.point_clouds, points), num_envs)
+        super().__init__(sim_spec(task, self.cameras, image_size, self.point_clouds, points), num_envs)
         self.engine: Engine = (ThreadsEngine if exact else RolloutEngine)(
             task.model, num_envs, task.frame_skip, threads
         )
@@ -112,12 +111,8 @@ class MujocoSim(HostSim):
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
         """Return frames `(envs, 3, height, width)` uint8 of the first `envs` environments (default: first camera)."""
-        if camera is not None and mujoco.mj_name2id(self.task.model, mujoco.mjtObj.mjOBJ_CAMERA, camera) < 0:
-            raise unknown_name("camera", camera, self.task.cameras, f"of task {self.task.name}")
-        if camera is None and self.task.cameras:
-            camera = self.task.cameras[0]
         rows = np.arange(min(envs, self.num_envs))
-        return torch.from_numpy(self._frames(rows, camera, height, width))
+        return torch.from_numpy(self._frames(rows, self.task.shown_camera(camera), height, width))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that decides the future, for exact resume."""
@@ -131,11 +126,7 @@ class MujocoSim(HostSim):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
         """Restore `state_dict` and return the observation to act on next."""
-        if len(state["steps"]) != self.num_envs:
-            raise UserError(
-                f"The saved simulator has {len(state['steps'])} environments and this one {self.num_envs}; "
-                "resume with the same number."
-            )
+        check_number_of_envs(len(state["steps"]), self.num_envs)
         self.engine.load_state_dict({key: value.numpy() for key, value in state["engine"].items()})
         self._memory = {key: value.numpy().copy() for key, value in state["memory"].items()}
         self._obs = {key: value.numpy().copy() for key, value in state["obs"].items()}
@@ -270,20 +261,6 @@ class MujocoSim(HostSim):
         full = np.zeros((self.num_envs, *values.shape[1:]), values.dtype)
         full[rows] = values
         return full
-
-
-def _spec(task: MujocoTask, cameras: tuple[str, ...], size: int, point_clouds: tuple[str, ...], points: int) -> SimSpec:
-    clouds = {CLOUD_PREFIX + camera: TensorSpec((points, 3)) for camera in point_clouds}
-    images = {IMAGE_PREFIX + camera: TensorSpec((3, size, size), torch.uint8) for camera in cameras}
-    return SimSpec(
-        task=task.name,
-        observation={**task.observation, **images, **clouds},
-        action_low=torch.tensor(task.action_low, dtype=torch.float32),
-        action_high=torch.tensor(task.action_high, dtype=torch.float32),
-        control_dt=task.frame_skip * float(task.model.opt.timestep),
-        max_episode_steps=task.max_episode_steps,
-        action_names=task.action_names,
-    )
 
 
 def _rows(active: Tensor | None) -> Rows:

@@ -1,23 +1,28 @@
-"""What a task on the native MuJoCo backend provides: plain numpy functions over a batch of environments.
+"""What a task on the native MuJoCo backends provides: plain array functions over a batch of environments.
 
-A task never steps physics and never loops over environments. The engine (`rollout` or `exact`) owns the states and
-calls `control` -> physics -> `outcome` -> `observe` once per control step.
+A task never steps physics and never loops over environments. The engine (`rollout`, `exact` or `warp`) owns the states
+and calls `control` -> physics -> `outcome` -> `observe` once per control step.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import mujoco
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from robopolicy.sim.contract import TensorSpec
+from robopolicy.errors import unknown_name
+from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
+from robopolicy.sim.contract import SimSpec, TensorSpec
 from robopolicy.sim.point_cloud import Box
 
 Array = NDArray[np.float64]
+"""Also a float32 tensor on the simulator's device, where a task with `array_api` runs on the warp backend."""
 
 
 @dataclass
@@ -40,6 +45,13 @@ class BatchState:
         sensor = self.model.sensor(name)
         start, dim = int(sensor.adr[0]), int(sensor.dim[0])
         return self.sensordata[:, start : start + dim]
+
+    def on_host(self) -> BatchState:
+        """The same in numpy, for code that knows nothing else; itself where it is there already."""
+        if isinstance(self.qpos, np.ndarray):
+            return self
+        fields = {name: _downloaded(getattr(self, name)) for name in ("qpos", "qvel", "time", "sensordata")}
+        return replace(self, **fields, memory={key: _downloaded(value) for key, value in self.memory.items()})
 
 
 @dataclass
@@ -74,6 +86,7 @@ class MujocoTask(ABC):
     cameras: tuple[str, ...] = ()  # cameras of the model that may be rendered as observations
     workspace: Box | None = None  # what point clouds keep of the scene; None is everything that a camera sees
     needs_exact_engine: bool = False  # contacts, model edits, or bit-exact agreement with another stepper
+    array_api: bool = False  # the functions take torch tensors, too (see `arrays.py`), so the warp backend runs it
 
     @abstractmethod
     def initial(self, rng: np.random.Generator) -> Initial:
@@ -83,6 +96,14 @@ class MujocoTask(ABC):
         """Map clipped actions `(N, A)` to actuator controls `(N, nu)`, held for `frame_skip` physics steps."""
         return action
 
+    def shown_camera(self, camera: str | None) -> str | None:
+        """The camera called `camera`, or the first of `cameras`; None is the free camera of a task that has none."""
+        if camera is None:
+            return self.cameras[0] if self.cameras else None
+        if mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_CAMERA, camera) < 0:
+            raise unknown_name("camera", camera, self.cameras, f"of task {self.name}")
+        return camera
+
     @abstractmethod
     def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
         """Reward, termination and success of the step from `before` to `after`."""
@@ -90,3 +111,29 @@ class MujocoTask(ABC):
     @abstractmethod
     def observe(self, state: BatchState) -> dict[str, Array]:
         """Observation vectors `(N, dim)`, keys and sizes as in `observation`."""
+
+
+def sim_spec(
+    task: MujocoTask,
+    cameras: tuple[str, ...] = (),
+    image_size: int = 0,
+    point_clouds: tuple[str, ...] = (),
+    points: int = 0,
+) -> SimSpec:
+    """The simulator's spec: the task's own observation, then images and point clouds."""
+    clouds = {CLOUD_PREFIX + camera: TensorSpec((points, 3)) for camera in point_clouds}
+    images = {IMAGE_PREFIX + camera: TensorSpec((3, image_size, image_size), torch.uint8) for camera in cameras}
+    return SimSpec(
+        task=task.name,
+        observation={**task.observation, **images, **clouds},
+        action_low=torch.tensor(task.action_low, dtype=torch.float32),
+        action_high=torch.tensor(task.action_high, dtype=torch.float32),
+        control_dt=task.frame_skip * float(task.model.opt.timestep),
+        max_episode_steps=task.max_episode_steps,
+        action_names=task.action_names,
+    )
+
+
+def _downloaded(value: Any) -> NDArray[Any]:
+    array = value.cpu().numpy()
+    return array.astype(np.float64 if array.dtype == np.float32 else array.dtype)  # a copy: tensors may change
