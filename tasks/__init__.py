@@ -3,11 +3,12 @@
 
 def register_tasks() -> None:
     """Entry point `robopolicy.tasks`: register every family."""
-    from tasks import external, locomotion, manipulation, metaworld, ogbench, push_t, toy
+    from tasks import external, locomotion, manipulation, metaworld, ogbench, push_t, toy, velocity
 
     external.register()
     locomotion.register()
     toy.register()
+    velocity.register()
     manipulation.register()
     metaworld.register()
     ogbench.register()
