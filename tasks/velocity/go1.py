@@ -123,7 +123,7 @@ class Go1(MujocoTask):
         fallen = (motion.gravity[:, 2] > -0.5) | (motion.height < 0.14)
         if self.shaped:
             reward = np.maximum(reward + rewards.total(rewards.STYLE, step), 0.0) + rewards.FALL / self.dt * fallen
-        error: Array = np.sqrt(np.square(command[:, :2] - motion.velocity[:, :2]).sum(1))
+        error = np.sqrt(np.square(command[:, :2] - motion.velocity[:, :2]).sum(1))
         memory["error"] = memory["error"] + error
         last = np.rint(after.time / self.dt) >= self.max_episode_steps
         success = last & ~fallen & (memory["error"] < GOOD * self.max_episode_steps)
