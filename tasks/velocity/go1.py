@@ -122,7 +122,8 @@ class Go1(MujocoTask):
         reward: Array = rewards.total(rewards.TRACKING, step)
         fallen = (motion.gravity[:, 2] > -0.5) | (motion.height < 0.14)
         if self.shaped:
-            reward = np.maximum(reward + rewards.total(rewards.STYLE, step), 0.0) + rewards.FALL / self.dt * fallen
+            reward = (reward + rewards.total(rewards.STYLE, step)).clip(min=0.0)
+            reward += np.where(fallen, rewards.FALL / self.dt, 0.0)
         error = np.sqrt(np.square(command[:, :2] - motion.velocity[:, :2]).sum(1))
         memory["error"] = memory["error"] + error
         last = np.rint(after.time / self.dt) >= self.max_episode_steps
