@@ -3,7 +3,7 @@
 
 def register_tasks() -> None:
     """Entry point `robopolicy.tasks`: register every family."""
-    from tasks import external, locomotion, manipulation, metaworld, mjlab, ogbench, push_t, toy
+    from tasks import external, locomotion, manipulation, metaworld, mjlab, ogbench, push_t, toy, velocity
 
     external.register()
     locomotion.register()
@@ -13,3 +13,4 @@ def register_tasks() -> None:
     mjlab.register()
     ogbench.register()
     push_t.register()
+    velocity.register()

@@ -1,9 +1,8 @@
 """Where compositions compete: tasks, and pairs of parents that differ in head, in what they see and in their data.
 
 Data and training are kept so short that parents fail often: between parents that always or never succeed nothing can be
-gained. Nor is there much to gain where one parent is far better than the other, so those that learn slowly, diffusions
-and policies that see images, train longer; how long was chosen by the parents alone, with a seed that the table does not
-use.
+gained. Nor is there much to gain where one parent is far better than the other, so how long each trains was chosen to
+make them equally good, by their successes alone and with a seed that the table does not use.
 """
 
 from __future__ import annotations

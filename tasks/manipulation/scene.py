@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import mujoco
 
-import sim_assets
-from robopolicy.errors import UserError
+from tasks.menagerie import ASSETS, robot_file
 
-ASSETS = Path(sim_assets.__file__).parent
 ARM_JOINTS = tuple(f"joint{i}" for i in range(1, 8))
 FINGER_JOINTS = ("finger_joint1", "finger_joint2")
 
@@ -21,7 +16,7 @@ def build_model(scene: str) -> mujoco.MjModel:
     With the environment variable `MENAGERIE_ROOT` set, the robot is `franka_emika_panda/panda.xml` of that folder.
     """
     spec = mujoco.MjSpec.from_file(str(ASSETS / f"{scene}.xml"))
-    robot = mujoco.MjSpec.from_file(str(robot_file()))
+    robot = mujoco.MjSpec.from_file(str(robot_file("panda.xml", "franka_emika_panda/panda.xml")))
     robot.option.integrator = spec.option.integrator
     _tune(robot)
     spec.attach(robot, prefix="", frame=spec.frame("robot"))
@@ -41,17 +36,3 @@ def _tune(robot: mujoco.MjSpec) -> None:
         other.ctrlrange, other.forcerange = actuator.ctrlrange, actuator.forcerange
     for body in robot.bodies[1:]:
         body.gravcomp = 1.0
-
-
-def robot_file() -> Path:
-    """MJCF of the robot to load."""
-    root = os.environ.get("MENAGERIE_ROOT")
-    if not root:
-        return ASSETS / "panda.xml"
-    path = Path(root) / "franka_emika_panda" / "panda.xml"
-    if not path.is_file():
-        raise UserError(
-            f"MENAGERIE_ROOT={root} has no franka_emika_panda/panda.xml; point it to a checkout of mujoco_menagerie or "
-            "unset it to use the built-in model."
-        )
-    return path

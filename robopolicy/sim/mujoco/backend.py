@@ -187,6 +187,7 @@ class MujocoSim(HostSim):
         """Begin the next episode of each of `rows`; the only Python loop over environments."""
         for row, seed in zip(rows.tolist(), self._seeds.take(rows), strict=True):
             initial = self.task.initial(np.random.default_rng(seed))
+            self.engine.edit(row, initial.model)
             self.engine.place(row, initial.qpos, initial.qvel)
             for key, value in initial.memory.items():
                 if key not in self._memory:

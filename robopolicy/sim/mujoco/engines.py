@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import copy
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -26,6 +27,7 @@ Rows = NDArray[np.intp] | None
 
 _FULL = mujoco.mjtState.mjSTATE_FULLPHYSICS
 _INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION
+_EDIT = "model."  # prefix of edited fields in a state dict
 _SERIAL_BELOW = 4  # environments; waking a pool costs more than it gains
 
 
@@ -33,11 +35,14 @@ class Engine(ABC):
     """States of N environments of one model.
 
     `states` `(N, S)` holds `mjSTATE_FULLPHYSICS` (time, qpos, qvel, act, ...) and `sensors` `(N, M)` the readings that
-    belong to it.
+    belong to it. `models` holds what each environment is stepped with: the same model, or its own edited copy of it.
     """
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, frame_skip: int) -> None:
         self.model = model
+        self._pristine = model
+        self.models = [model] * num_envs
+        self.edits: dict[str, NDArray[Any]] = {}  # fields of the model that differ between environments `(N, ...)`
         self.num_envs = num_envs
         self.frame_skip = frame_skip
         self.states: Array = np.zeros((num_envs, mujoco.mj_stateSize(model, _FULL)))
@@ -47,6 +52,26 @@ class Engine(ABC):
     @abstractmethod
     def place(self, row: int, qpos: Array, qvel: Array) -> None:
         """Start environment `row` anew at `qpos` `(nq,)`, `qvel` `(nv,)`."""
+
+    def edit(self, row: int, fields: Mapping[str, Array]) -> None:
+        """Step environment `row` with these values of fields of `MjModel` from now on; call before `place`.
+
+        A task edits either the same fields in every episode or none.
+        """
+        if not fields:
+            return
+        for name, value in fields.items():
+            if name not in self.edits:
+                self.edits[name] = np.repeat(np.asarray(getattr(self.model, name))[None], self.num_envs, 0)
+            self.edits[name][row] = value
+        self._rebuild(row)
+
+    def _rebuild(self, row: int) -> None:
+        model = copy(self._pristine)
+        for name, values in self.edits.items():
+            getattr(model, name)[:] = values[row]
+        mujoco.mj_setConst(model, mujoco.MjData(model))
+        self.models[row] = model
 
     @abstractmethod
     def advance(self, control: Array, rows: Rows) -> tuple[Array, Array]:
@@ -69,12 +94,16 @@ class Engine(ABC):
 
     def state_dict(self) -> dict[str, Array]:
         """Arrays that decide the future."""
-        return {"states": self.states.copy(), "sensors": self.sensors.copy()}
+        edits = {_EDIT + name: values.copy() for name, values in self.edits.items()}
+        return {"states": self.states.copy(), "sensors": self.sensors.copy(), **edits}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         """Restore `state_dict`."""
         self.states[:] = state["states"]
         self.sensors[:] = state["sensors"]
+        self.edits = {name.removeprefix(_EDIT): state[name].copy() for name in state if name.startswith(_EDIT)}
+        for row in range(self.num_envs if self.edits else 0):
+            self._rebuild(row)
 
     @abstractmethod
     def close(self) -> None:
@@ -90,7 +119,8 @@ class RolloutEngine(Engine):
         # MuJoCo's own pool would let the calling thread wait; each member calls its serial rollout instead.
         self._rollouts = [rollout.Rollout(nthread=0) for _ in range(self._team.size)]
         self._workers = [[mujoco.MjData(model)] for _ in range(self._team.size)]
-        self._models = [_without_islands(model)] * num_envs
+        self._pristine = _without_islands(model)
+        self.models = [self._pristine] * num_envs
         self._scratch = mujoco.MjData(model)
         self._control: Array = np.zeros((num_envs, frame_skip, model.nu))
         self._states: Array = np.zeros((num_envs, frame_skip, self.states.shape[1]))
@@ -98,22 +128,23 @@ class RolloutEngine(Engine):
 
     def place(self, row: int, qpos: Array, qvel: Array) -> None:
         """Start environment `row` anew at `qpos` `(nq,)`, `qvel` `(nv,)`."""
-        data = self._scratch
-        mujoco.mj_resetData(self.model, data)
+        model, data = self.models[row], self._scratch
+        mujoco.mj_resetData(model, data)
         data.qpos[:], data.qvel[:] = qpos, qvel
-        mujoco.mj_forward(self.model, data)
-        mujoco.mj_getState(self.model, data, self.states[row], _FULL)
+        mujoco.mj_forward(model, data)
+        mujoco.mj_getState(model, data, self.states[row], _FULL)
         self.sensors[row] = data.sensordata
 
     def advance(self, control: Array, rows: Rows) -> tuple[Array, Array]:
         """Step `rows` by one control step under `control` `(K, nu)`."""
         count = len(control)
         states = self.states if rows is None else self.states[rows]
+        models = self.models if rows is None else [self.models[row] for row in rows.tolist()]
         self._control[:count] = control[:, None]
 
         def play(member: int, start: int, stop: int) -> None:
             self._rollouts[member].rollout(
-                self._models[start:stop],
+                models[start:stop],
                 self._workers[member],
                 states[start:stop],
                 self._control[start:stop],
@@ -152,24 +183,24 @@ class ThreadsEngine(Engine):
 
     def place(self, row: int, qpos: Array, qvel: Array) -> None:
         """Start environment `row` anew at `qpos` `(nq,)`, `qvel` `(nv,)`."""
-        data = self._data[row]
-        mujoco.mj_resetData(self.model, data)
+        model, data = self.models[row], self._data[row]
+        mujoco.mj_resetData(model, data)
         data.qpos[:], data.qvel[:] = qpos, qvel
-        mujoco.mj_getState(self.model, data, self._origin[row], _INTEGRATION)
+        mujoco.mj_getState(model, data, self._origin[row], _INTEGRATION)
         self._fresh[row] = True
-        mujoco.mj_forward(self.model, data)
-        mujoco.mj_getState(self.model, data, self.states[row], _FULL)
+        mujoco.mj_forward(model, data)
+        mujoco.mj_getState(model, data, self.states[row], _FULL)
         self.sensors[row] = data.sensordata
 
     def advance(self, control: Array, rows: Rows) -> tuple[Array, Array]:
         """Step `rows` by one control step under `control` `(K, nu)`."""
         index = range(self.num_envs) if rows is None else rows.tolist()
-        model, skip = self.model, self.frame_skip
+        skip = self.frame_skip
 
         def play(member: int, start: int, stop: int) -> None:
             for k in range(start, stop):
                 row = index[k]
-                data = self._data[row]
+                model, data = self.models[row], self._data[row]
                 data.ctrl = control[k]
                 mujoco.mj_getState(model, data, self._origin[row], _INTEGRATION)
                 mujoco.mj_step(model, data, nstep=skip)
@@ -199,14 +230,14 @@ class ThreadsEngine(Engine):
         super().load_state_dict(state)
         self._origin[:] = state["origin"]
         self._fresh[:] = state["fresh"] > 0
-        for row, data in enumerate(self._data):
-            mujoco.mj_resetData(self.model, data)
-            mujoco.mj_setState(self.model, data, self._origin[row], _INTEGRATION)
+        for row, (model, data) in enumerate(zip(self.models, self._data, strict=True)):
+            mujoco.mj_resetData(model, data)
+            mujoco.mj_setState(model, data, self._origin[row], _INTEGRATION)
             if self._fresh[row]:
-                mujoco.mj_forward(self.model, data)
+                mujoco.mj_forward(model, data)
             else:
-                mujoco.mj_step(self.model, data, nstep=self.frame_skip)
-                mujoco.mj_rnePostConstraint(self.model, data)
+                mujoco.mj_step(model, data, nstep=self.frame_skip)
+                mujoco.mj_rnePostConstraint(model, data)
 
     def close(self) -> None:
         """Stop the threads; safe to call twice."""

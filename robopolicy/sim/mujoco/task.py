@@ -34,7 +34,9 @@ class BatchState:
     qvel: Array  # (N, nv) generalised velocities [m/s, rad/s]
     time: Array  # (N,) [s]
     sensordata: Array  # (N, nsensordata); lags qpos by one physics step, because MuJoCo senses before it integrates
-    memory: dict[str, NDArray[np.generic]]  # (N, ...) the task's own numbers (goals, targets); `control` may write them
+    memory: dict[
+        str, NDArray[np.generic]
+    ]  # (N, ...) the task's own numbers (goals, targets); `control` and `outcome` may write them
     data: list[mujoco.MjData] | None = None  # one per row with the exact engine, else None
 
     def __len__(self) -> int:
@@ -61,6 +63,7 @@ class Initial:
     qpos: Array  # (nq,)
     qvel: Array  # (nv,)
     memory: dict[str, NDArray[np.generic] | float] = field(default_factory=dict)  # same keys in every episode
+    model: dict[str, Array] = field(default_factory=dict)  # fields of `MjModel` with other values in this episode
 
 
 @dataclass

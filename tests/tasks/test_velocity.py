@@ -1,0 +1,184 @@
+"""The Go1 that follows commands: contract, readings against MuJoCo's own, rewards by hand, edits of the model."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from robopolicy.sim.checker import check_simulator
+from robopolicy.sim.mujoco.backend import MujocoSim
+from robopolicy.sim.registry import SimOptions, make_sim
+from tasks.velocity import rewards
+from tasks.velocity.go1 import GOOD, HOME, Go1
+from tasks.velocity.motion import Motion, matrix, read
+from tasks.velocity.randomization import NOMINAL, TRAINING, Randomization
+from tasks.velocity.rewards import ControlStep
+from tasks.velocity.scene import FEET
+
+
+def open_sim(ranges: Randomization = NOMINAL, num_envs: int = 2, reward: str = "sparse", command=(0.0, 0.0, 0.0)):
+    task = Go1("velocity/test", reward, ranges, commands=np.tile(np.array(command, float), (4, 1)))
+    sim = MujocoSim(task, num_envs, threads=1)
+    sim.reset(0)
+    return sim
+
+
+def stand(sim: MujocoSim, steps: int):
+    for _ in range(steps):
+        step = sim.step(torch.zeros(sim.num_envs, 12))
+    return step
+
+
+def control_step(**values) -> ControlStep:
+    """A robot that stands at home with a command to stand."""
+    motion = Motion(
+        velocity=np.zeros((1, 3)), turning=np.zeros((1, 3)), gravity=np.array([[0.0, 0.0, -1.0]]),
+        height=np.array([0.29]), joints=HOME[None], speeds=np.zeros((1, 12)), contact=np.ones((1, 4), bool),
+        foot_height=np.full((1, 4), 0.023), foot_speed=np.zeros((1, 4)),
+    )  # fmt: skip
+    of_motion = {name: np.asarray(values.pop(name)) for name in list(values) if name in Motion._fields}
+    rest = {
+        "command": np.zeros((1, 3)), "action": np.zeros((1, 12)), "last_action": np.zeros((1, 12)),
+        "torque": np.zeros((1, 12)), "air_time": np.zeros((1, 4)), "offset": np.zeros((1, 12)),
+    }  # fmt: skip
+    return ControlStep(motion._replace(**of_motion), **(rest | {k: np.asarray(v) for k, v in values.items()}))
+
+
+@pytest.mark.parametrize("name", ["velocity/go1", "velocity/go1_randomized"])
+def test_the_task_keeps_the_simulator_contract(name: str):
+    sim = make_sim(name, SimOptions(num_envs=3, threads=1, reward="shaped"))
+    for spec in sim.spec.observation.values():
+        assert len(spec.names) == spec.shape[0] == len(set(spec.names))
+    check_simulator(sim)
+
+
+def test_rotations_and_readings_are_those_of_mujoco():
+    sim = open_sim()
+    task, rng = sim.task, np.random.default_rng(0)
+    data = mujoco.MjData(task.model)
+    data.qpos[:] = np.concatenate([[0, 0, 1], rng.normal(size=4), HOME])
+    data.qpos[3:7] /= np.linalg.norm(data.qpos[3:7])
+    data.qvel[:] = rng.normal(size=18)
+    mujoco.mj_forward(task.model, data)
+    np.testing.assert_allclose(matrix(data.qpos[None, 3:7])[0], data.body("trunk").xmat.reshape(3, 3), atol=1e-12)
+    local = np.zeros(6)
+    mujoco.mj_objectVelocity(task.model, data, mujoco.mjtObj.mjOBJ_XBODY, data.body("trunk").id, local, 1)
+    sim.engine.states[0, 1:38] = np.concatenate([data.qpos, data.qvel])
+    motion = read(sim.state())
+    np.testing.assert_allclose(motion.turning[0], local[:3], atol=1e-12)
+    np.testing.assert_allclose(motion.velocity[0], local[3:], atol=1e-12)
+
+
+def test_a_robot_at_its_home_stands_on_four_feet_and_succeeds_in_standing():
+    sim = open_sim()
+    step = stand(sim, 999)
+    assert not step.done.any()
+    motion = read(sim.state())
+    assert motion.contact.all()
+    weight = sum(sim.state().sensor(f"{foot}_touch")[:, 0] for foot in FEET)
+    np.testing.assert_allclose(weight, 9.81 * sim.task.model.body("trunk").subtreemass[0], rtol=0.02)
+    step = stand(sim, 1)
+    assert step.truncated.all() and step.info["success"].all()
+
+
+def test_standing_is_no_success_where_the_command_is_to_walk():
+    step = stand(open_sim(command=(2 * GOOD, 0, 0)), 1000)
+    assert step.truncated.all() and not step.info["success"].any()
+
+
+def test_a_robot_on_its_side_has_fallen():
+    sim = open_sim(reward="shaped")
+    sim.engine.states[0, 4:8] = np.sqrt(0.5), np.sqrt(0.5), 0, 0
+    step = stand(sim, 1)
+    assert step.terminated.tolist() == [True, False]
+    assert float(step.reward[0]) < rewards.FALL + 0.05
+
+
+def test_the_tracking_reward_is_1_5_per_second_at_the_command_and_shrinks_away_from_it():
+    wanted = {"command": [[0.5, -0.2, 0.4]], "velocity": [[0.5, -0.2, 0.1]], "turning": [[0.0, 0.0, 0.4]]}
+    assert rewards.total(rewards.TRACKING, control_step(**wanted)) == pytest.approx(1.5)
+    off = rewards.total(rewards.TRACKING, control_step(**wanted | {"velocity": [[0.0, -0.2, 0.1]]}))
+    assert off == pytest.approx(np.exp(-1) + 0.5)
+
+
+def test_style_terms_by_hand():
+    assert rewards.total(rewards.STYLE, control_step()) == 0
+    assert rewards.tilt(control_step(gravity=[[0.6, 0.0, -0.8]])) == pytest.approx(0.36)
+    torque, speeds = np.full((1, 12), 2.0), np.full((1, 12), -0.5)
+    assert rewards.power(control_step(torque=torque, speeds=speeds)) == pytest.approx(12.0)
+    landed = {"air_time": [[0.3, 0.0, 0.9, 0.05]], "contact": [[True, True, True, False]], "command": [[1.0, 0, 0]]}
+    assert rewards.stride(control_step(**landed)) == pytest.approx((0.3 - 0.12) + (0.4 - 0.12))
+    assert rewards.stride(control_step(**landed | {"command": [[0.0, 0, 0]]})) == 0
+    offset = np.zeros((1, 12))
+    offset[0, :2] = 0.2, -0.1  # a hip and a thigh
+    assert rewards.posture(control_step(offset=offset)) == pytest.approx(0.04 + 0.001)
+    assert rewards.restlessness(control_step(offset=offset)) == pytest.approx(0.3)
+
+
+def test_commands_and_last_actions_are_observed():
+    sim = open_sim(command=(0.3, -0.1, 0.7))
+    action = torch.linspace(-0.1, 0.1, 12).expand(2, -1)
+    state = sim.step(action).obs["state"]
+    assert torch.allclose(state[:, -15:-3], action)
+    assert torch.allclose(state[0, -3:], torch.tensor([0.3, -0.1, 0.7]))
+
+
+def test_feet_in_the_air_count_their_time():
+    sim = open_sim()
+    sim.engine.states[:, 3] = 0.6  # [m]; falls for a while
+    stand(sim, 6)
+    assert np.allclose(sim.state().memory["air_time"], 5 * sim.task.dt, atol=sim.task.dt + 1e-9)
+
+
+@pytest.mark.parametrize("backend", ["mujoco", "mujoco-exact"])
+def test_every_episode_has_its_own_ground_and_payload_also_after_resuming(backend: str):
+    sim = make_sim("velocity/go1_randomized", SimOptions(num_envs=3, backend=backend, threads=1))
+    sim.reset(0)
+    masses = [model.body_mass.sum() for model in sim.engine.models]
+    assert len(set(masses)) == 3 and all(11.0 < mass < 16.0 for mass in masses)
+    assert len({model.geom("FR").friction[0] for model in sim.engine.models}) == 3
+    twin = make_sim("velocity/go1_randomized", SimOptions(num_envs=3, backend=backend, threads=1))
+    for _ in range(5):
+        sim.step(torch.zeros(3, 12))
+    twin.reset(99)
+    twin.load_state_dict(sim.state_dict())
+    for _ in range(5):
+        left, right = sim.step(torch.zeros(3, 12)), twin.step(torch.zeros(3, 12))
+        assert torch.equal(left.obs["state"], right.obs["state"])
+
+
+def test_the_nominal_robot_is_stepped_with_one_model():
+    sim = open_sim(num_envs=3)
+    assert not sim.engine.edits and len({id(model) for model in sim.engine.models}) == 1
+
+
+def test_a_payload_presses_on_the_feet_and_a_push_moves_the_robot():
+    heavy = open_sim(Randomization(payload=(3.0, 3.0)))
+    stand(heavy, 200)
+    weight = sum(heavy.state().sensor(f"{foot}_touch")[:, 0] for foot in FEET)
+    nominal = heavy.task.model.body("trunk").subtreemass[0]
+    np.testing.assert_allclose(weight, 9.81 * (nominal + 3.0), rtol=0.03)
+    pushed = open_sim(Randomization(push=1.0), num_envs=8)
+    fastest = np.zeros(8)
+    for _ in range(250):
+        stand(pushed, 1)
+        fastest = np.maximum(fastest, np.linalg.norm(read(pushed.state()).velocity[:, :2], axis=1))
+    force = np.linalg.norm(pushed.state().memory["push"][:, 0], axis=1)
+    assert np.corrcoef(force, fastest)[0, 1] > 0.8 and fastest.max() > 0.3
+
+
+def test_sensor_noise_is_bounded_and_repeats_with_the_seed():
+    noisy = Randomization(noise=1.0)
+    clean, first, second = (open_sim(ranges) for ranges in (NOMINAL, noisy, noisy))
+    seen = [stand(sim, 3).obs["state"] for sim in (clean, first, second)]
+    assert torch.equal(seen[1], seen[2])
+    error = (seen[1] - seen[0]).abs()
+    assert 0 < float(error[:, :3].max()) <= 0.2 and float(error[:, -15:].max()) == 0
+
+
+def test_training_ranges_contain_the_nominal_robot():
+    for name in ("friction", "payload", "motor_strength"):
+        low, high = getattr(TRAINING, name)
+        assert low <= getattr(NOMINAL, name)[0] <= high
