@@ -61,10 +61,10 @@ TASKS = {
         PairTask(
             "lift",
             "manipulation/lift",
-            demonstrations=7,
+            demonstrations=25,
             horizon=4,
-            first=Parent("diffusion, state", "diffusion", STATE, DIFFUSION),
-            second=Parent("flow, image", "flow", ("image.front",), FLOW, updates=6000, batch_size=64),
+            first=Parent("diffusion, state", "diffusion", STATE, DIFFUSION, updates=500),
+            second=Parent("flow, image", "flow", ("image.front",), FLOW, updates=4000, batch_size=64),
             cameras=("front",),
         ),
         PairTask(
