@@ -26,6 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.mirror import Mirror
+
 Observation = dict[str, Tensor]
 """Flat mapping from a key to a tensor with leading dimension `num_envs`.
 
@@ -56,6 +58,7 @@ class SimSpec:
     action_names: tuple[str, ...] = ()
     seeded_episodes: bool = True  # False where the backend cannot honour the seed rule (EnvPool)
     partial_steps: bool = True  # False where the backend cannot leave rows standing still (`step(active=...)`)
+    mirror: Mirror | None = None  # the task's left-right symmetry, where it has one
     final_obs_exact: bool = True  # False where the backend hides the last observation of an episode
 
     @property

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from robopolicy.algorithms import ALGORITHMS, make_algorithm
+from robopolicy.algorithms.frames.actor_critic import ActorCritic
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.critics.value import ValueNet
@@ -183,6 +184,8 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
     _check_verb(algorithm.policy, name, algorithm.experience)
     if sim is not None:
         _check_critics(algorithm, sim)
+        if isinstance(algorithm, ActorCritic):
+            algorithm.use_mirror(sim.mirror)
     source = _source(config, policy.spec, algorithm, algorithm_config, episodes, train_sim, device)
     return Parts(config, policy, algorithm, source, eval_sim, updates)
 

@@ -283,6 +283,7 @@ def _spec(task: MujocoTask, cameras: tuple[str, ...], size: int, point_clouds: t
         control_dt=task.frame_skip * float(task.model.opt.timestep),
         max_episode_steps=task.max_episode_steps,
         action_names=task.action_names,
+        mirror=task.mirror,
     )
 
 

@@ -14,6 +14,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from robopolicy.mirror import Mirror
 from robopolicy.sim.contract import TensorSpec
 from robopolicy.sim.point_cloud import Box
 
@@ -73,6 +74,7 @@ class MujocoTask(ABC):
     action_names: tuple[str, ...] = ()
     cameras: tuple[str, ...] = ()  # cameras of the model that may be rendered as observations
     workspace: Box | None = None  # what point clouds keep of the scene; None is everything that a camera sees
+    mirror: Mirror | None = None  # left-right symmetry
     needs_exact_engine: bool = False  # contacts, model edits, or bit-exact agreement with another stepper
 
     @abstractmethod
