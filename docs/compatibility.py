@@ -19,10 +19,12 @@ from robopolicy.algorithms import ALGORITHMS
 from robopolicy.data.episodes import Episode
 from robopolicy.data.lerobot import LeRobotWriter
 from robopolicy.errors import UserError
+from robopolicy.nets.recurrent import RecurrentConfig
 from robopolicy.policies import make_policy
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import POLICIES
 from robopolicy.schema import to_plain
+from robopolicy.spec import MEMORY
 from robopolicy.training.build import build, complete
 from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy.training.config import BudgetConfig, EvaluationConfig, ReplayConfig, SimConfig, TaskConfig, TrainConfig
@@ -48,10 +50,11 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
         "gaussian",
         {"normalization": "minmax", "action_normalization": "minmax", "squash": True, "state_dependent_std": True},
     ),
+    "recurrent gaussian": ("gaussian", {"normalization": "minmax", "recurrent": RecurrentConfig(kind="gru", width=8)}),
 }
 """Label -> (registered policy, settings)."""
 
-EVERYTHING = set(HEADS)
+EVERYTHING = set(HEADS) - {"recurrent gaussian"}
 FLOWS = {"flow", "shortcut", "meanflow"}
 POINTWISE = {"flow", "diffusion", "edm"}  # trained on the velocity at a point
 DENOISING = {*FLOWS, *POINTWISE, "consistency"}
@@ -59,7 +62,7 @@ ALLOWED: dict[str, set[str]] = {
     "ac_flow": POINTWISE,
     "awm": POINTWISE,
     "bc": EVERYTHING,
-    "bpo": EVERYTHING - DENOISING,
+    "bpo": EVERYTHING - DENOISING | {"recurrent gaussian"},
     "cal_ql": {"squashed gaussian"},
     "cdsa": EVERYTHING,
     "distill": DENOISING - {"consistency"},
@@ -78,13 +81,13 @@ ALLOWED: dict[str, set[str]] = {
     "harpg": EVERYTHING - DENOISING,
     "idql": EVERYTHING,
     "iql": EVERYTHING,
-    "mdpo": EVERYTHING - DENOISING,
+    "mdpo": EVERYTHING - DENOISING | {"recurrent gaussian"},
     "mdpo_off": {"squashed gaussian"},
     "npg_igt": EVERYTHING - DENOISING,
     "pa_rl": EVERYTHING,
     "pmoe": {"squashed mixture"},
     "policyflow": POINTWISE,
-    "ppo": EVERYTHING - DENOISING,
+    "ppo": EVERYTHING - DENOISING | {"recurrent gaussian"},
     "props": EVERYTHING - DENOISING,
     "qc": EVERYTHING,
     "reflow": {"flow"},
@@ -138,7 +141,9 @@ def workplace() -> Iterator[Path]:
         torch.manual_seed(0)
         obs = {"state": torch.randn(4, 1, 6)}
         for head in HEADS:
-            save_checkpoint(place / head, policy_of(head), task=TASK, obs_sample=obs)
+            policy = policy_of(head)
+            memory = {key: torch.zeros(4, 1, *shape) for key, shape in policy.spec.observation.items() if key == MEMORY}
+            save_checkpoint(place / head, policy, task=TASK, obs_sample=obs | memory)
         _write_dataset(place / "data")
         yield place
 

@@ -42,7 +42,7 @@ from robopolicy.algorithms.rlpd import RLPD, RLPDConfig
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.algorithms.stac import STAC, STACConfig
 from robopolicy.algorithms.td3 import TD3, TD3Config
-from robopolicy.errors import unknown_name
+from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Policy
 
 ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
@@ -91,4 +91,6 @@ def make_algorithm(name: str, config: Any, policy: Policy, *, total_updates: int
     if name not in ALGORITHMS:
         raise unknown_name("algorithm", name, ALGORITHMS)
     algorithm: Any = ALGORITHMS[name][1]
+    if policy.spec.memory_dim and not algorithm.may_remember:
+        raise UserError(f"Algorithm '{name}' cannot train a recurrent '{policy.name}'; use ppo, bpo or mdpo.")
     return algorithm(config, policy, total_updates=total_updates)

@@ -70,6 +70,7 @@ class PROPS(PPO):
     """PPO on several kept rollouts, which a pushed copy of the policy has played."""
 
     name = "props"
+    may_remember = False  # rollouts that are kept have no order in time
     config: PROPSConfig
 
     def __init__(self, config: PROPSConfig, policy: Policy, *, total_updates: int) -> None:

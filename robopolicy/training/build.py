@@ -30,6 +30,7 @@ from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.registry import SimOptions, get_task, make_sim, views_of
+from robopolicy.spec import MEMORY
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TaskConfig, TrainConfig, section
 from robopolicy.training.device import usable_device
@@ -171,8 +172,6 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
             check_compatible(policy.spec, sim)
     else:
         policy = _new_policy(config, episodes, sim, device, bounds=experience != "dataset")
-    if episodes is not None:
-        _check_dataset_for_policy(episodes, policy.spec, config.dataset)
     updates = _total_updates(config, algorithm_config, experience)
     if any(entry.name == "seed" for entry in fields(algorithm_config)):
         algorithm_config = replace(algorithm_config, seed=algorithm_config.seed + config.seed)
@@ -181,6 +180,8 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
             algorithm = make_algorithm(name, algorithm_config, policy, total_updates=updates)
         except ValueError as error:  # an optimiser refuses a setting
             raise UserError(f"Settings of algorithm '{name}' do not fit: {error}.") from error
+    if episodes is not None:
+        _check_dataset_for_policy(episodes, policy.spec, config.dataset)
     _check_verb(algorithm.policy, name, algorithm.experience)
     if sim is not None:
         _check_critics(algorithm, sim)
@@ -231,7 +232,7 @@ def _source(
     assert sim is not None
     if algorithm.experience == "group":
         return GroupSource(sim, device, group_size=settings.group_size, seed=seed)
-    return RolloutSource(sim, device, decisions=settings.decisions, seed=seed)
+    return RolloutSource(sim, device, decisions=settings.decisions, seed=seed, memory=spec.memory_dim)
 
 
 def _simulator(config: TrainConfig, num_envs: int) -> VectorSim:
@@ -322,9 +323,11 @@ def _check_verb(policy: Policy, algorithm: str, experience: str) -> None:
 
 def _check_critics(algorithm: Algorithm, sim: SimSpec) -> None:
     """Refuse a critic that is told to see what the simulator does not show."""
+    memory = {MEMORY: (algorithm.policy.spec.memory_dim,)} if algorithm.policy.spec.memory_dim else {}
+    shown = {key: tuple(entry.shape) for key, entry in sim.observation.items()} | memory
     for net in algorithm.parts().values():
         for key, shape in net.observation.items() if isinstance(net, ValueNet) else ():
-            found = tuple(sim.observation[key].shape) if key in sim.observation else "nothing"
+            found = shown.get(key, "nothing")
             if found != tuple(shape):
                 raise UserError(f"The critic is to see '{key}' of shape {tuple(shape)}; {sim.task} shows {found}.")
 

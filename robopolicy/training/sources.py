@@ -90,12 +90,13 @@ class DatasetSource:
 class RolloutSource:
     """On-policy rollouts in a simulator."""
 
-    def __init__(self, sim: ChunkedSim, device: torch.device, *, decisions: int, seed: int) -> None:
+    def __init__(self, sim: ChunkedSim, device: torch.device, *, decisions: int, seed: int, memory: int = 0) -> None:
         self.sim = sim
         self.device = device
         self._seed = seed
-        self._first = sim.reset(seed)  # the sampler resets to the same episodes
-        self.sampler = RolloutSampler(sim, decisions=decisions, seed=seed)
+        self._memory = memory
+        self.sampler = RolloutSampler(sim, decisions=decisions, seed=seed, memory=memory)
+        self._first = self.sampler.observations()
 
     @property
     def env_steps(self) -> int:
@@ -127,7 +128,9 @@ class RolloutSource:
             self.sampler.load_state_dict(state)
             return True
         steps = int(state["env_steps"])
-        self.sampler = RolloutSampler(self.sim, decisions=self.sampler.decisions, seed=self._seed + steps)
+        self.sampler = RolloutSampler(
+            self.sim, decisions=self.sampler.decisions, seed=self._seed + steps, memory=self._memory
+        )
         self.sampler.env_steps = steps
         return False
 
@@ -181,7 +184,8 @@ def between(sim: ChunkedSim, device: torch.device, draw: Callable[..., Sample]) 
 
     def act(obs: Observation, *, generator: Randomness) -> Sample:
         sample = draw(move(obs, device), generator=generator)
-        return replace(sample, chunk=sample.chunk.to(sim.sim.device))
+        memory = None if sample.memory is None else sample.memory.to(sim.sim.device)
+        return replace(sample, chunk=sample.chunk.to(sim.sim.device), memory=memory)
 
     return act
 

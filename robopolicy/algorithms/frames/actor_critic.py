@@ -8,21 +8,23 @@ actor and critic step apart and a warm-up trains the critic alone.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.base import Metrics, Stateful
-from robopolicy.algorithms.frames.on_policy import Beside, Rows, minibatches
+from robopolicy.algorithms.frames.on_policy import Beside, Rows, minibatches, sequences
 from robopolicy.algorithms.frames.rollout_learner import RolloutLearner, RolloutLearnerConfig
 from robopolicy.algorithms.frames.symmetry import Symmetry, SymmetryConfig
 from robopolicy.critics.value import ValueNet
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.mirror import Mirror
-from robopolicy.policies.base import Info, Policy
+from robopolicy.policies.base import Info, Observation, Policy, Sample
+from robopolicy.policies.heads.explicit import ExplicitPolicy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
+from robopolicy.policies.noise import Randomness
 
 LR_SCHEDULES = ("constant", "linear", "adaptive")
 LR_RANGE = (1e-5, 1e-2)  # of the adaptive schedule
@@ -55,6 +57,7 @@ class ActorCriticConfig(RolloutLearnerConfig):
 class ActorCritic(RolloutLearner):
     """Epochs of joint gradient steps on one rollout after the other; subclasses define `actor_loss`."""
 
+    may_remember = True
     config: ActorCriticConfig
 
     def __init__(self, config: ActorCriticConfig, policy: Policy, *, total_updates: int) -> None:
@@ -84,6 +87,11 @@ class ActorCritic(RolloutLearner):
             raise UserError(f"symmetry.mirror_coef needs a Gaussian policy, got '{self.policy.name}'; use augment.")
         self._symmetry = Symmetry(mirror, self.policy, list(self.critics().values()))
 
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk and, from a recurrent policy, what it remembers."""
+        sample = super().act(obs, generator=generator)
+        return replace(sample, memory=self.policy.remember(obs)) if self.policy.spec.memory_dim else sample
+
     @abstractmethod
     def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
         """Loss on one minibatch and, with `diagnose`, what to log; `approx_kl` (a scalar) among it."""
@@ -101,7 +109,7 @@ class ActorCritic(RolloutLearner):
         if self.config.symmetry.used and self._symmetry is None:
             raise UserError("The settings use the task's symmetry: call use_mirror first.")
         self._set_lr()
-        info, epochs = self._epochs(rows)
+        info, epochs = self._epochs(rows, shape)
         metrics = {key: float(value) for key, value in info.items()}
         return metrics | {"actor/epochs": float(epochs), "actor/lr": self._group["lr"]}
 
@@ -121,20 +129,27 @@ class ActorCritic(RolloutLearner):
         elif 0 < kl < target / 2:
             self._group["lr"] = min(self._group["lr"] * LR_FACTOR, LR_RANGE[1])
 
-    def _epochs(self, rows: Rows) -> tuple[Info, int]:
+    def _epochs(self, rows: Rows, shape: tuple[int, int]) -> tuple[Info, int]:
         """What the last step logged, and the epochs before the KL became too large."""
         info: Info = {}
         for epoch in range(self.config.epochs):
-            for minibatch, last in minibatches(rows, self.config.batch_size, self.generator):
-                if not self._step(minibatch, info, diagnose=last):
+            for minibatch, last in self._minibatches(rows, shape):
+                if not self._step(minibatch, info, steps=shape[0], diagnose=last):
                     return info, epoch
         return info, self.config.epochs
 
-    def _step(self, rows: Rows, info: Info, *, diagnose: bool) -> bool:
+    def _minibatches(self, rows: Rows, shape: tuple[int, int]) -> Iterator[tuple[Rows, bool]]:
+        if self.policy.spec.memory_dim:
+            return sequences(rows, shape, self.config.batch_size, self.generator)
+        return minibatches(rows, self.config.batch_size, self.generator)
+
+    def _step(self, rows: Rows, info: Info, *, steps: int, diagnose: bool) -> bool:
         """One joint gradient step; False, and no step, once the KL is too large."""
         config, limit = self.config, self.config.target_kl
         self.optimizer.zero_grad(set_to_none=True)
         self._beside.start(self._critic_gradient, rows)
+        if isinstance(self.policy, ExplicitPolicy) and self.policy.cell is not None:
+            rows = replace(rows, obs=self.policy.unrolled(rows.obs, steps))
         loss, parts = self._actor_loss(rows, diagnose=diagnose or limit is not None)
         loss.backward()
         info["critic/loss"] = self._beside.wait()

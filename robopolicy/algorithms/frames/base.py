@@ -41,6 +41,7 @@ class Algorithm(ABC):
     may_fall: ClassVar[bool] = False  # success falls for a while when all is well: a collapse shows at the end only
     config: Any  # frozen dataclass
     policy: Policy  # the trainable policy, exploration included
+    may_remember: ClassVar[bool] = False  # trains recurrent policies through time
     needs_base: ClassVar[bool] = False  # starts from a trained policy and learns nothing useful from a fresh one
     reach: int = 0  # control steps from an observation of a dataset to the next one that `update` wants; 0 wants none
     step_discount: float = 1.0  # discount per control step inside a chunk, for `ChunkedSim(gamma=...)`

@@ -92,6 +92,16 @@ def minibatches(rows: Rows, size: int, generator: torch.Generator) -> Iterator[t
         yield shuffled[slice(start, start + size)], start + size >= len(rows)
 
 
+def sequences(rows: Rows, shape: tuple[int, int], size: int, generator: torch.Generator) -> Iterator[tuple[Rows, bool]]:
+    """As `minibatches` of about `size` rows, which are whole columns of a rollout of `shape` (T, N), time first."""
+    steps, envs = shape
+    places, columns = torch.arange(steps * envs).view(shape), max(1, size // steps)
+    order = torch.randperm(envs, generator=generator)
+    for start in range(0, envs, columns):
+        chosen = places[:, order[start : start + columns]]
+        yield rows[chosen.flatten()], start + columns >= envs
+
+
 Work = Callable[[Rows], Tensor]
 
 
