@@ -79,6 +79,7 @@ ALLOWED: dict[str, set[str]] = {
     "fql": DENOISING,
     "gorl": DENOISING,
     "harpg": EVERYTHING - DENOISING,
+    "hnpg": EVERYTHING - DENOISING,
     "idql": EVERYTHING,
     "iql": EVERYTHING,
     "mdpo": EVERYTHING - DENOISING | {"recurrent gaussian"},
@@ -102,6 +103,7 @@ ALLOWED: dict[str, set[str]] = {
 SMALL: dict[str, Any] = {"hidden": (16,), "transformer_width": 16, "transformer_layers": 1, "width": 16, "layers": 1}
 SETTINGS = {
     "batch_size": 16,
+    "offline_batch": 16,
     "decisions": 4,
     "utd": 0.25,
     "actor_delay": 1,
@@ -152,7 +154,7 @@ def try_pair(place: Path, algorithm: str, head: str) -> Outcome:
     """Build `algorithm` around `head` from files in `place` and let it play and learn once."""
     config_class, kind = ALGORITHMS[algorithm]
     chosen = {key: value for key, value in SETTINGS.items() if key in config_class.__dataclass_fields__}
-    learns_from_data = kind.experience == "dataset" or getattr(kind, "needs_dataset", False)
+    learns_from_data = kind.experience in ("dataset", "hybrid") or getattr(kind, "needs_dataset", False)
     config = TrainConfig(
         algorithm={"name": algorithm, **to_plain(config_class(**chosen))},
         task=TaskConfig(name=TASK),

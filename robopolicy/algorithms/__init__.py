@@ -25,6 +25,7 @@ from robopolicy.algorithms.fql import FQL, FQLConfig
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.gorl import GoRL, GoRLConfig
 from robopolicy.algorithms.harpg import HARPG, HARPGConfig
+from robopolicy.algorithms.hnpg import HNPG, HNPGConfig
 from robopolicy.algorithms.idql import IDQL, IDQLConfig
 from robopolicy.algorithms.iql import IQL, IQLConfig
 from robopolicy.algorithms.mdpo import MDPO, MDPOConfig
@@ -66,6 +67,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "fql": (FQLConfig, FQL),
     "gorl": (GoRLConfig, GoRL),
     "harpg": (HARPGConfig, HARPG),
+    "hnpg": (HNPGConfig, HNPG),
     "idql": (IDQLConfig, IDQL),
     "iql": (IQLConfig, IQL),
     "mdpo": (MDPOConfig, MDPO),

@@ -17,6 +17,7 @@ from robopolicy.algorithms import ALGORITHMS, make_algorithm
 from robopolicy.algorithms.frames.actor_critic import ActorCritic
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.algorithms.hnpg import HNPG
 from robopolicy.critics.value import ValueNet
 from robopolicy.data.chunks import ChunkSampler
 from robopolicy.data.episodes import Episodes, is_cloud, is_image
@@ -36,7 +37,7 @@ from robopolicy.training.config import TaskConfig, TrainConfig, section
 from robopolicy.training.device import usable_device
 from robopolicy.training.manifest import read_manifest
 from robopolicy.training.replay_source import ReplaySource
-from robopolicy.training.sources import DatasetSource, GroupSource, RolloutSource, Source
+from robopolicy.training.sources import DatasetSource, GroupSource, HybridSource, RolloutSource, Source
 
 FIRST_EPISODE = 1_000_000  # episode seeds of training start here, far above those of demonstrations and evaluation
 
@@ -103,6 +104,11 @@ def _check_experience(config: TrainConfig, name: str) -> None:
             raise UserError(f"Algorithm '{name}' learns from demonstrations; pass dataset=FOLDER (see collect).")
         if config.budget.env_steps:
             raise UserError(f"Algorithm '{name}' plays no steps in training; set budget.updates instead.")
+    elif algorithm.experience == "hybrid":
+        if not config.dataset:
+            raise UserError(
+                f"Algorithm '{name}' learns from demonstrations as well; pass dataset=FOLDER (see collect)."
+            )
     elif not issubclass(algorithm, OffPolicy):
         if config.dataset:
             raise UserError(f"Algorithm '{name}' learns from what it plays alone; drop dataset=.")
@@ -232,6 +238,10 @@ def _source(
     assert sim is not None
     if algorithm.experience == "group":
         return GroupSource(sim, device, group_size=settings.group_size, seed=seed)
+    if isinstance(algorithm, HNPG):
+        assert episodes is not None
+        offline, request = Replay.from_episodes(episodes, gamma=settings.gamma), algorithm.request
+        return HybridSource(sim, device, offline, request=request, decisions=settings.decisions, seed=seed)
     return RolloutSource(sim, device, decisions=settings.decisions, seed=seed, memory=spec.memory_dim)
 
 
@@ -311,7 +321,9 @@ def _new_policy(
 
 def _check_verb(policy: Policy, algorithm: str, experience: str) -> None:
     """Refuse an algorithm whose policy lacks the verb that its kind of experience needs."""
-    verb = {"dataset": "imitation_loss", "rollout": "decisions", "group": "decisions"}.get(experience)
+    verb = {"dataset": "imitation_loss", "rollout": "decisions", "hybrid": "decisions", "group": "decisions"}.get(
+        experience
+    )
     if verb is None:  # those that learn from replay need various verbs, and check them themselves
         return
     if getattr(type(policy), verb) is getattr(Policy, verb):

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.data.chunks import ChunkBatch, ChunkSampler
-from robopolicy.data.rollout import GroupRollout, Rollout
+from robopolicy.data.replay import Replay
+from robopolicy.data.rollout import GroupRollout, HybridRollout, Rollout
+from robopolicy.data.transitions import Request
 from robopolicy.policies.base import Observation, Sample
 from robopolicy.policies.noise import Randomness
 from robopolicy.samplers.group import GroupSampler
@@ -137,6 +139,38 @@ class RolloutSource:
     def close(self) -> None:
         """Stop the simulator."""
         self.sim.sim.close()
+
+
+class HybridSource(RolloutSource):
+    """On-policy rollouts, each with windows of a dataset."""
+
+    def __init__(
+        self,
+        sim: ChunkedSim,
+        device: torch.device,
+        offline: Replay,
+        *,
+        request: Request,
+        decisions: int,
+        seed: int,
+    ) -> None:
+        super().__init__(sim, device, decisions=decisions, seed=seed)
+        self.offline, self.request = offline, request
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def next(self, algorithm: Algorithm) -> HybridRollout:
+        """Play one rollout with the current policy, and draw from the dataset."""
+        windows = self.offline.sample(self.request, self._generator)
+        return HybridRollout(**vars(super().next(algorithm)), offline=move(windows, self.device))
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the rollouts, and the generator of the windows."""
+        return {**super().state_dict(), "windows": self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Restore `state_dict`."""
+        self._generator.set_state(state["windows"])
+        return super().load_state_dict(state)
 
 
 class GroupSource:
