@@ -154,7 +154,7 @@ def try_pair(place: Path, algorithm: str, head: str) -> Outcome:
     """Build `algorithm` around `head` from files in `place` and let it play and learn once."""
     config_class, kind = ALGORITHMS[algorithm]
     chosen = {key: value for key, value in SETTINGS.items() if key in config_class.__dataclass_fields__}
-    learns_from_data = kind.experience in ("dataset", "hybrid") or getattr(kind, "needs_dataset", False)
+    learns_from_data = kind.experience == "dataset" or kind.needs_dataset
     config = TrainConfig(
         algorithm={"name": algorithm, **to_plain(config_class(**chosen))},
         task=TaskConfig(name=TASK),

@@ -53,6 +53,7 @@ class HNPG(PPO):
 
     name = "hnpg"
     experience = "hybrid"
+    needs_dataset = True
     may_remember = False  # a dataset holds no memories
     config: HNPGConfig
 

@@ -104,7 +104,7 @@ def _check_experience(config: TrainConfig, name: str) -> None:
             raise UserError(f"Algorithm '{name}' learns from demonstrations; pass dataset=FOLDER (see collect).")
         if config.budget.env_steps:
             raise UserError(f"Algorithm '{name}' plays no steps in training; set budget.updates instead.")
-    elif algorithm.experience == "hybrid":
+    elif algorithm.needs_dataset:
         if not config.dataset:
             raise UserError(
                 f"Algorithm '{name}' learns from demonstrations as well; pass dataset=FOLDER (see collect)."
@@ -117,8 +117,6 @@ def _check_experience(config: TrainConfig, name: str) -> None:
             f"Algorithm '{name}' learns from what it noted when it chose a chunk, which a dataset does not hold; "
             "drop dataset=."
         )
-    elif not config.dataset and algorithm.needs_dataset:
-        raise UserError(f"Algorithm '{name}' learns from demonstrations as well; pass dataset=FOLDER (see collect).")
     elif not config.dataset and config.replay.offline_updates:
         raise UserError("replay.offline_updates learns from a dataset; pass dataset=FOLDER or set it to 0.")
 
@@ -321,11 +319,9 @@ def _new_policy(
 
 def _check_verb(policy: Policy, algorithm: str, experience: str) -> None:
     """Refuse an algorithm whose policy lacks the verb that its kind of experience needs."""
-    verb = {"dataset": "imitation_loss", "rollout": "decisions", "hybrid": "decisions", "group": "decisions"}.get(
-        experience
-    )
-    if verb is None:  # those that learn from replay need various verbs, and check them themselves
+    if experience == "replay":  # various verbs, which these algorithms check themselves
         return
+    verb = "imitation_loss" if experience == "dataset" else "decisions"
     if getattr(type(policy), verb) is getattr(Policy, verb):
         raise UserError(
             f"Algorithm '{algorithm}' needs a policy with {verb}, which '{policy.name}' lacks; "

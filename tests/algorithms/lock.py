@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,6 +58,14 @@ class LockSim(VectorSim):
         self.episode_step, self._good = torch.where(done, 0, self.episode_step), self._good | done
         return Step(self._observe(), reward, done, torch.zeros_like(done), final, {"success": reward > 0})
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"good": self._good, "step": self.episode_step, "seeds": self._seeds.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
+        self._good, self.episode_step = state["good"].clone(), state["step"].clone()
+        self._seeds.load_state_dict(state["seeds"])
+        return self._observe()
+
     def _observe(self) -> Observation:
         code = torch.nn.functional.one_hot(self.episode_step, self.length + 1)[:, : self.length].float()
         return {"state": code * self._good[:, None]}
@@ -101,7 +110,7 @@ def dataset(length: int, episodes: int, wrong: float, gamma: float, generator: t
 
 def rows(windows: Transitions, index: Tensor) -> Transitions:
     """Some of the windows."""
-    pick = {
+    pick: dict[str, Any] = {
         key: {k: v[index] for k, v in value.items()} if isinstance(value, dict) else value[index]
         for key, value in vars(windows).items()
     }

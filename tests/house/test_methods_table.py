@@ -115,7 +115,7 @@ def dataset_use(algorithm: str) -> tuple[bool, bool]:
     kind = ALGORITHMS[algorithm][1]
     if issubclass(kind, OffPolicy):
         return kind.needs_dataset, not kind.decisions_only
-    needs = kind.experience in ("dataset", "hybrid")
+    needs = kind.experience == "dataset" or kind.needs_dataset
     return needs, needs
 
 
