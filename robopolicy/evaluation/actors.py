@@ -91,7 +91,9 @@ class PolicyActor:
             batch |= self._recalled(seeds, decisions)
             chunk = self.policy.act(batch, deterministic=self.deterministic, generator=RowStreams(seeds, decisions))
             if MEMORY in batch:
-                self._memory |= dict(zip(seeds, self.policy.remember(batch), strict=True))
+                after = self.policy.remember(batch)
+                # Copies that fill the batch are rounded differently: an episode's own row counts.
+                self._memory |= {seed: after[i] for i, seed in enumerate(seeds) if seed % self.batch == i}
         return chunk.to(rows.device)
 
     def _recalled(self, seeds: Sequence[int], decisions: Sequence[int]) -> Observation:
