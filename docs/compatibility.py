@@ -19,6 +19,7 @@ from robopolicy.algorithms import ALGORITHMS
 from robopolicy.data.episodes import Episode
 from robopolicy.data.lerobot import LeRobotWriter
 from robopolicy.errors import UserError
+from robopolicy.nets.recurrent import RecurrentConfig
 from robopolicy.policies import make_policy
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import POLICIES
@@ -54,10 +55,11 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
         "gaussian",
         {"normalization": "minmax", "action_normalization": "minmax", "squash": True, "state_dependent_std": True},
     ),
+    "recurrent gaussian": ("gaussian", {"normalization": "minmax", "recurrent": RecurrentConfig(kind="gru", width=8)}),
 }
 """Label -> (registered policy, settings)."""
 
-EVERYTHING = set(HEADS)
+EVERYTHING = set(HEADS) - {"recurrent gaussian"}
 FLOWS = {"flow", "shortcut", "meanflow"}
 POINTWISE = {"flow", "diffusion", "edm"}  # trained on the velocity at a point
 DENOISING = {*FLOWS, *POINTWISE, "consistency"}
@@ -66,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     "ac_flow": POINTWISE,
     "awm": POINTWISE,
     "bc": EVERYTHING,
-    "bpo": SCORED,
+    "bpo": SCORED | {"recurrent gaussian"},
     "cal_ql": {"squashed gaussian"},
     "camel_sac": {"squashed gaussian"},
     "camel_td3": {"squashed gaussian"},
@@ -85,15 +87,16 @@ ALLOWED: dict[str, set[str]] = {
     "fql": DENOISING,
     "gorl": DENOISING,
     "harpg": SCORED,
+    "hnpg": SCORED,
     "idql": EVERYTHING,
     "iql": EVERYTHING,
-    "mdpo": SCORED,
+    "mdpo": SCORED | {"recurrent gaussian"},
     "mdpo_off": {"squashed gaussian"},
     "npg_igt": SCORED,
     "pa_rl": EVERYTHING,
     "pmoe": {"squashed mixture"},
     "policyflow": POINTWISE,
-    "ppo": SCORED,
+    "ppo": SCORED | {"recurrent gaussian"},
     "props": SCORED,
     "qc": EVERYTHING,
     "reflow": {"flow"},
@@ -112,6 +115,7 @@ ALLOWED: dict[str, set[str]] = {
 SMALL: dict[str, Any] = {"hidden": (16,), "transformer_width": 16, "transformer_layers": 1, "width": 16, "layers": 1}
 SETTINGS = {
     "batch_size": 16,
+    "offline_batch": 16,
     "decisions": 4,
     "utd": 0.25,
     "actor_delay": 1,
@@ -150,9 +154,10 @@ def workplace() -> Iterator[Path]:
         place = Path(folder)
         torch.manual_seed(0)
         for owner, spec in {"": SPEC, **SPECS}.items():
-            obs = {key: torch.randn(4, 1, *shape) for key, shape in spec.observation.items()}
             for head in HEADS:
-                save_checkpoint(place / owner / head, policy_of(head, spec), task=TASK, obs_sample=obs)
+                policy = policy_of(head, spec)  # a recurrent one adds its memory to what it sees
+                obs = {key: torch.randn(4, 1, *shape) for key, shape in policy.spec.observation.items()}
+                save_checkpoint(place / owner / head, policy, task=TASK, obs_sample=obs)
         _write_dataset(place / "data")
         yield place
 
@@ -162,7 +167,7 @@ def try_pair(place: Path, algorithm: str, head: str) -> Outcome:
     config_class, kind = ALGORITHMS[algorithm]
     default = config_class()
     chosen = {key: value for key, value in SETTINGS.items() if getattr(default, key, 0)}  # what is off stays off
-    learns_from_data = kind.experience == "dataset" or getattr(kind, "needs_dataset", False)
+    learns_from_data = kind.experience == "dataset" or kind.needs_dataset
     config = TrainConfig(
         algorithm={"name": algorithm, **to_plain(config_class(**chosen))},
         task=TaskConfig(name=TASK),

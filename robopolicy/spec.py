@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+MEMORY = "memory"  # observation of a recurrent policy: what it returned as memory one decision ago, zeros at the start
+
 
 @dataclass(frozen=True)
 class PolicySpec:
@@ -22,6 +24,11 @@ class PolicySpec:
             raise ValueError(f"execute must lie in [1, horizon={self.horizon}], got {self.execute}.")
         if self.obs_horizon < 1 or self.action_dim < 1:
             raise ValueError("obs_horizon and action_dim must be at least 1.")
+
+    @property
+    def memory_dim(self) -> int:
+        """Size of the memory of a recurrent policy; 0 for those that have none."""
+        return self.observation[MEMORY][0] if MEMORY in self.observation else 0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form for the checkpoint manifest."""

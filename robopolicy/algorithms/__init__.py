@@ -27,6 +27,7 @@ from robopolicy.algorithms.fql import FQL, FQLConfig
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.gorl import GoRL, GoRLConfig
 from robopolicy.algorithms.harpg import HARPG, HARPGConfig
+from robopolicy.algorithms.hnpg import HNPG, HNPGConfig
 from robopolicy.algorithms.idql import IDQL, IDQLConfig
 from robopolicy.algorithms.iql import IQL, IQLConfig
 from robopolicy.algorithms.mdpo import MDPO, MDPOConfig
@@ -48,7 +49,7 @@ from robopolicy.algorithms.stock_ac import StockAC, StockACConfig
 from robopolicy.algorithms.symphony import Symphony, SymphonyConfig
 from robopolicy.algorithms.td3 import TD3, TD3Config
 from robopolicy.algorithms.tscac import TSCAC, TSCACConfig
-from robopolicy.errors import unknown_name
+from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Policy
 
 ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
@@ -74,6 +75,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "fql": (FQLConfig, FQL),
     "gorl": (GoRLConfig, GoRL),
     "harpg": (HARPGConfig, HARPG),
+    "hnpg": (HNPGConfig, HNPG),
     "idql": (IDQLConfig, IDQL),
     "iql": (IQLConfig, IQL),
     "mdpo": (MDPOConfig, MDPO),
@@ -103,4 +105,6 @@ def make_algorithm(name: str, config: Any, policy: Policy, *, total_updates: int
     if name not in ALGORITHMS:
         raise unknown_name("algorithm", name, ALGORITHMS)
     algorithm: Any = ALGORITHMS[name][1]
+    if policy.spec.memory_dim and not algorithm.may_remember:
+        raise UserError(f"Algorithm '{name}' cannot train a recurrent '{policy.name}'; use ppo, bpo or mdpo.")
     return algorithm(config, policy, total_updates=total_updates)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
-from robopolicy.algorithms.frames.on_policy import Rows, minibatches
+from robopolicy.algorithms.frames.on_policy import Rows, joined, minibatches
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.core.regularizers import k3
 from robopolicy.data.rollout import Rollout
@@ -71,6 +71,7 @@ class PROPS(PPO):
 
     name = "props"
     distributed = False
+    may_remember = False  # rollouts that are kept have no order in time
     config: PROPSConfig
 
     def __init__(self, config: PROPSConfig, policy: Policy, *, total_updates: int) -> None:
@@ -142,14 +143,3 @@ class PROPS(PPO):
         """Restore `state_dict`."""
         super().load_state_dict(state)
         self.kept = [Rollout(**rollout) for rollout in state["kept"]]
-
-
-def joined(parts: list[Rows]) -> Rows:
-    """Rows one after the other."""
-
-    def cat(trees: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        return {key: torch.cat([tree[key] for tree in trees]) for key in trees[0]}
-
-    names = ("logp", "advantage", "value_target", "value")
-    values = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-    return Rows(cat([part.obs for part in parts]), cat([part.record for part in parts]), **values)

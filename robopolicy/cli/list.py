@@ -29,6 +29,7 @@ BACKENDS = (
 LEARNS = {
     "dataset": "learns from a dataset",
     "rollout": "learns by playing",
+    "hybrid": "learns by playing, with a dataset beside",
     "group": "learns by playing in groups",
     "replay": "learns from a replay memory",
 }

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from robopolicy.data.transitions import Transitions
+
 
 @dataclass(frozen=True)
 class Rollout:
@@ -41,3 +43,10 @@ class GroupRollout(Rollout):
     def returns(self) -> Tensor:
         """Sum of the rewards of each episode `(N,)`."""
         return torch.where(self.played, self.reward, 0.0).sum(0)
+
+
+@dataclass(frozen=True)
+class HybridRollout(Rollout):
+    """A rollout, and windows of a dataset beside it."""
+
+    offline: Transitions  # B windows

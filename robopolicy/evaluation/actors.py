@@ -15,6 +15,7 @@ from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.noise import RowStreams
 from robopolicy.sim.contract import Observation, SimSpec, VectorSim
 from robopolicy.sim.registry import Expert
+from robopolicy.spec import MEMORY
 
 
 class Actor(Protocol):
@@ -59,7 +60,8 @@ class PolicyActor:
         self.policy_calls = 0
         parameter = next(policy.parameters(), None)
         self._device = parameter.device if parameter is not None else None
-        self._keys = list(policy.spec.observation)
+        self._keys = [key for key in policy.spec.observation if key != MEMORY]
+        self._memory: dict[int, Tensor] = {}  # episode seed -> (1, M) of a recurrent policy
 
     def __call__(
         self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
@@ -86,8 +88,22 @@ class PolicyActor:
         self.policy_calls += 1
         batch = {key: obs[key][rows].to(self._device or rows.device) for key in self._keys}
         with torch.inference_mode():
+            batch |= self._recalled(seeds, decisions)
             chunk = self.policy.act(batch, deterministic=self.deterministic, generator=RowStreams(seeds, decisions))
+            if MEMORY in batch:
+                after = self.policy.remember(batch)
+                # Copies that fill the batch are rounded differently: an episode's own row counts.
+                self._memory |= {seed: after[i] for i, seed in enumerate(seeds) if seed % self.batch == i}
         return chunk.to(rows.device)
+
+    def _recalled(self, seeds: Sequence[int], decisions: Sequence[int]) -> Observation:
+        """Memories of the episodes of a recurrent policy, zeros at their first decision; else nothing."""
+        size = self.policy.spec.memory_dim
+        if not size:
+            return {}
+        fresh = torch.zeros(1, size, device=self._device)
+        kept = [self._memory[seed] if step else fresh for seed, step in zip(seeds, decisions, strict=True)]
+        return {MEMORY: torch.stack(kept)}
 
     @staticmethod
     def _check_finite(chunk: Tensor, seeds: Sequence[int], decisions: Sequence[int]) -> None:
@@ -187,6 +203,8 @@ def check_compatible(policy: PolicySpec, sim: SimSpec) -> None:
         UserError: An observation is missing or has another shape, or the action dimensions differ.
     """
     for key, shape in policy.observation.items():
+        if key == MEMORY:
+            continue
         if key not in sim.observation:
             raise UserError(
                 f"The policy needs observation '{key}', but {sim.task} provides {', '.join(sorted(sim.observation))}; "

@@ -21,6 +21,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.policies.noise import RowStreams
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import Observation, Step, VectorSim
+from robopolicy.spec import MEMORY
 
 OnStep = Callable[[Tensor, Step], None]
 BeforeStep = Callable[[], None]
@@ -222,6 +223,8 @@ def _consecutive(seeds: Sequence[int]) -> bool:
 
 def _probe(policy: Policy, history: Observation, deterministic: bool) -> Mapping[str, float]:
     """Time decisions for a single robot, on the observation of the first environment."""
+    size = policy.spec.memory_dim
+    history = {**history, MEMORY: torch.zeros(1, 1, size)} if size else history
     first = {key: history[key][:1] for key in policy.spec.observation}
     device = next((parameter.device for parameter in policy.parameters()), next(iter(first.values())).device)
     obs = {key: value.to(device) for key, value in first.items()}

@@ -321,8 +321,9 @@ def _check_plain(config: GaussianConfig, spec: PolicySpec) -> None:
     for key, value in plain.items():
         if getattr(config, key) != value:
             raise UserError(f"rsl_rl has no actor with {key}={getattr(config, key)}, only with {value}.")
-    if spec.horizon != 1 or spec.obs_horizon != 1 or any("." in key for key in spec.observation):
-        raise UserError("rsl_rl decides one action from one vector observation; this policy has chunks or a history.")
+    single = spec.horizon == spec.obs_horizon == 1 and not spec.memory_dim
+    if not single or any("." in key for key in spec.observation):
+        raise UserError("rsl_rl decides one action from one vector; this policy has chunks, a history or a memory.")
 
 
 def _known(section: Mapping[str, Any], known: set[str], place: str) -> None:

@@ -1,7 +1,7 @@
 """The networks of the heads.
 
 Denoising heads map noisy chunk, time(s) and features to a chunk; direct heads map features to a chunk. Both choose
-among the same three backbones.
+among the same four backbones.
 """
 
 from __future__ import annotations
@@ -13,23 +13,26 @@ from torch import Tensor, nn
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.mlp import MLP, ResidualMLP
+from robopolicy.nets.modular import ModularMLP
 from robopolicy.nets.time import TimeEmbedding
 from robopolicy.nets.transformer import ActionTransformer
 from robopolicy.nets.unet1d import UNet1d
 
-BACKBONES = ("mlp", "unet", "transformer")
+BACKBONES = ("mlp", "modular", "unet", "transformer")
 
 
 @dataclass(frozen=True)
 class BackboneConfig:
     """Which network and how large; a base of every head's configuration."""
 
-    backbone: str = "mlp"  # mlp | unet | transformer
-    time_dim: int = 16  # width of the time embedding (mlp and unet)
-    hidden: tuple[int, ...] = (256, 256, 256)  # mlp
+    backbone: str = "mlp"  # mlp | modular | unet | transformer
+    time_dim: int = 16  # width of the time embedding (all but transformer)
+    hidden: tuple[int, ...] = (256, 256, 256)  # mlp and modular
     hidden_dropout: float = 0.0  # mlp without residual blocks: share of the hidden units left out in training
     residual: bool = False  # mlp: residual blocks (an odd number of equal widths), as DPPO has them
     activation: str = "silu"  # mlp; mish costs seven times as much on a CPU
+    modular_count: int = 8  # weight modules of every layer, which the features of the observation mix
+    modular_context: int = 64  # hidden units of the network that mixes them
     unet_channels: tuple[int, ...] = (64, 128, 256)  # published sizes: [256, 512, 1024]
     unet_kernel: int = 5
     transformer_width: int = 128  # published sizes: width 256, 8 layers
@@ -73,6 +76,42 @@ class MLPBackbone(nn.Module):
         return torch.cat([x.flatten(1), self.time(t), features.flatten(1)], -1)
 
 
+class ModularBackbone(nn.Module):
+    """As `MLPBackbone`, with layers that the features mix from shared modules."""
+
+    def __init__(self, config: BackboneConfig, *, size: int, feature_dim: int, times: int) -> None:
+        super().__init__()
+        self.time = TimeEmbedding(config.time_dim, times)
+        in_dim = size + config.time_dim + feature_dim
+        self.body = make_modular(config, in_dim=in_dim, out_dim=size, context_dim=feature_dim)
+
+    def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
+        """Map `x` `(B, H, A)`, `t` `(B,)` or `(B, times)` and `features` `(B, To, F)` to `(B, H, A)`."""
+        return self.body(*self._joined(x, t, features)).view_as(x)
+
+    def representation(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
+        """Activations `(B, D)` of the middle layer."""
+        return self.body.representation(*self._joined(x, t, features))
+
+    def _joined(self, x: Tensor, t: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        context = features.flatten(1)
+        return torch.cat([x.flatten(1), self.time(t), context], -1), context
+
+
+class DirectModular(nn.Module):
+    """Features `(B, To, F)` to `(B, H, channels)` by layers that the same features mix from shared modules."""
+
+    def __init__(self, config: BackboneConfig, *, channels: int, horizon: int, in_dim: int, gain: float | None) -> None:
+        super().__init__()
+        self.shape = (horizon, channels)
+        self.body = make_modular(config, in_dim=in_dim, out_dim=horizon * channels, context_dim=in_dim, gain=gain)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """All steps of the chunk at once."""
+        flat = features.flatten(1)
+        return self.body(flat, flat).unflatten(1, self.shape)
+
+
 class DirectMLP(MLP):
     """Features `(B, To, F)` to `(B, H, channels)` by plain layers over all features at once."""
 
@@ -107,6 +146,21 @@ class QueryNet(nn.Module):
         return self.backbone(self.queries.expand(batch, -1, -1), features.new_zeros(batch), features)
 
 
+def make_modular(
+    config: BackboneConfig, *, in_dim: int, out_dim: int, context_dim: int, gain: float | None = None
+) -> ModularMLP:
+    """The modular layers that `config` describes."""
+    return ModularMLP(
+        in_dim,
+        config.hidden,
+        out_dim,
+        context_dim=context_dim,
+        modules=config.modular_count,
+        context_width=config.modular_context,
+        orthogonal_gain=gain,
+    )
+
+
 def make_direct(
     config: BackboneConfig,
     *,
@@ -130,6 +184,10 @@ def make_direct(
         return DirectMLP(
             config, channels=channels, horizon=horizon, in_dim=obs_horizon * feature_dim, gain=orthogonal_gain
         )
+    if config.backbone == "modular":
+        return DirectModular(
+            config, channels=channels, horizon=horizon, in_dim=obs_horizon * feature_dim, gain=orthogonal_gain
+        )
     backbone = make_backbone(
         config, action_dim=channels, horizon=horizon, feature_dim=feature_dim, obs_horizon=obs_horizon
     )
@@ -151,6 +209,8 @@ def make_backbone(
     """
     if config.backbone == "mlp":
         return MLPBackbone(config, size=horizon * action_dim, feature_dim=obs_horizon * feature_dim, times=times)
+    if config.backbone == "modular":
+        return ModularBackbone(config, size=horizon * action_dim, feature_dim=obs_horizon * feature_dim, times=times)
     if config.backbone == "unet":
         return UNet1d(
             action_dim,

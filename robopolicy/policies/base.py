@@ -35,6 +35,7 @@ class Sample:
     chunk: Tensor  # (B, H, A) what the simulator executes
     record: Record  # {name: (B, ...)} input of `Policy.decisions`
     logp: Tensor  # (B, T) log-probabilities at sampling time
+    memory: Tensor | None = None  # (B, 1, M) what a recurrent policy wants to observe at its next decision
 
     @classmethod
     def unscored(cls, chunk: Tensor) -> Sample:
@@ -94,6 +95,14 @@ class Policy(nn.Module, ABC):
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
         """Score recorded decisions under the current parameters; differentiable."""
         raise self._lacks("decisions")
+
+    def remember(self, obs: Observation) -> Tensor:
+        """Memory `(B, 1, M)` of a recurrent policy after `obs`, whose key `memory` holds the last one; differentiable.
+
+        Recurrent policies remain functions of what they are handed: who plays them keeps the memory, hands it over
+        with the next observation and hands over zeros when an episode begins.
+        """
+        raise self._lacks("remember")
 
     def decode(self, obs: Observation, noise: Tensor) -> Tensor:
         """Map `noise` `(B, *noise_shape)` to the chunk `(B, H, A)` deterministically (generative heads)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 from robopolicy.data.rollout import Rollout
 from robopolicy.policies.base import Observation, Sample
 from robopolicy.samplers.tally import EpisodeTally
-from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.chunk import ChunkedSim, ChunkStep
+from robopolicy.spec import MEMORY
 
 Act = Callable[..., Sample]
 
@@ -19,18 +21,20 @@ Act = Callable[..., Sample]
 class RolloutSampler:
     """Collects `Rollout`s from a `ChunkedSim`; episodes run on across calls and are numbered by the seed rule."""
 
-    def __init__(self, sim: ChunkedSim, *, decisions: int, seed: int = 0) -> None:
+    def __init__(self, sim: ChunkedSim, *, decisions: int, seed: int = 0, memory: int = 0) -> None:
         """Reset `sim` and get ready.
 
         Args:
             sim: Simulator with chunk execution and observation history.
             decisions: T, chunk decisions per environment in one rollout.
             seed: First episode seed, and seed of the exploration noise.
+            memory: M, size of the memory of a recurrent policy; `act` then returns it with every `Sample`.
         """
         self.sim = sim
         self.decisions = decisions
         self._generator = torch.Generator(sim.sim.device).manual_seed(seed)
-        self._obs = sim.reset(seed)
+        self._memory = torch.zeros(sim.sim.num_envs, 1, memory, device=sim.sim.device)  # (N, 1, M)
+        self._obs = self._with(self._memory, sim.reset(seed))
         self._tally = EpisodeTally(sim.sim)
         self.env_steps = 0  # control steps executed since the start
 
@@ -41,7 +45,7 @@ class RolloutSampler:
         for _ in range(self.decisions):
             with torch.no_grad():
                 sample = act(self._obs, generator=self._generator)
-            step = self.sim.step(sample.chunk)
+            step = self._step(sample)
             rows["obs"].append(self._obs)
             rows["record"].append(sample.record)
             rows["logp"].append(sample.logp)
@@ -68,6 +72,24 @@ class RolloutSampler:
             last_obs=dict(self._obs),
         )
 
+    def observations(self) -> Observation:
+        """What is to be decided on next `(N, To, ...)`, memories included."""
+        return dict(self._obs)
+
+    def _step(self, sample: Sample) -> ChunkStep:
+        """Play the chunks; what was remembered belongs to the next observation unless an episode has ended."""
+        step = self.sim.step(sample.chunk)
+        if sample.memory is None:
+            return step
+        self._memory = torch.where(step.done[:, None, None], 0.0, sample.memory)
+        return replace(
+            step, obs=self._with(self._memory, step.obs), final_obs=self._with(sample.memory, step.final_obs)
+        )
+
+    @staticmethod
+    def _with(memory: Tensor, obs: Observation) -> Observation:
+        return obs | {MEMORY: memory} if memory.shape[-1] else obs
+
     def episode_stats(self) -> dict[str, float]:
         """Means over the episodes finished since the last call, then forget them; empty when none finished."""
         return self._tally.pop()
@@ -79,11 +101,13 @@ class RolloutSampler:
             "generator": self._generator.get_state(),
             "tally": self._tally.state_dict(),
             "env_steps": self.env_steps,
+            "memory": self._memory,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`; the next rollout equals that of the uninterrupted run."""
-        self._obs = self.sim.load_state_dict(state["sim"])
+        self._memory = state["memory"].clone()
+        self._obs = self._with(self._memory, self.sim.load_state_dict(state["sim"]))
         self._generator.set_state(state["generator"])
         self._tally.load_state_dict(state["tally"])
         self.env_steps = int(state["env_steps"])

@@ -26,6 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.mirror import Mirror
+
 LOG_PREFIX = "log."
 """Start of the keys of `Step.info` that a simulator logs about the episodes that end in the step, e.g. reward terms."""
 
@@ -60,6 +62,7 @@ class SimSpec:
     seeded_episodes: bool = True  # False where the backend cannot honour the seed rule (EnvPool)
     partial_steps: bool = True  # False where the backend cannot leave rows standing still (`step(active=...)`)
     final_obs_exact: bool = True  # False where the backend hides the last observation; `final_obs` is that before it
+    mirror: Mirror | None = None  # the task's left-right symmetry, where it has one
 
     @property
     def action_dim(self) -> int:

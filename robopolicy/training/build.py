@@ -14,8 +14,10 @@ import numpy as np
 import torch
 
 from robopolicy.algorithms import ALGORITHMS, make_algorithm
+from robopolicy.algorithms.frames.actor_critic import ActorCritic
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.algorithms.hnpg import HNPG
 from robopolicy.core.ranks import rank, world_size
 from robopolicy.critics.value import ValueNet
 from robopolicy.data.chunks import ChunkSampler
@@ -31,12 +33,13 @@ from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.registry import SimOptions, get_task, make_sim, views_of
+from robopolicy.spec import MEMORY
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TaskConfig, TrainConfig, section
 from robopolicy.training.distributed import SEEDS_PER_RANK, SharedRollouts, check_distributed
 from robopolicy.training.manifest import read_manifest
 from robopolicy.training.replay_source import ReplaySource
-from robopolicy.training.sources import DatasetSource, GroupSource, RolloutSource, Source
+from robopolicy.training.sources import DatasetSource, GroupSource, HybridSource, RolloutSource, Source
 
 FIRST_EPISODE = 1_000_000  # episode seeds of training start here, far above those of demonstrations and evaluation
 
@@ -104,6 +107,11 @@ def _check_experience(config: TrainConfig, name: str) -> None:
             raise UserError(f"Algorithm '{name}' learns from demonstrations; pass dataset=FOLDER (see collect).")
         if config.budget.env_steps:
             raise UserError(f"Algorithm '{name}' plays no steps in training; set budget.updates instead.")
+    elif algorithm.needs_dataset:
+        if not config.dataset:
+            raise UserError(
+                f"Algorithm '{name}' learns from demonstrations as well; pass dataset=FOLDER (see collect)."
+            )
     elif not issubclass(algorithm, OffPolicy):
         if config.dataset:
             raise UserError(f"Algorithm '{name}' learns from what it plays alone; drop dataset=.")
@@ -112,8 +120,6 @@ def _check_experience(config: TrainConfig, name: str) -> None:
             f"Algorithm '{name}' learns from what it noted when it chose a chunk, which a dataset does not hold; "
             "drop dataset=."
         )
-    elif not config.dataset and algorithm.needs_dataset:
-        raise UserError(f"Algorithm '{name}' learns from demonstrations as well; pass dataset=FOLDER (see collect).")
     elif not config.dataset and config.replay.offline_updates:
         raise UserError("replay.offline_updates learns from a dataset; pass dataset=FOLDER or set it to 0.")
 
@@ -174,8 +180,6 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
             check_compatible(policy.spec, sim)
     else:
         policy = _new_policy(config, episodes, sim, device, bounds=experience != "dataset")
-    if episodes is not None:
-        _check_dataset_for_policy(episodes, policy.spec, config.dataset)
     updates = _total_updates(config, algorithm_config, experience)
     if any(entry.name == "seed" for entry in fields(algorithm_config)):
         algorithm_config = replace(algorithm_config, seed=algorithm_config.seed + config.seed)
@@ -184,9 +188,13 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
             algorithm = make_algorithm(name, algorithm_config, policy, total_updates=updates)
         except ValueError as error:  # an optimiser refuses a setting
             raise UserError(f"Settings of algorithm '{name}' do not fit: {error}.") from error
+    if episodes is not None:
+        _check_dataset_for_policy(episodes, policy.spec, config.dataset)
     _check_verb(algorithm.policy, name, algorithm.experience)
     if sim is not None:
         _check_critics(algorithm, sim)
+        if isinstance(algorithm, ActorCritic):
+            algorithm.use_mirror(sim.mirror)
     source = _source(config, policy.spec, algorithm, algorithm_config, episodes, train_sim, device)
     return Parts(config, policy, algorithm, source, eval_sim, updates)
 
@@ -232,7 +240,11 @@ def _source(
     assert sim is not None
     if algorithm.experience == "group":
         return GroupSource(sim, device, group_size=settings.group_size, seed=seed)
-    rollouts = RolloutSource(sim, device, decisions=settings.decisions, seed=seed)
+    if isinstance(algorithm, HNPG):
+        assert episodes is not None
+        offline, request = Replay.from_episodes(episodes, gamma=settings.gamma), algorithm.request
+        return HybridSource(sim, device, offline, request=request, decisions=settings.decisions, seed=seed)
+    rollouts = RolloutSource(sim, device, decisions=settings.decisions, seed=seed, memory=spec.memory_dim)
     return rollouts if world_size() == 1 else SharedRollouts(rollouts)
 
 
@@ -314,9 +326,9 @@ def _new_policy(
 
 def _check_verb(policy: Policy, algorithm: str, experience: str) -> None:
     """Refuse an algorithm whose policy lacks the verb that its kind of experience needs."""
-    verb = {"dataset": "imitation_loss", "rollout": "decisions", "group": "decisions"}.get(experience)
-    if verb is None:  # those that learn from replay need various verbs, and check them themselves
+    if experience == "replay":  # various verbs, which these algorithms check themselves
         return
+    verb = "imitation_loss" if experience == "dataset" else "decisions"
     if getattr(type(policy), verb) is getattr(Policy, verb):
         raise UserError(
             f"Algorithm '{algorithm}' needs a policy with {verb}, which '{policy.name}' lacks; "
@@ -326,9 +338,11 @@ def _check_verb(policy: Policy, algorithm: str, experience: str) -> None:
 
 def _check_critics(algorithm: Algorithm, sim: SimSpec) -> None:
     """Refuse a critic that is told to see what the simulator does not show."""
+    memory = {MEMORY: (algorithm.policy.spec.memory_dim,)} if algorithm.policy.spec.memory_dim else {}
+    shown = {key: tuple(entry.shape) for key, entry in sim.observation.items()} | memory
     for net in algorithm.parts().values():
         for key, shape in net.observation.items() if isinstance(net, ValueNet) else ():
-            found = tuple(sim.observation[key].shape) if key in sim.observation else "nothing"
+            found = shown.get(key, "nothing")
             if found != tuple(shape):
                 raise UserError(f"The critic is to see '{key}' of shape {tuple(shape)}; {sim.task} shows {found}.")
 

@@ -57,6 +57,8 @@ def check_distributed(config: TrainConfig) -> None:
     if not ALGORITHMS[name][1].distributed:
         able = ", ".join(sorted(key for key, (_, learner) in ALGORITHMS.items() if learner.distributed))
         raise UserError(f"Algorithm '{name}' runs in one process; drop torchrun, or choose one of {able}.")
+    if config.policy.get("recurrent", {}).get("kind", "none") != "none":
+        raise UserError("Recurrent policies train in one process; drop torchrun, or set policy.recurrent.kind=none.")
     if config.guards.restore_best:
         raise UserError("Several processes cannot go back to the best weights; set guards.restore_best=false.")
     shared = {"sim.num_envs": config.sim.num_envs, "algorithm.batch_size": config.algorithm["batch_size"]}

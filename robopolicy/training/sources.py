@@ -11,7 +11,9 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.data.chunks import ChunkBatch, ChunkSampler
-from robopolicy.data.rollout import GroupRollout, Rollout
+from robopolicy.data.replay import Replay
+from robopolicy.data.rollout import GroupRollout, HybridRollout, Rollout
+from robopolicy.data.transitions import Request
 from robopolicy.policies.base import Observation, Sample
 from robopolicy.policies.noise import Randomness
 from robopolicy.samplers.group import GroupSampler
@@ -90,12 +92,13 @@ class DatasetSource:
 class RolloutSource:
     """On-policy rollouts in a simulator."""
 
-    def __init__(self, sim: ChunkedSim, device: torch.device, *, decisions: int, seed: int) -> None:
+    def __init__(self, sim: ChunkedSim, device: torch.device, *, decisions: int, seed: int, memory: int = 0) -> None:
         self.sim = sim
         self.device = device
         self._seed = seed
-        self._first = sim.reset(seed)  # the sampler resets to the same episodes
-        self.sampler = RolloutSampler(sim, decisions=decisions, seed=seed)
+        self._memory = memory
+        self.sampler = RolloutSampler(sim, decisions=decisions, seed=seed, memory=memory)
+        self._first = self.sampler.observations()
 
     @property
     def env_steps(self) -> int:
@@ -127,13 +130,47 @@ class RolloutSource:
             self.sampler.load_state_dict(state)
             return True
         steps = int(state["env_steps"])
-        self.sampler = RolloutSampler(self.sim, decisions=self.sampler.decisions, seed=self._seed + steps)
+        self.sampler = RolloutSampler(
+            self.sim, decisions=self.sampler.decisions, seed=self._seed + steps, memory=self._memory
+        )
         self.sampler.env_steps = steps
         return False
 
     def close(self) -> None:
         """Stop the simulator."""
         self.sim.sim.close()
+
+
+class HybridSource(RolloutSource):
+    """On-policy rollouts, each with windows of a dataset."""
+
+    def __init__(
+        self,
+        sim: ChunkedSim,
+        device: torch.device,
+        offline: Replay,
+        *,
+        request: Request,
+        decisions: int,
+        seed: int,
+    ) -> None:
+        super().__init__(sim, device, decisions=decisions, seed=seed)
+        self.offline, self.request = offline, request
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def next(self, algorithm: Algorithm) -> HybridRollout:
+        """Play one rollout with the current policy, and draw from the dataset."""
+        windows = self.offline.sample(self.request, self._generator)
+        return HybridRollout(**vars(super().next(algorithm)), offline=move(windows, self.device))
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the rollouts, and the generator of the windows."""
+        return {**super().state_dict(), "windows": self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Restore `state_dict`."""
+        self._generator.set_state(state["windows"])
+        return super().load_state_dict(state)
 
 
 class GroupSource:
@@ -181,7 +218,8 @@ def between(sim: ChunkedSim, device: torch.device, draw: Callable[..., Sample]) 
 
     def act(obs: Observation, *, generator: Randomness) -> Sample:
         sample = draw(move(obs, device), generator=generator)
-        return replace(sample, chunk=sample.chunk.to(sim.sim.device))
+        memory = None if sample.memory is None else sample.memory.to(sim.sim.device)
+        return replace(sample, chunk=sample.chunk.to(sim.sim.device), memory=memory)
 
     return act
 

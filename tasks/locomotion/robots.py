@@ -6,6 +6,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from robopolicy.mirror import Mirror, Reflection
 from robopolicy.sim.mujoco.arrays import namespace
 from robopolicy.sim.mujoco.task import Array, BatchState, Initial, Outcome
 from tasks.locomotion.base import GymnasiumRobot
@@ -25,6 +26,7 @@ class Swimmer(GymnasiumRobot):
     xml, frame_skip = "swimmer.xml", 4
     noise, skipped = 0.1, 2
     control_cost = 1e-4
+    mirror = Mirror({"state": Reflection.of([-1, -1, -1, 1, -1, -1, -1, -1])}, Reflection.of([-1, -1]))
 
 
 class InvertedPendulum(GymnasiumRobot):
@@ -76,6 +78,18 @@ class Walker2d(Hopper):
     height, angle, largest = (0.8, 2.0), (-1.0, 1.0), np.inf
 
 
+def _ant_mirror() -> Mirror:
+    """Left and right of the ant: its legs 1 and 4, and 2 and 3, change places; hips turn the other way."""
+    torso, rate, legs, wrench = [1, 1, -1, 1, -1], [1, -1, 1, -1, 1, -1], [-1, 1] * 4, [-1, 1, -1, 1, -1, 1]
+    joints = [(0, 6), (1, 7), (2, 4), (3, 5)]  # hip and ankle of each pair of legs, in the order of the model
+    velocities, forces = len(torso) + len(legs), len(torso) + 2 * len(legs) + len(rate)
+    swapped = [(i + start, j + start) for start in (len(torso), velocities + len(rate)) for i, j in joints]
+    # The torso and three bodies a leg, with six numbers each.
+    swapped += [(forces + 6 + i + 18 * a, forces + 6 + i + 18 * b) for a, b in ((0, 3), (1, 2)) for i in range(18)]
+    state = Reflection.of([*torso, *legs, *rate, *legs, *wrench * 13], swapped)
+    return Mirror({"state": state}, Reflection.of(legs, [(0, 2), (1, 3), (4, 6), (5, 7)]))  # motors: legs 4, 1, 2, 3
+
+
 class Ant(GymnasiumRobot):
     """Four-legged robot, 8 motors; walk forward. Contact forces are observed, so it needs the exact engine."""
 
@@ -83,6 +97,7 @@ class Ant(GymnasiumRobot):
     noise, velocity_noise, skipped = 0.1, "normal", 2
     control_cost, contact_cost = 0.5, 5e-4
     needs_exact_engine = True
+    mirror = _ant_mirror()
     array_api = False
 
     def state_names(self) -> tuple[str, ...]:

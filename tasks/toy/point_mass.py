@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.mirror import Mirror, Reflection
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
 from robopolicy.sim.registry import SimOptions
 from robopolicy.sim.seeds import SeedCounter
@@ -38,6 +39,7 @@ class PointMassSim(VectorSim):
             control_dt=DT,
             max_episode_steps=40,
             action_names=("ax [m/s^2]", "ay [m/s^2]"),
+            mirror=Mirror({"state": Reflection.of([-1, 1, -1, 1, -1, 1])}, Reflection.of([-1, 1])),
         )
         self.num_envs = options.num_envs
         self.device = torch.device("cpu")

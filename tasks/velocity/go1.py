@@ -6,6 +6,7 @@ from typing import cast
 
 import numpy as np
 
+from robopolicy.mirror import Mirror, Reflection
 from robopolicy.sim.contract import TensorSpec
 from robopolicy.sim.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome
 from tasks.velocity import rewards
@@ -40,6 +41,17 @@ STATE_NAMES = (
 PRIVILEGED_NAMES = (*(f"velocity_{axis} [m/s]" for axis in "xyz"), "height [m]", *(f"{foot}_contact" for foot in FEET))
 
 
+def _mirror() -> Mirror:
+    """Left and right exchanged, which the trunk's centre of mass (2 mm to the left) and its inertia miss a little."""
+    exchanged = [(3 * right + joint, 3 * (right + 1) + joint) for right in (0, 2) for joint in range(3)]
+    legs = Reflection.of([-1, 1, 1] * 4, exchanged)  # hips turn the other way
+    body = Reflection.of([-1, 1, -1, 1, -1, 1])  # turning, gravity
+    feet = Reflection.of([1] * 4, [(0, 1), (2, 3)])
+    state = Reflection.joined(body, legs, legs, legs, Reflection.of([1, -1, -1]))
+    privileged = Reflection.joined(Reflection.of([1, -1, 1, 1]), feet)  # velocity and height, contacts
+    return Mirror({"state": state, "privileged": privileged}, legs)
+
+
 class Go1(MujocoTask):
     """Actions are position targets of the 12 motors about the standing posture; 50 Hz, 20 s, four commands.
 
@@ -60,6 +72,7 @@ class Go1(MujocoTask):
     action_high: Array = np.ones(12)
     action_names = tuple(f"{joint} target [{STROKE} rad]" for joint in JOINTS)
     cameras = ("side", "front")
+    mirror = _mirror()
 
     def __init__(
         self, name: str, reward: str = "sparse", ranges: Randomization = NOMINAL, commands: Array | None = None

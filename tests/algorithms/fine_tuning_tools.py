@@ -51,7 +51,7 @@ def sampler_for(algorithm: Any, num_envs: int = 16) -> Any:
     sim = chunked(algorithm, num_envs)
     if algorithm.experience == "group":
         return GroupSampler(sim, group_size=algorithm.config.group_size)
-    return RolloutSampler(sim, decisions=algorithm.config.decisions)
+    return RolloutSampler(sim, decisions=algorithm.config.decisions, memory=algorithm.policy.spec.memory_dim)
 
 
 def resumed(make: Callable[..., Any], num_envs: int = 16) -> tuple[Any, Any]:

@@ -115,7 +115,8 @@ def dataset_use(algorithm: str) -> tuple[bool, bool]:
     kind = ALGORITHMS[algorithm][1]
     if issubclass(kind, OffPolicy):
         return kind.needs_dataset, not kind.decisions_only
-    return kind.experience == "dataset", kind.experience == "dataset"
+    needs = kind.experience == "dataset" or kind.needs_dataset
+    return needs, needs
 
 
 @pytest.mark.parametrize("row", TABLES.algorithms, ids=lambda row: row.name)

@@ -8,19 +8,24 @@ actor and critic step apart and a warm-up trains the critic alone.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.base import Metrics, Stateful
-from robopolicy.algorithms.frames.on_policy import Beside, Rows, minibatches
+from robopolicy.algorithms.frames.on_policy import Beside, Rows, minibatches, sequences
 from robopolicy.algorithms.frames.rollout_learner import RolloutLearner, RolloutLearnerConfig
+from robopolicy.algorithms.frames.symmetry import Symmetry, SymmetryConfig
 from robopolicy.core.ranks import average_gradients, mean_over_ranks
 from robopolicy.critics.value import ValueNet
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.policies.base import Info, Policy
+from robopolicy.mirror import Mirror
+from robopolicy.policies.base import Info, Observation, Policy, Sample
+from robopolicy.policies.heads.explicit import ExplicitPolicy
+from robopolicy.policies.heads.gaussian import GaussianPolicy
+from robopolicy.policies.noise import Randomness
 
 LR_SCHEDULES = ("constant", "linear", "adaptive")
 LR_RANGE = (1e-5, 1e-2)  # of the adaptive schedule
@@ -40,6 +45,7 @@ class ActorCriticConfig(RolloutLearnerConfig):
     value_clip: float = 0.0  # largest change of a value that its loss rewards; 0 disables
     grad_clip: float = 0.5  # largest norm of the joint gradient
     target_kl: float | None = None  # stop the epochs when the approximate KL exceeds 1.5 times this
+    symmetry: SymmetryConfig = field(default_factory=SymmetryConfig)  # use of the task's mirror
 
     def __post_init__(self) -> None:
         if self.lr_schedule not in LR_SCHEDULES:
@@ -53,6 +59,7 @@ class ActorCriticConfig(RolloutLearnerConfig):
 class ActorCritic(RolloutLearner):
     """Epochs of joint gradient steps on one rollout after the other; subclasses define `actor_loss`."""
 
+    may_remember = True
     config: ActorCriticConfig
 
     def __init__(self, config: ActorCriticConfig, policy: Policy, *, total_updates: int) -> None:
@@ -61,10 +68,31 @@ class ActorCritic(RolloutLearner):
         self.parameters = [p for net in (policy, *self.critics().values()) for p in net.parameters() if p.requires_grad]
         self.optimizer = torch.optim.Adam(self.parameters, lr=config.lr, eps=1e-5, fused=True)
         self._beside = Beside()
+        self._symmetry: Symmetry | None = None
 
     def critics(self) -> dict[str, ValueNet]:
         """Networks trained by `critic_loss`, by the name they are saved under."""
         return {"critic": self.critic}
+
+    def use_mirror(self, mirror: Mirror | None) -> None:
+        """Learn from the task's mirror as the settings say.
+
+        Raises:
+            UserError: The settings need a mirror and there is none, or it does not fit.
+        """
+        settings = self.config.symmetry
+        if not settings.used:
+            return
+        if mirror is None:
+            raise UserError("The task declares no mirror symmetry; leave algorithm.symmetry at its defaults.")
+        if settings.mirror_coef and not isinstance(self.policy, GaussianPolicy):
+            raise UserError(f"symmetry.mirror_coef needs a Gaussian policy, got '{self.policy.name}'; use augment.")
+        self._symmetry = Symmetry(mirror, self.policy, list(self.critics().values()))
+
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk and, from a recurrent policy, what it remembers."""
+        sample = super().act(obs, generator=generator)
+        return replace(sample, memory=self.policy.remember(obs)) if self.policy.spec.memory_dim else sample
 
     @abstractmethod
     def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
@@ -80,8 +108,10 @@ class ActorCritic(RolloutLearner):
 
     def learn(self, rows: Rows, shape: tuple[int, int]) -> Metrics:
         """Several epochs on one rollout."""
+        if self.config.symmetry.used and self._symmetry is None:
+            raise UserError("The settings use the task's symmetry: call use_mirror first.")
         self._set_lr()
-        info, epochs = self._epochs(rows)
+        info, epochs = self._epochs(rows, shape)
         metrics = {key: float(value) for key, value in info.items()}
         return metrics | {"actor/epochs": float(epochs), "actor/lr": self._group["lr"]}
 
@@ -104,21 +134,28 @@ class ActorCritic(RolloutLearner):
         elif FRESH_KL < kl < target / 2:
             self._group["lr"] = min(self._group["lr"] * LR_FACTOR, LR_RANGE[1])
 
-    def _epochs(self, rows: Rows) -> tuple[Info, int]:
+    def _epochs(self, rows: Rows, shape: tuple[int, int]) -> tuple[Info, int]:
         """What the last step logged, and the epochs before the KL became too large."""
         info: Info = {}
         for epoch in range(self.config.epochs):
-            for minibatch, last in minibatches(rows, self.config.batch_size, self.generator):
-                if not self._step(minibatch, info, diagnose=last):
+            for minibatch, last in self._minibatches(rows, shape):
+                if not self._step(minibatch, info, steps=shape[0], diagnose=last):
                     return info, epoch
         return info, self.config.epochs
 
-    def _step(self, rows: Rows, info: Info, *, diagnose: bool) -> bool:
+    def _minibatches(self, rows: Rows, shape: tuple[int, int]) -> Iterator[tuple[Rows, bool]]:
+        if self.policy.spec.memory_dim:
+            return sequences(rows, shape, self.config.batch_size, self.generator)
+        return minibatches(rows, self.config.batch_size, self.generator)
+
+    def _step(self, rows: Rows, info: Info, *, steps: int, diagnose: bool) -> bool:
         """One joint gradient step; False, and no step, once the KL is too large."""
         config, limit = self.config, self.config.target_kl
         self.optimizer.zero_grad(set_to_none=True)
         self._beside.start(self._critic_gradient, rows)
-        loss, parts = self.actor_loss(rows, diagnose=diagnose or limit is not None)
+        if isinstance(self.policy, ExplicitPolicy) and self.policy.cell is not None:
+            rows = replace(rows, obs=self.policy.unrolled(rows.obs, steps))
+        loss, parts = self._actor_loss(rows, diagnose=diagnose or limit is not None)
         loss.backward()
         info["critic/loss"] = self._beside.wait()
         info |= {f"actor/{key}": value for key, value in parts.items()}
@@ -132,8 +169,23 @@ class ActorCritic(RolloutLearner):
         self.optimizer.step()
         return True
 
+    def _actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
+        """The subclass's loss and what symmetry adds; the KL is that of the played decisions alone."""
+        loss, parts = self.actor_loss(rows, diagnose=diagnose)
+        if self._symmetry is None:
+            return loss, parts
+        settings = self.config.symmetry
+        if settings.augment:
+            loss = (loss + self.actor_loss(self._symmetry.rows(rows), diagnose=False)[0]) / 2
+        if settings.mirror_coef:
+            asymmetry = self._symmetry.loss(rows.obs)
+            loss, parts = loss + settings.mirror_coef * asymmetry, parts | {"mirror_loss": asymmetry.detach()}
+        return loss, parts
+
     def _critic_gradient(self, rows: Rows) -> Tensor:
         loss = self.critic_loss(rows)
+        if self._symmetry is not None and self.config.symmetry.augment:
+            loss = (loss + self.critic_loss(self._symmetry.rows(rows))) / 2
         (self.config.value_coef * loss).backward()
         return loss.detach()
 

@@ -1,8 +1,8 @@
 """The algorithm contract: `update` on experience, `act` to explore, `deployable` to evaluate and export.
 
 An algorithm never imports a logger, a simulator or the command line. `experience` names what its `update` wants and
-the training loop provides: "dataset" (a `ChunkBatch`), "rollout" (a `Rollout`), "group" (a `GroupRollout`) or "replay"
-(`Transitions`).
+the training loop provides: "dataset" (a `ChunkBatch`), "rollout" (a `Rollout`), "hybrid" (a `HybridRollout`), "group"
+(a `GroupRollout`) or "replay" (`Transitions`).
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ class Algorithm(ABC):
     """Base class of every algorithm; constructed as `Algorithm(config, policy, total_updates=n)`."""
 
     name: ClassVar[str]  # key in `robopolicy.algorithms.ALGORITHMS`
-    experience: ClassVar[str]  # "dataset" | "rollout" | "group" | "replay"
+    experience: ClassVar[str]  # "dataset" | "rollout" | "hybrid" | "group" | "replay"
     may_fall: ClassVar[bool] = False  # success falls for a while when all is well: a collapse shows at the end only
     distributed: ClassVar[bool] = False  # its updates can be shared by several processes (`training/distributed.py`)
     config: Any  # frozen dataclass
     policy: Policy  # the trainable policy, exploration included
+    may_remember: ClassVar[bool] = False  # trains recurrent policies through time
     needs_base: ClassVar[bool] = False  # starts from a trained policy and learns nothing useful from a fresh one
+    needs_dataset: ClassVar[bool] = False  # plays, and has nothing to learn from play alone
     reach: int = 0  # control steps from an observation of a dataset to the next one that `update` wants; 0 wants none
     step_discount: float = 1.0  # discount per control step inside a chunk, for `ChunkedSim(gamma=...)`
 

@@ -50,7 +50,6 @@ class OffPolicy(Algorithm):
     may_fall = True  # an actor follows its critic out of what the base knew before the critic knows better
     config: OffPolicyConfig
     decisions_only: ClassVar[bool] = False  # sample only where a chunk was chosen, for what was noted there
-    needs_dataset: ClassVar[bool] = False  # nothing to learn from play alone
 
     def __init__(self, config: OffPolicyConfig, policy: Policy, *, total_updates: int) -> None:
         """Build critic, target and the critic's optimiser around `policy`."""

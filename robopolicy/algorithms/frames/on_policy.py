@@ -48,6 +48,17 @@ class Rows:
         )
 
 
+def joined(parts: list[Rows]) -> Rows:
+    """Rows one after the other."""
+
+    def cat(trees: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        return {key: torch.cat([tree[key] for tree in trees]) for key in trees[0]}
+
+    names = ("logp", "advantage", "value_target", "value")
+    values = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    return Rows(cat([part.obs for part in parts]), cat([part.record for part in parts]), **values)
+
+
 def flatten(tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Merge the leading (T, N) of every tensor into rows."""
     return {key: value.flatten(0, 1) for key, value in tree.items()}
@@ -95,6 +106,16 @@ def minibatches(rows: Rows, size: int, generator: torch.Generator) -> Iterator[t
     for start in range(0, len(rows), size):
         end = min(start + size, len(rows))
         yield shuffled[slice(start + rank(), end, world_size())], end == len(rows)
+
+
+def sequences(rows: Rows, shape: tuple[int, int], size: int, generator: torch.Generator) -> Iterator[tuple[Rows, bool]]:
+    """As `minibatches` of about `size` rows, which are whole columns of a rollout of `shape` (T, N), time first."""
+    steps, envs = shape
+    places, columns = torch.arange(steps * envs).view(shape), max(1, size // steps)
+    order = torch.randperm(envs, generator=generator)
+    for start in range(0, envs, columns):
+        chosen = places[:, order[start : start + columns]]
+        yield rows[chosen.flatten()], start + columns >= envs
 
 
 Work = Callable[[Rows], Tensor]

@@ -57,7 +57,7 @@ class AutoregressivePolicy(ExplicitPolicy):
         super().__init__(config, spec)
         width = config.transformer_width
         self.count = spec.horizon * spec.action_dim  # T
-        self.feature_in = nn.Linear(self.encoder.feature_dim, width)
+        self.feature_in = nn.Linear(self.feature_dim, width)
         self.token_in = nn.Embedding(config.bins, width)
         self.decoder = CausalTransformer(
             width,
@@ -88,19 +88,19 @@ class AutoregressivePolicy(ExplicitPolicy):
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
         """The likeliest token each time (`deterministic`) or a draw."""
         with torch.no_grad():
-            return self._generate(self.encoder(obs), None if deterministic else generator, greedy=deterministic)[0]
+            return self._generate(self.features(obs), None if deterministic else generator, greedy=deterministic)[0]
 
     @torch.no_grad()
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk; the record holds its tokens `(B, T)`."""
-        features = self.encoder(obs)
+        features = self.features(obs)
         chunk, tokens = self._generate(features, generator, greedy=False)
         return Sample(chunk, {"tokens": tokens}, _taken(self.log_probs(features, tokens), tokens))
 
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
         """Log-probability and entropy `(B, T)` of each recorded token given the ones before it; one network pass."""
         tokens = record["tokens"]
-        log_probs = self.log_probs(self.encoder(obs), tokens)
+        log_probs = self.log_probs(self.features(obs), tokens)
         return DecisionOutput(_taken(log_probs, tokens), -(log_probs.exp() * log_probs).sum(-1))
 
     def imitation_loss(

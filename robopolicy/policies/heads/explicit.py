@@ -6,7 +6,7 @@ the normalised chunk (affine action scaling only shifts log-probabilities by a c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -15,9 +15,11 @@ from robopolicy.errors import UserError
 from robopolicy.nets.encoder import EmbeddingConfig, ObservationEncoder
 from robopolicy.nets.normalizer import Statistics, make_normalizer
 from robopolicy.nets.point_cloud import PointCloudConfig
+from robopolicy.nets.recurrent import RecurrentCell, RecurrentConfig
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Observation, Policy, PolicySpec, Sample
 from robopolicy.policies.noise import Randomness, normal
+from robopolicy.spec import MEMORY
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class ExplicitConfig:
     vision: VisionConfig = field(default_factory=VisionConfig)
     point_cloud: PointCloudConfig = field(default_factory=PointCloudConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)  # of instructions and goals
+    recurrent: RecurrentConfig = field(default_factory=RecurrentConfig)  # memory between decisions
 
     def __post_init__(self) -> None:
         if self.action_normalization == "running":
@@ -43,25 +46,72 @@ class ExplicitPolicy(Policy):
     def __init__(self, config: ExplicitConfig, spec: PolicySpec) -> None:
         super().__init__()
         self.config = config
-        self.spec = spec
+        shown = {key: shape for key, shape in spec.observation.items() if key != MEMORY}
         self.encoder = ObservationEncoder(
-            spec.observation,
+            shown,
             normalization=config.normalization,
             vision=config.vision,
             point_cloud=config.point_cloud,
             embedding=config.embedding,
         )
         self.action_normalizer = make_normalizer(spec.action_dim, config.action_normalization)
+        self.feature_dim = self.encoder.feature_dim  # F
+        self.cell: RecurrentCell | None = None
+        if config.recurrent.kind != "none":
+            if spec.obs_horizon != 1:
+                raise UserError(
+                    f"A recurrent policy sees one observation at a time, got obs_horizon {spec.obs_horizon}."
+                )
+            self.cell = RecurrentCell(config.recurrent, self.feature_dim)
+            self.feature_dim += self.cell.width
+            shown[MEMORY] = (self.cell.memory_dim,)
+        self.spec = replace(spec, observation=shown)
 
     def fit_normalizer(self, statistics: Statistics) -> None:
         """Fit the normalisers; for squashed policies pass the action bounds as `{"action": {"min", "max"}}`."""
         self.encoder.fit_normalizer(statistics)
         self.action_normalizer.fit_key(statistics, "action")
 
+    def features(self, obs: Observation) -> Tensor:
+        """Features `(B, To, F)`: those of the observation and, of a recurrent policy, what it remembers with it."""
+        return self._recalled(self.encoder(obs), obs)
+
+    def remember(self, obs: Observation) -> Tensor:
+        """The memory after `obs`."""
+        if self.cell is None:
+            raise self._lacks("remember")
+        return self._next_memory(self.encoder(obs), obs)
+
+    def unrolled(self, obs: Observation, steps: int) -> Observation:
+        """`obs` of `steps` decisions of E episodes, `(steps * E, ...)`, with memories recomputed from the first ones.
+
+        Gradients flow back through all steps. Where a memory is zeros an episode begins, and it stays so.
+        """
+        assert self.cell is not None
+        encoded = self.encoder(obs).unflatten(0, (steps, -1))  # (T, E, 1, F)
+        stored = obs[MEMORY].unflatten(0, (steps, -1))  # (T, E, 1, M)
+        fresh = (stored == 0).all(-1, keepdim=True)
+        memories = [stored[0]]
+        for t in range(steps - 1):
+            after = self._next_memory(encoded[t], {MEMORY: memories[t]})
+            memories.append(torch.where(fresh[t + 1], 0.0, after))
+        return obs | {MEMORY: torch.cat(memories)}
+
+    def _next_memory(self, encoded: Tensor, obs: Observation) -> Tensor:
+        assert self.cell is not None
+        if MEMORY not in obs:
+            raise UserError(f"Policy '{self.name}' is recurrent: hand it '{MEMORY}', as rollouts and evaluation do.")
+        return self.cell(encoded.squeeze(1), obs[MEMORY].squeeze(1)).unsqueeze(1)
+
+    def _recalled(self, encoded: Tensor, obs: Observation) -> Tensor:
+        if self.cell is None:
+            return encoded
+        return torch.cat([encoded, self.cell.output(self._next_memory(encoded, obs))], -1)
+
     def encode_for_training(self, obs: Observation, generator: Randomness = None) -> Tensor:
         """Features `(B, To, F)` with augmentation when the policy is in training mode."""
         crop_generator = generator if isinstance(generator, torch.Generator) else None
-        return self.encoder(obs, augment=self.training, generator=crop_generator)
+        return self._recalled(self.encoder(obs, augment=self.training, generator=crop_generator), obs)
 
     @torch.no_grad()
     def sample_uniform(self, obs: Observation, *, generator: Randomness = None) -> Sample:

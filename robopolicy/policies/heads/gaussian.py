@@ -61,7 +61,7 @@ class GaussianPolicy(ExplicitPolicy):
             config,
             channels=spec.action_dim * (2 if config.state_dependent_std else 1),
             horizon=spec.horizon,
-            feature_dim=self.encoder.feature_dim,
+            feature_dim=self.feature_dim,
             obs_horizon=spec.obs_horizon,
             orthogonal_gain=0.01 if config.orthogonal_init else None,
         )
@@ -142,7 +142,7 @@ class GaussianPolicy(ExplicitPolicy):
 
     def distribution(self, obs: Observation) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation before tanh, in normalised units; broadcast to `(B, H, A)`."""
-        return self._head(self.encoder(obs))
+        return self._head(self.features(obs))
 
     def _head(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean `(B, H, A)` and log standard deviation, `(B, H, A)` or `(H, A)`: the one function behind every verb."""

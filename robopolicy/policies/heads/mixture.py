@@ -100,12 +100,12 @@ class MixturePolicy(ExplicitPolicy):
             config,
             channels=per_action * (2 if config.state_dependent_std else 1),
             horizon=spec.horizon,
-            feature_dim=self.encoder.feature_dim,
+            feature_dim=self.feature_dim,
             obs_horizon=spec.obs_horizon,
             orthogonal_gain=0.01 if config.orthogonal_init else None,
         )
         self.router = MLP(
-            spec.obs_horizon * self.encoder.feature_dim,
+            spec.obs_horizon * self.feature_dim,
             config.router_hidden,
             config.experts,
             activation=config.activation,
@@ -122,13 +122,13 @@ class MixturePolicy(ExplicitPolicy):
         if not deterministic:
             return self.sample(obs, generator=generator).chunk
         with torch.no_grad():
-            experts = self.experts(self.encoder(obs))
+            experts = self.experts(self.features(obs))
             return self._to_chunk(_pick(experts.mean, experts.log_weight.argmax(1)))
 
     @torch.no_grad()
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk; the record holds it before tanh and the noise of all experts, for the entropy."""
-        experts = self.experts(self.encoder(obs))
+        experts = self.experts(self.features(obs))
         noise = normal(experts.mean.shape, generator, experts.mean.device)
         expert = choose(experts.log_weight, uniform((len(noise), 1), generator, noise.device).squeeze(1))
         raw = _pick(experts.draws(noise), expert)
@@ -136,7 +136,7 @@ class MixturePolicy(ExplicitPolicy):
 
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
         """Log-probability of the recorded chunk and an estimate of the entropy, `(B, 1)` each."""
-        experts = self.experts(self.encoder(obs))
+        experts = self.experts(self.features(obs))
         entropy = experts.entropy(record["noise"])
         if self.config.squash:
             slope = log_tanh_slope(experts.draws(record["noise"])).flatten(2).sum(2)  # (B, M)
@@ -148,7 +148,7 @@ class MixturePolicy(ExplicitPolicy):
 
         The last two are `(B, M)`; the router's are log-probabilities. All are differentiable.
         """
-        experts = self.experts(self.encoder(obs))
+        experts = self.experts(self.features(obs))
         raw = experts.draws(normal(experts.mean.shape, generator, experts.mean.device))
         density = normal_log_density(raw, experts.mean, experts.log_std)
         if self.config.squash:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from robopolicy.errors import unknown_name
+from robopolicy.mirror import Mirror
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
 from robopolicy.sim.contract import SimSpec, TensorSpec
 from robopolicy.sim.point_cloud import Box
@@ -88,6 +89,7 @@ class MujocoTask(ABC):
     action_names: tuple[str, ...] = ()
     cameras: tuple[str, ...] = ()  # cameras of the model that may be rendered as observations
     workspace: Box | None = None  # what point clouds keep of the scene; None is everything that a camera sees
+    mirror: Mirror | None = None  # left-right symmetry
     needs_exact_engine: bool = False  # contacts, model edits, or bit-exact agreement with another stepper
     array_api: bool = False  # the functions take torch tensors, too (see `arrays.py`), so the warp backend runs it
 
@@ -134,6 +136,7 @@ def sim_spec(
         control_dt=task.frame_skip * float(task.model.opt.timestep),
         max_episode_steps=task.max_episode_steps,
         action_names=task.action_names,
+        mirror=task.mirror,
     )
 
 

@@ -1,0 +1,51 @@
+"""Recurrent cells with their whole state in one vector, the memory: zeros when an episode begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.errors import UserError, unknown_name
+
+KINDS = ("none", "gru", "lstm")
+
+
+@dataclass(frozen=True)
+class RecurrentConfig:
+    """Which cell a policy remembers with, if any."""
+
+    kind: str = "none"  # none | gru | lstm
+    width: int = 64  # units of the cell
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise unknown_name("recurrent cell", self.kind, KINDS)
+        if self.width < 1:
+            raise UserError(f"recurrent.width must be at least 1, got {self.width}.")
+
+
+class RecurrentCell(nn.Module):
+    """One step of a GRU or an LSTM: features `(B, F)` and memory `(B, M)` to the next memory `(B, M)`.
+
+    M is the width, or twice the width for an LSTM, whose output comes first and whose cell state comes second.
+    """
+
+    def __init__(self, config: RecurrentConfig, in_dim: int) -> None:
+        super().__init__()
+        self.width = config.width
+        self.memory_dim = config.width * (2 if config.kind == "lstm" else 1)
+        kind = nn.LSTMCell if config.kind == "lstm" else nn.GRUCell
+        self.cell: nn.LSTMCell | nn.GRUCell = kind(in_dim, config.width)
+
+    def forward(self, features: Tensor, memory: Tensor) -> Tensor:
+        """The memory after `features`."""
+        if isinstance(self.cell, nn.LSTMCell):
+            output, state = memory.split(self.width, -1)
+            return torch.cat(self.cell(features, (output, state)), -1)
+        return self.cell(features, memory)
+
+    def output(self, memory: Tensor) -> Tensor:
+        """The part of a memory `(..., M)` that the rest of the network reads, `(..., width)`."""
+        return memory[..., : self.width]

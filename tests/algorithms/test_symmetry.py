@@ -1,0 +1,136 @@
+"""Symmetry: mirrors that undo themselves, mirrored decisions, and policies that become equivariant by training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fine_tuning_tools as tools
+import pytest
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms import make_algorithm
+from robopolicy.algorithms.bpo import BPOConfig
+from robopolicy.algorithms.frames.actor_critic import ActorCritic
+from robopolicy.algorithms.frames.symmetry import SymmetryConfig
+from robopolicy.algorithms.mdpo import MDPOConfig
+from robopolicy.algorithms.ppo import PPOConfig
+from robopolicy.errors import UserError
+from robopolicy.mirror import Mirror, Reflection
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.heads.mixture import MixtureConfig, MixturePolicy
+from robopolicy.sim.registry import SimOptions, make_sim
+
+MIRROR = Mirror({"state": Reflection.of([-1, 1, -1, 1, -1, 1])}, Reflection.of([-1, 1]))
+SPEC = PolicySpec({"state": (6,)}, 2)
+CONFIGS = {"ppo": PPOConfig, "bpo": BPOConfig, "mdpo": MDPOConfig}
+
+
+def learner(name: str = "ppo", seed: int = 0, mixture: bool = False, **overrides: Any) -> Any:
+    torch.manual_seed(seed)
+    settings = {"decisions": 16, "epochs": 2, "batch_size": 64} | overrides
+    policy: Any = GaussianPolicy(GaussianConfig(), SPEC)
+    if mixture:
+        policy = MixturePolicy(MixtureConfig(hidden=(16,), action_normalization="identity"), SPEC)
+    made = make_algorithm(name, CONFIGS[name](**settings), policy, total_updates=30)
+    assert isinstance(made, ActorCritic)
+    made.use_mirror(MIRROR)
+    return made
+
+
+def asymmetry(policy: GaussianPolicy, obs: Tensor) -> float:
+    """Distance of the action in the mirror from the mirrored action, relative to its size."""
+    with torch.no_grad():
+        image = MIRROR.action(policy.mode({"state": obs}))
+        other = policy.mode(MIRROR.observe({"state": obs}))
+    return float((image - other).norm() / image.norm())
+
+
+def test_a_reflection_applied_twice_changes_nothing() -> None:
+    x = torch.randn(5, 3, 4)
+    reflection = Reflection.of([-1, 1, -1, -1], [(0, 3)])
+    assert torch.equal(reflection(reflection(x)), x)
+    torch.testing.assert_close(reflection(torch.tensor([1.0, 2.0, 3.0, 4.0])), torch.tensor([-4.0, 2.0, -3.0, -1.0]))
+    assert torch.equal(reflection.permute(x), x[..., [3, 1, 2, 0]])
+    for order, sign in (((1, 2, 0), (1.0, 1.0, 1.0)), ((1, 0), (1.0, -1.0)), ((0,), (2.0,)), ((0, 1), (1.0,))):
+        with pytest.raises(UserError, match="twice"):
+            Reflection(order, sign)
+
+
+def test_mirroring_decisions_twice_gives_the_decisions() -> None:
+    made = learner(symmetry=SymmetryConfig(augment=True))
+    sampler = tools.sampler_for(made)
+    rows = made.rows_of(sampler.collect(made.act))
+    once = made._symmetry.rows(rows)
+    again = made._symmetry.rows(once)
+    assert not torch.equal(once.obs["state"], rows.obs["state"])
+    assert torch.equal(again.obs["state"], rows.obs["state"])
+    assert torch.equal(again.record["raw"], rows.record["raw"])
+    assert torch.equal(once.logp, rows.logp) and torch.equal(once.advantage, rows.advantage)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_loss_is_the_mean_of_both_sides_and_the_kl_that_of_the_played_one(name: str) -> None:
+    made = learner(name, symmetry=SymmetryConfig(augment=True))
+    rows = made.rows_of(tools.sampler_for(made).collect(made.act))
+    both, info = made._actor_loss(rows, diagnose=True)
+    played, own = made.actor_loss(rows, diagnose=True)
+    image, _ = made.actor_loss(made._symmetry.rows(rows), diagnose=True)
+    torch.testing.assert_close(both, (played + image) / 2)
+    assert float(info["approx_kl"]) == float(own["approx_kl"]) == pytest.approx(0, abs=1e-9)
+
+
+def test_mirrored_ratios_start_at_one_for_a_symmetric_policy() -> None:
+    made = learner(symmetry=SymmetryConfig(augment=True))
+    with torch.no_grad():
+        for p in made.policy.actor.parameters():
+            p.zero_()
+    rows = made._symmetry.rows(made.rows_of(tools.sampler_for(made).collect(made.act)))
+    torch.testing.assert_close(made.policy.decisions(rows.obs, rows.record).logp, rows.logp)
+
+
+def trained(settings: SymmetryConfig, updates: int = 12, seed: int = 0) -> GaussianPolicy:
+    made = learner(seed=seed, decisions=20, epochs=5, batch_size=320, lr=2e-3, symmetry=settings)
+    sampler = tools.sampler_for(made, 32)
+    for _ in range(updates):
+        made.update(sampler.collect(made.act))
+    return made.policy
+
+
+def test_training_in_the_mirror_makes_the_policy_equivariant() -> None:
+    obs = make_sim("toy/point_mass", SimOptions(num_envs=200)).reset(5)["state"][:, None]
+    plain, augmented, mirrored = (
+        asymmetry(trained(settings), obs)
+        for settings in (SymmetryConfig(), SymmetryConfig(augment=True), SymmetryConfig(mirror_coef=10.0))
+    )
+    assert mirrored < 0.1 and augmented < 0.15 and plain > 0.3, (plain, augmented, mirrored)
+
+
+def test_mixtures_learn_from_mirrored_decisions_too() -> None:
+    made = learner(mixture=True, symmetry=SymmetryConfig(augment=True))
+    metrics = made.update(tools.sampler_for(made).collect(made.act))
+    assert all(torch.tensor(value).isfinite() for value in metrics.values())
+
+
+def test_a_resumed_run_ends_with_the_same_weights() -> None:
+    def make(seed: int = 0) -> Any:
+        return learner(seed=seed, symmetry=SymmetryConfig(augment=True, mirror_coef=0.1))
+
+    one, other = tools.resumed(make)
+    assert all(torch.equal(a, b) for a, b in zip(one.policy.parameters(), other.policy.parameters(), strict=True))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(UserError, match="mirror_coef"):
+        SymmetryConfig(mirror_coef=-1.0)
+    with pytest.raises(UserError, match="needs a Gaussian"):
+        learner(mixture=True, symmetry=SymmetryConfig(mirror_coef=1.0))
+    made = learner(symmetry=SymmetryConfig(augment=True))
+    with pytest.raises(UserError, match="declares no mirror"):
+        made.use_mirror(None)
+    with pytest.raises(UserError, match="shows no 'state'"):
+        made.use_mirror(Mirror({"other": Reflection.of([1.0])}, MIRROR.action))
+    made.policy.action_normalizer.offset += 1.0
+    with pytest.raises(UserError, match="bounds of the actions"):
+        made.use_mirror(MIRROR)

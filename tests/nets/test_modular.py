@@ -1,0 +1,88 @@
+"""The gated modular perceptron: a plain one in the limit, the same as a loop over samples, and contexts that differ."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robopolicy.errors import UserError
+from robopolicy.nets.mlp import MLP
+from robopolicy.nets.modular import ModularMLP, modular_layer
+
+
+def test_one_module_with_open_gates_is_a_plain_network() -> None:
+    torch.manual_seed(0)
+    net = ModularMLP(4, (8, 6), 3, context_dim=2, modules=1)
+    for p in net.context.parameters():
+        nn.init.zeros_(p)  # shares of one module are 1, gates 2 sigmoid(0) = 1
+    x, context = torch.randn(7, 4), torch.randn(7, 2)
+    y = x
+    for weight, bias in zip(net.weights[:2], net.biases[:2], strict=True):
+        y = nn.functional.layer_norm(nn.functional.linear(y, weight[0], bias[0]), weight.shape[1:2]).tanh()
+    torch.testing.assert_close(net(x, context), nn.functional.linear(y, net.weights[2][0], net.biases[2][0]))
+    assert net.representation(x, context).shape == (7, 8)
+
+
+def test_the_layer_is_a_loop_over_samples_and_modules() -> None:
+    g = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(*shape, generator=g) for shape in ((5, 4), (3, 6, 4), (3, 6)))
+    shares, gates = torch.rand(5, 2, 3, generator=g).softmax(-1), torch.rand(5, 2, 6, generator=g)
+    expected = []
+    for b in range(5):
+        mixed = sum((shares[b, 0, m] * (weight[m] @ x[b]) for m in range(3)), torch.zeros(6))
+        offset = sum((shares[b, 1, m] * bias[m] for m in range(3)), torch.zeros(6))
+        expected.append(gates[b, 0] * mixed + gates[b, 1] * offset)
+    torch.testing.assert_close(modular_layer(x, weight, bias, shares, gates), torch.stack(expected))
+
+
+def test_weights_are_shared_and_outputs_differ_with_the_context() -> None:
+    torch.manual_seed(0)
+    net = ModularMLP(4, (16,), 2, context_dim=2, modules=4)
+    with torch.no_grad():
+        net.context[-1].weight.mul_(100)  # type: ignore[operator, union-attr]
+    x = torch.randn(3, 4)
+    first, second = (net(x, torch.eye(2)[[k]].expand(3, 2)) for k in range(2))
+    assert float((first - second).detach().abs().max()) > 1e-2
+    (gradient,) = torch.autograd.grad(first.sum(), net.weights[0], retain_graph=True)
+    assert bool((gradient.abs().amax((1, 2)) > 0).all())  # every module learns from every context
+    shares, gates = net.modulation(torch.randn(6, 2))[0]
+    torch.testing.assert_close(shares.sum(-1), torch.ones(6, 2))
+    assert bool(((gates > 0) & (gates < 2)).all())
+
+
+def error(net: nn.Module, modular: bool, seed: int) -> float:
+    """Mean squared error after learning two tasks, which want opposite things of the same features."""
+    g = torch.Generator().manual_seed(seed)
+    wanted = torch.randn(2, 3, 6, generator=g)
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+
+    def loss(count: int) -> Tensor:
+        x, task = torch.randn(count, 6, generator=g), torch.randint(2, (count,), generator=g)
+        context = torch.eye(2)[task]
+        y = torch.einsum("boi,bi->bo", wanted[task], x).tanh()
+        out = net(x, context) if modular else net(torch.cat([x, context], 1))
+        return (out - y).square().mean()
+
+    for _ in range(300):
+        optimizer.zero_grad()
+        loss(128).backward()
+        optimizer.step()
+    with torch.no_grad():
+        return float(loss(4000))
+
+
+def test_two_tasks_are_learned_at_least_as_well_as_by_a_plain_network_of_the_same_size() -> None:
+    torch.manual_seed(0)
+    modular = ModularMLP(6, (24, 24), 3, context_dim=2, modules=4, context_width=16)
+    size = sum(p.numel() for p in modular.parameters())
+    plain = MLP(8, (72, 72), 3)
+    assert size <= sum(p.numel() for p in plain.parameters()) * 1.1, size
+    assert error(modular, True, 0) < error(plain, False, 0)
+
+
+def test_impossible_sizes_are_refused() -> None:
+    with pytest.raises(UserError, match="positive sizes"):
+        ModularMLP(2, (0,), 1, context_dim=1)
+    with pytest.raises(UserError, match="positive sizes"):
+        ModularMLP(2, (4,), 1, context_dim=1, modules=0)
