@@ -50,9 +50,9 @@ class SequencePolicy(ExplicitPolicy):
     def __init__(self, config: SequenceConfig, spec: PolicySpec) -> None:
         super().__init__(config, spec)
         *inner, width = config.hidden
-        in_dim = spec.obs_horizon * self.encoder.feature_dim
+        in_dim = spec.obs_horizon * self.feature_dim
         self.start = MLP(in_dim, inner, width, activation=config.activation)
-        self.cell = nn.GRUCell(spec.action_dim, width)
+        self.gru = nn.GRUCell(spec.action_dim, width)
         self.output = nn.Linear(width, 2 * spec.action_dim)
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
@@ -61,13 +61,13 @@ class SequencePolicy(ExplicitPolicy):
             if not deterministic:
                 return self.rsample(obs, generator=generator)[0]
             modes: list[Tensor] = []
-            self._unroll(self.encoder(obs), lambda mean, _: _kept(modes, mean.tanh()))
+            self._unroll(self.features(obs), lambda mean, _: _kept(modes, mean.tanh()))
             return self.action_normalizer.denormalize(torch.stack(modes, 1))
 
     @torch.no_grad()
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk; the record holds it before tanh and in normalised units."""
-        features, raws = self.encoder(obs), []
+        features, raws = self.features(obs), []
         noise = iter(self._noise(features, self.spec.horizon, generator).unbind(1))
 
         def draw(mean: Tensor, log_std: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class SequencePolicy(ExplicitPolicy):
 
         n is the horizon, or `steps` where only the first actions are wanted.
         """
-        features, density = self.encoder(obs), []
+        features, density = self.features(obs), []
         actions: list[Tensor] = []
         noise = iter(self._noise(features, steps or self.spec.horizon, generator).unbind(1))
 
@@ -101,7 +101,7 @@ class SequencePolicy(ExplicitPolicy):
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
         """Log-probability and entropy `(B, 1)`; the entropy is estimated at the recorded value, as for the Gaussian."""
         raw = record["raw"]
-        mean, log_std = self._followed(self.encoder(obs), raw)
+        mean, log_std = self._followed(self.features(obs), raw)
         logp = (normal_log_density(raw, mean, log_std) - log_tanh_slope(raw)).flatten(1).sum(1, keepdim=True)
         draw = mean + log_std.exp() * ((raw - mean) / log_std.exp()).detach()
         entropy = (normal_entropy(log_std) + log_tanh_slope(draw)).flatten(1).sum(1, keepdim=True)
@@ -144,7 +144,7 @@ class SequencePolicy(ExplicitPolicy):
         hidden = self.start(features.flatten(1))
         action = features.new_zeros(len(features), self.spec.action_dim)
         for _ in range(steps or self.spec.horizon):
-            hidden = self.cell(action, hidden)
+            hidden = self.gru(action, hidden)
             mean, log_std = self.output(hidden).chunk(2, -1)
             action = choose(mean, log_std.clamp(self.config.log_std_min, self.config.log_std_max))
 
