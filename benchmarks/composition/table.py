@@ -97,7 +97,7 @@ def plot(cells: Sequence[Cell], path: Path) -> Path:
         ]
         for task, runs in _by_task(cells).items()
     }
-    title = "Convex compositions on the episodes of the search"
+    title = "Convex weights, episodes of the search"
     return learning_curves(
         lines, path, x="weight of the first parent", y="success", low="low", high="high", title=title
     )
