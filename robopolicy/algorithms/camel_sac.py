@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 
 from robopolicy.algorithms.frames.masked_play import MaskConfig, MaskedPlay
 from robopolicy.algorithms.sac import SAC, SACConfig
-from robopolicy.policies.base import Policy
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,3 @@ class CAMELSAC(MaskedPlay, SAC):
     """SAC whose play is masked."""
 
     name = "camel_sac"
-
-    def __init__(self, config: CAMELSACConfig, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to train a squashed Gaussian `policy`."""
-        super().__init__(config, policy, total_updates=total_updates)
-        self.mask_with(config.mask)

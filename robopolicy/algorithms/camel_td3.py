@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from robopolicy.algorithms.frames.masked_play import MaskConfig, MaskedPlay
 from robopolicy.algorithms.td3 import TD3, TD3Config
-from robopolicy.policies.base import Policy
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,3 @@ class CAMELTD3(MaskedPlay, TD3):
     """TD3 whose play is masked."""
 
     name = "camel_td3"
-
-    def __init__(self, config: CAMELTD3Config, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to train the mode of a squashed Gaussian `policy`."""
-        super().__init__(config, policy, total_updates=total_updates)
-        self.mask_with(config.mask)

@@ -10,7 +10,7 @@ from robopolicy.mirror import Mirror, Reflection
 from robopolicy.sim.contract import TensorSpec
 from robopolicy.sim.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome
 from tasks.velocity import rewards
-from tasks.velocity.motion import Motion, read
+from tasks.velocity.motion import Motion, feet_on_ground, read
 from tasks.velocity.randomization import NOMINAL, Randomization, edited_fields
 from tasks.velocity.rewards import ControlStep
 from tasks.velocity.scene import FEET, JOINTS, PUSHES, TRUNK, build_model
@@ -117,7 +117,7 @@ class Go1(MujocoTask):
         """Targets of the motors `(N, 14)`, and the force of a push while there is one."""
         memory = _memory(state)
         memory["last_action"], memory["action"] = memory["action"], action
-        memory["air_time"] = np.where(read(state).contact, 0.0, memory["air_time"] + self.dt)
+        memory["air_time"] = np.where(feet_on_ground(state), 0.0, memory["air_time"] + self.dt)
         control = np.zeros((len(state), self.model.nu))
         control[:, self._motors] = HOME + STROKE * action
         rows, segment = np.arange(len(state)), _segment(state)

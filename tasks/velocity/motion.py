@@ -39,10 +39,15 @@ def read(state: BatchState) -> Motion:
         height=state.qpos[:, 2],
         joints=state.qpos[:, 7:],
         speeds=state.qvel[:, 6:],
-        contact=np.concatenate([state.sensor(f"{foot}_touch") for foot in FEET], 1) > CONTACT,
+        contact=feet_on_ground(state),
         foot_height=np.stack([state.sensor(f"{foot}_position")[:, 2] for foot in FEET], 1),
         foot_speed=np.linalg.norm(feet[..., :2], axis=-1),
     )
+
+
+def feet_on_ground(state: BatchState) -> NDArray[np.bool_]:
+    """(N, 4) which feet touch the ground."""
+    return np.concatenate([state.sensor(f"{foot}_touch") for foot in FEET], 1) > CONTACT
 
 
 def matrix(quaternion: Array) -> Array:

@@ -74,10 +74,11 @@ def test_mirroring_decisions_twice_gives_the_decisions() -> None:
 def test_the_loss_is_the_mean_of_both_sides_and_the_kl_that_of_the_played_one(name: str) -> None:
     made = learner(name, symmetry=SymmetryConfig(augment=True))
     rows = made.rows_of(tools.sampler_for(made).collect(made.act))
-    both, info = made._actor_loss(rows, diagnose=True)
+    image = made._symmetry.rows(rows)
+    both, info = made._actor_loss(rows, image, diagnose=True)
     played, own = made.actor_loss(rows, diagnose=True)
-    image, _ = made.actor_loss(made._symmetry.rows(rows), diagnose=True)
-    torch.testing.assert_close(both, (played + image) / 2)
+    mirrored, _ = made.actor_loss(image, diagnose=True)
+    torch.testing.assert_close(both, (played + mirrored) / 2)
     assert float(info["approx_kl"]) == float(own["approx_kl"]) == pytest.approx(0, abs=1e-9)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -152,10 +153,11 @@ class ActorCritic(RolloutLearner):
         """One joint gradient step; False, and no step, once the KL is too large."""
         config, limit = self.config, self.config.target_kl
         self.optimizer.zero_grad(set_to_none=True)
-        self._beside.start(self._critic_gradient, rows)
+        image = self._symmetry.rows(rows) if self._symmetry is not None and config.symmetry.augment else None
+        self._beside.start(partial(self._critic_gradient, image=image), rows)
         if isinstance(self.policy, ExplicitPolicy) and self.policy.cell is not None:
             rows = replace(rows, obs=self.policy.unrolled(rows.obs, steps))
-        loss, parts = self._actor_loss(rows, diagnose=diagnose or limit is not None)
+        loss, parts = self._actor_loss(rows, image, diagnose=diagnose or limit is not None)
         loss.backward()
         info["critic/loss"] = self._beside.wait()
         info |= {f"actor/{key}": value for key, value in parts.items()}
@@ -169,23 +171,21 @@ class ActorCritic(RolloutLearner):
         self.optimizer.step()
         return True
 
-    def _actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
+    def _actor_loss(self, rows: Rows, image: Rows | None, *, diagnose: bool) -> tuple[Tensor, Info]:
         """The subclass's loss and what symmetry adds; the KL is that of the played decisions alone."""
         loss, parts = self.actor_loss(rows, diagnose=diagnose)
-        if self._symmetry is None:
-            return loss, parts
-        settings = self.config.symmetry
-        if settings.augment:
-            loss = (loss + self.actor_loss(self._symmetry.rows(rows), diagnose=False)[0]) / 2
-        if settings.mirror_coef:
+        if image is not None:
+            loss = (loss + self.actor_loss(image, diagnose=False)[0]) / 2
+        if self._symmetry is not None and self.config.symmetry.mirror_coef:
             asymmetry = self._symmetry.loss(rows.obs)
-            loss, parts = loss + settings.mirror_coef * asymmetry, parts | {"mirror_loss": asymmetry.detach()}
+            loss = loss + self.config.symmetry.mirror_coef * asymmetry
+            parts = parts | {"mirror_loss": asymmetry.detach()}
         return loss, parts
 
-    def _critic_gradient(self, rows: Rows) -> Tensor:
+    def _critic_gradient(self, rows: Rows, image: Rows | None) -> Tensor:
         loss = self.critic_loss(rows)
-        if self._symmetry is not None and self.config.symmetry.augment:
-            loss = (loss + self.critic_loss(self._symmetry.rows(rows))) / 2
+        if image is not None:
+            loss = (loss + self.critic_loss(image)) / 2
         (self.config.value_coef * loss).backward()
         return loss.detach()
 

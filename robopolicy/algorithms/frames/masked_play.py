@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -31,13 +32,15 @@ class MaskedPlay(OffPolicy):
 
     policy: GaussianPolicy
 
-    def mask_with(self, config: MaskConfig) -> None:
-        """Build the mask; subclasses call it when the policy is there."""
+    def __init__(self, config: Any, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train a squashed Gaussian `policy` with the algorithm, and mask as `config.mask` says."""
+        super().__init__(config, policy, total_updates=total_updates)
+        mask: MaskConfig = config.mask
         prior: Policy = frozen_copy(self.policy)
-        if config.prior:
+        if mask.prior:
             one = replace(self.policy.spec, horizon=1, execute=1)
-            prior = CallablePolicy(CallableConfig(function=config.prior, noise=False), one)
-        self.mask = PriorMask(prior, config.width, config.schedule, self.policy.action_normalizer)
+            prior = CallablePolicy(CallableConfig(function=mask.prior, noise=False), one)
+        self.mask = PriorMask(prior, mask.width, mask.schedule, self.policy.action_normalizer)
 
     def explore(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """What the algorithm explores with, masked."""

@@ -44,7 +44,7 @@ class SwaddledPolicy(ExplicitPolicy):
             config,
             channels=3 * spec.action_dim,
             horizon=spec.horizon,
-            feature_dim=self.encoder.feature_dim,
+            feature_dim=self.feature_dim,
             obs_horizon=spec.obs_horizon,
         )
 
@@ -55,13 +55,13 @@ class SwaddledPolicy(ExplicitPolicy):
 
     def rsample(self, obs: Observation, *, generator: Randomness = None) -> tuple[Tensor, Tensor, Tensor]:
         """Chunk `(B, H, A)` with noise, and strength and tightness `(B, H, A)`; differentiable."""
-        direction, strength, tightness = self.parameters_of(self.encoder(obs))
+        direction, strength, tightness = self.parameters_of(self.features(obs))
         noise = normal(direction.shape, generator, direction.device).clamp(-math.e, math.e) / math.e
         return self._to_chunk(strength * direction + noise), strength, tightness
 
     def mode(self, obs: Observation) -> Tensor:
         """Chunk `(B, H, A)` without noise; differentiable."""
-        direction, strength, _ = self.parameters_of(self.encoder(obs))
+        direction, strength, _ = self.parameters_of(self.features(obs))
         return self._to_chunk(strength * direction)
 
     @torch.no_grad()
