@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.interop.extras import need
+from robopolicy.extras import need
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.wrappers.black_box import BlackBoxConfig, BlackBoxPolicy

@@ -22,9 +22,9 @@ from urllib.parse import SplitResult, urlsplit
 import numpy as np
 from torch import Tensor
 
+from robopolicy.deploy.wire import LARGEST, MEDIA_TYPE, TOKEN, Greeting, Reply, Request, WireError, is_loopback
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.interop.extras import need
-from robopolicy.interop.wire import LARGEST, MEDIA_TYPE, TOKEN, Greeting, Reply, Request, WireError, is_loopback
+from robopolicy.extras import need
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.wrappers.black_box import BlackBoxPolicy, PatientConfig
 

@@ -21,8 +21,8 @@ import yaml
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.extras import need
 from robopolicy.files import atomic_file
-from robopolicy.interop.extras import need
 from robopolicy.interop.gaussian_actor import Statistics, gaussian_policy, layers_of, our_activation, read_weights
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy

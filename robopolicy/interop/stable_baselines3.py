@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.interop.extras import missing
+from robopolicy.extras import missing
 from robopolicy.interop.gymnasium import Obs, action_space, next_seed, observation_space, row_of, to_numpy
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.policies.base import Observation, Policy, PolicySpec

@@ -20,7 +20,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.interop.extras import missing
+from robopolicy.extras import missing
 from robopolicy.training.bench import run_to_end
 from robopolicy.training.build import complete
 from robopolicy.training.compose import PRESETS, compose_config

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from robopolicy.interop.wire import Greeting, Reply, Request
+from robopolicy.deploy.wire import Greeting, Reply, Request
 from robopolicy.policies.base import PolicySpec
 
 SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, execute=2)

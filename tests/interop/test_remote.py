@@ -10,9 +10,9 @@ import pytest
 import torch
 from policy_server import SPEC, serving, shifted
 
+from robopolicy.deploy.wire import TOKEN, Greeting, Reply, Request
 from robopolicy.errors import UserError
 from robopolicy.interop.remote import RemoteConfig, RemotePolicy, open_remote
-from robopolicy.interop.wire import TOKEN, Greeting, Reply, Request
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.noise import RowStreams
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace

@@ -16,8 +16,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from robopolicy.extras import need
 from robopolicy.interop.diffusers import PREDICTIONS
-from robopolicy.interop.extras import need
 from robopolicy.interop.lerobot.package import EXTRA
 from robopolicy.interop.lerobot.policy import LeRobotConfig, LeRobotPolicy, observation_of, played
 from robopolicy.interop.lerobot.source import Source

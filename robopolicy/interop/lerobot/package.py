@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from robopolicy.errors import UserError
-from robopolicy.interop.extras import need
+from robopolicy.extras import need
 
 EXTRA = "lerobot"
 OLDEST_PYTHON = (3, 12)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from robopolicy.data.lerobot.layout import key_of
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.interop.extras import need
+from robopolicy.extras import need
 from robopolicy.interop.lerobot.package import EXTRA
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.interop.extras import need
+from robopolicy.extras import need
 from robopolicy.spec import PolicySpec
 
 PROTOCOL = 1  # raise it with every change that an older side would misunderstand

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from robopolicy.interop.wire import DTYPES, Greeting, Reply, Request, WireError, decode, encode, is_loopback
+from robopolicy.deploy.wire import DTYPES, Greeting, Reply, Request, WireError, decode, encode, is_loopback
 from robopolicy.policies.base import PolicySpec
 
 msgpack = pytest.importorskip("msgpack", reason="needs robopolicy[remote]")

@@ -1,0 +1,4 @@
+"""From a checkpoint to something that a robot can run: bundles, a chunk server, chunk alignment and the safety layer.
+
+All but `export.py`, which needs torch, runs on numpy alone, so that a robot's computer needs neither torch nor MuJoCo.
+"""
