@@ -6,7 +6,7 @@
     python -m benchmarks.composition --table                   # only rewrite the tables from the finished cells
 
 A cell is one task with one seed: demonstrations, two parents cloned from different halves of them, the weights of the
-convex and of the OR composition searched on a grid with 50 episodes each, and 200 episodes of both parents and all
+convex and of the OR compositions searched on a grid with 50 episodes each, and 200 episodes of both parents and all
 compositions that neither training nor search has played. Seeds are pooled (Wilson, 95 %); differences are paired by
 episode (Newcombe; McNemar's exact test). Finished cells are skipped, so the tables grow over many runs; an interrupted
 cell goes on from what it left in `runs/composition`. Meta-World has 50 starts per task, so its held-out seeds repeat

@@ -20,12 +20,19 @@ from robopolicy.evaluation.actors import evaluation_mode
 from robopolicy.evaluation.result import EvalResult
 from robopolicy.evaluation.search import Ledger, SimEvaluator, Weights, hold_out, make_search, search_weights
 from robopolicy.policies.base import Observation, Policy
+from robopolicy.policies.composition.operators import And, Convex, Operator, Or
 from robopolicy.policies.wrappers.composed import compose
 from robopolicy.sim.registry import make_sim
 
 WORK = Path("runs/composition")
-SEARCHED = ("convex", "or")  # operators whose weights are searched; those of AND follow from the densities
-OPERATORS = (*SEARCHED, "and")
+OPERATORS: dict[str, Operator] = {
+    "convex": Convex(),
+    "or": Or(sampler="ode"),
+    "or, sde": Or(sampler="sde"),
+    "and": And(sampler="ode"),
+    "and, sde": And(sampler="sde"),
+}
+SEARCHED = ("convex", "or", "or, sde")  # operators whose weights are searched; those of AND follow from the densities
 SEARCH, HELD_OUT = 20_000, 50_000  # first episode seeds; a cell moves them by 1000 seed
 ENVS = 32
 
@@ -56,18 +63,18 @@ def run_cell(task: PairTask, seed: int, settings: Settings) -> dict[str, Any]:
         weights: dict[str, Weights] = {}
         curves: dict[str, list[dict[str, Any]]] = {}
         for operator in SEARCHED:
-            composed = compose(parents, operator)
+            composed = compose(parents, OPERATORS[operator])
             method = make_search("grid", episodes=settings.search_episodes, divisions=settings.divisions)
-            ledger = _ledger(folder / f"{operator}.jsonl")
+            ledger = _ledger(folder / f"{operator.replace(', ', '_')}.jsonl")
             found = search_weights(method, names, composed.with_weights, evaluator, seed=SEARCH + shift, ledger=ledger)
             policies[operator], weights[operator] = composed.with_weights(found.weights), found.weights
             curves[operator] = [{"weight": c.weights[0], **_outcomes(c.result)} for c in found.candidates]
-        policies["and"] = compose(parents, "and")
+        policies |= {name: compose(parents, OPERATORS[name]) for name in OPERATORS if name not in SEARCHED}
         seeds = range(HELD_OUT + shift, HELD_OUT + shift + settings.episodes)
         results = hold_out(policies, evaluator, seeds, ledger=_ledger(folder / "held_out.jsonl"))
         obs = {key: value.unsqueeze(1) for key, value in sim.reset(SEARCH).items()}
     # Timed with fixed weights in the middle: the chosen ones may leave a single parent.
-    timed = {**policies, **{operator: compose(parents, operator) for operator in OPERATORS}}
+    timed = {**policies, **{name: compose(parents, operator) for name, operator in OPERATORS.items()}}
     return {
         "task": task.name,
         "seed": seed,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.composition import cell as cell_module
-from benchmarks.composition.cell import OPERATORS, Settings, run_cell
+from benchmarks.composition.cell import OPERATORS, SEARCHED, Settings, run_cell
 from benchmarks.composition.table import better_parent, curve_rows, figures, plot, rows
 from benchmarks.composition.tasks import TASKS, PairTask, Parent
 from robopolicy.sim.registry import get_task
@@ -56,15 +56,16 @@ def outcomes(*successes: int) -> dict[str, Any]:
 def cell(seed: int, task: str = "lift") -> dict[str, Any]:
     held_out = {"a": outcomes(1, 1, 0, 0), "b": outcomes(1, 0, 0, 0)}
     held_out |= {"convex": outcomes(1, 1, 1, 0), "or": outcomes(0, 1, 0, 0), "and": outcomes(1, 1, 0, 0)}
+    held_out |= {f"{name}, sde": held_out[name] for name in ("or", "and")}
     curve = [{"weight": w, "success": [int(w == 0.5)] * 50} for w in (0.0, 0.5, 1.0)]
     return {
         "task": task,
         "seed": seed,
         "parents": ["a", "b"],
-        "weights": {"convex": [0.5, 0.5], "or": [1.0, 0.0]},
-        "curves": {"convex": curve, "or": curve},
+        "weights": {"convex": [0.5, 0.5], "or": [1.0, 0.0], "or, sde": [1.0, 0.0]},
+        "curves": dict.fromkeys(SEARCHED, curve),
         "held_out": held_out,
-        "latency": {"ratio": {"convex": 1.1, "or": 1.2, "and": 3.0}},
+        "latency": {"ratio": dict.fromkeys(OPERATORS, 1.1)},
         "seconds": 10.0,
     }
 
@@ -83,7 +84,7 @@ def test_compositions_are_paired_with_the_better_parent_over_all_seeds() -> None
 def test_the_curve_pools_the_search_episodes_and_is_drawn(tmp_path: Path) -> None:
     cells = [cell(0), cell(1, "drawer")]
     table = curve_rows(cells)
-    assert len(table) == 2 * 2 * 3
+    assert len(table) == 2 * 3 * 3
     middle = [row for row in table if row["weight of the first"] == 0.5]
     assert all(str(row["success [95 %]"]).startswith("100.0%") and row["episodes"] == 50 for row in middle)
     assert plot(cells, tmp_path / "curve.png").stat().st_size > 1000

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.policies.composition.operators import SAME_VELOCITY, Adaptive, And, Outlook, Weights
-from robopolicy.policies.heads.meanflow import central_difference, forward_mode
+from robopolicy.policies.heads.meanflow import DIFFERENCE, forward_mode
 from robopolicy.policies.noise import Randomness, normal
 
 Field = Callable[[Tensor, Tensor], Tensor]
@@ -72,27 +72,41 @@ class Blend:
         rows += [u[:, horizon:] for u, horizon in zip(velocities, self.horizons, strict=True)]
         return torch.cat(rows, 1)
 
-    def slopes(self, x: Tensor, t: Tensor, tangent: Tensor, how: str) -> list[Tensor]:
-        """Change of every velocity along `tangent` `(B, R, A)`; costs two calls of every network."""
-        found: list[Tensor] = []
-        for field, part, along in zip(self.fields, self.parts(x), self.parts(tangent), strict=True):
+    def slopes(self, x: Tensor, t: Tensor, tangents: Tensor, how: str) -> tuple[list[Tensor], list[list[Tensor]]]:
+        """Velocities of all parents, and their changes along each of the `tangents` `(P, B, R, A)`.
 
-            def at(y: Tensor, field: Field = field) -> Tensor:
-                return field(y, t)
+        Differences are taken of one call of every network with 1 + 2 P times the rows; forward mode takes a call, at
+        twice the cost, per tangent.
+        """
+        if how != "difference":
+            return self._forward_mode(x, t, tangents)
+        around = torch.cat([x, *(x + step * tangent for tangent in tangents for step in (DIFFERENCE, -DIFFERENCE))])
+        found = [u.float().split(len(x)) for u in self.velocities(around, t.repeat(1 + 2 * len(tangents)))]
+        pairs = range(1, 1 + 2 * len(tangents), 2)
+        return [u[0] for u in found], [[(u[i] - u[i + 1]) / (2 * DIFFERENCE) for u in found] for i in pairs]
 
-            if how == "difference":
-                found.append(central_difference(at, (part,), (along,)))
-            else:
+    def _forward_mode(self, x: Tensor, t: Tensor, tangents: Tensor) -> tuple[list[Tensor], list[list[Tensor]]]:
+        us: list[Tensor] = []
+        slopes: list[list[Tensor]] = [[] for _ in tangents]
+        for number, (field, part) in enumerate(zip(self.fields, self.parts(x), strict=True)):
+            for found, tangent in zip(slopes, tangents, strict=True):
                 with forward_mode():
-                    found.append(torch.func.jvp(at, (part,), (along,))[1])
-        return found
+                    both = torch.func.jvp(lambda y, field=field: field(y, t), (part,), (self.parts(tangent)[number],))
+                u, slope = both[:2]
+                found.append(slope)
+            us.append(u)
+        return us, slopes
 
-    def divergences(self, x: Tensor, t: Tensor, probes: int, how: str, generator: torch.Generator) -> Tensor:
-        """Divergences `(B, M)` of the velocities with respect to the shared actions; see `Adaptive` for probes."""
+    def divergences(
+        self, x: Tensor, t: Tensor, probes: int, how: str, generator: torch.Generator
+    ) -> tuple[list[Tensor], Tensor]:
+        """Velocities, and their divergences `(B, M)` with respect to the shared actions; see `Adaptive` for probes."""
+        directions = self._directions(x, probes, generator)
+        us, slopes = self.slopes(x, t, directions.expand(-1, len(x), -1, -1), how)
         total = x.new_zeros(len(x), len(self.fields))
-        for direction in self._directions(x, probes, generator):
-            total = total + self.along(direction, self.slopes(x, t, direction.expand_as(x), how))
-        return total / max(probes, 1)
+        for direction, slope in zip(directions, slopes, strict=True):
+            total = total + self.along(direction, slope)
+        return us, total / max(probes, 1)
 
     def along(self, direction: Tensor, slopes: Sequence[Tensor]) -> Tensor:
         """Components `(B, M)` of the slopes in the direction they were taken in."""
@@ -185,13 +199,15 @@ def adaptive_step(
     A step with noise draws it from `generator`; directions of divergences, the same for all rows, come from `probing`.
     """
     t = x.new_full((len(x),), step.t)
-    us, noise, curvature = blend.velocities(x, t), None, torch.zeros_like(levels)
+    noise, curvature = None, torch.zeros_like(levels)
+    if not step.noise and (step.to < 1 or isinstance(operator, And)):
+        us, curvature = blend.divergences(x, t, operator.probes, operator.derivative, probing)
+    else:  # `or` weighs by the levels before a step: nobody asks for the last
+        us = blend.velocities(x, t)
     if step.noise:
         noise = normal(x.shape, generator, x.device)
         if isinstance(operator, And):
             noise, curvature = _without_differences(blend, operator, us, noise, x, t)
-    elif step.to < 1 or isinstance(operator, And):  # `or` weighs by the levels before a step: nobody asks for the last
-        curvature = blend.divergences(x, t, operator.probes, operator.derivative, probing)
     view = _View.of(blend, step, us, curvature, x)
 
     def outlook() -> Outlook:
@@ -205,11 +221,17 @@ def adaptive_step(
 
 
 def adaptive_calls(operator: Adaptive, steps: int, parents: int, size: int) -> int:
-    """Calls of each parent in `steps` of `adaptive_step` with `size` shared numbers; a derivative costs two."""
-    divergence = 2 * (operator.probes or size)
+    """Calls of each parent in `steps` of `adaptive_step` with `size` shared numbers.
+
+    Differences come with the velocities, in a call of more rows; one in forward mode counts as two calls.
+    """
     looks_ahead = isinstance(operator, And)
-    between = divergence if operator.sampler == "ode" else 2 * (parents - 1) * looks_ahead
-    return steps + between * (steps - 1) + divergence * looks_ahead
+    divergence, curvature = 1, 1  # calls that tell both the velocities and these
+    if operator.derivative == "exact":
+        divergence, curvature = 2 * (operator.probes or size), 2 * (parents - 1)
+    last = divergence if looks_ahead else 1  # `or` asks for nothing more; no step ends with noise
+    between = divergence if operator.sampler == "ode" else 1 + curvature * looks_ahead
+    return between * (steps - 1) + last
 
 
 @dataclass(frozen=True)
@@ -257,9 +279,10 @@ def _without_differences(
     shared = blend.flat(noise)
     shared = shared - (basis @ (basis.transpose(1, 2) @ shared[:, :, None])).squeeze(2)
     noise = torch.cat([shared.view_as(noise[:, : blend.shared]), noise[:, blend.shared :]], 1)
+    tangents = x.new_zeros(basis.shape[2], *x.shape)
+    tangents[:, :, : blend.shared] = basis.permute(2, 0, 1).reshape(-1, *x[:, : blend.shared].shape)
+    _, slopes = blend.slopes(x, t, tangents, operator.derivative)
     curvature = x.new_zeros(len(x), len(velocities))
-    for direction in basis.unbind(2):
-        tangent = torch.zeros_like(x)
-        tangent[:, : blend.shared] = direction.view_as(x[:, : blend.shared])
-        curvature = curvature + blend.along(tangent, blend.slopes(x, t, tangent, operator.derivative))
+    for tangent, slope in zip(tangents, slopes, strict=True):
+        curvature = curvature + blend.along(tangent, slope)
     return noise, curvature

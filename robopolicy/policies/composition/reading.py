@@ -149,14 +149,34 @@ def can_leap(policies: Sequence[Policy], steps: int) -> bool:
 
 
 def read(policy: Policy, obs: Observation, length: float = 0.0) -> Callable[[Tensor, Tensor], Tensor]:
-    """The parent's velocity `(B, R, A)` at `obs` as a function of `x` `(B, R, A)` and linear time `(B,)`.
+    """The parent's velocity `(K B, R, A)` at B observations as a function of K stacked `x` and linear times `(K B,)`.
 
-    Of a head that leaps it is the mean over a step of `length` where that is not 0. Observations are encoded once.
+    Of a head that leaps it is the mean over a step of `length` where that is not 0. Observations are encoded once, and
+    heads answer all K at once.
     """
     if not isinstance(policy, Encoding):
-        return lambda x, t: policy.field(obs, x, t)
+        return _one_by_one(lambda x, t: policy.field(obs, x, t), len(next(iter(obs.values()))))
     features = policy.encode(obs)
     if length:
         assert isinstance(policy, AverageVelocityPolicy)
-        return lambda x, t: policy.average(features, x, t, torch.full_like(t, length))
-    return lambda x, t: policy.velocity(features, x, t)
+        return lambda x, t: policy.average(_stacked(features, len(x)), x, t, torch.full_like(t, length))
+    if not isinstance(features, Tensor):
+        return _one_by_one(lambda x, t: policy.velocity(features, x, t), len(next(iter(obs.values()))))
+    return lambda x, t: policy.velocity(_stacked(features, len(x)), x, t)
+
+
+def _stacked(features: Tensor, rows: int) -> Tensor:
+    """`features` `(B, ...)` repeated to `rows`."""
+    copies = rows // len(features)
+    return features if copies == 1 else features.repeat(copies, *(1 for _ in features.shape[1:]))
+
+
+def _one_by_one(field: Callable[[Tensor, Tensor], Tensor], batch: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """`field` for any multiple of the `batch` rows that it knows."""
+
+    def split(x: Tensor, t: Tensor) -> Tensor:
+        if len(x) == batch:
+            return field(x, t)
+        return torch.cat([field(*part) for part in zip(x.split(batch), t.split(batch), strict=True)])
+
+    return split
