@@ -31,6 +31,8 @@ PACKAGES = (
     "gymnasium",
     "envpool",
     "stable-baselines3",
+    "mjlab",
+    "rsl-rl-lib",
     "transformers",
     "trl",
 )

@@ -1,0 +1,306 @@
+"""PPO on mjlab against rsl_rl's own runner: same environment, network, hyper-parameters and machine, one run.
+
+    python -m benchmarks.rsl_rl --quick                  # cart-pole, one seed, 10 iterations, nothing written
+    python -m benchmarks.rsl_rl                          # cart-pole to the end, Go1 for the time: 40 minutes
+    python -m benchmarks.rsl_rl --device cuda --envs 4096
+
+Hyper-parameters and network are those that mjlab ships for the task. Both learners act in mjlab's own environment
+object, whose `step` and `reset` are timed inside it: everything else is the learner's time, adapters included. The
+learners take turns, seed by seed. Final policies are judged in the same simulator by their mean actions.
+
+The cart-pole's return counts 1000 steps of at most 1 each. Go1 learns nothing in the few iterations that a CPU affords.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.common import load_cell, print_result, save_cell, write_result
+from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.critics.value import ValueConfig
+from robopolicy.evaluation.intervals import stratified_iqm
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.mjlab import make_mjlab, mjlab_config
+
+BOUND = 1e6  # of actions, which rsl_rl leaves unbounded
+
+Act = Callable[[Mapping[str, Tensor]], Tensor]
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One environment."""
+
+    env_id: str
+    iterations: int
+    seeds: int
+    judged: bool = True  # long enough to compare returns
+
+
+CONTESTS = (
+    Contest("Mjlab-Cartpole-Balance", iterations=60, seeds=3),
+    Contest("Mjlab-Velocity-Flat-Unitree-Go1", iterations=6, seeds=3, judged=False),
+)
+
+
+class Stopwatch:
+    """Seconds spent inside functions."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def around(self, owner: Any, *names: str) -> None:
+        """Time the methods `names` of the object `owner` from now on."""
+        for name in names:
+            setattr(owner, name, self._timed(getattr(owner, name)))
+
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = _now()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds += _now() - start
+
+        return timed
+
+
+@dataclass
+class Trained:
+    """What a learner leaves."""
+
+    act: Act  # observations by group -> mean actions (N, A)
+    simulating: float  # [s] per iteration
+    updating: float  # [s] per iteration, gradient steps and advantages
+    wall: float  # [s] per iteration
+
+    @property
+    def outside(self) -> float:
+        """[s] per iteration that the simulator is not to blame for."""
+        return self.wall - self.simulating
+
+
+def train_ours(contest: Contest, seed: int, num_envs: int, device: str) -> Trained:
+    """Our PPO with mjlab's settings for the task."""
+    torch.manual_seed(seed)
+    settings = _settings(contest.env_id)
+    theirs, actor, critic = settings["algorithm"], settings["actor"], settings["critic"]
+    sim = make_mjlab(contest.env_id, num_envs, device=device, action_bound=BOUND)
+    sizes = {key: value.shape[0] for key, value in sim.spec.observation.items()}
+    spec = PolicySpec({"actor": (sizes["actor"],)}, sim.spec.action_dim)
+    policy = GaussianPolicy(
+        GaussianConfig(
+            hidden=tuple(actor["hidden_dims"]),
+            activation=actor["activation"],
+            orthogonal_init=False,
+            log_std_init=float(np.log(actor["distribution_cfg"]["init_std"])),
+            normalization=_normalization(actor),
+        ),
+        spec,
+    ).to(device)
+    config = PPOConfig(
+        decisions=settings["num_steps_per_env"],
+        gamma=theirs["gamma"],
+        lam=theirs["lam"],
+        epochs=theirs["num_learning_epochs"],
+        batch_size=num_envs * settings["num_steps_per_env"] // theirs["num_mini_batches"],
+        clip=theirs["clip_param"],
+        lr=theirs["learning_rate"],
+        lr_schedule=theirs["schedule"],
+        target_kl=theirs["desired_kl"],
+        entropy_coef=theirs["entropy_coef"],
+        value_coef=theirs["value_loss_coef"],
+        value_clip=theirs["clip_param"] if theirs["use_clipped_value_loss"] else 0.0,
+        grad_clip=theirs["max_grad_norm"],
+        normalize_reward=False,
+        critic=ValueConfig(
+            hidden=tuple(critic["hidden_dims"]),
+            activation=critic["activation"],
+            orthogonal_init=False,
+            normalization=_normalization(critic),
+            vectors={"critic": sizes["critic"]},
+        ),
+        seed=seed,
+    )
+    algorithm = PPO(config, policy, total_updates=contest.iterations)
+    sampler = RolloutSampler(ChunkedSim(sim, gamma=algorithm.step_discount), decisions=config.decisions, seed=seed)
+    simulating, updating = Stopwatch(), Stopwatch()
+    simulating.around(sim.env, "step", "reset")
+    updating.around(algorithm, "update")
+    start = _now()
+    for _ in range(contest.iterations):
+        algorithm.update(sampler.collect(algorithm.act))
+    wall = _now() - start
+    sim.close()
+
+    def act(obs: Mapping[str, Tensor]) -> Tensor:
+        return policy.act({"actor": obs["actor"][:, None]}, deterministic=True)[:, 0]
+
+    return _per_iteration(contest, act, simulating, updating, wall)
+
+
+def train_theirs(contest: Contest, seed: int, num_envs: int, device: str) -> Trained:
+    """rsl_rl's runner with mjlab's settings for the task."""
+    from mjlab.envs import ManagerBasedRlEnv
+    from mjlab.rl import MjlabOnPolicyRunner, RslRlVecEnvWrapper
+    from tensordict import TensorDict
+
+    torch.manual_seed(seed)
+    config = mjlab_config(contest.env_id, num_envs)
+    config.auto_reset = True
+    config.seed = seed
+    with contextlib.redirect_stdout(io.StringIO()):
+        env = ManagerBasedRlEnv(config, device=device)
+        runner = MjlabOnPolicyRunner(RslRlVecEnvWrapper(env), _settings(contest.env_id), None, device)
+        simulating, updating = Stopwatch(), Stopwatch()
+        simulating.around(env, "step", "reset")
+        updating.around(runner.alg, "compute_returns", "update")
+        start = _now()
+        runner.learn(contest.iterations)
+        wall = _now() - start
+    env.close()
+    policy = runner.get_inference_policy()
+
+    def act(obs: Mapping[str, Tensor]) -> Tensor:
+        with torch.inference_mode():
+            return policy(TensorDict(dict(obs), batch_size=[len(obs["actor"])]))
+
+    return _per_iteration(contest, act, simulating, updating, wall)
+
+
+def judge(act: Act, env_id: str, device: str, episodes: int = 32) -> float:
+    """Mean return of as many first episodes, steps of each until it ends."""
+    sim = make_mjlab(env_id, episodes, device=device, action_bound=BOUND)
+    obs = sim.reset(10_000)
+    total, alive = torch.zeros(episodes, device=device), torch.ones(episodes, dtype=torch.bool, device=device)
+    while bool(alive.any()):
+        step = sim.step(act(obs))
+        total += step.reward * alive
+        alive &= ~step.done
+        obs = step.obs
+    sim.close()
+    return float(total.mean())
+
+
+LEARNERS = {"robopolicy": train_ours, "rsl_rl": train_theirs}
+
+
+def main() -> None:
+    """Run every missing cell, then print and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="cart-pole, one seed, 10 iterations, nothing written")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--envs", type=int, default=64)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    contests = (Contest(CONTESTS[0].env_id, 10, 1),) if arguments.quick else CONTESTS
+    kind = torch.device(arguments.device).type
+    cells: list[dict[str, Any]] = []
+    for contest in contests:
+        for train in LEARNERS.values():  # kernels are compiled when an environment is first built
+            train(Contest(contest.env_id, 1, 1), 0, arguments.envs, arguments.device)
+        for seed in range(contest.seeds):
+            for learner, train in LEARNERS.items():
+                name = f"rsl_rl/{learner}-{contest.env_id}-{kind}-{arguments.envs}-{seed}"
+                cell = None if arguments.quick else load_cell(name)
+                if cell is None:
+                    cell = {"learner": learner, "env_id": contest.env_id, "seed": seed, "envs": arguments.envs}
+                    cell |= _run(train, contest, seed, arguments.envs, arguments.device)
+                    if not arguments.quick:
+                        save_cell(name, cell)
+                print(
+                    f"{contest.env_id} seed {seed} {learner}: {cell['outside']:.3f} s outside, return {cell['return']}"
+                )
+                cells.append(cell)
+    rows, figures = summarise(cells)
+    name = "rsl_rl" if kind == "cpu" else f"rsl_rl_{kind}"
+    print_result(name, rows, figures)
+    if not arguments.quick:
+        write_result(
+            name, rows, figures, command=f"python -m benchmarks.rsl_rl --device {kind} --envs {arguments.envs}"
+        )
+
+
+def summarise(cells: list[dict[str, Any]]) -> tuple[list[dict[str, object]], dict[str, Any]]:
+    """Table rows, and the ratio of our time outside the simulator to theirs, paired by seed."""
+    rows: list[dict[str, object]] = []
+    figures: dict[str, Any] = {}
+    for env_id in dict.fromkeys(cell["env_id"] for cell in cells):
+        runs = {name: [c for c in cells if c["env_id"] == env_id and c["learner"] == name] for name in LEARNERS}
+        ratios = [ours["outside"] / theirs["outside"] for ours, theirs in zip(*runs.values(), strict=True)]
+        entry: dict[str, Any] = {
+            "outside_ratio": {"value": float(np.median(ratios)), "low": min(ratios), "high": max(ratios)},
+            "seeds": len(ratios),
+        }
+        for name, found in runs.items():
+            typical = {key: float(np.median([c[key] for c in found])) for key in ("simulating", "updating", "outside")}
+            returns = [c["return"] for c in found if c["return"] is not None]
+            score = stratified_iqm([returns]) if len(returns) > 1 else None
+            entry[name] = typical | (
+                {} if score is None else {"iqm": score.estimate, "low": score.low, "high": score.high}
+            )
+            rows.append(
+                {
+                    "environment": env_id,
+                    "envs": found[0]["envs"],
+                    "learner": name,
+                    "seeds": len(found),
+                    "return, IQM [95 %]": "-" if score is None else f"{score:.0f}",
+                    "simulating [s]": round(typical["simulating"], 3),
+                    "rollout beside it [s]": round(typical["outside"] - typical["updating"], 3),
+                    "updating [s]": round(typical["updating"], 3),
+                    "time beside the simulator / rsl_rl": f"{entry['outside_ratio']['value']:.2f} "
+                    f"[{min(ratios):.2f}, {max(ratios):.2f}]"
+                    if name == "robopolicy"
+                    else "1",
+                }
+            )
+        figures[env_id] = entry
+    return rows, figures
+
+
+def _run(train: Callable[..., Trained], contest: Contest, seed: int, num_envs: int, device: str) -> dict[str, Any]:
+    trained = train(contest, seed, num_envs, device)
+    score = judge(trained.act, contest.env_id, device) if contest.judged else None
+    fields = {key: value for key, value in asdict(trained).items() if key != "act"}
+    return {**fields, "outside": trained.outside, "return": score}
+
+
+def _per_iteration(contest: Contest, act: Act, simulating: Stopwatch, updating: Stopwatch, wall: float) -> Trained:
+    seconds = (simulating.seconds, updating.seconds, wall)
+    return Trained(act, *(value / contest.iterations for value in seconds))
+
+
+def _settings(env_id: str) -> dict[str, Any]:
+    """Settings that mjlab ships for rsl_rl's runner."""
+    import mjlab.tasks  # noqa: F401 - registers the environments
+    from mjlab.tasks.registry import load_rl_cfg
+
+    return asdict(load_rl_cfg(env_id))
+
+
+def _normalization(model: Mapping[str, Any]) -> str:
+    return "running" if model["obs_normalization"] else "identity"
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+if __name__ == "__main__":
+    main()
