@@ -1,0 +1,35 @@
+"""The figures of a walk: smoothness by hand, and episodes that end early count what was played."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.walking import ROBOTS, _smoothness, row, walk
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from tasks.velocity.go1 import STROKE, Go1
+from tasks.velocity.randomization import NOMINAL, TRAINING
+
+
+def test_smoothness_is_that_of_the_joint_targets_per_second() -> None:
+    speed, jerk = _smoothness([torch.full((2, 12), value) for value in (0.0, 0.1, 0.4)], dt=0.02)
+    assert speed.tolist() == pytest.approx([0.3 * STROKE / 0.02] * 2)
+    assert jerk.tolist() == pytest.approx([0.2 * STROKE / 0.02**2] * 2)
+
+
+def test_a_robot_without_commands_to_its_joints_stands_and_follows_nothing() -> None:
+    torch.manual_seed(0)
+    policy = GaussianPolicy(GaussianConfig(normalization="identity"), PolicySpec({"state": (45,)}, 12))
+    task = Go1("velocity/go1", "sparse", NOMINAL)
+    task.max_episode_steps = 100
+    found = walk(policy, task, 4)
+    assert not found.fallen.any() and (found.velocity_error > 0.2).any()
+    line, figures = row("stand", found)
+    assert line["falls"] == "0 of 4" and figures["n"] == 4
+    assert figures["velocity_error"]["value"] == pytest.approx(found.velocity_error.mean())
+
+
+def test_the_robots_differ_from_the_nominal_one() -> None:
+    assert ROBOTS["as in training"] is TRAINING
+    assert sum(ranges == NOMINAL for ranges in ROBOTS.values()) == 1
