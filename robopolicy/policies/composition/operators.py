@@ -186,6 +186,7 @@ class Or(Adaptive):
     """Mixture of the parents: softmax of their log-densities, the weights are the shares of the mixture."""
 
     name: ClassVar[str] = "or"
+    sampler: str = "sde"  # sde (needs no divergences, so it costs no more than convex) | ode, as in `decode`
     temperature: float = 1.0  # of the softmax [nats]: 1 is the mixture, less decides earlier for one parent
 
     def __post_init__(self) -> None:
