@@ -96,7 +96,11 @@ def _load(args: argparse.Namespace) -> Served:
 
         if args.stochastic or args.device != "cpu":
             raise UserError("A bundle is served as it was exported; --device and --stochastic are for checkpoints.")
-        return ServedSource(import_module("robopolicy.deploy.bundle").open_bundle(args.policy), args.policy.name)
+        bundle = import_module("robopolicy.deploy.bundle").open_bundle(args.policy)
+        if bundle.manifest.policy_spec.memory_dim:
+            raise UserError("A recurrent policy cannot be served: a request knows nothing of the one before.")
+        model = f"{args.policy.name}@{bundle.manifest.identity[:12]}"
+        return ServedSource(bundle, model, noise_shape=tuple(bundle.manifest.noise_shape))
     from robopolicy.cli.players import short_names
     from robopolicy.interop.served import ServedPolicy
     from robopolicy.training.checkpoint import MODEL, load_policy

@@ -53,16 +53,33 @@ class Served(Protocol):
 class ServedSource:
     """A `ChunkSource`, which takes one observation at a time, as a server calls it."""
 
-    def __init__(self, source: ChunkSource, model: str = "") -> None:
-        self._source = source
-        self.greeting = Greeting(source.spec, model, prefix=source.takes_prefix)
+    def __init__(self, source: ChunkSource, model: str = "", *, noise_shape: tuple[int, ...] = ()) -> None:
+        """Wrap `source`.
+
+        Args:
+            source: What to serve. It must not remember earlier observations, which are of other clients.
+            model: What to call it.
+            noise_shape: Shape of the numbers that its `chunk(..., noise=...)` takes, as that of a bundle does; () if
+                its noise is its own affair, so that chunks depend on what was asked before.
+        """
+        self._source: Any = source
+        self._noise_shape = noise_shape
+        spec = source.spec
+        noise = noise_shape == (spec.horizon, spec.action_dim)
+        self.greeting = Greeting(spec, model, noise, prefix=source.takes_prefix)
 
     def chunks(
         self, obs: Batch, noise: NDArray[Any] | None, prefix: NDArray[Any] | None, streams: Streams
     ) -> NDArray[Any]:
-        """One call per row; noise is the source's own."""
-        rows = [{key: value[i] for key, value in obs.items()} for i in range(len(streams))]
-        return np.stack([self._source.chunk(row, None if prefix is None else prefix[i]) for i, row in enumerate(rows)])
+        """One call per row."""
+        found: list[NDArray[Any]] = []
+        for i, stream in enumerate(streams):
+            row = {key: value[i] for key, value in obs.items()}
+            words: dict[str, Any] = {}
+            if self._noise_shape:
+                words["noise"] = _normal(stream, self._noise_shape) if noise is None else noise[i]
+            found.append(self._source.chunk(row, None if prefix is None else prefix[i], **words))
+        return np.stack(found)
 
 
 @dataclass(frozen=True)
@@ -235,6 +252,12 @@ class Batcher:
                 raise UserError(f"The policy returned shape {part.shape} in place of chunks of shape {wanted}.")
             parts.append(part)
         return _joined(parts)
+
+
+def _normal(stream: tuple[int, int], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """The numbers that a torch policy draws from the same stream (`robopolicy.policies.noise.RowStreams`)."""
+    seed, step = stream
+    return np.random.Generator(np.random.Philox(key=step << 64 | seed)).standard_normal(shape, dtype=np.float32)
 
 
 def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:

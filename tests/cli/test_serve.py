@@ -8,7 +8,8 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,10 @@ import torch
 from robopolicy.cli import serve
 from robopolicy.cli.main import main, parse
 from robopolicy.deploy.client import ServerSource
-from robopolicy.deploy.wire import TOKEN
+from robopolicy.deploy.wire import TOKEN, Greeting
 from robopolicy.policies import POLICIES
 from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.noise import RowStreams
 from robopolicy.training.checkpoint import save_checkpoint
 
 pytest.importorskip("msgpack", reason="needs robopolicy[remote]")
@@ -63,16 +65,28 @@ def test_a_checkpoint_is_served_imported_and_evaluated(checkpoint: Path, tmp_pat
     assert "requests, 0 errors" in child.stdout.read()
 
 
-def test_a_bundle_is_served_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Source:
+def test_a_bundle_is_served_with_its_own_noise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Bundle:
         spec, takes_prefix = SPEC, True
+        manifest = SimpleNamespace(policy_spec=SPEC, identity="0123456789abcdef", noise_shape=[1, 2])
+
+        def chunk(self, obs: Any, prefix: Any = None, *, noise: Any = None) -> np.ndarray:
+            return noise
 
     (tmp_path / serve.BUNDLE).write_text("{}")
-    bundle = ModuleType("robopolicy.deploy.bundle")
-    bundle.open_bundle = lambda path: Source()  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "robopolicy.deploy.bundle", bundle)
+    module = ModuleType("robopolicy.deploy.bundle")
+    module.open_bundle = lambda path: Bundle()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "robopolicy.deploy.bundle", module)
     served = serve._load(parse(["serve", str(tmp_path)]))
-    assert served.greeting.spec == SPEC and served.greeting.prefix and served.greeting.model == tmp_path.name
+    assert served.greeting == Greeting(SPEC, f"{tmp_path.name}@0123456789ab", noise=True, prefix=True)
+    obs, streams = {"state": np.zeros((2, 1, 6), np.float32)}, [(2**64 - 1, 1 << 16), (3, 5)]
+    drawn = RowStreams(*zip(*streams, strict=True)).normal((2, 1, 2)).numpy()
+    np.testing.assert_array_equal(served.chunks(obs, None, None, streams), drawn)
+    np.testing.assert_array_equal(served.chunks(obs, 2 * drawn, None, streams), 2 * drawn)
+    Bundle.manifest.policy_spec = PolicySpec({"state": (6,), "memory": (8,)}, 2)
+    assert "recurrent policy cannot be served" in refused(capsys, str(tmp_path))
 
 
 @pytest.mark.parametrize(
