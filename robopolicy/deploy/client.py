@@ -26,8 +26,8 @@ class ClientConfig:
 
     timeout: float = 5.0  # [s] for one answer
     patience: float = 10.0  # [s] for which a server that is gone or late is asked again; 0 gives up at once
-    seed: int = 0  # of the noise; with it, a chunk is a function of the observation and of how many came before
-    deadline: float = 0.0  # [s] after which an answer is of no use to this client; 0 tells none
+    seed: int = 0  # of the noise; a chunk is a function of seed, observation and how many requests came before
+    deadline: float = 0.0  # [s] after which an answer is of no use; one that never got its turn is an error; 0: none
 
     def __post_init__(self) -> None:
         if min(self.timeout, self.patience, self.seed, self.deadline) < 0:

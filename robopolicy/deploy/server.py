@@ -72,8 +72,11 @@ class ServerConfig:
                 f"A server needs max_batch >= 1, max_clients >= 1 and max_bytes in [1024, {LARGEST}], got "
                 f"{self.max_batch}, {self.max_clients} and {self.max_bytes}."
             )
-        if min(self.window, self.log_every) < 0 or min(self.open_timeout, self.ping) <= 0:
-            raise UserError("The times of a server cannot be negative, nor those for handshakes and signs of life 0.")
+        times = self.window, self.log_every, self.open_timeout, self.ping
+        if not all(0 <= seconds < np.inf for seconds in times) or 0 in times[2:]:
+            raise UserError(
+                "The times of a server cannot be negative or endless, nor those for handshakes and signs of life 0."
+            )
 
 
 class ChunkServer:
@@ -172,6 +175,8 @@ class ChunkServer:
                     await connection.send((await self._reply(data, seed)).pack())
                 finally:
                     self._working -= 1
+                if self._stopping.is_set():
+                    break
         except closed:
             pass
         finally:
@@ -234,7 +239,7 @@ def running(served: Served, config: ServerConfig | None = None, log: Log = lambd
         loops.append(asyncio.get_running_loop())
         try:
             await server.run(listening.set)
-        except UserError as error:
+        except Exception as error:
             failures.append(error)
         finally:
             listening.set()
@@ -257,7 +262,7 @@ def _tls(config: ServerConfig) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(config.tls_cert, config.tls_key)
+        context.load_cert_chain(config.tls_cert, config.tls_key, password="")  # else it would ask on the terminal
     except (OSError, ValueError) as error:
         raise UserError(
             f"{config.tls_cert} and {config.tls_key} are no certificate and its key "

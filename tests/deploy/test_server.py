@@ -243,6 +243,7 @@ def test_a_policy_that_cannot_answer_never_listens() -> None:
         ({"max_batch": 0}, "max_batch >= 1"),
         ({"max_bytes": 10}, "max_bytes in"),
         ({"window": -1.0}, "cannot be negative"),
+        ({"window": float("nan")}, "cannot be negative or endless"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: Any, message: str) -> None:
