@@ -99,8 +99,13 @@ def _load(args: argparse.Namespace) -> Served:
         bundle = import_module("robopolicy.deploy.bundle").open_bundle(args.policy)
         if bundle.manifest.policy_spec.memory_dim:
             raise UserError("A recurrent policy cannot be served: a request knows nothing of the one before.")
-        model = f"{args.policy.name}@{bundle.manifest.identity[:12]}"
-        return ServedSource(bundle, model, noise_shape=tuple(bundle.manifest.noise_shape))
+        known = bundle.manifest
+        return ServedSource(
+            bundle,
+            f"{args.policy.name}@{known.identity[:12]}",
+            noise_shape=tuple(known.noise_shape),
+            network_calls=known.network_calls,
+        )
     from robopolicy.cli.players import short_names
     from robopolicy.interop.served import ServedPolicy
     from robopolicy.training.checkpoint import MODEL, load_policy

@@ -53,7 +53,9 @@ class Served(Protocol):
 class ServedSource:
     """A `ChunkSource`, which takes one observation at a time, as a server calls it."""
 
-    def __init__(self, source: ChunkSource, model: str = "", *, noise_shape: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, source: ChunkSource, model: str = "", *, noise_shape: tuple[int, ...] = (), network_calls: int = 1
+    ) -> None:
         """Wrap `source`.
 
         Args:
@@ -61,12 +63,13 @@ class ServedSource:
             model: What to call it.
             noise_shape: Shape of the numbers that its `chunk(..., noise=...)` takes, as that of a bundle does; () if
                 its noise is its own affair, so that chunks depend on what was asked before.
+            network_calls: Network evaluations per chunk, as far as known.
         """
         self._source: Any = source
         self._noise_shape = noise_shape
         spec = source.spec
         noise = noise_shape == (spec.horizon, spec.action_dim)
-        self.greeting = Greeting(spec, model, noise, prefix=source.takes_prefix)
+        self.greeting = Greeting(spec, model, noise, source.takes_prefix, network_calls)
 
     def chunks(
         self, obs: Batch, noise: NDArray[Any] | None, prefix: NDArray[Any] | None, streams: Streams

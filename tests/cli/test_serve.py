@@ -70,7 +70,7 @@ def test_a_bundle_is_served_with_its_own_noise(
 ) -> None:
     class Bundle:
         spec, takes_prefix = SPEC, True
-        manifest = SimpleNamespace(policy_spec=SPEC, identity="0123456789abcdef", noise_shape=[1, 2])
+        manifest = SimpleNamespace(policy_spec=SPEC, identity="0123456789abcdef", noise_shape=[1, 2], network_calls=4)
 
         def chunk(self, obs: Any, prefix: Any = None, *, noise: Any = None) -> np.ndarray:
             return noise
@@ -80,7 +80,7 @@ def test_a_bundle_is_served_with_its_own_noise(
     module.open_bundle = lambda path: Bundle()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "robopolicy.deploy.bundle", module)
     served = serve._load(parse(["serve", str(tmp_path)]))
-    assert served.greeting == Greeting(SPEC, f"{tmp_path.name}@0123456789ab", noise=True, prefix=True)
+    assert served.greeting == Greeting(SPEC, f"{tmp_path.name}@0123456789ab", noise=True, prefix=True, network_calls=4)
     obs, streams = {"state": np.zeros((2, 1, 6), np.float32)}, [(2**64 - 1, 1 << 16), (3, 5)]
     drawn = RowStreams(*zip(*streams, strict=True)).normal((2, 1, 2)).numpy()
     np.testing.assert_array_equal(served.chunks(obs, None, None, streams), drawn)
