@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from typing import Any
+from urllib.parse import urlsplit
 
 from real_robot.codecs import json
 from real_robot.codecs.definitions import prepare
@@ -30,6 +31,7 @@ from real_robot.transports.base import (
     TransportError,
 )
 from real_robot.transports.names import ros1_type
+from robopolicy.deploy.wire import is_loopback
 from robopolicy.extras import need
 
 CLOSING = 1.0  # seconds that saying goodbye may take
@@ -132,7 +134,8 @@ class _Link:
         client = need("websockets.sync.client", "ros")
         self.url, self.ros1 = url, ros1
         headers = {"Authorization": f"Bearer {token}"} if token else None
-        if token and not url.startswith(("wss://", "ws://127.", "ws://localhost", "ws://[::1]")):
+        address = urlsplit(url)
+        if token and address.scheme != "wss" and not is_loopback(address.hostname or ""):
             raise TransportError(f"A token would cross the network in the clear; use wss:// instead of {url}.")
         options: dict[str, Any] = {"compression": None, "max_size": LARGEST, "close_timeout": CLOSING, "proxy": None}
         self._dial = lambda: client.connect(url, additional_headers=headers, open_timeout=timeout, **options)
