@@ -107,5 +107,5 @@ def test_tokens_stay_off_the_open_network() -> None:
 
 
 def test_no_server() -> None:
-    with pytest.raises(TransportError, match="No rosbridge server at ws://127.0.0.1"):
+    with pytest.raises(TransportError, match="No rosbridge server at ws://"):
         RosbridgeTransport(f"ws://127.0.0.1:{free_port()}")

@@ -18,7 +18,9 @@ from real_robot.messages import JointState, String
 from real_robot.transports.base import IMAGE, LATCHED, SENSOR, TransportError
 
 pytest.importorskip("rosbags", reason="needs robopolicy[ros]")
-zenoh = pytest.importorskip("zenoh", reason="needs robopolicy[ros]")
+pytest.importorskip("zenoh", reason="needs robopolicy[ros]")
+import zenoh
+
 from real_robot.transports.zenoh import ZenohTransport
 
 HASH = type_hash(String)
