@@ -97,8 +97,8 @@ class _End(ABC, Generic[M]):
 
     def describe(self) -> Endpoint:
         """Who is at the other end, and who could not be."""
-        unmet_policies = self._unmet()
-        return Endpoint(self.topic, self.kind.ros_name, self.publishes, self._others(), unmet_policies, self.malformed)
+        ends = self._others()
+        return Endpoint(self.topic, self.kind.ros_name, self.publishes, ends, self._unmet(), self.malformed)
 
     def close(self) -> None:
         """Leave; may be called twice."""

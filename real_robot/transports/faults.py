@@ -123,12 +123,14 @@ class FaultSubscription(Subscription[M]):
         super().__init__(inner.topic, inner.kind)
         self._inner, self._stream = inner, stream
         self._taken = 0  # sequence of the newest that was let in
+        self._unreadable = 0  # messages that were corrupted beyond reading
 
     def _take(self) -> Arrival | None:
         newest = self._inner.latest()
         if newest is not None and newest.sequence != self._taken:
             self._taken = newest.sequence
-            self.malformed += self._stream.put(newest.message, newest)
+            self._unreadable += self._stream.put(newest.message, newest)
+        self.malformed = self._inner.malformed + self._unreadable
         arrived = self._stream.due()
         if not arrived:
             return None
