@@ -203,7 +203,9 @@ class _Link:
                 self._lose(socket)
 
     def _connect_again(self) -> None:
-        time.sleep(RETRY)
+        with self._changed:
+            if self._changed.wait_for(lambda: self._closed, RETRY):
+                return
         socket = self._dial()
         with self._changed:
             self._connection += 1
@@ -251,7 +253,7 @@ class _Link:
                     self._changed.wait(ASKING)
                 socket = self._socket
                 if socket is None:
-                    self._changed.wait(RETRY)
+                    self._changed.wait_for(lambda: self._closed or self._socket is not None, RETRY)
                     continue
                 if time.monotonic() - asked > ASKING:
                     asked = time.monotonic()

@@ -209,6 +209,7 @@ def _config(zenoh: Any, router: str, listen: str | None) -> Any:
         "listen/endpoints": [listen or "tcp/127.0.0.1:0"],
         "connect/endpoints": [] if listen else [router],
         "scouting/multicast/enabled": False,
+        "scouting/delay": 0,  # ms to wait for peers that nobody looks for
         "timestamping/enabled": True,  # latched topics need it
         "connect/timeout_ms": 0 if listen else 3000,
         "connect/exit_on_failure": True,

@@ -18,7 +18,6 @@ from real_robot.message import CATALOGUE, Message
 from real_robot.messages import (
     CameraInfo,
     DiagnosticStatus,
-    Duration,
     Header,
     Image,
     JointState,
@@ -133,11 +132,9 @@ def test_sizes_are_not_believed(claimed: int) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [Time(2**40, 0), Time("1", 0), String(3), JointTrajectory(points=(Time(),)), Header(Duration())],  # type: ignore[arg-type]
+    [Time(2**40, 0), Time("1", 0), String(3), JointTrajectory(points=(Time(),)), JointState(name=(1,))],  # type: ignore
 )
 def test_what_a_type_cannot_hold_is_refused(message: Message) -> None:
-    if message == Header(Duration()):  # type: ignore[arg-type]
-        pytest.skip("has the fields it should have")
     with pytest.raises(CodecError):
         cdr.encode(message)
 

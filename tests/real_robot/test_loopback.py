@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -9,7 +11,17 @@ import numpy as np
 import pytest
 
 from real_robot.messages import Bool, Header, JointState, String, Time
-from real_robot.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, QoS, TransportError, open_transport, unmet
+from real_robot.transports.base import (
+    COMMAND,
+    IMAGE,
+    LATCHED,
+    SENSOR,
+    TRANSPORTS,
+    QoS,
+    TransportError,
+    open_transport,
+    unmet,
+)
 from real_robot.transports.loopback import LoopbackTransport
 from robopolicy.errors import UserError
 
@@ -138,3 +150,10 @@ def test_opening_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROS_DISTRO", "jazzy")  # a distribution without its Python package is none
     with pytest.raises(TransportError, match="name the transport"):
         open_transport("auto")
+
+
+def test_a_robot_needs_neither_torch_nor_mujoco() -> None:
+    modules = ", ".join(f"real_robot.transports.{name}" for name in (*TRANSPORTS, "faults"))
+    codecs = ", ".join(f"real_robot.codecs.{name}" for name in ("cdr", "ros1", "json", "native"))
+    check = "assert not {'torch', 'mujoco', 'rosbags', 'cyclonedds', 'zenoh', 'websockets'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", f"import sys, {modules}, {codecs}; {check}"], check=True, timeout=60)

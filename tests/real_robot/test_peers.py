@@ -3,6 +3,8 @@
 Each is skipped where its packages are missing; `make test-ros` says which those are.
 """
 
+# ruff: noqa: T201  (programs say when they are ready, and how fast they were)
+
 from __future__ import annotations
 
 import os
@@ -96,9 +98,9 @@ def folder(tmp_path: Path) -> Path:
 def exchange(transport: Transport, seconds: float = 5.0, rate: float = 500.0) -> None:
     """Publish states at a rate; 99.5 % have to be answered, 99 % of them within 10 ms.
 
-    An answer to a later state counts too: both sides keep the newest message, so that on a busy machine, where a process
-    has to wait for its turn, an answer may be replaced before it is seen. How many were seen themselves is printed. The
-    10 ms are not asked of a machine on which more programs want to run than it has cores.
+    An answer to a later state counts too: both sides keep the newest message, so that on a busy machine, where a
+    process has to wait for its turn, an answer may be replaced before it is seen. How many were seen themselves is
+    printed. The 10 ms are not asked of a machine on which more programs want to run than it has cores.
     """
     publisher = transport.advertise("/joint_states", JointState, SENSOR)
     subscription = transport.subscribe("/arm/joint_trajectory", JointTrajectory, COMMAND)
