@@ -13,7 +13,7 @@ PYTHON312      ?= $(firstword $(foreach python,python3.12 $(wildcard $(HOME)/.py
   $(shell $(python) -c 'import sys; print(sys.executable)' 2>/dev/null)))
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo test test-fast test-lerobot test-isaaclab lint types format docs check setup setup-dev clean
+.PHONY: demo test test-fast test-lerobot test-isaaclab test-ros lint types format docs check setup setup-dev clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -37,6 +37,10 @@ test-isaaclab:  ## its environments under our contract, on the CPU, in an enviro
 	@test -n "$(PYTHON312)" || { echo "No Python 3.12 found; run: make test-isaaclab PYTHON312=PATH"; exit 2; }
 	@$(MAKE) --no-print-directory VENV=$(ISAACLAB_VENV) PYTHON=$(PYTHON312) TORCH=$(TORCH312) $(ISAACLAB_VENV)/.setup-isaaclab
 	OMP_NUM_THREADS=1 $(ISAACLAB_VENV)/bin/python -m pytest -q tests/sim/test_isaaclab.py
+
+test-ros: $(VENV)/.setup-dev  ## the ROS bridge against Fast DDS, Cyclone DDS, rospy and roslibpy; says which Debian packages are missing
+	@$(BIN)/python -c 'import roslibpy' 2>/dev/null || $(BIN)/python -m pip install -q --disable-pip-version-check roslibpy
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rsP tests/real_robot/test_peers.py
 
 lint: $(VENV)/.setup-dev  ## ruff: rules and format
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -69,7 +73,7 @@ $(VENV)/.setup: $(BIN)/python pyproject.toml
 	@touch $@
 
 $(VENV)/.setup-dev: $(VENV)/.setup
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,envpool,warp,ogbench,pusht,sb3,tensorboard,wandb,diffusers,onnx,remote,rslrl,mjlab,joblib]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,envpool,warp,ogbench,pusht,sb3,tensorboard,wandb,diffusers,onnx,remote,ros,rslrl,mjlab,joblib]'
 	@# rsl-rl-lib asks for torchvision and never imports it; one for another build of torch breaks what does.
 	@$(BIN)/python -c 'import torchvision' 2>/dev/null || $(BIN)/python -m pip uninstall -q -y torchvision
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps metaworld==3.1.1  # its metadata asks for an older MuJoCo than it needs

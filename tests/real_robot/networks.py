@@ -1,0 +1,83 @@
+"""Networks of their own for the tests of transports: loopback addresses, free ports, domains nobody else uses."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from real_robot.transports.base import Transport, open_transport
+
+_domains = itertools.count(os.getpid())
+
+
+def free_domain() -> int:
+    """A ROS_DOMAIN_ID that no other test uses, neither of this process nor, most likely, of one beside it."""
+    return 100 + next(_domains) % 130  # the standard's ports end at 232
+
+
+def free_port() -> int:
+    """A TCP port of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+    """What `condition` returns as soon as it is true; fails after `seconds`."""
+    end = time.monotonic() + seconds
+    while not (result := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.002)
+    return result
+
+
+class Network:
+    """Where transports of one kind see each other; `open` makes them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.settings: dict[str, Any] = {"domain": free_domain()}
+        self.helpers: list[Any] = []
+        self.opened: list[Transport] = []
+        if name == "zenoh":
+            router = f"tcp/127.0.0.1:{free_port()}"
+            self.helpers.append(open_transport("zenoh", listen=router, **self.settings))
+            self.settings["router"] = router
+        elif name == "rosbridge":
+            from rosbridge_hub import Hub
+
+            self.hub = Hub()
+            self.settings = {"url": self.hub.url}
+
+    def open(self) -> Transport:
+        """Another transport; the network closes it."""
+        self.opened.append(open_transport(self.name, **self.settings))
+        return self.opened[-1]
+
+    def close(self) -> None:
+        """Close everything."""
+        for transport in (*self.opened, *self.helpers):
+            transport.close()
+        if self.name == "rosbridge":
+            self.hub.stop()
+
+
+NEEDS = {"dds": ("rosbags", "cyclonedds"), "zenoh": ("rosbags", "zenoh"), "rosbridge": ("rosbags", "websockets")}
+
+
+@pytest.fixture
+def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
+    """The network of the transport that the test names."""
+    for package in NEEDS.get(request.param, ()):
+        pytest.importorskip(package, reason="needs robopolicy[ros]")
+    monkeypatch.delenv("CYCLONEDDS_URI", raising=False)  # the transport itself keeps to this machine
+    monkeypatch.setattr("real_robot.transports.rosbridge.ASKING", 0.05)
+    made = Network(request.param)
+    yield made
+    made.close()

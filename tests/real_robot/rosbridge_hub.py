@@ -1,0 +1,98 @@
+"""A small rosbridge server (protocol v2, JSON) for tests: it passes topics on and answers like rosapi.
+
+Its spelling is that of its clients; it has what the tests need of the protocol, written from its published description.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.server import Server, ServerConnection, serve
+
+
+class Hub:
+    """Serves on a port of this machine until it is stopped; `rosapi` says whether it answers questions about others."""
+
+    def __init__(self, port: int = 0, rosapi: bool = True) -> None:
+        self.rosapi = rosapi
+        self.requests: list[dict[str, Any]] = []  # all but messages
+        self.headers: list[str | None] = []  # the authorization that clients gave
+        self._clients: dict[ServerConnection, dict[str, set[str]]] = {}  # {client: its topics by role}
+        self._latched: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._server: Server = serve(self._serve, "127.0.0.1", port, max_size=2**26, compression=None)
+        self.port: int = self._server.socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        return f"ws://127.0.0.1:{self.port}"
+
+    def inject(self, topic: str, message: Any) -> None:
+        """Send anything as the message of a topic."""
+        self._pass_on(topic, json.dumps({"op": "publish", "topic": topic, "msg": message}))
+
+    def send_raw(self, data: str | bytes) -> None:
+        """Send anything to every client."""
+        for client in list(self._clients):
+            client.send(data)
+
+    def stop(self) -> None:
+        """Stop, and close all connections."""
+        self._server.shutdown()
+        for client in list(self._clients):
+            client.close()
+        self._thread.join(5)
+
+    def _serve(self, client: ServerConnection) -> None:
+        request = client.request
+        self.headers.append(None if request is None else request.headers.get("Authorization"))
+        with self._lock:
+            self._clients[client] = {"subscribe": set(), "advertise": set(), "latch": set()}
+        try:
+            for data in client:
+                self._handle(client, str(data), json.loads(data))
+        except ConnectionClosed:
+            pass
+        finally:
+            with self._lock:
+                del self._clients[client]
+
+    def _handle(self, client: ServerConnection, data: str, request: dict[str, Any]) -> None:
+        operation, topic = request["op"], request.get("topic", "")
+        topics = self._clients[client]
+        if operation == "publish":
+            if topic in topics["latch"]:
+                self._latched[topic] = data
+            self._pass_on(topic, data)
+            return
+        self.requests.append(request)
+        if operation in ("subscribe", "advertise"):
+            with self._lock:
+                topics[operation].add(topic)
+            if request.get("latch"):
+                topics["latch"].add(topic)
+            if operation == "subscribe" and topic in self._latched:
+                client.send(self._latched[topic])
+        elif operation.startswith("un"):
+            with self._lock:
+                topics[operation[2:]].discard(topic)
+        elif operation == "call_service" and self.rosapi:
+            word = request["service"].rsplit("/", 1)[-1]
+            role = {"publishers": "advertise", "subscribers": "subscribe"}[word]
+            asked = request["args"]["topic"]
+            with self._lock:
+                names = [f"/client{i}" for i, each in enumerate(self._clients.values()) if asked in each[role]]
+            answer = {"op": "service_response", "id": request["id"], "values": {word: names}, "result": True}
+            client.send(json.dumps(answer))
+
+    def _pass_on(self, topic: str, data: str) -> None:
+        with self._lock:
+            receivers = [client for client, topics in self._clients.items() if topic in topics["subscribe"]]
+        for client in receivers:
+            client.send(data)

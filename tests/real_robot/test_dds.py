@@ -1,0 +1,232 @@
+"""The transport over DDS against bare Cyclone DDS: names, hashes, bytes, qualities of service."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from networks import free_domain, until
+from random_messages import random_message
+
+from real_robot.codecs import cdr
+from real_robot.codecs.definitions import describe, type_hash
+from real_robot.message import CATALOGUE, Message
+from real_robot.messages import Image, JointState, String
+from real_robot.transports.base import COMMAND, LATCHED, SENSOR, QoS, TransportError, unmet
+from real_robot.transports.names import dds_topic, dds_type, ros1_type
+
+pytest.importorskip("rosbags", reason="needs robopolicy[ros]")
+pytest.importorskip("cyclonedds", reason="needs robopolicy[ros]")
+import cyclonedds.idl.types as idl_types
+from cyclonedds import builtin
+from cyclonedds.core import DDSException, Policy, Qos
+from cyclonedds.domain import DomainParticipant
+from cyclonedds.idl import make_idl_struct
+from cyclonedds.idl.annotations import final
+from cyclonedds.pub import DataWriter
+from cyclonedds.sub import DataReader
+from cyclonedds.topic import Topic
+from cyclonedds.util import duration
+
+from real_robot.transports.dds import DdsTransport, loopback_settings
+
+SHIPPED = sorted((kind for kind in CATALOGUE.values() if kind.__module__ == "real_robot.messages"), key=str)
+RELIABLE = {True: Policy.Reliability.Reliable(duration(milliseconds=10)), False: Policy.Reliability.BestEffort}
+KEPT = {True: Policy.Durability.TransientLocal, False: Policy.Durability.Volatile}
+
+
+@pytest.fixture
+def domain(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A domain of this machine alone."""
+    monkeypatch.setenv("CYCLONEDDS_URI", loopback_settings())  # for the bare participants as for ours
+    return free_domain()
+
+
+@pytest.fixture
+def transport(domain: int) -> Iterator[DdsTransport]:
+    with DdsTransport(domain) as opened:
+        yield opened
+
+
+def text(data: str) -> Any:
+    return pure_type(String)(data)
+
+
+def quality(reliable: bool, kept: bool, *more: Any) -> Qos:
+    return Qos(RELIABLE[reliable], KEPT[kept], Policy.History.KeepLast(10), *more)
+
+
+def test_names() -> None:
+    assert dds_topic("/arm/joint_states") == "rt/arm/joint_states"
+    assert dds_type(JointState) == "sensor_msgs::msg::dds_::JointState_"
+    assert ros1_type(JointState) == "sensor_msgs/JointState"
+
+
+def test_what_ros_sees_of_us(domain: int, transport: DdsTransport) -> None:
+    publisher = transport.advertise("/joint_states", JointState, SENSOR)
+    participant = DomainParticipant(domain)
+    reader = builtin.BuiltinDataReader(participant, builtin.BuiltinTopicDcpsPublication)
+    people = builtin.BuiltinDataReader(participant, builtin.BuiltinTopicDcpsParticipant)
+    found: dict[str, Any] = {}
+
+    def announced() -> bool:
+        found.update({each.topic_name: each for each in reader.take(N=20) if hasattr(each, "topic_name")})
+        return "rt/joint_states" in found
+
+    until(announced)
+    endpoint = found["rt/joint_states"]
+    assert endpoint.type_name == "sensor_msgs::msg::dds_::JointState_" and not publisher.matched
+    policies = {type(policy).__qualname__: policy for policy in endpoint.qos}
+    assert policies["Policy.Userdata"].data == f"typehash={type_hash(JointState)};".encode()
+    representation = policies["Policy.DataRepresentation"]
+    assert representation.use_cdrv0_representation and not representation.use_xcdrv2_representation
+    assert policies["Policy.Reliability.Reliable"].max_blocking_time == duration(milliseconds=10)
+    users = [policy.data for each in people.take(N=20) for policy in each.qos if isinstance(policy, Policy.Userdata)]
+    assert b"enclave=/;" in users
+
+
+@cache
+def pure_type(kind: type[Message]) -> Any:
+    """The type in Cyclone's own, slow codec."""
+
+    def member(each: Any) -> Any:
+        base = pure_type(each.base) if isinstance(each.base, type) else {"string": str, "bool": bool}.get(each.base)
+        base = base or {"byte": idl_types.uint8}.get(each.base) or getattr(idl_types, each.base)
+        return (
+            base
+            if not each.many
+            else idl_types.sequence[base]
+            if each.size is None
+            else idl_types.array[base, each.size]
+        )
+
+    fields = {each.name: member(each) for each in describe(kind)}
+    return final(make_idl_struct(f"Pure{kind.__name__}", dds_type(kind), fields))
+
+
+def as_pure(message: Message) -> Any:
+    values = []
+    for each in describe(type(message)):
+        value = getattr(message, each.name)
+        if isinstance(each.base, type):
+            value = [as_pure(item) for item in value] if each.many else as_pure(value)
+        values.append(value.tolist() if isinstance(value, np.ndarray) else list(value) if each.many else value)
+    return pure_type(type(message))(*values)
+
+
+@pytest.mark.parametrize("kind", SHIPPED, ids=lambda kind: kind.__name__)
+def test_bytes_are_those_of_cyclone_itself(kind: type[Message]) -> None:
+    generator = np.random.default_rng(0)
+    for count in range(8):
+        message = kind() if count == 0 else random_message(kind, generator)
+        assert as_pure(message).serialize(use_version_2=False) == cdr.encode(message)
+
+
+@pytest.mark.parametrize("ours", ["reads", "writes"])
+def test_sixteen_qualities_of_service(domain: int, transport: DdsTransport, ours: str) -> None:
+    participant = DomainParticipant(domain)
+    cases = []
+    for count, (offers, kept, asks, keeps) in enumerate(itertools.product([True, False], repeat=4)):
+        topic = f"/quality_{count}"
+        entity = Topic(participant, dds_topic(topic), pure_type(String))
+        offered, asked = QoS(offers, False, kept), QoS(True, asks, keeps)
+        if ours == "reads":
+            writer = DataWriter(participant, entity, qos=quality(offers, kept))
+            writer.write(text("before"))
+            cases.append((asked, offered, transport.subscribe(topic, String, asked), writer))
+        else:
+            publisher = transport.advertise(topic, String, offered)
+            publisher.publish(String("before"))
+            cases.append((asked, offered, publisher, DataReader(participant, entity, qos=quality(asks, keeps))))
+    assert len(cases) == 16
+    matches = sum(not unmet(asked, offered) for asked, offered, *_ in cases)
+    assert matches == 9
+    until(lambda: sum(len(end.matched) for end in transport.graph().endpoints) == matches)
+    until(lambda: sum(bool(end.unmet) for end in transport.graph().endpoints) == 16 - matches)
+    time.sleep(0.1)
+    for (asked, offered, our, their), end in zip(cases, transport.graph().endpoints, strict=True):
+        missing = unmet(asked, offered)
+        assert set(end.unmet) <= set(missing) and bool(end.unmet) == bool(missing)
+        # What was published before reaches only who asks for it, and reliably, of a publisher that kept it.
+        seen = our.latest() is not None if ours == "reads" else bool(their.take(N=5))
+        assert seen == (not missing and asked.latched and asked.asks_reliable)
+
+
+def test_a_deadline_never_matches(domain: int, transport: DdsTransport) -> None:
+    participant = DomainParticipant(domain)
+    publisher = transport.advertise("/deadline", String, SENSOR)
+    asked = quality(False, False, Policy.Deadline(duration(milliseconds=100)))
+    reader = DataReader(participant, Topic(participant, "rt/deadline", pure_type(String)), qos=asked)
+    until(lambda: transport.graph().endpoints[0].unmet == ("deadline",))
+    assert not publisher.matched and not reader.get_matched_publications()
+
+
+def test_what_is_malformed_is_counted(transport: DdsTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    publisher: Any = transport.advertise("/joint_states", JointState, COMMAND)
+    subscription: Any = transport.subscribe("/joint_states", JointState, COMMAND)
+    until(lambda: publisher.matched == 1)
+    publisher._sample.data = b"\0\1\0\0" + b"\xff" * 40
+    with pytest.raises(DDSException, match="Bad parameter"):  # Cyclone itself lets no such bytes pass
+        publisher._writer.write(publisher._sample)
+    sample = subscription._reader.topic.data_type.deserialize(publisher._sample.data)
+    sample.sample_info = types.SimpleNamespace(publication_handle=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(subscription, "_reader", types.SimpleNamespace(take=lambda count: [sample]))
+        assert subscription.latest() is None and subscription.malformed == 1
+    publisher.publish(JointState(name=("a",)))
+    assert until(subscription.latest).message.name == ("a",)
+
+
+PEER = """
+import sys
+from real_robot.messages import Image
+from real_robot.transports.base import COMMAND
+from real_robot.transports.dds import DdsTransport
+with DdsTransport(int(sys.argv[1])) as transport:
+    transport.subscribe("/camera", Image, COMMAND)
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_stopped_peer_does_not_stop_us(domain: int, transport: DdsTransport) -> None:
+    publisher = transport.advertise("/camera", Image, COMMAND)
+    peer = subprocess.Popen([sys.executable, "-c", PEER, str(domain)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert peer.stdout is not None and peer.stdout.readline()
+        until(lambda: publisher.matched == 1)
+        peer.send_signal(signal.SIGSTOP)
+        message, taken = Image(data=np.zeros(200_000, np.uint8)), []
+        for _ in range(60):
+            start = time.monotonic()
+            publisher.publish(message)
+            taken.append(time.monotonic() - start)
+        assert sorted(taken)[54] < 0.02, sorted(taken)  # 10 ms and what a busy machine adds
+    finally:
+        peer.kill()
+        peer.communicate()
+
+
+def test_one_participant_and_one_interface_per_domain(domain: int, transport: DdsTransport) -> None:
+    with pytest.raises(TransportError, match="already used on interface 'lo'"):
+        DdsTransport(domain, interface="eth9")
+    with DdsTransport(domain) as again:
+        assert again._participant is transport._participant
+        again.advertise("/status", String, LATCHED)
+        with pytest.raises(TransportError, match="/status carries std_msgs/msg/String in this process"):
+            transport.advertise("/status", JointState, LATCHED)
+
+
+def test_an_interface_that_does_not_exist(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CYCLONEDDS_URI")
+    with pytest.raises(TransportError, match=f"cannot join domain {domain} on interface 'eth9'"):
+        DdsTransport(domain, interface="eth9")

@@ -1,0 +1,111 @@
+"""The transport over rosbridge: requests as the protocol writes them, both spellings, lost connections."""
+
+from __future__ import annotations
+
+import pytest
+from networks import free_port, until
+
+from real_robot.codecs import json
+from real_robot.messages import Bool, Header, JointState, String, Time
+from real_robot.transports.base import LATCHED, SENSOR, TransportError
+
+pytest.importorskip("rosbags", reason="needs robopolicy[ros]")
+pytest.importorskip("websockets", reason="needs robopolicy[ros]")
+from rosbridge_hub import Hub
+
+from real_robot.transports.rosbridge import RosbridgeTransport
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let it ask and try again sooner than it would."""
+    for name in ("ASKING", "RETRY"):
+        monkeypatch.setattr(f"real_robot.transports.rosbridge.{name}", 0.05)
+
+
+@pytest.mark.parametrize(("ros1", "name"), [(True, "sensor_msgs/JointState"), (False, "sensor_msgs/msg/JointState")])
+def test_requests(ros1: bool, name: str) -> None:
+    hub = Hub()
+    with RosbridgeTransport(hub.url, ros1=ros1) as transport:
+        publisher = transport.advertise("/joint_states", JointState, LATCHED)
+        subscription = transport.subscribe("/joint_states", JointState, SENSOR)
+        requests = until(lambda: len(hub.requests) >= 2 and hub.requests[:2])
+        start = {"topic": "/joint_states", "type": name}
+        assert requests[0] == {**start, "op": "advertise", "latch": True, "queue_size": 1}
+        assert requests[1] == {**start, "op": "subscribe", "queue_length": 1, "throttle_rate": 0}
+        until(lambda: publisher.matched == subscription.publishers == 1)
+        message = JointState(Header(Time(1, 2)), ("a",))
+        publisher.publish(message)
+        assert until(subscription.latest).message == message
+        hub.inject("/joint_states", {**json.encode(message, ros1=not ros1), "extra": 1})
+        assert until(lambda: (each := subscription.latest()) and each.sequence == 2 and each).message == message
+    until(lambda: {"op": "unsubscribe", "topic": "/joint_states"} in hub.requests or not hub._clients)
+    hub.stop()
+
+
+def test_nonsense_is_counted_or_ignored() -> None:
+    hub = Hub()
+    with RosbridgeTransport(hub.url) as transport:
+        subscription = transport.subscribe("/status", String, SENSOR)
+        until(lambda: hub.requests)
+        for data in ("{", "[" * 100_000, "[]", "3", '{"op": "publish"}', '{"op": "status"}', b"\xff\xfe", "null"):
+            hub.send_raw(data)
+        for message in (None, {}, {"data": 1}, [], {"data": None}):
+            before = subscription.malformed
+            hub.inject("/status", message)
+            until(lambda n=before: subscription.latest() is None and subscription.malformed == n + 1)
+        hub.inject("/status", {"data": "up"})
+        assert until(subscription.latest).message == String("up")
+    hub.stop()
+
+
+def test_without_rosapi_publishers_are_those_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("real_robot.transports.rosbridge.ALIVE", 0.3)
+    hub = Hub(rosapi=False)
+    with RosbridgeTransport(hub.url) as transport:
+        publisher = transport.advertise("/command", Bool, SENSOR)
+        subscription = transport.subscribe("/status", String, SENSOR)
+        until(lambda: len(hub.requests) >= 4)
+        assert publisher.matched == 1 and subscription.publishers == 0
+        hub.inject("/status", {"data": "up"})
+        until(lambda: subscription.publishers == 1)
+        until(lambda: subscription.publishers == 0)
+    hub.stop()
+
+
+def test_a_lost_connection_is_opened_again() -> None:
+    hub = Hub()
+    with RosbridgeTransport(hub.url) as transport:
+        publisher = transport.advertise("/command", Bool, SENSOR)
+        subscription = transport.subscribe("/status", String, SENSOR)
+        hub_status = {"data": "up"}
+        until(lambda: len(hub.requests) >= 2)
+        hub.inject("/status", hub_status)
+        first = until(subscription.latest)
+        hub.stop()
+        until(lambda: not publisher.matched)
+        for _ in range(5):
+            publisher.publish(Bool(True))  # goes nowhere, then or later
+        again = Hub(hub.port)
+        until(lambda: {each["op"] for each in again.requests} >= {"advertise", "subscribe"})
+        again.inject("/status", hub_status)
+        second = until(lambda: (each := subscription.latest()) and each is not first and each)
+        assert second.publisher != first.publisher and second.message == first.message
+        assert until(lambda: transport.graph().endpoints[0].publishes)
+        again.stop()
+
+
+def test_tokens_stay_off_the_open_network() -> None:
+    hub = Hub()
+    RosbridgeTransport(hub.url, token="secret").close()
+    RosbridgeTransport(hub.url).close()
+    assert hub.headers == ["Bearer secret", None]
+    hub.stop()
+    for url in ("ws://robot.local:9090", "ws://127.evil.example:9090", "ws://localhost.evil.example"):
+        with pytest.raises(TransportError, match="use wss://"):
+            RosbridgeTransport(url, token="secret", timeout=0.1)
+
+
+def test_no_server() -> None:
+    with pytest.raises(TransportError, match="No rosbridge server at ws://"):
+        RosbridgeTransport(f"ws://127.0.0.1:{free_port()}")
