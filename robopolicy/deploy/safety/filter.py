@@ -190,7 +190,7 @@ class SafetyFilter:
             limited |= beyond
         goal = step
         if self.config.mode != "velocity":
-            goal = approach(target, before, motion.position, bounds)
+            goal = approach(target, before, motion, bounds)
             behind = (motion.position != before) & (goal != step) & ~limited  # arriving now would overshoot
             self._record(done, "lag", behind, step / dt, np.abs(goal) / dt, measured.time)
             limited |= behind
@@ -211,8 +211,9 @@ class SafetyFilter:
         safe = self._safe(wanted, motion, bounds)
         if safe.all():
             return wanted
-        self._record(done, "braking", ~safe & ~limited, target, np.where(motion.step > 0, self._high, self._low), 
-                     measured.time)
+        self._record(
+            done, "braking", ~safe & ~limited, target, np.where(motion.step > 0, self._high, self._low), measured.time
+        )
         stop = settle(motion.step, motion.bend, bounds)
         low, width = np.zeros(len(self.limits)), 1.0
         for _ in range(2):
@@ -267,8 +268,8 @@ class SafetyFilter:
     def _record(
         self, done: list[Intervention], kind: str, where: Mask, value: Array, limit: Array, time: float
     ) -> None:
-        for joint in np.flatnonzero(where):
-            done.append(Intervention(kind, self.limits.names[joint], float(value[joint]), float(limit[joint]), time))
+        names = self.limits.names
+        done += [Intervention(kind, names[j], float(value[j]), float(limit[j]), time) for j in np.flatnonzero(where)]
 
     def _note(self, kind: str, measured: Measured) -> Intervention:
         return Intervention(kind, "", np.nan, np.nan, measured.time)
@@ -285,20 +286,24 @@ def read_command(command: Any, joints: int) -> Array | str:
     return wish if np.isfinite(wish).all() else "finite"
 
 
-def approach(target: Array, before: Array, position: Array, bounds: Bounds) -> Array:
-    """The step `(J,)` that catches up with a target in as little time as the limits allow, without overshooting it.
+def approach(target: Array, before: Array, motion: Motion, bounds: Bounds) -> Array:
+    """The step `(J,)` that catches up with a target in as little time as the limits allow, hardly overshooting it.
 
     The speed relative to the target, which moved from `before` to `target`, is the one that can be braked on the way
     that is left: w^2 / (2 B) + w B / (2 D) for a speed w, largest bend B and snap D, or w sqrt(w / D) where the brake
-    is over before it reaches B; and half a period's motion, because the bend counts from the next period on.
+    is over before it reaches B; and half a period's motion, because the bend counts from the next period on. Off the
+    way comes what is covered until the present bend, if it adds speed, has been taken back.
     """
     feed = np.clip(target - before, -bounds.step, bounds.step)
-    way = target - feed - position
-    size = np.abs(way)
+    way = target - feed - motion.position
+    toward = np.copysign(1.0, way)
+    periods = np.abs(motion.bend) / bounds.snap
+    covered = toward * periods * (motion.step - feed + motion.bend * periods / 3.0)
+    left = np.maximum(np.abs(way) - np.where(toward * motion.bend > 0, np.maximum(covered, 0.0), 0.0), 0.0)
     half = 0.5 * bounds.bend / bounds.snap
-    short = np.cbrt(bounds.snap * size**2)
+    short = np.cbrt(bounds.snap * left**2)
     speed = np.where(
-        short < 2.0 * half * bounds.bend, short, bounds.bend * (np.sqrt(half**2 + 2.0 * size / bounds.bend) - half)
+        short < 2.0 * half * bounds.bend, short, bounds.bend * (np.sqrt(half**2 + 2.0 * left / bounds.bend) - half)
     )
-    speed = speed * size / (size + 0.5 * speed + np.finfo(np.float64).tiny)
-    return np.where(speed < size, feed + np.copysign(speed, way), target - position)
+    speed = speed * left / (left + 0.5 * speed + np.finfo(np.float64).tiny)
+    return np.where(speed < np.abs(way), feed + toward * speed, target - motion.position)
