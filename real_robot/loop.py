@@ -161,18 +161,18 @@ class ControlLoop:
         """Tick at the robot's rate until `stop`, a signal, or `seconds` are over; always ends in a safe stop."""
         stopping = threading.Event()
         atexit.register(self.stop)
-        try:
-            with ended_by_signals(stopping):
+        with ended_by_signals(stopping):
+            try:
                 for missed in beats(self.robot.dt, stopping, seconds):
                     self.note_overrun(missed)
                     if self.tick(time.monotonic()).state is State.STOPPED:
                         break
-        except BaseException:
-            log.exception("The control loop failed")
-            raise
-        finally:
-            self.stop()
-            atexit.unregister(self.stop)
+            except BaseException:
+                log.exception("The control loop failed")
+                raise
+            finally:
+                self.stop()
+                atexit.unregister(self.stop)
 
     def note_overrun(self, missed: int) -> None:
         """Count periods without a tick; late ticks in a row are a reason to hold."""

@@ -49,6 +49,10 @@ def test_shipped_robots_are_plausible(name: str) -> None:
     assert (limits.velocity[finite] / limits.acceleration[finite] < 2.0).all()
 
 
+def test_descriptions_are_packaged() -> None:
+    assert (SHIPPED / "__init__.py").is_file()  # setuptools takes YAML files of packages alone
+
+
 @pytest.mark.parametrize("name", robot_names())
 def test_shipped_robots_cite_their_sources(name: str) -> None:
     text = (SHIPPED / f"{name}.yaml").read_text(encoding="utf-8")
