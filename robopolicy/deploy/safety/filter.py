@@ -27,6 +27,7 @@ Mode = Literal["absolute", "delta", "velocity"]
 Mask = NDArray[np.bool_]
 
 SLACK = 1.0 + 1e-9  # so that a motion at exactly a limit is not one beyond it by rounding
+ROUNDING = 1e-12  # [rad or m] kept from the limits, since sums of steps are not exact to the last bit
 SHARES = np.linspace(0.0, 1.0, 33)[:, None]  # of a wish in a compromise with the brake
 FAR = 1e6  # periods at full speed; targets beyond are as good as there, and do not overflow
 
@@ -93,7 +94,7 @@ class SafetyFilter:
     ) -> None:
         self.limits, self.config, self.workspace = limits, config or FilterConfig(), workspace
         width = limits.position_high - limits.position_low
-        margin = self.config.margin * np.where(np.isfinite(width), width, 0.0)
+        margin = self.config.margin * np.where(np.isfinite(width), width, 0.0) + ROUNDING
         self._low, self._high = limits.position_low + margin, limits.position_high - margin
 
     def step(
@@ -218,9 +219,8 @@ class SafetyFilter:
         low, width = np.zeros(len(self.limits)), 1.0
         for _ in range(2):
             bends = stop + np.minimum(low + width * SHARES, 1.0) * (wanted - stop)  # (K, J)
-            bends[0] = stop + low * (wanted - stop)
             fine = self._safe(bends, motion, bounds)
-            fine[0] = True
+            fine[0] = True  # the stop itself at first, then what was just found
             low = low + width * SHARES[len(fine) - 1 - np.argmax(fine[::-1], axis=0), 0]
             width *= SHARES[1, 0]
         return np.where(safe, wanted, stop + np.minimum(low, 1.0) * (wanted - stop))
