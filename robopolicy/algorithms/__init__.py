@@ -35,6 +35,7 @@ from robopolicy.algorithms.mdpo_off import MDPOOff, MDPOOffConfig
 from robopolicy.algorithms.npg_igt import NPGIGT, NPGIGTConfig
 from robopolicy.algorithms.pa_rl import PARL, PARLConfig
 from robopolicy.algorithms.pmoe import PMOE, PMOEConfig
+from robopolicy.algorithms.pmoe_ppo import PMOEPPO, PMOEPPOConfig
 from robopolicy.algorithms.policyflow import PolicyFlow, PolicyFlowConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.props import PROPS, PROPSConfig
@@ -83,6 +84,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "npg_igt": (NPGIGTConfig, NPGIGT),
     "pa_rl": (PARLConfig, PARL),
     "pmoe": (PMOEConfig, PMOE),
+    "pmoe_ppo": (PMOEPPOConfig, PMOEPPO),
     "policyflow": (PolicyFlowConfig, PolicyFlow),
     "ppo": (PPOConfig, PPO),
     "props": (PROPSConfig, PROPS),

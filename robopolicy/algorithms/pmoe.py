@@ -7,12 +7,12 @@ to choose or straddle them.
 
 Use it from scratch where a task has a few distinct ways to succeed. For one way SAC is cheaper: the critic judges all
 experts in every actor step. Experts that are never the best are never improved: the router entropy in the metrics
-shows a collapse. With on-policy data `ppo` trains the same policy on its exact density, router included.
+shows a collapse. `pmoe_ppo` is its sibling for rollouts.
 
 Formulas are those of the authors' public code. Deviations: rewards are not standardised per batch (the temperature is
 learned instead), critics may be an ensemble and actions come in chunks as in SAC. As there, the entropy of the
 objective is that of the chosen expert; the metrics also show the entropy of the mixture, which is larger where experts
-lie apart. The paper's PPO variant, with a Q network beside the value to train the router, is not rebuilt.
+lie apart.
 """
 
 from __future__ import annotations
