@@ -107,6 +107,7 @@ ALLOWED: dict[str, set[str]] = {
     "srl": {"sequence"},
     "stac": {"squashed gaussian"},
     "stock_ac": {"squashed gaussian"},
+    "subpo": SCORED | {"recurrent gaussian"},
     "symphony": {"swaddled"},
     "td3": {"squashed gaussian"},
     "tscac": {"squashed gaussian"},

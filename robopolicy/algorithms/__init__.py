@@ -47,6 +47,7 @@ from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.algorithms.srl import SRL, SRLConfig
 from robopolicy.algorithms.stac import STAC, STACConfig
 from robopolicy.algorithms.stock_ac import StockAC, StockACConfig
+from robopolicy.algorithms.subpo import SubPO, SubPOConfig
 from robopolicy.algorithms.symphony import Symphony, SymphonyConfig
 from robopolicy.algorithms.td3 import TD3, TD3Config
 from robopolicy.algorithms.tscac import TSCAC, TSCACConfig
@@ -96,6 +97,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "srl": (SRLConfig, SRL),
     "stac": (STACConfig, STAC),
     "stock_ac": (StockACConfig, StockAC),
+    "subpo": (SubPOConfig, SubPO),
     "symphony": (SymphonyConfig, Symphony),
     "td3": (TD3Config, TD3),
     "tscac": (TSCACConfig, TSCAC),
@@ -108,5 +110,5 @@ def make_algorithm(name: str, config: Any, policy: Policy, *, total_updates: int
         raise unknown_name("algorithm", name, ALGORITHMS)
     algorithm: Any = ALGORITHMS[name][1]
     if policy.spec.memory_dim and not algorithm.may_remember:
-        raise UserError(f"Algorithm '{name}' cannot train a recurrent '{policy.name}'; use ppo, bpo or mdpo.")
+        raise UserError(f"Algorithm '{name}' cannot train a recurrent '{policy.name}'; use ppo, bpo, mdpo or subpo.")
     return algorithm(config, policy, total_updates=total_updates)

@@ -35,7 +35,7 @@ from robopolicy.training.loop import resume_run
 
 ADAPTIVE: dict[str, Any] = {"lr_schedule": "adaptive", "target_kl": 0.01, "entropy_coef": 0.01}
 STOPPED: dict[str, Any] = {"target_kl": 1e-4}
-CASES = [("ppo", {}), ("ppo", ADAPTIVE), ("ppo", STOPPED), ("bpo", {"target_kl": 0.5}), ("mdpo", {})]
+CASES = [("ppo", {}), ("ppo", ADAPTIVE), ("ppo", STOPPED), ("bpo", {"target_kl": 0.5}), ("mdpo", {}), ("subpo", {})]
 
 
 def learner(name: str, settings: dict[str, Any]) -> Any:
@@ -148,7 +148,7 @@ SETTINGS = ["task=point_mass", "policy=gaussian", "sim.num_envs=4", "budget.upda
     ("settings", "message"),
     [
         (["algorithm=props"], "'props' runs in one process"),
-        (["algorithm=sac", "policy=squashed_gaussian"], "choose one of bpo, mdpo, ppo"),
+        (["algorithm=sac", "policy=squashed_gaussian"], "choose one of bpo, mdpo, ppo, subpo"),
         (["algorithm=ppo", "guards.restore_best=true"], "set guards.restore_best=false"),
         (["algorithm=ppo", "sim.num_envs=3"], "sim.num_envs=3 cannot be shared out evenly to 2"),
         (["algorithm=ppo", "algorithm.batch_size=15"], "algorithm.batch_size=15"),
