@@ -37,6 +37,7 @@ from robopolicy.algorithms.pa_rl import PARL, PARLConfig
 from robopolicy.algorithms.pmoe import PMOE, PMOEConfig
 from robopolicy.algorithms.pmoe_ppo import PMOEPPO, PMOEPPOConfig
 from robopolicy.algorithms.policyflow import PolicyFlow, PolicyFlowConfig
+from robopolicy.algorithms.polychromic import Polychromic, PolychromicConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.props import PROPS, PROPSConfig
 from robopolicy.algorithms.qc import QC, QCConfig
@@ -87,6 +88,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "pmoe": (PMOEConfig, PMOE),
     "pmoe_ppo": (PMOEPPOConfig, PMOEPPO),
     "policyflow": (PolicyFlowConfig, PolicyFlow),
+    "polychromic": (PolychromicConfig, Polychromic),
     "ppo": (PPOConfig, PPO),
     "props": (PROPSConfig, PROPS),
     "qc": (QCConfig, QC),

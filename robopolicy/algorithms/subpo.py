@@ -4,7 +4,7 @@ The objective is a set function F of all that an episode visits, with diminishin
 gathered. It is no sum of rewards of single states, but its marginal gains `F(tau_{0:t+1}) - F(tau_{0:t})` add up to it,
 and a policy gradient on the gains from each step on climbs it: an action is credited with what is new after it.
 
-Use it to inspect, map or cover, with `key` and `entries` as the place in the observation and `scale` as the reach of a
+Use it to inspect, map or cover, with `place.entries` of an observation as the place and `place.scale` as the reach of a
 sensor. The gain depends on what was visited before, so a policy that remembers (`policy.recurrent.kind`) or sees the
 time knows more than one of the place alone. Where states pay every time, use `ppo`. Places are those of the decisions:
 what a chunk passes in between is not seen, nor is the place in which an episode terminates.
@@ -17,17 +17,18 @@ and, if asked for, the task's reward beside the gains, which leaves the objectiv
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.frames.places import PlaceConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.data.rollout import Rollout
-from robopolicy.errors import UserError, unknown_name
-from robopolicy.policies.base import Observation, Policy
+from robopolicy.errors import unknown_name
+from robopolicy.policies.base import Policy
 
 NOISE = 0.1  # variance of a measurement, for `information`
 
@@ -71,17 +72,13 @@ class SubPOConfig(PPOConfig):
     """Settings of PPO, and the set function."""
 
     objective: str = "coverage"  # coverage (of cells) | information (of a Gaussian process)
-    key: str = "state"  # observation that holds the place
-    entries: tuple[int, ...] = (0, 1)  # its entries that are the place
-    scale: float = 0.1  # side of a cell, or length over which information reaches, in units of those entries
+    place: PlaceConfig = field(default_factory=PlaceConfig)  # what an episode visits; its scale is a cell's side
     task_coef: float = 0.0  # weight of the task's own reward beside the gains
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.objective not in OBJECTIVES:
             raise unknown_name("objective", self.objective, OBJECTIVES)
-        if not self.entries or self.scale <= 0:
-            raise UserError(f"SubPO needs one or more entries and a positive scale, got {self.entries}, {self.scale}.")
 
 
 class Visited:
@@ -127,27 +124,19 @@ class SubPO(PPO):
 
     def __init__(self, config: SubPOConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train `policy` for `total_updates` rollouts."""
-        shape = policy.spec.observation.get(config.key, ())
-        if len(shape) != 1 or not all(0 <= entry < shape[0] for entry in config.entries):
-            raise UserError(
-                f"SubPO finds no entries {list(config.entries)} in '{config.key}' of what '{policy.name}' sees; set "
-                "algorithm.key and algorithm.entries."
-            )
+        config.place.check(policy)
         super().__init__(config, policy, total_updates=total_updates)
         self.gain = OBJECTIVES[config.objective]
-        self.visited = Visited(len(config.entries))
-
-    def place(self, obs: Observation) -> Tensor:
-        """Newest place `(..., D)` in units of the scale."""
-        return obs[self.config.key][..., -1, list(self.config.entries)] / self.config.scale
+        self.visited = Visited(len(config.place.entries))
 
     @torch.no_grad()
     def gains(self, batch: Rollout) -> Tensor:
         """Marginal gains `(T, N)` of what each decision led to; what was visited before belongs to them."""
-        places = self.place(batch.obs)
-        following = torch.cat([places[1:], self.place(batch.last_obs).unsqueeze(0)])
+        place_of = self.config.place.of
+        places = place_of(batch.obs)
+        following = torch.cat([places[1:], place_of(batch.last_obs).unsqueeze(0)])
         reached = following.clone()
-        reached[batch.truncated & ~batch.terminated] = self.place(batch.final_obs)
+        reached[batch.truncated & ~batch.terminated] = place_of(batch.final_obs)
         done = batch.truncated | batch.terminated
         self.visited.resume(places[0])
         gains: list[Tensor] = []

@@ -46,6 +46,13 @@ class GroupRollout(Rollout):
 
 
 @dataclass(frozen=True)
+class VineRollout(Rollout):
+    """A rollout, and episodes that were played to their end from several of its moments."""
+
+    vines: tuple[GroupRollout, ...]  # those from one moment in sequence; `group` numbers moment and environment
+
+
+@dataclass(frozen=True)
 class HybridRollout(Rollout):
     """A rollout, and windows of a dataset beside it."""
 

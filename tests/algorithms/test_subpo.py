@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from robopolicy.algorithms.frames.places import PlaceConfig
 from robopolicy.algorithms.subpo import NOISE, OBJECTIVES, SubPO, SubPOConfig, Visited
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
@@ -19,6 +20,7 @@ from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.samplers.rollout import RolloutSampler
 
 STEPS = 8
+LINE = PlaceConfig(entries=(0,), scale=1.0)
 
 
 def learner(seed: int = 0, size: int = 6, **config: Any) -> SubPO:
@@ -72,7 +74,7 @@ def rollout(path: list[float], ends: dict[int, str], last: float) -> Rollout:
 
 
 def test_every_episode_has_a_memory_of_its_own_that_lasts_across_rollouts() -> None:
-    algorithm = learner(size=3, entries=(0,), scale=1.0)
+    algorithm = learner(size=3, place=LINE)
     first = rollout([0.0, 1.0, 0.0, 5.0, 0.0], {2: "truncated"}, 1.0)
     # 0 -> 1 is new; 1 -> 0 is not; 0 -> 9 (true last observation) is; the next one begins at 5: 0 and 1 are new again.
     assert algorithm.gains(first).flatten().tolist() == [1, 0, 1, 1, 1]
@@ -84,9 +86,9 @@ def test_every_episode_has_a_memory_of_its_own_that_lasts_across_rollouts() -> N
 
 
 def test_without_gains_the_task_alone_is_learned() -> None:
-    algorithm = learner(task_coef=1.0, scale=1e6)
+    algorithm = learner(task_coef=1.0, place=PlaceConfig(scale=1e6))
     sampler = tools.sampler_for(algorithm)
-    plain, other = copy.deepcopy(algorithm.state_dict()), learner(task_coef=1.0, scale=1e6)
+    plain, other = copy.deepcopy(algorithm.state_dict()), learner(task_coef=1.0, place=PlaceConfig(scale=1e6))
     data = sampler.collect(algorithm.act)
     inside = {key: value.abs() for key, value in data.obs.items()}  # one cell
     data = replace(data, obs=inside, last_obs={key: value.abs() for key, value in data.last_obs.items()})
@@ -123,7 +125,7 @@ def play(algorithm: SubPO, rows: int = 32) -> Rollout:
 
 
 def test_a_line_is_covered_in_one_direction() -> None:
-    algorithm = learner(size=3, entries=(0,), scale=0.1, lr=3e-3, epochs=4, batch_size=64, gamma=1.0, lam=1.0)
+    algorithm = learner(size=3, place=replace(LINE, scale=0.1), lr=3e-3, epochs=4, batch_size=64, gamma=1.0, lam=1.0)
     before = algorithm.gains(play(algorithm)).sum(0).mean()
     for _ in range(25):
         algorithm.update(play(algorithm))
@@ -140,7 +142,7 @@ def test_a_resumed_run_ends_with_the_same_weights() -> None:
 
 
 def test_rollouts_of_a_simulator_go_on_where_they_ended() -> None:
-    algorithm = learner(scale=0.05, decisions=10)
+    algorithm = learner(place=PlaceConfig(scale=0.05), decisions=10)
     sampler = tools.sampler_for(algorithm, num_envs=4)
     assert isinstance(sampler, RolloutSampler)
     whole = []
@@ -152,9 +154,11 @@ def test_rollouts_of_a_simulator_go_on_where_they_ended() -> None:
 
 
 def test_what_it_cannot_see_is_refused() -> None:
-    with pytest.raises(UserError, match=r"algorithm\.key"):
-        learner(key="camera")
+    with pytest.raises(UserError, match=r"algorithm\.place\.key"):
+        learner(place=PlaceConfig(key="camera"))
     with pytest.raises(UserError, match="entries"):
-        learner(entries=(0, 6))
+        learner(place=PlaceConfig(entries=(0, 6)))
+    with pytest.raises(UserError, match="scale"):
+        PlaceConfig(scale=0)
     with pytest.raises(UserError, match="objective"):
         SubPOConfig(objective="cover")
