@@ -86,6 +86,7 @@ ALLOWED: dict[str, set[str]] = {
     "fpo_pp": POINTWISE,
     "fql": DENOISING,
     "gorl": DENOISING,
+    "hamnet": SCORED | {"recurrent gaussian"},
     "harpg": SCORED,
     "hnpg": SCORED,
     "idql": EVERYTHING,

@@ -26,6 +26,7 @@ from robopolicy.algorithms.fpo_pp import FPOPlusPlus, FPOPlusPlusConfig
 from robopolicy.algorithms.fql import FQL, FQLConfig
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.gorl import GoRL, GoRLConfig
+from robopolicy.algorithms.hamnet import HAMNet, HAMNetConfig
 from robopolicy.algorithms.harpg import HARPG, HARPGConfig
 from robopolicy.algorithms.hnpg import HNPG, HNPGConfig
 from robopolicy.algorithms.idql import IDQL, IDQLConfig
@@ -77,6 +78,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "fpo_pp": (FPOPlusPlusConfig, FPOPlusPlus),
     "fql": (FQLConfig, FQL),
     "gorl": (GoRLConfig, GoRL),
+    "hamnet": (HAMNetConfig, HAMNet),
     "harpg": (HARPGConfig, HARPG),
     "hnpg": (HNPGConfig, HNPG),
     "idql": (IDQLConfig, IDQL),
