@@ -26,6 +26,7 @@ from robopolicy.algorithms.fpo_pp import FPOPlusPlus, FPOPlusPlusConfig
 from robopolicy.algorithms.fql import FQL, FQLConfig
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.gorl import GoRL, GoRLConfig
+from robopolicy.algorithms.hamnet import HAMNet, HAMNetConfig
 from robopolicy.algorithms.harpg import HARPG, HARPGConfig
 from robopolicy.algorithms.hnpg import HNPG, HNPGConfig
 from robopolicy.algorithms.idql import IDQL, IDQLConfig
@@ -35,7 +36,9 @@ from robopolicy.algorithms.mdpo_off import MDPOOff, MDPOOffConfig
 from robopolicy.algorithms.npg_igt import NPGIGT, NPGIGTConfig
 from robopolicy.algorithms.pa_rl import PARL, PARLConfig
 from robopolicy.algorithms.pmoe import PMOE, PMOEConfig
+from robopolicy.algorithms.pmoe_ppo import PMOEPPO, PMOEPPOConfig
 from robopolicy.algorithms.policyflow import PolicyFlow, PolicyFlowConfig
+from robopolicy.algorithms.polychromic import Polychromic, PolychromicConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.props import PROPS, PROPSConfig
 from robopolicy.algorithms.qc import QC, QCConfig
@@ -46,6 +49,7 @@ from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.algorithms.srl import SRL, SRLConfig
 from robopolicy.algorithms.stac import STAC, STACConfig
 from robopolicy.algorithms.stock_ac import StockAC, StockACConfig
+from robopolicy.algorithms.subpo import SubPO, SubPOConfig
 from robopolicy.algorithms.symphony import Symphony, SymphonyConfig
 from robopolicy.algorithms.td3 import TD3, TD3Config
 from robopolicy.algorithms.tscac import TSCAC, TSCACConfig
@@ -74,6 +78,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "fpo_pp": (FPOPlusPlusConfig, FPOPlusPlus),
     "fql": (FQLConfig, FQL),
     "gorl": (GoRLConfig, GoRL),
+    "hamnet": (HAMNetConfig, HAMNet),
     "harpg": (HARPGConfig, HARPG),
     "hnpg": (HNPGConfig, HNPG),
     "idql": (IDQLConfig, IDQL),
@@ -83,7 +88,9 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "npg_igt": (NPGIGTConfig, NPGIGT),
     "pa_rl": (PARLConfig, PARL),
     "pmoe": (PMOEConfig, PMOE),
+    "pmoe_ppo": (PMOEPPOConfig, PMOEPPO),
     "policyflow": (PolicyFlowConfig, PolicyFlow),
+    "polychromic": (PolychromicConfig, Polychromic),
     "ppo": (PPOConfig, PPO),
     "props": (PROPSConfig, PROPS),
     "qc": (QCConfig, QC),
@@ -94,6 +101,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "srl": (SRLConfig, SRL),
     "stac": (STACConfig, STAC),
     "stock_ac": (StockACConfig, StockAC),
+    "subpo": (SubPOConfig, SubPO),
     "symphony": (SymphonyConfig, Symphony),
     "td3": (TD3Config, TD3),
     "tscac": (TSCACConfig, TSCAC),
@@ -106,5 +114,5 @@ def make_algorithm(name: str, config: Any, policy: Policy, *, total_updates: int
         raise unknown_name("algorithm", name, ALGORITHMS)
     algorithm: Any = ALGORITHMS[name][1]
     if policy.spec.memory_dim and not algorithm.may_remember:
-        raise UserError(f"Algorithm '{name}' cannot train a recurrent '{policy.name}'; use ppo, bpo or mdpo.")
+        raise UserError(f"Algorithm '{name}' cannot train a recurrent '{policy.name}'; use ppo, bpo, mdpo or subpo.")
     return algorithm(config, policy, total_updates=total_updates)

@@ -28,7 +28,7 @@ from torch import Tensor
 from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
 from robopolicy.algorithms.frames.offline_critic import require_imitation
-from robopolicy.algorithms.sac import Temperature
+from robopolicy.algorithms.frames.soft import Temperature
 from robopolicy.critics.losses import softmax_weights
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.transitions import Transitions

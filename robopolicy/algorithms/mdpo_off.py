@@ -53,13 +53,13 @@ class MDPOOff(SAC):
         self.config: MDPOOffConfig = config
         self.previous = frozen_copy(self.policy)
 
-    def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
         """`c log pi + (lambda - c) log pi_k - min Q` at reparameterised chunks."""
         near = self.config.proximity
         chunk, logp = self.policy.rsample(batch.obs, generator=self.generator)
         loss = near * logp - self.critic.lowest(batch.obs, chunk)
         rest = alpha.detach() - near
-        return (loss + rest * self.previous.log_density(batch.obs, chunk)).mean(), logp
+        return (loss + rest * self.previous.log_density(batch.obs, chunk)).mean(), logp, {}
 
     def actor_step(self, batch: Transitions) -> Info:
         """One step of the actor, and now and then a new copy."""

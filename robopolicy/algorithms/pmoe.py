@@ -7,36 +7,33 @@ to choose or straddle them.
 
 Use it from scratch where a task has a few distinct ways to succeed. For one way SAC is cheaper: the critic judges all
 experts in every actor step. Experts that are never the best are never improved: the router entropy in the metrics
-shows a collapse. With on-policy data `ppo` trains the same policy on its exact density, router included.
+shows a collapse. `pmoe_ppo` is its sibling for rollouts.
 
 Formulas are those of the authors' public code. Deviations: rewards are not standardised per batch (the temperature is
 learned instead), critics may be an ensemble and actions come in chunks as in SAC. As there, the entropy of the
 objective is that of the chosen expert; the metrics also show the entropy of the mixture, which is larger where experts
-lie apart. The paper's PPO variant, with a Q network beside the value to train the router, is not rebuilt.
+lie apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Stateful
-from robopolicy.algorithms.frames.off_policy import OffPolicy, descend
-from robopolicy.algorithms.sac import SACConfig, Temperature
+from robopolicy.algorithms.frames.soft import SoftConfig, SoftOffPolicy
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.replay import Transitions
 from robopolicy.errors import UserError
-from robopolicy.policies.base import Info, Observation, Policy, Sample
+from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.density import choose
 from robopolicy.policies.heads.mixture import MixturePolicy
 from robopolicy.policies.noise import Randomness, uniform
 
 
 @dataclass(frozen=True)
-class PMOEConfig(SACConfig):
+class PMOEConfig(SoftConfig):
     """Settings of PMOE: those of SAC, and the router."""
 
     router_coef: float = 1.0  # weight of the frequency loss
@@ -62,10 +59,11 @@ def actor_loss(
     return loss, {**info, "router_loss": router.detach(), "logp": logp.detach()}
 
 
-class PMOE(OffPolicy):
+class PMOE(SoftOffPolicy):
     """Soft actor-critic for a mixture of experts."""
 
     name = "pmoe"
+    policy: MixturePolicy
 
     def __init__(self, config: PMOEConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a squashed mixture `policy`."""
@@ -73,46 +71,23 @@ class PMOE(OffPolicy):
             raise UserError(f"PMOE trains a squashed mixture, got '{policy.name}'; pass policy=squashed_mixture.")
         super().__init__(config, policy, total_updates=total_updates)
         self.config: PMOEConfig = config
-        self.policy: MixturePolicy = policy
-        self.temperature = Temperature(config.temperature)
-        dims = policy.spec.horizon * policy.spec.action_dim
-        self.target_entropy = -float(dims) if config.target_entropy is None else config.target_entropy
-        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
-        self.temperature_optimizer = torch.optim.Adam(self.temperature.parameters(), lr=config.temperature_lr)
 
-    def explore(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Uniform over the action bounds."""
-        return self.policy.sample_uniform(obs, generator=generator)
+    @property
+    def entropy_dims(self) -> int:
+        """Those of the whole chunk, which an expert scores at once."""
+        return self.policy.spec.horizon * self.policy.spec.action_dim
 
     def target(self, batch: Transitions) -> Tensor:
         """Soft value of the next observation, at a chunk of the expert that the router draws."""
         chunks, logp, log_weight = self.policy.rsample_experts(batch.next_obs, generator=self.generator)
         drawn = choose(log_weight, uniform((len(logp), 1), self.generator, logp.device).squeeze(1))
         rows = torch.arange(len(logp), device=logp.device)
-        entropy = -self.temperature.value * logp[rows, drawn]
-        return self.bootstrap(batch, chunks[rows, drawn]) + batch.discount * entropy
+        return self.soft(batch, self.bootstrap(batch, chunks[rows, drawn]), logp[rows, drawn])
 
-    def actor_step(self, batch: Transitions) -> Info:
-        """One step of experts and router and one of the temperature."""
-        self.critic.requires_grad_(False)
-        loss, info = actor_loss(
-            self.policy, self.critic, batch.obs, self.temperature.value, self.config.router_coef, self.generator
-        )
-        descend(self.optimizer, loss)
-        self.critic.requires_grad_(True)
+    def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
+        """That of the best experts and of the router; log-probabilities are those of the best experts."""
+        loss, info = actor_loss(self.policy, self.critic, batch.obs, alpha, self.config.router_coef, self.generator)
         logp = info.pop("logp")
-        if self.config.temperature_lr:
-            descend(self.temperature_optimizer, self.temperature.loss(logp, self.target_entropy))
         with torch.no_grad():
             sample = self.policy.sample(batch.obs, generator=self.generator)
-        info |= {"expert_entropy": -logp.mean(), "entropy": -sample.logp.mean()}
-        return {"loss": loss, "temperature": self.temperature.value, **info}
-
-    def parts(self) -> Mapping[str, Stateful]:
-        """The shared parts, the temperature and the optimisers."""
-        return {
-            **super().parts(),
-            "temperature": self.temperature,
-            "optimizer": self.optimizer,
-            "temperature_optimizer": self.temperature_optimizer,
-        }
+        return loss, logp, {**info, "expert_entropy": -logp.mean(), "entropy": -sample.logp.mean()}

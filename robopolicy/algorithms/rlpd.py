@@ -23,7 +23,7 @@ from torch import Tensor
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.transitions import Transitions
-from robopolicy.policies.base import Observation, Policy
+from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness
 
@@ -61,6 +61,6 @@ class RLPD(SAC):
         if config.target_entropy is None:
             self.target_entropy /= 2
 
-    def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss of the actor and log-probabilities `(B,)` of what it drew."""
-        return actor_loss(self.policy, self.critic, batch.obs, alpha, self.generator)
+    def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
+        """`alpha log pi - mean Q` at the actor's draws."""
+        return *actor_loss(self.policy, self.critic, batch.obs, alpha, self.generator), {}

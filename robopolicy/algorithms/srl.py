@@ -16,25 +16,21 @@ model predicts the normalised change of the observation (there: the next one), f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Stateful
-from robopolicy.algorithms.frames.off_policy import OffPolicy, descend
-from robopolicy.algorithms.sac import SACConfig, Temperature
+from robopolicy.algorithms.frames.soft import SoftConfig, SoftOffPolicy
 from robopolicy.critics.modelled import ModelledQ
 from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError
-from robopolicy.policies.base import Info, Observation, Policy, Sample
+from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.heads.sequence import SequencePolicy
 from robopolicy.policies.noise import Randomness
 
 
 @dataclass(frozen=True)
-class SRLConfig(SACConfig):
+class SRLConfig(SoftConfig):
     """Settings of SRL: those of SAC, and the model."""
 
     model_hidden: tuple[int, ...] = (400, 300)  # layers of the model
@@ -66,10 +62,11 @@ def actor_loss(
     return loss, logp
 
 
-class SRL(OffPolicy):
+class SRL(SoftOffPolicy):
     """Soft actor-critic on sequences."""
 
     name = "srl"
+    policy: SequencePolicy
     critic: ModelledQ
     target_critic: ModelledQ
 
@@ -79,14 +76,11 @@ class SRL(OffPolicy):
             raise UserError(f"SRL trains a recurrent sequence of actions, got '{policy.name}'; pass policy=sequence.")
         super().__init__(config, policy, total_updates=total_updates)
         self.config: SRLConfig = config
-        self.policy: SequencePolicy = policy
-        self.temperature = Temperature(config.temperature)
-        self.target_entropy = -float(policy.spec.action_dim) if config.target_entropy is None else config.target_entropy
-        groups = [
-            {"params": list(policy.parameters()), "lr": config.lr},
-            {"params": list(self.temperature.parameters()), "lr": config.temperature_lr},
-        ]
-        self.optimizer = torch.optim.Adam(groups, fused=True)
+
+    @property
+    def entropy_dims(self) -> int:
+        """Those of a single action."""
+        return self.policy.spec.action_dim
 
     def make_critic(self) -> ModelledQ:
         """Values of single actions, and the model."""
@@ -97,16 +91,10 @@ class SRL(OffPolicy):
         """Single control steps, whatever the policy executes."""
         return replace(super().request, horizon=1, steps=1)
 
-    def explore(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Uniform over the action bounds."""
-        return self.policy.sample_uniform(obs, generator=generator)
-
     def target(self, batch: Transitions) -> Tensor:
         """Soft value of the next observation at the first action of a sequence that begins there."""
         action, logp = self.policy.rsample(batch.next_obs, steps=1, generator=self.generator)
-        value = self.bootstrap(batch, action)
-        entropy = batch.discount * self.temperature.value * logp.squeeze(1)
-        return value - entropy if self.config.backup_entropy else value
+        return self.soft(batch, self.bootstrap(batch, action), logp.squeeze(1))
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
         """Temporal-difference loss of single actions, and the loss of the model; they share no weights."""
@@ -114,13 +102,7 @@ class SRL(OffPolicy):
         model = self.critic.model_loss(batch.obs, batch.chunk, batch.next_obs).mean()
         return loss + model, {**info, "model_loss": model}
 
-    def actor_step(self, batch: Transitions) -> Info:
-        """One step of the actor and of the temperature; neither loss has a gradient for the other."""
-        alpha = self.temperature.value
+    def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
+        """That of the whole sequence; and the mean over its actions of their log-probabilities."""
         loss, logp = actor_loss(self.policy, self.critic, self.target_critic, batch.obs, alpha, self.generator)
-        descend(self.optimizer, loss + self.temperature.loss(logp.mean(1), self.target_entropy))
-        return {"loss": loss, "entropy": -logp.mean(), "temperature": alpha}
-
-    def parts(self) -> Mapping[str, Stateful]:
-        """The shared parts, the temperature and the optimiser of actor and temperature."""
-        return {**super().parts(), "temperature": self.temperature, "optimizer": self.optimizer}
+        return loss, logp.mean(1), {}

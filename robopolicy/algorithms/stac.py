@@ -83,7 +83,7 @@ class STAC(SAC):
         info = {"value": mean.mean(), "target": target.mean(), "spread": std.mean()}
         return loss, {**info, "errors": (mean - target).abs().mean(0).detach()}
 
-    def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
         """`alpha log pi - (mu - beta sigma)` at reparameterised chunks."""
         chunk, logp = self.policy.rsample(batch.obs, generator=self.generator)
-        return (alpha.detach() * logp - self.pessimistic(self.critic, batch.obs, chunk)).mean(), logp
+        return (alpha.detach() * logp - self.pessimistic(self.critic, batch.obs, chunk)).mean(), logp, {}

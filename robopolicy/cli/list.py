@@ -31,6 +31,7 @@ LEARNS = {
     "rollout": "learns by playing",
     "hybrid": "learns by playing, with a dataset beside",
     "group": "learns by playing in groups",
+    "vine": "learns by playing, several times on from the same states",
     "replay": "learns from a replay memory",
 }
 

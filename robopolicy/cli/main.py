@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from robopolicy import __version__
+from robopolicy.cli.options import check_alone
 from robopolicy.cli.progress import listen_for_stop
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.sim.gl import check_choice
@@ -107,6 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         listen_for_stop()
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
+        if args.verb != "train":
+            check_alone(args.verb)
         if args.verb in _SIMULATE:
             check_choice()
         return int(verb_module(args.verb).run(args))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 
+from robopolicy.errors import UserError
 from robopolicy.training.limits import check_count
 
 
@@ -17,6 +19,16 @@ def add_player_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stochastic", action="store_true", help="act with exploration noise")
     parser.add_argument("--device", default="cpu", help="where policies compute, and physics that can (default: cpu)")
     parser.add_argument("--camera", help="camera of the video (default: the task's own)")
+
+
+def check_alone(what: str) -> None:
+    """Refuse `what` under `torchrun`, each of whose processes would do it again.
+
+    Raises:
+        UserError: There are several processes.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(f"torchrun shares out one training run; call 'robopolicy {what}' without it.")
 
 
 def check_numbers(args: argparse.Namespace, *, positive: Sequence[str], non_negative: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from robopolicy.cli.options import check_alone
 from robopolicy.errors import UserError
 
 EXAMPLES = """\
@@ -56,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("A resumed run keeps its settings; drop them, or start a new run with init_from=CHECKPOINT.")
     if args.resume is not None and args.multirun:
         raise UserError("Call the sweep again to go on with it; --resume goes on with one run.")
+    if args.multirun:
+        check_alone("train --multirun")
     from robopolicy.training.compose import compose_config, config_text
     from robopolicy.training.distributed import processes
     from robopolicy.training.loop import Interrupted, resume_run, start_run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ class Rollout:
         str, Tensor
     ]  # (M, To, ...) last observations of the M entries that bootstrap: truncated, not terminated; row-major
     last_obs: dict[str, Tensor]  # (N, To, ...) observation after the last decision
+    terms: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # (T, N) parts of the reward, where known
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -32,7 +33,7 @@ class Rollout:
         return int(self.reward.shape[0]), int(self.reward.shape[1])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupRollout(Rollout):
     """Whole episodes, several from each start state; environment n plays one of them and then waits."""
 
@@ -45,7 +46,14 @@ class GroupRollout(Rollout):
         return torch.where(self.played, self.reward, 0.0).sum(0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class VineRollout(Rollout):
+    """A rollout, and episodes that were played to their end from several of its moments."""
+
+    vines: tuple[GroupRollout, ...]  # those from one moment in sequence; `group` numbers moment and environment
+
+
+@dataclass(frozen=True, kw_only=True)
 class HybridRollout(Rollout):
     """A rollout, and windows of a dataset beside it."""
 

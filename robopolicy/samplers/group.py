@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from robopolicy.data.rollout import GroupRollout
 from robopolicy.errors import UserError
@@ -56,47 +57,12 @@ class GroupSampler:
 
     def collect(self, act: Act) -> GroupRollout:
         """Play one episode per environment; `act(obs, generator=...)` returns a `Sample`."""
-        rows: dict[str, list[Any]] = {key: [] for key in ("obs", "record", "logp", "step", "played")}
-        final: list[Observation] = []
-        obs = self.first_observations()
-        running = torch.ones(self.sim.sim.num_envs, dtype=torch.bool, device=self.sim.sim.device)
-        while bool(running.any()):
-            with torch.no_grad():
-                sample = act(obs, generator=self._generator)
-            step = self.sim.step(sample.chunk)
-            step = replace(
-                step,
-                reward=torch.where(running, step.reward, 0.0),
-                steps=torch.where(running, step.steps, 0),
-                terminated=step.terminated & running,
-                truncated=step.truncated & running,
-            )
-            values = {"obs": obs, "record": sample.record, "logp": sample.logp, "step": step, "played": running}
-            for key, value in values.items():
-                rows[key].append(value)
-            self._tally.observe(step)
-            bootstrap = step.truncated & ~step.terminated
-            if bool(bootstrap.any()):
-                final.append({key: value[bootstrap] for key, value in step.final_obs.items()})
-            running = running & ~step.done
-            obs = step.obs
-        steps = torch.stack([step.steps for step in rows["step"]])
-        group = torch.arange(self.sim.sim.num_envs, device=steps.device) // self.group_size
-        self._seed += self.sim.sim.num_envs // self.group_size
-        self.env_steps += int(steps.sum())
-        return GroupRollout(
-            obs=stacked(rows["obs"]),
-            record=stacked(rows["record"]),
-            logp=torch.stack(rows["logp"]),
-            reward=torch.stack([step.reward for step in rows["step"]]),
-            steps=steps,
-            terminated=torch.stack([step.terminated for step in rows["step"]]),
-            truncated=torch.stack([step.truncated for step in rows["step"]]),
-            final_obs=concatenated(final, obs),
-            last_obs=dict(obs),
-            group=group,
-            played=torch.stack(rows["played"]),
-        )
+        count = self.sim.sim.num_envs
+        group = torch.arange(count, device=self.sim.sim.device) // self.group_size
+        rollout = play_out(self.sim, act, self.first_observations(), self._generator, group, self._tally)
+        self._seed += count // self.group_size
+        self.env_steps += int(rollout.steps.sum())
+        return rollout
 
     def episode_stats(self) -> dict[str, float]:
         """Means over the episodes finished since the last call, then forget them; empty when none finished."""
@@ -110,3 +76,60 @@ class GroupSampler:
         """Restore `state_dict`; the next groups equal those of the uninterrupted run."""
         self._seed, self.env_steps = int(state["seed"]), int(state["env_steps"])
         self._generator.set_state(state["generator"])
+
+
+def play_out(
+    sim: ChunkedSim,
+    act: Act,
+    obs: Observation,
+    generator: torch.Generator,
+    group: Tensor,
+    tally: EpisodeTally | None = None,
+) -> GroupRollout:
+    """Play until the episode of every environment has ended once.
+
+    Args:
+        sim: Simulator in the middle or at the beginning of episodes.
+        act: `act(obs, generator=...)` returns a `Sample`.
+        obs: What is to be decided on first `(N, To, ...)`.
+        generator: Of the exploration noise.
+        group: (N,) what the environments share, for the result.
+        tally: Counts what is played.
+    """
+    rows: dict[str, list[Any]] = {key: [] for key in ("obs", "record", "logp", "step", "played")}
+    final: list[Observation] = []
+    running = torch.ones(sim.sim.num_envs, dtype=torch.bool, device=sim.sim.device)
+    while bool(running.any()):
+        with torch.no_grad():
+            sample = act(obs, generator=generator)
+        step = sim.step(sample.chunk)
+        step = replace(
+            step,
+            reward=torch.where(running, step.reward, 0.0),
+            steps=torch.where(running, step.steps, 0),
+            terminated=step.terminated & running,
+            truncated=step.truncated & running,
+        )
+        values = {"obs": obs, "record": sample.record, "logp": sample.logp, "step": step, "played": running}
+        for key, value in values.items():
+            rows[key].append(value)
+        if tally is not None:
+            tally.observe(step)
+        bootstrap = step.truncated & ~step.terminated
+        if bool(bootstrap.any()):
+            final.append({key: value[bootstrap] for key, value in step.final_obs.items()})
+        running = running & ~step.done
+        obs = step.obs
+    return GroupRollout(
+        obs=stacked(rows["obs"]),
+        record=stacked(rows["record"]),
+        logp=torch.stack(rows["logp"]),
+        reward=torch.stack([step.reward for step in rows["step"]]),
+        steps=torch.stack([step.steps for step in rows["step"]]),
+        terminated=torch.stack([step.terminated for step in rows["step"]]),
+        truncated=torch.stack([step.truncated for step in rows["step"]]),
+        final_obs=concatenated(final, obs),
+        last_obs=dict(obs),
+        group=group,
+        played=torch.stack(rows["played"]),
+    )

@@ -13,6 +13,7 @@ from robopolicy.data.rollout import Rollout
 from robopolicy.policies.base import Observation, Sample
 from robopolicy.samplers.tally import EpisodeTally
 from robopolicy.sim.chunk import ChunkedSim, ChunkStep
+from robopolicy.sim.contract import TERM_PREFIX
 from robopolicy.spec import MEMORY
 
 Act = Callable[..., Sample]
@@ -40,7 +41,9 @@ class RolloutSampler:
 
     def collect(self, act: Act) -> Rollout:
         """Play `decisions` chunks per environment; `act(obs, generator=...)` returns a `Sample`."""
-        rows: dict[str, list[Any]] = {key: [] for key in ("obs", "record", "logp", "reward", "steps", "term", "trunc")}
+        rows: dict[str, list[Any]] = {
+            key: [] for key in ("obs", "record", "logp", "reward", "steps", "term", "trunc", "parts")
+        }
         final: list[Observation] = []
         for _ in range(self.decisions):
             with torch.no_grad():
@@ -53,6 +56,7 @@ class RolloutSampler:
             rows["steps"].append(step.steps)
             rows["term"].append(step.terminated)
             rows["trunc"].append(step.truncated)
+            rows["parts"].append(reward_terms(step.info))
             self._tally.observe(step)
             bootstrap = step.truncated & ~step.terminated
             if bool(bootstrap.any()):
@@ -70,6 +74,7 @@ class RolloutSampler:
             truncated=torch.stack(rows["trunc"]),
             final_obs=concatenated(final, self._obs),
             last_obs=dict(self._obs),
+            terms=stacked(rows["parts"]),
         )
 
     def observations(self) -> Observation:
@@ -111,6 +116,11 @@ class RolloutSampler:
         self._generator.set_state(state["generator"])
         self._tally.load_state_dict(state["tally"])
         self.env_steps = int(state["env_steps"])
+
+
+def reward_terms(info: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parts `(N,)` of the reward by name."""
+    return {key.removeprefix(TERM_PREFIX): value for key, value in info.items() if key.startswith(TERM_PREFIX)}
 
 
 def stacked(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.sim.contract import Observation, Step, VectorSim
+from robopolicy.sim.contract import TERM_PREFIX, Observation, Step, VectorSim
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ChunkStep:
     final_obs: Observation  # (N, To, ...) true successor history; equals `obs` where the episode goes on
     info: dict[str, Tensor] = field(
         default_factory=dict[str, Tensor]
-    )  # (N, ...) values of each row's last executed step
+    )  # (N, ...) values of each row's last executed step; parts of the reward are sums as the reward is
 
     @property
     def done(self) -> Tensor:
@@ -101,7 +101,11 @@ class ChunkedSim:
             steps += active
             terminated |= active & step.terminated
             truncated |= active & step.truncated
+            before = info
             info = {key: _select(active, value, info.get(key, value)) for key, value in step.info.items()}
+            for key in (key for key in info if key.startswith(TERM_PREFIX)):
+                part = torch.where(active, self.gamma**j * step.info[key], 0.0)
+                info[key] = before.get(key, torch.zeros_like(part)) + part
         return ChunkStep(dict(self._history), reward, steps, terminated, truncated, final, info)
 
     def state_dict(self) -> dict[str, Any]:

@@ -31,6 +31,9 @@ from robopolicy.mirror import Mirror
 LOG_PREFIX = "log."
 """Start of the keys of `Step.info` that a simulator logs about the episodes that end in the step, e.g. reward terms."""
 
+TERM_PREFIX = "reward."
+"""Start of the keys of `Step.info` with parts `(N,)` of the reward, whatever they leave of it being one more part."""
+
 Observation = dict[str, Tensor]
 """Flat mapping from a key to a tensor with leading dimension `num_envs`.
 

@@ -39,7 +39,7 @@ from robopolicy.training.config import TaskConfig, TrainConfig, section
 from robopolicy.training.distributed import SEEDS_PER_RANK, SharedRollouts, check_distributed
 from robopolicy.training.manifest import read_manifest
 from robopolicy.training.replay_source import ReplaySource
-from robopolicy.training.sources import DatasetSource, GroupSource, HybridSource, RolloutSource, Source
+from robopolicy.training.sources import DatasetSource, GroupSource, HybridSource, RolloutSource, Source, VineSource
 
 FIRST_EPISODE = 1_000_000  # episode seeds of training start here, far above those of demonstrations and evaluation
 
@@ -240,6 +240,9 @@ def _source(
     assert sim is not None
     if algorithm.experience == "group":
         return GroupSource(sim, device, group_size=settings.group_size, seed=seed)
+    if algorithm.experience == "vine":
+        size = {"forks": settings.forks, "vines": settings.vines}
+        return VineSource(sim, device, decisions=settings.decisions, seed=seed, **size)
     if isinstance(algorithm, HNPG):
         assert episodes is not None
         offline, request = Replay.from_episodes(episodes, gamma=settings.gamma), algorithm.request
@@ -275,7 +278,7 @@ def _spec(config: TrainConfig, sim: VectorSim | None, experience: str) -> SimSpe
 def _total_updates(config: TrainConfig, algorithm_config: Any, experience: str) -> int:
     if config.budget.updates:
         return config.budget.updates
-    if not hasattr(algorithm_config, "decisions"):
+    if experience in ("group", "vine"):
         raise UserError(
             f"Algorithm '{config.algorithm['name']}' plays whole episodes, of any length; set budget.updates instead."
         )

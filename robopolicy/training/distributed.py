@@ -111,7 +111,7 @@ def together(rollout: Rollout) -> Rollout:
             return gathered(value, dim)
         return {key: gathered(part, dim) for key, part in value.items()}
 
-    names = ("obs", "record", "logp", "reward", "steps", "terminated", "truncated")
+    names = ("obs", "record", "logp", "reward", "steps", "terminated", "truncated", "terms")
     whole = replace(rollout, **{name: joined(getattr(rollout, name), 1) for name in names})
     # Final observations are row-major over all environments; the processes send theirs one after the other.
     bootstrap = whole.truncated & ~whole.terminated

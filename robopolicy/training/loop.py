@@ -34,6 +34,7 @@ from robopolicy.training.checkpoint import load_training_state, save_checkpoint
 from robopolicy.training.compose import config_text, read_config
 from robopolicy.training.config import TrainConfig
 from robopolicy.training.console import RunConsole, describe_evaluation
+from robopolicy.training.distributed import check_distributed
 from robopolicy.training.guards import Summary, better, check_metrics, check_parameters, collapsed
 from robopolicy.training.loggers import CsvLogger, JsonlLogger, Logger, TensorBoardLogger, WandbLogger
 from robopolicy.training.manifest import versions
@@ -91,13 +92,14 @@ def resume_run(folder: Path) -> Trainer:
     """Prepare to go on from the last resume point of a run.
 
     Raises:
-        UserError: The folder is no run, has ended, or holds no resume point.
+        UserError: The folder is no run or has ended, or several processes cannot go on with it.
     """
     if not (folder / "config.yaml").is_file():
         raise UserError(f"{folder} is not a run: it has no config.yaml; pass a folder such as runs/NAME.")
     if (folder / "report.json").exists():
         raise UserError(f"Run {folder} has ended; start another one with init_from={folder}/checkpoints/last.")
     config = read_config(folder / "config.yaml")
+    check_distributed(config)
     last = folder / "checkpoints" / "last"
     recover(last)
     if not last.exists():

@@ -18,6 +18,7 @@ from robopolicy.policies.base import Observation, Sample
 from robopolicy.policies.noise import Randomness
 from robopolicy.samplers.group import GroupSampler
 from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.samplers.vine import VineSampler
 from robopolicy.sim.chunk import ChunkedSim
 
 
@@ -97,13 +98,17 @@ class RolloutSource:
         self.device = device
         self._seed = seed
         self._memory = memory
-        self.sampler = RolloutSampler(sim, decisions=decisions, seed=seed, memory=memory)
+        self._decisions = decisions
+        self.sampler = self._make_sampler(seed)
         self._first = self.sampler.observations()
 
     @property
     def env_steps(self) -> int:
         """Control steps played so far."""
         return self.sampler.env_steps
+
+    def _make_sampler(self, seed: int) -> RolloutSampler:
+        return RolloutSampler(self.sim, decisions=self._decisions, seed=seed, memory=self._memory)
 
     def next(self, algorithm: Algorithm) -> Rollout:
         """Play one rollout with the current policy."""
@@ -130,9 +135,7 @@ class RolloutSource:
             self.sampler.load_state_dict(state)
             return True
         steps = int(state["env_steps"])
-        self.sampler = RolloutSampler(
-            self.sim, decisions=self.sampler.decisions, seed=self._seed + steps, memory=self._memory
-        )
+        self.sampler = self._make_sampler(self._seed + steps)
         self.sampler.env_steps = steps
         return False
 
@@ -171,6 +174,19 @@ class HybridSource(RolloutSource):
         """Restore `state_dict`."""
         self._generator.set_state(state["windows"])
         return super().load_state_dict(state)
+
+
+class VineSource(RolloutSource):
+    """On-policy rollouts with vines."""
+
+    def __init__(
+        self, sim: ChunkedSim, device: torch.device, *, decisions: int, forks: int, vines: int, seed: int
+    ) -> None:
+        self._forks, self._vines = forks, vines
+        super().__init__(sim, device, decisions=decisions, seed=seed)
+
+    def _make_sampler(self, seed: int) -> VineSampler:
+        return VineSampler(self.sim, decisions=self._decisions, forks=self._forks, vines=self._vines, seed=seed)
 
 
 class GroupSource:
@@ -225,11 +241,13 @@ def between(sim: ChunkedSim, device: torch.device, draw: Callable[..., Sample]) 
 
 
 def move(value: Any, device: torch.device) -> Any:
-    """Copy of a tensor, a mapping or a dataclass of them on `device`."""
+    """Copy of a tensor, or of a mapping, a tuple or a dataclass of them, on `device`."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, dict):
         return {key: move(item, device) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(move(item, device) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{entry.name: move(getattr(value, entry.name), device) for entry in fields(value)})
     return value

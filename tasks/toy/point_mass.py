@@ -80,7 +80,7 @@ class PointMassSim(VectorSim):
             terminated=success,
             truncated=truncated,
             final_obs={"state": final},
-            info={"success": success},
+            info={"success": success, "reward.success": success.float()},
         )
 
     def _start(self, rows: Tensor) -> None:

@@ -132,7 +132,7 @@ class Go1(MujocoTask):
             motion, command, action, memory["last_action"], self._torque(action, motion), memory["air_time"],
             motion.joints - HOME,
         )  # fmt: skip
-        reward: Array = rewards.total(rewards.TRACKING, step)
+        reward = tracking = rewards.total(rewards.TRACKING, step)
         fallen = (motion.gravity[:, 2] > -0.5) | (motion.height < 0.14)
         if self.shaped:
             reward = (reward + rewards.total(rewards.STYLE, step)).clip(min=0.0)
@@ -147,6 +147,7 @@ class Go1(MujocoTask):
             "velocity_error": error,
             "turning_error": turning_error,
             "power": rewards.power(step),
+            "reward.tracking": tracking * self.dt,
         }
         return Outcome(reward * self.dt, fallen, info)
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from robopolicy.algorithms import make_algorithm
 from robopolicy.algorithms.dsac_t import DSACT, DSACTConfig, Spread, distribution_loss
+from robopolicy.algorithms.frames.soft import actor_loss
 from robopolicy.algorithms.mdpo_off import MDPOOff, MDPOOffConfig
-from robopolicy.algorithms.sac import SAC, SACConfig, actor_loss
+from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.algorithms.stac import STAC, STACConfig, likelihood_loss
 from robopolicy.critics.gaussian import GaussianQ
 from robopolicy.critics.q import CriticConfig
@@ -148,7 +149,7 @@ def test_mdpo_with_all_entropy_its_own_is_sac() -> None:
     algorithm.config = MDPOOffConfig(proximity=float(alpha.detach()))
     data = loop()
     algorithm.generator.manual_seed(3)
-    mine, _ = algorithm.actor_loss(data, alpha)
+    mine, _, _ = algorithm.actor_loss(data, alpha)
     theirs, _ = actor_loss(algorithm.policy, algorithm.critic, data.obs, alpha, torch.Generator().manual_seed(3))
     assert torch.equal(mine, theirs)
 

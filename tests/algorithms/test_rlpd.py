@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms import rlpd as rlpd_module
+from robopolicy.algorithms.frames.soft import actor_loss as sac_actor_loss
 from robopolicy.algorithms.rlpd import RLPD, RLPDConfig
-from robopolicy.algorithms.sac import actor_loss as sac_actor_loss
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.data.replay import MixedReplay, Replay
@@ -156,7 +156,7 @@ def test_a_nan_is_not_swallowed_and_autocast_is_finite() -> None:
     part = batch(16)
     with torch.autocast("cpu", torch.bfloat16):
         loss, _ = algorithm.critic_loss(part)
-        actor, _ = algorithm.actor_loss(part, algorithm.temperature.value)
+        actor, _, _ = algorithm.actor_loss(part, algorithm.temperature.value)
     assert bool(loss.isfinite() & actor.isfinite())
     metrics = algorithm.update(replace(part, reward=part.reward * torch.nan))
     assert metrics["critic/loss"] != metrics["critic/loss"]

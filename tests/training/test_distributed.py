@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.multiprocessing.spawn import start_processes
 
 from robopolicy.algorithms import ALGORITHMS, make_algorithm
+from robopolicy.cli.main import main
 from robopolicy.core import ranks
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
@@ -28,12 +29,13 @@ from robopolicy.samplers.rollout import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.build import complete
-from robopolicy.training.compose import compose_config
-from robopolicy.training.distributed import together
+from robopolicy.training.compose import compose_config, config_text
+from robopolicy.training.distributed import check_distributed, together
+from robopolicy.training.loop import resume_run
 
 ADAPTIVE: dict[str, Any] = {"lr_schedule": "adaptive", "target_kl": 0.01, "entropy_coef": 0.01}
 STOPPED: dict[str, Any] = {"target_kl": 1e-4}
-CASES = [("ppo", {}), ("ppo", ADAPTIVE), ("ppo", STOPPED), ("bpo", {"target_kl": 0.5}), ("mdpo", {})]
+CASES = [("ppo", {}), ("ppo", ADAPTIVE), ("ppo", STOPPED), ("bpo", {"target_kl": 0.5}), ("mdpo", {}), ("subpo", {})]
 
 
 def learner(name: str, settings: dict[str, Any]) -> Any:
@@ -146,7 +148,7 @@ SETTINGS = ["task=point_mass", "policy=gaussian", "sim.num_envs=4", "budget.upda
     ("settings", "message"),
     [
         (["algorithm=props"], "'props' runs in one process"),
-        (["algorithm=sac", "policy=squashed_gaussian"], "choose one of bpo, mdpo, ppo"),
+        (["algorithm=sac", "policy=squashed_gaussian"], "choose one of bpo, mdpo, ppo, subpo"),
         (["algorithm=ppo", "guards.restore_best=true"], "set guards.restore_best=false"),
         (["algorithm=ppo", "sim.num_envs=3"], "sim.num_envs=3 cannot be shared out evenly to 2"),
         (["algorithm=ppo", "algorithm.batch_size=15"], "algorithm.batch_size=15"),
@@ -156,6 +158,35 @@ def test_what_several_processes_cannot_do_is_refused(monkeypatch, settings: list
     monkeypatch.setattr("robopolicy.training.distributed.world_size", lambda: 2)
     with pytest.raises(UserError, match=message):
         complete(compose_config([*SETTINGS, *settings]))
+
+
+def test_a_run_of_one_process_is_not_resumed_by_several(monkeypatch, tmp_path: Path):
+    config = complete(compose_config([*SETTINGS, "algorithm=sac", "policy=squashed_gaussian"]))
+    (tmp_path / "config.yaml").write_text(config_text(config))
+    monkeypatch.setattr("robopolicy.training.distributed.world_size", lambda: 2)
+    with pytest.raises(UserError, match="'sac' runs in one process"):
+        resume_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_algorithm_is_shared_out_or_refused(monkeypatch, name: str):
+    monkeypatch.setattr("robopolicy.training.distributed.world_size", lambda: 2)
+    learner = ALGORITHMS[name][1]
+    config = compose_config([*SETTINGS, f"algorithm={name}"])
+    if learner.distributed:
+        assert learner.experience == "rollout"  # what `SharedRollouts` puts together
+        check_distributed(config)
+    else:
+        with pytest.raises(UserError, match=f"'{name}' runs in one process; drop torchrun"):
+            check_distributed(config)
+
+
+@pytest.mark.parametrize(("verb", "rest"), [("bench", []), ("train --multirun", ["seed=0,1"]), ("list", ["tasks"])])
+def test_torchrun_is_for_one_training_run(monkeypatch, capsys, verb: str, rest: list[str]):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main([*verb.split(), *rest]) == 2
+    error = capsys.readouterr().err
+    assert f"call 'robopolicy {verb}' without it" in error and error.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -42,8 +42,12 @@ class RolloutLearner(Algorithm):
         policy.eval()  # no dropout: what was sampled must be scored by the same network
         self.config = config
         self.step_discount = config.gamma
-        self.critic = ValueNet(config.critic, policy.spec)
+        self.critic = self.make_critic()
         self.scale = ReturnScale()
+
+    def make_critic(self) -> ValueNet:
+        """The value network; an algorithm that values something else builds its own."""
+        return ValueNet(self.config.critic, self.policy.spec)
 
     @abstractmethod
     def learn(self, rows: Rows, shape: tuple[int, int]) -> Metrics:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Stateful
-from robopolicy.algorithms.frames.off_policy import OffPolicy, descend
-from robopolicy.algorithms.sac import SACConfig, Temperature, actor_loss
+from robopolicy.algorithms.frames.soft import SoftConfig, SoftOffPolicy, actor_loss
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Observation, Policy, Sample
-from robopolicy.policies.heads.gaussian import GaussianConfig
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.noise import Randomness
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
 
 
 @dataclass(frozen=True)
-class SteeringConfig(SACConfig):
+class SteeringConfig(SoftConfig):
     """Settings of both variants: the paper's with smaller networks (published: 3 x 2048), for rewards of 1 at success.
 
     The paper pays -1 until success, so that values are a hundred times larger and a temperature of 1 fits them.
@@ -36,7 +32,7 @@ class SteeringConfig(SACConfig):
     target_entropy: float | None = 0.0  # nats of noise / bound; None is minus the number of free noise dimensions
 
 
-class Steering(OffPolicy):
+class Steering(SoftOffPolicy):
     """SAC's actor step on the noise of a frozen base; subclasses say where the values of noise come from."""
 
     config: SteeringConfig
@@ -46,15 +42,16 @@ class Steering(OffPolicy):
         """Steer a frozen copy of `policy`, or go on with a policy that is steered already."""
         latent = steer(policy, config, self.name)
         super().__init__(config, latent, total_updates=total_updates)
-        self.temperature = Temperature(config.temperature)
-        inner = latent.actor.spec
-        dims = inner.horizon * inner.action_dim
-        self.target_entropy = -float(dims) if config.target_entropy is None else config.target_entropy
-        groups = [
-            {"params": list(latent.actor.parameters()), "lr": config.lr},
-            {"params": list(self.temperature.parameters()), "lr": config.temperature_lr},
-        ]
-        self.optimizer = torch.optim.Adam(groups, fused=True)
+
+    @property
+    def actor(self) -> GaussianPolicy:
+        """The network that chooses the noise."""
+        return self.policy.actor
+
+    @property
+    def entropy_dims(self) -> int:
+        """Those of the free noise."""
+        return self.actor.spec.horizon * self.actor.spec.action_dim
 
     @property
     def noise_critic(self) -> QEnsemble:
@@ -70,20 +67,9 @@ class Steering(OffPolicy):
         sample = self.policy.sample(obs, generator=generator)
         return replace(sample, record={"noise": sample.record["noise"]})
 
-    def soft(self, batch: Transitions, target: Tensor, logp: Tensor) -> Tensor:
-        """`target` `(B,)` with the entropy of the next noise, unless it is left out."""
-        return target - batch.discount * self.temperature.value * logp if self.config.backup_entropy else target
-
-    def actor_step(self, batch: Transitions) -> Info:
-        """One step of the actor and of the temperature; neither loss has a gradient for the other."""
-        alpha = self.temperature.value
-        loss, logp = actor_loss(self.policy.actor, self.noise_critic, batch.obs, alpha, self.generator)
-        descend(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
-        return {"loss": loss, "entropy": -logp.mean(), "temperature": alpha}
-
-    def parts(self) -> Mapping[str, Stateful]:
-        """The shared parts (the policy with its base), the temperature and the optimiser of actor and temperature."""
-        return {**super().parts(), "temperature": self.temperature, "optimizer": self.optimizer}
+    def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
+        """`alpha log pi - min Q(s, w)` at drawn noise w."""
+        return *actor_loss(self.actor, self.noise_critic, batch.obs, alpha, self.generator), {}
 
 
 def steer(policy: Policy, config: SteeringConfig, algorithm: str) -> LatentPolicy:

@@ -1,0 +1,109 @@
+"""HAMNet's learner (Cho et al. 2025, S129): PPO with a value for every part of the reward.
+
+A simulator may say which parts its reward has (`Step.info["reward.NAME"]`). A modular critic learns the return of each
+part by itself, so that a rare one is not drowned by the others, and every part has its advantage. Where parts disagree
+about an action, each is clipped by itself. The policy is any with a density; `policy.backbone=modular` makes it
+HAMNet's, a small network that the observation mixes from shared modules.
+
+Use it where the reward is a sum of terms of different sizes and rhythms, or over many scenes. With one part it is `ppo`
+with a modular critic. `terms` names the parts; what they leave of the reward is one more.
+
+Formulas are those of the public code: advantages in units of the spread of their sum, clipped surrogates of all parts.
+Deviations: surrogates are summed (there: averaged, which Adam does not notice). Its scenes, point-cloud patches and
+rewards are not rebuilt, and the context is the observation itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.frames.actor_critic import value_loss
+from robopolicy.algorithms.frames.on_policy import Rows, flatten
+from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.core.decisions import Decisions
+from robopolicy.core.returns import chunk_discount, gae
+from robopolicy.critics.vector import VectorValueConfig, VectorValueNet
+from robopolicy.data.rollout import Rollout
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.policies.base import Info
+
+
+@dataclass(frozen=True)
+class HAMNetConfig(PPOConfig):
+    """Settings of PPO, and the parts of the reward."""
+
+    terms: tuple[str, ...] = ()  # parts of the reward with a value of their own, e.g. [tracking, fall]
+    critic: VectorValueConfig = field(default_factory=VectorValueConfig)  # values of the parts and of the rest
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(set(self.terms)) < len(self.terms):
+            raise UserError(f"algorithm.terms names a part twice: {list(self.terms)}.")
+
+
+def normalized(advantage: Tensor) -> Tensor:
+    """Advantages `(B, R)` with means of 0, in units of the root of the sum of their variances."""
+    if len(advantage) < 2:
+        return advantage
+    return (advantage - advantage.mean(0)) / (advantage.var(0).sum().sqrt() + 1e-8)
+
+
+class HAMNet(PPO):
+    """PPO on vectors of rewards; `Rows` hold `(B, R)` advantages, values and targets."""
+
+    name = "hamnet"
+    distributed = False
+    config: HAMNetConfig
+    critic: VectorValueNet
+
+    def make_critic(self) -> VectorValueNet:
+        """One value per part and one for the rest."""
+        return VectorValueNet(self.config.critic, self.policy.spec, terms=len(self.config.terms) + 1)
+
+    def rewards(self, batch: Rollout) -> Tensor:
+        """Parts `(T, N, R)` that add up to the reward; parts of a diverged step are lost with it."""
+        parts: list[Tensor] = []
+        for name in self.config.terms:
+            if name not in batch.terms:
+                raise unknown_name("reward term", name, batch.terms, "in algorithm.terms")
+            parts.append(batch.terms[name].nan_to_num(0.0, 0.0, 0.0))
+        rest = batch.reward - sum(parts, torch.zeros_like(batch.reward))
+        return torch.stack([*parts, rest], -1)
+
+    @torch.no_grad()
+    def rows_of(self, batch: Rollout) -> Rows:
+        """GAE of every part by itself."""
+        (steps, envs), obs, value = batch.shape, flatten(batch.obs), self.critic.by_term
+        values = value(obs).view(steps, envs, -1)  # (T, N, R)
+        successor = torch.cat([values[1:], value(batch.last_obs).unsqueeze(0)])
+        successor[batch.truncated & ~batch.terminated] = value(batch.final_obs)
+
+        def wide(x: Tensor) -> Tensor:  # one column per environment and part
+            return x.unsqueeze(-1).expand(values.shape).flatten(1)
+
+        advantage, target = gae(
+            (self.rewards(batch) * self.scale.factor).flatten(1),
+            values.flatten(1),
+            successor.flatten(1),
+            wide(batch.terminated),
+            wide(batch.truncated),
+            wide(chunk_discount(self.config.gamma, batch.steps)),
+            self.config.lam,
+        )
+        parts = (x.view(steps * envs, -1) for x in (advantage, target, values))
+        return Rows(obs, flatten(batch.record), batch.logp.flatten(0, 1), *parts)
+
+    def critic_loss(self, rows: Rows) -> Tensor:
+        """Regression of all values."""
+        return value_loss(self.critic.by_term(rows.obs), rows, self.config.value_clip)
+
+    def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
+        """Sum of the clipped surrogates of all parts, minus the entropy bonus."""
+        output = self.policy.decisions(rows.obs, rows.record)
+        advantage, shape = normalized(rows.advantage), rows.advantage.shape
+        entropy = output.entropy.sum(1, keepdim=True).expand(shape)
+        old, new = (logp.sum(1, keepdim=True).expand(shape) for logp in (rows.logp, output.logp))
+        return self.estimator(Decisions(old), advantage * shape[1], new, entropy, diagnose=diagnose)

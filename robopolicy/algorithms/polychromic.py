@@ -1,0 +1,156 @@
+"""Polychromic PPO: score sets of trajectories by return times diversity (Hamid et al. 2025, S060).
+
+At some moments of every rollout the simulator is restored and played on several times (vines, `samplers/vine.py`). A
+set of vines from one state is worth the mean return of its members times the share of different ways among them, 0 if
+all went the same way. Every member shares the credit for its sets, so a second way to succeed is worth keeping, where a
+plain policy gradient ends with one. The first steps of a vine learn from this set advantage, all else from GAE.
+
+Use it to fine-tune or train where several ways should survive: for pass@k, for play under perturbations. Returns should
+lie in [0, 1] (sparse rewards): the product means little for negative ones. `place` says what a way is: the set of cells
+that a vine visits. It needs a backend that saves its state, and many more steps than
+`ppo`, which it is without vines; so budgets count updates.
+
+No official code was found; formulas are those of the paper as secondary sources give them. Deviations: all subsets of
+the vines are scored (there: a few random ones), and the baseline of a vine is the mean of the sets without it, which
+leaves the gradient unbiased; vines grow in every environment at the same moments; either kind of advantage counts in
+units of its own spread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from math import comb
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.algorithms.frames.on_policy import Rows, joined, normalize
+from robopolicy.algorithms.frames.places import PlaceConfig
+from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.core.decisions import Decisions
+from robopolicy.core.regularizers import k3
+from robopolicy.data.rollout import GroupRollout, Rollout, VineRollout
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Info, Policy
+
+MOST_SETS = 1000
+
+
+@dataclass(frozen=True)
+class PolychromicConfig(PPOConfig):
+    """Settings of PPO, of the vines and of what makes two of them different."""
+
+    epochs: int = 2  # passes over each rollout and its vines
+    forks: int = 2  # moments of each rollout at which vines begin
+    vines: int = 8  # V, vines from each state
+    members: int = 4  # n, vines in a set, fewer than V
+    window: int = 5  # W, decisions of a vine that learn from the set advantage
+    kl_coef: float = 0.01  # weight of the KL from the policy that played
+    place: PlaceConfig = field(default_factory=lambda: PlaceConfig(scale=0.5))  # ways are sets of its cells
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 < self.members < self.vines or comb(self.vines, self.members) > MOST_SETS:
+            raise UserError(
+                f"A set has at least 2 members, fewer than there are vines, and there are at most {MOST_SETS} sets; "
+                f"got {self.members} of {self.vines}."
+            )
+        if not 1 <= self.forks <= self.decisions or self.window < 1:
+            raise UserError("Vines need 1 <= forks <= decisions and a window of at least 1.")
+
+
+def set_values(returns: Tensor, ways: Tensor, subsets: Tensor) -> Tensor:
+    """Mean return times the share of different ways, of each of `subsets` `(S, n)` of V vines: `(G, S)`.
+
+    Args:
+        returns: (G, V).
+        ways: (G, V) equal numbers for equal ways.
+        subsets: (S, n) members.
+    """
+    order = ways[:, subsets].sort(-1).values
+    different = 1 + (order.diff(dim=-1) != 0).sum(-1)
+    share = torch.where(different > 1, different / subsets.shape[1], 0.0)
+    return returns[:, subsets].mean(-1) * share
+
+
+def set_advantage(returns: Tensor, ways: Tensor, members: int) -> Tensor:
+    """Mean value of the sets with a vine minus that of the sets without it, `(G, V)`."""
+    count = returns.shape[1]
+    subsets = torch.tensor(list(combinations(range(count), members)), device=returns.device)
+    values = set_values(returns, ways, subsets)
+    inside = nn.functional.one_hot(subsets, count).sum(1).to(values.dtype)  # (S, V)
+    return values @ inside / inside.sum(0) - values @ (1 - inside) / (1 - inside).sum(0)
+
+
+def ways_of(places: list[Tensor], played: list[Tensor]) -> Tensor:
+    """Number of the set of unit cells that each vine visited, `(K, N)`; equal sets have equal numbers.
+
+    Args:
+        places: K tensors (L_k, N, D).
+        played: K tensors (L_k, N) bool.
+    """
+    lengths = [len(part) for part in places]
+    cells, index = torch.cat(places).floor().flatten(0, 1).unique(dim=0, return_inverse=True)
+    index = index.view(-1, places[0].shape[1])
+    visited = [
+        torch.zeros(part.shape[1], len(cells) + 1, device=index.device).scatter_(
+            1, torch.where(mask, part, len(cells)).T, 1.0
+        )[:, :-1]
+        for part, mask in zip(index.split(lengths), played, strict=True)
+    ]
+    stacked = torch.stack(visited)  # (K, N, C)
+    return stacked.flatten(0, 1).unique(dim=0, return_inverse=True)[1].view(stacked.shape[:2])
+
+
+class Polychromic(PPO):
+    """PPO on rollouts and sets of vines."""
+
+    name = "polychromic"
+    distributed = False
+    may_remember = False  # vines begin without memories
+    experience: ClassVar[str] = "vine"
+    config: PolychromicConfig
+
+    def __init__(self, config: PolychromicConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train `policy` for `total_updates` rollouts."""
+        config.place.check(policy)
+        super().__init__(config, policy, total_updates=total_updates)
+
+    def advantages(self, vines: tuple[GroupRollout, ...]) -> Tensor:
+        """Set advantage of every vine, `(K, N)`."""
+        places, count = [self.config.place.of(vine.obs) for vine in vines], self.config.vines
+        ways = ways_of(places, [vine.played for vine in vines])
+        returns = torch.stack([vine.returns for vine in vines])
+
+        def grouped(values: Tensor) -> Tensor:  # (F V, N) -> (F N, V)
+            return values.unflatten(0, (-1, count)).transpose(1, 2).flatten(0, 1)
+
+        advantage = set_advantage(grouped(returns), grouped(ways), self.config.members)
+        return advantage.unflatten(0, (-1, returns.shape[1])).transpose(1, 2).flatten(0, 1)
+
+    def rows_of(self, batch: Rollout) -> Rows:
+        """Decisions of the rollout and of the vines; those in the window of a vine have its set advantage."""
+        assert isinstance(batch, VineRollout)
+        advantage = self.advantages(batch.vines)
+        advantage = advantage / advantage.square().mean().sqrt().clamp(min=1e-8)
+        parts, shared = [super().rows_of(batch)], [torch.zeros(batch.shape, device=advantage.device).flatten()]
+        early = [torch.zeros_like(shared[0], dtype=torch.bool)]
+        for vine, own in zip(batch.vines, advantage, strict=True):
+            played, (steps, envs) = vine.played.flatten(), vine.shape
+            parts.append(super().rows_of(vine)[played])
+            shared.append(own.expand(steps, envs).flatten()[played])
+            time = torch.arange(steps, device=played.device)[:, None].expand(steps, envs)
+            early.append((time < self.config.window).flatten()[played])
+        rows, inside = joined(parts), torch.cat(early)
+        gae = torch.empty_like(rows.advantage)
+        gae[~inside] = normalize(rows.advantage[~inside])
+        return replace(rows, advantage=torch.where(inside, torch.cat(shared), gae))
+
+    def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
+        """That of PPO, and the KL from the policy that played."""
+        output = self.policy.decisions(rows.obs, rows.record)
+        advantage = normalize(rows.advantage)[:, None]
+        loss, info = self.estimator(Decisions(rows.logp), advantage, output.logp, output.entropy, diagnose=diagnose)
+        return loss + self.config.kl_coef * k3(rows.logp - output.logp).mean(), info
