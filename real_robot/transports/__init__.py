@@ -1,0 +1,1 @@
+"""Ways to reach a robot, behind the one interface of `base`; a module each, imported when it is opened."""

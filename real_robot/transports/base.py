@@ -1,0 +1,176 @@
+"""The one interface of every transport: publish, ask for the newest message, see who is there.
+
+Nothing here calls back: a control loop asks when it wants to know, and neither `publish` nor `latest` makes it wait for
+a peer. What arrives malformed is counted and otherwise ignored, so that the watchdog sees silence, not an exception.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import signature
+from typing import Any, Generic, Self, TypeVar
+
+from real_robot.message import Message
+from robopolicy.errors import UserError, unknown_name
+
+M = TypeVar("M", bound=Message)
+BLOCKING = 0.010  # most seconds that publishing may wait
+TRANSPORTS = ("loopback", "dds", "zenoh", "rosbridge", "ros1", "rclpy")  # a module each that names its class TRANSPORT
+
+
+class TransportError(UserError):
+    """A transport cannot be opened or used; one line."""
+
+
+@dataclass(frozen=True)
+class QoS:
+    """What is promised about delivery, in the terms of ROS 2. Both sides keep only the newest message.
+
+    A publisher offers and a subscription asks; they match if no more is asked than is offered. Deadline, lifespan and
+    liveliness are never asked for: publishers with ROS's defaults offer none, and would never match.
+    """
+
+    offers_reliable: bool  # our publishers send lost messages again
+    asks_reliable: bool  # our subscriptions take only from publishers that do
+    latched: bool = False  # who subscribes later still gets the newest message ("transient local")
+
+
+SENSOR = QoS(offers_reliable=True, asks_reliable=False)  # joint states, odometry: matches whoever publishes
+IMAGE = QoS(offers_reliable=False, asks_reliable=False)
+COMMAND = QoS(offers_reliable=True, asks_reliable=True)
+LATCHED = QoS(offers_reliable=True, asks_reliable=True, latched=True)  # emergency stop, status, robot description
+
+
+def unmet(asks: QoS, offers: QoS) -> tuple[str, ...]:
+    """Policies by which a subscription with `asks` does not match a publisher with `offers`; empty if they match."""
+    reliability = ("reliability",) if asks.asks_reliable and not offers.offers_reliable else ()
+    return (("durability",) if asks.latched and not offers.latched else ()) + reliability
+
+
+@dataclass(frozen=True)
+class Received(Generic[M]):
+    """A message and how it came."""
+
+    message: M
+    received: float  # on the monotonic clock [s]: when it arrived, or was taken where the transport is polled
+    stamp: float | None  # time in its header [s since the epoch]; None without a header or with a stamp of zero
+    publisher: str  # who sent it; a publisher that is started again is another one
+    sequence: int  # counts the messages this subscription has taken; a new number is a new message
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One of our publishers or subscriptions, and who is at the other end."""
+
+    topic: str
+    kind: str  # ROS name of the message type
+    publishes: bool
+    matched: tuple[str, ...]  # identities of the peers, where the transport tells; else numbered
+    unmet: tuple[str, ...] = ()  # what kept peers from matching, each once: "reliability", "durability", "type", ...
+    malformed: int = 0  # messages that could not be read
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Our endpoints, in the order they were made."""
+
+    endpoints: tuple[Endpoint, ...]
+
+
+class Publisher(ABC, Generic[M]):
+    """Sends the messages of one topic."""
+
+    @abstractmethod
+    def publish(self, message: M) -> None:
+        """Send; waits at most `BLOCKING` seconds, and gives the message up rather than wait longer."""
+
+    @property
+    @abstractmethod
+    def matched(self) -> int:
+        """Subscriptions at the other end; where the transport cannot tell, 1 while connected."""
+
+
+class Subscription(ABC, Generic[M]):
+    """Holds the newest message of one topic."""
+
+    @abstractmethod
+    def latest(self) -> Received[M] | None:
+        """The newest message since the start; never waits."""
+
+    @property
+    @abstractmethod
+    def publishers(self) -> int:
+        """Publishers at the other end; where the transport cannot tell, those heard of within the last second."""
+
+    @property
+    @abstractmethod
+    def malformed(self) -> int:
+        """Messages that arrived and could not be read."""
+
+
+class Transport(ABC):
+    """A way to reach a robot; a context manager that closes it."""
+
+    @abstractmethod
+    def advertise(self, topic: str, kind: type[M], qos: QoS) -> Publisher[M]:
+        """Announce that we publish `topic` ("/joint_states")."""
+
+    @abstractmethod
+    def subscribe(self, topic: str, kind: type[M], qos: QoS) -> Subscription[M]:
+        """Ask for what others publish on `topic`."""
+
+    @abstractmethod
+    def graph(self) -> Graph:
+        """Who is connected to what."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave; may be called twice. Publishers and subscriptions are of no use afterwards."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def stamp_of(message: Message) -> float | None:
+    """Time in the header [s since the epoch]; None without a header or if its stamp is zero ("not given")."""
+    header = getattr(message, "header", None)
+    return header.stamp.seconds or None if header is not None else None
+
+
+def open_transport(name: str, **settings: Any) -> Transport:
+    """Open a transport by its name.
+
+    Args:
+        name: One of `TRANSPORTS`, or "auto" for `rclpy` where a ROS 2 environment is set up. It never falls back: a
+            robot must not hear from another network than its owner thinks.
+        **settings: Arguments of its class.
+
+    Raises:
+        TransportError: It cannot be opened.
+        UserError: The name is unknown, a package is missing, or a setting is.
+    """
+    if name == "auto":
+        name = _ros_environment()
+    if name not in TRANSPORTS:
+        raise unknown_name("transport", name, (*TRANSPORTS, "auto"))
+    make: Callable[..., Transport] = import_module(f"real_robot.transports.{name}").TRANSPORT
+    known = signature(make).parameters
+    for setting in settings:
+        if setting not in known:
+            raise unknown_name("setting", setting, known, f"of transport {name}")
+    return make(**settings)
+
+
+def _ros_environment() -> str:
+    if os.environ.get("ROS_DISTRO") and find_spec("rclpy") is not None:
+        return "rclpy"
+    choices = ", ".join(TRANSPORTS)
+    raise TransportError(f"No ROS 2 is set up here (ROS_DISTRO and rclpy); name the transport: {choices}.")
