@@ -61,7 +61,10 @@ class JointEmbodiment:
         self.control_dt = control_dt
         self.images = dict(images or {})
         self.velocities = velocities
-        self.sources: Mapping[str, type[Message]] = {JOINTS: JointState, **{IMAGE + name: Image for name in self.images}}
+        self.sources: Mapping[str, type[Message]] = {
+            JOINTS: JointState,
+            **{IMAGE + name: Image for name in self.images},
+        }
 
     def start(self, state: Mapping[str, Received]) -> None:
         """Nothing is remembered."""
@@ -85,9 +88,7 @@ class JointEmbodiment:
         if any(len(part) != len(message.name) for part in parts):
             raise UserError("The joint state reports names without positions or velocities.")
         found: dict[str, NDArray[Any]] = {"state": np.concatenate([part[order] for part in parts]).astype(np.float32)}
-        return found | {
-            IMAGE + name: _seen(state[IMAGE + name].message, size) for name, size in self.images.items()
-        }
+        return found | {IMAGE + name: _seen(state[IMAGE + name].message, size) for name, size in self.images.items()}
 
     def command(self, action: NDArray[Any], state: Mapping[str, Received]) -> Array:
         """The action itself.
@@ -125,4 +126,6 @@ def _rgb(message: Image) -> NDArray[np.uint8]:
     pixels = message.pixels
     if message.encoding == "mono8":
         return np.repeat(pixels, 3, axis=2)
-    return np.ascontiguousarray(pixels[:, :, :3][:, :, ::-1] if message.encoding.startswith("bgr") else pixels[:, :, :3])
+    return np.ascontiguousarray(
+        pixels[:, :, :3][:, :, ::-1] if message.encoding.startswith("bgr") else pixels[:, :, :3]
+    )

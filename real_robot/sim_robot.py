@@ -121,7 +121,9 @@ class SimulatedRobot:
         place = {name: i for i, name in enumerate(self.wiring.commanded)}
         unknown = [name for name in joints if name not in place]
         if unknown or len(joints) != len(targets) or not np.isfinite(targets).all():
-            raise UserError(f"Not a command of this robot: {len(targets)} targets for {', '.join(joints) or 'no joint'}.")
+            raise UserError(
+                f"Not a command of this robot: {len(targets)} targets for {', '.join(joints) or 'no joint'}."
+            )
         wanted = self._queue[-1][1].copy() if self._queue else self._control.copy()
         wanted[self.wiring.actuators[[place[name] for name in joints]]] = targets
         self._queue.append((self.time + self.imperfections.delay, wanted))

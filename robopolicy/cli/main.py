@@ -1,6 +1,7 @@
 """`robopolicy VERB ...`: one module per verb, imported when it is used.
 
-A verb module has `add_parser(subparsers)`, which must stay cheap (no torch), and `run(args) -> int`.
+A verb module has `add_parser(subparsers)`, which must stay cheap (no torch), and `run(args) -> int`. Packages above
+`robopolicy` add verbs of their own through the entry-point group `robopolicy.verbs`, each naming such a module.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import NoReturn
 
@@ -61,7 +64,13 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see '{self.prog} --help'.")
 
 
-def build_parser(verbs: Sequence[str] = VERBS) -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
+@cache
+def added_verbs() -> dict[str, EntryPoint]:
+    """Verbs of other packages by name, without importing them."""
+    return {point.name: point for point in entry_points(group="robopolicy.verbs")}
+
+
+def build_parser(verbs: Sequence[str]) -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
     """The parser with the given verbs, and each verb's own parser."""
     parser = Parser(
         prog="robopolicy",
@@ -77,7 +86,7 @@ def build_parser(verbs: Sequence[str] = VERBS) -> tuple[Parser, dict[str, argpar
 
 def verb_module(verb: str) -> ModuleType:
     """Import the module of a verb."""
-    return importlib.import_module(f"robopolicy.cli.{verb}")
+    return importlib.import_module(f"robopolicy.cli.{verb}") if verb in VERBS else added_verbs()[verb].load()
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -87,9 +96,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         UserError: A verb or an option is unknown, or a value does not fit.
     """
     verb = argv[0] if argv and not argv[0].startswith("-") else None
-    if verb is not None and verb not in VERBS:
-        raise unknown_name("verb", verb, VERBS)
-    parser, subparsers = build_parser(VERBS if verb is None else (verb,))
+    if verb is not None and verb not in VERBS and verb not in added_verbs():
+        raise unknown_name("verb", verb, (*VERBS, *added_verbs()))
+    parser, subparsers = build_parser((*VERBS, *added_verbs()) if verb is None else (verb,))
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         options = [option for option in subparsers[args.verb]._option_string_actions if option.startswith("--")]
