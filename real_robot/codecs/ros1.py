@@ -1,0 +1,45 @@
+"""Messages as ROS 1 sends them: packed, little endian, headers with a sequence number (0 here, ignored when read)."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TypeVar
+
+from real_robot.codecs.definitions import prepare, reading
+from real_robot.message import Message
+from robopolicy.extras import need
+
+M = TypeVar("M", bound=Message)
+
+
+def encode(message: Message) -> bytes:
+    """Bytes of a message.
+
+    Raises:
+        CodecError: A field holds what its type cannot.
+    """
+    kind = type(message)
+    with reading(kind):
+        return bytes(prepare(kind).serialize_ros1(message, kind.ros_name))
+
+
+def decode(kind: type[M], data: bytes) -> M:
+    """Read a message.
+
+    Raises:
+        CodecError: `data` is none.
+    """
+    with reading(kind):
+        return prepare(kind).deserialize_ros1(memoryview(data), kind.ros_name)
+
+
+@cache
+def definition(kind: type[Message]) -> tuple[str, str]:
+    """Text of the ROS 1 definition and its MD5 sum, by which ROS 1 compares types.
+
+    Raises:
+        CodecError: ROS 1 (Noetic) has no such type.
+    """
+    typesys = need("rosbags.typesys", "ros")
+    with reading(kind):
+        return typesys.get_typestore(typesys.Stores.ROS1_NOETIC).generate_msgdef(kind.ros_name)

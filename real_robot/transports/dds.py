@@ -1,0 +1,283 @@
+"""Transport to ROS 2 over DDS without ROS: Cyclone DDS with ROS 2's names, types and qualities of service.
+
+The names, type hashes and bytes are those of `rmw_cyclonedds` and `rmw_fastrtps`; node names, services and actions are not
+announced. Readers are polled and there are no listeners: a Python listener swallows its exceptions and may crash while
+it is taken down. `Received.received` is the time of the poll, so that ages are right to one control period.
+
+DDS notices only after its lease (10 s) that a peer died, and a new process on the same topic is just another publisher:
+watch ages and identities, not the count of publishers alone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from functools import cache
+from typing import Any
+
+from real_robot.codecs import CodecError, cdr
+from real_robot.codecs.definitions import describe, prepare, type_hash
+from real_robot.message import Message
+from real_robot.transports.base import (
+    BLOCKING,
+    Endpoint,
+    Graph,
+    M,
+    Publisher,
+    QoS,
+    Received,
+    Subscription,
+    Transport,
+    TransportError,
+    stamp_of,
+)
+from real_robot.transports.names import dds_topic, dds_type
+from robopolicy.extras import need
+
+NANO = 10**9
+TIMEOUT = -10  # return code of a write that would have to wait longer
+POLICIES = {2: "durability", 4: "deadline", 8: "liveliness", 11: "reliability", 23: "representation"}  # ids of the standard
+BATCH = 16  # samples taken at once; more than one only if a peer left, since readers keep the last
+
+
+def loopback_settings() -> str:
+    """Settings of Cyclone DDS, for `CYCLONEDDS_URI`, that keep everything on this machine."""
+    return _settings("lo")
+
+
+def _settings(interface: str) -> str:
+    local = interface == "lo"
+    peers = '<Peers><Peer Address="127.0.0.1"/></Peers>' if local else ""
+    multicast = f"<AllowMulticast>{str(not local).lower()}</AllowMulticast>"
+    index = "<ParticipantIndex>auto</ParticipantIndex><MaxAutoParticipantIndex>40</MaxAutoParticipantIndex>"
+    return (
+        f'<CycloneDDS><Domain id="any"><General><Interfaces><NetworkInterface name="{interface}"/></Interfaces>'
+        f"{multicast}</General><Discovery>{index if local else ''}{peers}</Discovery></Domain></CycloneDDS>"
+    )
+
+
+class _Participant:
+    """This process in a domain; one for all transports, since more of them multiply the traffic of discovery."""
+
+    def __init__(self, domain: int, interface: str) -> None:
+        dds, core = need("cyclonedds.domain", "ros"), need("cyclonedds.core", "ros")
+        self.interface = interface
+        try:
+            self._domain = None if os.environ.get("CYCLONEDDS_URI") else dds.Domain(domain, _settings(interface))
+            self.entity = dds.DomainParticipant(domain, qos=core.Qos(core.Policy.Userdata(b"enclave=/;")))
+        except core.DDSException as error:
+            raise TransportError(f"DDS cannot join domain {domain} on interface '{interface}': {_line(error)}") from error
+        self.topics: dict[str, Any] = {}
+
+    def topic(self, name: str, kind: type[Message]) -> Any:
+        """The topic, made when it is first asked for."""
+        if name not in self.topics:
+            self.topics[name] = need("cyclonedds.topic", "ros").Topic(self.entity, dds_topic(name), idl_type(kind))
+        if (topic := self.topics[name]).data_type is not idl_type(kind):
+            raise TransportError(f"{name} carries {topic.data_type.ros_name} in this process, not {kind.ros_name}.")
+        return topic
+
+
+_participants: weakref.WeakValueDictionary[int, _Participant] = weakref.WeakValueDictionary()  # {domain: it}
+
+
+class _Raw:
+    """What readers take: bytes, read only when they are asked for, and where they came from."""
+
+    sample_info: Any
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+class DdsPublisher(Publisher[M]):
+    """A writer of DDS."""
+
+    def __init__(self, participant: _Participant, topic: str, kind: type[M], qos: QoS) -> None:
+        self.topic, self.kind = topic, kind
+        entity = participant.topic(topic, kind)
+        self._sample = object.__new__(entity.data_type)
+        settings = _quality(kind, qos.offers_reliable, qos.latched)
+        self._writer: Any = need("cyclonedds.pub", "ros").DataWriter(participant.entity, entity, qos=settings)
+        self._failure = need("cyclonedds.core", "ros").DDSException
+
+    def publish(self, message: M) -> None:
+        """Write; a message that would have to wait longer than `BLOCKING` for a slow reader is given up."""
+        if type(message) is not self.kind:
+            raise TransportError(f"{self.topic} carries {self.kind.ros_name}, not {type(message).__name__}.")
+        self._sample.data = cdr.encode(message)
+        try:
+            _open(self._writer).write(self._sample)
+        except self._failure as error:
+            if error.code != TIMEOUT:
+                raise TransportError(f"DDS cannot write to {self.topic}: {_line(error)}") from error
+
+    @property
+    def matched(self) -> int:
+        """Readers at the other end."""
+        return len(_open(self._writer).get_matched_subscriptions())
+
+    def describe(self) -> Endpoint:
+        """Who is at the other end."""
+        writer = _open(self._writer)
+        status = writer.get_offered_incompatible_qos_status()
+        matched = tuple(map(_identity, writer.get_matched_subscriptions()))
+        return Endpoint(self.topic, self.kind.ros_name, True, matched, _unmet(status))
+
+    def close(self) -> None:
+        """Leave."""
+        self._writer = None
+
+
+class DdsSubscription(Subscription[M]):
+    """A reader of DDS."""
+
+    def __init__(self, participant: _Participant, topic: str, kind: type[M], qos: QoS) -> None:
+        self.topic, self.kind = topic, kind
+        settings = _quality(kind, qos.asks_reliable, qos.latched)
+        entity = participant.topic(topic, kind)
+        self._reader: Any = need("cyclonedds.sub", "ros").DataReader(participant.entity, entity, qos=settings)
+        self._received: Received[M] | None = None
+        self._malformed = 0
+
+    def latest(self) -> Received[M] | None:
+        """The newest message since the start."""
+        # A sample without data tells that a peer left.
+        samples = [sample for sample in _open(self._reader).take(BATCH) if isinstance(sample, _Raw)]
+        if samples:
+            now, newest = time.monotonic(), samples[-1]
+            try:
+                message = cdr.decode(self.kind, newest.data)
+            except CodecError:
+                self._malformed += 1
+            else:
+                sequence = self._received.sequence + 1 if self._received else 1
+                publisher = _identity(newest.sample_info.publication_handle)
+                self._received = Received(message, now, stamp_of(message), publisher, sequence)
+        return self._received
+
+    @property
+    def publishers(self) -> int:
+        """Writers at the other end."""
+        return len(_open(self._reader).get_matched_publications())
+
+    @property
+    def malformed(self) -> int:
+        """Messages that arrived and could not be read."""
+        return self._malformed
+
+    def describe(self) -> Endpoint:
+        """Who is at the other end."""
+        reader = _open(self._reader)
+        status = reader.get_requested_incompatible_qos_status()
+        matched = tuple(map(_identity, reader.get_matched_publications()))
+        return Endpoint(self.topic, self.kind.ros_name, False, matched, _unmet(status), self._malformed)
+
+    def close(self) -> None:
+        """Leave."""
+        self._reader = None
+
+
+class DdsTransport(Transport):
+    """ROS 2 over DDS.
+
+    Args:
+        domain: As ROS_DOMAIN_ID, which it is by default, or 0.
+        interface: Of the network; by default this machine alone. `CYCLONEDDS_URI`, where set, decides instead.
+    """
+
+    def __init__(self, domain: int | None = None, interface: str = "lo") -> None:
+        domain = int(os.environ.get("ROS_DOMAIN_ID") or 0) if domain is None else domain
+        participant = _participants.get(domain) or _Participant(domain, interface)
+        if participant.interface != interface:
+            raise TransportError(f"Domain {domain} is already used on interface '{participant.interface}'.")
+        _participants[domain] = participant
+        self._participant: _Participant | None = participant
+        self._endpoints: list[DdsPublisher[Any] | DdsSubscription[Any]] = []
+
+    def advertise(self, topic: str, kind: type[M], qos: QoS) -> DdsPublisher[M]:
+        """Announce that we publish `topic`."""
+        publisher = DdsPublisher(_open(self._participant), topic, kind, qos)
+        self._endpoints.append(publisher)
+        return publisher
+
+    def subscribe(self, topic: str, kind: type[M], qos: QoS) -> DdsSubscription[M]:
+        """Ask for what others publish on `topic`."""
+        subscription = DdsSubscription(_open(self._participant), topic, kind, qos)
+        self._endpoints.append(subscription)
+        return subscription
+
+    def graph(self) -> Graph:
+        """Who is connected to what."""
+        _open(self._participant)
+        return Graph(tuple(each.describe() for each in self._endpoints))
+
+    def close(self) -> None:
+        """Leave; entities of DDS are deleted with their last reference."""
+        while self._endpoints:
+            self._endpoints.pop().close()
+        self._participant = None
+
+
+TRANSPORT = DdsTransport
+
+
+@cache
+def idl_type(kind: type[Message]) -> Any:
+    """The type as Cyclone DDS registers it; it carries bytes, since its own codec is a hundred times slower than ours.
+
+    Its extensibility is final, as ROS's: an appendable type would offer XCDR2, and never match.
+    """
+    idl, annotations = need("cyclonedds.idl", "ros"), need("cyclonedds.idl.annotations", "ros")
+    prepare(kind)
+    members = {each.name: _member(each) for each in describe(kind)}
+    struct = annotations.final(idl.make_idl_struct(f"{kind.__name__}_", dds_type(kind), members))
+    struct.ros_name = kind.ros_name
+    struct.serialize = lambda self, **_: self.data
+    struct.deserialize = staticmethod(lambda data, **_: _Raw(data))
+    struct.deserialize_key = staticmethod(lambda data, **_: None)
+    return struct
+
+
+def _member(each: Any) -> Any:
+    types = need("cyclonedds.idl.types", "ros")
+    if isinstance(each.base, type):
+        base = idl_type(each.base)
+    else:
+        base = {"string": str, "bool": bool, "byte": types.uint8, "char": types.uint8}.get(each.base)
+        base = base or getattr(types, each.base)
+    if not each.many:
+        return base
+    return types.sequence[base] if each.size is None else types.array[base, each.size]
+
+
+def _quality(kind: type[Message], reliable: bool, latched: bool) -> Any:
+    core = need("cyclonedds.core", "ros")
+    policy = core.Policy
+    return core.Qos(
+        policy.Reliability.Reliable(round(BLOCKING * NANO)) if reliable else policy.Reliability.BestEffort,
+        policy.Durability.TransientLocal if latched else policy.Durability.Volatile,
+        policy.History.KeepLast(1),
+        policy.DataRepresentation(use_cdrv0_representation=True),
+        policy.Userdata(f"typehash={type_hash(kind)};".encode()),
+    )
+
+
+def _unmet(status: Any) -> tuple[str, ...]:
+    policy = status.last_policy_id
+    return (POLICIES.get(policy, f"policy {policy}"),) if status.total_count else ()
+
+
+def _identity(handle: int) -> str:
+    return f"{handle & 2**64 - 1:016x}"
+
+
+def _open(entity: Any) -> Any:
+    if entity is None:
+        raise TransportError("The transport is closed.")
+    return entity
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
