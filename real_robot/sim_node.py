@@ -2,25 +2,17 @@
 
     python -m real_robot.sim_node --robot sim_panda --task manipulation/lift --transport dds
 
-Beside the topics of the robot it has three of its own: `/sim/reset` (a `Reset` as JSON text) starts an episode,
-`/sim/episode` (JSON, latched) says how it stands, and `/sim/fault` (text) makes the robot fail on purpose:
-
-    exit              end the process at once
-    freeze SECONDS    do nothing at all, as a process that is stopped
-    mute SECONDS      live on and obey, but publish nothing
-    nan SECONDS       report joint positions that are not numbers
-
-With `--lockstep` time passes only when a command arrives, one period for each, so that an episode does not depend on how
-fast anybody computes.
+Its own topics, by which episodes are started and faults are made, are in `real_robot.sim_topics`. With `--lockstep`
+time passes only when a command arrives, one period for each, so that an episode does not depend on how fast anybody
+computes.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,53 +20,14 @@ import numpy as np
 from real_robot.message import Message
 from real_robot.messages import Float64MultiArray, Header, Image, JointState, JointTrajectory, String, Time
 from real_robot.sim_robot import SimulatedRobot
+from real_robot.sim_topics import EPISODE, FAULT, LOCKSTEP_ORIGIN, RESET, Reset, Status
 from real_robot.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, Publisher, Transport
 from real_robot.wiring import JOINTS
 from robopolicy.errors import UserError
 
-RESET, EPISODE, FAULT = "/sim/reset", "/sim/episode", "/sim/fault"
-FAULTS = ("exit", "freeze", "mute", "nan")
 STATUS_PERIOD = 0.05  # [s]
-LOCKSTEP_ORIGIN = 1.0  # [s] stamp of simulated time 0 in lockstep; a stamp of 0 would mean "not given"
+_POLL = 1e-4  # [s] between looks for a command in lockstep
 _LATE = 5  # periods behind which the robot gives up catching up: its time then passes slower
-
-
-@dataclass(frozen=True)
-class Reset:
-    """Start an episode."""
-
-    seed: int
-    request: int  # a number of the asker's; asking again with the same one changes nothing
-
-    def message(self) -> String:
-        """As sent on `/sim/reset`."""
-        return String(json.dumps(asdict(self)))
-
-
-@dataclass(frozen=True)
-class Status:
-    """How the episode stands, as said on `/sim/episode`."""
-
-    seed: int = 0
-    request: int = -1  # of the reset that started it
-    steps: int = 0  # control steps since the first command
-    success: bool = False
-    done: bool = False
-    holding: bool = False  # the robot has heard nothing for longer than its time-out
-    refused: int = 0  # commands that were none of this robot
-    late: int = 0  # times that it could not keep up with real time
-
-    @classmethod
-    def read(cls, message: String) -> Status:
-        """From the message.
-
-        Raises:
-            UserError: It is none.
-        """
-        try:
-            return cls(**json.loads(message.data))
-        except (TypeError, ValueError) as error:
-            raise UserError(f"Expected the status of an episode on {EPISODE}, found {message.data[:60]!r}.") from error
 
 
 class SimNode:
@@ -123,10 +76,13 @@ class SimNode:
         self._until = dict.fromkeys(("mute", "nan"), 0.0)  # [s] monotonic, when a fault ends
         self._told, self._announced = -np.inf, Status()
 
-    def run(self) -> None:
-        """Run until the process is told to stop."""
+    def run(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Run until `stopped`, in real time or, in lockstep, as fast as commands come."""
+        while self.lockstep and not stopped():
+            if not self.tick():
+                time.sleep(_POLL)
         due = time.monotonic()
-        while True:
+        while not stopped():
             self.tick()
             due += self.robot.period
             rest = due - time.monotonic()
@@ -135,28 +91,15 @@ class SimNode:
                 self.status = replace(self.status, late=self.status.late + 1)
             time.sleep(max(rest, 0.0))
 
-    def tick(self) -> None:
-        """One period: obey, let time pass, report."""
+    def tick(self) -> bool:
+        """One period: obey, let time pass, report. In lockstep without a command, time does not pass; False then."""
         self._fail()
-        self._start_episode()
-        commanded = self._obey()
+        started, commanded = self._start_episode(), self._obey()
         if commanded or not self.lockstep:
             self.robot.advance()
-        self._report()
-
-    def serve(self) -> None:
-        """In lockstep: answer commands as they come until the process is told to stop."""
-        reported = -np.inf
-        while True:
-            self._fail()
-            started, commanded = self._start_episode(), self._obey()
-            if commanded:
-                self.robot.advance()
-            if commanded or started or time.monotonic() - reported > STATUS_PERIOD:
-                self._report()
-                reported = time.monotonic()
-            else:
-                time.sleep(1e-4)
+        if started or commanded or not self.lockstep or time.monotonic() - self._told >= STATUS_PERIOD:
+            self._report()
+        return started or commanded
 
     def _new(self, subscription: Any) -> Any:
         """The newest message of a subscription, once."""
@@ -171,11 +114,11 @@ class SimNode:
         if message is None:
             return False
         try:
-            reset = Reset(**json.loads(message.data))
+            reset = Reset.read(message)
             if reset.request == self.status.request:
                 return False
             self.robot.reset(reset.seed)
-        except (TypeError, ValueError, UserError):
+        except UserError:
             self.status = replace(self.status, refused=self.status.refused + 1)
             return False
         self._new(self._command)  # one of the last episode is none of this
@@ -203,6 +146,7 @@ class SimNode:
             success=episode.success,
             done=episode.done,
             holding=self.robot.holding,
+            time=self.robot.time,
         )
         if now < self._until["mute"]:
             return
@@ -212,10 +156,6 @@ class SimNode:
             joints = messages[JOINTS]
             assert isinstance(joints, JointState)
             messages[JOINTS] = replace(joints, position=np.full(len(joints.name), np.nan))
-        # The status goes first: whoever has seen a state knows how the episode stood in it.
-        if self.status != self._announced or now - self._told >= STATUS_PERIOD:
-            self._episode.publish(String(json.dumps(asdict(self.status))))
-            self._told, self._announced = now, self.status
         if self.robot.time - self._pictured >= self._camera_period - 1e-9 or self.robot.time < self._pictured:
             self._pictured = self.robot.time
             for camera, publisher in self._cameras.items():
@@ -223,6 +163,10 @@ class SimNode:
                 publisher.publish(Image.from_pixels(pixels, Header(stamp, camera)))
         for key in sorted(self._sources, key=lambda key: key == JOINTS):  # joints last: they say that all is there
             self._sources[key].publish(messages[key])
+        # The status follows the state it speaks of: whoever hears that an episode has begun has seen its start.
+        if self.lockstep or self.status.changed(self._announced) or now - self._told >= STATUS_PERIOD:
+            self._episode.publish(self.status.message())
+            self._told, self._announced = now, self.status
 
     def _fail(self) -> None:
         message = self._new(self._fault)

@@ -90,7 +90,7 @@ class SimulatedRobot:
         self.wiring = Wiring(task.model, prefix)
         self.period, self.timeout = period, timeout
         self.imperfections = imperfections or Imperfections()
-        self.time = 0.0  # [s] simulated since the robot was made
+        self.time = -period  # [s] simulated since the robot was made
         self.holding = False  # by the robot's own timeout
         self._engine = RolloutEngine(task.model, 1, part)
         self._rng = np.random.default_rng(seed)
@@ -98,7 +98,7 @@ class SimulatedRobot:
         self.reset(0)
 
     def reset(self, seed: int) -> None:
-        """Start episode `seed`."""
+        """Start episode `seed`; it takes a period, so that times tell old states from new ones."""
         if seed < 0:
             raise UserError(f"Seeds must be 0 or larger, got {seed}.")
         initial = self.task.initial(np.random.default_rng(seed))
@@ -109,6 +109,7 @@ class SimulatedRobot:
         self._control = self._standing(np.zeros(self.task.model.nu), np.ones_like(self.wiring.grips))
         self._queue: deque[tuple[float, Array]] = deque()  # commands on their way to the motors
         self._commanded: float | None = None  # time of the newest command
+        self.time += self.period
         self._count = 0  # parts simulated since the first command
         self.holding = False
 
@@ -120,10 +121,9 @@ class SimulatedRobot:
         """
         place = {name: i for i, name in enumerate(self.wiring.commanded)}
         unknown = [name for name in joints if name not in place]
-        if unknown or len(joints) != len(targets) or not np.isfinite(targets).all():
-            raise UserError(
-                f"Not a command of this robot: {len(targets)} targets for {', '.join(joints) or 'no joint'}."
-            )
+        if unknown or not joints or len(joints) != len(targets) or not np.isfinite(targets).all():
+            named = ", ".join(joints) or "no joint"
+            raise UserError(f"Not a command of this robot: {len(targets)} targets for {named}.")
         wanted = self._queue[-1][1].copy() if self._queue else self._control.copy()
         wanted[self.wiring.actuators[[place[name] for name in joints]]] = targets
         self._queue.append((self.time + self.imperfections.delay, wanted))

@@ -1,8 +1,8 @@
 """What the numbers of a MuJoCo model are called in messages; the simulated robot and the bridge read the same table.
 
 Sources of a state, by key: `joints` (JointState of the robot), `scene` (JointState of hinges and slides of everything
-else, such as a drawer), `object.<name>` (PoseStamped of every free body), and for a robot whose base is free `imu` (Imu)
-and `odometry` (Odometry).
+else, such as a drawer), `object.<name>` (PoseStamped of every free body), and for a robot whose base is free `imu`
+(Imu) and `odometry` (Odometry).
 """
 
 from __future__ import annotations

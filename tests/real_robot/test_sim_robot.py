@@ -55,14 +55,13 @@ def test_an_episode_ends_with_its_time():
 
 def test_without_commands_the_robot_holds_within_its_timeout():
     robot = SimulatedRobot(Lift(), period=0.01, timeout=0.1)
-    robot.reset(0)
-    start = robot.messages(Time())["joints"].position[0]
+    begin, start = robot.time, robot.messages(Time())["joints"].position[0]
     for step in range(30):  # 2 rad/s
         robot.command(("joint1", "finger_joint1"), np.array([start + 0.02 * step, 0.01]))
         robot.advance()
     while not robot.holding:
         robot.advance()
-    assert robot.time == pytest.approx(0.3 - 0.01 + 0.1 + 0.01)
+    assert robot.time - begin == pytest.approx(0.3 - 0.01 + 0.1 + 0.01)  # the last command, the time-out, a period
     held = robot.messages(Time())["joints"].position
     for _ in range(100):
         robot.advance()
