@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,12 @@ from real_robot.messages import (
     String,
     Time,
 )
-from real_robot.recorder import RecordedTransport, Recorder, read
+from real_robot.filter_log import TOPIC, RecordedFilter, refilter
+from real_robot.recorder import Recorded, RecordedTransport, Recorder, read
 from real_robot.transports.base import COMMAND, SENSOR
 from real_robot.transports.loopback import LoopbackTransport
+from robopolicy.deploy.safety.filter import FilterState, Measured, SafetyFilter
+from robopolicy.deploy.safety.limits import JointLimits
 from robopolicy.errors import UserError
 
 pytest.importorskip("mcap", reason="needs robopolicy[record]")
@@ -126,3 +130,39 @@ def test_a_full_disk_is_told_at_the_end(tmp_path, monkeypatch):
     recorder.write("/joint_states", joint_state(0))
     with pytest.raises(UserError, match="No space left"):
         recorder.close()
+
+
+LIMITS = JointLimits(
+    names=("a", "b"),
+    position_low=np.array([-1.0, 0.0]),
+    position_high=np.array([1.0, 0.04]),
+    velocity=np.array([2.0, 0.2]),
+    acceleration=np.array([10.0, np.inf]),
+    jerk=np.full(2, np.inf),
+    effort=np.full(2, np.inf),
+)
+
+
+def test_a_recorded_run_gives_the_same_commands_when_it_is_filtered_again(tmp_path):
+    path, rng, dt = tmp_path / "run.mcap", np.random.default_rng(0), 0.02
+    with Recorder(path) as recorder:
+        safety = RecordedFilter(LIMITS, recorder=recorder)
+        state = FilterState.at_rest(np.array([0.1, 0.02]))
+        for tick in range(200):
+            measured = Measured(tick * dt, state.motion.position, np.full(2, np.nan), np.full(2, np.nan))
+            if tick % 50 == 49:
+                _, state = safety.hold(state, dt)
+            else:
+                wish = np.array([np.nan, 0.0]) if tick == 30 else state.target + rng.normal(0, [0.05, 0.003])
+                _, state, _ = safety.step(wish, state, measured, dt)
+    recording = list(read(path))
+    assert refilter(recording, SafetyFilter(LIMITS)) == (200, [])
+    slower = replace(LIMITS, velocity=np.array([0.5, 0.2]))
+    ticks, other = refilter(recording, SafetyFilter(slower))
+    assert ticks == 200 and len(other) > 20  # the comparison is not an empty one
+
+
+def test_a_damaged_note_is_refused():
+    note = Recorded(TOPIC, String('{"state": 1}'), 0.0)
+    with pytest.raises(UserError, match="note of tick 0"):
+        refilter([note], SafetyFilter(LIMITS))
