@@ -6,14 +6,14 @@ allowed in place of a number, string, boolean, list, map or nil, so nothing that
 msgpack-numpy would unpickle arrays of objects).
 
 1. The server speaks first: one `Greeting` with its protocol version and what its policy takes and gives.
-2. The client sends a `Request`: a number, observations `{key: (B, To, ...)}` and, if the greeting says so, noise
-   `(B, H, A)`.
+2. The client sends a `Request`: a number, observations `{key: (B, To, ...)}` and, where the greeting says so, noise
+   `(B, H, A)` or a prefix `(B, d, A)` that the chunk has to continue. It may say by when it needs the answer and
+   which seed noise is drawn from, or ask how the server fares.
 3. The server answers with a `Reply` of the same number: a chunk `(B, H, A)` in action units and the seconds it took, or
-   one line that says why there is none.
+   one line that says why there is none. The next request of a connection is read when the last one is answered.
 
-Over a websocket (`ws://`, `wss://`) each message is one binary frame. Over HTTP (`http://`, `https://`) the greeting is
-the body of a GET, and every POST carries a request and returns its reply, all of type `MEDIA_TYPE`. A token goes in the
-header `Authorization: Bearer TOKEN`; only a loopback address does without one.
+Each message is one binary frame of a websocket (`ws://`, `wss://`). A token goes in the header `Authorization: Bearer
+TOKEN` of its handshake; only a loopback address does without one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import ipaddress
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from dataclasses import fields as fields_of
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -30,9 +32,10 @@ from numpy.typing import NDArray
 from robopolicy.extras import need
 from robopolicy.spec import PolicySpec
 
-PROTOCOL = 1  # raise it with every change that an older side would misunderstand
-MEDIA_TYPE = "application/msgpack"
+PROTOCOL = 2  # raise it with every change that an older side would misunderstand
 LARGEST = 256 * 2**20  # bytes of a message
+MOST_PARTS, LONGEST = 4096, 1024  # lists and maps in a message, and entries of one: few bytes could make many objects
+MOST_NUMBER, MOST_SEED = 2**48 - 1, 2**64 - 1
 DTYPES = ("|b1", "|u1", "<i4", "<i8", "<f2", "<f4", "<f8")
 TOKEN = "ROBOPOLICY_TOKEN"  # environment variable that holds the token, on either side
 
@@ -48,12 +51,12 @@ class Greeting:
     spec: PolicySpec  # observations, action size and horizons
     model: str = ""  # name or content hash, by which a client notices another policy
     noise: bool = False  # it takes noise, and is deterministic given it
+    prefix: bool = False  # it continues the actions that are played until its chunk arrives
     network_calls: int = 1  # network evaluations per chunk
 
     def pack(self) -> bytes:
         """The message."""
-        head = {"protocol": PROTOCOL, "spec": self.spec.to_dict()}
-        return encode({**head, "model": self.model, "noise": self.noise, "network_calls": self.network_calls})
+        return encode({"protocol": PROTOCOL, **_fields(self), "spec": self.spec.to_dict()})
 
     @classmethod
     def unpack(cls, data: bytes | str) -> Greeting:
@@ -73,7 +76,8 @@ class Greeting:
         calls = _entry(fields, "network_calls", int)
         if calls < 1:
             raise WireError(f"expected 'network_calls' of at least 1, found {calls}")
-        return cls(described, _entry(fields, "model", str), _entry(fields, "noise", bool), calls)
+        flags = _entry(fields, "noise", bool), _entry(fields, "prefix", bool)
+        return cls(described, _entry(fields, "model", str), *flags, calls)
 
 
 @dataclass(frozen=True)
@@ -81,12 +85,16 @@ class Request:
     """A question: what to do for a batch of observations."""
 
     number: int  # counts up within a connection
-    obs: Mapping[str, NDArray[Any]]  # {key: (B, To, ...)}
+    obs: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])  # {key: (B, To, ...)}
     noise: NDArray[Any] | None = None  # (B, H, A)
+    prefix: NDArray[Any] | None = None  # (B, d, A), d < H
+    seed: int | None = None  # without noise, the chunk is a function of observation, seed and number
+    deadline: float | None = None  # seconds within which an answer is of use; a later one is counted
+    stats: bool = False  # answer with statistics alone; the rest is then ignored
 
     def pack(self) -> bytes:
         """The message."""
-        return encode({"number": self.number, "obs": dict(self.obs), "noise": self.noise})
+        return encode(_fields(self))
 
     @classmethod
     def unpack(cls, data: bytes | str) -> Request:
@@ -95,24 +103,36 @@ class Request:
         Raises:
             WireError: It is none.
         """
-        fields = decode(data)
+        return cls.read(decode(data))
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Request:
+        """From the map of a message."""
         obs = {str(key): _array(value, str(key)) for key, value in _entry(fields, "obs", dict).items()}
-        noise = fields.get("noise")
-        return cls(_entry(fields, "number", int), obs, None if noise is None else _array(noise, "noise"))
+        noise, prefix = (_optional(fields, key, np.ndarray) for key in ("noise", "prefix"))
+        number, seed = _entry(fields, "number", int), _optional(fields, "seed", int)
+        for name, value, most in (("number", number, MOST_NUMBER), ("seed", seed or 0, MOST_SEED)):
+            if not 0 <= value <= most:
+                raise WireError(f"expected '{name}' in [0, {most}], found {value}")
+        deadline = _optional(fields, "deadline", float)
+        if deadline is not None and not 0 < deadline < math.inf:
+            raise WireError(f"expected 'deadline' of more than 0 s, found {deadline:g}")
+        return cls(number, obs, noise, prefix, seed, deadline, _entry(fields, "stats", bool))
 
 
 @dataclass(frozen=True)
 class Reply:
     """The answer: a chunk, or why there is none."""
 
-    number: int  # of the request
+    number: int  # of the request; 0 where it had none
     chunk: NDArray[Any] = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))  # (B, H, A)
     seconds: float = 0.0  # spent by the server
     error: str = ""  # one line; the chunk is then empty
+    stats: Mapping[str, Any] = field(default_factory=dict[str, Any])  # numbers by name, where they were asked for
 
     def pack(self) -> bytes:
         """The message."""
-        return encode({"number": self.number, "chunk": self.chunk, "seconds": self.seconds, "error": self.error})
+        return encode(_fields(self))
 
     @classmethod
     def unpack(cls, data: bytes | str) -> Reply:
@@ -124,7 +144,7 @@ class Reply:
         fields = decode(data)
         chunk = _array(fields.get("chunk"), "chunk")
         number, seconds = _entry(fields, "number", int), _entry(fields, "seconds", float)
-        return cls(number, chunk, seconds, _entry(fields, "error", str))
+        return cls(number, chunk, seconds, _entry(fields, "error", str), _entry(fields, "stats", dict))
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
@@ -142,9 +162,16 @@ def decode(data: bytes | str) -> dict[str, Any]:
         raise WireError(f"expected a binary message, found the text {_brief(data)}")
     if len(data) > LARGEST:
         raise WireError(f"expected at most {LARGEST} bytes, found {len(data)}")
-    msgpack = need("msgpack", "remote")
+    msgpack, parts = need("msgpack", "remote"), count()
+
+    def counted(part: Any) -> Any:
+        if next(parts) >= MOST_PARTS:
+            raise WireError(f"expected at most {MOST_PARTS} lists and maps, found more")
+        return _from_map(part) if isinstance(part, dict) else part
+
+    limits = {"max_array_len": LONGEST, "max_map_len": LONGEST, "max_ext_len": 0}
     try:
-        message = msgpack.unpackb(data, object_hook=_from_map, strict_map_key=True)
+        message = msgpack.unpackb(data, object_hook=counted, list_hook=counted, strict_map_key=True, **limits)
     except WireError:
         raise
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
@@ -186,6 +213,10 @@ def _from_map(fields: dict[Any, Any]) -> Any:
     return np.frombuffer(data, dtype).reshape(shape).copy()
 
 
+def _fields(message: Any) -> dict[str, Any]:
+    return {entry.name: getattr(message, entry.name) for entry in fields_of(message)}
+
+
 def _entry(fields: Mapping[str, Any], key: str, kind: type) -> Any:
     value = fields.get(key)
     if kind is float and type(value) is int:
@@ -193,6 +224,12 @@ def _entry(fields: Mapping[str, Any], key: str, kind: type) -> Any:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise WireError(f"expected '{key}' of type {kind.__name__}, found {_brief(value)}")
     return value
+
+
+def _optional(fields: Mapping[str, Any], key: str, kind: type) -> Any:
+    if fields.get(key) is None:
+        return None
+    return _array(fields[key], key) if kind is np.ndarray else _entry(fields, key, kind)
 
 
 def _array(value: Any, key: str) -> NDArray[Any]:

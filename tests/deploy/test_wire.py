@@ -30,13 +30,16 @@ def test_byte_order_and_strides_do_not_matter() -> None:
 
 
 def test_messages_round_trip() -> None:
-    greeting = Greeting(SPEC, "pi0", noise=True, network_calls=10)
+    greeting = Greeting(SPEC, "pi0", noise=True, prefix=True, network_calls=10)
     assert Greeting.unpack(greeting.pack()) == greeting
     chunk = np.ones((2, 4, 2), np.float32)
-    reply = Reply.unpack(Reply(3, chunk, 0.25).pack())
-    assert (reply.number, reply.seconds, reply.error) == (3, 0.25, "")
+    reply = Reply.unpack(Reply(3, chunk, 0.25, stats={"clients": 2}).pack())
+    assert (reply.number, reply.seconds, reply.error, reply.stats) == (3, 0.25, "", {"clients": 2})
     np.testing.assert_array_equal(reply.chunk, chunk)
     assert Reply.unpack(Reply(3, error="out of memory").pack()).error == "out of memory"
+    request = Request.unpack(Request(4, {}, None, chunk, seed=2**64 - 1, deadline=1, stats=True).pack())
+    assert (request.number, request.seed, request.deadline, request.stats) == (4, 2**64 - 1, 1.0, True)
+    np.testing.assert_array_equal(request.prefix, chunk)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +51,16 @@ def test_messages_round_trip() -> None:
         ({"number": True, "obs": {}}, "expected 'number' of type int, found True"),
         ({"number": 1, "obs": []}, r"expected 'obs' of type dict, found \[\]"),
         ({"number": 1, "obs": {}, "noise": "x"}, "expected an array 'noise', found 'x'"),
+        ({"number": 1, "obs": {}, "prefix": [1.0]}, r"expected an array 'prefix', found \[1.0\]"),
+        ({"number": -1, "obs": {}}, r"expected 'number' in \[0, 281474976710655\], found -1"),
+        ({"number": 1, "obs": {}, "seed": 2.5}, "expected 'seed' of type int, found 2.5"),
+        ({"number": 1, "obs": {}, "seed": -3}, r"expected 'seed' in \[0, .*\], found -3"),
+        ({"number": 1, "obs": {}, "deadline": 0}, "expected 'deadline' of more than 0 s, found 0"),
+        ({"number": 1, "obs": {}, "deadline": float("nan")}, "expected 'deadline' of more than 0 s, found nan"),
+        ({"number": 1, "obs": {}}, "expected 'stats' of type bool, found None"),
+        ({"number": 1, "obs": {"a": msgpack.ExtType(1, b"x")}}, "expected MessagePack, found"),
+        ([[0] * 1025], "expected MessagePack, found"),
+        ([[[] for _ in range(1000)] for _ in range(5)], "expected at most 4096 lists and maps, found more"),
         ({"a": {"dtype": "|O", "shape": [1], "data": b"12345678"}}, r"expected an array of one of .* found '\|O'"),
         ({"a": {"dtype": "<f4", "shape": [2**40, 2**40], "data": b""}}, "expected 4835703278458516698824704 bytes"),
         ({"a": {"dtype": "<f4", "shape": [-1], "data": b""}}, r"expected the shape of an array, found \[-1\]"),
@@ -65,12 +78,12 @@ def test_what_is_no_request_is_refused_with_expected_and_found(message: object, 
 
 
 def test_other_protocols_texts_and_types_are_refused() -> None:
-    with pytest.raises(WireError, match="expected a greeting of protocol 1, found 2"):
-        Greeting.unpack(encode({"protocol": 2}))
+    with pytest.raises(WireError, match="expected a greeting of protocol 2, found 1"):
+        Greeting.unpack(encode({"protocol": 1}))
     with pytest.raises(WireError, match="expected 'network_calls' of at least 1, found 0"):
         Greeting.unpack(Greeting(SPEC, network_calls=0).pack())
     with pytest.raises(WireError, match="expected a policy specification"):
-        Greeting.unpack(encode({"protocol": 1, "spec": {"observation": 3}}))
+        Greeting.unpack(encode({"protocol": 2, "spec": {"observation": 3}}))
     with pytest.raises(WireError, match="binary message, found the text 'hello'"):
         decode("hello")
     with pytest.raises(TypeError, match="cannot hold arrays of object"):

@@ -1,4 +1,4 @@
-"""A tiny policy server for the tests, over websocket or HTTP, that can be slow, refuse or talk nonsense."""
+"""A tiny policy server for the tests that can be slow, change under its clients, or talk nonsense."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
@@ -53,23 +52,11 @@ class Served:
 
 
 @contextmanager
-def serving(kind: str = "ws", **settings: Any) -> Iterator[Served]:
+def serving(**settings: Any) -> Iterator[Served]:
     """A server on a free loopback port."""
-    served = Served(**settings)
-    server, port = (_websocket if kind == "ws" else _http)(served)
-    served.url = f"{kind}://127.0.0.1:{port}"
-    quick = {} if kind == "ws" else {"poll_interval": 0.01}
-    thread = threading.Thread(target=server.serve_forever, kwargs=quick, daemon=True)
-    thread.start()
-    try:
-        yield served
-    finally:
-        server.shutdown()
-        thread.join(5)
-
-
-def _websocket(served: Served) -> tuple[Any, int]:
     from websockets.sync.server import ServerConnection, serve
+
+    served = Served(**settings)
 
     def check(connection: ServerConnection, request: Any) -> Any:
         if not served.allows(request.headers.get("Authorization")):
@@ -83,31 +70,11 @@ def _websocket(served: Served) -> tuple[Any, int]:
             connection.send(served.reply(message))
 
     server = serve(handle, "127.0.0.1", 0, process_request=check, max_size=None)
-    return server, server.socket.getsockname()[1]
-
-
-def _http(served: Served) -> tuple[Any, int]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *args: Any) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            served.connections += 1
-            self._send(served.greeting.pack())
-
-        def do_POST(self) -> None:
-            answer = served.reply(self.rfile.read(int(self.headers["Content-Length"])))
-            self._send(answer if isinstance(answer, bytes) else answer.encode())
-
-        def _send(self, body: bytes) -> None:
-            allowed = served.allows(self.headers.get("Authorization"))
-            self.send_response(HTTPStatus.OK if allowed else HTTPStatus.UNAUTHORIZED)
-            body = body if allowed else b""
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    return server, server.server_port
+    served.url = f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield served
+    finally:
+        server.shutdown()
+        thread.join(5)

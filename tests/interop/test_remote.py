@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -21,16 +22,14 @@ from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_
 pytest.importorskip("msgpack", reason="needs robopolicy[remote]")
 pytest.importorskip("websockets", reason="needs robopolicy[remote]")
 OBS = {"state": torch.randn(5, 1, 6, generator=torch.Generator().manual_seed(0)), "unused": torch.zeros(5, 1, 1)}
-BOTH = pytest.mark.parametrize("kind", ["ws", "http"])
 
 
 def expected(noise: torch.Tensor) -> torch.Tensor:
     return OBS["state"][:, -1:, :2] + noise
 
 
-@BOTH
-def test_a_remote_policy_gives_the_servers_chunks_bit_for_bit(kind: str) -> None:
-    with serving(kind) as served:
+def test_a_remote_policy_gives_the_servers_chunks_bit_for_bit() -> None:
+    with serving() as served:
         policy = open_remote(served.url, execute=3, max_batch=2)
         assert policy.spec == PolicySpec({"state": (6,)}, 2, horizon=4, execute=3) and policy.takes_noise
         noise = torch.randn(5, 4, 2)
@@ -59,9 +58,8 @@ def test_an_endpoint_without_noise_acts_but_cannot_be_steered() -> None:
         policy.close()
 
 
-@BOTH
-def test_a_lost_connection_is_made_again(kind: str) -> None:
-    with serving(kind) as served:
+def test_a_lost_connection_is_made_again() -> None:
+    with serving() as served:
         policy = open_remote(served.url, retries=1, retry_wait=0.0)
         policy.act(OBS)
         served.raw = lambda data: (_ for _ in ()).throw(ConnectionError("lost"))
@@ -72,8 +70,7 @@ def test_a_lost_connection_is_made_again(kind: str) -> None:
         policy.close()
 
 
-@BOTH
-def test_a_slow_answer_is_asked_for_again_and_never_mistaken(kind: str) -> None:
+def test_a_slow_answer_is_asked_for_again_and_never_mistaken() -> None:
     late = [True, False, True, True]
     done = threading.Event()
 
@@ -82,7 +79,7 @@ def test_a_slow_answer_is_asked_for_again_and_never_mistaken(kind: str) -> None:
             done.wait()
         return shifted(request)
 
-    with serving(kind, chunk=slow) as served:
+    with serving(chunk=slow) as served:
         policy = open_remote(served.url, timeout=0.5, retries=1, retry_wait=0.0)
         noise = torch.randn(5, 4, 2)
         assert torch.equal(policy.decode(OBS, noise), expected(noise)) and policy.meter.failures == 1
@@ -119,9 +116,8 @@ def test_an_endpoint_that_is_down_is_named() -> None:
         (lambda data: Reply(1, np.full((5, 4, 2), np.nan)).pack(), "non-finite action"),
     ],
 )
-@BOTH
-def test_nonsense_is_refused_at_once_with_expected_and_found(kind: str, raw: object, message: str) -> None:
-    with serving(kind, raw=raw) as served:
+def test_nonsense_is_refused_at_once_with_expected_and_found(raw: object, message: str) -> None:
+    with serving(raw=raw) as served:
         policy = open_remote(served.url, retry_wait=10.0)  # a second attempt would be noticed
         with pytest.raises(UserError, match=message) as refusal:
             policy.act(OBS)
@@ -130,15 +126,22 @@ def test_nonsense_is_refused_at_once_with_expected_and_found(kind: str, raw: obj
 
 
 def test_what_is_no_policy_server_is_refused() -> None:
-    with serving("http", greeting=Reply(1)) as served:  # type: ignore[arg-type]
-        with pytest.raises(UserError, match="is no policy server: expected a greeting of protocol 1, found None"):
-            open_remote(served.url)
-        with pytest.raises(UserError, match="answers with status 200, expected a policy server"):
-            open_remote(served.url.replace("http", "ws"))
+    with (
+        serving(greeting=Reply(1)) as served,  # type: ignore[arg-type]
+        pytest.raises(UserError, match="is no policy server: expected a greeting of protocol 2, found None"),
+    ):
+        open_remote(served.url)
+    pages = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
+    threading.Thread(target=pages.serve_forever, args=(0.01,), daemon=True).start()
+    with pytest.raises(UserError, match="is no policy server: expected a websocket, found something else"):
+        open_remote(f"ws://127.0.0.1:{pages.server_port}")
+    pages.shutdown()
+    pages.server_close()
     for url, message in [
         ("127.0.0.1:8765", "no address"),
         ("wss//host", "no address"),
         ("tcp://127.0.0.1:1", "Unknown scheme 'tcp'"),
+        ("http://127.0.0.1:1", "Unknown scheme 'http'"),
         ("ws://127.0.0.1:99999", "no address"),
         ("ws://user:secret@127.0.0.1:1", "holds no password"),
     ]:
@@ -166,12 +169,11 @@ def test_an_endpoint_that_serves_another_policy_is_noticed(greeting: Greeting, m
             policy.act(OBS)
 
 
-@BOTH
-def test_tokens_are_needed_elsewhere_and_checked_everywhere(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_needed_elsewhere_and_checked_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN, raising=False)
     with pytest.raises(UserError, match=f"another machine, so the endpoint asks for a token; put it into {TOKEN}"):
-        open_remote(f"{kind}://10.255.255.1:1")
-    with serving(kind, token="secret") as served:
+        open_remote("ws://10.255.255.1:1")
+    with serving(token="secret") as served:
         with pytest.raises(UserError, match="refuses the token"):
             open_remote(served.url)
         monkeypatch.setenv(TOKEN, "secret")

@@ -1,0 +1,69 @@
+"""The record of everything that the safety layer did: counted, logged and kept."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """One thing that the safety layer did."""
+
+    kind: str  # position | velocity | acceleration | ... | stale | gate | estop | ...
+    joint: str  # name of the joint, camera or observation; empty where it concerns all of them
+    value: float  # what was asked for or found
+    limit: float  # what is allowed
+    time: float  # [s] on the monotonic clock
+
+    def __str__(self) -> str:
+        where = f" of {self.joint}" if self.joint else ""
+        return f"{self.kind}{where}: {self.value:.6g}, allowed {self.limit:.6g}"
+
+
+class InterventionLog:
+    """Counts interventions, logs the first of each kind and place within a second, and says how often ticks were bent.
+
+    Args:
+        window: Ticks over which `share` looks back.
+        keep: Most records kept in `recent`.
+    """
+
+    def __init__(self, window: int = 100, keep: int = 1000) -> None:
+        self.counts: Counter[str] = Counter()
+        self.ticks = 0
+        self.recent: deque[Intervention] = deque(maxlen=keep)
+        self._window = window
+        self._bent: deque[bool] = deque(maxlen=window)
+        self._logged: dict[tuple[str, str], float] = {}
+
+    def tick(self, interventions: Iterable[Intervention]) -> None:
+        """Record what the filter did in one tick."""
+        found = tuple(interventions)
+        self.ticks += 1
+        self._bent.append(bool(found))
+        for intervention in found:
+            self.add(intervention)
+
+    def add(self, intervention: Intervention) -> None:
+        """Record one intervention outside the count of ticks."""
+        self.counts[intervention.kind] += 1
+        self.recent.append(intervention)
+        key = (intervention.kind, intervention.joint)
+        if intervention.time - self._logged.get(key, -math.inf) >= 1.0:
+            self._logged[key] = intervention.time
+            log.warning("%s (number %d of its kind)", intervention, self.counts[intervention.kind])
+
+    @property
+    def share(self) -> float:
+        """Part of the last `window` ticks in which the filter changed a command; 0 until there were as many."""
+        return sum(self._bent) / self._window if len(self._bent) == self._window else 0.0
+
+    def forget_window(self) -> None:
+        """Start the window of `share` anew, after a pause."""
+        self._bent.clear()

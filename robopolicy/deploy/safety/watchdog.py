@@ -1,0 +1,98 @@
+"""How old is what we know? Judged so that the robot's clock need not agree with ours, and a backlog shows.
+
+Age of a stream = now - time of receipt + lateness, all on our monotonic clock. Lateness is how much later than usual
+the newest message came after its own stamp: its offset (receipt - stamp) above the least offset of the last minute or
+so. A constant difference of the clocks cancels, messages that queued up do not, and stamps that stand still are old.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from robopolicy.errors import UserError
+
+WINDOW = 30.0  # [s] least offsets are forgotten after one to two of these, so that drifting clocks do no harm
+JUMP = 1.0  # [s] a stamp this much earlier after its receipt than ever before belongs to a clock that jumped ahead
+AGREE = 3  # messages in a row that have to agree before we believe that a clock jumped
+
+
+@dataclass
+class Stream:
+    """What is known of the arrival of one kind of message."""
+
+    deadline: float  # [s] largest age that is fresh
+    sequence: int = -1
+    received: float = -math.inf  # [s] of the newest message in order
+    stamp: float = -math.inf  # [s] of the same
+    lateness: float = 0.0  # [s] of the same
+    out_of_order: int = 0  # messages ignored because of their stamps
+    jumps: int = 0  # of the sender's clock
+    _least: tuple[float, float] = (math.inf, math.inf)  # offsets [s] of the window before and of this one
+    _window_end: float = math.inf
+    _odd: list[float] = field(default_factory=list)  # stamps in a row that do not go with those before
+
+    def see(self, received: float, stamp: float | None, sequence: int) -> bool:
+        """Take note of the newest message; False if its stamp says that it must not be used."""
+        if sequence == self.sequence:
+            return True
+        self.sequence = sequence
+        if stamp is None or not math.isfinite(stamp):
+            self.received, self.lateness = received, 0.0
+            return True
+        offset = received - stamp
+        if stamp < self.stamp or offset < min(self._least) - JUMP < math.inf:
+            if not self._jumped(stamp):
+                self.out_of_order += 1
+                return False
+            self.jumps += 1
+            self._least = (math.inf, math.inf)
+        self._odd.clear()
+        self._remember(offset, received)
+        self.received, self.stamp, self.lateness = received, stamp, offset - min(self._least)
+        return True
+
+    def age(self, now: float) -> float:
+        """Age of the newest message in order [s]; inf before the first."""
+        return now - self.received + self.lateness
+
+    def _jumped(self, stamp: float) -> bool:
+        """Whether enough messages in a row tell of another clock: one alone was damaged, or overtaken on the way."""
+        if self._odd and not 0.0 < stamp - self._odd[-1] < JUMP:
+            self._odd.clear()
+        self._odd.append(stamp)
+        return len(self._odd) >= AGREE
+
+    def _remember(self, offset: float, received: float) -> None:
+        if received >= self._window_end or not math.isfinite(self._window_end):
+            self._least = (self._least[1], math.inf)
+            self._window_end = received + WINDOW
+        self._least = (self._least[0], min(self._least[1], offset))
+
+
+class Watchdog:
+    """The ages of all streams against their deadlines.
+
+    Args:
+        deadlines: {stream: largest age [s] that is fresh}.
+    """
+
+    def __init__(self, deadlines: Mapping[str, float]) -> None:
+        if not all(deadline > 0 for deadline in deadlines.values()):
+            raise UserError(f"Every deadline of the watchdog must be positive, got {dict(deadlines)}.")
+        self.streams = {name: Stream(deadline) for name, deadline in deadlines.items()}
+
+    def see(self, name: str, received: float, stamp: float | None, sequence: int) -> bool:
+        """Take note of the newest message of a stream; False if its stamp says that it must not be used."""
+        return self.streams[name].see(received, stamp, sequence)
+
+    def oldest(self, now: float) -> tuple[str, float, float] | None:
+        """The stream furthest beyond its deadline: name, age [s] and deadline [s]; None if all are fresh."""
+        late = [(name, stream.age(now), stream.deadline) for name, stream in self.streams.items()]
+        late = [row for row in late if not row[1] <= row[2]]
+        return max(late, key=lambda row: row[1] - row[2], default=None)
+
+    def forget(self) -> None:
+        """Start anew, e.g. when another publisher has taken over."""
+        self.streams = {name: Stream(stream.deadline) for name, stream in self.streams.items()}

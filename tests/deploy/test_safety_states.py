@@ -1,0 +1,204 @@
+"""The small machines of the safety layer: watchdog, observation gate, emergency stop, fall-back and the record."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from robopolicy.deploy.safety.estop import EStop
+from robopolicy.deploy.safety.fallback import go_home, hold
+from robopolicy.deploy.safety.gate import Familiar, GateConfig, ObservationGate
+from robopolicy.deploy.safety.interventions import Intervention, InterventionLog
+from robopolicy.deploy.safety.limits import JointLimits
+from robopolicy.deploy.safety.watchdog import AGREE, WINDOW, Stream, Watchdog
+from robopolicy.errors import UserError
+
+EPOCH = 1.7e9
+
+
+def feed(stream: Stream, start: float, stop: float, skew: float = 0.0, delay: float = 0.001, dt: float = 0.01) -> float:
+    """Messages every `dt` from `start` to `stop`, stamped by a clock that is `skew` ahead; returns the last time."""
+    times = np.arange(start, stop, dt)
+    for time in times:
+        stream.see(time + delay, EPOCH + time + skew, stream.sequence + 1)
+    return float(times[-1])
+
+
+@pytest.mark.parametrize("skew", [0.0, 10.0, -10.0, -EPOCH + 5.0])
+def test_the_difference_of_the_clocks_does_not_matter(skew: float) -> None:
+    stream = Stream(0.1)
+    assert stream.age(0.0) == np.inf
+    last = feed(stream, 5.0, 6.0, skew)
+    assert stream.age(last + 0.05) == pytest.approx(0.049, abs=1e-5)
+
+
+def test_a_backlog_is_old_although_messages_arrive() -> None:
+    stream = Stream(0.1)
+    feed(stream, 0.0, 1.0)
+    last = feed(stream, 1.0, 2.0, delay=0.371)
+    assert stream.age(last + 0.371) == pytest.approx(0.37, abs=1e-5)
+    last = feed(stream, 2.5, 3.0)  # and fresh again when it is gone
+    assert stream.age(last + 0.001) == pytest.approx(0.0, abs=1e-5)
+
+
+def test_frozen_stamps_are_old_although_messages_arrive() -> None:
+    stream = Stream(0.1)
+    last = feed(stream, 0.0, 1.0)
+    for time in np.arange(1.0, 1.5, 0.01):
+        stream.see(time, EPOCH + last, stream.sequence + 1)
+    assert stream.age(1.49) == pytest.approx(0.499, abs=1e-3)
+
+
+def test_messages_out_of_order_are_ignored() -> None:
+    stream = Stream(0.1)
+    last = feed(stream, 0.0, 1.0)
+    assert not stream.see(last + 0.002, EPOCH + last - 0.05, stream.sequence + 1)
+    assert stream.out_of_order == 1 and stream.received == last + 0.001
+    assert stream.see(last + 0.01, EPOCH + last + 0.009, stream.sequence + 1)
+
+
+@pytest.mark.parametrize("jump", [10.0, -10.0, -0.5])
+def test_a_clock_that_jumps_is_believed_after_a_few_messages(jump: float) -> None:
+    stream = Stream(0.1)
+    last = feed(stream, 0.0, 2.0)
+    oldest = 0.0
+    for time in np.arange(last + 0.01, 4.0, 0.01):
+        stream.see(time + 0.001, EPOCH + time + jump, stream.sequence + 1)
+        oldest = max(oldest, stream.age(time + 0.001))
+    assert stream.jumps == 1 and stream.out_of_order == AGREE - 1
+    assert oldest < 0.05  # never stale
+
+
+def test_one_stamp_from_the_future_does_no_harm() -> None:
+    stream = Stream(0.1)
+    last = feed(stream, 0.0, 1.0)
+    assert not stream.see(last + 0.005, EPOCH + last + 1000.0, stream.sequence + 1)
+    last = feed(stream, 1.0, 2.0)
+    assert stream.age(last + 0.001) == pytest.approx(0.0, abs=1e-5) and stream.jumps == 0
+
+
+def test_clocks_may_drift() -> None:
+    stream = Stream(0.1)
+    for time in np.arange(0.0, 100 * WINDOW, 0.5):  # 50 ppm slow: 75 ms late by the end
+        stream.see(time, EPOCH + time * (1.0 - 5e-5), stream.sequence + 1)
+        assert stream.age(time) < 2 * WINDOW * 5e-5 + 1e-6
+
+
+def test_messages_without_a_stamp_are_judged_by_their_arrival() -> None:
+    stream = Stream(0.1)
+    assert stream.see(1.0, None, 1) and stream.see(1.0, None, 1)  # the same message again
+    assert stream.age(1.5) == 0.5
+
+
+def test_the_watchdog_names_the_stream_furthest_beyond_its_deadline() -> None:
+    watchdog = Watchdog({"joints": 0.1, "image.front": 0.25})
+    assert watchdog.oldest(0.0) is not None
+    watchdog.see("joints", 1.0, None, 1)
+    watchdog.see("image.front", 1.0, None, 1)
+    assert watchdog.oldest(1.09) is None
+    assert watchdog.oldest(1.2) == ("joints", pytest.approx(0.2), 0.1)
+    watchdog.see("joints", 1.5, None, 2)
+    assert watchdog.oldest(1.5) == ("image.front", 0.5, 0.25)
+    watchdog.forget()
+    assert watchdog.oldest(1.5) is not None
+    with pytest.raises(UserError, match="must be positive"):
+        Watchdog({"joints": 0.0})
+
+
+def test_the_gate_closes_and_opens_with_hysteresis() -> None:
+    gate = ObservationGate({"state": Familiar(np.zeros(2), np.array([1.0, 2.0]))}, GateConfig(0.5, 0.25, 3, 4))
+
+    def see(value: float, times: int) -> bool:
+        for _ in range(times):
+            gate.judge({"state": np.array([[0.5, 1.0], [0.5, value]])})
+        return gate.closed
+
+    assert not see(2.9, 10)  # 0.45 ranges outside
+    assert not see(3.2, 2) and see(3.2, 1)
+    assert see(2.9, 10)  # not yet familiar enough
+    assert see(2.4, 3) and not see(2.4, 1)
+    finding = gate.judge({"state": np.array([0.5, 3.2])})
+    assert finding == ("state[1]", 3.2, 2.0, pytest.approx(0.6))
+
+
+def test_what_is_no_observation_closes_the_gate_at_once() -> None:
+    for obs in ({"state": np.array([0.5, np.nan])}, {}, {"state": np.zeros(3)}):
+        gate = ObservationGate({"state": Familiar(np.zeros(2), np.ones(2))})
+        assert gate.judge(obs).excess == np.inf and gate.closed
+
+
+def test_the_gate_reads_statistics() -> None:
+    statistics = {
+        "state": {"q01": [0.0], "q99": [1.0], "mean": [5.0], "std": [9.0]},
+        "force": {"mean": [1.0], "std": [2.0]},
+        "image.front": {"mean": [[[0.5]]]},
+    }
+    gate = ObservationGate.from_statistics(statistics)
+    assert gate.familiar.keys() == {"state", "force"}
+    assert (gate.familiar["state"].high, gate.familiar["force"].low) == (1.0, -5.0)
+    with pytest.raises(UserError, match="neither q01"):
+        ObservationGate.from_statistics({"state": {"min": [0.0]}})
+
+
+def test_the_emergency_stop_latches(caplog: pytest.LogCaptureFixture) -> None:
+    estop = EStop()
+    assert not estop.check(0.0)
+    with caplog.at_level(logging.WARNING):
+        estop.level("/estop", True)
+        estop.press("keyboard")
+        assert estop and estop.cause == "/estop"
+        with pytest.raises(UserError, match="while /estop is pressed"):
+            estop.reset()
+        estop.level("/estop", False)
+        assert estop.check(1.0)  # released, but latched
+        estop.reset()
+    assert not estop and "pressed by: /estop" in caplog.text
+
+
+def test_a_lost_heartbeat_stops() -> None:
+    estop = EStop(heartbeat=0.5)
+    assert not estop.check(100.0)  # nobody has promised one yet
+    estop.beat(100.0)
+    assert not estop.check(100.4) and estop.check(100.6)
+    assert "no heartbeat for 0.60 s" in estop.cause
+
+
+def test_a_signal_stops() -> None:
+    estop, before = EStop(), signal.getsignal(signal.SIGUSR1)
+    try:
+        estop.listen()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert estop.cause == "SIGUSR1"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_going_home_is_straight_and_slow() -> None:
+    inf = np.full(2, np.inf)
+    limits = JointLimits(("a", "b"), -np.ones(2), np.ones(2), np.array([1.0, 2.0]), inf, inf, inf)
+    position, path = np.array([1.0, 0.5]), []
+    policy = go_home(limits, np.zeros(2), speed=0.2)
+    while (target := policy(position, 0.1)) is not None:
+        path.append(target)
+        position = target
+    assert len(path) == 50 and not position.any()
+    np.testing.assert_allclose(path[24], [0.5, 0.25])
+    assert hold(position, 0.1) is None
+    with pytest.raises(UserError, match="within the joint limits"):
+        go_home(limits, np.array([2.0, 0.0]))
+
+
+def test_interventions_are_counted_logged_and_kept(caplog: pytest.LogCaptureFixture) -> None:
+    record = InterventionLog(window=4)
+    with caplog.at_level(logging.WARNING):
+        for tick in range(150):
+            record.tick([Intervention("velocity", "a", 3.0, 2.0, 0.01 * tick)] if tick % 2 else [])
+    assert record.counts == {"velocity": 75} and record.share == 0.5 and len(record.recent) == 75
+    assert len(caplog.records) == 2  # one a second
+    assert "velocity of a: 3, allowed 2" in caplog.text
+    record.forget_window()
+    assert record.share == 0.0
