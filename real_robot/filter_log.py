@@ -1,4 +1,4 @@
-"""What the safety filter was asked and answered, tick by tick, so that a recording can be played through a filter again."""
+"""What the safety filter was asked and answered in every tick, so that a recording can be filtered again."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class RecordedFilter(SafetyFilter):
     ) -> tuple[Array, FilterState, tuple[Intervention, ...]]:
         """As the filter."""
         sent, after, done = super().step(command, state, measured, dt)
-        self._note(state, dt, sent, after, asked=_plain(command), measured=_plain(measured), done=done)
+        self._keep(state, dt, sent, after, asked=_plain(command), measured=_plain(measured), done=done)
         return sent, after, done
 
     def hold(self, state: FilterState, dt: float) -> tuple[Array, FilterState]:
         """As the filter."""
         sent, after = super().hold(state, dt)
-        self._note(state, dt, sent, after)
+        self._keep(state, dt, sent, after)
         return sent, after
 
-    def _note(self, state: FilterState, dt: float, sent: Array, after: FilterState, **more: Any) -> None:
+    def _keep(self, state: FilterState, dt: float, sent: Array, after: FilterState, **more: Any) -> None:
         done = [asdict(each) for each in more.pop("done", ())]
         entry = {"dt": dt, "state": _plain(state), "sent": _plain(sent), "after": _plain(after), "done": done, **more}
         self._recorder.write(TOPIC, String(json.dumps(entry)))

@@ -18,7 +18,11 @@ from tasks.manipulation.panda_task import POSITION_STEP, YAW_STEP
 
 NAMES = Lift().observation["state"].names
 TOOL, LEAD, CUBE = (NAMES.index(f"{what}_x [m]") for what in ("tool", "commanded_minus_tool", "cube"))
-TURN, CUBE_TURN, WIDTH = NAMES.index("tool_rotation_xx"), NAMES.index("cube_rotation_xx"), NAMES.index("gripper_width [m]")
+TURN, CUBE_TURN, WIDTH = (
+    NAMES.index("tool_rotation_xx"),
+    NAMES.index("cube_rotation_xx"),
+    NAMES.index("gripper_width [m]"),
+)
 HOVER = 0.06  # [m] above the cube before sinking
 
 
@@ -27,9 +31,7 @@ def lift_chunk(state: NDArray[np.floating], horizon: int) -> NDArray[np.float32]
     state = state.astype(np.float64)
     tool, cube = state[TOOL : TOOL + 3], state[CUBE : CUBE + 3]
     wanted = tool + state[LEAD : LEAD + 3]
-    turn = quarter_turn(
-        np.arctan2(state[CUBE_TURN + 1], state[CUBE_TURN]) - np.arctan2(state[TURN + 1], state[TURN])
-    )
+    turn = quarter_turn(np.arctan2(state[CUBE_TURN + 1], state[CUBE_TURN]) - np.arctan2(state[TURN + 1], state[TURN]))
     offset = np.abs(cube - tool)
     grasp = offset[:2].max() < 0.015 and offset[2] < 0.012
     held = np.linalg.norm(cube - tool) < 0.025 and state[WIDTH] < 2 * CUBE_HALF + 0.01

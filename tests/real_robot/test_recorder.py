@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from real_robot.filter_log import TOPIC, RecordedFilter, refilter
 from real_robot.messages import (
     Float64MultiArray,
     Header,
@@ -21,7 +22,6 @@ from real_robot.messages import (
     String,
     Time,
 )
-from real_robot.filter_log import TOPIC, RecordedFilter, refilter
 from real_robot.recorder import Recorded, RecordedTransport, Recorder, read
 from real_robot.transports.base import COMMAND, SENSOR
 from real_robot.transports.loopback import LoopbackTransport
