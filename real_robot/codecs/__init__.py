@@ -1,6 +1,6 @@
 """Messages as bytes, JSON and objects of ROS; each module has `encode(message)` and `decode(kind, data)`.
 
-`cdr` is what ROS 2 sends, `ros1` what ROS 1 sends, `json` what rosbridge sends, `native` copies to the classes of rclpy.
+`cdr` is what ROS 2 sends, `ros1` what ROS 1 sends, `json` what rosbridge sends, `native` copies to classes of rclpy.
 Whatever cannot be read raises `CodecError`, and nothing else.
 """
 

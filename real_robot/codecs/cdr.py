@@ -21,7 +21,7 @@ def encode(message: Message) -> bytes:
         return bytes(prepare(kind).serialize_cdr(message, kind.ros_name, little_endian=True))
 
 
-def decode(kind: type[M], data: bytes) -> M:
+def decode(kind: type[M], data: bytes | memoryview) -> M:
     """Read a message, of either byte order.
 
     Raises:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import keyword
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from real_robot.message import CATALOGUE, Message, array, field_names
+from real_robot.message import CATALOGUE, Message, array
 from robopolicy.errors import UserError
 from robopolicy.extras import need
 

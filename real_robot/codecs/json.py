@@ -32,7 +32,10 @@ def encode(message: Message, ros1: bool = False) -> dict[str, Any]:
     kind = type(message)
     spelling = _ROS1.get(kind.ros_name, {}) if ros1 else {}
     with reading(kind):
-        return {spelling.get(each.name, each.name): _write(each, getattr(message, each.name), ros1) for each in describe(kind)}
+        return {
+            spelling.get(each.name, each.name): _write(each, getattr(message, each.name), ros1)
+            for each in describe(kind)
+        }
 
 
 def decode(kind: type[M], data: Any) -> M:
@@ -51,7 +54,8 @@ def _write(each: FieldType, value: Any, ros1: bool) -> Any:
     if each.dtype is not None:
         if value.dtype == _OCTETS:
             return base64.b64encode(value.tobytes()).decode()
-        return value.tolist() if value.dtype.kind != "f" or np.isfinite(value).all() else list(map(_finite, value.tolist()))
+        finite = value.dtype.kind != "f" or np.isfinite(value).all()
+        return value.tolist() if finite else [_finite(number) for number in value.tolist()]
     if each.many:
         return [_write_one(each, item, ros1) for item in value]
     return _write_one(each, value, ros1)

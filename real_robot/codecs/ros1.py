@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TypeVar
 
+from real_robot.codecs import cdr
 from real_robot.codecs.definitions import prepare, reading
 from real_robot.message import Message
 from robopolicy.extras import need
@@ -20,7 +21,7 @@ def encode(message: Message) -> bytes:
     """
     kind = type(message)
     with reading(kind):
-        return bytes(prepare(kind).serialize_ros1(message, kind.ros_name))
+        return bytes(prepare(kind).cdr_to_ros1(cdr.encode(message), kind.ros_name))
 
 
 def decode(kind: type[M], data: bytes) -> M:
@@ -30,7 +31,7 @@ def decode(kind: type[M], data: bytes) -> M:
         CodecError: `data` is none.
     """
     with reading(kind):
-        return prepare(kind).deserialize_ros1(memoryview(data), kind.ros_name)
+        return cdr.decode(kind, prepare(kind).ros1_to_cdr(memoryview(data), kind.ros_name))
 
 
 @cache

@@ -7,6 +7,7 @@ a peer. What arrives malformed is counted and otherwise ignored, so that the wat
 from __future__ import annotations
 
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ from importlib.util import find_spec
 from inspect import signature
 from typing import Any, Generic, Self, TypeVar
 
+from real_robot.codecs.definitions import CodecError
 from real_robot.message import Message
 from robopolicy.errors import UserError, unknown_name
 
 M = TypeVar("M", bound=Message)
+TOPIC = re.compile(r"(/[A-Za-z_][A-Za-z0-9_]*)+")  # names that every kind of ROS allows
 BLOCKING = 0.010  # most seconds that publishing may wait
 TRANSPORTS = ("loopback", "dds", "zenoh", "rosbridge", "ros1", "rclpy")  # a module each that names its class TRANSPORT
 
@@ -82,61 +85,185 @@ class Graph:
     endpoints: tuple[Endpoint, ...]
 
 
-class Publisher(ABC, Generic[M]):
+class _End(ABC, Generic[M]):
+    """Our end of a topic: what publishers and subscriptions share."""
+
+    publishes: bool
+
+    def __init__(self, topic: str, kind: type[M]) -> None:
+        self.topic, self.kind = topic, kind
+        self.malformed = 0  # messages that arrived and could not be read
+        self._closed = False
+
+    def describe(self) -> Endpoint:
+        """Who is at the other end, and who could not be."""
+        unmet_policies = self._unmet()
+        return Endpoint(self.topic, self.kind.ros_name, self.publishes, self._others(), unmet_policies, self.malformed)
+
+    def close(self) -> None:
+        """Leave; may be called twice."""
+        if not self._closed:
+            self._closed = True
+            self._leave()
+
+    def _others(self) -> tuple[str, ...]:
+        if self._closed:
+            raise TransportError("The transport is closed.")
+        return self._peers()
+
+    @abstractmethod
+    def _peers(self) -> tuple[str, ...]:
+        """Identities of the other ends."""
+
+    def _unmet(self) -> tuple[str, ...]:
+        return ()
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """Free what is held."""
+
+
+class Publisher(_End[M]):
     """Sends the messages of one topic."""
 
-    @abstractmethod
+    publishes = True
+
     def publish(self, message: M) -> None:
-        """Send; waits at most `BLOCKING` seconds, and gives the message up rather than wait longer."""
+        """Send; waits at most `BLOCKING` seconds, and gives the message up rather than wait longer.
+
+        Raises:
+            TransportError: The transport is closed, or the message is of another type than the topic.
+            CodecError: The message holds what its type cannot.
+        """
+        if self._closed:
+            raise TransportError("The transport is closed.")
+        if type(message) is not self.kind:
+            raise TransportError(f"{self.topic} carries {self.kind.ros_name}, not {type(message).__name__}.")
+        self._send(message)
 
     @property
-    @abstractmethod
     def matched(self) -> int:
         """Subscriptions at the other end; where the transport cannot tell, 1 while connected."""
+        return len(self._others())
+
+    @abstractmethod
+    def _send(self, message: M) -> None:
+        """Send a message of the right type."""
 
 
-class Subscription(ABC, Generic[M]):
+class Subscription(_End[M]):
     """Holds the newest message of one topic."""
 
-    @abstractmethod
+    publishes = False
+
+    def __init__(self, topic: str, kind: type[M]) -> None:
+        super().__init__(topic, kind)
+        self._received: Received[M] | None = None
+
     def latest(self) -> Received[M] | None:
         """The newest message since the start; never waits."""
+        if self._closed:
+            raise TransportError("The transport is closed.")
+        if (arrival := self._take()) is not None:
+            try:
+                message = self._read(arrival.data)
+            except CodecError:
+                self.malformed += 1
+            else:
+                sequence = self._received.sequence + 1 if self._received else 1
+                stamp = stamp_of(message)
+                self._received = Received(message, arrival.received, stamp, arrival.publisher, sequence)
+        return self._received
 
     @property
-    @abstractmethod
     def publishers(self) -> int:
         """Publishers at the other end; where the transport cannot tell, those heard of within the last second."""
+        return len(self._others())
 
-    @property
     @abstractmethod
-    def malformed(self) -> int:
-        """Messages that arrived and could not be read."""
+    def _take(self) -> Arrival | None:
+        """The newest arrival, if there is one that was not taken before."""
+
+    @abstractmethod
+    def _read(self, data: Any) -> M:
+        """The message in what arrived; raises `CodecError` if it is none."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What a transport took from its network."""
+
+    data: Any  # in the form of the transport
+    received: float  # monotonic [s]
+    publisher: str
 
 
 class Transport(ABC):
     """A way to reach a robot; a context manager that closes it."""
 
-    @abstractmethod
+    def __init__(self) -> None:
+        self._ends: list[Publisher[Any] | Subscription[Any]] = []
+        self._closed = False
+
     def advertise(self, topic: str, kind: type[M], qos: QoS) -> Publisher[M]:
-        """Announce that we publish `topic` ("/joint_states")."""
+        """Announce that we publish `topic` ("/joint_states").
 
-    @abstractmethod
+        Raises:
+            TransportError: The transport is closed, or the topic cannot be used.
+        """
+        publisher = self._publisher(self._checked(topic), kind, qos)
+        self._ends.append(publisher)
+        return publisher
+
     def subscribe(self, topic: str, kind: type[M], qos: QoS) -> Subscription[M]:
-        """Ask for what others publish on `topic`."""
+        """Ask for what others publish on `topic`.
 
-    @abstractmethod
+        Raises:
+            TransportError: The transport is closed, or the topic cannot be used.
+        """
+        subscription = self._subscription(self._checked(topic), kind, qos)
+        self._ends.append(subscription)
+        return subscription
+
     def graph(self) -> Graph:
         """Who is connected to what."""
+        if self._closed:
+            raise TransportError("The transport is closed.")
+        return Graph(tuple(end.describe() for end in self._ends))
 
-    @abstractmethod
     def close(self) -> None:
         """Leave; may be called twice. Publishers and subscriptions are of no use afterwards."""
+        if not self._closed:
+            self._closed = True
+            for end in self._ends:
+                end.close()
+            self._ends.clear()
+            self._leave()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _checked(self, topic: str) -> str:
+        if self._closed:
+            raise TransportError("The transport is closed.")
+        if not TOPIC.fullmatch(topic):
+            raise TransportError(f"Expected an absolute topic like '/arm/joint_states', found '{topic}'.")
+        return topic
+
+    @abstractmethod
+    def _publisher(self, topic: str, kind: type[M], qos: QoS) -> Publisher[M]:
+        """Make a publisher."""
+
+    @abstractmethod
+    def _subscription(self, topic: str, kind: type[M], qos: QoS) -> Subscription[M]:
+        """Make a subscription."""
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """Free what is held, after its publishers and subscriptions."""
 
 
 def stamp_of(message: Message) -> float | None:

@@ -1,8 +1,8 @@
 """Transport to ROS 2 over DDS without ROS: Cyclone DDS with ROS 2's names, types and qualities of service.
 
-The names, type hashes and bytes are those of `rmw_cyclonedds` and `rmw_fastrtps`; node names, services and actions are not
-announced. Readers are polled and there are no listeners: a Python listener swallows its exceptions and may crash while
-it is taken down. `Received.received` is the time of the poll, so that ages are right to one control period.
+The names, type hashes and bytes are those of `rmw_cyclonedds` and `rmw_fastrtps`; node names, services and actions are
+not announced. Readers are polled and there are no listeners: a Python listener swallows its exceptions and may crash
+while it is taken down. `Received.received` is the time of the poll, so that ages are right to one control period.
 
 DDS notices only after its lease (10 s) that a peer died, and a new process on the same topic is just another publisher:
 watch ages and identities, not the count of publishers alone.
@@ -16,28 +16,31 @@ import weakref
 from functools import cache
 from typing import Any
 
-from real_robot.codecs import CodecError, cdr
+from real_robot.codecs import cdr
 from real_robot.codecs.definitions import describe, prepare, type_hash
 from real_robot.message import Message
 from real_robot.transports.base import (
     BLOCKING,
-    Endpoint,
-    Graph,
+    Arrival,
     M,
     Publisher,
     QoS,
-    Received,
     Subscription,
     Transport,
     TransportError,
-    stamp_of,
 )
 from real_robot.transports.names import dds_topic, dds_type
 from robopolicy.extras import need
 
 NANO = 10**9
 TIMEOUT = -10  # return code of a write that would have to wait longer
-POLICIES = {2: "durability", 4: "deadline", 8: "liveliness", 11: "reliability", 23: "representation"}  # ids of the standard
+POLICIES = {
+    2: "durability",
+    4: "deadline",
+    8: "liveliness",
+    11: "reliability",
+    23: "representation",
+}  # ids of the standard
 BATCH = 16  # samples taken at once; more than one only if a peer left, since readers keep the last
 
 
@@ -67,7 +70,9 @@ class _Participant:
             self._domain = None if os.environ.get("CYCLONEDDS_URI") else dds.Domain(domain, _settings(interface))
             self.entity = dds.DomainParticipant(domain, qos=core.Qos(core.Policy.Userdata(b"enclave=/;")))
         except core.DDSException as error:
-            raise TransportError(f"DDS cannot join domain {domain} on interface '{interface}': {_line(error)}") from error
+            raise TransportError(
+                f"DDS cannot join domain {domain} on interface '{interface}': {_line(error)}"
+            ) from error
         self.topics: dict[str, Any] = {}
 
     def topic(self, name: str, kind: type[Message]) -> Any:
@@ -95,38 +100,28 @@ class DdsPublisher(Publisher[M]):
     """A writer of DDS."""
 
     def __init__(self, participant: _Participant, topic: str, kind: type[M], qos: QoS) -> None:
-        self.topic, self.kind = topic, kind
+        super().__init__(topic, kind)
         entity = participant.topic(topic, kind)
         self._sample = object.__new__(entity.data_type)
         settings = _quality(kind, qos.offers_reliable, qos.latched)
         self._writer: Any = need("cyclonedds.pub", "ros").DataWriter(participant.entity, entity, qos=settings)
         self._failure = need("cyclonedds.core", "ros").DDSException
 
-    def publish(self, message: M) -> None:
-        """Write; a message that would have to wait longer than `BLOCKING` for a slow reader is given up."""
-        if type(message) is not self.kind:
-            raise TransportError(f"{self.topic} carries {self.kind.ros_name}, not {type(message).__name__}.")
+    def _send(self, message: M) -> None:
         self._sample.data = cdr.encode(message)
         try:
-            _open(self._writer).write(self._sample)
+            self._writer.write(self._sample)
         except self._failure as error:
             if error.code != TIMEOUT:
                 raise TransportError(f"DDS cannot write to {self.topic}: {_line(error)}") from error
 
-    @property
-    def matched(self) -> int:
-        """Readers at the other end."""
-        return len(_open(self._writer).get_matched_subscriptions())
+    def _peers(self) -> tuple[str, ...]:
+        return tuple(map(_identity, self._writer.get_matched_subscriptions()))
 
-    def describe(self) -> Endpoint:
-        """Who is at the other end."""
-        writer = _open(self._writer)
-        status = writer.get_offered_incompatible_qos_status()
-        matched = tuple(map(_identity, writer.get_matched_subscriptions()))
-        return Endpoint(self.topic, self.kind.ros_name, True, matched, _unmet(status))
+    def _unmet(self) -> tuple[str, ...]:
+        return _policy(self._writer.get_offered_incompatible_qos_status())
 
-    def close(self) -> None:
-        """Leave."""
+    def _leave(self) -> None:
         self._writer = None
 
 
@@ -134,48 +129,28 @@ class DdsSubscription(Subscription[M]):
     """A reader of DDS."""
 
     def __init__(self, participant: _Participant, topic: str, kind: type[M], qos: QoS) -> None:
-        self.topic, self.kind = topic, kind
+        super().__init__(topic, kind)
         settings = _quality(kind, qos.asks_reliable, qos.latched)
         entity = participant.topic(topic, kind)
         self._reader: Any = need("cyclonedds.sub", "ros").DataReader(participant.entity, entity, qos=settings)
-        self._received: Received[M] | None = None
-        self._malformed = 0
 
-    def latest(self) -> Received[M] | None:
-        """The newest message since the start."""
+    def _take(self) -> Arrival | None:
         # A sample without data tells that a peer left.
-        samples = [sample for sample in _open(self._reader).take(BATCH) if isinstance(sample, _Raw)]
-        if samples:
-            now, newest = time.monotonic(), samples[-1]
-            try:
-                message = cdr.decode(self.kind, newest.data)
-            except CodecError:
-                self._malformed += 1
-            else:
-                sequence = self._received.sequence + 1 if self._received else 1
-                publisher = _identity(newest.sample_info.publication_handle)
-                self._received = Received(message, now, stamp_of(message), publisher, sequence)
-        return self._received
+        samples = [sample for sample in self._reader.take(BATCH) if isinstance(sample, _Raw)]
+        if not samples:
+            return None
+        return Arrival(samples[-1].data, time.monotonic(), _identity(samples[-1].sample_info.publication_handle))
 
-    @property
-    def publishers(self) -> int:
-        """Writers at the other end."""
-        return len(_open(self._reader).get_matched_publications())
+    def _read(self, data: bytes) -> M:
+        return cdr.decode(self.kind, data)
 
-    @property
-    def malformed(self) -> int:
-        """Messages that arrived and could not be read."""
-        return self._malformed
+    def _peers(self) -> tuple[str, ...]:
+        return tuple(map(_identity, self._reader.get_matched_publications()))
 
-    def describe(self) -> Endpoint:
-        """Who is at the other end."""
-        reader = _open(self._reader)
-        status = reader.get_requested_incompatible_qos_status()
-        matched = tuple(map(_identity, reader.get_matched_publications()))
-        return Endpoint(self.topic, self.kind.ros_name, False, matched, _unmet(status), self._malformed)
+    def _unmet(self) -> tuple[str, ...]:
+        return _policy(self._reader.get_requested_incompatible_qos_status())
 
-    def close(self) -> None:
-        """Leave."""
+    def _leave(self) -> None:
         self._reader = None
 
 
@@ -188,36 +163,22 @@ class DdsTransport(Transport):
     """
 
     def __init__(self, domain: int | None = None, interface: str = "lo") -> None:
+        super().__init__()
         domain = int(os.environ.get("ROS_DOMAIN_ID") or 0) if domain is None else domain
         participant = _participants.get(domain) or _Participant(domain, interface)
         if participant.interface != interface:
             raise TransportError(f"Domain {domain} is already used on interface '{participant.interface}'.")
         _participants[domain] = participant
-        self._participant: _Participant | None = participant
-        self._endpoints: list[DdsPublisher[Any] | DdsSubscription[Any]] = []
+        self._participant: Any = participant
 
-    def advertise(self, topic: str, kind: type[M], qos: QoS) -> DdsPublisher[M]:
-        """Announce that we publish `topic`."""
-        publisher = DdsPublisher(_open(self._participant), topic, kind, qos)
-        self._endpoints.append(publisher)
-        return publisher
+    def _publisher(self, topic: str, kind: type[M], qos: QoS) -> DdsPublisher[M]:
+        return DdsPublisher(self._participant, topic, kind, qos)
 
-    def subscribe(self, topic: str, kind: type[M], qos: QoS) -> DdsSubscription[M]:
-        """Ask for what others publish on `topic`."""
-        subscription = DdsSubscription(_open(self._participant), topic, kind, qos)
-        self._endpoints.append(subscription)
-        return subscription
+    def _subscription(self, topic: str, kind: type[M], qos: QoS) -> DdsSubscription[M]:
+        return DdsSubscription(self._participant, topic, kind, qos)
 
-    def graph(self) -> Graph:
-        """Who is connected to what."""
-        _open(self._participant)
-        return Graph(tuple(each.describe() for each in self._endpoints))
-
-    def close(self) -> None:
-        """Leave; entities of DDS are deleted with their last reference."""
-        while self._endpoints:
-            self._endpoints.pop().close()
-        self._participant = None
+    def _leave(self) -> None:
+        self._participant = None  # entities of DDS are deleted with their last reference
 
 
 TRANSPORT = DdsTransport
@@ -264,19 +225,13 @@ def _quality(kind: type[Message], reliable: bool, latched: bool) -> Any:
     )
 
 
-def _unmet(status: Any) -> tuple[str, ...]:
+def _policy(status: Any) -> tuple[str, ...]:
     policy = status.last_policy_id
     return (POLICIES.get(policy, f"policy {policy}"),) if status.total_count else ()
 
 
 def _identity(handle: int) -> str:
     return f"{handle & 2**64 - 1:016x}"
-
-
-def _open(entity: Any) -> Any:
-    if entity is None:
-        raise TransportError("The transport is closed.")
-    return entity
 
 
 def _line(error: Exception) -> str:

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from real_robot.message import Message
-from real_robot.transports.base import TransportError
-
-_TOPIC = re.compile(r"(/[A-Za-z_][A-Za-z0-9_]*)+")
-
-
-def checked(topic: str) -> str:
-    """A topic, as it is.
-
-    Raises:
-        TransportError: It is not absolute ("/joint_states"), or has characters that ROS does not allow.
-    """
-    if not _TOPIC.fullmatch(topic):
-        raise TransportError(f"Expected an absolute topic like '/arm/joint_states', found '{topic}'.")
-    return topic
 
 
 def dds_topic(topic: str) -> str:
     """The topic of DDS: "/joint_states" is "rt/joint_states"."""
-    return f"rt{checked(topic)}"
+    return f"rt{topic}"
 
 
 def dds_type(kind: type[Message]) -> str:
