@@ -19,7 +19,8 @@ from typing import Any, Self
 from real_robot.codecs import cdr
 from real_robot.codecs.definitions import message_type, prepare
 from real_robot.message import Message
-from real_robot.transports.base import Graph, M, Publisher, QoS, Received, Subscription, Transport
+from real_robot.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport
+from real_robot.transports.wrapped import WrappedPublisher, WrappedSubscription, WrappedTransport
 from robopolicy.errors import UserError, cannot_write
 from robopolicy.extras import need
 
@@ -134,63 +135,37 @@ def read(path: Path) -> Iterator[Recorded]:
         raise UserError(f"{path} cannot be read as a recording: {error}.") from error
 
 
-class _RecordedPublisher(Publisher[M]):
-    def __init__(self, publisher: Publisher[M], topic: str, recorder: Recorder) -> None:
-        self._publisher, self._topic, self._recorder = publisher, topic, recorder
+class RecordedTransport(WrappedTransport):
+    """Another transport, all of whose messages are noted; the recorder stays open when it is closed."""
 
-    def publish(self, message: M) -> None:
-        """Send and note."""
-        self._publisher.publish(message)
-        self._recorder.write(self._topic, message)
+    def __init__(self, inner: Transport, recorder: Recorder) -> None:
+        super().__init__(inner)
+        self._recorder = recorder
 
-    @property
-    def matched(self) -> int:
-        """Subscriptions at the other end."""
-        return self._publisher.matched
+    def _publisher(self, topic: str, kind: type[M], qos: QoS) -> Publisher[M]:
+        return _RecordedPublisher(self._inner.advertise(topic, kind, qos), self._recorder)
 
-
-class _RecordedSubscription(Subscription[M]):
-    def __init__(self, subscription: Subscription[M], topic: str, recorder: Recorder) -> None:
-        self._subscription, self._topic, self._recorder = subscription, topic, recorder
-        self._noted = 0
-
-    def latest(self) -> Received[M] | None:
-        """The newest message, noted when it is seen for the first time."""
-        received = self._subscription.latest()
-        if received is not None and received.sequence != self._noted:
-            self._noted = received.sequence
-            self._recorder.write(self._topic, received.message)
-        return received
-
-    @property
-    def publishers(self) -> int:
-        """Publishers at the other end."""
-        return self._subscription.publishers
-
-    @property
-    def malformed(self) -> int:
-        """Messages that could not be read."""
-        return self._subscription.malformed
+    def _subscription(self, topic: str, kind: type[M], qos: QoS) -> Subscription[M]:
+        return _RecordedSubscription(self._inner.subscribe(topic, kind, qos), self._recorder)
 
 
-class RecordedTransport(Transport):
-    """Another transport, all of whose messages are noted."""
+class _RecordedPublisher(WrappedPublisher[M]):
+    def __init__(self, inner: Publisher[M], recorder: Recorder) -> None:
+        super().__init__(inner)
+        self._recorder = recorder
 
-    def __init__(self, transport: Transport, recorder: Recorder) -> None:
-        self._transport, self._recorder = transport, recorder
+    def _send(self, message: M) -> None:
+        super()._send(message)
+        self._recorder.write(self.topic, message)
 
-    def advertise(self, topic: str, kind: type[M], qos: QoS) -> Publisher[M]:
-        """As the transport within."""
-        return _RecordedPublisher(self._transport.advertise(topic, kind, qos), topic, self._recorder)
 
-    def subscribe(self, topic: str, kind: type[M], qos: QoS) -> Subscription[M]:
-        """As the transport within."""
-        return _RecordedSubscription(self._transport.subscribe(topic, kind, qos), topic, self._recorder)
+class _RecordedSubscription(WrappedSubscription[M]):
+    def __init__(self, inner: Subscription[M], recorder: Recorder) -> None:
+        super().__init__(inner)
+        self._recorder = recorder
 
-    def graph(self) -> Graph:
-        """As the transport within."""
-        return self._transport.graph()
-
-    def close(self) -> None:
-        """Close the transport within; the recorder stays open."""
-        self._transport.close()
+    def _take(self) -> Arrival | None:
+        arrival = super()._take()
+        if arrival is not None:
+            self._recorder.write(self.topic, arrival.data)
+        return arrival

@@ -9,21 +9,30 @@ computes.
 
 from __future__ import annotations
 
+import argparse
 import os
+import signal
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from real_robot.codecs.definitions import message_type
 from real_robot.message import Message
 from real_robot.messages import Float64MultiArray, Header, Image, JointState, JointTrajectory, String, Time
-from real_robot.sim_robot import SimulatedRobot
-from real_robot.sim_topics import EPISODE, FAULT, LOCKSTEP_ORIGIN, RESET, Reset, Status
-from real_robot.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, Publisher, Transport
-from real_robot.wiring import JOINTS
+from real_robot.robot import load_robot
+from real_robot.sim_robot import Imperfections, SimulatedRobot
+from real_robot.sim_topics import EPISODE, FAULT, LOCKSTEP_ORIGIN, READY, RESET, Reset, Status
+from real_robot.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, Publisher, Transport, open_transport
+from real_robot.transports.faults import Faults, FaultTransport
+from real_robot.wiring import JOINTS, prefix_of
 from robopolicy.errors import UserError
+from robopolicy.sim.mujoco.backend import MujocoSim
+from robopolicy.sim.mujoco.task import MujocoTask
+from robopolicy.sim.registry import SimOptions, make_sim
 
 STATUS_PERIOD = 0.05  # [s]
 _POLL = 1e-4  # [s] between looks for a command in lockstep
@@ -60,6 +69,7 @@ class SimNode:
         lockstep: bool = False,
     ) -> None:
         self.robot, self.lockstep, self.status = robot, lockstep, Status()
+        self._transport = transport
         sources = robot.messages(Time())
         self._sources = {
             key: transport.advertise(topic, type(sources[key]), SENSOR)
@@ -100,6 +110,11 @@ class SimNode:
         if started or commanded or not self.lockstep or time.monotonic() - self._told >= STATUS_PERIOD:
             self._report()
         return started or commanded
+
+    def close(self) -> None:
+        """Leave the transport and free the robot."""
+        self._transport.close()
+        self.robot.close()
 
     def _new(self, subscription: Any) -> Any:
         """The newest message of a subscription, once."""
@@ -198,3 +213,90 @@ def targets_of(message: Message, order: tuple[str, ...]) -> tuple[tuple[str, ...
     if isinstance(message, Float64MultiArray) and len(message.data) == len(order):
         return order, message.data
     raise UserError(f"A command of type {message.ros_name} without a position for every joint.")
+
+
+def task_of(name: str) -> MujocoTask:
+    """The task with a registered name, without its simulator.
+
+    Raises:
+        UserError: It is unknown, or does not run on the native MuJoCo backend.
+    """
+    sim = make_sim(name, SimOptions(num_envs=1, backend="mujoco", threads=1))
+    if not isinstance(sim, MujocoSim):
+        raise UserError(f"Task {name} is no MuJoCo task of this project, so no robot can be simulated from it.")
+    sim.close()
+    return sim.task
+
+
+def build(args: argparse.Namespace) -> SimNode:
+    """The node that the arguments describe.
+
+    Raises:
+        UserError: Something does not fit.
+    """
+    robot, task = load_robot(args.robot), task_of(args.task)
+    simulated = SimulatedRobot(
+        task,
+        prefix_of(task.model, robot.names),
+        period=1.0 / args.rate,
+        timeout=robot.command_timeout or np.inf,
+        imperfections=Imperfections(**{name: getattr(args, name) for name in Imperfections.__dataclass_fields__}),
+        seed=args.seed,
+    )
+    transport = open_transport(args.transport, domain=robot.domain if args.domain is None else args.domain)
+    if args.drop or args.reorder:
+        transport = FaultTransport(transport, Faults(drop=args.drop, reorder=args.reorder), args.seed)
+    cameras = {camera.name: camera for camera in robot.cameras if camera.name in args.cameras}
+    return SimNode(
+        simulated,
+        transport,
+        {key: topic.topic for key, topic in robot.heard.items()},
+        robot.command.topic,
+        message_type(robot.command.kind),
+        cameras={name: camera.topic for name, camera in cameras.items()},
+        image_size=max((camera.height for camera in cameras.values()), default=0),
+        lockstep=args.lockstep,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the node; 0 when it is told to stop, 2 for wrong arguments."""
+    parser = argparse.ArgumentParser("python -m real_robot.sim_node", description="A simulated robot behind topics.")
+    parser.add_argument("--robot", default="sim_panda", help="shipped robot or YAML file (default: sim_panda)")
+    parser.add_argument("--task", default="manipulation/lift", help="MuJoCo task (default: manipulation/lift)")
+    parser.add_argument("--transport", default="dds", help="dds, zenoh, rosbridge, ... (default: dds)")
+    parser.add_argument("--domain", type=int, help="ROS_DOMAIN_ID (default: the robot's)")
+    parser.add_argument("--rate", type=float, default=100.0, help="states per second (default: 100)")
+    parser.add_argument("--lockstep", action="store_true", help="time passes with commands, 1 / rate for each")
+    parser.add_argument("--cameras", nargs="*", default=[], help="cameras to publish")
+    parser.add_argument("--seed", type=int, default=0, help="seed of noise and faults (default: 0)")
+    for name, unit in (
+        ("delay", "s from a command to the motors"),
+        ("encoder_step", "rad or m, resolution of joint positions"),
+        ("position_noise", "rad or m, of joint positions"),
+        ("velocity_noise", "rad/s or m/s, of joint velocities"),
+        ("pose_noise", "m, of where objects are seen"),
+        ("drop", "probability that a message is lost"),
+        ("reorder", "probability that a message arrives after the next one"),
+    ):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=0.0, help=f"{unit} (default: 0)")
+    args = parser.parse_args(argv)
+    stopped: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: stopped.append(number))
+    try:
+        node = build(args)
+    except UserError as error:
+        sys.stderr.write(f"sim_node: error: {error}\n")
+        return 2
+    sys.stdout.write(f"{READY}\n")
+    sys.stdout.flush()
+    try:
+        node.run(lambda: bool(stopped))
+    finally:
+        node.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,13 +8,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from real_robot.messages import String
 from real_robot.sim_topics import EPISODE, FAULT, LOCKSTEP_ORIGIN, READY, RESET, Reset, Status
-from real_robot.transports.base import COMMAND, LATCHED, Graph, M, Publisher, QoS, Received, Subscription, Transport
+from real_robot.transports.base import COMMAND, LATCHED, Arrival, M, QoS, Subscription, Transport
+from real_robot.transports.wrapped import WrappedSubscription, WrappedTransport
 from robopolicy.errors import UserError
 
 PATIENCE = 30.0  # [s] for a process to start and answer; importing MuJoCo takes a few on a busy machine
+_POLL = 5e-5  # [s]
 AGAIN = 0.5  # [s] after which a reset that was not answered is asked for again
 
 
@@ -82,34 +85,16 @@ def simulated(
             process.stdout.close()
 
 
-class SimulatedTime(Transport):
+class SimulatedTime(WrappedTransport):
     """Another transport, whose messages arrive in simulated time: a robot in lockstep keeps the clock.
 
-    `now` moves on with `catch_up`, which waits until every subscribed sensor has reported the state after a command.
+    `now` moves on with `catch_up`, which waits until every sensor has reported the state after a command.
     """
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(self, inner: Transport) -> None:
+        super().__init__(inner)
         self.now = 0.0  # [s] simulated
-        self._timed: list[_TimedSubscription] = []
-
-    def advertise(self, topic: str, kind: type[M], qos: QoS) -> Publisher[M]:
-        """As the transport within."""
-        return self._transport.advertise(topic, kind, qos)
-
-    def subscribe(self, topic: str, kind: type[M], qos: QoS) -> Subscription[M]:
-        """As the transport within; times of arrival are simulated."""
-        subscription = _TimedSubscription(self._transport.subscribe(topic, kind, qos), self)
-        self._timed.append(subscription)
-        return subscription
-
-    def graph(self) -> Graph:
-        """As the transport within."""
-        return self._transport.graph()
-
-    def close(self) -> None:
-        """Close the transport within."""
-        self._transport.close()
+        self._timed: list[_TimedSubscription[Any]] = []
 
     def catch_up(self, until: float, patience: float = PATIENCE) -> None:
         """Wait until all that was reported is from `until` [s simulated] or later, and let it be that time.
@@ -121,34 +106,29 @@ class SimulatedTime(Transport):
         while any(subscription.behind(until) for subscription in self._timed):
             if time.monotonic() > deadline:
                 raise UserError(f"The simulated robot stays behind {until:.3f} s; it waits for a command, or has died.")
-            time.sleep(5e-5)
+            time.sleep(_POLL)
         self.now = until
 
+    def _subscription(self, topic: str, kind: type[M], qos: QoS) -> Subscription[M]:
+        subscription = _TimedSubscription(self._inner.subscribe(topic, kind, qos), self)
+        self._timed.append(subscription)
+        return subscription
 
-class _TimedSubscription(Subscription[M]):
-    def __init__(self, subscription: Subscription[M], clock: SimulatedTime) -> None:
-        self._subscription, self._clock = subscription, clock
-        self._last: Received[M] | None = None
 
-    def latest(self) -> Received[M] | None:
-        """The newest message, which arrived when it was first asked for."""
-        received = self._subscription.latest()
-        if received is not None and (self._last is None or self._last.sequence != received.sequence):
-            self._last = replace(received, received=self._clock.now)
-        return self._last
+class _TimedSubscription(WrappedSubscription[M]):
+    """Messages arrive when they are first asked for."""
 
-    def behind(self, time: float) -> bool:
-        """Whether it has reported, and nothing as late as `time` yet."""
-        received = self._subscription.latest()
-        stamped = received is not None and received.stamp is not None
-        return stamped and received.stamp < LOCKSTEP_ORIGIN + time - 1e-6  # type: ignore[union-attr, operator]
+    def __init__(self, inner: Subscription[M], clock: SimulatedTime) -> None:
+        super().__init__(inner)
+        self._clock = clock
 
-    @property
-    def publishers(self) -> int:
-        """Publishers at the other end."""
-        return self._subscription.publishers
+    def behind(self, until: float) -> bool:
+        """Whether it reports with stamps, and nothing as late as `until` [s simulated] yet."""
+        received = self._inner.latest()
+        if received is None or received.stamp is None:
+            return False
+        return received.stamp < LOCKSTEP_ORIGIN + until - 1e-6
 
-    @property
-    def malformed(self) -> int:
-        """Messages that could not be read."""
-        return self._subscription.malformed
+    def _take(self) -> Arrival | None:
+        arrival = super()._take()
+        return None if arrival is None else replace(arrival, received=self._clock.now)

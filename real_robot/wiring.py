@@ -102,6 +102,19 @@ class Wiring:
             self.base.read_motion(messages[IMU], messages.get(ODOMETRY), qpos, qvel)
 
 
+def prefix_of(model: mujoco.MjModel, joints: Sequence[str]) -> str:
+    """What a robot that is commanded by `joints` puts before the names of the model's joints.
+
+    Raises:
+        UserError: The model is of a robot with other joints.
+    """
+    own = Wiring(model).commanded
+    prefix = joints[0].removesuffix(own[0]) if joints and own else ""
+    if tuple(prefix + name for name in own) != tuple(joints):
+        raise UserError(f"The task moves the joints {_few(own)}, and the robot has {_few(joints)}.")
+    return prefix
+
+
 class _Scalars:
     """Hinges and slides, reported by one JointState."""
 

@@ -151,5 +151,6 @@ def test_cameras_are_rendered_at_their_own_rate():
     images = bench.transport.subscribe("/front/image_raw", Image, SENSOR)
     for _ in range(11):
         bench.node.tick()
+        images.latest()
     assert images.latest().sequence == 3
     assert images.latest().message.pixels.shape == (32, 32, 3) and images.latest().message.pixels.std() > 5
