@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from real_robot.message import Message
 from real_robot.messages import CompressedImage, Image, JointState
+from real_robot.robot import CAMERA, JOINTS
 from real_robot.transports.base import Received
 from robopolicy.errors import UserError
 
 Array = NDArray[np.float64]
-JOINTS = "joints"  # source of the robot's joint state
-IMAGE = "image."  # start of the key of a camera, as source and as observation
 
 
 class Embodiment(Protocol):
@@ -63,7 +62,7 @@ class JointEmbodiment:
         self.velocities = velocities
         self.sources: Mapping[str, type[Message]] = {
             JOINTS: JointState,
-            **{IMAGE + name: Image for name in self.images},
+            **{CAMERA + name: Image for name in self.images},
         }
 
     def start(self, state: Mapping[str, Received]) -> None:
@@ -79,7 +78,7 @@ class JointEmbodiment:
         assert isinstance(message, JointState)
         place = {name: i for i, name in enumerate(message.name)}
         absent = [name for name in self.joints if name not in place] + [
-            IMAGE + name for name in self.images if IMAGE + name not in state
+            CAMERA + name for name in self.images if CAMERA + name not in state
         ]
         if absent:
             raise UserError(f"The robot does not report {', '.join(absent)}.")
@@ -88,7 +87,7 @@ class JointEmbodiment:
         if any(len(part) != len(message.name) for part in parts):
             raise UserError("The joint state reports names without positions or velocities.")
         found: dict[str, NDArray[Any]] = {"state": np.concatenate([part[order] for part in parts]).astype(np.float32)}
-        return found | {IMAGE + name: _seen(state[IMAGE + name].message, size) for name, size in self.images.items()}
+        return found | {CAMERA + name: _seen(state[CAMERA + name].message, size) for name, size in self.images.items()}
 
     def command(self, action: NDArray[Any], state: Mapping[str, Received]) -> Array:
         """The action itself.

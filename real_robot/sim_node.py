@@ -23,12 +23,12 @@ import numpy as np
 from real_robot.codecs.definitions import message_type
 from real_robot.message import Message
 from real_robot.messages import Float64MultiArray, Header, Image, JointState, JointTrajectory, String, Time
-from real_robot.robot import load_robot
+from real_robot.robot import JOINTS, load_robot
 from real_robot.sim_robot import Imperfections, SimulatedRobot
 from real_robot.sim_topics import EPISODE, FAULT, LOCKSTEP_ORIGIN, READY, RESET, Reset, Status
 from real_robot.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, Publisher, Transport, open_transport
 from real_robot.transports.faults import Faults, FaultTransport
-from real_robot.wiring import JOINTS, prefix_of
+from real_robot.wiring import prefix_of
 from robopolicy.errors import UserError
 from robopolicy.sim.mujoco.backend import MujocoSim
 from robopolicy.sim.mujoco.task import MujocoTask

@@ -29,10 +29,11 @@ from real_robot.messages import (
     TwistWithCovariance,
     Vector3,
 )
+from real_robot.robot import JOINTS
 from robopolicy.errors import UserError
 
 Array = NDArray[np.float64]
-JOINTS, SCENE, IMU, ODOMETRY = "joints", "scene", "imu", "odometry"
+SCENE, IMU, ODOMETRY = "scene", "imu", "odometry"
 OBJECT = "object."  # start of the key of an object's pose
 WORLD = "world"  # frame of every pose
 
