@@ -11,6 +11,7 @@ from robopolicy.cli.options import add_player_options, check_numbers
 
 if TYPE_CHECKING:
     from robopolicy.cli.players import Player
+    from robopolicy.evaluation.latency import LateResult
     from robopolicy.evaluation.result import EvalResult
     from robopolicy.sim.registry import TaskEntry
 
@@ -21,9 +22,11 @@ examples:
   robopolicy eval expert --task manipulation/lift --episodes 200 --video 0
   robopolicy eval random runs/hopper_ppo/checkpoints/best --task locomotion/hopper --json
   robopolicy eval runs/hopper_ppo/checkpoints/best --holds 1 2 4 8 16
+  robopolicy eval runs/lift_reinflow/checkpoints/best --latency 0 50 150 --join ensemble
 """
 
 HELD = "Score with a decision every so many control steps"
+LATE = "Score as if a chunk took so long to compute"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -51,6 +54,19 @@ def add_parser(subparsers: Any) -> None:
         metavar="M",
         help="also decide every M control steps only, e.g. 1 2 4 8: how a policy stands slow decisions",
     )
+    parser.add_argument(
+        "--latency",
+        nargs="+",
+        type=float,
+        default=[],
+        metavar="MS",
+        help="also play with chunks that arrive so many milliseconds late, earlier ones being played meanwhile",
+    )
+    parser.add_argument(
+        "--join",
+        default="replace",
+        help="with --latency, where chunks overlap: replace, hold or ensemble (default: replace)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -60,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.errors import UserError
     from robopolicy.evaluation.compare import compare
     from robopolicy.evaluation.frequency import check_holds, frequency_facts, frequency_table
+    from robopolicy.evaluation.latency import check_latencies, latency_facts, latency_table
     from robopolicy.evaluation.report import Report, aligned, all_notes, table, to_dict, write_report
     from robopolicy.files import atomic_folder, free_folder, refuse_foreign
 
@@ -68,12 +85,16 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"Pass one player or two different ones, got {' '.join(args.players)}.")
     if args.holds:
         check_holds(args.holds)
+    latencies = [latency / 1e3 for latency in args.latency]
+    check_latencies(latencies, args.join)
     args.out = args.out or free_folder(Path("runs/eval"))
     refuse_foreign(args.out, "report.html", "an evaluation report")
     players, entry = load_players(args.players, args.task, args.device)
     with atomic_folder(args.out) as folder:
         video, strip, notes = _film(args, players, entry, folder)  # first, because a bad camera name fails here
-        results, held = _evaluate(args, players, entry)
+        results, held, late = _evaluate(args, players, entry, latencies)
+        tables = {HELD: frequency_table(held)} if held else {}
+        tables |= {f"{LATE} (join '{args.join}')": latency_table(late)} if late else {}
         pairable = len(results) == 2 and all(result.seeded for result in results.values())
         report = Report(
             title=f"{' vs '.join(results)} on {entry.name}",
@@ -83,8 +104,8 @@ def run(args: argparse.Namespace) -> int:
             strip=strip,
             notes=notes,
             facts=_facts(args, entry),
-            tables={HELD: frequency_table(held)} if held else {},
-            extra=frequency_facts(held) if held else {},
+            tables=tables,
+            extra=(frequency_facts(held) if held else {}) | (latency_facts(late) if late else {}),
         )
         write_report(folder, report)
     if args.json:
@@ -92,8 +113,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(f"{entry.name}, {args.episodes} episodes, seeds {args.seed} to {args.seed + args.episodes - 1}")
     print(aligned(*table(results)))
-    if held:
-        print(f"{HELD}:\n{aligned(*frequency_table(held))}")
+    for name, rows in tables.items():
+        print(f"{name}:\n{aligned(*rows)}")
     if report.comparison is not None:
         print(report.comparison.sentence(*results))
     for note in all_notes(report):
@@ -103,39 +124,31 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluate(
-    args: argparse.Namespace, players: list[Player], entry: TaskEntry
-) -> tuple[dict[str, EvalResult], dict[str, dict[int, EvalResult]]]:
-    """Results of the players, and those with held actions by length where asked for."""
+    args: argparse.Namespace, players: list[Player], entry: TaskEntry, latencies: list[float]
+) -> tuple[dict[str, EvalResult], dict[str, dict[int, EvalResult]], dict[str, dict[float, LateResult]]]:
+    """Results of the players, and where asked for those with held actions by length and those by latency."""
     from contextlib import closing
 
     from robopolicy.cli.players import open_sim, sim_options
     from robopolicy.cli.progress import progress_bars
     from robopolicy.evaluation.frequency import frequency_curve
     from robopolicy.evaluation.harness import evaluate
+    from robopolicy.evaluation.latency import latency_curve
 
     results: dict[str, EvalResult] = {}
     held: dict[str, dict[int, EvalResult]] = {}
+    late: dict[str, dict[float, LateResult]] = {}
+    episodes: dict[str, Any] = {"episodes": args.episodes, "seed": args.seed, "deterministic": not args.stochastic}
     options = sim_options(args, players, min(args.num_envs, args.episodes), args.device)
     with closing(open_sim(entry, options, players)) as sim, progress_bars() as add_bar:
         for player in players:
-            results[player.label] = evaluate(
-                player.make(),
-                sim,
-                episodes=args.episodes,
-                seed=args.seed,
-                deterministic=not args.stochastic,
-                progress=add_bar(f"eval {player.label}", args.episodes),
-            )
+            progress = add_bar(f"eval {player.label}", args.episodes)
+            results[player.label] = evaluate(player.make(), sim, progress=progress, **episodes)
             if args.holds:
-                held[player.label] = frequency_curve(
-                    player.make(),
-                    sim,
-                    args.holds,
-                    episodes=args.episodes,
-                    seed=args.seed,
-                    deterministic=not args.stochastic,
-                )
-    return results, held
+                held[player.label] = frequency_curve(player.make(), sim, args.holds, **episodes)
+            if latencies:
+                late[player.label] = latency_curve(player.make(), sim, latencies, join=args.join, **episodes)
+    return results, held, late
 
 
 def _film(

@@ -23,7 +23,7 @@ from robopolicy.cli.progress import listen_for_stop
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.sim.gl import check_choice
 
-VERBS = ("collect", "import", "train", "bench", "compose", "eval", "verify", "play", "list", "doctor")
+VERBS = ("collect", "import", "train", "bench", "compose", "eval", "serve", "verify", "play", "list", "doctor")
 _SIMULATE = (
     "collect",
     "import",
@@ -43,6 +43,7 @@ examples:
   robopolicy bench --seeds 5 experiment=half_cheetah_ppo
   robopolicy compose runs/lift_flow_bc/checkpoints/best runs/lift_diffusion_bc/checkpoints/best --out runs/lift_both
   robopolicy eval runs/lift_reinflow/checkpoints/best --episodes 200
+  robopolicy serve runs/lift_reinflow/checkpoints/best
   robopolicy doctor
 """
 

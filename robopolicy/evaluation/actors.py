@@ -196,6 +196,21 @@ def evaluation_mode(policy: Policy) -> Iterator[None]:
             module.training = training
 
 
+@contextmanager
+def as_actor(policy: Policy | Actor, sim: VectorSim, *, deterministic: bool = True) -> Iterator[Actor]:
+    """A policy as an actor, in evaluation mode meanwhile; an actor as it is.
+
+    Raises:
+        UserError: The policy does not fit the simulator.
+    """
+    if not isinstance(policy, Policy):
+        yield policy
+        return
+    check_compatible(policy.spec, sim.spec)
+    with evaluation_mode(policy):
+        yield PolicyActor(policy, deterministic=deterministic)
+
+
 def check_compatible(policy: PolicySpec, sim: SimSpec) -> None:
     """Refuse a policy whose inputs or outputs do not fit the simulator.
 

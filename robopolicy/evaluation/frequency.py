@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.evaluation.actors import Actor, PolicyActor, check_compatible, evaluation_mode
+from robopolicy.evaluation.actors import Actor, as_actor
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.report import Table, percent
 from robopolicy.evaluation.result import EvalResult
@@ -74,11 +74,7 @@ def frequency_curve(
         UserError: As `check_holds`, or the policy does not fit the simulator.
     """
     check_holds(holds)
-    if not isinstance(policy, Policy):
-        return {m: evaluate(HeldActor(policy, m), sim, episodes=episodes, seed=seed) for m in holds}
-    check_compatible(policy.spec, sim.spec)
-    with evaluation_mode(policy):
-        actor = PolicyActor(policy, deterministic=deterministic)
+    with as_actor(policy, sim, deterministic=deterministic) as actor:
         return {m: evaluate(HeldActor(actor, m), sim, episodes=episodes, seed=seed) for m in holds}
 
 

@@ -125,3 +125,24 @@ def test_held_actions_are_played_printed_and_reported(make_checkpoint, tmp_path,
 
 def test_impossible_lengths_are_refused_before_anything_is_played(make_checkpoint, capsys):
     assert "increasing" in refused(capsys, make_checkpoint("ckpt"), "--holds", "4", "2")
+
+
+def test_latencies_are_a_table_of_the_report(make_checkpoint, tmp_path, capsys):
+    argv = ["eval", make_checkpoint("ckpt"), "--episodes", "3", "--video", "0", "--out", str(tmp_path / "out")]
+    assert main([*argv, "--latency", "0", "120", "--join", "ensemble"]) == 0
+    printed = capsys.readouterr().out
+    assert "Score as if a chunk took so long to compute (join 'ensemble'):" in printed and "120 ms (" in printed
+    latencies = json.loads((tmp_path / "out" / "report.json").read_text())["latencies"]
+    (latencies,) = latencies.values()
+    assert list(latencies) == ["0", "120"] and latencies["0"]["delay"] == 0 < latencies["120"]["delay"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--latency", "-5"], "A latency is a number of milliseconds of at least 0, got -5"),
+        (["--latency", "50", "--join", "ensmble"], "Did you mean 'ensemble'?"),
+    ],
+)
+def test_latencies_that_make_no_sense_are_refused(capsys, words, message):
+    assert message in refused(capsys, "random", "--task", TASK, *words)

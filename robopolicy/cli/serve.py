@@ -1,0 +1,106 @@
+"""`robopolicy serve`: answer robots and evaluations with the chunks of one policy."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from robopolicy.cli.options import check_numbers
+
+if TYPE_CHECKING:
+    from robopolicy.deploy.batching import Served
+
+BUNDLE = "bundle.json"  # what makes a folder a bundle
+
+EXAMPLES = """\
+examples:
+  robopolicy serve runs/lift_reinflow/checkpoints/best
+  robopolicy serve runs/lift_reinflow/checkpoints/best --port 9000 --max-batch 16 --window-ms 5
+  robopolicy import remote ws://127.0.0.1:8765 --task lift --out runs/served
+  robopolicy serve bundles/lift --host 0.0.0.0 --tls-cert server.pem --tls-key server.key
+the token that clients have to show is read from the environment, on both sides:
+  export ROBOPOLICY_TOKEN=$(openssl rand -hex 32)
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "serve",
+        help="serve a policy's chunks over the network",
+        description="Serve a checkpoint or a bundle over websockets, to as many clients as ask. It listens on this "
+        "machine alone; beyond it a token is needed, and without TLS that travels in the clear. Ctrl-C answers what is "
+        "in work and stops.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("policy", type=Path, metavar="CKPT_OR_BUNDLE", help="checkpoint folder, or bundle of 'export'")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8765, help="0 takes a free one (default: 8765)")
+    parser.add_argument(
+        "--token-env", default="ROBOPOLICY_TOKEN", metavar="NAME", help="variable with the token (ROBOPOLICY_TOKEN)"
+    )
+    parser.add_argument("--tls-cert", type=Path, metavar="PEM", help="certificate: serve wss:// in place of ws://")
+    parser.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
+    parser.add_argument("--max-batch", type=int, default=32, help="observations per call of the policy (default: 32)")
+    parser.add_argument(
+        "--window-ms", type=float, default=2.0, help="how long a request waits for company (default: 2)"
+    )
+    parser.add_argument("--max-clients", type=int, default=64, help="connections at a time (default: 64)")
+    parser.add_argument("--max-mib", type=int, default=64, help="size of a message (default: 64)")
+    parser.add_argument("--log-every", type=float, default=60.0, metavar="S", help="seconds between statistics (60)")
+    parser.add_argument("--device", default="cpu", help="where a checkpoint computes (default: cpu)")
+    parser.add_argument("--stochastic", action="store_true", help="act with exploration noise (checkpoints)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve; 0 when it was told to stop."""
+    import os
+
+    from robopolicy.deploy.server import ChunkServer, ServerConfig, serve
+    from robopolicy.deploy.wire import is_loopback
+
+    check_numbers(args, positive=("max_batch", "max_clients", "max_mib"), non_negative=("port",))
+    config = ServerConfig(
+        host=args.host,
+        port=args.port,
+        token=os.environ.get(args.token_env, ""),
+        tls_cert=args.tls_cert,
+        tls_key=args.tls_key,
+        max_batch=args.max_batch,
+        window=args.window_ms / 1000,
+        max_bytes=args.max_mib * 2**20,
+        max_clients=args.max_clients,
+        log_every=args.log_every,
+    )
+    served = _load(args)
+    spec = served.greeting.spec
+
+    def ready(server: ChunkServer) -> None:
+        print(f"serving {args.policy} at {server.url}: chunks of {spec.horizon} actions of {spec.action_dim} numbers")
+        if not is_loopback(config.host) and config.tls_cert is None:
+            print("note: without TLS the token can be read on the way; pass --tls-cert and --tls-key")
+        print("Ctrl-C stops", flush=True)
+
+    serve(served, config, lambda line: print(line, flush=True), ready)
+    return 0
+
+
+def _load(args: argparse.Namespace) -> Served:
+    """The policy behind the path."""
+    from robopolicy.errors import UserError
+
+    if (args.policy / BUNDLE).is_file():
+        from robopolicy.deploy.batching import ServedSource
+
+        if args.stochastic or args.device != "cpu":
+            raise UserError("A bundle is served as it was exported; --device and --stochastic are for checkpoints.")
+        return ServedSource(import_module("robopolicy.deploy.bundle").open_bundle(args.policy), args.policy.name)
+    from robopolicy.cli.players import short_names
+    from robopolicy.interop.served import ServedPolicy
+    from robopolicy.training.checkpoint import MODEL, load_policy
+
+    policy, manifest = load_policy(args.policy, args.device)
+    model = f"{short_names([str(args.policy)])[0]}@{manifest.files[MODEL][:12]}"
+    return ServedPolicy(policy, model, deterministic=not args.stochastic)

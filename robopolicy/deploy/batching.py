@@ -1,0 +1,241 @@
+"""Requests of many clients as few calls of one policy, without one client ever noticing another.
+
+Requests that arrive within a short window share a call. What a request gets does not depend on its company: each is
+checked on its own before it may join, draws its noise from its own streams, is computed alone where the shared call
+fails, and alone gets the error if its own chunk is not finite. Sums in other batch sizes are rounded differently, by
+about 1e-7 of a value; with `max_batch=1` every observation is computed alone and not even that remains.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.deploy.contract import ChunkSource
+from robopolicy.deploy.statistics import ServerStatistics
+from robopolicy.deploy.wire import Greeting, Request
+from robopolicy.errors import UserError
+
+Streams = Sequence[tuple[int, int]]  # seed and step of each row, which key its noise
+Batch = Mapping[str, NDArray[Any]]  # {key: (B, To, ...)} float32, images uint8
+
+
+class Served(Protocol):
+    """A policy as a server calls it, from one thread."""
+
+    @property
+    def greeting(self) -> Greeting:
+        """What it takes and gives."""
+        ...
+
+    def chunks(
+        self, obs: Batch, noise: NDArray[Any] | None, prefix: NDArray[Any] | None, streams: Streams
+    ) -> NDArray[Any]:
+        """Chunks `(B, H, A)` of observations.
+
+        Args:
+            obs: All that its greeting names, and nothing else.
+            noise: `(B, H, A)`, only where the greeting says so.
+            prefix: `(B, d, A)`, only where the greeting says so.
+            streams: Where noise comes from without `noise`: row i depends on its own stream alone.
+        """
+        ...
+
+
+class ServedSource:
+    """A `ChunkSource`, which takes one observation at a time, as a server calls it."""
+
+    def __init__(self, source: ChunkSource, model: str = "") -> None:
+        self._source = source
+        self.greeting = Greeting(source.spec, model, prefix=source.takes_prefix)
+
+    def chunks(
+        self, obs: Batch, noise: NDArray[Any] | None, prefix: NDArray[Any] | None, streams: Streams
+    ) -> NDArray[Any]:
+        """One call per row; noise is the source's own."""
+        rows = [{key: value[i] for key, value in obs.items()} for i in range(len(streams))]
+        return np.stack([self._source.chunk(row, None if prefix is None else prefix[i]) for i, row in enumerate(rows)])
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request that has been checked."""
+
+    obs: Batch
+    noise: NDArray[np.float32] | None
+    prefix: NDArray[np.float32] | None
+    streams: Streams
+    until: float  # [s, monotonic] when its answer is of no more use
+    answer: Future[NDArray[np.float32]]
+
+    @property
+    def kind(self) -> tuple[bool, int]:
+        """Questions of one kind can be asked together: with noise or without, and the length of the prefix."""
+        return self.noise is not None, 0 if self.prefix is None else self.prefix.shape[1]
+
+
+def check_request(request: Request, greeting: Greeting, seed: int) -> Question:
+    """A request as a question; `seed` is that of its client, for requests without one.
+
+    Raises:
+        UserError: It does not fit what the policy takes, or holds a number that is not finite.
+    """
+    spec = greeting.spec
+    missing = [key for key in spec.observation if key not in request.obs]
+    if missing:
+        raise UserError(f"The observation '{missing[0]}' is missing, got {', '.join(sorted(request.obs)) or 'none'}.")
+    rows = max(len(np.atleast_1d(request.obs[key])) for key in spec.observation)
+    obs: dict[str, NDArray[Any]] = {}
+    for key, shape in spec.observation.items():
+        kind = np.uint8 if key.startswith("image.") else np.float32
+        obs[key] = _checked(f"'{key}'", request.obs[key], (rows, spec.obs_horizon, *shape), kind)
+    noise = prefix = None
+    if request.noise is not None:
+        if not greeting.noise:
+            raise UserError("This policy takes no noise.")
+        noise = _checked("noise", request.noise, (rows, spec.horizon, spec.action_dim), np.float32)
+    if request.prefix is not None and request.prefix.size:
+        if not greeting.prefix:
+            raise UserError("This policy takes no prefix.")
+        if request.prefix.ndim != 3:
+            raise UserError(f"Expected prefix of shape (B, d, {spec.action_dim}), found {request.prefix.shape}.")
+        length = request.prefix.shape[1]
+        if length >= spec.horizon:
+            raise UserError(f"A prefix has to be shorter than a chunk of {spec.horizon} actions, found {length}.")
+        prefix = _checked("prefix", request.prefix, (rows, length, spec.action_dim), np.float32)
+    chosen = seed if request.seed is None else request.seed
+    streams = [(chosen, request.number << 16 | row) for row in range(rows)]
+    until = time.monotonic() + (np.inf if request.deadline is None else request.deadline)
+    return Question(obs, noise, prefix, streams, until, Future())
+
+
+def _checked(what: str, value: NDArray[Any], shape: tuple[int, ...], kind: type) -> NDArray[Any]:
+    wanted = f"(B, {', '.join(map(str, shape[1:]))})"
+    if value.ndim != len(shape) or value.shape[1:] != shape[1:] or not 0 < len(value) < 2**16:
+        raise UserError(f"Expected {what} of shape {wanted}, found {value.shape}.")
+    if len(value) != shape[0]:
+        raise UserError(f"Expected {what} with {shape[0]} rows like the others, found {len(value)}.")
+    if kind is np.uint8 and value.dtype != np.uint8:
+        raise UserError(f"Expected {what} as bytes (uint8), found {value.dtype}.")
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused
+        converted = value.astype(kind, copy=False)
+    if not np.isfinite(converted).all():
+        raise UserError(f"Expected finite numbers in {what}, found NaN or infinity.")
+    return converted
+
+
+class Batcher:
+    """A thread that gathers questions, asks the policy, and hands the answers out."""
+
+    def __init__(self, served: Served, statistics: ServerStatistics, *, max_batch: int, window: float) -> None:
+        """Start the thread.
+
+        Args:
+            served: The policy.
+            statistics: Where batches are counted; its number of clients ends a window early.
+            max_batch: Observations per call of the policy.
+            window: Seconds for which a question waits for company. Clients have one question each at a time, so
+                nobody waits once all of them have asked.
+        """
+        self._served, self._statistics = served, statistics
+        self._max_batch, self._window = max_batch, window
+        self._questions: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="policy", daemon=True)  # a policy may hang for ever
+        self._thread.start()
+
+    def ask(self, question: Question) -> Future[NDArray[np.float32]]:
+        """Queue a question; its answer is a chunk `(B, H, A)`, or an exception with one line."""
+        self._questions.put(question)
+        return question.answer
+
+    def close(self) -> None:
+        """Answer what is queued and end the thread, unless the policy hangs."""
+        self._questions.put(None)
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while True:
+            batch = [self._questions.get()]
+            until = time.monotonic() + self._window
+            while batch[-1] is not None and self._has_room(batch):
+                try:
+                    batch.append(self._questions.get(timeout=max(until - time.monotonic(), 0)))
+                except queue.Empty:
+                    break
+            kinds: dict[tuple[bool, int], list[Question]] = {}
+            for question in batch:
+                if question is not None and question.answer.set_running_or_notify_cancel():
+                    kinds.setdefault(question.kind, []).append(question)
+            for questions in kinds.values():
+                self._answer(questions)
+            if batch[-1] is None:
+                return
+
+    def _has_room(self, batch: Sequence[Question | None]) -> bool:
+        rows = sum(len(question.streams) for question in batch if question is not None)
+        return rows < self._max_batch and len(batch) < self._statistics.clients
+
+    def _answer(self, questions: list[Question]) -> None:
+        now = time.monotonic()
+        for question in questions:
+            if now > question.until:
+                question.answer.set_exception(UserError("Its deadline had passed before its turn came."))
+        questions = [question for question in questions if not question.answer.done()]
+        if not questions:
+            return
+        try:
+            chunks = self._compute(questions)
+        except Exception as error:
+            if len(questions) == 1:
+                questions[0].answer.set_exception(error)
+            else:  # whose fault it is shows when each is alone
+                for question in questions:
+                    self._answer([question])
+            return
+        for question in questions:
+            chunk, chunks = chunks[: len(question.streams)], chunks[len(question.streams) :]
+            if np.isfinite(chunk).all():
+                question.answer.set_result(chunk)
+            else:
+                question.answer.set_exception(UserError("The policy returned a non-finite action."))
+
+    def _compute(self, questions: Sequence[Question]) -> NDArray[np.float32]:
+        """Chunks of all rows, in calls of at most `max_batch`."""
+        obs = {key: _joined([question.obs[key] for question in questions]) for key in questions[0].obs}
+        noise, prefix = (
+            None if getattr(questions[0], name) is None else _joined([getattr(one, name) for one in questions])
+            for name in ("noise", "prefix")
+        )
+        streams = [stream for question in questions for stream in question.streams]
+        parts: list[NDArray[np.float32]] = []
+        for first in range(0, len(streams), self._max_batch):
+            rows = slice(first, first + self._max_batch)
+            start = time.monotonic()
+            part = np.asarray(
+                self._served.chunks(
+                    {key: value[rows] for key, value in obs.items()},
+                    None if noise is None else noise[rows],
+                    None if prefix is None else prefix[rows],
+                    streams[rows],
+                ),
+                np.float32,
+            )
+            self._statistics.computed(len(streams[rows]), time.monotonic() - start)
+            spec = self._served.greeting.spec
+            wanted = (len(streams[rows]), spec.horizon, spec.action_dim)
+            if part.shape != wanted:
+                raise UserError(f"The policy returned shape {part.shape} in place of chunks of shape {wanted}.")
+            parts.append(part)
+        return _joined(parts)
+
+
+def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -1,0 +1,285 @@
+"""The chunk server: many robots or evaluations ask one policy, over websockets, in the format of `wire.py`.
+
+    with running(served, ServerConfig(port=0)) as server:
+        source = ServerSource(server.url)
+
+It listens on this machine alone unless it has a token to ask for. One client never hurts another: each has one request
+in work at a time, what it sends is read with bounds on size, time and number of objects, and an error is an answer of
+one line to that client. Nothing that arrives is unpickled or run. Web pages are refused, since the browser of the same
+machine could reach a server that asks for no token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import itertools
+import logging
+import signal
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robopolicy.deploy.batching import Batcher, Served, check_request
+from robopolicy.deploy.statistics import ServerStatistics
+from robopolicy.deploy.wire import LARGEST, TOKEN, Reply, Request, WireError, decode, is_loopback
+from robopolicy.errors import UserError
+from robopolicy.extras import need
+
+Log = Callable[[str], None]
+_DRAIN = 5.0  # seconds that requests in work are given when the server stops
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Where a server listens, whom it answers and how it shares its policy out."""
+
+    host: str = "127.0.0.1"  # an address of this machine; beyond loopback a token is needed
+    port: int = 8765  # 0 takes a free one
+    token: str = field(default="", repr=False)  # what clients have to show; "" asks for none
+    tls_cert: Path | None = None  # PEM file with the certificate and its chain; None speaks plain ws://
+    tls_key: Path | None = None  # PEM file with its private key
+    max_batch: int = 32  # observations per call of the policy
+    window: float = 0.002  # [s] for which a request waits for company
+    max_bytes: int = 64 * 2**20  # of a message
+    max_clients: int = 64
+    open_timeout: float = 5.0  # [s] for a handshake
+    ping: float = 20.0  # [s] between signs of life, and to answer one; silent clients are cut off
+    log_every: float = 60.0  # [s] between lines of statistics; 0 for none
+
+    def __post_init__(self) -> None:
+        if not self.token and not is_loopback(self.host):
+            raise UserError(
+                f"{self.host} can be reached from other machines, so the server needs a token; put one into {TOKEN}, "
+                "or listen on 127.0.0.1."
+            )
+        if not self.token.isascii() or any(letter.isspace() for letter in self.token):
+            raise UserError("A token is of ASCII letters, digits and signs, without spaces.")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise UserError("TLS needs both a certificate and its key; give --tls-cert and --tls-key.")
+        if not 0 <= self.port < 2**16:
+            raise UserError(f"A port lies in [0, 65535], got {self.port}.")
+        if min(self.max_batch, self.max_clients) < 1 or not 1024 <= self.max_bytes <= LARGEST:
+            raise UserError(
+                f"A server needs max_batch >= 1, max_clients >= 1 and max_bytes in [1024, {LARGEST}], got "
+                f"{self.max_batch}, {self.max_clients} and {self.max_bytes}."
+            )
+        if min(self.window, self.log_every) < 0 or min(self.open_timeout, self.ping) <= 0:
+            raise UserError("The times of a server cannot be negative, nor those for handshakes and signs of life 0.")
+
+
+class ChunkServer:
+    """One policy behind one address."""
+
+    def __init__(self, served: Served, config: ServerConfig, log: Log = lambda _: None) -> None:
+        """Read the certificate and try the policy; nothing listens yet.
+
+        Raises:
+            UserError: The certificate cannot be read, or the policy gives no chunk for an observation of zeros.
+        """
+        self.config, self.url = config, ""
+        self.statistics = ServerStatistics()
+        self._greeting, self._log = served.greeting, log
+        self._tls = _tls(config)
+        _try(served)
+        self._batcher = Batcher(served, self.statistics, max_batch=config.max_batch, window=config.window)
+        self._seeds = itertools.count()  # of clients that send none
+        self._working = 0
+        self._stopping = asyncio.Event()
+
+    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until `stop`; then answer what is in work and close.
+
+        Args:
+            ready: Called once it listens and `url` says where.
+
+        Raises:
+            UserError: The address cannot be listened on.
+        """
+        websockets = need("websockets.asyncio.server", "remote")
+        silent = logging.getLogger("robopolicy.server")
+        silent.disabled = True  # a failed handshake is counted, no reason for a traceback
+        config = self.config
+        options: dict[str, Any] = {
+            "origins": [None],  # browsers always name the page that asks
+            "process_request": self._admit,
+            "ssl": self._tls,
+            "compression": None,
+            "max_size": config.max_bytes,
+            "max_queue": 1,  # read no further than the next request
+            "open_timeout": config.open_timeout,
+            "ping_interval": config.ping,
+            "ping_timeout": config.ping,
+            "close_timeout": 1,
+            "logger": silent,
+            **({"ssl_handshake_timeout": config.open_timeout} if self._tls else {}),
+        }
+        try:
+            listening = await websockets.serve(self._client, config.host, config.port, **options)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UserError(f"Cannot listen on {config.host}:{config.port} ({reason}); pass another port.") from error
+        scheme, host = "wss" if self._tls else "ws", f"[{config.host}]" if ":" in config.host else config.host
+        self.url = f"{scheme}://{host}:{next(iter(listening.sockets)).getsockname()[1]}"
+        reports = asyncio.create_task(self._report())
+        try:
+            ready()
+            await self._stopping.wait()
+        finally:
+            reports.cancel()
+            listening.close(close_connections=False)
+            until = time.monotonic() + _DRAIN
+            while self._working and time.monotonic() < until:
+                await asyncio.sleep(0.01)
+            await asyncio.gather(*(connection.close(1001, "the server stops") for connection in listening.connections))
+            with suppress(TimeoutError):  # a policy that hangs keeps its clients' tasks
+                await asyncio.wait_for(listening.wait_closed(), 1.0)
+            self._batcher.close()
+
+    def stop(self) -> None:
+        """Ask `run` to end; to be called in its loop."""
+        self._stopping.set()
+
+    def _admit(self, connection: Any, request: Any) -> Any:
+        """None where a client may come in, else the response that turns it away."""
+        shown = request.headers.get_all("Authorization")
+        expected = f"Bearer {self.config.token}".encode()
+        if self.config.token and not (len(shown) == 1 and hmac.compare_digest(shown[0].encode(), expected)):
+            self.statistics.refused_clients += 1
+            return connection.respond(HTTPStatus.UNAUTHORIZED, "The token is wrong.\n")
+        if self.statistics.clients >= self.config.max_clients or self._stopping.is_set():
+            self.statistics.refused_clients += 1
+            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "There are too many clients.\n")
+        return None
+
+    async def _client(self, connection: Any) -> None:
+        closed = need("websockets.exceptions", "remote").ConnectionClosed
+        seed = next(self._seeds)
+        self.statistics.clients += 1
+        try:
+            await connection.send(self._greeting.pack())
+            async for data in connection:
+                self._working += 1
+                try:
+                    await connection.send((await self._reply(data, seed)).pack())
+                finally:
+                    self._working -= 1
+        except closed:
+            pass
+        finally:
+            self.statistics.clients -= 1
+
+    async def _reply(self, data: bytes | str, seed: int) -> Reply:
+        start, number, deadline = time.monotonic(), 0, None
+        try:
+            fields = decode(data)
+            found = fields.get("number")
+            number = found if type(found) is int and 0 <= found < 2**63 else 0
+            request = Request.read(fields)
+            if request.stats:
+                return Reply(number, stats=self.statistics.to_dict())
+            deadline = request.deadline
+            chunk = await asyncio.wrap_future(self._batcher.ask(check_request(request, self._greeting, seed)))
+            reply = Reply(number, chunk, time.monotonic() - start)
+        except (WireError, UserError) as error:
+            reply = Reply(number, error=_line(str(error)), seconds=time.monotonic() - start)
+        except Exception as error:
+            reply = Reply(number, error=_line(f"{type(error).__name__}: {error}"), seconds=time.monotonic() - start)
+            self._log(f"the policy failed: {reply.error}")
+        self.statistics.answered(reply.seconds, deadline, failed=bool(reply.error))
+        return reply
+
+    async def _report(self) -> None:
+        while self.config.log_every:
+            await asyncio.sleep(self.config.log_every)
+            self._log(self.statistics.line())
+
+
+def serve(served: Served, config: ServerConfig, log: Log, ready: Callable[[ChunkServer], None]) -> None:
+    """Serve in this thread, the program's first, until SIGINT or SIGTERM.
+
+    Raises:
+        UserError: As `ChunkServer` and `ChunkServer.run`.
+    """
+
+    async def main() -> None:
+        server = ChunkServer(served, config, log)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, server.stop)
+        await server.run(lambda: ready(server))
+        log(server.statistics.line())
+
+    asyncio.run(main())
+
+
+@contextmanager
+def running(served: Served, config: ServerConfig | None = None, log: Log = lambda _: None) -> Iterator[ChunkServer]:
+    """A server in a thread of its own, for notebooks and tests.
+
+    Raises:
+        UserError: As `serve`.
+    """
+    server = ChunkServer(served, config or ServerConfig(port=0), log)
+    listening, loops, failures = threading.Event(), [], []
+
+    async def main() -> None:
+        loops.append(asyncio.get_running_loop())
+        try:
+            await server.run(listening.set)
+        except UserError as error:
+            failures.append(error)
+        finally:
+            listening.set()
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()), name="server", daemon=True)
+    thread.start()
+    listening.wait()
+    try:
+        if failures:
+            raise failures[0]
+        yield server
+    finally:
+        with suppress(RuntimeError):  # its loop has ended
+            loops[0].call_soon_threadsafe(server.stop)
+        thread.join()
+
+
+def _tls(config: ServerConfig) -> ssl.SSLContext | None:
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{config.tls_cert} and {config.tls_key} are no certificate and its key "
+            f"({_line(str(error))}); give two PEM files that belong together."
+        ) from error
+    return context
+
+
+def _try(served: Served) -> None:
+    """One chunk before anybody asks: the first call is slow, and a policy that cannot answer should never listen."""
+    spec = served.greeting.spec
+    obs = {
+        key: np.zeros((1, spec.obs_horizon, *shape), np.uint8 if key.startswith("image.") else np.float32)
+        for key, shape in spec.observation.items()
+    }
+    noise = np.zeros((1, spec.horizon, spec.action_dim), np.float32) if served.greeting.noise else None
+    found = np.shape(served.chunks(obs, noise, None, [(0, 0)]))
+    if found != (1, spec.horizon, spec.action_dim):
+        raise UserError(
+            f"The policy returned shape {found} in place of chunks of shape {(1, spec.horizon, spec.action_dim)}."
+        )
+
+
+def _line(text: str) -> str:
+    return (text.splitlines() or ["unknown"])[0][:500]

@@ -1,0 +1,158 @@
+"""How a policy stands its own slowness: its score as if every chunk took so long to compute.
+
+Inference runs beside the robot, one chunk at a time. A chunk that was asked for at control step s is there at step
+s + d, d = ceil(latency / control_dt). Until then a `ChunkBuffer` plays what is left of earlier chunks, aligned by time,
+and where nothing is left the last action is repeated. The next chunk is asked for `execute` steps after the last one,
+or when that has arrived if that is later. The first chunk of an episode is waited for: a robot starts when it has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from robopolicy.deploy.chunk_buffer import JOINS, ChunkBuffer, delay_steps
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.evaluation.actors import Actor, as_actor
+from robopolicy.evaluation.harness import evaluate
+from robopolicy.evaluation.report import Table, percent
+from robopolicy.evaluation.result import EvalResult
+from robopolicy.policies.base import Policy
+from robopolicy.sim.contract import Observation, VectorSim
+
+
+class LateActor:
+    """Lets an actor decide `delay` control steps too late; times are counted in steps."""
+
+    def __init__(self, actor: Actor, delay: int, join: str = "replace") -> None:
+        """Wrap `actor`.
+
+        Args:
+            actor: Who decides.
+            delay: d, control steps until its chunk is there.
+            join: See `robopolicy.deploy.chunk_buffer`.
+        """
+        self._actor, self._delay, self._join = actor, delay, join
+        self.execute = max(actor.execute, delay)
+        self.obs_horizon = actor.obs_horizon
+        self.network_calls = actor.network_calls
+        self.policy_calls = 0
+        self.played = self.repeated = 0  # control steps, and those for which there was no action in time
+        self._buffers: dict[int, ChunkBuffer] = {}  # by episode seed
+        self._last: dict[int, NDArray[np.float64]] = {}
+
+    def __call__(
+        self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
+    ) -> Tensor:
+        """Actions `(R, execute, A)` that are played while the chunks decided on here are under way, and after."""
+        before = self._actor.policy_calls
+        chunks = self._actor(sim, obs, rows, seeds, decisions)
+        self.policy_calls += self._actor.policy_calls - before
+        asked = zip(seeds, decisions, chunks.cpu().numpy(), strict=True)
+        actions = np.stack([self._play(seed, decision, chunk) for seed, decision, chunk in asked])
+        return torch.from_numpy(actions).to(chunks)
+
+    def _play(self, seed: int, decision: int, chunk: NDArray[Any]) -> NDArray[np.float64]:
+        """Actions `(execute, A)` of one episode from its decision on, whose chunk arrives meanwhile."""
+        start = decision * self.execute
+        arrival = self._delay if decision else 0
+        if not decision:
+            self._buffers[seed] = ChunkBuffer(1.0, chunk.shape[1], self._join)
+        buffer, actions = self._buffers[seed], np.zeros((self.execute, chunk.shape[1]))
+        for step in range(self.execute):
+            if step == arrival:
+                buffer.put(chunk, start)
+            action = buffer.action(start + step)
+            self.repeated += action is None
+            actions[step] = self._last[seed] = self._last[seed] if action is None else action
+        if arrival == self.execute:
+            buffer.put(chunk, start)
+        self.played += self.execute
+        return actions
+
+
+@dataclass(frozen=True)
+class LateResult:
+    """A score under latency."""
+
+    result: EvalResult
+    delay: int  # control steps
+    repeated: float  # share of the control steps for which no action was there in time
+
+
+def latency_curve(
+    policy: Policy | Actor,
+    sim: VectorSim,
+    latencies: Sequence[float],
+    *,
+    join: str = "replace",
+    episodes: int = 100,
+    seed: int = 10_000,
+    deterministic: bool = True,
+) -> dict[float, LateResult]:
+    """Play the same episodes as if chunks took so long, for each of `latencies` [s].
+
+    Args:
+        policy: As in `evaluate`.
+        sim: As in `evaluate`; latencies are rounded up to its control steps.
+        latencies: Seconds from an observation to its chunk.
+        join: What is played where chunks overlap; all but `rtc`, which needs a policy that continues what is played.
+        episodes: As in `evaluate`, for each latency.
+        seed: As in `evaluate`.
+        deterministic: As in `evaluate`.
+
+    Raises:
+        UserError: As `check_latencies`, or the policy does not fit the simulator.
+    """
+    check_latencies(latencies, join)
+    found: dict[float, LateResult] = {}
+    with as_actor(policy, sim, deterministic=deterministic) as actor:
+        for latency in latencies:
+            delay = delay_steps(latency, sim.spec.control_dt)
+            late = LateActor(actor, delay, join)
+            result = evaluate(late, sim, episodes=episodes, seed=seed)
+            found[latency] = LateResult(result, delay, late.repeated / late.played)
+    return found
+
+
+def check_latencies(latencies: Sequence[float], join: str) -> None:
+    """Refuse latencies [s] that are negative or endless, and joins that need more than late chunks."""
+    if join not in JOINS:
+        raise unknown_name("join", join, JOINS)
+    if join == "rtc":
+        raise UserError("The join 'rtc' needs a policy that continues what is being played; choose another.")
+    if not all(0 <= latency < np.inf for latency in latencies):
+        given = " ".join(f"{1e3 * latency:g}" for latency in latencies)
+        raise UserError(f"A latency is a number of milliseconds of at least 0, got {given}.")
+
+
+def latency_table(curves: Mapping[str, Mapping[float, LateResult]]) -> Table:
+    """One row per policy: its score at each latency, and how much of it was played without an action in time."""
+    first = next(iter(curves.values()))
+    header = [f"{1e3 * latency:g} ms ({late.delay} steps)" for latency, late in first.items()]
+    return ["policy", *header], [[label, *map(_cell, curve.values())] for label, curve in curves.items()]
+
+
+def latency_facts(curves: Mapping[str, Mapping[float, LateResult]]) -> dict[str, Any]:
+    """JSON-ready form: summaries by policy and latency in ms."""
+    return {
+        "latencies": {
+            label: {
+                f"{1e3 * latency:g}": {**late.result.summary(), "delay": late.delay, "repeated": late.repeated}
+                for latency, late in curve.items()
+            }
+            for label, curve in curves.items()
+        }
+    }
+
+
+def _cell(late: LateResult) -> str:
+    success = late.result.success_interval()
+    score = percent(success) if success else f"{late.result.return_interval():.4g}"
+    return f"{score}, {100 * late.repeated:.0f} % of steps without an action" if late.repeated else score

@@ -1,0 +1,102 @@
+"""`robopolicy serve`: a checkpoint or a bundle behind an address, and one clear line for bad input."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from robopolicy.cli import serve
+from robopolicy.cli.main import main, parse
+from robopolicy.deploy.client import ServerSource
+from robopolicy.deploy.wire import TOKEN
+from robopolicy.policies import POLICIES
+from robopolicy.policies.base import PolicySpec
+from robopolicy.training.checkpoint import save_checkpoint
+
+pytest.importorskip("msgpack", reason="needs robopolicy[remote]")
+pytest.importorskip("websockets", reason="needs robopolicy[remote]")
+SPEC = PolicySpec({"state": (6,)}, 2)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    config_class, policy_class = POLICIES["gaussian"]
+    policy = policy_class(config_class(), SPEC)
+    seen = {"state": torch.randn(4, 1, 6)}
+    policy.encoder.normalizer.update(seen["state"][:, 0])
+    save_checkpoint(tmp_path / "ckpt", policy, task="toy/point_mass", obs_sample=seen)
+    return tmp_path / "ckpt"
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(["serve", *argv]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_a_checkpoint_is_served_imported_and_evaluated(checkpoint: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "robopolicy.cli.main", "serve", str(checkpoint), "--port", "0"]
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {TOKEN: ""})
+    try:
+        assert child.stdout is not None
+        first = child.stdout.readline()
+        assert first.startswith(f"serving {checkpoint} at ws://127.0.0.1:")
+        url = first.split(" at ")[1].split(": chunks")[0]
+        with closing(ServerSource(url)) as source:
+            assert source.spec == SPEC and source.greeting.model.startswith(f"{tmp_path.name}/ckpt@")
+            assert source.chunk({"state": np.zeros((1, 6))}).shape == (1, 2)
+        there = str(tmp_path / "there")
+        assert main(["import", "remote", url, "--task", "point_mass", "--out", there]) == 0
+        assert main(["verify", there]) == 0
+    finally:
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(20) == 0
+    assert "requests, 0 errors" in child.stdout.read()
+
+
+def test_a_bundle_is_served_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Source:
+        spec, takes_prefix = SPEC, True
+
+    (tmp_path / serve.BUNDLE).write_text("{}")
+    bundle = ModuleType("robopolicy.deploy.bundle")
+    bundle.open_bundle = lambda path: Source()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "robopolicy.deploy.bundle", bundle)
+    served = serve._load(parse(["serve", str(tmp_path)]))
+    assert served.greeting.spec == SPEC and served.greeting.prefix and served.greeting.model == tmp_path.name
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--host", "0.0.0.0"], "0.0.0.0 can be reached from other machines, so the server needs a token"),
+        (["--tls-cert", "cert.pem"], "TLS needs both a certificate and its key"),
+        (["--port", "70000"], "A port lies in [0, 65535], got 70000."),
+        (["--max-batch", "0"], "--max-batch must be at least 1"),
+        (["--window-ms", "-1"], "cannot be negative"),
+        (["--port", "http"], "invalid int value: 'http'"),
+        (["--window", "3"], "Did you mean '--window-ms'?"),
+        ([], "nowhere"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TOKEN, raising=False)
+    assert message in refused(capsys, "nowhere", *words)
+
+
+def test_the_token_is_read_from_the_variable_that_is_named(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTHER", "two words")
+    assert "without spaces" in refused(capsys, str(checkpoint), "--token-env", "OTHER")

@@ -1,0 +1,285 @@
+"""A served policy gives the chunks of the policy, to each client as if it were alone."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from served_toys import IMAGES, SPEC, OneRobot, Shift, connected, state, wait_until
+
+from robopolicy.deploy.batching import ServedSource
+from robopolicy.deploy.client import ServerSource
+from robopolicy.deploy.connection import Connection
+from robopolicy.deploy.server import ServerConfig, running
+from robopolicy.deploy.wire import TOKEN
+from robopolicy.errors import UserError
+from robopolicy.interop.remote import open_remote
+from robopolicy.interop.served import ServedPolicy
+from robopolicy.nets.recurrent import RecurrentConfig
+from robopolicy.policies import POLICIES
+from robopolicy.policies.noise import RowStreams
+
+pytest.importorskip("msgpack", reason="needs robopolicy[remote]")
+pytest.importorskip("websockets", reason="needs robopolicy[remote]")
+FREE = {"port": 0}
+NOISE = np.random.default_rng(0).normal(size=(1, 4, 2)).astype(np.float32)
+
+
+def flow() -> Any:
+    config_class, policy_class = POLICIES["flow"]
+    policy = policy_class(config_class(), SPEC)
+    policy.fit_normalizer(
+        {key: {"min": -torch.ones(n), "max": torch.ones(n)} for key, n in (("state", 6), ("action", 2))}
+    )
+    return policy.eval()
+
+
+def test_a_served_policy_is_the_policy() -> None:
+    policy = flow()
+    obs = {"state": torch.randn(5, 1, 6)}
+    noise = torch.randn(5, 4, 2)
+    with running(ServedPolicy(policy, "flow")) as server:
+        remote = open_remote(server.url)
+        assert remote.spec == SPEC and remote.takes_noise and remote.config.model == "flow"
+        assert remote.network_calls == policy.network_calls
+        assert torch.equal(remote.decode(obs, noise), policy.decode(obs, noise))
+        remote.close()
+        with connected(server.url) as client:
+            first = client.ask(obs={"state": obs["state"].numpy()}, seed=9).chunk
+            again = client.ask(obs={"state": obs["state"].numpy()}, seed=9).chunk
+            streams = RowStreams([9] * 5, [1 << 16 | row for row in range(5)])
+            np.testing.assert_array_equal(first, policy.act(obs, generator=streams).detach().numpy())
+            assert not np.array_equal(first, again)  # the number of the request counts too
+
+
+def test_what_a_request_gets_does_not_depend_on_its_company() -> None:
+    rng = np.random.default_rng(0)
+    asked = [(rng.normal(size=(rows, 1, 6)).astype(np.float32), seed) for seed, rows in enumerate((1, 3, 1, 2) * 3)]
+
+    def ask(server: Any, obs: np.ndarray, seed: int) -> np.ndarray:
+        with connected(server.url) as client:
+            everyone.wait(5)
+            return client.ask(obs={"state": obs}, seed=seed).chunk
+
+    policy, answers = flow(), {}
+    for max_batch, together in ((1, 1), (8, 1), (1, len(asked)), (8, len(asked))):
+        everyone = threading.Barrier(together)
+        with (
+            running(ServedPolicy(policy), ServerConfig(**FREE, max_batch=max_batch, window=0.05)) as server,
+            ThreadPoolExecutor(together) as pool,
+        ):
+            answers[max_batch, together] = list(pool.map(lambda pair, server=server: ask(server, *pair), asked))
+            shared = server.statistics.largest_batch
+            assert shared == 1 if max_batch == 1 else shared >= 3 + (together > 1)
+    alone = answers.pop((1, 1))
+    for a, b in zip(alone, answers.pop((1, len(asked))), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for found in answers.values():
+        for a, b in zip(alone, found, strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-6)
+
+
+def test_requests_share_a_call_and_nobody_waits_for_those_who_never_ask() -> None:
+    served = Shift()
+    with running(served, ServerConfig(**FREE, window=0.5)) as server, ThreadPoolExecutor(4) as pool:
+        clients = [Connection(server.url, 5.0) for _ in range(4)]
+        for client in clients:
+            client.open()
+        served.batches.clear()
+        start = time.monotonic()
+        list(pool.map(lambda client: client.ask(obs=state(), noise=NOISE), clients))
+        assert served.batches == [4] and time.monotonic() - start < 0.4  # all have asked, so the window ends
+        for client in clients[1:]:
+            client.close()
+        wait_until(lambda: server.statistics.clients == 1)
+        start = time.monotonic()
+        clients[0].ask(obs=state(), noise=NOISE)
+        assert time.monotonic() - start < 0.4
+        clients[0].close()
+
+
+def test_one_bad_request_never_hurts_another() -> None:
+    served = Shift()
+    with running(served, ServerConfig(**FREE, window=0.2)) as server, ThreadPoolExecutor(4) as pool:
+        clients = [Connection(server.url, 5.0) for _ in range(4)]
+        for client in clients:
+            client.open()
+
+        def ask(client: Connection, position: float) -> str:
+            try:
+                return str(float(client.ask(obs=state(position), noise=0 * NOISE).chunk.mean()))
+            except UserError as error:
+                return str(error)
+
+        for _ in range(3):
+            found = list(pool.map(ask, clients, (1.0, 5.0, 7.0, 2.0)))
+            assert (found[0], found[3]) == ("1.0", "2.0")
+            assert found[1].endswith("gave no chunk: RuntimeError: out of memory")
+            assert found[2].endswith("The policy returned a non-finite action.")
+        for client in clients:
+            client.close()
+
+
+IMAGE = np.zeros((2, 2, 3, 4, 4), np.uint8)
+GOOD = {"state": np.zeros((2, 2, 6)), "image.front": IMAGE}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"obs": {}}, "'state' is missing, got none"),
+        ({"obs": {"state": GOOD["state"]}}, "'image.front' is missing, got state"),
+        ({"obs": GOOD | {"state": np.zeros((2, 2, 5))}}, r"Expected 'state' of shape \(B, 2, 6\), found \(2, 2, 5\)"),
+        ({"obs": GOOD | {"state": np.zeros((2, 6))}}, r"Expected 'state' of shape \(B, 2, 6\), found \(2, 6\)"),
+        ({"obs": GOOD | {"state": np.array(3.0)}}, r"Expected 'state' of shape .*, found \(\)"),
+        ({"obs": {key: value[:0] for key, value in GOOD.items()}}, r"Expected 'state' of shape .*, found \(0, 2, 6\)"),
+        ({"obs": GOOD | {"image.front": IMAGE[:1]}}, "Expected 'image.front' with 2 rows like the others, found 1"),
+        ({"obs": GOOD | {"image.front": IMAGE / 1.0}}, r"'image.front' as bytes \(uint8\), found float64"),
+        ({"obs": GOOD | {"state": np.full((2, 2, 6), np.nan)}}, "finite numbers in 'state', found NaN or infinity"),
+        ({"obs": GOOD | {"state": np.full((2, 2, 6), 1e300)}}, "finite numbers in 'state', found NaN or infinity"),
+        ({"obs": GOOD, "noise": np.zeros((2, 4, 2))}, "takes no noise"),
+        ({"obs": GOOD, "prefix": np.zeros((2, 4, 2))}, "shorter than a chunk of 4 actions, found 4"),
+        ({"obs": GOOD, "prefix": np.zeros((2, 2))}, r"prefix of shape \(B, d, 2\), found \(2, 2\)"),
+        ({"obs": GOOD, "prefix": np.full((2, 1, 2), np.inf)}, "finite numbers in prefix"),
+    ],
+)
+def test_a_request_that_does_not_fit_gets_one_line_and_the_next_one_its_chunk(fields: Any, message: str) -> None:
+    with running(Shift(IMAGES, noise=False)) as server, connected(server.url) as client:
+        with pytest.raises(UserError, match=message) as refusal:
+            client.ask(**fields)
+        assert "\n" not in str(refusal.value)
+        assert client.ask(obs=GOOD).chunk.shape == (2, 4, 2)
+        assert server.statistics.errors == 1 and server.statistics.requests == 2
+
+
+def test_a_prefix_is_passed_on_and_lengths_do_not_mix() -> None:
+    with running(Shift(), ServerConfig(**FREE, window=0.1)) as server, ThreadPoolExecutor(3) as pool:
+        clients = [Connection(server.url, 5.0) for _ in range(3)]
+        prefixes = [None, np.full((1, 1, 2), 5.0), np.full((1, 3, 2), 6.0)]
+        found = list(
+            pool.map(lambda c, p: c.ask(obs=state(), noise=0 * NOISE, prefix=p).chunk.mean(), clients, prefixes)
+        )
+        assert found == [1.0, 5.0, 6.0]
+        for client in clients:
+            client.close()
+
+
+def test_deadlines_are_counted_and_what_comes_too_late_is_not_computed() -> None:
+    served = Shift()
+    with (
+        running(served, ServerConfig(**FREE, window=0.0)) as server,
+        ThreadPoolExecutor(1) as pool,
+        connected(server.url) as slow,
+        connected(server.url) as quick,
+    ):
+        served.gate.clear()
+        served.batches.clear()
+        waiting = pool.submit(slow.ask, obs=state(3.0), noise=NOISE, deadline=0.3)
+        wait_until(lambda: served.batches == [1])
+        threading.Timer(0.4, served.gate.set).start()
+        with pytest.raises(UserError, match="Its deadline had passed before its turn came"):
+            quick.ask(obs=state(), noise=NOISE, deadline=0.01)
+        assert waiting.result().chunk.shape == (1, 4, 2)  # late, but under way: its owner may still align it
+        assert served.batches == [1]
+        quick.ask(obs=state(), noise=NOISE, deadline=10.0)
+        assert slow.ask(stats=True).stats["deadline_misses"] == 2
+
+
+def test_statistics_are_for_whoever_asks_and_for_the_log() -> None:
+    lines: list[str] = []
+    with running(Shift(), ServerConfig(**FREE, log_every=0.05), lines.append) as server:
+        with closing(ServerSource(server.url)) as source:
+            for _ in range(20):
+                source.chunk({"state": np.zeros((1, 6))})
+            found = source.statistics()
+            assert found["requests"] == 20 and found["clients"] == 1 and found["errors"] == 0
+            assert 0 < found["compute_p50_ms"] <= found["latency_p50_ms"] <= found["latency_p99_ms"]
+            assert found["batches"] == 20 and found["mean_batch"] == found["largest_batch"] == 1
+            assert found["latency_p50_ms"] / 1e3 < source.round_trip.percentile(50)
+        time.sleep(0.1)
+    assert any("20 requests, 0 errors" in line for line in lines)
+
+
+def test_a_source_of_one_robot_is_served_too() -> None:
+    with running(ServedSource(OneRobot(), "robot")) as server:
+        with closing(ServerSource(server.url)) as source:
+            assert source.spec == SPEC and source.takes_prefix and not source.greeting.noise
+            chunk = source.chunk({"state": np.full((1, 6), 2.0)}, np.full((1, 2), 9.0))
+            assert chunk.dtype == np.float32 and chunk.tolist() == [[9.0, 9.0]] + [[2.0, 2.0]] * 3
+        with connected(server.url) as client:
+            rows = np.arange(3.0).reshape(3, 1, 1).repeat(6, 2)
+            assert client.ask(obs={"state": rows}).chunk[:, 0, 0].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_policy_that_cannot_answer_never_listens() -> None:
+    class Broken(Shift):
+        def chunks(self, *args: Any) -> np.ndarray:
+            return np.zeros((1, 3, 2))
+
+    with pytest.raises(UserError, match=r"returned shape \(1, 3, 2\)"), running(Broken()):
+        pass
+    config_class, policy_class = POLICIES["gaussian"]
+    recurrent = policy_class(config_class(recurrent=RecurrentConfig(kind="gru")), SPEC)
+    with pytest.raises(UserError, match="recurrent policy cannot be served"):
+        ServedPolicy(recurrent)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"host": "0.0.0.0"}, "0.0.0.0 can be reached from other machines, so the server needs a token"),
+        ({"host": "::"}, "needs a token"),
+        ({"token": "two words"}, "without spaces"),
+        ({"tls_cert": Path("cert.pem")}, "both a certificate and its key"),
+        ({"port": 70_000}, r"\[0, 65535\]"),
+        ({"max_batch": 0}, "max_batch >= 1"),
+        ({"max_bytes": 10}, "max_bytes in"),
+        ({"window": -1.0}, "cannot be negative"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ServerConfig(**settings)
+    assert "secret" not in repr(ServerConfig(token="secret"))
+
+
+def test_an_address_in_use_is_named() -> None:
+    with running(Shift()) as server:
+        port = int(server.url.rsplit(":", 1)[1])
+        with (
+            pytest.raises(UserError, match=f"Cannot listen on 127.0.0.1:{port}"),
+            running(Shift(), ServerConfig(port=port)),
+        ):
+            pass
+
+
+def test_tls_keeps_strangers_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    words = f"req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -keyout {key} -out {cert}"
+    name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    try:
+        subprocess.run(["openssl", *words.split(), *name], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("needs openssl")
+    with (
+        pytest.raises(UserError, match="no certificate and its key"),
+        running(Shift(), ServerConfig(**FREE, tls_cert=key, tls_key=cert)),
+    ):
+        pass
+    monkeypatch.setenv(TOKEN, "secret")
+    with running(Shift(), ServerConfig(**FREE, token="secret", tls_cert=cert, tls_key=key)) as server:
+        assert server.url.startswith("wss://")
+        monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+        with pytest.raises(UserError, match=r"is not trusted .*self.signed.*SSL_CERT_FILE"):
+            ServerSource(server.url)
+        monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+        with closing(ServerSource(server.url)) as source:
+            assert source.chunk({"state": np.zeros((1, 6))}).shape == (4, 2)

@@ -1,0 +1,215 @@
+"""What a server survives: garbage, floods, strangers, slow and vanishing clients, its own death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fuzz_server import fuzz
+from served_toys import Shift, connected, state, wait_until
+
+from robopolicy.deploy.client import ClientConfig, ServerSource
+from robopolicy.deploy.connection import Connection
+from robopolicy.deploy.server import ServerConfig, running
+from robopolicy.deploy.wire import TOKEN
+from robopolicy.errors import UserError
+
+pytest.importorskip("msgpack", reason="needs robopolicy[remote]")
+pytest.importorskip("websockets", reason="needs robopolicy[remote]")
+NOISE = np.zeros((1, 4, 2), np.float32)
+OBS = {"state": np.zeros((1, 6), np.float32)}
+
+
+def test_damaged_messages_get_an_error_and_harm_nobody() -> None:
+    with running(Shift()) as server, connected(server.url) as bystander:
+        found = fuzz(server.url, 2000)
+        assert found["errors"] > 1000 and found["closed"] > 3
+        assert bystander.ask(obs=state(2.0), noise=NOISE).chunk.mean() == 2.0
+        wait_until(lambda: server.statistics.clients == 1)
+
+
+def test_an_oversize_message_ends_its_own_connection_only() -> None:
+    with (
+        running(Shift(), ServerConfig(port=0, max_bytes=4096)) as server,
+        connected(server.url) as big,
+        connected(server.url) as small,
+    ):
+        with pytest.raises(UserError, match=r"larger than the endpoint takes .*4096"):
+            big.ask(obs={"state": np.zeros((1000, 1, 6))})
+        assert small.ask(obs=state(), noise=NOISE).chunk.shape == (1, 4, 2)
+
+
+@pytest.mark.parametrize("shown", ["", "wrong", "secre", "secrets"])
+def test_strangers_are_refused(shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(Shift(), ServerConfig(port=0, token="secret")) as server:
+        monkeypatch.setenv(TOKEN, shown)
+        with pytest.raises(UserError, match="refuses the token"):
+            ServerSource(server.url)
+        assert server.statistics.refused_clients == 1 and server.statistics.clients == 0
+        monkeypatch.setenv(TOKEN, "secret")
+        with closing(ServerSource(server.url)) as source:
+            assert source.chunk(OBS).shape == (4, 2)
+
+
+def test_web_pages_are_refused() -> None:
+    from websockets.exceptions import InvalidStatus
+    from websockets.sync.client import connect
+
+    with (
+        running(Shift()) as server,
+        pytest.raises(InvalidStatus, match="403"),
+        connect(server.url, origin="http://example.org", proxy=None),  # type: ignore[arg-type]
+    ):
+        pass
+
+
+def test_there_is_an_end_to_the_clients() -> None:
+    with running(Shift(), ServerConfig(port=0, max_clients=2)) as server:
+        full = pytest.raises(ConnectionError, match="status 503")
+        with connected(server.url), connected(server.url), full, connected(server.url):
+            pass
+        wait_until(lambda: server.statistics.clients == 0)
+        with connected(server.url) as third:
+            assert third.ask(obs=state(), noise=NOISE).chunk.shape == (1, 4, 2)
+
+
+def test_slow_clients_are_cut_off_and_hold_up_nobody() -> None:
+    with running(Shift(), ServerConfig(port=0, open_timeout=0.3, ping=0.3)) as server:
+        port = int(server.url.rsplit(":", 1)[1])
+        drops = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+        for drop in drops:
+            drop.sendall(b"GET / HT")  # and never the rest
+        stuck = Connection(server.url, 5.0)
+        stuck.open()
+        raw = stuck._line._socket.socket  # type: ignore[union-attr]
+        raw.sendall(b"\x82\xfe\xff\xff\x00\x00\x00\x00abc")  # a frame of 65535 bytes, three of which come
+        with connected(server.url) as client:
+            for _ in range(30):
+                start = time.monotonic()
+                client.ask(obs=state(), noise=NOISE)
+                assert time.monotonic() - start < 1.0
+            wait_until(lambda: server.statistics.clients == 1)  # no sign of life within the time
+        for drop in drops:
+            drop.settimeout(5)
+            while drop.recv(4096):  # the server says why and hangs up
+                pass
+            drop.close()
+        stuck.close()
+
+
+def test_a_client_that_vanishes_with_its_question_open_is_forgotten() -> None:
+    served = Shift()
+    with running(served) as server, connected(server.url) as other:
+        served.gate.clear()
+        served.batches.clear()
+        gone = Connection(server.url, 0.2)
+        with pytest.raises(TimeoutError, match=r"no answer within 0\.2 s"):
+            gone.ask(obs=state(3.0), noise=NOISE)
+        served.gate.set()
+        assert other.ask(obs=state(), noise=NOISE).chunk.shape == (1, 4, 2)
+        wait_until(lambda: server.statistics.clients == 1)
+
+
+def test_a_server_that_stops_answers_what_is_in_work() -> None:
+    served, found = Shift(), []
+    with running(served) as server:
+        source = Connection(server.url, 5.0)
+        source.open()
+        served.gate.clear()
+        served.batches.clear()
+        asking = threading.Thread(target=lambda: found.append(source.ask(obs=state(3.0), noise=NOISE).chunk.mean()))
+        asking.start()
+        wait_until(lambda: served.batches == [1])
+        threading.Timer(0.2, served.gate.set).start()
+    asking.join(5)
+    assert found == [3.0]
+    with pytest.raises(OSError, match=r"closed|refused"):
+        source.ask(obs=state(), noise=NOISE)
+    source.close()
+
+
+def test_a_client_waits_for_a_server_that_is_killed_and_restarted() -> None:
+    port = free_port()
+    child = start_server(port)
+    source = ServerSource(f"ws://127.0.0.1:{port}", ClientConfig(patience=30.0))
+    before = source.chunk(OBS)
+    child.kill()
+    child.wait()
+    starter = threading.Timer(0.3, lambda: restarted.append(start_server(port)))
+    restarted: list[subprocess.Popen[str]] = []
+    starter.start()
+    after = source.chunk(OBS)  # waits for it
+    assert before.shape == after.shape and source.round_trip.percentile(50) < 5.0
+    starter.join()
+    restarted[0].kill()
+    restarted[0].wait()
+    start = time.monotonic()
+    with pytest.raises(UserError, match=r"cannot be reached \(.*\); start it") as refusal:
+        ServerSource(f"ws://127.0.0.1:{port}", ClientConfig(patience=0.2))
+    assert 0.2 <= time.monotonic() - start < 5.0 and "\n" not in str(refusal.value)
+    waiting = threading.Timer(0.2, source.close)  # from another thread, as a control loop does
+    waiting.start()
+    with pytest.raises(UserError, match="has been closed"):
+        source.chunk(OBS)
+
+
+def test_another_policy_behind_the_same_address_is_noticed() -> None:
+    port = free_port()
+    with running(Shift(), ServerConfig(port=port)):
+        source = ServerSource(f"ws://127.0.0.1:{port}")
+        source.chunk(OBS)
+    with (
+        running(Shift(prefix=False), ServerConfig(port=port)),
+        pytest.raises(UserError, match=r"now serves another policy \('shift'\)"),
+    ):
+        source.chunk(OBS)
+    source.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_a_server_in_good_order(number: signal.Signals) -> None:
+    child = start_server(free_port())
+    child.send_signal(number)
+    assert child.wait(10) == 0
+    assert child.stdout is not None and "0 requests, 0 errors" in child.stdout.read()
+
+
+def test_a_client_needs_no_torch() -> None:
+    code = (
+        "import sys, robopolicy.deploy.client, robopolicy.deploy.server, robopolicy.deploy.chunk_buffer\n"
+        "sys.exit(bool({'torch', 'mujoco'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+SERVER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from fuzz_server import fuzz
+from served_toys import Shift
+from robopolicy.deploy.server import ServerConfig, serve
+print_now = lambda line: print(line, flush=True)
+serve(Shift(), ServerConfig(port=int(sys.argv[2])), print_now, lambda server: print_now(server.url))
+"""
+
+
+def start_server(port: int) -> subprocess.Popen[str]:
+    """A server in a process of its own, once it listens."""
+    words = [sys.executable, "-c", SERVER, str(Path(__file__).parent), str(port)]
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {TOKEN: ""})
+    assert child.stdout is not None and child.stdout.readline().startswith("ws://")
+    return child
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]

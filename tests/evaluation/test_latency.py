@@ -1,0 +1,154 @@
+"""Late chunks: time stamps make up for what inference costs, and the number of environments does not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from robopolicy.deploy.chunk_buffer import ChunkBuffer
+from robopolicy.errors import UserError
+from robopolicy.evaluation import latency
+from robopolicy.evaluation.harness import evaluate
+from robopolicy.evaluation.latency import LateActor, latency_curve, latency_facts, latency_table
+from robopolicy.policies.base import Observation, Policy, PolicySpec
+from robopolicy.policies.noise import Randomness
+from robopolicy.sim.contract import SimSpec, Step, TensorSpec, VectorSim
+
+DT, RATE, LAG = 0.02, 1.5, 0.04  # [s], [rad/s], [s] time constant of the joint
+
+
+class Pendulum(VectorSim):
+    """A joint that follows its target with a lag and ought to follow a sine whose phase is the seed's."""
+
+    def __init__(self, num_envs: int) -> None:
+        bound = torch.full((1,), 2.0)
+        self.spec = SimSpec("fake/sine", {"state": TensorSpec((2,))}, -bound, bound, DT, max_episode_steps=200)
+        self.num_envs, self.device = num_envs, torch.device("cpu")
+
+    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
+        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else list(seed)
+        self.episode_seed = torch.tensor(seeds)
+        self.episode_step = torch.zeros(self.num_envs, dtype=torch.int64)
+        self._next = max(seeds) + 1
+        self.joint = self.phase().sin()
+        return self.observe()
+
+    def phase(self) -> Tensor:
+        return 0.7 * self.episode_seed + RATE * DT * self.episode_step
+
+    def observe(self) -> Observation:
+        return {"state": torch.stack([self.joint, self.phase()], 1).float()}
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        moving = torch.ones(self.num_envs, dtype=torch.bool) if active is None else active
+        self.joint = torch.where(moving, self.joint + (action[:, 0] - self.joint) * DT / LAG, self.joint)
+        self.episode_step = self.episode_step + moving
+        reward = torch.where(moving, -((self.joint - self.phase().sin()) ** 2), 0.0).float()
+        final, truncated = self.observe(), moving & (self.episode_step == 200)
+        for row in truncated.nonzero().flatten().tolist():
+            self.episode_seed[row], self.episode_step[row] = self._next, 0
+            self._next += 1
+        self.joint = torch.where(truncated, self.phase().sin(), self.joint)
+        return Step(self.observe(), reward, torch.zeros_like(moving), truncated, final)
+
+
+class Sine(Policy):
+    """Knows the sine: a chunk of targets from the phase that it sees on."""
+
+    name = "sine"
+
+    def __init__(self, horizon: int = 16, execute: int = 8) -> None:
+        super().__init__()
+        self.spec = PolicySpec({"state": (2,)}, 1, horizon, execute)
+
+    def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
+        phase = obs["state"][:, -1, 1:] + RATE * DT * torch.arange(1, self.spec.horizon + 1)
+        return phase.sin().unsqueeze(-1)
+
+
+def rmse(late: latency.LateResult) -> float:
+    """Of the joint's position [rad]."""
+    return float(np.sqrt(-late.result.returns.sum() / late.result.lengths.sum()))
+
+
+@pytest.mark.parametrize("join", ["replace", "hold", "ensemble"])
+def test_aligned_chunks_lose_nothing_to_a_latency_that_unaligned_ones_suffer_from(
+    join: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spec A6: within 10 % of a policy without latency at 150 ms."""
+    none, aligned = latency_curve(Sine(), Pendulum(4), [0.0, 0.15], join=join, episodes=4).values()
+    assert aligned.delay == 8 and aligned.repeated == 0.0
+
+    class Unaligned(ChunkBuffer):
+        def put(self, chunk: np.ndarray, observed: float) -> None:
+            super().put(chunk, observed + (8 if observed else 0))  # as if it were about the time of its arrival
+
+    monkeypatch.setattr(latency, "ChunkBuffer", Unaligned)
+    (unaligned,) = latency_curve(Sine(), Pendulum(4), [0.15], join=join, episodes=4).values()
+    assert rmse(aligned) < 1.1 * rmse(none) and rmse(unaligned) > 2 * rmse(none)
+
+
+def test_without_latency_nothing_changes(make_sim, make_policy) -> None:
+    for join, execute in (("replace", 3), ("hold", 4)):  # hold plays a chunk of 4 to its end
+        policy = make_policy(horizon=4, execute=execute)
+        plain = evaluate(policy, make_sim(4), episodes=12, seed=50)
+        (late,) = latency_curve(policy, make_sim(4), [0.0], join=join, episodes=12, seed=50).values()
+        assert np.array_equal(late.result.returns, plain.returns) and late.delay == 0 and late.repeated == 0.0
+        assert np.array_equal(late.result.lengths, plain.lengths)
+
+
+@pytest.mark.parametrize("join", ["replace", "hold", "ensemble"])
+def test_the_number_of_environments_changes_nothing(make_sim, make_policy, join: str) -> None:
+    policy = make_policy(horizon=8, execute=3)
+    found = [
+        latency_curve(policy, make_sim(n), [0.1, 0.25], join=join, episodes=12, seed=50, deterministic=False)
+        for n in (1, 5, 16)
+    ]
+    for late in (0.1, 0.25):
+        one, *others = (curve[late] for curve in found)
+        assert 0 < one.result.success.sum() < 12 or one.result.lengths.std() > 0
+        for other in others:
+            assert np.array_equal(one.result.returns, other.result.returns) and one.repeated == other.repeated
+
+
+def test_what_is_played_meanwhile_is_worked_out_by_hand() -> None:
+    class Numbered:
+        execute, obs_horizon, network_calls, policy_calls = 2, 1, 1, 0
+
+        def __call__(self, sim, obs, rows, seeds, decisions) -> Tensor:
+            return torch.tensor([[[10.0 * k + j] for j in range(4)] for k in decisions])  # chunk k is 10 k + row
+
+    def played(delay: int, join: str = "replace") -> list[int]:
+        late = LateActor(Numbered(), delay, join)
+        windows = [late(None, {}, torch.arange(1), [7], [k]).flatten().tolist() for k in range(3)]  # type: ignore
+        return [int(action) for window in windows for action in window]
+
+    assert played(0) == [0, 1, 10, 11, 20, 21]
+    assert played(1) == [0, 1, 2, 11, 12, 21]  # the first chunk is waited for, the others arrive one step late
+    assert played(2) == [0, 1, 2, 3, 12, 13]
+    assert played(1, "hold") == [0, 1, 2, 3, 12, 13]
+    assert played(3) == [0, 1, 2, 3, 3, 3, 13, 13, 13]  # no more than one inference at a time; row 3 is the last
+
+
+def test_a_policy_too_slow_for_its_chunks_repeats_its_last_action_and_says_so() -> None:
+    """Spec A6: 300 ms of latency with 160 ms of chunk."""
+    curves = {"sine": latency_curve(Sine(8, 8), Pendulum(2), [0.0, 0.3], episodes=2)}
+    assert curves["sine"][0.3].repeated > 0.4 and rmse(curves["sine"][0.3]) > 3 * rmse(curves["sine"][0.0])
+    header, ((label, good, bad),) = latency_table(curves)
+    assert header == ["policy", "0 ms (0 steps)", "300 ms (15 steps)"] and label == "sine"
+    assert "without" not in good and "% of steps without an action" in bad
+    assert latency_facts(curves)["latencies"]["sine"]["300"]["delay"] == 15
+
+
+@pytest.mark.parametrize(
+    ("latencies", "join", "message"),
+    [([-0.1], "replace", "at least 0, got -100"), ([np.inf], "hold", "at least 0"), ([0.1], "rplace", "'replace'"),
+     ([0.1], "rtc", "continues what is being played")],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(latencies, join, message) -> None:
+    with pytest.raises(UserError, match=message):
+        latency_curve(Sine(), Pendulum(1), latencies, join=join, episodes=1)
