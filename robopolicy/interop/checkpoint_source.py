@@ -19,7 +19,7 @@ from robopolicy.spec import MEMORY
 class CheckpointSource:
     """Chunks of a policy through torch.
 
-    Noise is a function of episode and decision, as in an evaluation: `begin(seed)` starts the episode `seed`.
+    Noise is a function of episode and decision, as in an evaluation: `reset(seed)` starts the episode `seed`.
 
     Args:
         policy: The policy; it is put into evaluation mode.
@@ -34,14 +34,14 @@ class CheckpointSource:
         parameter = next(policy.parameters(), None)
         self._device = torch.device("cpu") if parameter is None else parameter.device
         self._memory: Tensor | None = None
-        self.begin(0)
+        self.reset(0)
 
     @property
     def spec(self) -> PolicySpec:
         """What it takes and gives."""
         return self.policy.spec
 
-    def begin(self, seed: int) -> None:
+    def reset(self, seed: int) -> None:
         """Start the episode `seed`."""
         self._seed, self._decision = seed, 0
         size = self.spec.memory_dim

@@ -29,7 +29,7 @@ def test_the_chunks_of_an_episode_are_those_of_an_evaluation(name):
     sim = make_sim("toy/point_mass", SimOptions(num_envs=1))
     chunked = ChunkedSim(sim, execute=2, obs_horizon=2)
     obs = chunked.reset(5)
-    source.begin(5)
+    source.reset(5)
     for decision in range(5):
         wanted = actor(sim, obs, torch.tensor([0]), [5], [decision])
         chunk = source.chunk({key: value[0].numpy() for key, value in obs.items()})
@@ -43,7 +43,7 @@ def test_an_episode_begun_again_repeats_itself_and_another_one_differs():
     obs = {"state": np.zeros((2, 6), np.float32)}
     chunks = {}
     for run, seed in enumerate((1, 1, 2)):
-        source.begin(seed)
+        source.reset(seed)
         chunks[run] = np.stack([source.chunk(obs) for _ in range(2)])
     np.testing.assert_array_equal(chunks[0], chunks[1])
     assert not np.array_equal(chunks[0], chunks[2])
