@@ -47,6 +47,17 @@ def start_episode(source: ChunkSource, seed: int) -> None:
         reset(seed)
 
 
+class Kept:
+    """A source that several runners use, one after the other: closing a runner leaves it open."""
+
+    def __init__(self, source: ChunkSource) -> None:
+        self.spec, self.takes_prefix = source.spec, source.takes_prefix
+        self.chunk = source.chunk
+
+    def close(self) -> None:
+        """Whoever opened the source closes it."""
+
+
 class InlineRunner:
     """Computes a chunk at once, for a robot in lockstep: time does not pass meanwhile."""
 

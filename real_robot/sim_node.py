@@ -34,6 +34,7 @@ from robopolicy.sim.mujoco.backend import MujocoSim
 from robopolicy.sim.mujoco.task import MujocoTask
 from robopolicy.sim.registry import SimOptions, make_sim
 
+DOMAINS = ("loopback", "dds", "zenoh", "rclpy")  # transports that are told a domain
 STATUS_PERIOD = 0.05  # [s]
 _POLL = 1e-4  # [s] between looks for a command in lockstep
 _LATE = 5  # periods behind which the robot gives up catching up: its time then passes slower
@@ -243,7 +244,8 @@ def build(args: argparse.Namespace) -> SimNode:
         imperfections=Imperfections(**{name: getattr(args, name) for name in Imperfections.__dataclass_fields__}),
         seed=args.seed,
     )
-    transport = open_transport(args.transport, domain=robot.domain if args.domain is None else args.domain)
+    domain = robot.domain if args.domain is None else args.domain
+    transport = open_transport(args.transport, **({"domain": domain} if args.transport in DOMAINS else {}))
     if args.drop or args.reorder:
         transport = FaultTransport(transport, Faults(drop=args.drop, reorder=args.reorder), args.seed)
     cameras = {camera.name: camera for camera in robot.cameras if camera.name in args.cameras}
@@ -259,8 +261,8 @@ def build(args: argparse.Namespace) -> SimNode:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the node; 0 when it is told to stop, 2 for wrong arguments."""
+def node_parser() -> argparse.ArgumentParser:
+    """Arguments of the process."""
     parser = argparse.ArgumentParser("python -m real_robot.sim_node", description="A simulated robot behind topics.")
     parser.add_argument("--robot", default="sim_panda", help="shipped robot or YAML file (default: sim_panda)")
     parser.add_argument("--task", default="manipulation/lift", help="MuJoCo task (default: manipulation/lift)")
@@ -280,7 +282,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("reorder", "probability that a message arrives after the next one"),
     ):
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=0.0, help=f"{unit} (default: 0)")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the node; 0 when it is told to stop, 2 for wrong arguments."""
+    args = node_parser().parse_args(argv)
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: stopped.append(number))
