@@ -25,10 +25,10 @@ from real_robot.sim_node import DOMAINS, build, node_parser, task_of
 from real_robot.simulation import PATIENCE, SimulatedTime, Simulation, simulated
 from real_robot.states import State, Tick
 from real_robot.task_embodiment import TaskEmbodiment
-from real_robot.transports.base import Transport, open_transport
+from real_robot.transports.base import TRANSPORTS, Transport, open_transport
 from real_robot.wiring import prefix_of
 from robopolicy.deploy.contract import ChunkSource
-from robopolicy.errors import UserError
+from robopolicy.errors import UserError, unknown_name
 from robopolicy.evaluation.intervals import wilson
 from robopolicy.files import free_folder, write_text
 
@@ -99,6 +99,8 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
     Raises:
         UserError: They do not; one line.
     """
+    if args.transport not in (*TRANSPORTS, "auto"):
+        raise unknown_name("transport", args.transport, (*TRANSPORTS, "auto"))
     if not robot.simulated and (args.lockstep or args.attach):
         option = "--lockstep" if args.lockstep else "--attach"
         raise UserError(f"{option} is for simulated robots; {robot.name} is a real one.")

@@ -57,6 +57,7 @@ def test_messages_out_of_order_are_ignored() -> None:
     stream = Stream(0.1)
     last = feed(stream, 0.0, 1.0)
     assert not stream.see(last + 0.002, EPOCH + last - 0.05, stream.sequence + 1)
+    assert not stream.see(last + 0.002, EPOCH + last - 0.05, stream.sequence)  # asked again
     assert stream.out_of_order == 1 and stream.received == last + 0.001
     assert stream.see(last + 0.01, EPOCH + last + 0.009, stream.sequence + 1)
 

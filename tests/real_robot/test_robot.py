@@ -1,4 +1,4 @@
-"""Robot descriptions: every shipped one is plausible, and a wrong one is refused in a line that names file and field."""
+"""Robot descriptions: every shipped one is plausible, a wrong one is refused in a line that names its field."""
 
 from __future__ import annotations
 
@@ -49,11 +49,15 @@ def test_shipped_robots_are_plausible(name: str) -> None:
     assert (limits.velocity[finite] / limits.acceleration[finite] < 2.0).all()
 
 
+def test_descriptions_are_packaged() -> None:
+    assert (SHIPPED / "__init__.py").is_file()  # setuptools takes YAML files of packages alone
+
+
 @pytest.mark.parametrize("name", robot_names())
 def test_shipped_robots_cite_their_sources(name: str) -> None:
     text = (SHIPPED / f"{name}.yaml").read_text(encoding="utf-8")
     head = text[: text.index("name:")]
-    assert head.startswith("#") and "Limits" in head or "Positions" in head
+    assert head.startswith("#") and ("Limits" in head or "Positions" in head)
 
 
 @pytest.mark.parametrize("name", ["sim_panda", "franka_panda"])
@@ -125,7 +129,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, old: str, new: str, m
 
 
 def test_an_unknown_robot_is_answered_by_the_nearest() -> None:
-    with pytest.raises(UserError, match="Unknown robot 'franka_pandas'. Did you mean 'franka_panda'"):
+    with pytest.raises(UserError, match=r"Unknown robot 'franka_pandas'. Did you mean 'franka_panda'"):
         load_robot("franka_pandas")
     with pytest.raises(UserError, match="Cannot read the robot"):
         load_robot("nowhere.yaml")

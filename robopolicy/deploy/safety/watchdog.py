@@ -29,6 +29,7 @@ class Stream:
     lateness: float = 0.0  # [s] of the same
     out_of_order: int = 0  # messages ignored because of their stamps
     jumps: int = 0  # of the sender's clock
+    _usable: bool = True  # the message of `sequence`
     _least: tuple[float, float] = (math.inf, math.inf)  # offsets [s] of the window before and of this one
     _window_end: float = math.inf
     _odd: list[float] = field(default_factory=list)  # stamps in a row that do not go with those before
@@ -36,8 +37,16 @@ class Stream:
     def see(self, received: float, stamp: float | None, sequence: int) -> bool:
         """Take note of the newest message; False if its stamp says that it must not be used."""
         if sequence == self.sequence:
-            return True
+            return self._usable
         self.sequence = sequence
+        self._usable = self._judge(received, stamp)
+        return self._usable
+
+    def age(self, now: float) -> float:
+        """Age of the newest message in order [s]; inf before the first."""
+        return now - self.received + self.lateness
+
+    def _judge(self, received: float, stamp: float | None) -> bool:
         if stamp is None or not math.isfinite(stamp):
             self.received, self.lateness = received, 0.0
             return True
@@ -52,10 +61,6 @@ class Stream:
         self._remember(offset, received)
         self.received, self.stamp, self.lateness = received, stamp, offset - min(self._least)
         return True
-
-    def age(self, now: float) -> float:
-        """Age of the newest message in order [s]; inf before the first."""
-        return now - self.received + self.lateness
 
     def _jumped(self, stamp: float) -> bool:
         """Whether enough messages in a row tell of another clock: one alone was damaged, or overtaken on the way."""

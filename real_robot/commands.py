@@ -1,0 +1,34 @@
+"""From a safe command to the message that a robot obeys."""
+
+from __future__ import annotations
+
+from real_robot.message import Message
+from real_robot.messages import Duration, Float64MultiArray, JointState, JointTrajectory, JointTrajectoryPoint
+from real_robot.robot import RobotSpec
+from robopolicy.deploy.safety.limits import Array
+from robopolicy.errors import UserError
+
+
+def command_message(robot: RobotSpec, command: Array) -> Message:
+    """The message for `command` `(J,)`: positions, or velocities where the robot is driven by those.
+
+    Trajectories carry a stamp of zero ("from now"), since clocks need not agree, and one point, due in one period.
+    """
+    velocity = robot.mode == "velocity"
+    if robot.command.kind == JointTrajectory.ros_name:
+        due = Duration.from_seconds(robot.dt)
+        point = (
+            JointTrajectoryPoint(velocities=command, time_from_start=due)
+            if velocity
+            else JointTrajectoryPoint(positions=command, time_from_start=due)
+        )
+        return JointTrajectory(joint_names=robot.names, points=(point,))
+    if robot.command.kind == Float64MultiArray.ros_name:
+        return Float64MultiArray(data=command)
+    if robot.command.kind == JointState.ros_name:
+        return (
+            JointState(name=robot.names, velocity=command)
+            if velocity
+            else JointState(name=robot.names, position=command)
+        )
+    raise UserError(f"There is no command of type {robot.command.kind}.")

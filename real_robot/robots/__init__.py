@@ -1,0 +1,1 @@
+"""Descriptions of robots, one YAML file each; see `real_robot.robot`."""

@@ -1,0 +1,378 @@
+"""The control loop on a clock of the test's: states, arming, resuming, and the faults of the acceptance table."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pytest
+from rig import DT, EPOCH, HORIZON, Rig, RobotSide, follow_wave, wave
+
+from real_robot.loop import Parts
+from real_robot.messages import Bool, String
+from real_robot.robot import Guard
+from real_robot.states import Reason, State
+from real_robot.transports.base import LATCHED
+from real_robot.transports.loopback import LoopbackTransport
+from robopolicy.deploy.safety.fallback import go_home
+from robopolicy.deploy.safety.gate import Familiar, ObservationGate
+from robopolicy.errors import UserError
+
+STALE = 0.1  # [s]
+FIRST_STEP = 20.0 * DT**2 * (1 + 1e-6)  # [rad] of the first period of a ramp
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
+    return Rig(monkeypatch)
+
+
+def states(rig: Rig) -> list[State]:
+    return [state for state, _ in groupby(tick.state for tick in rig.ticks)]
+
+
+def test_from_nothing_to_following_the_policy(rig: Rig) -> None:
+    rig.robot.silent = True
+    assert rig.until(0.1).state is State.DISCONNECTED
+    rig.robot.silent = False
+    assert rig.until(0.3).state is State.WAIT_OBS and rig.loop.reason == ""
+    assert all(tick.command is None for tick in rig.ticks)  # nothing is sent before it is armed
+    rig.loop.arm()
+    rig.until(3.0)
+    assert states(rig) == [State.DISCONNECTED, State.WAIT_OBS, State.ARMED, State.RUN]
+    np.testing.assert_allclose(rig.robot.position, wave(rig.now), atol=1e-9)
+    rig.check_limits()
+
+
+def test_a_dry_run_computes_and_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(monkeypatch, parts=Parts(dry_run=True)).running()
+    assert rig.ticks[-1].command is not None and rig.robot.sent == 0
+
+
+def test_latency_is_compensated(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = []
+    for latency in (0.0, 0.15):
+        rig = Rig(monkeypatch, latency=latency).running(4.0)
+        errors.append(max(np.abs(tick.command - wave(tick.now)).max() for tick in rig.ticks[-100:]))
+    assert errors[1] <= 1.1 * errors[0] + 1e-9
+
+
+def test_numbers_that_are_none_hold_and_are_never_sent(rig: Rig) -> None:
+    rig.running()
+    rig.policy = lambda observed: follow_wave(observed) * np.nan
+    start = rig.now
+    tick = rig.until(1.0)
+    assert rig.after(start, State.HOLD) <= 8 * DT + rig.runner.latency + 2 * DT  # with the next chunk
+    assert tick.state is State.HOLD and tick.reason.startswith(Reason.NON_FINITE) and rig.at_rest()
+    rig.policy = follow_wave
+    assert rig.until(0.5).state is State.RUN
+    assert rig.loop.log.counts["policy non-finite"] >= 1
+    rig.check_limits()
+
+
+@pytest.mark.parametrize("chunk", [np.zeros((HORIZON, 2)), np.zeros(3), "wave", np.zeros((HORIZON, 3), complex)])
+def test_chunks_of_another_shape_hold(rig: Rig, chunk: Any) -> None:
+    rig.running()
+    rig.policy = lambda observed: chunk
+    tick = rig.until(1.0)
+    assert tick.state is State.HOLD and tick.reason.startswith(Reason.WRONG_SHAPE) and rig.at_rest()
+    rig.check_limits()
+
+
+def test_a_policy_that_hangs_holds_when_its_chunk_is_over(rig: Rig) -> None:
+    rig.running()
+    rig.policy = lambda observed: None
+    start = rig.now
+    tick = rig.until(2.0)
+    assert rig.after(start, State.HOLD) <= HORIZON * DT + 2 * DT
+    assert tick.reason == Reason.CHUNK_EXHAUSTED and rig.at_rest()
+    rig.check_limits()
+
+
+def test_a_policy_that_raises_stops_within_a_tick(rig: Rig) -> None:
+    def broken(observed: float) -> Any:
+        raise RuntimeError("out of memory")
+
+    rig.running()
+    rig.runner.latency = 0.0
+    rig.policy = broken
+    start = rig.now
+    tick = rig.until(0.6)
+    assert rig.after(start, State.ESTOP) <= 10 * DT  # at most a tick after it was asked
+    assert tick.reason == "policy exception: RuntimeError: out of memory" and rig.at_rest()
+    rig.check_limits()
+
+
+def test_a_server_that_is_away_for_a_while_holds_and_resumes(rig: Rig) -> None:
+    def away(observed: float) -> Any:
+        raise UserError("The policy server does not answer.")
+
+    rig.running()
+    rig.policy = away
+    tick = rig.until(2.0)
+    assert tick.state is State.HOLD and tick.reason == "policy unavailable: The policy server does not answer."
+    rig.policy = follow_wave
+    assert rig.until(0.5).state is State.RUN
+    rig.check_limits()
+
+
+def test_silence_holds_at_once_and_stops_after_a_second(rig: Rig) -> None:
+    rig.running()
+    rig.robot.silent = True
+    start = rig.now
+    tick = rig.until(2.0)
+    assert rig.after(start, State.HOLD) <= STALE + 2 * DT
+    assert 1.0 <= rig.after(start, State.ESTOP) <= 1.0 + 2 * DT
+    assert tick.reason.startswith("'joints' silent for 1.0") and rig.at_rest()
+    rig.robot.silent = False
+    assert rig.until(1.0).state is State.ESTOP  # latched
+    rig.loop.reset_estop()
+    assert rig.until(0.5).state is State.WAIT_OBS
+    assert rig.running().loop.state is State.RUN
+    rig.check_limits()
+
+
+def test_a_short_silence_ends_by_itself_from_the_measured_position(rig: Rig) -> None:
+    rig.running(1.0)
+    rig.robot.silent = True
+    assert rig.until(0.8).reason == "stale observation: 'joints'"
+    rig.robot.silent = False
+    rig.robot.position = rig.robot.position + 0.05  # moved by hand
+    moved = rig.robot.position.copy()
+    rig.robot.stuck = True
+    start = rig.now
+    rig.until(0.3)
+    first = next(tick for tick in rig.ticks if tick.now > start and tick.state is State.RUN)
+    assert first.now - start <= 0.1
+    assert first.command is not None and np.abs(first.command - moved).max() <= FIRST_STEP
+    assert rig.embodiment.starts >= 3
+
+
+def test_a_backlog_holds_although_messages_arrive(rig: Rig) -> None:
+    rig.running()
+    rig.robot.skew = -0.4  # what arrives is 0.4 s old: the stamps stand still for as long
+    rig.robot.stamp = EPOCH + rig.now
+    rig.until(0.4)
+    rig.robot.stamp = None
+    tick = rig.until(0.3)
+    assert tick.state is State.HOLD and tick.reason == "stale observation: 'joints'"
+    rig.check_limits()
+
+
+def test_frozen_stamps_hold(rig: Rig) -> None:
+    rig.running()
+    start, rig.robot.stamp = rig.now, EPOCH + rig.now
+    rig.until(0.5)
+    assert rig.after(start, State.HOLD) <= STALE + 2 * DT
+    rig.check_limits()
+
+
+def test_messages_out_of_order_change_nothing(rig: Rig) -> None:
+    rig.running()
+    for _ in range(20):
+        rig.robot.stamp = EPOCH + rig.now - 0.05
+        rig.until(DT)
+        rig.robot.stamp = None
+        rig.until(2 * DT)
+    assert {tick.state for tick in rig.ticks[-60:]} == {State.RUN}
+    assert rig.loop.intake.watchdog.streams["joints"].out_of_order == 20
+
+
+def test_a_camera_that_stops_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(monkeypatch, sources=("image.front",)).running()
+    rig.robot.blind = True
+    start = rig.now
+    tick = rig.until(0.6)
+    assert rig.after(start, State.HOLD) <= 0.25 + 2 * DT and tick.reason == "stale camera: 'image.front'"
+    rig.robot.blind = False
+    assert rig.until(0.5).state is State.RUN
+
+
+@pytest.mark.parametrize("skew", [10.0, -10.0])
+def test_clocks_may_differ_and_may_jump(rig: Rig, skew: float) -> None:
+    rig.robot.skew = skew
+    rig.running(1.0)
+    rig.robot.skew = 0.0
+    rig.until(1.0)
+    rig.robot.skew = -skew
+    rig.until(1.0)
+    assert {tick.state for tick in rig.ticks[-110:]} == {State.RUN}
+    assert rig.loop.intake.watchdog.streams["joints"].jumps == 2
+
+
+def test_wild_targets_are_bounded_and_then_held(rig: Rig) -> None:
+    rig.running()
+    rng = np.random.default_rng(0)
+    rig.policy = lambda observed: rng.uniform(-3, 3, (HORIZON, 3))
+    tick = rig.until(4.0)
+    assert tick.state is State.HOLD and tick.reason.startswith(Reason.SATURATION) and rig.at_rest()
+    assert rig.loop.log.counts["velocity"] > 100
+    rig.check_limits()
+    rig.policy = follow_wave
+    assert rig.until(1.0).state is State.HOLD  # an operator has to look at it
+    rig.running()
+
+
+def test_a_second_publisher_holds_until_it_is_armed_again(rig: Rig) -> None:
+    rig.running()
+    stranger = RobotSide(rig.domain, rig.spec)
+    start = rig.now
+    stranger.say(rig.now)
+    tick = rig.until(0.5)
+    assert rig.after(start, State.HOLD) <= 2 * DT and tick.reason == "publisher changed: 2 publishers of /joint_states"
+    stranger.transport.close()
+    assert rig.until(1.0).state is State.HOLD
+    rig.running()
+    rig.check_limits()
+
+
+def test_a_robot_that_dies_holds_stops_and_needs_arming_when_it_is_back(rig: Rig) -> None:
+    rig.running()
+    start = rig.now
+    rig.robot.transport.close()
+    rig.robot.silent = rig.robot.blind = True
+    rig.robot.obey = lambda: None  # type: ignore[method-assign]
+    rig.until(1.5)
+    assert rig.after(start, State.HOLD) <= STALE + 2 * DT and rig.after(start, State.ESTOP) <= 1.0 + 2 * DT
+    position = rig.robot.position
+    rig.robot = RobotSide(rig.domain, rig.spec)
+    rig.robot.position = position
+    rig.loop.reset_estop()
+    assert rig.until(1.0).state is State.WAIT_OBS
+    rig.running()
+
+
+def test_a_restarted_publisher_within_a_second_needs_arming(rig: Rig) -> None:
+    rig.running()
+    rig.robot.transport.close()
+    position, rig.robot = rig.robot.position, RobotSide(rig.domain, rig.spec)
+    rig.robot.position = position
+    tick = rig.until(0.5)
+    assert tick.state is State.HOLD and tick.reason == "publisher changed: another publisher of /joint_states"
+
+
+def test_joints_are_taken_by_name_and_have_to_be_there(rig: Rig) -> None:
+    rig.robot.names = ["c", "b", "a"]
+    rig.running(2.0)
+    np.testing.assert_allclose(rig.robot.position, wave(rig.now), atol=1e-9)
+    rig.robot.names = ["c", "b"]
+    tick = rig.until(0.3)
+    assert tick.state is State.HOLD and tick.reason == "bad observation: the joint state lacks a"
+    assert rig.at_rest()
+
+
+def test_arming_says_what_is_missing(rig: Rig) -> None:
+    rig.robot.names = ["a", "b"]
+    rig.loop.arm()
+    assert rig.until(0.2).state is State.WAIT_OBS and rig.loop.reason == "the joint state lacks c"
+    rig.robot.names = ["a", "b", "c"]
+    rig.robot.position = np.array([0.0, 1.6, 0.0])
+    rig.until(0.2)
+    assert rig.loop.reason == "b is outside its limits"
+    rig.robot.position = np.array([0.0, np.nan, 0.0])
+    rig.until(0.2)
+    assert rig.loop.reason == "the position of b is not finite"
+    assert all(tick.command is None for tick in rig.ticks)
+
+
+def test_a_first_command_far_away_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(monkeypatch, guard=Guard())
+    rig.policy = lambda observed: np.ones((HORIZON, 3))
+    rig.loop.arm()
+    tick = rig.until(0.5)
+    assert tick.state is State.HOLD and tick.reason == "first command too far: a: 1"
+    assert (rig.robot.position == 0).all()
+
+
+def test_the_emergency_stop_during_a_chunk(rig: Rig) -> None:
+    rig.running(1.5)
+    rig.operator.publish(Bool(True))
+    start = rig.now
+    tick = rig.until(0.5)
+    assert rig.after(start, State.ESTOP) <= DT * 1.01 and tick.reason == "/estop" and rig.at_rest()
+    with pytest.raises(UserError, match="cannot be reset while /estop is pressed"):
+        rig.loop.reset_estop()
+    with pytest.raises(UserError, match="cannot be armed: /estop"):
+        rig.loop.arm()
+    rig.operator.publish(Bool(False))
+    assert rig.until(0.5).state is State.ESTOP
+    rig.loop.reset_estop()
+    assert rig.until(0.5).state is State.WAIT_OBS
+    rig.running()
+    rig.check_limits()
+
+
+def test_a_robot_that_does_not_follow_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(monkeypatch, guard=Guard(tracking=0.1)).running(0.1)
+    rig.robot.stuck = True
+    tick = rig.until(2.0)
+    assert tick.state is State.HOLD and tick.reason.startswith(Reason.TRACKING)
+
+
+def test_late_ticks_in_a_row_hold(rig: Rig) -> None:
+    rig.running()
+    for _ in range(rig.spec.guard.overruns):
+        rig.loop.note_overrun(1)
+    assert rig.until(DT).reason == "overrun: 5 late ticks in a row"
+    rig.loop.note_overrun(0)
+    assert rig.until(0.5).state is State.RUN and rig.loop.overruns == 5
+
+
+def test_strange_observations_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = ObservationGate({"state": Familiar(np.full(3, -0.2), np.full(3, 0.2))})
+    rig = Rig(monkeypatch, parts=Parts(gate=gate)).running(0.2)
+    tick = rig.until(1.5)
+    assert tick.state is State.HOLD and tick.reason.startswith("strange observation: state[")
+    assert rig.loop.log.counts["gate"] >= 1
+    rig.robot.stuck, rig.robot.position = True, np.zeros(3)  # put back by hand
+    rig.policy = lambda observed: np.zeros((HORIZON, 3))
+    assert rig.until(1.0).state is State.RUN
+
+
+def test_the_fall_back_moves_while_the_policy_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(monkeypatch)
+    rig.loop.parts.fallback = go_home(rig.spec.limits, np.zeros(3), speed=0.5)
+    rig.running(1.0)
+    rig.policy = lambda observed: None
+    rig.until(3.0)
+    np.testing.assert_allclose(rig.robot.position, 0.0, atol=1e-9)
+    rig.check_limits()
+
+
+def test_an_operator_holds_and_goes_on(rig: Rig) -> None:
+    rig.running()
+    rig.loop.deactivate()
+    assert rig.until(1.0).reason == "operator" and rig.at_rest()
+    rig.running()
+    rig.check_limits()
+
+
+def test_the_status_is_published(rig: Rig) -> None:
+    heard = LoopbackTransport(rig.domain).subscribe(rig.spec.status.topic, String, LATCHED)
+    rig.running()
+    received = heard.latest()
+    assert received is not None
+    status = json.loads(received.message.data)
+    assert status["state"] == "RUN" and status["ages"]["joints"] < STALE and status["robot"] == "rig"
+
+
+def test_stopping_brakes_and_lets_go(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("real_robot.loop.time.sleep", lambda seconds: rig.robot.obey())
+    rig.running(1.0)
+    rig.loop.shutdown()
+    rig.loop.stop()  # twice is once
+    assert rig.loop.state is State.STOPPED and rig.runner.closed
+    sent = rig.robot.sent
+    assert rig.until(0.2).command is None and rig.robot.sent <= sent + 1
+    with pytest.raises(UserError, match="the loop has ended"):
+        rig.loop.arm()
+
+
+def test_robot_and_embodiment_have_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"Unknown source 'image.wrist'"):
+        Rig(monkeypatch, sources=("image.wrist",))
+    monkeypatch.setattr("rig.Embodiment.__init__", lambda self: self.__dict__.update(joints=("a",), control_dt=DT))
+    with pytest.raises(UserError, match="Only one of the robot and the embodiment moves b, c"):
+        Rig(monkeypatch)

@@ -1,0 +1,165 @@
+"""The control loop and the policy's thread in real time: rate, ways out, and nothing that waits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from rig import DT, HORIZON, Embodiment, RobotSide, robot_spec
+
+from real_robot.loop import ControlLoop, Parts
+from real_robot.policy_runner import Answer, PolicyRunner
+from real_robot.states import State, Tick
+from real_robot.transports.loopback import LoopbackTransport
+from robopolicy.errors import UserError
+from robopolicy.spec import PolicySpec
+
+SPEC = PolicySpec({"state": (3,)}, action_dim=3, horizon=HORIZON, execute=8)
+
+
+class Source:
+    """A policy that stays where it is, unless told otherwise."""
+
+    spec, takes_prefix = SPEC, False
+
+    def __init__(self, act: Callable[[], Any] = lambda: None) -> None:
+        self.act, self.closed = act, threading.Event()
+
+    def chunk(self, obs: Any, prefix: Any = None) -> Any:
+        self.act()
+        return np.zeros((HORIZON, 3), np.float32)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def answer_of(runner: PolicyRunner, seconds: float = 2.0) -> Answer | None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if (answer := runner.poll()) is not None:
+            return answer
+        time.sleep(0.001)
+    return None
+
+
+def test_the_runner_answers_beside_the_caller() -> None:
+    release = threading.Event()
+    source = Source(lambda: release.wait(5.0))
+    runner = PolicyRunner(source)
+    start = time.monotonic()
+    assert runner.request({}, 1.0) and runner.busy
+    assert not runner.request({}, 2.0) and runner.poll() is None
+    assert time.monotonic() - start < 0.2
+    release.set()
+    answer = answer_of(runner)
+    assert answer is not None and answer.observed == 1.0 and answer.chunk is not None
+    assert not runner.busy and runner.latency == answer.seconds and runner.poll() is None
+    runner.close()
+    assert source.closed.wait(1.0) and not runner.request({}, 3.0)
+
+
+def test_what_the_policy_does_wrong_comes_back_as_a_fault() -> None:
+    def raising(error: Exception) -> Callable[[], None]:
+        def act() -> None:
+            raise error
+
+        return act
+
+    for act, fault, detail in (
+        (raising(UserError("The server is gone.")), "unavailable", "The server is gone."),
+        (raising(ZeroDivisionError("division")), "exception", "ZeroDivisionError: division"),
+    ):
+        runner = PolicyRunner(Source(act))
+        runner.request({}, 0.0)
+        answer = answer_of(runner)
+        assert answer is not None and (answer.fault, answer.detail, answer.chunk) == (fault, detail, None)
+        runner.close()
+
+
+def test_closing_does_not_wait_for_a_policy_that_hangs() -> None:
+    release = threading.Event()
+    runner = PolicyRunner(Source(lambda: release.wait(10.0)))
+    runner.request({}, 0.0)
+    start = time.monotonic()
+    runner.close()
+    assert time.monotonic() - start < 1.0
+    release.set()
+
+
+class Live:
+    """A loop in real time, and a robot in a thread."""
+
+    def __init__(
+        self, domain: int, source: Source | None = None, on_tick: Callable[[Tick], None] | None = None
+    ) -> None:
+        spec = robot_spec(cameras=())
+        self.robot, self.source = RobotSide(domain, spec), source or Source()
+        self.ticks: list[Tick] = []
+        parts = Parts(on_tick=on_tick or self.ticks.append)
+        self.loop = ControlLoop(spec, LoopbackTransport(domain), Embodiment(), PolicyRunner(self.source), parts)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._live, daemon=True)
+        self._thread.start()
+        self.loop.arm()
+
+    def _live(self) -> None:
+        while not self._over.wait(DT / 2):
+            self.robot.say(time.monotonic())
+            self.robot.obey()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def test_it_keeps_its_rate_and_skips_what_it_missed() -> None:
+    live = Live(501)
+    slept: list[float] = []
+
+    def slow(tick: Tick) -> None:
+        live.ticks.append(tick)
+        if len(live.ticks) == 40:
+            slept.append(time.monotonic())
+            time.sleep(5.5 * DT)
+
+    live.loop.parts.on_tick = slow
+    live.loop.run(seconds=1.5)
+    live.close()
+    assert live.loop.state is State.STOPPED and live.source.closed.wait(1.0)
+    assert live.loop.overruns >= 4
+    times = np.array([tick.now for tick in live.ticks])
+    assert len(times) + live.loop.overruns == pytest.approx(1.5 / DT, abs=2)
+    assert np.median(np.diff(times)) == pytest.approx(DT, rel=0.1)
+    after = times[40:] - times[40]
+    np.testing.assert_allclose(after[:20] / DT, np.round(after[:20] / DT), atol=0.9)  # on the old beat again
+    assert any(tick.state is State.RUN for tick in live.ticks)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_in_the_safe_stop(number: int) -> None:
+    live = Live(502)
+    before = signal.getsignal(number)
+    threading.Timer(0.4, os.kill, (os.getpid(), number)).start()
+    start = time.monotonic()
+    live.loop.run(seconds=10.0)
+    live.close()
+    assert time.monotonic() - start < 3.0 and live.loop.state is State.STOPPED
+    assert signal.getsignal(number) is before
+
+
+def test_exceptions_end_in_the_safe_stop(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(tick: Tick) -> None:
+        if tick.state is State.RUN:
+            raise ValueError("a bug")
+
+    live = Live(503, on_tick=broken)
+    with pytest.raises(ValueError, match="a bug"):
+        live.loop.run(seconds=10.0)
+    live.close()
+    assert live.loop.state is State.STOPPED and "The control loop failed" in caplog.text
