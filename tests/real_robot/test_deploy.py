@@ -23,17 +23,8 @@ from robopolicy.interop.checkpoint_source import CheckpointSource
 from robopolicy.sim.registry import SimOptions, make_sim
 
 DOMAIN = 100 + os.getpid() % 100
-FAST = [
-    "--robot",
-    "sim_panda",
-    "--task",
-    "manipulation/lift",
-    "--policy",
-    "scripted",
-    "--domain",
-    str(DOMAIN),
-    "--plain",
-]
+FAST = ["--robot", "sim_panda", "--task", "manipulation/lift", "--policy", "scripted"]
+FAST += ["--domain", str(DOMAIN), "--plain"]
 
 
 class Point:
