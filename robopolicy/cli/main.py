@@ -20,7 +20,7 @@ from robopolicy.cli.progress import listen_for_stop
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.sim.gl import check_choice
 
-VERBS = ("collect", "import", "train", "bench", "compose", "eval", "verify", "play", "list", "doctor")
+VERBS = ("collect", "import", "train", "bench", "compose", "eval", "verify", "export", "play", "list", "doctor")
 _SIMULATE = (
     "collect",
     "import",
@@ -28,6 +28,7 @@ _SIMULATE = (
     "bench",
     "compose",
     "eval",
+    "export",
     "play",
 )  # verbs that import MuJoCo, which reads MUJOCO_GL
 
@@ -40,6 +41,7 @@ examples:
   robopolicy bench --seeds 5 experiment=half_cheetah_ppo
   robopolicy compose runs/lift_flow_bc/checkpoints/best runs/lift_diffusion_bc/checkpoints/best --out runs/lift_both
   robopolicy eval runs/lift_reinflow/checkpoints/best --episodes 200
+  robopolicy export runs/lift_reinflow/checkpoints/best --out bundles/lift
   robopolicy doctor
 """
 
@@ -65,7 +67,7 @@ def build_parser(verbs: Sequence[str] = VERBS) -> tuple[Parser, dict[str, argpar
     """The parser with the given verbs, and each verb's own parser."""
     parser = Parser(
         prog="robopolicy",
-        description="Robot policies from demonstrations to hardware: imitate, fine-tune with RL, evaluate, verify.",
+        description="Robot policies from demonstrations to hardware: imitate, fine-tune with RL, evaluate, export.",
         epilog=EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"robopolicy {__version__}")
