@@ -66,7 +66,7 @@ def trace(decide: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphModul
     Raises:
         UserError: It draws randomness that is no input.
     """
-    derivatives = {op: how for op, how in core_aten_decompositions().items() if "backward" in str(op)}
+    derivatives: dict[Any, Any] = {op: how for op, how in core_aten_decompositions().items() if "backward" in str(op)}
     with forward_mode():
         graph = make_fx(decide, decomposition_table=derivatives, tracing_mode="real")(*inputs)
     _check_randomness(graph)
@@ -80,7 +80,7 @@ def _check_randomness(graph: fx.GraphModule) -> None:
         if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
             continue
         generator = node.kwargs.get("generator")
-        generator = getattr(graph, generator.target) if isinstance(generator, fx.Node) else generator
+        generator = getattr(graph, str(generator.target)) if isinstance(generator, fx.Node) else generator
         if generator is None:
             raise UserError(f"This policy draws noise of its own ({node.target}), which a graph cannot repeat.")
         generator.manual_seed(generator.initial_seed())
