@@ -23,7 +23,7 @@ from robopolicy.cli.progress import listen_for_stop
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.sim.gl import check_choice
 
-VERBS = ("collect", "import", "train", "bench", "compose", "eval", "serve", "verify", "play", "list", "doctor")
+VERBS = ("collect", "import", "train", "bench", "compose", "eval", "verify", "export", "serve", "play", "list", "doctor")
 _SIMULATE = (
     "collect",
     "import",
@@ -31,6 +31,7 @@ _SIMULATE = (
     "bench",
     "compose",
     "eval",
+    "export",
     "play",
 )  # verbs that import MuJoCo, which reads MUJOCO_GL
 
@@ -44,6 +45,7 @@ examples:
   robopolicy compose runs/lift_flow_bc/checkpoints/best runs/lift_diffusion_bc/checkpoints/best --out runs/lift_both
   robopolicy eval runs/lift_reinflow/checkpoints/best --episodes 200
   robopolicy serve runs/lift_reinflow/checkpoints/best
+  robopolicy export runs/lift_reinflow/checkpoints/best --out bundles/lift
   robopolicy doctor
 """
 
@@ -75,7 +77,7 @@ def build_parser(verbs: Sequence[str]) -> tuple[Parser, dict[str, argparse.Argum
     """The parser with the given verbs, and each verb's own parser."""
     parser = Parser(
         prog="robopolicy",
-        description="Robot policies from demonstrations to hardware: imitate, fine-tune with RL, evaluate, verify.",
+        description="Robot policies from demonstrations to hardware: imitate, fine-tune with RL, evaluate, export.",
         epilog=EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"robopolicy {__version__}")
