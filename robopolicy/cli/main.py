@@ -23,7 +23,20 @@ from robopolicy.cli.progress import listen_for_stop
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.sim.gl import check_choice
 
-VERBS = ("collect", "import", "train", "bench", "compose", "eval", "verify", "export", "serve", "play", "list", "doctor")
+VERBS = (
+    "collect",
+    "import",
+    "train",
+    "bench",
+    "compose",
+    "eval",
+    "export",
+    "serve",
+    "verify",
+    "play",
+    "list",
+    "doctor",
+)
 _SIMULATE = (
     "collect",
     "import",
