@@ -69,7 +69,7 @@ def deploy(args: argparse.Namespace) -> int:
         recorder = stack.enter_context(Recorder(args.record)) if args.record else None
         if robot.simulated and not args.attach:
             stack.enter_context(_simulation(args, robot))
-        view = stack.enter_context(open_view(args.plain, robot.name, args.task, robot.rate))
+        view = stack.enter_context(open_view(args.plain, robot, args.task))
         episodes: list[Played] = []
         for number in range(args.episodes if robot.simulated else 1):
             episodes.append(

@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from real_robot.robot import RobotSpec
 from real_robot.states import State, Tick
 
 REFRESH = 4  # pictures a second; each costs the control loop some milliseconds of the interpreter
@@ -26,9 +27,9 @@ COLOURS = {State.RUN: "green", State.ARMED: "cyan", State.HOLD: "yellow", State.
 class View:
     """Remembers the newest tick; a terminal draws it, other outputs get a line for every change of state."""
 
-    def __init__(self, console: Console, robot: str, task: str, rate: float, *, lines: bool) -> None:
+    def __init__(self, console: Console, robot: RobotSpec, task: str, *, lines: bool) -> None:
         self._console, self._lines = console, lines
-        self._title, self._rate = f"{robot}, {task}", rate
+        self._title, self._robot = f"{robot.name}, {task}", robot
         self._status: Mapping[str, Any] = {}
         self._moments: deque[float] = deque(maxlen=100)
         self._said = ""
@@ -73,23 +74,23 @@ class View:
         heading = Text(f"{self._title}   ").append(f"{state} {status.get('reason', '')}", COLOURS.get(state, ""))
         periods = np.diff(self._moments) if len(self._moments) > 2 else np.array([np.nan])
         rate = 1.0 / periods.mean() if periods.mean() > 0 else 0.0
-        table.add_row("rate", f"{rate:6.1f} of {self._rate:g} Hz", f"{status.get('overruns', 0)} missed")
+        table.add_row("rate", f"{rate:6.1f} of {self._robot.rate:g} Hz", f"{status.get('overruns', 0)} missed")
         table.add_row("inference", f"{1e3 * status.get('latency', 0.0):6.1f} ms", "p95")
         table.add_row("chunk", f"{1e3 * status.get('remaining', 0.0):6.0f} ms", "left to play")
         done = status.get("interventions", {})
         table.add_row("interventions", f"{sum(done.values()):6d}", ", ".join(f"{k} {n}" for k, n in done.items()))
         for key, age in status.get("ages", {}).items():
-            limit = status.get("deadlines", {}).get(key, 0.1)
+            limit = self._robot.deadline(key)
             bar = ProgressBar(total=limit, completed=min(age if age is not None else limit, limit), width=24)
             table.add_row(f"age of {key}", "   -" if age is None else f"{1e3 * age:6.1f} ms", bar)
         return Group(heading, table, *(Text(text, "dim") for text in self._played))
 
 
 @contextmanager
-def open_view(plain: bool, robot: str, task: str, rate: float) -> Iterator[View]:
+def open_view(plain: bool, robot: RobotSpec, task: str) -> Iterator[View]:
     """The view of a run: a live table on a terminal unless `plain`, else lines."""
     console = Console()
-    view = View(console, robot, task, rate, lines=plain or not console.is_terminal)
+    view = View(console, robot, task, lines=plain or not console.is_terminal)
     if plain or not console.is_terminal:
         yield view
         return

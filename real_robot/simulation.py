@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -36,8 +36,8 @@ class Simulation:
         received = self._episode.latest()
         return Status() if received is None else Status.read(received.message)
 
-    def reset(self, seed: int, turn: Callable[[], object] = lambda: time.sleep(0.002)) -> None:
-        """Start episode `seed` and wait until the robot says so; `turn` is called meanwhile.
+    def reset(self, seed: int) -> None:
+        """Start episode `seed` and wait until the robot says so.
 
         Raises:
             UserError: There is no answer.
@@ -51,7 +51,7 @@ class Simulation:
             if now - asked > AGAIN and self._reset.matched:
                 self._reset.publish(Reset(seed, self._request).message())
                 asked = now
-            turn()
+            time.sleep(_POLL)
 
     def fail(self, fault: str) -> None:
         """Make the robot fail, see `real_robot.sim_node`."""
