@@ -30,6 +30,7 @@ PACKAGES = (
     "mujoco",
     "gymnasium",
     "envpool",
+    "onnxruntime",
     "stable-baselines3",
     "mjlab",
     "rsl-rl-lib",

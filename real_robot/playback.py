@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,6 +61,10 @@ class Playback:
         self._order = [embodiment.joints.index(name) for name in robot.names]
         self._history: deque[dict[str, NDArray[Any]]] = deque(maxlen=runner.spec.obs_horizon)
         self._origin = np.inf  # [s] when slot 0 began
+        # The last tick of an action should reach its goal, and none should have to wait there, which would make the
+        # next one jump: with q actions to every p ticks (p / q in lowest terms) that is a q-th of a period ahead.
+        ticks = Fraction(embodiment.control_dt * robot.rate).limit_denominator(16)
+        self._ahead = robot.dt / ticks.denominator
         self._slot = self._seen = -1  # whose action is played, and whose observation was taken
         self._from = self._goal = np.zeros(len(robot.names))
 
@@ -101,8 +106,9 @@ class Playback:
         """Ask for the next chunk if it is time to, so that it arrives before this one ends."""
         spec, runner = self._runner.spec, self._runner
         delay = delay_steps(runner.latency, self._embodiment.control_dt)
-        execute = max(1, min(spec.execute, spec.horizon - delay - 1))
-        short = self.buffer.remaining(now) <= runner.latency + 2.0 * self._robot.dt
+        spare = bool(runner.latency)  # one that answers at once needs none
+        execute = max(1, min(spec.execute, spec.horizon - delay - spare))
+        short = self.buffer.remaining(now) <= runner.latency + 2.0 * self._robot.dt * spare
         if runner.busy or not (short or self.buffer.due(now, execute)):
             return
         rows = [*self._history]
@@ -142,8 +148,8 @@ class Playback:
         """The target of this tick: on the straight way from the last action's goal to this one's, or this one's."""
         if not self._robot.interpolate or self._robot.mode == "velocity":
             return self._goal
-        share = (now + self._robot.dt - self._origin) / self._embodiment.control_dt - self._slot
-        return self._from + min(max(share, 0.0), 1.0) * (self._goal - self._from)
+        share = (now + self._ahead - self._origin) / self._embodiment.control_dt - self._slot
+        return self._from + max(share, 0.0) * (self._goal - self._from) if share < 1.0 else self._goal
 
     def _at(self, now: float) -> int:
         return int((now - self._origin) / self._embodiment.control_dt + 1e-6)

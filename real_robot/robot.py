@@ -97,6 +97,7 @@ class RobotSpec:
     rate: float = 50.0  # [Hz] of the control loop
     command_timeout: float | None = None  # [s] after which the robot's own side stops without commands; None: unknown
     domain: int = 0  # ROS_DOMAIN_ID
+    simulated: bool = False  # `real_robot.sim_node` plays it
     estop: Topic = Topic("/estop", "std_msgs/msg/Bool", "latched")
     status: Topic = Topic("/robopolicy/status", "std_msgs/msg/String", "latched")
     heartbeat: Topic = Topic("/operator/heartbeat", "std_msgs/msg/Bool", "sensor")

@@ -1,6 +1,7 @@
 """`robopolicy VERB ...`: one module per verb, imported when it is used.
 
-A verb module has `add_parser(subparsers)`, which must stay cheap (no torch), and `run(args) -> int`.
+A verb module has `add_parser(subparsers)`, which must stay cheap (no torch), and `run(args) -> int`. Packages above
+`robopolicy` add verbs of their own through the entry-point group `robopolicy.verbs`, each naming such a module.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import NoReturn
 
@@ -21,7 +24,20 @@ from robopolicy.cli.progress import listen_for_stop
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.sim.gl import check_choice
 
-VERBS = ("collect", "import", "train", "bench", "compose", "eval", "serve", "verify", "play", "list", "doctor")
+VERBS = (
+    "collect",
+    "import",
+    "train",
+    "bench",
+    "compose",
+    "eval",
+    "export",
+    "serve",
+    "verify",
+    "play",
+    "list",
+    "doctor",
+)
 _SIMULATE = (
     "collect",
     "import",
@@ -29,6 +45,7 @@ _SIMULATE = (
     "bench",
     "compose",
     "eval",
+    "export",
     "play",
 )  # verbs that import MuJoCo, which reads MUJOCO_GL
 
@@ -42,6 +59,7 @@ examples:
   robopolicy compose runs/lift_flow_bc/checkpoints/best runs/lift_diffusion_bc/checkpoints/best --out runs/lift_both
   robopolicy eval runs/lift_reinflow/checkpoints/best --episodes 200
   robopolicy serve runs/lift_reinflow/checkpoints/best
+  robopolicy export runs/lift_reinflow/checkpoints/best --out bundles/lift
   robopolicy doctor
 """
 
@@ -63,11 +81,17 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see '{self.prog} --help'.")
 
 
-def build_parser(verbs: Sequence[str] = VERBS) -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
+@cache
+def added_verbs() -> dict[str, EntryPoint]:
+    """Verbs of other packages by name, without importing them."""
+    return {point.name: point for point in entry_points(group="robopolicy.verbs")}
+
+
+def build_parser(verbs: Sequence[str]) -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
     """The parser with the given verbs, and each verb's own parser."""
     parser = Parser(
         prog="robopolicy",
-        description="Robot policies from demonstrations to hardware: imitate, fine-tune with RL, evaluate, verify.",
+        description="Robot policies from demonstrations to hardware: imitate, fine-tune with RL, evaluate, export.",
         epilog=EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"robopolicy {__version__}")
@@ -79,7 +103,7 @@ def build_parser(verbs: Sequence[str] = VERBS) -> tuple[Parser, dict[str, argpar
 
 def verb_module(verb: str) -> ModuleType:
     """Import the module of a verb."""
-    return importlib.import_module(f"robopolicy.cli.{verb}")
+    return importlib.import_module(f"robopolicy.cli.{verb}") if verb in VERBS else added_verbs()[verb].load()
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -89,9 +113,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         UserError: A verb or an option is unknown, or a value does not fit.
     """
     verb = argv[0] if argv and not argv[0].startswith("-") else None
-    if verb is not None and verb not in VERBS:
-        raise unknown_name("verb", verb, VERBS)
-    parser, subparsers = build_parser(VERBS if verb is None else (verb,))
+    if verb is not None and verb not in VERBS and verb not in added_verbs():
+        raise unknown_name("verb", verb, (*VERBS, *added_verbs()))
+    parser, subparsers = build_parser((*VERBS, *added_verbs()) if verb is None else (verb,))
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         options = [option for option in subparsers[args.verb]._option_string_actions if option.startswith("--")]

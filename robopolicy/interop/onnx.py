@@ -22,21 +22,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robopolicy.deploy.graph import (
+    CHUNK,
+    METADATA,
+    NEXT_MEMORY,
+    NOISE,
+    PREFIX,
+    PREFIX_WEIGHT,
+    TYPES,
+    open_session,
+)
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.extras import need
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.wrappers.black_box import BlackBoxConfig, BlackBoxPolicy
+from robopolicy.spec import MEMORY
 
-METADATA = "robopolicy"  # entry of the file's metadata
-NOISE, CHUNK = "noise", "chunk"  # names of the noise input and of the output, unless renamed
-TYPES = {
-    "tensor(float)": np.float32,
-    "tensor(double)": np.float64,
-    "tensor(float16)": np.float16,
-    "tensor(uint8)": np.uint8,
-    "tensor(int64)": np.int64,
-}
+OPTIONAL = (PREFIX, PREFIX_WEIGHT)  # inputs that are zero here: nothing is continued
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class OnnxConfig(BlackBoxConfig):
     size: int = 0  # bytes of the file
     inputs: dict[str, str] = field(default_factory=dict)  # observation key or "noise" -> input of the graph
     output: str = CHUNK  # output of the graph that holds the chunk
+    noise_rows: int = 0  # R, rows of the noise; 0 is one per action of the chunk
     threads: int = 1  # of the runtime; 0 is one per core
 
 
@@ -67,20 +71,39 @@ class OnnxPolicy(BlackBoxPolicy):
         """The same for all."""
         return "The ONNX graph"
 
+    @property
+    def noise_shape(self) -> tuple[int, int]:
+        """That of the graph's input."""
+        return self.config.noise_rows or self.spec.horizon, self.spec.action_dim
+
     def answer(self, obs: Observation, noise: Tensor | None) -> Any:
         """Run the graph."""
+        chunk = self._run(self.config.output, dict(obs) if noise is None else {**obs, NOISE: noise})
+        return chunk[:, None] if chunk.ndim == 2 else chunk
+
+    def remember(self, obs: Observation) -> Tensor:
+        """The memory after `obs`, where the graph gives it."""
+        if not self.spec.memory_dim:
+            raise self._lacks("remember")
+        obs = self._checked(obs, None)
+        rows = len(obs[MEMORY])
+        size = self.config.max_batch or rows
+        parts = [{key: value[i : i + size] for key, value in obs.items()} for i in range(0, rows, size)]
+        return torch.cat([torch.from_numpy(self._run(NEXT_MEMORY, part)) for part in parts]).to(obs[MEMORY])
+
+    def _run(self, output: str, values: dict[str, Tensor]) -> np.ndarray:
         session = self._runtime.session(self.graph, self.config.threads)
-        values = dict(obs) if noise is None else {**obs, NOISE: noise}
+        rows = len(next(iter(values.values())))
+        for key, shape in ((PREFIX, (self.spec.horizon, self.spec.action_dim)), (PREFIX_WEIGHT, (self.spec.horizon,))):
+            values.setdefault(key, torch.zeros(rows, *shape))
         by_name = {name: key for key, name in self.config.inputs.items()}
         feed = {
             entry.name: _fed(by_name[entry.name], values[by_name[entry.name]], entry) for entry in session.get_inputs()
         }
-        rows, batch = len(next(iter(feed.values()))), self.config.max_batch
+        batch = self.config.max_batch
         if rows < batch:  # only where the graph asks for exactly so many
             feed = {name: value[np.arange(batch) % rows] for name, value in feed.items()}
-        (chunk,) = session.run([self.config.output], feed)
-        chunk = chunk[:rows]
-        return chunk[:, None] if chunk.ndim == 2 else chunk
+        return session.run([output], feed)[0][:rows]
 
     def _load_from_state_dict(self, *args: Any) -> None:
         self._runtime.close()
@@ -99,7 +122,7 @@ class _Runtime:
     def session(self, graph: Tensor, threads: int) -> Any:
         """The open session."""
         if self._session is None:
-            self._session = _session(graph.cpu().numpy().tobytes(), threads, cuda=graph.is_cuda)
+            self._session = open_session(graph.cpu().numpy().tobytes(), threads, cuda=graph.is_cuda)
         return self._session
 
     def close(self) -> None:
@@ -130,7 +153,7 @@ def open_onnx(
     path = Path(path)
     data = _read(path)
     try:
-        session = _session(data, 1)
+        session = open_session(data, 1)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     names = dict(rename or {})
@@ -144,7 +167,11 @@ def open_onnx(
             raise UserError(f"{path} gives chunks of {spec.horizon} actions, so execute={execute} is too many.")
         spec = PolicySpec(spec.observation, spec.action_dim, spec.horizon, execute, spec.obs_horizon)
     _check_inputs(inputs, output, spec, path)
+    if spec.memory_dim and NEXT_MEMORY not in [entry.name for entry in session.get_outputs()]:
+        raise UserError(f"{path} takes '{MEMORY}' but has no output '{NEXT_MEMORY}'; export it with one.")
     known = {"max_batch": _batch(inputs, path), "network_calls": described.get("network_calls", 1)}
+    if NOISE in inputs and isinstance(inputs[NOISE].shape[1], int) and len(inputs[NOISE].shape) == 3:
+        known["noise_rows"] = inputs[NOISE].shape[1]
     config = OnnxConfig(
         noise=NOISE in inputs,
         size=len(data),
@@ -157,11 +184,6 @@ def open_onnx(
     return policy
 
 
-def metadata(spec: PolicySpec, network_calls: int = 1) -> dict[str, str]:
-    """Entries for the metadata of an exported policy, from which `open_onnx` knows its shapes."""
-    return {METADATA: json.dumps({**spec.to_dict(), "network_calls": network_calls})}
-
-
 def _read(path: Path) -> bytes:
     onnx = need("onnx", "onnx")
     try:
@@ -171,19 +193,6 @@ def _read(path: Path) -> bytes:
     except Exception as error:  # protobuf's own errors differ between its versions
         reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
         raise UserError(f"{path} is no ONNX file of at most 2 GB ({reason}); export it again, or serve it.") from error
-
-
-def _session(data: bytes, threads: int, *, cuda: bool = False) -> Any:
-    runtime = need("onnxruntime", "onnx")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    wanted = ["CUDAExecutionProvider"] if cuda and "CUDAExecutionProvider" in runtime.get_available_providers() else []
-    try:
-        return runtime.InferenceSession(data, options, providers=[*wanted, "CPUExecutionProvider"])
-    except Exception as error:  # the runtime's errors are classes of its own
-        reason = str(error).splitlines()[0]
-        raise UserError(f"onnxruntime cannot run this graph ({reason}); export it for this version.") from error
 
 
 def _inputs(session: Any, names: Mapping[str, str], path: Path) -> dict[str, Any]:
@@ -237,7 +246,7 @@ def _graph_spec(inputs: Mapping[str, Any], output: Any, path: Path) -> PolicySpe
     observation: dict[str, tuple[int, ...]] = {}
     horizons: dict[str, int] = {}
     for key, entry in inputs.items():
-        if key == NOISE:
+        if key in (NOISE, *OPTIONAL):
             continue
         plain = 3 if key.startswith(IMAGE_PREFIX) else 1
         sizes = _fixed(entry.shape[1:], f"Input '{entry.name}'", path)
@@ -256,15 +265,18 @@ def _check_inputs(inputs: Mapping[str, Any], output: Any, spec: PolicySpec, path
     """Compare what the graph declares with the specification."""
     wanted = {key: (spec.obs_horizon, *shape) for key, shape in spec.observation.items()}
     absent = sorted(wanted.keys() - inputs.keys())
-    extra = sorted(inputs.keys() - wanted.keys() - {NOISE})
+    extra = sorted(inputs.keys() - wanted.keys() - {NOISE, *OPTIONAL})
     if absent or extra:
         raise UserError(
             f"{path} has the inputs {', '.join(sorted(inputs))}, expected {', '.join(sorted(wanted))} and perhaps "
             f"{NOISE}; rename them (KEY=NAME)."
         )
-    wanted[NOISE] = (spec.horizon, spec.action_dim)
+    wanted[NOISE] = wanted[PREFIX] = (spec.horizon, spec.action_dim)
+    wanted[PREFIX_WEIGHT] = (spec.horizon,)
     for key, entry in inputs.items():
         shapes = [wanted[key], wanted[key][1:]] if wanted[key][0] == 1 else [wanted[key]]
+        if key == NOISE and len(entry.shape) == 3 and isinstance(entry.shape[1], int):
+            shapes[0] = (max(entry.shape[1], spec.horizon), spec.action_dim)  # what lies beyond is the graph's own
         if not any(_fits(entry.shape[1:], shape) for shape in shapes):
             raise UserError(
                 f"Input '{entry.name}' of {path} has shape {_shape(entry)}, expected (B, {_list(shapes[0])})."

@@ -71,7 +71,9 @@ class ActionTransformer(nn.Module):
     def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
         """Predict at `x` `(B, H, A)` and `t` `(B,)` or `(B, times)`, given `features` `(B, To, F)`."""
         queries, condition = self._tokens(x, t, features)
-        return self.output(self.decoder(queries, condition, tgt_mask=self.self_mask, memory_mask=self.condition_mask))
+        masks = {"tgt_mask": self.self_mask, "memory_mask": self.condition_mask}
+        # Whether the mask is causal is not to be found out by comparing its values, which no export can follow.
+        return self.output(self.decoder(queries, condition, **masks, tgt_is_causal=False))
 
     def representation(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
         """Activations `(B, H * width)` after half of the layers."""

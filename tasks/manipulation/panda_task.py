@@ -126,9 +126,19 @@ class PandaTask(MujocoTask):
         qpos[self._finger_qpos] = kinematics.FINGER_TRAVEL
         for name, value in self.place(rng).items():
             qpos[self.qpos_range(name)] = value
-        tool = kinematics.forward(joints[None])
-        memory = {"joints": joints, "position": tool.position[0], "yaw": tool.yaw[0], "held": 0.0}
-        return Initial(qpos, np.zeros(self.model.nv), memory)
+        qvel = np.zeros(self.model.nv)
+        state = BatchState(self.model, qpos[None], qvel[None], np.zeros(1), np.zeros((1, self.model.nsensordata)), {})
+        return Initial(qpos, qvel, {key: value[0] for key, value in self.started(state).items()})
+
+    def started(self, state: BatchState) -> dict[str, NDArray[np.generic]]:
+        """The controller's memory, commanding the pose in which the arm is."""
+        arm = self.arm(state)
+        return {
+            "joints": arm.joints.copy(),
+            "position": arm.tool.position,
+            "yaw": arm.tool.yaw,
+            "held": np.zeros(len(state)),
+        }
 
     def control(self, action: Array, state: BatchState) -> Array:
         """Move the commanded tool pose by `action` `(N, 5)` and return actuator controls `(N, nu)`."""

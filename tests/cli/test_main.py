@@ -3,11 +3,13 @@
 import subprocess
 import sys
 import time
+from types import ModuleType
 
 import pytest
 
 from robopolicy import __version__
 from robopolicy.cli import doctor
+from robopolicy.cli import main as cli
 from robopolicy.cli.main import VERBS, main
 
 
@@ -35,6 +37,21 @@ def test_help_of_every_verb_shows_examples(verb, capsys):
     text = capsys.readouterr().out
     assert "examples:" in text
     assert f"robopolicy {verb}" in text.split("examples:")[1]
+
+
+def test_verbs_of_other_packages_are_listed_and_run(monkeypatch, capsys):
+    class Point:
+        load = staticmethod(lambda: doctor_again)
+
+    doctor_again = ModuleType("doctor_again")
+    doctor_again.add_parser = lambda subparsers: subparsers.add_parser("again", help="the same")
+    doctor_again.run = lambda args: 7
+    monkeypatch.setattr(cli, "added_verbs", lambda: {"again": Point})
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "\n    again " in capsys.readouterr().out
+    assert main(["again"]) == 7
+    assert main(["agian"]) == 2 and "Did you mean 'again'?" in capsys.readouterr().err
 
 
 def test_version(capsys):

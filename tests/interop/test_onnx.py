@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from robopolicy.deploy.graph import metadata
 from robopolicy.errors import UserError
-from robopolicy.interop.onnx import OnnxPolicy, metadata, open_onnx
+from robopolicy.interop.onnx import OnnxPolicy, open_onnx
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.noise import RowStreams
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace

@@ -139,7 +139,7 @@ class BlackBoxPolicy(Policy):
         if not self.config.noise:
             return self._play(obs, None)
         reference = next(iter(obs.values()))
-        shape = (len(reference), self.spec.horizon, self.spec.action_dim)
+        shape = (len(reference), *self.noise_shape)
         return self._play(obs, normal(shape, generator, reference.device))
 
     def fit_normalizer(self, statistics: Statistics) -> None:
@@ -178,10 +178,9 @@ class BlackBoxPolicy(Policy):
                     f"{self.label} expects '{key}' of shape {_shape(spec.obs_horizon, *shape)}, found "
                     f"{_shape(*obs[key].shape[1:])}."
                 )
-        if noise is not None and tuple(noise.shape[1:]) != (spec.horizon, spec.action_dim):
+        if noise is not None and tuple(noise.shape[1:]) != self.noise_shape:
             raise UserError(
-                f"{self.label} expects noise of shape {_shape(spec.horizon, spec.action_dim)}, found "
-                f"{_shape(*noise.shape[1:])}."
+                f"{self.label} expects noise of shape {_shape(*self.noise_shape)}, found {_shape(*noise.shape[1:])}."
             )
         return {key: obs[key] for key in spec.observation}
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from robopolicy.errors import unknown_name
+from robopolicy.errors import UserError, unknown_name
 from robopolicy.mirror import Mirror
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
 from robopolicy.sim.contract import SimSpec, TensorSpec
@@ -116,6 +116,14 @@ class MujocoTask(ABC):
     @abstractmethod
     def observe(self, state: BatchState) -> dict[str, Array]:
         """Observation vectors `(N, dim)`, keys and sizes as in `observation`."""
+
+    def started(self, state: BatchState) -> dict[str, NDArray[np.generic]]:
+        """What `memory` holds where an episode starts in `state`, known from nothing but measurements, as on a robot.
+
+        Raises:
+            UserError: The task draws its goals at random, so a robot cannot know them.
+        """
+        raise UserError(f"Task {self.name} cannot start from measurements alone; it runs in simulation only.")
 
 
 def sim_spec(

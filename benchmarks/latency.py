@@ -1,0 +1,226 @@
+"""Time per chunk of a deployed policy: its bundle in onnxruntime against torch eager, one robot, one thread.
+
+    python -m benchmarks.latency --quick      # a few heads in short turns, nothing written
+    python -m benchmarks.latency              # about 15 minutes, most of them spent exporting
+
+Untrained policies of the default sizes on a vector of 32 numbers, chunks of 8 x 7 actions. Both draw their own noise as
+their users would have it. They take turns in short slots within one run, in changing order, so that a drift of the
+machine's speed touches both; finished policies are kept and skipped. `speedup` is the median over the turns of torch's median time over that of onnxruntime
+(`low`, `high`: the extremes). Parity is what `robopolicy export` measured. Cold start is the time from the start of a
+fresh Python process to its first chunk, memory what that process held at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.common import load_cell, print_result, save_cell, write_result
+from robopolicy.critics.q import CriticConfig, QEnsemble
+from robopolicy.deploy.bundle import Bundle, open_bundle
+from robopolicy.deploy.export import TaskFacts, export_bundle
+from robopolicy.nets.normalizer import Normalizer
+from robopolicy.nets.recurrent import RecurrentConfig
+from robopolicy.policies import POLICIES
+from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.wrappers.composed import compose
+from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
+from robopolicy.policies.wrappers.selected import select
+from robopolicy.training.checkpoint import save_checkpoint
+
+SPEC = PolicySpec({"state": (32,)}, action_dim=7, horizon=8, execute=8)
+PICTURES = PolicySpec({"image.front": (3, 64, 64), "state": (32,)}, action_dim=7, horizon=8, execute=8)
+RAW: dict[str, Any] = {"normalization": "identity", "action_normalization": "identity"}
+QUICK = ("flow", "gaussian")
+
+COLD = {
+    "torch": "from robopolicy.training.checkpoint import *; import torch\n"
+    "torch.set_num_threads(1); policy, _ = load_policy(sys.argv[1])\n"
+    "policy.act({k: v[:1] for k, v in golden_observations(sys.argv[1]).items()}, deterministic=True)\n",
+    "onnxruntime": "from robopolicy.deploy.bundle import *\n"
+    "bundle = open_bundle(sys.argv[1]); golden = read_golden(bundle.folder)\n"
+    "bundle.chunk({k: golden[k][0] for k in bundle.spec.observation})\n",
+}
+"""What a fresh process does until its first chunk."""
+PEAK = "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
+"""Largest resident memory [KiB]; what getrusage reports begins with that of the process it was started from."""
+
+
+def head(kind: str, spec: PolicySpec = SPEC, **settings: Any) -> Any:
+    """An untrained policy of default size, in raw units."""
+    config_class, policy_class = POLICIES[kind]
+    return policy_class(config_class(**(RAW | settings)), spec)  # type: ignore[call-arg]
+
+
+def best_of_16() -> Policy:
+    """A flow whose chunks a critic chooses among."""
+    base = head("flow")
+    return select(base, QEnsemble(CriticConfig(), base), candidates=16)
+
+
+HEADS: dict[str, Callable[[], Policy]] = {
+    "flow": lambda: head("flow"),
+    "flow-rtc": lambda: head("flow"),
+    "flow-u-net": lambda: head("flow", backbone="unet"),
+    "flow-transformer": lambda: head("flow", backbone="transformer"),
+    "flow-pictures": lambda: head("flow", PICTURES),
+    "shortcut-k1": lambda: head("shortcut"),
+    "meanflow-k1": lambda: head("meanflow"),
+    "consistency-k1": lambda: head("consistency"),
+    "ddim-k10": lambda: head("diffusion", steps=10),
+    "ddpm-k20": lambda: head("diffusion", steps=20, sampler="ddpm"),
+    "edm-k10": lambda: head("edm"),
+    "gaussian": lambda: head("gaussian"),
+    "gaussian-gru": lambda: head("gaussian", PolicySpec({"state": (32,)}, 7), recurrent=RecurrentConfig("gru")),
+    "mixture": lambda: head("mixture"),
+    "sequence": lambda: head("sequence"),
+    "autoregressive": lambda: head("autoregressive"),
+    "steered-dsrl": lambda: LatentPolicy.steer(head("flow"), NoiseSpace("repeat"), STEERING_ACTOR),
+    "best-of-16": best_of_16,
+    "composed": lambda: compose([head("flow"), head("diffusion", steps=10)]),
+}
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One policy both ways."""
+
+    policy: Policy
+    bundle: Bundle
+    obs: Mapping[str, NDArray[Any]]  # (To, ...)
+
+    def torch(self) -> None:
+        """A chunk by torch, from numpy and back, as a robot needs it."""
+        obs = {key: torch.from_numpy(value)[None] for key, value in self.obs.items()}
+        self.policy.act(obs, deterministic=True)[0].numpy()
+
+    def onnxruntime(self) -> None:
+        """A chunk by the bundle."""
+        self.bundle.chunk({key: value for key, value in self.obs.items() if key != "memory"})
+
+
+def prepare(name: str, folder: Path) -> tuple[Contest, dict[str, Any]]:
+    """Export a policy; the contest, and what the export, a cold start and memory cost."""
+    torch.manual_seed(0)
+    policy = HEADS[name]().eval()
+    for part in policy.modules():
+        if isinstance(part, Normalizer):
+            part.fitted.fill_(True)
+    obs: dict[str, torch.Tensor] = {}
+    for key, shape in policy.spec.observation.items():
+        size = (4, policy.spec.obs_horizon, *shape)
+        picture = key.startswith("image.")
+        obs[key] = torch.randint(0, 256, size, dtype=torch.uint8) if picture else torch.randn(size)
+    save_checkpoint(folder / "checkpoint", policy, task="none/none", obs_sample=obs)
+    start = time.perf_counter()
+    facts = TaskFacts("none/none")
+    manifest = export_bundle(policy, folder / "bundle", facts=facts, obs=obs, rtc=name.endswith("rtc"))
+    costs: dict[str, Any] = {"parity": manifest.parity, "export_s": time.perf_counter() - start}
+    for way, source in COLD.items():
+        words = [sys.executable, "-c", f"import sys\n{source}{PEAK}"]
+        start = time.perf_counter()
+        words.append(str(folder / ("checkpoint" if way == "torch" else "bundle")))
+        peak = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        costs[way] = {"cold_s": time.perf_counter() - start, "memory_mib": int(peak) / 1024}
+    return Contest(policy, open_bundle(folder / "bundle", seed=0), {k: v[0].numpy() for k, v in obs.items()}), costs
+
+
+def slot(play: Callable[[], None], seconds: float) -> NDArray[np.float64]:
+    """Times [ms] of the chunks computed within `seconds`, at least five."""
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 5 or time.perf_counter() < end:
+        start = time.perf_counter()
+        play()
+        times.append(1e3 * (time.perf_counter() - start))
+    return np.array(times)
+
+
+def measure(contest: Contest, turns: int, seconds: float) -> dict[str, list[NDArray[np.float64]]]:
+    """Times of both in every turn."""
+    times: dict[str, list[NDArray[np.float64]]] = {"torch": [], "onnxruntime": []}
+    for turn in range(-1, turns):  # turn -1 warms up and is not counted
+        for way in sorted(times, reverse=bool(turn % 2)):
+            found = slot(getattr(contest, way), seconds)
+            if turn >= 0:
+                times[way].append(found)
+    return times
+
+
+def summarise(times: Mapping[str, list[NDArray[np.float64]]], costs: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures of one policy."""
+    ratio = np.array([np.median(a) / np.median(b) for a, b in zip(times["torch"], times["onnxruntime"], strict=True)])
+    figures: dict[str, Any] = {
+        "speedup": float(np.median(ratio)),
+        "low": float(ratio.min()),
+        "high": float(ratio.max()),
+        "parity": costs["parity"],
+        "export_s": costs["export_s"],
+    }
+    for way, turns in times.items():
+        p50, p95 = np.percentile(np.concatenate(turns), [50, 95])
+        figures[way] = {"p50_ms": float(p50), "p95_ms": float(p95), **costs[way]}
+    return figures
+
+
+def row(name: str, figures: Mapping[str, Any]) -> dict[str, object]:
+    """A line of the table."""
+    ours, theirs = figures["onnxruntime"], figures["torch"]
+    return {
+        "policy": name,
+        "torch p50 / p95 ms": f"{theirs['p50_ms']:.2f} / {theirs['p95_ms']:.2f}",
+        "onnxruntime p50 / p95 ms": f"{ours['p50_ms']:.2f} / {ours['p95_ms']:.2f}",
+        "faster by": f"{figures['speedup']:.1f}x [{figures['low']:.1f}, {figures['high']:.1f}]",
+        "parity": f"{figures['parity']:.0e}",
+        "cold start s": f"{theirs['cold_s']:.1f} -> {ours['cold_s']:.1f}",
+        "memory MiB": f"{theirs['memory_mib']:.0f} -> {ours['memory_mib']:.0f}",
+    }
+
+
+def main() -> None:
+    """Measure, print, and write the results of a full run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two heads in short turns, nothing written")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    turns, seconds = (3, 0.2) if arguments.quick else (9, 0.3)
+    results: dict[str, Any] = {}
+    for name in QUICK if arguments.quick else HEADS:
+        cell = None if arguments.quick else load_cell(f"latency/{name}")
+        if cell is None:
+            with tempfile.TemporaryDirectory() as folder:
+                contest, costs = prepare(name, Path(folder))
+                cell = summarise(measure(contest, turns, seconds), costs)
+                contest.bundle.close()
+            if not arguments.quick:
+                save_cell(f"latency/{name}", cell)
+        results[name] = cell
+        print(" | ".join(str(value) for value in row(name, cell).values()), flush=True)
+    slowest = min(results, key=lambda name: results[name]["speedup"])
+    figures = {
+        "least_speedup": results[slowest]["speedup"],
+        "least_speedup_of": slowest,
+        "largest_parity": max(found["parity"] for found in results.values()),
+        "turns": turns,
+        "seconds_per_slot": seconds,
+        "results": results,
+    }
+    rows = [row(name, found) for name, found in results.items()]
+    print_result("latency", rows, figures)
+    if not arguments.quick:
+        write_result("latency", rows, figures, command="python -m benchmarks.latency")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""`robopolicy deploy`: a policy drives a robot, real or simulated; the line that differs is the robot's YAML."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = """\
+examples:
+  robopolicy deploy --robot sim_panda --policy runs/lift_flow_bc/checkpoints/best --task manipulation/lift --episodes 20
+  robopolicy deploy --robot sim_panda --policy ws://127.0.0.1:8765 --task manipulation/lift --record run.mcap
+  robopolicy deploy --robot sim_panda --policy runs/lift_flow_bc/checkpoints/best --task lift --lockstep --rate 20
+  robopolicy deploy --robot franka_panda --policy runs/lift_bundle --task manipulation/lift --transport auto --dry-run
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "deploy",
+        help="drive a robot, real or simulated, with a policy",
+        description="Run the control loop of a policy on a robot behind the safety layer. A simulated robot is started "
+        "in a process of its own, plays numbered episodes and is scored; a real one moves until you stop it.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("--robot", required=True, help="shipped robot or YAML file, e.g. sim_panda, franka_panda")
+    parser.add_argument("--policy", required=True, help="folder of a bundle or a checkpoint, or ws://HOST:PORT")
+    parser.add_argument("--task", required=True, help="task that the policy was trained on, e.g. manipulation/lift")
+    parser.add_argument("--transport", default="dds", help="loopback, dds, zenoh, rosbridge, ros1, rclpy, auto (dds)")
+    parser.add_argument("--domain", type=int, help="ROS_DOMAIN_ID (default: the robot's)")
+    parser.add_argument("--episodes", type=int, default=1, help="episodes of a simulated robot (default: 1)")
+    parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
+    parser.add_argument("--seconds", type=float, help="stop after this time (default: when told to)")
+    parser.add_argument("--rate", type=float, help="ticks of the control loop per second (default: the robot's)")
+    parser.add_argument("--join", default="replace", help="of chunks: replace, hold, ensemble, rtc (default: replace)")
+    parser.add_argument("--device", default="cpu", help="where a checkpoint computes (default: cpu)")
+    parser.add_argument("--lockstep", action="store_true", help="simulated time passes with commands, not by itself")
+    parser.add_argument("--attach", action="store_true", help="use a simulated robot that runs already")
+    parser.add_argument("--dry-run", action="store_true", help="compute everything, send nothing")
+    parser.add_argument("--record", type=Path, metavar="FILE.mcap", help="record what is heard, sent and filtered")
+    parser.add_argument("--out", type=Path, help="report (default: the next free one of runs/deploy/report.json, ...)")
+    parser.add_argument("--plain", action="store_true", help="lines in place of the live view")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Drive; 0 when it ended as it should, 1 when the robot was stopped by the safety layer."""
+    from robopolicy.errors import UserError
+    from robopolicy.sim.gl import check_choice
+
+    if args.episodes < 1 or args.seed < 0:
+        raise UserError(f"--episodes must be at least 1 and --seed at least 0, got {args.episodes} and {args.seed}.")
+    for name in ("rate", "seconds"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise UserError(f"--{name} must be a positive number, got {value:g}.")
+    check_choice()  # MuJoCo is imported next
+    from real_robot.deployment import deploy
+
+    return deploy(args)

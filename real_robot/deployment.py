@@ -1,0 +1,255 @@
+"""One deployment: robot, transport, embodiment, policy and control loop put together, played and reported."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from real_robot.filter_log import RecordedFilter
+from real_robot.live_view import View, open_view
+from real_robot.loop import ControlLoop, Parts
+from real_robot.policy_runner import PolicyRunner
+from real_robot.policy_source import InlineRunner, Kept, open_source, start_episode
+from real_robot.recorder import RecordedTransport, Recorder
+from real_robot.robot import RobotSpec, load_robot
+from real_robot.sim_node import DOMAINS, build, node_parser, task_of
+from real_robot.simulation import PATIENCE, SimulatedTime, Simulation, simulated
+from real_robot.states import State, Tick
+from real_robot.task_embodiment import TaskEmbodiment
+from real_robot.transports.base import TRANSPORTS, Transport, open_transport
+from real_robot.wiring import prefix_of
+from robopolicy.deploy.contract import ChunkSource
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.evaluation.intervals import wilson
+from robopolicy.files import free_folder, write_text
+
+
+@dataclass
+class Played:
+    """What one episode, or one stretch on a real robot, came to."""
+
+    seed: int | None = None
+    success: bool | None = None
+    steps: int = 0  # control steps, of a simulated robot
+    done: bool = False  # the episode came to its end
+    state: str = ""  # of the loop at its end
+    reason: str = ""
+    ticks: int = 0
+    misses: int = 0  # periods in which no tick began
+    holds: int = 0  # times that the loop held
+    interventions: dict[str, int] = field(default_factory=dict)
+    inference_ms: float = 0.0  # p95
+    moments: list[float] = field(default_factory=list)  # [s] when ticks began
+
+
+def deploy(args: argparse.Namespace) -> int:
+    """Run `robopolicy deploy`; 0 when it ended as it should, 1 when the safety layer stopped the robot for good.
+
+    Raises:
+        UserError: Something is wrong with the arguments, or does not answer.
+    """
+    robot = load_robot(args.robot)
+    robot = robot if args.rate is None else replace(robot, rate=args.rate)
+    _check(args, robot)
+    task = task_of(args.task)
+    prefix_of(task.model, robot.names)  # refuses a task for another robot before anything is started
+    report = args.out or free_folder(Path("runs/deploy")) / "report.json"
+    with ExitStack() as stack:
+        source = open_source(args.policy, args.device)
+        stack.callback(source.close)
+        recorder = stack.enter_context(Recorder(args.record)) if args.record else None
+        if robot.simulated and not args.attach:
+            stack.enter_context(_simulation(args, robot))
+        view = stack.enter_context(open_view(args.plain, robot, args.task))
+        episodes: list[Played] = []
+        for number in range(args.episodes if robot.simulated else 1):
+            episodes.append(
+                _play(
+                    args,
+                    robot,
+                    TaskEmbodiment(task, prefix_of(task.model, robot.names)),
+                    source,
+                    recorder,
+                    view,
+                    args.seed + number,
+                )
+            )
+            view.finished(episodes[-1], len(episodes), args.episodes)
+            if not episodes[-1].done:
+                break
+    figures = summary(args, robot, episodes)
+    report.parent.mkdir(parents=True, exist_ok=True)
+    write_text(report, json.dumps(figures, indent=2) + "\n")
+    view.closing(figures, report)
+    return 1 if any(each.state == State.ESTOP for each in episodes) else 0
+
+
+def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        UserError: They do not; one line.
+    """
+    if args.transport not in (*TRANSPORTS, "auto"):
+        raise unknown_name("transport", args.transport, (*TRANSPORTS, "auto"))
+    if not robot.simulated and (args.lockstep or args.attach):
+        option = "--lockstep" if args.lockstep else "--attach"
+        raise UserError(f"{option} is for simulated robots; {robot.name} is a real one.")
+    if not robot.simulated and args.transport == "loopback":
+        raise UserError("The transport loopback stays within this process; name the one that reaches the robot.")
+    if args.attach and args.transport == "loopback":
+        raise UserError("The transport loopback stays within this process, so there is no robot to attach to.")
+    if args.dry_run and args.lockstep:
+        raise UserError("In lockstep time passes with commands, and --dry-run sends none; leave one of them out.")
+
+
+def connect(args: argparse.Namespace, robot: RobotSpec) -> Transport:
+    """The transport that the arguments name."""
+    domain = robot.domain if args.domain is None else args.domain
+    return open_transport(args.transport, **({"domain": domain} if args.transport in DOMAINS else {}))
+
+
+@contextmanager
+def _simulation(args: argparse.Namespace, robot: RobotSpec) -> Iterator[None]:
+    """A simulated robot: in a process of its own, or in a thread where the transport is within this one."""
+    words = ["--robot", args.robot, "--task", args.task, "--transport", args.transport]
+    words += [] if args.domain is None else ["--domain", str(args.domain)]
+    words += ["--lockstep", "--rate", f"{robot.rate:.17g}"] if args.lockstep else []
+    if args.transport != "loopback":
+        with simulated(words):
+            yield
+        return
+    node, over = build(node_parser().parse_args(words)), threading.Event()
+    thread = threading.Thread(target=node.run, args=(over.is_set,), name="simulated robot", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(5.0)
+        node.close()
+
+
+def _play(
+    args: argparse.Namespace,
+    robot: RobotSpec,
+    embodiment: TaskEmbodiment,
+    source: ChunkSource,
+    recorder: Recorder | None,
+    view: View,
+    seed: int,
+) -> Played:
+    """Play one episode; a real robot goes on until it is told to stop."""
+    played = Played(seed if robot.simulated else None)
+    with ExitStack() as stack:
+        transport = clock = connect(args, robot)
+        if args.lockstep:
+            transport = clock = SimulatedTime(transport)
+        stack.callback(clock.close)
+        simulation = Simulation(transport) if robot.simulated else None
+        if recorder is not None:
+            transport = RecordedTransport(transport, recorder)
+        safety = RecordedFilter(robot.limits, robot.filter_config, recorder=recorder) if recorder is not None else None
+        runner = InlineRunner(Kept(source)) if args.lockstep else PolicyRunner(Kept(source))
+        parts = Parts(safety=safety, join=args.join, dry_run=args.dry_run)
+        if simulation is not None:
+            simulation.reset(seed)
+        loop = ControlLoop(robot, transport, embodiment, runner, parts)
+        stack.callback(loop.stop)
+        begin, armed, missed, last = time.monotonic(), False, 0, loop.state
+
+        def after(tick: Tick) -> None:
+            nonlocal armed, last, begin, missed
+            if armed:
+                played.moments.append(tick.now)
+            played.holds += tick.state is State.HOLD and last is not State.HOLD
+            last = tick.state
+            view.update(loop.status(tick.now), tick)
+            if not armed and not loop.unmet(tick.now):
+                start_episode(source, seed)  # the policy has been warmed up; its noise begins anew
+                loop.arm()
+                armed, begin, missed = True, time.monotonic(), loop.overruns
+            elif not armed and time.monotonic() - begin > PATIENCE:
+                raise UserError(f"The robot cannot be armed: {loop.unmet(tick.now)}.")
+            over = simulation is not None and simulation.status.done
+            if over or tick.state is State.ESTOP or (args.seconds and time.monotonic() - begin > args.seconds):
+                played.state, played.reason = str(tick.state), tick.reason
+                loop.stop()
+
+        parts.on_tick = after
+        if isinstance(clock, SimulatedTime):
+            assert simulation is not None
+            clock.catch_up(simulation.status.time)
+            _in_lockstep(loop, clock)
+        else:
+            loop.run()
+        if simulation is not None:
+            status = simulation.status
+            played.success, played.steps, played.done = status.success, status.steps, status.done
+        played.state = played.state or str(loop.state)
+        played.ticks, played.misses = len(played.moments), loop.overruns - missed
+        played.interventions, played.inference_ms = dict(loop.log.counts), 1e3 * runner.latency
+    return played
+
+
+def _in_lockstep(loop: ControlLoop, clock: SimulatedTime) -> None:
+    """Tick whenever the robot has come to the end of a period; time passes with every command."""
+    until = time.monotonic() + PATIENCE
+    while loop.state is not State.STOPPED:
+        tick = loop.tick(clock.now)
+        if loop.state is State.STOPPED:
+            return
+        if tick.command is not None:
+            clock.catch_up(clock.now + loop.robot.dt)
+            until = time.monotonic() + PATIENCE
+        elif time.monotonic() > until:
+            raise UserError(f"The simulated robot cannot be driven: {tick.reason}.")
+        else:
+            time.sleep(1e-3)
+
+
+def summary(args: argparse.Namespace, robot: RobotSpec, episodes: list[Played]) -> dict[str, Any]:
+    """The figures of `report.json`."""
+    periods = np.concatenate([np.diff(each.moments) for each in episodes] or [np.zeros(0)])
+    ticks, misses = sum(each.ticks for each in episodes), sum(each.misses for each in episodes)
+    scored = [each for each in episodes if each.done]
+    rate = wilson(sum(bool(each.success) for each in scored), len(scored)) if scored else None
+    kinds = sorted({kind for each in episodes for kind in each.interventions})
+    return {
+        "robot": robot.name,
+        "task": args.task,
+        "policy": args.policy,
+        "transport": args.transport,
+        "lockstep": args.lockstep,
+        "dry_run": args.dry_run,
+        "rate": robot.rate,
+        "n": len(scored),
+        "success": rate.estimate if rate else None,
+        "low": rate.low if rate else None,
+        "high": rate.high if rate else None,
+        "ticks": ticks,
+        "period_p50_ms": _quantile(periods, 0.5),
+        "period_p99_ms": _quantile(periods, 0.99),
+        "deadline_misses": misses,
+        "deadline_miss_share": misses / max(ticks + misses, 1),
+        "inference_p95_ms": max((each.inference_ms for each in episodes), default=0.0),
+        "holds": sum(each.holds for each in episodes),
+        "interventions": {kind: sum(each.interventions.get(kind, 0) for each in episodes) for kind in kinds},
+        "episodes": [
+            {key: value for key, value in vars(each).items() if key not in ("moments", "inference_ms")}
+            for each in episodes
+        ],
+    }
+
+
+def _quantile(periods: np.ndarray, share: float) -> float | None:
+    return round(1e3 * float(np.quantile(periods, share)), 3) if len(periods) else None

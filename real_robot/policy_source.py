@@ -1,0 +1,84 @@
+"""Where chunks come from: a bundle, a checkpoint or a server, by one word of the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from real_robot.policy_runner import Answer, ask
+from robopolicy.deploy.contract import ChunkSource, Observed
+from robopolicy.errors import UserError
+
+BUNDLE = "bundle.json"  # file by which a bundle is told from a checkpoint
+
+
+def open_source(name: str, device: str = "cpu") -> ChunkSource:
+    """The policy `name`: `ws://HOST:PORT` or `wss://HOST:PORT`, the folder of a bundle, or that of a checkpoint.
+
+    Only a checkpoint needs torch.
+
+    Raises:
+        UserError: There is none, or it cannot be used here.
+    """
+    if name.startswith(("ws://", "wss://")):
+        from robopolicy.deploy.client import ServerSource
+
+        return ServerSource(name)
+    if "://" in name:
+        raise UserError(f"A policy server has an address like ws://HOST:PORT, got {name}.")
+    if (Path(name) / BUNDLE).is_file():
+        from robopolicy.deploy.bundle import open_bundle
+
+        return open_bundle(name)
+    from robopolicy.interop.checkpoint_source import CheckpointSource
+    from robopolicy.training.checkpoint import load_policy
+
+    policy, _ = load_policy(name, device)
+    return CheckpointSource(policy)
+
+
+def start_episode(source: ChunkSource, seed: int) -> None:
+    """Tell a source that remembers, or draws noise, that the episode `seed` begins; a server knows of no episodes."""
+    reset = getattr(source, "reset", None)
+    if reset is not None:
+        reset(seed)
+
+
+class Kept:
+    """A source that several runners use, one after the other: closing a runner leaves it open."""
+
+    def __init__(self, source: ChunkSource) -> None:
+        self.spec, self.takes_prefix = source.spec, source.takes_prefix
+        self.chunk = source.chunk
+
+    def close(self) -> None:
+        """Whoever opened the source closes it."""
+
+
+class InlineRunner:
+    """Computes a chunk at once, for a robot in lockstep: time does not pass meanwhile."""
+
+    busy = False
+    latency = 0.0
+
+    def __init__(self, source: ChunkSource) -> None:
+        self.spec, self.takes_prefix = source.spec, source.takes_prefix
+        self._source = source
+        self._answer: Answer | None = None
+
+    def request(self, obs: Observed, observed: float, prefix: NDArray[Any] | None = None) -> bool:
+        """Compute the chunk for `obs`."""
+        self._answer = ask(self._source, {key: np.asarray(value) for key, value in obs.items()}, observed, prefix)
+        return True
+
+    def poll(self) -> Answer | None:
+        """The answer, once."""
+        answer, self._answer = self._answer, None
+        return answer
+
+    def close(self) -> None:
+        """Close the source."""
+        self._source.close()

@@ -1,0 +1,79 @@
+"""A MuJoCo task as an embodiment: the functions that observe and control in simulation do so on the robot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from real_robot.message import Message
+from real_robot.transports.base import Received
+from real_robot.wiring import Wiring
+from robopolicy.errors import UserError
+from robopolicy.sim.mujoco.task import BatchState, MujocoTask
+
+Array = NDArray[np.float64]
+
+
+class TaskEmbodiment:
+    """Builds the task's state from messages, keeps the controller's memory and calls `observe` and `control`.
+
+    The state has one row. What no message reports stays where the model has it at the start: speeds of objects, and
+    sensors (zeros), which none of the observations that a robot can measure is made of.
+
+    Args:
+        task: The task whose policy is deployed.
+        prefix: What the robot puts before the model's names of its joints, as in `panda_joint1`.
+    """
+
+    def __init__(self, task: MujocoTask, prefix: str = "") -> None:
+        model = task.model
+        self.task = task
+        self.wiring = Wiring(model, prefix)
+        self.sources: Mapping[str, type[Message]] = self.wiring.sources
+        self.joints = self.wiring.commanded
+        self.control_dt = task.frame_skip * float(model.opt.timestep)
+        self._memory: dict[str, NDArray[np.generic]] = {}
+        self._steps = 0
+
+    def start(self, state: Mapping[str, Received]) -> None:
+        """Forget everything and command the pose in which the robot is; before an episode and after a stop.
+
+        Raises:
+            UserError: Something is missing, or the task cannot start from measurements.
+        """
+        self._steps = 0
+        self._memory = self.task.started(self._state(state))
+
+    def observe(self, state: Mapping[str, Received]) -> dict[str, NDArray[np.float32]]:
+        """The task's observations `{key: (dim,)}` of the newest messages.
+
+        Raises:
+            UserError: Something is missing.
+        """
+        found = self.task.observe(self._state(state))
+        return {key: value[0].astype(np.float32) for key, value in found.items()}
+
+    def command(self, action: NDArray[np.floating], state: Mapping[str, Received]) -> Array:
+        """Joint targets `(J,)` [rad, m] of the next `control_dt` seconds for `action` `(A,)`; call it once an action.
+
+        Raises:
+            UserError: The action is not finite or has another length, or something is missing.
+        """
+        task = self.task
+        if np.shape(action) != task.action_low.shape or not np.isfinite(action).all():
+            raise UserError(f"Expected {len(task.action_low)} finite numbers as an action, found {np.asarray(action)}.")
+        played = np.clip(np.asarray(action, np.float64), task.action_low, task.action_high)[None]
+        now = self._state(state)
+        control = task.control(played, now)
+        self._memory = now.memory
+        self._steps += 1
+        return control[0, self.wiring.actuators]
+
+    def _state(self, state: Mapping[str, Received]) -> BatchState:
+        model = self.task.model
+        qpos, qvel = model.qpos0.copy(), np.zeros(model.nv)
+        self.wiring.read({key: received.message for key, received in state.items()}, qpos, qvel)
+        time, sensors = np.full(1, self._steps * self.control_dt), np.zeros((1, model.nsensordata))
+        return BatchState(model, qpos[None], qvel[None], time, sensors, self._memory)

@@ -1,0 +1,70 @@
+"""`robopolicy export`: a checkpoint as a bundle that a robot's computer runs without torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from robopolicy.errors import UserError
+
+EXAMPLES = """\
+examples:
+  robopolicy export runs/lift_flow_bc/checkpoints/best --out bundles/lift
+  robopolicy export runs/lift_flow_bc/checkpoints/best --out bundles/lift --rtc --json
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "export",
+        help="write a checkpoint as a bundle for a robot",
+        description="Write a checkpoint as one folder that onnxruntime and numpy run: an ONNX graph with normalisers "
+        "and sampler inside and noise as an input, what goes in and comes out, and golden chunks. The graph is "
+        "compared with torch first, and refused if it differs by more than 1e-4 in normalised units.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("checkpoint", type=Path, help="checkpoint folder")
+    parser.add_argument("--out", type=Path, required=True, help="bundle folder to write")
+    parser.add_argument(
+        "--rtc", action="store_true", help="let the bundle continue actions that are being played (real-time chunking)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export; 0 when the bundle is written."""
+    from robopolicy.deploy.bundle import GRAPH, TOLERANCE
+    from robopolicy.deploy.export import TaskFacts, export_bundle
+    from robopolicy.schema import to_plain
+    from robopolicy.training.checkpoint import golden_observations, load_policy
+    from robopolicy.training.manifest import MANIFEST, sha256
+
+    policy, described = load_policy(args.checkpoint)
+    unknown = ""
+    try:
+        facts = TaskFacts.of(described.task)
+    except UserError as error:
+        facts, unknown = TaskFacts(described.task), str(error)
+    manifest = export_bundle(
+        policy,
+        args.out,
+        facts=facts,
+        obs=golden_observations(args.checkpoint),
+        checkpoint=sha256(args.checkpoint / MANIFEST),
+        rtc=args.rtc,
+    )
+    if args.json:
+        print(json.dumps({**to_plain(manifest), "identity": manifest.identity, "unknown_task": unknown}))
+        return 0
+    size = (args.out / GRAPH).stat().st_size / 2**20
+    noise = f"noise {manifest.noise_shape}" if manifest.noise_shape else "no noise"
+    print(f"{args.out}: bundle {manifest.identity[:12]}")
+    print(f"  policy {manifest.policy}, task {manifest.task}, {manifest.network_calls} network calls per chunk")
+    print(f"  {size:.1f} MiB, {noise}, {'continues' if manifest.takes_prefix else 'does not continue'} given actions")
+    print(f"  parity with torch: largest error {manifest.parity:.2g} in normalised units (tolerance {TOLERANCE:g})")
+    if unknown:
+        print(f"  names, bounds and rate of the actions are left out: {unknown}")
+    return 0

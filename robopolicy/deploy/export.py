@@ -1,0 +1,294 @@
+"""A policy as a bundle (`bundle.py`): the graph of `act(deterministic=True)`, compared with torch as it is written.
+
+The graph computes what evaluation plays: normalisers, encoders, all sampler steps, critics that choose or guide.
+Noise that belongs to the sampler is an input: the initial noise, and after it what DDPM, consistency models of several
+steps and stochastic compositions draw on the way, or the candidates to choose from. A Gaussian gives its mean.
+
+Graphs hold one decision of one robot, with fixed shapes: what does not depend on the observation is then computed once,
+at export. Continuing given actions (`rtc`) adds the inputs `prefix` and `prefix_weight`.
+
+Refused are policies whose code is not torch, operators that ONNX lacks (`and` solves linear systems), and graphs that
+differ from torch by more than `TOLERANCE`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robopolicy.deploy.bundle import (
+    GOLDEN,
+    GRAPH,
+    IMAGE,
+    MANIFEST,
+    SCHEMA,
+    TOLERANCE,
+    BundleManifest,
+    golden_error,
+    hash_files,
+    write_manifest,
+)
+from robopolicy.deploy.graph import CHUNK, NEXT_MEMORY, NOISE, PREFIX, PREFIX_WEIGHT, metadata, open_session
+from robopolicy.deploy.tracing import CountedNoise, GivenNoise, trace
+from robopolicy.errors import UserError
+from robopolicy.extras import need
+from robopolicy.files import atomic_folder, refuse_foreign
+from robopolicy.nets.normalizer import Normalizer
+from robopolicy.policies.base import Observation, Policy
+from robopolicy.policies.continuation import act_on
+from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.wrappers.black_box import BlackBoxPolicy
+from robopolicy.sim.registry import SimOptions, make_sim
+
+PACKAGES = ("robopolicy", "torch", "onnx", "onnxruntime", "numpy")
+OPSET = 20
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """What a task declares about observations and actions."""
+
+    task: str
+    control_dt: float | None = None  # [s]
+    action_names: tuple[str, ...] = ()
+    action_low: tuple[float, ...] = ()
+    action_high: tuple[float, ...] = ()
+    observation_names: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])
+
+    @classmethod
+    def of(cls, task: str) -> TaskFacts:
+        """Ask the task.
+
+        Raises:
+            UserError: It is not installed here.
+        """
+        sim = make_sim(task, SimOptions(num_envs=1))
+        try:
+            spec = sim.spec
+        finally:
+            sim.close()
+        return cls(
+            spec.task,
+            spec.control_dt,
+            spec.action_names,
+            tuple(spec.action_low.tolist()),
+            tuple(spec.action_high.tolist()),
+            {key: list(entry.names) for key, entry in spec.observation.items() if entry.names},
+        )
+
+
+class Decision:
+    """One decision of a policy as a function of tensors alone."""
+
+    def __init__(self, policy: Policy, *, rtc: bool) -> None:
+        self.policy, self.rtc = policy, rtc
+        self.keys = tuple(policy.spec.observation)
+        self.noise_shape: tuple[int, ...] = ()  # (R, A), set by `inputs_for`
+
+    @torch.no_grad()
+    def inputs_for(self, obs: Observation) -> dict[str, Tensor]:
+        """Inputs of the graph for a batch of observations, with noise and prefixes drawn from fixed seeds.
+
+        Raises:
+            UserError: The policy cannot continue given actions, but is to.
+        """
+        spec, rows = self.policy.spec, len(next(iter(obs.values())))
+        streams = RowStreams(range(rows), [0] * rows)
+        inputs = {key: obs[key] for key in self.keys}
+        blank = torch.zeros(1, spec.horizon, spec.action_dim)
+        counted, first = CountedNoise(), {key: value[:1] for key, value in inputs.items()}
+        self._act(first, counted, blank, blank[..., 0])
+        if counted.size:
+            width = spec.action_dim
+            self.noise_shape = (max(spec.horizon, -(-counted.size // width)), width)
+            inputs[NOISE] = streams.normal((rows, *self.noise_shape))
+        if self.rtc:
+            inputs[PREFIX] = self.policy.act(obs, deterministic=True, generator=RowStreams(range(rows), [1] * rows))
+            inputs[PREFIX_WEIGHT] = torch.zeros(rows, spec.horizon)
+            inputs[PREFIX_WEIGHT][1::2, : max(spec.horizon // 2, 1)] = 1  # every other row continues something
+        return inputs
+
+    def __call__(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """Outputs of the graph for inputs in the order of `inputs_for`."""
+        rest = list(values[len(self.keys) :])
+        obs = dict(zip(self.keys, values, strict=False))
+        noise = GivenNoise(rest.pop(0)) if self.noise_shape else None
+        outputs = (self._act(obs, noise, *rest),)
+        return (*outputs, self.policy.remember(obs)) if self.policy.spec.memory_dim else outputs
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the outputs."""
+        return [CHUNK, NEXT_MEMORY] if self.policy.spec.memory_dim else [CHUNK]
+
+    def _act(self, obs: Observation, noise: Any, *given: Tensor) -> Tensor:
+        if self.rtc:
+            return act_on(self.policy, obs, *given, generator=noise)
+        return self.policy.act(obs, deterministic=True, generator=noise)
+
+
+def export_bundle(
+    policy: Policy, folder: str | Path, *, facts: TaskFacts, obs: Observation, checkpoint: str = "", rtc: bool = False
+) -> BundleManifest:
+    """Write a bundle folder atomically, replacing an older bundle of that name.
+
+    Args:
+        policy: What to export, on the CPU and in evaluation mode.
+        folder: Folder to create.
+        facts: What is known of its task.
+        obs: Observations `{key: (B, To, ...)}` to compare graph and torch at; they become the golden inputs.
+        checkpoint: Hash of where the policy comes from.
+        rtc: Let the graph continue given actions.
+
+    Raises:
+        UserError: It cannot be exported, or the graph computes something else; one line says why.
+    """
+    folder = Path(folder)
+    refuse_foreign(folder, MANIFEST, "a bundle")
+    black = next((part for part in policy.modules() if isinstance(part, BlackBoxPolicy)), None)
+    if black is not None:
+        raise UserError(f"{black.label} is no torch code of ours, so it cannot be exported; serve the policy instead.")
+    decision = Decision(policy.eval(), rtc=rtc)
+    inputs = decision.inputs_for(obs)
+    model = _graph(decision, {name: value[:1] for name, value in inputs.items()})
+    golden = _golden(decision, inputs)
+    scale = _scale(policy)
+    with atomic_folder(folder) as temporary:
+        (temporary / GRAPH).write_bytes(model)
+        np.savez(temporary / GOLDEN, allow_pickle=False, **golden)
+        error = golden_error(open_session(temporary / GRAPH, 1), golden, scale, temporary)
+        if not error <= TOLERANCE:
+            raise UserError(
+                f"The graph differs from torch by {error:.2g} in normalised units, more than {TOLERANCE:g}; something "
+                "amplifies rounding, e.g. finite differences (operator.derivative=exact) or nearly equal tokens."
+            )
+        manifest = BundleManifest(
+            schema=SCHEMA,
+            policy=policy.name,
+            spec=policy.spec.to_dict(),
+            network_calls=policy.network_calls,
+            noise_shape=decision.noise_shape,
+            takes_prefix=rtc,
+            task=facts.task,
+            control_dt=facts.control_dt,
+            action_names=facts.action_names,
+            action_low=facts.action_low,
+            action_high=facts.action_high,
+            observation_names={key: names for key, names in facts.observation_names.items() if key in obs},
+            cameras={
+                key.removeprefix(IMAGE): list(shape[-2:])
+                for key, shape in policy.spec.observation.items()
+                if key.startswith(IMAGE)
+            },
+            action_scale=tuple(scale.tolist()),
+            checkpoint=checkpoint,
+            parity=error,
+            versions=_versions(),
+            files=hash_files(temporary),
+        )
+        write_manifest(temporary, manifest)
+    return manifest
+
+
+def _graph(decision: Decision, inputs: dict[str, Tensor]) -> bytes:
+    """The ONNX file of `decision`.
+
+    Raises:
+        UserError: It cannot be traced, or ONNX lacks an operator.
+    """
+    onnx = need("onnx", "onnx")
+    need("onnxscript", "onnx")
+    policy = decision.policy
+    try:
+        with _quiet():
+            graph = trace(decision, list(inputs.values()))
+            program = torch.onnx.export(
+                graph,
+                tuple(inputs.values()),
+                input_names=list(inputs),
+                output_names=decision.outputs,
+                opset_version=OPSET,
+                dynamo=True,
+                verbose=False,
+            )
+    except UserError:
+        raise
+    except Exception as error:  # tracer and exporter raise whatever they meet
+        raise UserError(f"Policy '{policy.name}' cannot be exported: {_reason(error)}.") from error
+    assert program is not None
+    model = program.model_proto
+    onnx.helper.set_model_props(model, metadata(policy.spec, policy.network_calls))
+    return model.SerializeToString()
+
+
+@torch.no_grad()
+def _golden(decision: Decision, inputs: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """Inputs and what torch makes of them, row by row as a robot asks."""
+    rows = [
+        decision(*(value[row : row + 1] for value in inputs.values()))
+        for row in range(len(next(iter(inputs.values()))))
+    ]
+    outputs = {name: torch.cat(values) for name, values in zip(decision.outputs, zip(*rows, strict=True), strict=True)}
+    if not bool(outputs[CHUNK].isfinite().all()):
+        raise UserError("The policy returns non-finite actions; verify its checkpoint first.")
+    return {name: value.detach().numpy() for name, value in {**inputs, **outputs}.items()}
+
+
+def _scale(policy: Policy) -> np.ndarray:
+    """Action units `(A,)` per normalised unit; ones where the policy has no units of its own."""
+    found = next((part.action_normalizer for part in policy.modules() if hasattr(part, "action_normalizer")), None)
+    if isinstance(found, Normalizer) and len(found.scale) == policy.spec.action_dim:
+        return found.scale.double().numpy()
+    return np.ones(policy.spec.action_dim)
+
+
+def _reason(error: BaseException) -> str:
+    """Why an exporter gave up, in a few words."""
+    messages: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        messages.append(str(cause))
+        cause = cause.__cause__
+    text = "\n".join(messages)
+    missing = re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", text)
+    if missing:
+        return f"ONNX has no operator for {missing[1]}"
+    if "_local_scalar_dense" in text:
+        return "it decides by the values of its inputs"
+    return f"{type(error).__name__}: {messages[-1].strip().splitlines()[0] if messages[-1].strip() else ''}".rstrip(
+        ": ."
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter warns of its own internals."""
+    previous = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(previous)
+
+
+def _versions() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

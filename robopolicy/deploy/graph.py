@@ -1,0 +1,67 @@
+"""A policy as an ONNX graph: names of inputs and outputs, metadata, and the session that runs it; no torch.
+
+Inputs are the observations by their keys, `(B, To, ...)`, and where the policy has use for them
+
+    noise           (B, R, A)   all the noise that one decision draws, the chunk's own first
+    prefix          (B, H, A)   actions to be continued, in action units
+    prefix_weight   (B, H)      how firmly each of them holds, 0 where nothing is to be continued
+
+Outputs are `chunk` `(B, H, A)` and, of a recurrent policy, `next_memory` `(B, 1, M)`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robopolicy.errors import UserError
+from robopolicy.extras import need
+from robopolicy.spec import PolicySpec
+
+METADATA = "robopolicy"  # entry of the file's metadata
+NOISE, CHUNK = "noise", "chunk"
+PREFIX, PREFIX_WEIGHT = "prefix", "prefix_weight"
+NEXT_MEMORY = "next_memory"
+TYPES = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(float16)": np.float16,
+    "tensor(uint8)": np.uint8,
+    "tensor(int64)": np.int64,
+}
+
+
+def metadata(spec: PolicySpec, network_calls: int = 1) -> dict[str, str]:
+    """Entries for the metadata of a graph, from which its shapes are known."""
+    return {METADATA: json.dumps({**spec.to_dict(), "network_calls": network_calls})}
+
+
+def open_session(source: bytes | Path, threads: int, *, cuda: bool = False) -> Any:
+    """A session of onnxruntime for the graph in a file or in memory.
+
+    Threads do not spin while they wait: the control loop needs the cores.
+
+    Args:
+        source: The file, or its bytes.
+        threads: Of one operator; 0 is one per core.
+        cuda: Compute on the GPU where the runtime can.
+
+    Raises:
+        UserError: It cannot be run here.
+    """
+    runtime = need("onnxruntime", "onnx")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    wanted = ["CUDAExecutionProvider"] if cuda and "CUDAExecutionProvider" in runtime.get_available_providers() else []
+    content = source if isinstance(source, bytes) else str(source)
+    try:
+        return runtime.InferenceSession(content, options, providers=[*wanted, "CPUExecutionProvider"])
+    except Exception as error:  # the runtime's errors are classes of its own
+        reason = str(error).splitlines()[0]
+        raise UserError(f"onnxruntime cannot run this graph ({reason}); export it for this version.") from error

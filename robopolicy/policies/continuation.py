@@ -1,0 +1,145 @@
+"""Chunks that continue actions which are already being played (real-time chunking, arXiv 2506.07339).
+
+While a chunk is computed the robot goes on playing the last one, so the first actions of the new chunk are given. Here
+they are inpainted along the denoising path: every step of the sampler turns its iterate `a data + b noise` into the
+next one, `a' data + b' noise`, and so tells what clean chunk it is heading for. Given actions replace their part of
+that chunk in proportion to their weight. The other actions move by what the estimate would change if the given part
+came out right: one vector-Jacobian product per step,
+
+    change = alpha J^T r,   r = weight (given - estimate),   alpha = <r, J^T r> / |weight J^T r|^2
+
+with J the Jacobian of the estimate, which for the true estimate is the covariance of clean chunks given the iterate, up
+to a factor. With weights of 0 the chunk is that of `decode`, bit for bit; with a weight of 1 the given action comes out
+bit for bit.
+
+Use it with samplers of a few steps or more. The first step sees noise alone and is not guided, so a sampler of one call
+cannot adapt to what is given and is refused; with four steps a jump may remain that ten steps do not leave.
+
+Deviations from the paper: given actions are set instead of only being guided, and the strength alpha is the best one
+for every sample instead of a bounded schedule. On Gaussian data this gives the conditional distribution (exactly for
+one given number and many steps), where the schedule stops short of it. Heun's steps are treated as Euler's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Observation, Policy
+from robopolicy.policies.heads.diffusion import DiffusionPolicy
+from robopolicy.policies.heads.edm import EDMPolicy
+from robopolicy.policies.heads.flow import FlowPolicy
+from robopolicy.policies.heads.generative import GenerativePolicy
+from robopolicy.policies.noise import Randomness
+from robopolicy.policies.wrappers.latent import LatentPolicy
+from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
+
+EARLIEST = 0.05  # linear time before which nothing is guided: the slope of an estimate of noise alone is an artefact
+TINY = 1e-12  # keeps quotients of what vanishes finite
+FARTHEST = 2.0  # largest change of an estimate by guidance, in units of the head's action bound
+
+
+def act_on(policy: Policy, obs: Observation, prefix: Tensor, weight: Tensor, *, generator: Randomness = None) -> Tensor:
+    """`policy.act(obs, deterministic=True)` that continues `prefix`.
+
+    Args:
+        policy: A denoising head, or one that is steered or starts from zeros.
+        obs: Observations `{key: (B, To, ...)}`.
+        prefix: Given actions `(B, H, A)` in env units; anything finite where there are none.
+        weight: How firmly each of them holds `(B, H)`, in [0, 1].
+        generator: Of the noise.
+
+    Raises:
+        UserError: The policy has no sampler of several deterministic steps.
+    """
+    with torch.no_grad():
+        reference = next(iter(obs.values()))
+        if isinstance(policy, LatentPolicy):
+            head = _continuable(policy.base)
+            free = policy.actor.act(obs, deterministic=True, generator=generator)
+            noise = policy.config.space.expand(free, policy.noise_shape[0], generator)
+        elif isinstance(policy, ZeroNoisePolicy):
+            head = _continuable(policy.base)
+            noise = torch.zeros(len(reference), *policy.noise_shape, device=reference.device)
+        else:
+            head = _continuable(policy)
+            noise = head.draw_noise(len(reference), generator, reference.device)
+        return continue_chunk(head, obs, noise, prefix, weight)
+
+
+def continue_chunk(head: GenerativePolicy, obs: Observation, noise: Tensor, prefix: Tensor, weight: Tensor) -> Tensor:
+    """`head.decode(obs, noise)` `(B, H, A)` that continues `prefix`; arguments as in `act_on`, without gradients.
+
+    Raises:
+        UserError: The head has no sampler of several deterministic steps.
+    """
+    head = _continuable(head)
+    with torch.no_grad():
+        features = head.encode(obs)
+        given, held = head.action_normalizer.normalize(prefix), weight.unsqueeze(-1)  # (B, H, A), (B, H, 1)
+        data, noise_level = _coefficients(head)
+        x = head.begin(noise)
+        for k in range(head.config.steps):
+            a, b, a_next, b_next = data[k], noise_level[k], data[k + 1], noise_level[k + 1]
+            kept = b_next / b
+            gain = a_next - kept * a  # the next iterate is `gain estimate + kept x`
+            index = torch.full((len(x),), k, device=x.device)
+            if a < EARLIEST * (a + b):
+                end, change = head.advance(features, x, index), torch.zeros_like(x)
+            else:
+                end, change = _guided(head, features, x, index, given, held, gain, kept)
+            x = (1 - held) * (end + gain * change) + held * (gain * given + kept * x)
+        chunk = head.action_normalizer.denormalize(head.clip(x))
+        return torch.where(held == 1, prefix, chunk)
+
+
+def _guided(
+    head: GenerativePolicy,
+    features: Tensor,
+    x: Tensor,
+    k: Tensor,
+    given: Tensor,
+    held: Tensor,
+    gain: float,
+    kept: float,
+) -> tuple[Tensor, Tensor]:
+    """The iterate after step `k` without guidance, and the change of the estimate by guidance, `(B, H, A)` each."""
+    with torch.enable_grad():
+        start = x.detach().requires_grad_(True)
+        end = head.advance(features, start, k)
+        estimate = (end - kept * start) / gain
+        lacking = (held * (given - estimate)).detach()
+        (pull,) = torch.autograd.grad((estimate * lacking).sum(), start)
+    response = held * pull
+    dims = (1, 2)
+    strength = response.square().sum(dims, keepdim=True).clamp(min=TINY)
+    alpha = (lacking * response).sum(dims, keepdim=True) / strength
+    change = alpha.clamp(min=0) * pull
+    limit = FARTHEST * head.config.action_clip
+    return end.detach(), change.clamp(-limit, limit) if limit else change
+
+
+def _coefficients(head: GenerativePolicy) -> tuple[list[float], list[float]]:
+    """Coefficients of data and noise, K + 1 each, in the iterates of the head; the last iterate is data alone."""
+    if isinstance(head, DiffusionPolicy):
+        return head.signal_scale.tolist(), head.noise_scale.tolist()
+    if isinstance(head, EDMPolicy):
+        return [1.0] * (head.config.steps + 1), head.sigmas.tolist()
+    assert isinstance(head, FlowPolicy)
+    times = [*head.grid.tolist(), 1.0]
+    return times, [1 - t for t in times]
+
+
+def _continuable(policy: Policy) -> GenerativePolicy:
+    known = isinstance(policy, FlowPolicy | EDMPolicy | DiffusionPolicy)
+    if not known or (isinstance(policy, DiffusionPolicy) and policy.config.sampler == "ddpm"):
+        raise UserError(
+            "Continuing a chunk needs a sampler without noise of its own (flow, shortcut, meanflow, edm, diffusion "
+            f"with sampler=ddim), also steered; '{policy.name}' has none."
+        )
+    if policy.config.steps < 2:
+        raise UserError(
+            f"Continuing a chunk needs steps to adapt in, and this '{policy.name}' takes one; use two or more."
+        )
+    return policy

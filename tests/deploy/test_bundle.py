@@ -1,0 +1,138 @@
+"""Bundles on a robot's computer: no torch, strict inputs, and refusals of what was damaged or changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime", reason="needs robopolicy[onnx]")
+pytest.importorskip("onnxscript", reason="needs robopolicy[onnx]")
+from tiny_policies import observed, small
+
+from robopolicy.deploy.bundle import Bundle, open_bundle, prefix_weights
+from robopolicy.deploy.export import TaskFacts, export_bundle
+from robopolicy.errors import UserError
+
+OBS = {"goal": np.zeros((2, 2), np.float32), "state": np.ones((2, 3))}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bundles") / "flow"
+    policy = small("flow", steps=3)
+    export_bundle(policy, path, facts=TaskFacts.of("toy/point_mass"), obs=observed(policy), rtc=True)
+    return path
+
+
+@pytest.fixture
+def bundle(folder: Path) -> Bundle:
+    return open_bundle(folder, seed=0)
+
+
+def test_a_copy_runs_in_a_process_without_torch_and_mujoco(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "elsewhere")
+    program = (
+        "import sys, numpy as np\n"
+        "from robopolicy.deploy.bundle import open_bundle\n"
+        "bundle = open_bundle(sys.argv[1], seed=3)\n"
+        "chunk = bundle.chunk({'goal': np.zeros((2, 2)), 'state': np.ones((2, 3))})\n"
+        "assert bundle.verify().ok and chunk.shape == (4, 2)\n"
+        "print(chunk.tolist(), sorted({'torch', 'mujoco', 'onnx', 'safetensors'} & set(sys.modules)))\n"
+    )
+    words = [sys.executable, "-c", program, str(tmp_path / "elsewhere")]
+    printed = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert printed == f"{open_bundle(folder, seed=3).chunk(OBS).tolist()} []\n"
+
+
+def test_the_manifest_says_what_the_task_declares(bundle: Bundle) -> None:
+    manifest = bundle.manifest
+    assert manifest.task == "toy/point_mass" and manifest.control_dt is not None
+    assert manifest.action_names == ("ax [m/s^2]", "ay [m/s^2]")
+    assert manifest.action_low == (-1.0, -1.0) and manifest.action_high == (1.0, 1.0)
+    assert manifest.noise_shape == (4, 2) and manifest.network_calls == 3
+
+
+def test_seeds_repeat_an_episode_and_differ(bundle: Bundle) -> None:
+    first = [bundle.chunk(OBS) for _ in range(2)]
+    assert not np.array_equal(first[0], first[1])
+    bundle.reset()
+    assert np.array_equal(bundle.chunk(OBS), first[0])
+    bundle.reset(seed=1)
+    assert not np.array_equal(bundle.chunk(OBS), first[0])
+    assert np.array_equal(bundle.chunk(OBS, noise=np.ones((4, 2))), bundle.chunk(OBS, noise=np.ones((4, 2))))
+
+
+def test_given_actions_come_out_and_the_rest_reacts(bundle: Bundle) -> None:
+    noise = np.random.default_rng(0).standard_normal((4, 2))
+    plain = bundle.chunk(OBS, noise=noise)
+    prefix = np.array([[0.3, 2.0], [0.1, -7.0]], np.float32)
+    chunk = bundle.chunk(OBS, prefix, noise=noise)
+    assert np.array_equal(chunk[:2], prefix) and not np.array_equal(chunk[2:], plain[2:])
+    assert np.array_equal(bundle.chunk(OBS, prefix, weight=np.zeros(2), noise=noise), plain)
+
+
+def test_soft_weights_hold_the_delay_and_fade_to_the_end() -> None:
+    weights = prefix_weights(horizon=16, delay=3, execute=6)
+    assert weights.shape == (10,) and (weights[:3] == 1).all()
+    assert (np.diff(weights[2:]) < 0).all() and 0 < weights[-1] < 0.05
+    with pytest.raises(UserError, match="A delay of 11 does not fit 16 actions"):
+        prefix_weights(16, 11, 6)
+
+
+def test_what_does_not_fit_is_refused_in_one_line(bundle: Bundle) -> None:
+    refused = {
+        "needs the observation 'goal', got state": {"obs": {"state": OBS["state"]}},
+        r"'state' must have shape \(2, 3\), found \(3,\)": {"obs": OBS | {"state": np.ones(3)}},
+        "'state' must be numbers, found": {"obs": OBS | {"state": np.full((2, 3), "x")}},
+        "'state' is not finite": {"obs": OBS | {"state": np.full((2, 3), np.nan)}},
+        r"noise must be finite numbers of shape \(4, 2\), found shape \(4, 3\)": {"noise": np.ones((4, 3))},
+        "A prefix holds 1 to 3 actions, got 4": {"prefix": np.ones((4, 2))},
+        r"prefix must be finite numbers of shape \(2, 2\)": {"prefix": np.full((2, 2), np.inf)},
+        r"weights of a prefix lie in \[0, 1\]": {"prefix": np.ones((1, 2)), "weight": np.array([2.0])},
+    }
+    for message, arguments in refused.items():
+        with pytest.raises(UserError, match=message) as caught:
+            bundle.chunk(**({"obs": OBS} | arguments))  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value)
+
+
+def test_a_closed_bundle_says_so(bundle: Bundle) -> None:
+    bundle.close()
+    bundle.close()
+    with pytest.raises(UserError, match="is closed; open it again"):
+        bundle.chunk(OBS)
+
+
+@pytest.mark.parametrize("name", ["policy.onnx", "golden.npz"])
+def test_changed_files_are_refused(folder: Path, tmp_path: Path, name: str) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    content = bytearray((copy / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (copy / name).write_bytes(content)
+    with pytest.raises(UserError, match=f"{name} is damaged or was changed"):
+        open_bundle(copy)
+    (copy / name).unlink()
+    with pytest.raises(UserError, match=f"{name} cannot be read"):
+        open_bundle(copy)
+
+
+def test_a_changed_manifest_is_refused(folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    content = json.loads((copy / "bundle.json").read_text())
+    (copy / "bundle.json").write_text(json.dumps(content | {"action_high": [9.0, 9.0]}))
+    with pytest.raises(UserError, match=r"bundle\.json is damaged or was changed"):
+        open_bundle(copy)
+    (copy / "bundle.json").write_text(json.dumps(content | {"schema": 99}))
+    with pytest.raises(UserError, match="has schema 99, expected 1"):
+        open_bundle(copy)
+    (copy / "bundle.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be read"):
+        open_bundle(copy)
+    with pytest.raises(UserError, match="cannot be read"):
+        open_bundle(tmp_path / "absent")

@@ -1,0 +1,98 @@
+"""Every kind of policy as a bundle: the same chunks as in torch, or a refusal that says why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("onnxruntime", reason="needs robopolicy[onnx]")
+pytest.importorskip("onnxscript", reason="needs robopolicy[onnx]")
+from tiny_policies import EXPORTED, REFUSED, observed, small
+from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+from robopolicy.deploy.bundle import TOLERANCE, open_bundle
+from robopolicy.deploy.export import TaskFacts, export_bundle
+from robopolicy.errors import UserError
+from robopolicy.interop.onnx import open_onnx
+from robopolicy.policies.noise import RowStreams
+
+
+@pytest.fixture(autouse=True, scope="module")
+def translations_read_once() -> Iterator[None]:
+    """The exporter reads all of its translations again for every graph, which takes longer than the graph."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
+    yield
+    patch.undo()
+
+
+SLOW = pytest.mark.slow
+QUICK = ("flow", "ddpm", "gaussian-gru", "latent (DSRL)", "composed-convex")
+
+
+@pytest.mark.parametrize("kind", [kind if kind in QUICK else pytest.param(kind, marks=SLOW) for kind in EXPORTED])
+def test_a_bundle_plays_what_evaluation_plays(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    policy = EXPORTED[kind]().eval()
+    obs = observed(policy)
+    manifest = export_bundle(policy, tmp_path / "b", facts=TaskFacts("none/none"), obs=obs)
+    assert manifest.parity <= TOLERANCE
+    bundle = open_bundle(tmp_path / "b", seed=7)
+    assert bundle.verify().ok
+    memory = torch.zeros(1, 1, policy.spec.memory_dim)
+    for decision in range(2):
+        seen = {key: value[decision : decision + 1] for key, value in obs.items()}
+        if "memory" in seen:
+            seen["memory"] = memory
+            memory = policy.remember(seen).detach()
+        expected = policy.act(seen, deterministic=True, generator=RowStreams([7], [decision]))[0]
+        chunk = bundle.chunk({key: value[0].numpy() for key, value in seen.items() if key != "memory"})
+        scale = torch.tensor(manifest.action_scale)
+        torch.testing.assert_close(torch.from_numpy(chunk) / scale, expected / scale, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "kind", ["latent (DSRL)", pytest.param("ddim", marks=SLOW), pytest.param("edm-heun", marks=SLOW)]
+)
+def test_a_bundle_continues_what_torch_continues(kind: str, tmp_path: Path) -> None:
+    policy = EXPORTED[kind]().eval()
+    manifest = export_bundle(policy, tmp_path / "b", facts=TaskFacts("none/none"), obs=observed(policy), rtc=True)
+    assert manifest.takes_prefix and manifest.parity <= TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["function", pytest.param("composed-and", marks=SLOW)])
+def test_what_cannot_be_exported_is_refused_with_the_reason(kind: str, tmp_path: Path) -> None:
+    make, reason = REFUSED[kind]
+    policy = make().eval()
+    with pytest.raises(UserError, match=reason) as caught:
+        export_bundle(policy, tmp_path / "b", facts=TaskFacts("none/none"), obs=observed(policy))
+    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
+
+
+def test_a_graph_that_differs_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = small("flow")
+    monkeypatch.setattr("robopolicy.deploy.export.golden_error", lambda *_: 2e-4)
+    with pytest.raises(UserError, match=r"differs from torch by 0\.0002 in normalised units"):
+        export_bundle(policy, tmp_path / "b", facts=TaskFacts("none/none"), obs=observed(policy))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["ddpm", "gaussian-gru"])
+def test_the_graph_of_a_bundle_opens_as_a_policy(kind: str, tmp_path: Path) -> None:
+    policy = EXPORTED[kind]().eval()
+    obs = observed(policy)
+    export_bundle(policy, tmp_path / "b", facts=TaskFacts("none/none"), obs=obs)
+    opened = open_onnx(tmp_path / "b" / "policy.onnx")
+    assert opened.spec == policy.spec and opened.network_calls == policy.network_calls
+    if kind == "ddpm":
+        assert opened.noise_shape == (12, 2)  # the first rows and what each of the three steps draws
+        streams = [RowStreams(range(3), [0] * 3) for _ in range(2)]
+        chunks = [p.act(obs, deterministic=True, generator=g) for p, g in zip((policy, opened), streams, strict=True)]
+    else:
+        chunks = [p.act(obs, deterministic=True) for p in (policy, opened)]
+        torch.testing.assert_close(opened.remember(obs), policy.remember(obs).detach(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(chunks[0], chunks[1], rtol=0, atol=1e-4)

@@ -1,0 +1,60 @@
+"""A policy as a source of chunks decides as in an evaluation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from robopolicy.errors import UserError
+from robopolicy.evaluation.actors import PolicyActor
+from robopolicy.interop.checkpoint_source import CheckpointSource
+from robopolicy.policies import POLICIES
+from robopolicy.policies.base import PolicySpec
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.registry import SimOptions, make_sim
+
+
+def build(name: str, **settings) -> CheckpointSource:
+    torch.manual_seed(0)
+    config, kind = POLICIES[name]
+    spec = PolicySpec({"state": (6,)}, 2, horizon=4, execute=2, obs_horizon=2)
+    return CheckpointSource(kind(config(**settings), spec))
+
+
+@pytest.mark.parametrize("name", ["flow", "gaussian"])
+def test_the_chunks_of_an_episode_are_those_of_an_evaluation(name):
+    source = build(name)
+    actor = PolicyActor(source.policy, batch=1)
+    sim = make_sim("toy/point_mass", SimOptions(num_envs=1))
+    chunked = ChunkedSim(sim, execute=2, obs_horizon=2)
+    obs = chunked.reset(5)
+    source.reset(5)
+    for decision in range(5):
+        wanted = actor(sim, obs, torch.tensor([0]), [5], [decision])
+        chunk = source.chunk({key: value[0].numpy() for key, value in obs.items()})
+        np.testing.assert_array_equal(chunk, wanted[0].numpy())
+        obs = chunked.step(wanted).obs
+    assert chunk.shape == (4, 2) and chunk.dtype == np.float32
+
+
+def test_an_episode_begun_again_repeats_itself_and_another_one_differs():
+    source = build("flow")
+    obs = {"state": np.zeros((2, 6), np.float32)}
+    chunks = {}
+    for run, seed in enumerate((1, 1, 2)):
+        source.reset(seed)
+        chunks[run] = np.stack([source.chunk(obs) for _ in range(2)])
+    np.testing.assert_array_equal(chunks[0], chunks[1])
+    assert not np.array_equal(chunks[0], chunks[2])
+    assert not np.array_equal(chunks[0][0], chunks[0][1])
+
+
+def test_what_does_not_fit_is_refused():
+    source = build("gaussian")
+    for obs in ({}, {"state": np.zeros(6, np.float32)}):
+        with pytest.raises(UserError, match="expects 'state'"):
+            source.chunk(obs)
+    with pytest.raises(UserError, match="cannot continue"):
+        source.chunk({"state": np.zeros((2, 6), np.float32)}, prefix=np.zeros((1, 2)))
+    assert not source.takes_prefix

@@ -1,0 +1,139 @@
+"""Chunks that continue given actions: Gaussians with known conditionals, and networks that nothing is given to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from closed_forms import RAW, nothing
+from composition_forms import CHUNK, KINDS, Gaussian, network
+from torch import Tensor, nn
+
+from robopolicy.errors import UserError
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.continuation import act_on, continue_chunk
+from robopolicy.policies.heads.consistency import ConsistencyConfig, ConsistencyPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
+from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
+
+ROWS, LENGTH, RHO, STD = 1000, 4, 0.9, 0.5
+COV = tuple(tuple(STD**2 * RHO ** abs(i - j) for j in range(LENGTH)) for i in range(LENGTH))
+
+
+class AlongChunk(nn.Module):
+    """A perfect network for points, applied to chunks of one number per step."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
+        return self.inner(x.transpose(1, 2), t, features).transpose(1, 2)
+
+
+def correlated(kind: str, **settings: Any) -> Any:
+    """A policy whose chunks are a Gaussian walk: neighbours are correlated by `RHO`."""
+    config_class, policy_class, exact = KINDS[kind]
+    policy = policy_class(config_class(**(RAW | settings)), PolicySpec({"state": (1,)}, 1, LENGTH))
+    policy.backbone = AlongChunk(exact(Gaussian((0.0,) * LENGTH, COV), policy.config))
+    return policy
+
+
+def continued(policy: Any, given: Tensor) -> Tensor:
+    """Chunks `(ROWS, LENGTH)` that start with `given`."""
+    torch.manual_seed(0)
+    prefix, weight = torch.zeros(ROWS, LENGTH, 1), torch.zeros(ROWS, LENGTH)
+    prefix[:, : len(given), 0], weight[:, : len(given)] = given, 1
+    return continue_chunk(policy, nothing(ROWS), torch.randn(ROWS, LENGTH, 1), prefix, weight)[..., 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("given", [torch.tensor([0.5]), torch.tensor([0.5, 0.4, 0.4])])
+def test_on_gaussians_the_rest_follows_the_conditional_distribution(kind: str, given: Tensor) -> None:
+    settings = {"steps": 25, "spacing": "trailing"} if kind == "diffusion" else {"steps": 25}
+    chunk = continued(correlated(kind, **settings), given)
+    rest = torch.arange(1, LENGTH - len(given) + 1)
+    assert torch.equal(chunk[:, : len(given)], given.expand(ROWS, -1))
+    torch.testing.assert_close(chunk.mean(0)[len(given) :], given[-1] * RHO**rest, rtol=0, atol=0.03)
+    std = STD * (1 - RHO ** (2 * rest)).sqrt()  # of such a walk; Euler steps of finite length narrow it
+    torch.testing.assert_close(chunk.std(0)[len(given) :], std, rtol=0.2, atol=0)
+
+
+def test_four_steps_come_close_to_the_conditional_mean() -> None:
+    chunk = continued(correlated("flow", steps=4), torch.tensor([0.5]))
+    share = chunk.mean(0)[1:] / (0.5 * RHO ** torch.arange(1, LENGTH))
+    assert ((share > 0.8) & (share < 1)).all(), share
+
+
+def fixed(rows: int = 3) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    noise, prefix = torch.randn(rows, 4, 2, generator=draw), 0.3 * torch.randn(rows, 4, 2, generator=draw)
+    return {"state": torch.randn(rows, 1, 3, generator=draw)}, noise, prefix
+
+
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "flow": {},
+    "diffusion": {},
+    "edm": {"solver": "heun"},
+    "shortcut": {},
+    "meanflow": {"steps": 3},
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_with_nothing_given_the_chunk_is_that_of_decode_bit_for_bit(kind: str) -> None:
+    policy, (obs, noise, prefix) = network(kind, **SAMPLERS[kind]).eval(), fixed()
+    with torch.no_grad():
+        plain = policy.decode(obs, noise)
+    assert torch.equal(continue_chunk(policy, obs, noise, prefix, torch.zeros(3, 4)), plain)
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_what_is_given_is_reproduced_and_the_rest_reacts_to_it(kind: str) -> None:
+    policy, (obs, noise, prefix) = network(kind, **SAMPLERS[kind]).eval(), fixed()
+    weight = torch.tensor([1.0, 1.0, 0.0, 0.0]).expand(3, -1)
+    chunk = continue_chunk(policy, obs, noise, prefix, weight)
+    assert torch.equal(chunk[:, :2], prefix[:, :2])
+    with torch.no_grad():
+        assert not torch.equal(chunk[:, 2:], policy.decode(obs, noise)[:, 2:])
+    other = continue_chunk(policy, obs, noise, torch.cat([prefix[:, :2], -prefix[:, 2:]], 1), weight)
+    assert torch.equal(chunk, other)  # what has no weight does not matter
+
+
+def test_a_soft_weight_lies_between() -> None:
+    policy, given = correlated("flow", steps=10), torch.full((200, 4, 1), 0.8)
+    noise, obs = torch.randn(200, 4, 1, generator=torch.Generator().manual_seed(0)), nothing(200)
+    distance = [
+        (continue_chunk(policy, obs, noise, given, torch.full((200, 4), w)) - given).abs().mean().item()
+        for w in (0.0, 0.5, 1.0)
+    ]
+    assert distance[0] > distance[1] > distance[2] == 0
+
+
+def test_steered_policies_and_those_that_start_from_zeros_continue_as_they_act() -> None:
+    base, (obs, _, prefix) = network("flow").eval(), fixed()
+    steered = LatentPolicy.steer(base, NoiseSpace("repeat"), STEERING_ACTOR).eval()
+    for policy in (base, steered, ZeroNoisePolicy.around(base)):
+        plain = policy.act(obs, deterministic=True, generator=RowStreams(range(3), [0] * 3))
+        for weight in (0.0, 1.0):
+            held = torch.full((3, 4), weight)
+            chunk = act_on(policy, obs, prefix, held, generator=RowStreams(range(3), [0] * 3))
+            assert torch.equal(chunk, prefix if weight else plain)
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        (lambda: GaussianPolicy(GaussianConfig(), CHUNK), "'gaussian' has none"),
+        (lambda: ConsistencyPolicy(ConsistencyConfig(steps=2), CHUNK), "'consistency' has none"),
+        (lambda: network("diffusion", sampler="ddpm"), "'diffusion' has none"),
+        (lambda: network("flow", steps=1), "this 'flow' takes one"),
+    ],
+)
+def test_samplers_that_cannot_continue_are_refused(policy: Any, reason: str) -> None:
+    obs, _, prefix = fixed()
+    with pytest.raises(UserError, match=reason):
+        act_on(policy(), obs, prefix, torch.ones(3, 4))

@@ -1,0 +1,129 @@
+"""`robopolicy deploy`: a policy drives a simulated robot in another process, and is scored as in process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scripted import ScriptedLift
+
+from real_robot import deploy_verb
+from real_robot.filter_log import refilter
+from real_robot.recorder import read
+from real_robot.robot import load_robot
+from robopolicy.cli import main as cli
+from robopolicy.deploy.safety.filter import SafetyFilter
+from robopolicy.evaluation.harness import evaluate
+from robopolicy.interop.checkpoint_source import CheckpointSource
+from robopolicy.sim.registry import SimOptions, make_sim
+
+DOMAIN = 100 + os.getpid() % 100
+FAST = ["--robot", "sim_panda", "--task", "manipulation/lift", "--policy", "scripted"]
+FAST += ["--domain", str(DOMAIN), "--plain"]
+
+
+class Point:
+    """Stands for the entry point, which an older installation does not have yet."""
+
+    name = "deploy"
+
+    @staticmethod
+    def load():
+        return deploy_verb
+
+
+@pytest.fixture(autouse=True)
+def verb(monkeypatch):
+    monkeypatch.setattr(cli, "added_verbs", lambda: {"deploy": Point})
+
+
+def play(monkeypatch, out: Path, *words: str, horizon: int = 8, execute: int = 4) -> dict:
+    source = CheckpointSource(ScriptedLift(horizon, execute))
+    monkeypatch.setattr("real_robot.deployment.open_source", lambda name, device: source)
+    assert cli.main(["deploy", *FAST, "--out", str(out), *words]) == 0
+    return json.loads(out.read_text())
+
+
+@pytest.mark.slow
+def test_in_lockstep_every_episode_is_that_of_an_evaluation(monkeypatch, tmp_path):
+    pytest.importorskip("cyclonedds", reason="needs robopolicy[ros]")
+    report = play(monkeypatch, tmp_path / "r.json", "--lockstep", "--rate", "20", "--episodes", "4", "--seed", "50")
+    sim = make_sim("manipulation/lift", SimOptions(num_envs=1))
+    wanted = evaluate(ScriptedLift(8, 4), sim, episodes=4, seed=50, policy_batch=1)
+    sim.close()
+    assert [each["seed"] for each in report["episodes"]] == [50, 51, 52, 53]
+    assert [each["success"] for each in report["episodes"]] == wanted.success.tolist()
+    assert [each["steps"] for each in report["episodes"]] == wanted.lengths.tolist()
+    assert report["interventions"] == {} and report["holds"] == 0
+    assert report["success"] == wanted.success.mean() and report["low"] < report["success"]
+
+
+def test_in_real_time_the_cube_is_lifted_and_the_recording_filters_the_same(monkeypatch, tmp_path):
+    """50 Hz, 20 Hz actions, all in this process; a busy machine may cost an episode time, but not its report."""
+    pytest.importorskip("mcap", reason="needs robopolicy[record]")
+    path = tmp_path / "run.mcap"
+    words = ("--transport", "loopback", "--episodes", "2", "--record", str(path))
+    report = play(monkeypatch, tmp_path / "r.json", *words)
+    assert report["n"] == 2 and report["success"] >= 0.5
+    assert 19.0 < report["period_p50_ms"] < 25.0
+    robot = load_robot("sim_panda")
+    recording = list(read(path))
+    ticks, other = refilter(recording, SafetyFilter(robot.limits, robot.filter_config))
+    assert ticks >= report["ticks"] - 2 and other == []
+    counts = {topic: sum(each.topic == topic for each in recording) for topic in {each.topic for each in recording}}
+    assert min(counts[robot.state.topic], counts["/objects/cube/pose"], counts[robot.command.topic]) > 50
+    sent = np.stack([each.message.points[0].positions for each in recording if each.topic == robot.command.topic])
+    assert np.isfinite(sent).all() and robot.limits.inside(sent, 1e-9).all()
+
+
+def test_a_dry_run_sends_nothing(monkeypatch, tmp_path):
+    report = play(monkeypatch, tmp_path / "r.json", "--transport", "loopback", "--dry-run", "--seconds", "0.5")
+    assert report["dry_run"] and report["n"] == 0 and report["ticks"] > 10
+    assert report["episodes"][0]["steps"] == 0 and report["success"] is None
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--robot", "sim_pand"], "Unknown robot 'sim_pand'. Did you mean 'sim_panda'?"),
+        (["--task", "lft"], "Unknown task 'lft'"),
+        (["--task", "drawr"], "Did you mean"),
+        (["--task", "locomotion/hopper"], "joints"),
+        (["--transport", "dsd"], "Unknown transport 'dsd'. Did you mean 'dds'?"),
+        (["--episodes", "0"], "--episodes must be at least 1"),
+        (["--rate", "-1"], "--rate must be a positive number"),
+        (["--robot", "ur5e"], "The task moves the joints"),
+        (["--robot", "franka_panda", "--lockstep"], "--lockstep is for simulated robots"),
+        (["--robot", "franka_panda", "--transport", "loopback"], "stays within this process"),
+        (["--lockstep", "--dry-run"], "--dry-run sends none"),
+        (["--attach", "--transport", "loopback"], "no robot to attach to"),
+        (["--policy", "http://x"], "ws://HOST:PORT"),
+        (["--policy", "nowhere"], "nowhere"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_code_2(words, message, capsys):
+    assert cli.main(["deploy", *FAST, *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("robopolicy: error: ") and captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+def test_help_is_cheap_and_shows_examples(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["deploy", "--help"])
+    assert "robopolicy deploy --robot sim_panda" in capsys.readouterr().out.split("examples:")[1]
+    code = "import sys, real_robot.deploy_verb; assert not {'torch', 'mujoco', 'rich'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.slow
+def test_wrong_arguments_of_the_node_are_one_line():
+    command = [sys.executable, "-m", "real_robot.sim_node", "--robot", "nobody"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("sim_node: error: Unknown robot 'nobody'")
+    assert done.stderr.count("\n") == 1
