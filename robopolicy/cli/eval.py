@@ -65,7 +65,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--join",
         default="replace",
-        help="with --latency, where chunks overlap: replace, hold or ensemble (default: replace)",
+        help="with --latency, where chunks overlap: replace, hold, ensemble or rtc (default: replace)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

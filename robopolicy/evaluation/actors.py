@@ -89,12 +89,15 @@ class PolicyActor:
         batch = {key: obs[key][rows].to(self._device or rows.device) for key in self._keys}
         with torch.inference_mode():
             batch |= self._recalled(seeds, decisions)
-            chunk = self.policy.act(batch, deterministic=self.deterministic, generator=RowStreams(seeds, decisions))
+            chunk = self._chunk(batch, seeds, RowStreams(seeds, decisions))
             if MEMORY in batch:
                 after = self.policy.remember(batch)
                 # Copies that fill the batch are rounded differently: an episode's own row counts.
                 self._memory |= {seed: after[i] for i, seed in enumerate(seeds) if seed % self.batch == i}
         return chunk.to(rows.device)
+
+    def _chunk(self, obs: Observation, seeds: Sequence[int], streams: RowStreams) -> Tensor:
+        return self.policy.act(obs, deterministic=self.deterministic, generator=streams)
 
     def _recalled(self, seeds: Sequence[int], decisions: Sequence[int]) -> Observation:
         """Memories of the episodes of a recurrent policy, zeros at their first decision; else nothing."""

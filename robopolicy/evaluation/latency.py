@@ -19,12 +19,45 @@ from torch import Tensor
 
 from robopolicy.deploy.chunk_buffer import JOINS, ChunkBuffer, delay_steps
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.evaluation.actors import Actor, as_actor
+from robopolicy.evaluation.actors import Actor, PolicyActor, as_actor
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.report import Table, percent
 from robopolicy.evaluation.result import EvalResult
 from robopolicy.policies.base import Policy
+from robopolicy.policies.continuation import act_on, can_continue, held
+from robopolicy.policies.noise import RowStreams
 from robopolicy.sim.contract import Observation, VectorSim
+
+
+class ContinuingActor(PolicyActor):
+    """Plays chunks that continue what is being played (real-time chunking), without exploration noise."""
+
+    def __init__(self, policy: Policy) -> None:
+        """Wrap `policy`.
+
+        Raises:
+            UserError: It cannot continue a chunk.
+        """
+        if not can_continue(policy):
+            raise UserError(
+                f"The join 'rtc' needs a policy that continues what is being played, and '{policy.name}' cannot; see "
+                "robopolicy/policies/continuation.py, or choose another join."
+            )
+        super().__init__(policy)
+        self.prefixes: dict[int, NDArray[np.float64]] = {}  # (d, A) that the next chunk continues, by episode seed
+
+    def _chunk(self, obs: Observation, seeds: Sequence[int], streams: RowStreams) -> Tensor:
+        spec = self.policy.spec
+        parts = [
+            held(torch.from_numpy(self.prefixes[seed]).float()[None], spec.horizon)
+            if seed in self.prefixes
+            else held(torch.zeros(1, 0, spec.action_dim), spec.horizon)
+            for seed in seeds
+        ]
+        reference = next(iter(obs.values()))
+        given, weight = (torch.cat(part).to(reference.device) for part in zip(*parts, strict=True))
+        with torch.inference_mode(False):  # in which nothing could be guided
+            return act_on(self.policy, obs, given.clone(), weight.clone(), generator=streams)
 
 
 class LateActor:
@@ -36,7 +69,7 @@ class LateActor:
         Args:
             actor: Who decides.
             delay: d, control steps until its chunk is there.
-            join: See `robopolicy.deploy.chunk_buffer`.
+            join: See `robopolicy.deploy.chunk_buffer`; for `rtc` the actor is a `ContinuingActor`.
         """
         self._actor, self._delay, self._join = actor, delay, join
         self.execute = max(actor.execute, delay)
@@ -52,6 +85,12 @@ class LateActor:
     ) -> Tensor:
         """Actions `(R, execute, A)` that are played while the chunks decided on here are under way, and after."""
         before = self._actor.policy_calls
+        if isinstance(self._actor, ContinuingActor):
+            self._actor.prefixes = {
+                seed: self._buffers[seed].committed(decision * self.execute, self._delay)
+                for seed, decision in zip(seeds, decisions, strict=True)
+                if decision and self._delay
+            }
         chunks = self._actor(sim, obs, rows, seeds, decisions)
         self.policy_calls += self._actor.policy_calls - before
         asked = zip(seeds, decisions, chunks.cpu().numpy(), strict=True)
@@ -102,7 +141,7 @@ def latency_curve(
         policy: As in `evaluate`.
         sim: As in `evaluate`; latencies are rounded up to its control steps.
         latencies: Seconds from an observation to its chunk.
-        join: What is played where chunks overlap; all but `rtc`, which needs a policy that continues what is played.
+        join: What is played where chunks overlap; `rtc` needs a policy that continues what is played.
         episodes: As in `evaluate`, for each latency.
         seed: As in `evaluate`.
         deterministic: As in `evaluate`.
@@ -115,21 +154,25 @@ def latency_curve(
     with as_actor(policy, sim, deterministic=deterministic) as actor:
         for latency in latencies:
             delay = delay_steps(latency, sim.spec.control_dt)
-            late = LateActor(actor, delay, join)
+            late = LateActor(_continuing(policy) if join == "rtc" else actor, delay, join)
             result = evaluate(late, sim, episodes=episodes, seed=seed)
             found[latency] = LateResult(result, delay, late.repeated / late.played)
     return found
 
 
 def check_latencies(latencies: Sequence[float], join: str) -> None:
-    """Refuse latencies [s] that are negative or endless, and joins that need more than late chunks."""
+    """Refuse latencies [s] that are negative or endless, and unknown joins."""
     if join not in JOINS:
         raise unknown_name("join", join, JOINS)
-    if join == "rtc":
-        raise UserError("The join 'rtc' needs a policy that continues what is being played; choose another.")
     if not all(0 <= latency < np.inf for latency in latencies):
         given = " ".join(f"{1e3 * latency:g}" for latency in latencies)
         raise UserError(f"A latency is a number of milliseconds of at least 0, got {given}.")
+
+
+def _continuing(policy: Policy | Actor) -> ContinuingActor:
+    if not isinstance(policy, Policy):
+        raise UserError("The join 'rtc' needs a policy that continues what is being played; choose another join.")
+    return ContinuingActor(policy)
 
 
 def latency_table(curves: Mapping[str, Mapping[float, LateResult]]) -> Table:

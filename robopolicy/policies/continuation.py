@@ -40,6 +40,23 @@ TINY = 1e-12  # keeps quotients of what vanishes finite
 FARTHEST = 2.0  # largest change of an estimate by guidance, in units of the head's action bound
 
 
+def can_continue(policy: Policy) -> bool:
+    """Whether `act_on` takes it."""
+    try:
+        _continuable(policy.base if isinstance(policy, LatentPolicy | ZeroNoisePolicy) else policy)
+    except UserError:
+        return False
+    return True
+
+
+def held(prefix: Tensor, horizon: int) -> tuple[Tensor, Tensor]:
+    """Given actions `(B, d, A)` as `act_on` takes them, `(B, H, A)` with weights `(B, H)` of 1 for them and 0 after."""
+    rows, length, size = prefix.shape
+    given = torch.cat([prefix, prefix.new_zeros(rows, horizon - length, size)], 1)
+    weight = (torch.arange(horizon, device=prefix.device) < length).to(prefix.dtype)
+    return given, weight.expand(rows, horizon)
+
+
 def act_on(policy: Policy, obs: Observation, prefix: Tensor, weight: Tensor, *, generator: Randomness = None) -> Tensor:
     """`policy.act(obs, deterministic=True)` that continues `prefix`.
 

@@ -60,6 +60,17 @@ def test_a_served_policy_is_the_policy() -> None:
             assert not np.array_equal(first, again)  # the number of the request counts too
 
 
+def test_a_served_policy_continues_what_is_being_played() -> None:
+    prefix = np.full((3, 2, 2), 0.1, np.float32)
+    with running(ServedPolicy(flow())) as server, connected(server.url) as client:
+        assert open_remote(server.url).spec == SPEC
+        obs = {"state": np.zeros((3, 1, 6))}
+        for noise in (None, np.zeros((3, 4, 2), np.float32)):
+            chunk = client.ask(obs=obs, noise=noise, prefix=prefix).chunk
+            np.testing.assert_array_equal(chunk[:, :2], prefix)
+            assert np.isfinite(chunk).all() and np.ptp(chunk[:, 2:]) > 0
+
+
 def test_what_a_request_gets_does_not_depend_on_its_company() -> None:
     rng = np.random.default_rng(0)
     asked = [(rng.normal(size=(rows, 1, 6)).astype(np.float32), seed) for seed, rows in enumerate((1, 3, 1, 2) * 3)]

@@ -13,7 +13,8 @@ from robopolicy.deploy.chunk_buffer import ChunkBuffer
 from robopolicy.errors import UserError
 from robopolicy.evaluation import latency
 from robopolicy.evaluation.harness import evaluate
-from robopolicy.evaluation.latency import LateActor, latency_curve, latency_facts, latency_table
+from robopolicy.evaluation.latency import ContinuingActor, LateActor, latency_curve, latency_facts, latency_table
+from robopolicy.policies import POLICIES
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.noise import Randomness
 from robopolicy.sim.contract import SimSpec, Step, TensorSpec, VectorSim
@@ -147,8 +148,30 @@ def test_a_policy_too_slow_for_its_chunks_repeats_its_last_action_and_says_so() 
 @pytest.mark.parametrize(
     ("latencies", "join", "message"),
     [([-0.1], "replace", "at least 0, got -100"), ([np.inf], "hold", "at least 0"), ([0.1], "rplace", "'replace'"),
-     ([0.1], "rtc", "continues what is being played")],
+     ([0.1], "rtc", "and 'sine' cannot")],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(latencies, join, message) -> None:
     with pytest.raises(UserError, match=message):
         latency_curve(Sine(), Pendulum(1), latencies, join=join, episodes=1)
+
+
+def test_real_time_chunks_begin_as_the_last_ones_go_on_for_any_number_of_environments(make_sim) -> None:
+    config_class, policy_class = POLICIES["flow"]
+    policy = policy_class(config_class(), PolicySpec({"state": (7,)}, 3, horizon=8, execute=4))
+    policy.fit_normalizer({k: {"min": -torch.ones(n), "max": torch.ones(n)} for k, n in (("state", 7), ("action", 3))})
+    found = []
+    for n in (1, 5):
+        (late,) = latency_curve(policy, make_sim(n), [0.2], join="rtc", episodes=6, seed=50).values()
+        found.append(late)
+    assert np.array_equal(found[0].result.returns, found[1].result.returns) and found[0].repeated == 0.0
+    actor = ContinuingActor(policy.eval())
+    late, sim = LateActor(actor, 2, "rtc"), make_sim(1)
+    obs = {"state": sim.reset(3)["state"].unsqueeze(1)}
+    first = actor(sim, obs, torch.arange(1), [3], [0])[0]
+    assert torch.equal(late(sim, obs, torch.arange(1), [3], [0])[0], first[:4])
+    assert torch.equal(late(sim, obs, torch.arange(1), [3], [1])[0, :2], first[4:6])  # committed
+    assert np.allclose(actor.prefixes[3], first[4:6])
+    second = actor(sim, obs, torch.arange(1), [3], [1])[0]
+    assert torch.equal(second[:2], first[4:6]) and not torch.equal(second[2:4], first[6:])
+    with pytest.raises(UserError, match="choose another join"):
+        latency_curve(actor, sim, [0.1], join="rtc", episodes=1)
