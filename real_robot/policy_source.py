@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from real_robot.policy_runner import Answer, ask
+from robopolicy.deploy.bundle import MANIFEST, open_bundle
 from robopolicy.deploy.contract import ChunkSource, Observed
 from robopolicy.errors import UserError
-
-BUNDLE = "bundle.json"  # file by which a bundle is told from a checkpoint
 
 
 def open_source(name: str, device: str = "cpu") -> ChunkSource:
@@ -29,9 +28,7 @@ def open_source(name: str, device: str = "cpu") -> ChunkSource:
         return ServerSource(name)
     if "://" in name:
         raise UserError(f"A policy server has an address like ws://HOST:PORT, got {name}.")
-    if (Path(name) / BUNDLE).is_file():
-        from robopolicy.deploy.bundle import open_bundle
-
+    if (Path(name) / MANIFEST).is_file():
         return open_bundle(name)
     from robopolicy.interop.checkpoint_source import CheckpointSource
     from robopolicy.training.checkpoint import load_policy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,6 @@ from robopolicy.cli.options import check_numbers
 
 if TYPE_CHECKING:
     from robopolicy.deploy.batching import Served
-
-BUNDLE = "bundle.json"  # what makes a folder a bundle
 
 EXAMPLES = """\
 examples:
@@ -89,14 +86,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _load(args: argparse.Namespace) -> Served:
     """The policy behind the path."""
+    from robopolicy.deploy.bundle import MANIFEST, open_bundle
     from robopolicy.errors import UserError
 
-    if (args.policy / BUNDLE).is_file():
+    if (args.policy / MANIFEST).is_file():
         from robopolicy.deploy.batching import ServedSource
 
         if args.stochastic or args.device != "cpu":
             raise UserError("A bundle is served as it was exported; --device and --stochastic are for checkpoints.")
-        bundle = import_module("robopolicy.deploy.bundle").open_bundle(args.policy)
+        bundle = open_bundle(args.policy)
         if bundle.manifest.policy_spec.memory_dim:
             raise UserError("A recurrent policy cannot be served: a request knows nothing of the one before.")
         known = bundle.manifest
