@@ -41,6 +41,7 @@ def processes() -> Iterator[None]:
     dist.init_process_group()
     try:
         yield
+        dist.barrier()  # nobody leaves while another still talks to it
     finally:
         dist.destroy_process_group()
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 
 from robopolicy.cli import serve
 from robopolicy.cli.main import main, parse
+from robopolicy.deploy.bundle import MANIFEST
 from robopolicy.deploy.client import ServerSource
 from robopolicy.deploy.wire import TOKEN, Greeting
 from robopolicy.policies import POLICIES
@@ -75,10 +76,8 @@ def test_a_bundle_is_served_with_its_own_noise(
         def chunk(self, obs: Any, prefix: Any = None, *, noise: Any = None) -> np.ndarray:
             return noise
 
-    (tmp_path / serve.BUNDLE).write_text("{}")
-    module = ModuleType("robopolicy.deploy.bundle")
-    module.open_bundle = lambda path: Bundle()  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "robopolicy.deploy.bundle", module)
+    (tmp_path / MANIFEST).write_text("{}")
+    monkeypatch.setattr("robopolicy.deploy.bundle.open_bundle", lambda path: Bundle())
     served = serve._load(parse(["serve", str(tmp_path)]))
     assert served.greeting == Greeting(SPEC, f"{tmp_path.name}@0123456789ab", noise=True, prefix=True, network_calls=4)
     obs, streams = {"state": np.zeros((2, 1, 6), np.float32)}, [(2**64 - 1, 1 << 16), (3, 5)]

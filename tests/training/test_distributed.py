@@ -87,6 +87,7 @@ def one_of_two(index: int, folder: str) -> None:
     torch.save(
         [ranks.gathered(rows), ranks.gathered(rows > 10), ranks.largest_over_ranks(index)], f"{folder}/g{index}.pt"
     )
+    dist.barrier()  # as in `processes`: one that leaves early may take the other with it
     dist.destroy_process_group()
 
 

@@ -159,7 +159,7 @@ class SafetyFilter:
         if self.config.mode != "absolute":
             wish = here + (wish * dt if self.config.mode == "velocity" else wish)
         target = np.clip(wish, self._low, self._high)
-        self._record(done, "position", target != wish, wish, target, measured.time)
+        self._record(done, "position", np.abs(wish - target) > 2 * ROUNDING, wish, target, measured.time)
         target = np.clip(target, here - FAR * bounds.step, here + FAR * bounds.step)
         reach = self.limits.velocity * self.config.lead
         near = np.fmin(np.fmax(target, measured.position - reach), measured.position + reach)  # NaN bounds nothing
