@@ -60,11 +60,16 @@ def _grouped(cells: Sequence[Cell]) -> dict[tuple[str, str], list[Cell]]:
 
 
 def _interval(runs: Sequence[Cell], stage: str) -> tuple[float, float, float] | None:
-    """Pooled success with its Wilson interval, or the interquartile mean of the returns over seeds."""
+    """Pooled success with its Wilson interval, or the interquartile mean of the returns over seeds.
+
+    A return of one seed alone has the interval of its episodes.
+    """
     summaries = [run[stage] for run in runs if run[stage] is not None]
     if not summaries:
         return None
     if summaries[0]["success"] is None:
+        if len(summaries) == 1:
+            return tuple(summaries[0][key] for key in ("return_mean", "return_low", "return_high"))
         score = stratified_iqm([[summary["return_mean"] for summary in summaries]])
         return score.estimate, score.low, score.high
     count = sum(summary["n"] for summary in summaries)
