@@ -62,6 +62,13 @@ def test_on_gaussians_the_rest_follows_the_conditional_distribution(kind: str, g
     torch.testing.assert_close(chunk.std(0)[len(given) :], std, rtol=0.2, atol=0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_jagged_actions_are_followed_most_of_the_way(kind: str) -> None:
+    settings = {"steps": 25, "spacing": "trailing"} if kind == "diffusion" else {"steps": 25}
+    share = continued(correlated(kind, **settings), torch.tensor([0.5, 0.2, 0.6])).mean(0)[3] / (0.6 * RHO)
+    assert 0.75 < share < 1, share
+
+
 def test_four_steps_come_close_to_the_conditional_mean() -> None:
     chunk = continued(correlated("flow", steps=4), torch.tensor([0.5]))
     share = chunk.mean(0)[1:] / (0.5 * RHO ** torch.arange(1, LENGTH))
