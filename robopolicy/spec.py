@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+IMAGE_PREFIX = "image."  # of observations that are pictures (3, h, w), uint8
 MEMORY = "memory"  # observation of a recurrent policy: what it returned as memory one decision ago, zeros at the start
 
 

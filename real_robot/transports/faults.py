@@ -18,6 +18,7 @@ import numpy as np
 from real_robot.codecs import CodecError, cdr
 from real_robot.message import Message
 from real_robot.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport
+from real_robot.transports.wrapped import WrappedPublisher, WrappedSubscription, WrappedTransport
 
 
 @dataclass(frozen=True)
@@ -94,41 +95,31 @@ class _Stream:
         self._held.append((until, self._number, message, extra))
 
 
-class FaultPublisher(Publisher[M]):
+class FaultPublisher(WrappedPublisher[M]):
     """Publishes through the faults."""
 
     def __init__(self, inner: Publisher[M], stream: _Stream) -> None:
-        super().__init__(inner.topic, inner.kind)
-        self._inner, self._stream = inner, stream
+        super().__init__(inner)
+        self._stream = stream
 
     def _send(self, message: M) -> None:
         self._stream.put(message)
         for _, each, _ in self._stream.due():
             self._inner.publish(each)  # type: ignore[arg-type]
 
-    def _peers(self) -> tuple[str, ...]:
-        return self._inner.describe().matched
 
-    def _unmet(self) -> tuple[str, ...]:
-        return self._inner.describe().unmet
-
-    def _leave(self) -> None:
-        pass  # the inner transport closes it
-
-
-class FaultSubscription(Subscription[M]):
+class FaultSubscription(WrappedSubscription[M]):
     """Receives through the faults."""
 
     def __init__(self, inner: Subscription[M], stream: _Stream) -> None:
-        super().__init__(inner.topic, inner.kind)
-        self._inner, self._stream = inner, stream
-        self._taken = 0  # sequence of the newest that was let in
+        super().__init__(inner)
+        self._stream = stream
         self._unreadable = 0  # messages that were corrupted beyond reading
 
     def _take(self) -> Arrival | None:
         newest = self._inner.latest()
-        if newest is not None and newest.sequence != self._taken:
-            self._taken = newest.sequence
+        if newest is not None and newest.sequence != self._seen:
+            self._seen = newest.sequence
             self._unreadable += self._stream.put(newest.message, newest)
         self.malformed = self._inner.malformed + self._unreadable
         arrived = self._stream.due()
@@ -137,37 +128,21 @@ class FaultSubscription(Subscription[M]):
         until, message, origin = arrived[-1]
         return Arrival(message, until, origin.publisher)
 
-    def _read(self, data: M) -> M:
-        return data
 
-    def _peers(self) -> tuple[str, ...]:
-        return self._inner.describe().matched
-
-    def _unmet(self) -> tuple[str, ...]:
-        return self._inner.describe().unmet
-
-    def _leave(self) -> None:
-        pass  # the inner transport closes it
-
-
-class FaultTransport(Transport):
+class FaultTransport(WrappedTransport):
     """`inner`, misbehaving; it closes the inner one with itself."""
 
     def __init__(
         self, inner: Transport, faults: Faults, seed: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        super().__init__()
-        self.faults, self.seed = faults, seed
-        self._inner, self._clock = inner, clock
+        super().__init__(inner)
+        self.faults, self.seed, self._clock = faults, seed, clock
 
     def _publisher(self, topic: str, kind: type[M], qos: QoS) -> FaultPublisher[M]:
         return FaultPublisher(self._inner.advertise(topic, kind, qos), _Stream(self, topic, self._clock))
 
     def _subscription(self, topic: str, kind: type[M], qos: QoS) -> FaultSubscription[M]:
         return FaultSubscription(self._inner.subscribe(topic, kind, qos), _Stream(self, topic, self._clock))
-
-    def _leave(self) -> None:
-        self._inner.close()
 
 
 def _with_nan(message: Message, generator: np.random.Generator) -> Message:

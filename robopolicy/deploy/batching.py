@@ -23,6 +23,8 @@ from robopolicy.deploy.contract import ChunkSource
 from robopolicy.deploy.statistics import ServerStatistics
 from robopolicy.deploy.wire import Greeting, Request
 from robopolicy.errors import UserError
+from robopolicy.spec import IMAGE_PREFIX
+from robopolicy.streams import stream
 
 Streams = Sequence[tuple[int, int]]  # seed and step of each row, which key its noise
 Batch = Mapping[str, NDArray[Any]]  # {key: (B, To, ...)} float32, images uint8
@@ -76,11 +78,12 @@ class ServedSource:
     ) -> NDArray[Any]:
         """One call per row."""
         found: list[NDArray[Any]] = []
-        for i, stream in enumerate(streams):
+        for i, (seed, step) in enumerate(streams):
             row = {key: value[i] for key, value in obs.items()}
             words: dict[str, Any] = {}
             if self._noise_shape:
-                words["noise"] = _normal(stream, self._noise_shape) if noise is None else noise[i]
+                draw = stream(seed, step).standard_normal
+                words["noise"] = draw(self._noise_shape, dtype=np.float32) if noise is None else noise[i]
             found.append(self._source.chunk(row, None if prefix is None else prefix[i], **words))
         return np.stack(found)
 
@@ -115,7 +118,7 @@ def check_request(request: Request, greeting: Greeting, seed: int) -> Question:
     rows = max(len(np.atleast_1d(request.obs[key])) for key in spec.observation)
     obs: dict[str, NDArray[Any]] = {}
     for key, shape in spec.observation.items():
-        kind = np.uint8 if key.startswith("image.") else np.float32
+        kind = np.uint8 if key.startswith(IMAGE_PREFIX) else np.float32
         obs[key] = _checked(f"'{key}'", request.obs[key], (rows, spec.obs_horizon, *shape), kind)
     noise = prefix = None
     if request.noise is not None:
@@ -255,12 +258,6 @@ class Batcher:
                 raise UserError(f"The policy returned shape {part.shape} in place of chunks of shape {wanted}.")
             parts.append(part)
         return _joined(parts)
-
-
-def _normal(stream: tuple[int, int], shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """The numbers that a torch policy draws from the same stream (`robopolicy.policies.noise.RowStreams`)."""
-    seed, step = stream
-    return np.random.Generator(np.random.Philox(key=step << 64 | seed)).standard_normal(shape, dtype=np.float32)
 
 
 def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:

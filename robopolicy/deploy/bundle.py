@@ -31,12 +31,12 @@ from robopolicy.deploy.contract import Observed
 from robopolicy.deploy.graph import CHUNK, NEXT_MEMORY, NOISE, PREFIX, PREFIX_WEIGHT, TYPES, open_session
 from robopolicy.errors import UserError
 from robopolicy.schema import from_plain, to_plain
-from robopolicy.spec import MEMORY, PolicySpec
+from robopolicy.spec import IMAGE_PREFIX, MEMORY, PolicySpec
+from robopolicy.streams import stream
 
 SCHEMA = 1  # raise it with every change that an older reader would misunderstand
 GRAPH, GOLDEN, MANIFEST = "policy.onnx", "golden.npz", "bundle.json"
 TOLERANCE = 1e-4  # largest error of the golden chunks, in normalised action units
-IMAGE = "image."  # prefix of observations that are pictures, uint8
 
 Float32 = NDArray[np.float32]
 
@@ -177,9 +177,9 @@ class Bundle:
         if value.shape != wanted:
             raise UserError(f"Observation '{key}' must have shape {wanted}, found {value.shape}.")
         kind = TYPES[self._inputs[key].type]
-        fits = value.dtype == np.uint8 if key.startswith(IMAGE) else value.dtype.kind in "fiub"
+        fits = value.dtype == np.uint8 if key.startswith(IMAGE_PREFIX) else value.dtype.kind in "fiub"
         if not fits:
-            expected = "uint8" if key.startswith(IMAGE) else "numbers"
+            expected = "uint8" if key.startswith(IMAGE_PREFIX) else "numbers"
             raise UserError(f"Observation '{key}' must be {expected}, found {value.dtype}.")
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             raise UserError(f"Observation '{key}' is not finite.")
@@ -188,9 +188,7 @@ class Bundle:
     def _noise(self, noise: NDArray[Any] | None) -> Float32:
         shape = self.manifest.noise_shape
         if noise is None:
-            key = (self._decision << 64) | (self._seed & (2**64 - 1))  # as the row streams of evaluation
-            stream = np.random.Generator(np.random.Philox(key=key))
-            return stream.standard_normal((1, *shape), dtype=np.float32)
+            return stream(self._seed, self._decision).standard_normal((1, *shape), dtype=np.float32)
         return _numbers("noise", noise, shape)[None]
 
     def _prefix(self, prefix: NDArray[Any] | None, weight: NDArray[Any] | None) -> tuple[Float32, Float32]:

@@ -30,7 +30,6 @@ from torch import Tensor
 from robopolicy.deploy.bundle import (
     GOLDEN,
     GRAPH,
-    IMAGE,
     MANIFEST,
     SCHEMA,
     TOLERANCE,
@@ -50,6 +49,7 @@ from robopolicy.policies.continuation import act_on
 from robopolicy.policies.noise import RowStreams
 from robopolicy.policies.wrappers.black_box import BlackBoxPolicy
 from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.spec import IMAGE_PREFIX
 
 PACKAGES = ("robopolicy", "torch", "onnx", "onnxruntime", "numpy")
 OPSET = 20
@@ -187,9 +187,9 @@ def export_bundle(
             action_high=facts.action_high,
             observation_names={key: names for key, names in facts.observation_names.items() if key in obs},
             cameras={
-                key.removeprefix(IMAGE): list(shape[-2:])
+                key.removeprefix(IMAGE_PREFIX): list(shape[-2:])
                 for key, shape in policy.spec.observation.items()
-                if key.startswith(IMAGE)
+                if key.startswith(IMAGE_PREFIX)
             },
             action_scale=tuple(scale.tolist()),
             checkpoint=checkpoint,

@@ -33,6 +33,7 @@ from robopolicy.deploy.statistics import ServerStatistics
 from robopolicy.deploy.wire import LARGEST, TOKEN, Reply, Request, WireError, decode, is_loopback
 from robopolicy.errors import UserError
 from robopolicy.extras import need
+from robopolicy.spec import IMAGE_PREFIX
 
 Log = Callable[[str], None]
 _DRAIN = 5.0  # seconds that requests in work are given when the server stops
@@ -275,7 +276,7 @@ def _try(served: Served) -> None:
     """One chunk before anybody asks: the first call is slow, and a policy that cannot answer should never listen."""
     spec = served.greeting.spec
     obs = {
-        key: np.zeros((1, spec.obs_horizon, *shape), np.uint8 if key.startswith("image.") else np.float32)
+        key: np.zeros((1, spec.obs_horizon, *shape), np.uint8 if key.startswith(IMAGE_PREFIX) else np.float32)
         for key, shape in spec.observation.items()
     }
     noise = np.zeros((1, spec.horizon, spec.action_dim), np.float32) if served.greeting.noise else None

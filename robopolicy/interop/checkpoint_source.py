@@ -31,8 +31,7 @@ class CheckpointSource:
     def __init__(self, policy: Policy, *, deterministic: bool = True) -> None:
         self.policy = policy.eval()
         self.deterministic = deterministic
-        parameter = next(policy.parameters(), None)
-        self._device = torch.device("cpu") if parameter is None else parameter.device
+        self._device = policy.device
         self._memory: Tensor | None = None
         self.reset(0)
 

@@ -37,8 +37,7 @@ class ServedPolicy:
         self._policy, self._deterministic = policy.eval(), deterministic
         noise = policy.takes_noise and policy.noise_shape == (spec.horizon, spec.action_dim)
         self.greeting = Greeting(spec, model, noise, can_continue(policy), policy.network_calls)
-        parameter = next(policy.parameters(), None)
-        self._device = torch.device("cpu") if parameter is None else parameter.device
+        self._device = policy.device
 
     def chunks(
         self, obs: Batch, noise: NDArray[Any] | None, prefix: NDArray[Any] | None, streams: Streams

@@ -22,8 +22,8 @@ from robopolicy.errors import UserError
 from robopolicy.nets.normalizer import RunningNormalizer, Statistics, make_normalizer
 from robopolicy.nets.point_cloud import PointCloudConfig, PointCloudNet
 from robopolicy.nets.vision import CameraNet, VisionConfig
+from robopolicy.spec import IMAGE_PREFIX
 
-IMAGE_PREFIX = "image."
 CLOUD_PREFIX = "point_cloud."
 EMBEDDING_PREFIX = "embedding."
 STOCK_PREFIX = "stock."

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from robopolicy.nets.encoder import ObservationEncoder
@@ -64,6 +65,12 @@ class Policy(nn.Module, ABC):
 
     name: ClassVar[str]  # key in `robopolicy.policies.POLICIES`
     spec: PolicySpec
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are; the CPU where it has none."""
+        parameter = next(self.parameters(), None)
+        return torch.device("cpu") if parameter is None else parameter.device
 
     @abstractmethod
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robopolicy.streams import stream
+
 
 class RowStreams:
     """Independent Gaussian streams, one per batch row.
@@ -17,16 +19,13 @@ class RowStreams:
     """
 
     def __init__(self, seeds: Sequence[int], steps: Sequence[int]) -> None:
-        self._streams = [
-            np.random.Generator(np.random.Philox(key=(int(step) << 64) | (int(seed) & (2**64 - 1))))
-            for seed, step in zip(seeds, steps, strict=True)
-        ]
+        self._streams = [stream(seed, step) for seed, step in zip(seeds, steps, strict=True)]
 
     def normal(self, shape: Sequence[int]) -> Tensor:
         """Standard normal `(B, ...)` float32; `shape[0]` must equal the number of rows."""
         if shape[0] != len(self._streams):
             raise ValueError(f"{len(self._streams)} streams cannot fill a batch of {shape[0]} rows.")
-        rows = [stream.standard_normal(tuple(shape[1:]), dtype=np.float32) for stream in self._streams]
+        rows = [own.standard_normal(tuple(shape[1:]), dtype=np.float32) for own in self._streams]
         return torch.from_numpy(np.stack(rows))
 
 

@@ -54,10 +54,10 @@ def sampler_for(algorithm: Any, num_envs: int = 16) -> Any:
     return RolloutSampler(sim, decisions=algorithm.config.decisions, memory=algorithm.policy.spec.memory_dim)
 
 
-def resumed(make: Callable[..., Any], num_envs: int = 16) -> tuple[Any, Any]:
+def resumed(make: Callable[..., Any], num_envs: int = 16, sampling: Any = sampler_for) -> tuple[Any, Any]:
     """An algorithm after two updates, and one of another seed that was restored after the first and made the second."""
     straight, other = make(), make(seed=1)
-    sampler, again = sampler_for(straight, num_envs), sampler_for(other, num_envs)
+    sampler, again = sampling(straight, num_envs), sampling(other, num_envs)
     straight.update(sampler.collect(straight.act))
     state, place = copy.deepcopy(straight.state_dict()), copy.deepcopy(sampler.state_dict())
     straight.update(sampler.collect(straight.act))

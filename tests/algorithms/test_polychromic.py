@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from itertools import product
 from typing import Any
 
@@ -130,14 +129,7 @@ def test_advantages_belong_to_their_vines() -> None:
 
 
 def test_a_resumed_run_ends_with_the_same_weights() -> None:
-    straight, other = learner(), learner(seed=1)
-    sampler, again = sampler_for(straight), sampler_for(other)
-    straight.update(sampler.collect(straight.act))
-    state, place = copy.deepcopy(straight.state_dict()), copy.deepcopy(sampler.state_dict())
-    straight.update(sampler.collect(straight.act))
-    other.load_state_dict(state)
-    again.load_state_dict(place)
-    other.update(again.collect(other.act))
+    straight, other = tools.resumed(learner, sampling=lambda made, _: sampler_for(made))
     for name in ("policy", "critic"):
         mine, theirs = (getattr(one, name).state_dict() for one in (straight, other))
         assert all(torch.equal(weight, theirs[key]) for key, weight in mine.items()), name

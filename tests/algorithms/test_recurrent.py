@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
+import fine_tuning_tools as tools
 import pytest
 import torch
 from cue import BEST, LENGTH, CueSim
@@ -143,14 +143,7 @@ def test_evaluation_does_not_depend_on_the_number_of_environments() -> None:
 
 
 def test_a_resumed_run_ends_with_the_same_weights() -> None:
-    straight, other = learner(), learner(seed=1)
-    sampler, again = sampler_for(straight), sampler_for(other)
-    straight.update(sampler.collect(straight.act))
-    state, place = copy.deepcopy(straight.state_dict()), copy.deepcopy(sampler.state_dict())
-    straight.update(sampler.collect(straight.act))
-    other.load_state_dict(state)
-    again.load_state_dict(place)
-    other.update(again.collect(other.act))
+    straight, other = tools.resumed(learner, sampling=sampler_for)
     assert all(torch.equal(a, b) for a, b in zip(straight.policy.parameters(), other.policy.parameters(), strict=True))
 
 
