@@ -12,7 +12,6 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from robopolicy.files import write_text
+from robopolicy.provenance import versions
 from robopolicy.sim.host import core_count
 
 RESULTS = Path(__file__).parent / "results"
@@ -39,17 +39,6 @@ PACKAGES = (
 )
 
 Row = Mapping[str, object]
-
-
-def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """Versions of the installed ones of `packages`, and of Python."""
-    found = {"python": platform.python_version()}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def machine() -> dict[str, object]:
@@ -115,7 +104,7 @@ def save_cell(name: str, cell: Mapping[str, Any]) -> None:
 
 
 def _record(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
-    return {"benchmark": name, **figures, "versions": versions(), "machine": machine()}
+    return {"benchmark": name, **figures, "versions": versions(PACKAGES), "machine": machine()}
 
 
 def _plain(value: Any) -> Any:

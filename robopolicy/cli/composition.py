@@ -30,10 +30,11 @@ from robopolicy.evaluation.search import (
 from robopolicy.evaluation.search.present import search_summary, search_table, weight_curve, write_table
 from robopolicy.files import atomic_folder
 from robopolicy.policies.base import Policy
+from robopolicy.provenance import versions
 from robopolicy.schema import to_plain
 from robopolicy.sim.registry import get_task
 from robopolicy.training.checkpoint import golden_observations, save_checkpoint
-from robopolicy.training.manifest import Parent, versions
+from robopolicy.training.manifest import Parent
 from robopolicy.training.parents import place_of, shared_observations
 
 LEDGER = "search.jsonl"  # what was played so far, in the output folder

@@ -178,7 +178,7 @@ def _film(
 
 
 def _facts(args: argparse.Namespace, entry: TaskEntry) -> dict[str, str]:
-    from robopolicy.training.manifest import versions
+    from robopolicy.provenance import versions
 
     return {
         "task": entry.name,

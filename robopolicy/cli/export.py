@@ -38,9 +38,10 @@ def run(args: argparse.Namespace) -> int:
     """Export; 0 when the bundle is written."""
     from robopolicy.deploy.bundle import GRAPH, TOLERANCE
     from robopolicy.deploy.export import TaskFacts, export_bundle
+    from robopolicy.provenance import sha256
     from robopolicy.schema import to_plain
     from robopolicy.training.checkpoint import golden_observations, load_policy
-    from robopolicy.training.manifest import MANIFEST, sha256
+    from robopolicy.training.manifest import MANIFEST
 
     policy, described = load_policy(args.checkpoint)
     unknown = ""

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from robopolicy.deploy.contract import Observed
 from robopolicy.deploy.graph import CHUNK, NEXT_MEMORY, NOISE, PREFIX, PREFIX_WEIGHT, TYPES, open_session
 from robopolicy.errors import UserError
+from robopolicy.provenance import sha256
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.spec import IMAGE_PREFIX, MEMORY, PolicySpec
 from robopolicy.streams import stream
@@ -220,7 +221,7 @@ def open_bundle(folder: str | Path, *, seed: int | None = None, threads: int = 1
     folder = Path(folder)
     manifest = read_manifest(folder)
     for name, expected in manifest.files.items():
-        if _sha256(folder / name) != expected:
+        if sha256(folder / name) != expected:
             raise UserError(f"{folder / name} is damaged or was changed after the export; copy the bundle again.")
     return Bundle(folder, manifest, open_session(folder / GRAPH, threads), seed)
 
@@ -297,15 +298,7 @@ def read_manifest(folder: Path) -> BundleManifest:
 
 def hash_files(folder: Path) -> dict[str, str]:
     """SHA-256 of graph and golden file."""
-    return {name: _sha256(folder / name) for name in (GRAPH, GOLDEN)}
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); copy the bundle again.") from error
+    return {name: sha256(folder / name) for name in (GRAPH, GOLDEN)}
 
 
 def _numbers(what: str, value: NDArray[Any], shape: tuple[int, ...]) -> Float32:

@@ -19,7 +19,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +47,7 @@ from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.continuation import act_on
 from robopolicy.policies.noise import RowStreams
 from robopolicy.policies.wrappers.black_box import BlackBoxPolicy
+from robopolicy.provenance import versions
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import IMAGE_PREFIX
 
@@ -194,7 +194,7 @@ def export_bundle(
             action_scale=tuple(scale.tolist()),
             checkpoint=checkpoint,
             parity=error,
-            versions=_versions(),
+            versions=versions(PACKAGES),
             files=hash_files(temporary),
         )
         write_manifest(temporary, manifest)
@@ -282,13 +282,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(previous)
-
-
-def _versions() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -15,12 +15,12 @@ from typing import Any
 from robopolicy.errors import UserError
 from robopolicy.evaluation.intervals import stratified_iqm
 from robopolicy.evaluation.plots import learning_curves
+from robopolicy.provenance import versions
 from robopolicy.training.build import complete
 from robopolicy.training.compose import read_config
 from robopolicy.training.config import TrainConfig
 from robopolicy.training.loggers import read_jsonl
 from robopolicy.training.loop import resume_run, start_run
-from robopolicy.training.manifest import versions
 from robopolicy.training.processes import in_processes
 
 STAGES = ("base", "best", "final")

@@ -28,6 +28,7 @@ from robopolicy.errors import UserError, cannot_write
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.files import recover, write_text
 from robopolicy.nets.normalizer import unfitted_normalizers
+from robopolicy.provenance import versions
 from robopolicy.schema import to_plain
 from robopolicy.training.build import Parts, build, complete
 from robopolicy.training.checkpoint import load_training_state, save_checkpoint
@@ -37,7 +38,6 @@ from robopolicy.training.console import RunConsole, describe_evaluation
 from robopolicy.training.distributed import check_distributed
 from robopolicy.training.guards import Summary, better, check_metrics, check_parameters, collapsed
 from robopolicy.training.loggers import CsvLogger, JsonlLogger, Logger, TensorBoardLogger, WandbLogger
-from robopolicy.training.manifest import versions
 
 Report = dict[str, Any]
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import robopolicy
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.provenance import sha256, versions
 from robopolicy.schema import from_plain, to_plain
 
 SCHEMA = 1  # raise it with every change that an older reader would misunderstand
@@ -125,18 +123,6 @@ def check_files(folder: Path, manifest: Manifest, prefix: str = "") -> None:
             raise UserError(f"Checkpoint {folder} lacks {name}; copy it again in full.")
         if sha256(folder / name) != expected:
             raise UserError(f"{folder / name} is corrupted or truncated (SHA-256 differs); copy the checkpoint again.")
-
-
-def sha256(file: Path) -> str:
-    """Hexadecimal digest of a file."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def versions() -> dict[str, str]:
-    """Versions of what a result depends on."""
-    packages = {name: metadata.version(name) for name in ("torch", "numpy", "mujoco")}
-    return {"robopolicy": robopolicy.__version__, "python": platform.python_version(), **packages}
 
 
 def git_commit() -> str | None:

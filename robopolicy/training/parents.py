@@ -15,7 +15,8 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, PolicySpec
-from robopolicy.training.manifest import MANIFEST, Parent, read_manifest, sha256
+from robopolicy.provenance import sha256
+from robopolicy.training.manifest import MANIFEST, Parent, read_manifest
 
 CONTENT = (MANIFEST, "model.safetensors")  # what decides which policy a checkpoint is
 

@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.provenance import sha256
 from robopolicy.training.checkpoint import load_policy, load_training_state, save_checkpoint, verify_checkpoint
-from robopolicy.training.manifest import SCHEMA, sha256
+from robopolicy.training.manifest import SCHEMA
 
 OBS = {"state": torch.linspace(-1, 1, 8 * 2 * 6).reshape(8, 2, 6)}
 

@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from robopolicy import provenance
 from robopolicy.data.lerobot.layout import key_of
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.extras import need
@@ -156,8 +157,7 @@ def content_hash(folder: Path) -> str:
         file = folder / name
         if not file.resolve().is_file() or Path(name).name != name:
             raise UserError(f"No complete LeRobot policy in {folder}: expected {name}, found none; copy it again.")
-        with file.open("rb") as stream:
-            digest.update(f"{name} {hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
+        digest.update(f"{name} {provenance.sha256(file)}\n".encode())
     return digest.hexdigest()
 
 
