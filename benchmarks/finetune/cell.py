@@ -59,6 +59,7 @@ def run_cell(method: Method, task: BenchTask, seed: int, *, steps: int | None = 
         "seconds": round(report["seconds"], 1),
         "seconds_updating": round(report["seconds_updating"], 1),
         "restored": report["restored"],
+        "kept_base": report["kept_base"],
     }
 
 

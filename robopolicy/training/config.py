@@ -94,7 +94,7 @@ class GuardConfig:
     """Guard rails."""
 
     finite: bool = True  # stop at the first NaN or infinity and name it
-    restore_best: bool = True  # except when imitating: go back to the best weights and optimisers after a collapse
+    restore_best: bool = True  # except when imitating: back to the best weights after a collapse, to the base at worst
 
 
 @dataclass(frozen=True)

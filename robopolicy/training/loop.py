@@ -28,10 +28,11 @@ from robopolicy.errors import UserError, cannot_write
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.files import recover, write_text
 from robopolicy.nets.normalizer import unfitted_normalizers
+from robopolicy.policies.base import Policy
 from robopolicy.provenance import versions
 from robopolicy.schema import to_plain
 from robopolicy.training.build import Parts, build, complete
-from robopolicy.training.checkpoint import load_training_state, save_checkpoint
+from robopolicy.training.checkpoint import load_policy, load_training_state, save_checkpoint
 from robopolicy.training.compose import config_text, read_config
 from robopolicy.training.config import TrainConfig
 from robopolicy.training.console import RunConsole, describe_evaluation
@@ -153,7 +154,7 @@ class Trainer:
                     policy = self.algorithm.policy
                     if unfitted_normalizers(policy):  # an actor on a black box, which has seen nothing yet
                         policy.observe(self.source.observations())
-                    self.base = self._evaluate()
+                    self.base = self._evaluate_base()
                 while self.update < self.total:
                     self._iterate()
                     if signum := largest_over_ranks(self._signal or 0):
@@ -196,31 +197,55 @@ class Trainer:
         if saving:
             self._save_last()
 
+    def _evaluate_base(self) -> Summary | None:
+        """Evaluate what the run starts from, and what it would deploy already where that is another policy."""
+        own, given = self.algorithm.deployable(), self.parts.policy
+        base = None if own is given else self._played(given)
+        first = self._evaluate()
+        return first if base is None else base
+
+    def _played(self, policy: Policy) -> Summary | None:
+        """Result of `policy` in the episodes that judge this run; None where it is not judged."""
+        settings, sim = self.config.evaluation, self.parts.eval_sim
+        return None if sim is None else evaluate(policy, sim, episodes=settings.episodes, seed=settings.seed).summary()
+
     def _evaluate(self) -> Summary | None:
         """Evaluate, keep the best, and go back to it after a collapse."""
-        settings, sim = self.config.evaluation, self.parts.eval_sim
-        if sim is None:
+        self.latest = summary = self._played(self.algorithm.deployable())
+        if summary is None:
             return None
-        summary = evaluate(self.algorithm.deployable(), sim, episodes=settings.episodes, seed=settings.seed).summary()
-        self.latest = summary
         self._log({f"eval/{key}": value for key, value in summary.items() if value is not None})
         self.console.note(f"{self.config.name}  update {self.update}/{self.total}  {describe_evaluation(summary)}")
         if better(summary, self.best):
             self.best = {**summary, "update": self.update}
             self._save("best", {"algorithm": self.algorithm.state_dict()})
-        elif self.best is not None and self.config.guards.restore_best and collapsed(summary, self.best):
+        elif self.best is not None and collapsed(summary, self.best):
             self._restore(self.best)
         return summary
 
     def _restore(self, best: Summary) -> None:
-        # Imitation descends its loss whatever the success does, so only reinforcement learning can collapse.
-        if self.algorithm.experience == "dataset" or (self.algorithm.may_fall and self.update < self.total):
+        if not self._reinforces or (self.algorithm.may_fall and self.update < self.total):
             return
         self.algorithm.load_state_dict(load_training_state(self._checkpoint("best"))["algorithm"])
         self.latest = best
         self.restored += 1
         self._log({"guard/restored": float(self.restored)})
         self.console.note(f"{self.config.name}  success collapsed; went back to update {best['update']}")
+
+    @property
+    def _reinforces(self) -> bool:
+        """Imitation descends its loss whatever the success does, so only reinforcement learning can collapse."""
+        return self.config.guards.restore_best and self.algorithm.experience != "dataset"
+
+    def _keep_base(self) -> bool:
+        """Put the base into `checkpoints/best` if nothing came near it; some methods begin far below their base."""
+        if not self._reinforces or self.base is None or self.best is None or not collapsed(self.best, self.base):
+            return False
+        base, _ = load_policy(Path(self.config.init_from), self.parts.policy.device)
+        self.best = self.latest = {**self.base, "update": 0}
+        self._save("best", {}, base)
+        self.console.note(f"{self.config.name}  ended below its base, which checkpoints/best now holds")
+        return True
 
     def _log(self, row: Mapping[str, float]) -> None:
         for logger in self.loggers:
@@ -229,12 +254,12 @@ class Trainer:
     def _checkpoint(self, name: str) -> Path:
         return self.folder / "checkpoints" / name
 
-    def _save(self, name: str, state: Mapping[str, Any]) -> None:
+    def _save(self, name: str, state: Mapping[str, Any], policy: Policy | None = None) -> None:
         if not self.writes:
             return
         save_checkpoint(
             self._checkpoint(name),
-            self.algorithm.deployable(),
+            policy or self.algorithm.deployable(),
             task=self.config.task.name,
             obs_sample=self.source.observations(),
             training={**self._summary(), "evaluation": self.latest},
@@ -254,6 +279,8 @@ class Trainer:
         }
 
     def _finish(self) -> Report:
+        final = self.latest
+        kept_base = self._keep_base()
         report = {
             "run": self.config.name,
             "task": self.config.task.name,
@@ -261,8 +288,9 @@ class Trainer:
             **self._summary(),
             "base": self.base,
             "best": self.best,
-            "final": self.latest,
+            "final": final,
             "restored": self.restored,
+            "kept_base": kept_base,
             "seconds": self._elapsed(),
             "seconds_updating": self._updating,
             "versions": versions(),

@@ -1,11 +1,14 @@
 """Guard rails: divergence names its tensor, a collapse goes back to the best policy."""
 
+import copy
+
 import pytest
 import torch
 
 from robopolicy.algorithms.ppo import PPO
 from robopolicy.cli.main import main
 from robopolicy.training import loop
+from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.compose import compose_config
 from robopolicy.training.guards import TrainingDiverged, better, check_parameters, collapsed, named_tensors
 from robopolicy.training.loggers import read_jsonl
@@ -52,6 +55,17 @@ def test_tensors_are_named_by_their_path():
 
 def run(tmp_path, *settings):
     return start_run(compose_config([*PPO_RUN, *QUICK, f"out={tmp_path}", "name=run", *settings]))
+
+
+def run_of_a_wrapper(tmp_path, monkeypatch):
+    """Two updates from a checkpoint, by an algorithm that deploys another policy than it was given."""
+    run(tmp_path, "budget.updates=1", "name=base", "evaluation.episodes=0").train()
+    settings = [setting for setting in PPO_RUN if not setting.startswith("policy=")]
+    start = f"init_from={tmp_path}/base/checkpoints/last"
+    trainer = start_run(compose_config([*settings, *QUICK, f"out={tmp_path}", "name=run", "budget.updates=2", start]))
+    policy = trainer.algorithm.policy
+    monkeypatch.setattr(trainer.algorithm, "deployable", lambda: copy.deepcopy(policy))
+    return trainer
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -127,3 +141,20 @@ def test_the_guard_can_be_switched_off(tmp_path, monkeypatch):
     play_scores(monkeypatch, [0.9, 0.2])
     report = run(tmp_path, "budget.updates=2", "guards.restore_best=false").train()
     assert (report["restored"], report["final"]["success"]) == (0, 0.2)
+
+
+def test_a_run_that_ends_below_its_base_keeps_the_base(tmp_path, monkeypatch):
+    trainer = run_of_a_wrapper(tmp_path, monkeypatch)
+    play_scores(monkeypatch, [0.9, 0.2, 0.3, 0.25])
+    report = trainer.train()
+    assert (report["base"]["success"], report["best"]["success"], report["best"]["update"]) == (0.9, 0.9, 0)
+    assert (report["final"]["success"], report["kept_base"], report["restored"]) == (0.25, True, 0)
+    kept, started = (load_policy(tmp_path / folder)[0] for folder in ("run/checkpoints/best", "base/checkpoints/last"))
+    assert all(torch.equal(a, b) for a, b in zip(kept.parameters(), started.parameters(), strict=True))
+
+
+def test_a_run_near_its_base_keeps_what_it_learned(tmp_path, monkeypatch):
+    trainer = run_of_a_wrapper(tmp_path, monkeypatch)
+    play_scores(monkeypatch, [0.6, 0.2, 0.5, 0.45])
+    report = trainer.train()
+    assert (report["best"]["success"], report["kept_base"]) == (0.5, False)
