@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from robopolicy.errors import UserError, unknown_name
 
 T = TypeVar("T")
+_FILLED: ContextVar[list[str] | None] = ContextVar("filled", default=None)
+
+
+@contextmanager
+def filling() -> Iterator[list[str]]:
+    """Within it `from_plain` gives missing settings their defaults; yields the growing list of their names.
+
+    For what an older version wrote, by readers that can tell whether the default is what was meant.
+    """
+    filled: list[str] = []
+    token = _FILLED.set(filled)
+    try:
+        yield filled
+    finally:
+        _FILLED.reset(token)
 
 
 def from_plain(cls: type[T], data: Any, where: str) -> T:
@@ -26,14 +43,19 @@ def from_plain(cls: type[T], data: Any, where: str) -> T:
     if not isinstance(data, Mapping):
         raise UserError(f"{where} must be a mapping, found {type(data).__name__}.")
     hints = get_type_hints(cls)
-    names = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
+    entries = [field for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
+    names = [entry.name for entry in entries]
     for key in data:
         if key not in names:
             raise unknown_name("setting", str(key), names, f"in {where}")
-    missing = [name for name in names if name not in data]
-    if missing:
-        raise UserError(f"{where} lacks '{missing[0]}'; it was written by another version or edited by hand.")
-    return cls(**{name: _convert(hints[name], data[name], f"{where}.{name}") for name in names})
+    filled = _FILLED.get()
+    for entry in entries:
+        if entry.name in data:
+            continue
+        if filled is None or entry.default is entry.default_factory is dataclasses.MISSING:
+            raise UserError(f"{where} lacks '{entry.name}'; it was written by another version or edited by hand.")
+        filled.append(entry.name)
+    return cls(**{name: _convert(hints[name], data[name], f"{where}.{name}") for name in names if name in data})
 
 
 def to_plain(config: Any) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from robopolicy.errors import UserError, unknown_name
 from robopolicy.evaluation.actors import check_compatible
 from robopolicy.policies import make_policy
 from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.schema import filling, to_plain
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.registry import SimOptions, get_task, make_sim, views_of
@@ -78,7 +79,9 @@ def complete(config: TrainConfig) -> TrainConfig:
         manifest = read_manifest(Path(config.init_from))
         spec = manifest.policy_spec
         chunk = replace(config.chunk, horizon=spec.horizon, execute=spec.execute, obs_horizon=spec.obs_horizon)
-        config = replace(config, policy={**manifest.config, "name": manifest.policy}, chunk=chunk)
+        with filling():  # loading the checkpoint tells whether the defaults fit
+            name, settings = section("policy", {**manifest.config, "name": manifest.policy})
+        config = replace(config, policy={**to_plain(settings), "name": name}, chunk=chunk)
         config = replace(config, task=_with_views(config.task, spec))
         task = task or manifest.task
     _check_experience(config, algorithm)

@@ -25,7 +25,7 @@ from robopolicy.interop import POLICIES
 from robopolicy.nets.normalizer import Normalizer, unfitted_normalizers
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.noise import RowStreams
-from robopolicy.schema import from_plain
+from robopolicy.schema import filling, from_plain
 from robopolicy.training.manifest import (
     MANIFEST,
     Manifest,
@@ -115,16 +115,23 @@ def load_policy(path: str | Path, device: str | torch.device = "cpu") -> tuple[P
     if manifest.policy not in POLICIES:
         raise unknown_name("policy", manifest.policy, POLICIES, f"in {folder}")
     config_class, policy_class = POLICIES[manifest.policy]
-    config = from_plain(config_class, manifest.config, f"policy config of {folder}")
-    try:
-        policy = policy_class(config, manifest.policy_spec)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"Manifest of {folder} does not describe a valid policy: {error}") from error
+    with filling() as filled:
+        config = from_plain(config_class, manifest.config, f"policy config of {folder}")
+        try:
+            policy = policy_class(config, manifest.policy_spec)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"Manifest of {folder} does not describe a valid policy: {error}") from error
     weights = _read_tensors(folder / MODEL)
     _check_weights(policy, weights, folder)
     policy.load_state_dict(weights, strict=True)
     _check_fitted(policy, f"Checkpoint {folder}")
-    return policy.to(device).eval(), manifest
+    policy.to(device).eval()
+    if filled and _golden_error(policy, folder) > TOLERANCE:
+        raise UserError(
+            f"Policy config of {folder} lacks '{filled[0]}', and its default computes other actions than it was saved "
+            "with; load it with the version that wrote it."
+        )
+    return policy, manifest
 
 
 def load_training_state(path: str | Path) -> Any:
@@ -163,16 +170,21 @@ def verify_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> V
     policy, manifest = load_policy(folder, device)
     check_files(folder, manifest)
     check_parents(manifest.parents, folder)
+    error = _golden_error(policy, folder)
+    return VerifyReport(error <= TOLERANCE, error, TOLERANCE, manifest, versions())
+
+
+def _golden_error(policy: Policy, folder: Path) -> float:
+    """Largest difference of what `policy` does from the golden chunk; infinite where it is not finite."""
     golden = _read_tensors(folder / GOLDEN)
-    obs = {key: value.to(device) for key, value in _observations(golden).items()}
+    obs = {key: value.to(policy.device) for key, value in _observations(golden).items()}
     _check_golden(golden, obs, policy, folder)
     expected = golden["chunk"]
     noise = [golden[f"noise.{index}"] for index in range(sum(key.startswith("noise.") for key in golden))]
     with torch.no_grad():
         chunk = policy.act(obs, deterministic=True, generator=_Replay(len(expected), noise)).cpu()
     same = chunk.shape == expected.shape and bool(torch.isfinite(chunk).all())
-    error = float((chunk.double() - expected.double()).abs().max()) if same else float("inf")
-    return VerifyReport(error <= TOLERANCE, error, TOLERANCE, manifest, versions())
+    return float((chunk.double() - expected.double()).abs().max()) if same else float("inf")
 
 
 def _observations(golden: Mapping[str, Tensor]) -> Observation:

@@ -199,6 +199,13 @@ def test_damaged_checkpoints_are_refused_in_one_line(saved, damage):
     assert "\n" not in str(refusal.value)
 
 
+def test_a_setting_that_an_older_version_did_not_write_takes_its_default(saved):
+    edit_manifest(saved, lambda data: data["config"].pop("time_law"))
+    policy, _ = load_policy(saved)
+    assert policy.config.time_law == FlowConfig().time_law
+    assert verify_checkpoint(saved).ok
+
+
 @pytest.mark.parametrize("key", ["obs.state", "chunk"])
 def test_a_golden_file_of_another_policy_is_refused(saved, key):
     golden = load_file(saved / "golden.safetensors")
