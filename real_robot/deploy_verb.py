@@ -33,6 +33,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
     parser.add_argument("--seconds", type=float, help="stop after this time (default: when told to)")
     parser.add_argument("--rate", type=float, help="ticks of the control loop per second (default: the robot's)")
+    parser.add_argument("--priority", type=int, help="real-time priority from 1 to 99, for a computer with other work")
     parser.add_argument("--join", default="replace", help="of chunks: replace, hold, ensemble, rtc (default: replace)")
     parser.add_argument("--device", default="cpu", help="where a checkpoint computes (default: cpu)")
     parser.add_argument("--lockstep", action="store_true", help="simulated time passes with commands, not by itself")

@@ -17,6 +17,7 @@ import numpy as np
 from real_robot.filter_log import RecordedFilter
 from real_robot.live_view import View, open_view
 from real_robot.loop import ControlLoop, Parts
+from real_robot.pace import prioritise
 from real_robot.policy_runner import PolicyRunner
 from real_robot.policy_source import InlineRunner, Kept, open_source, start_episode
 from real_robot.recorder import RecordedTransport, Recorder
@@ -62,6 +63,8 @@ def deploy(args: argparse.Namespace) -> int:
     _check(args, robot)
     task = task_of(args.task)
     prefix_of(task.model, robot.names)  # refuses a task for another robot before anything is started
+    if args.priority is not None:
+        prioritise(args.priority)
     report = args.out or free_folder(Path("runs/deploy")) / "report.json"
     with ExitStack() as stack:
         source = open_source(args.policy, args.device)
