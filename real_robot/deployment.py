@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from real_robot.check import Subject, check, show
 from real_robot.filter_log import RecordedFilter
 from real_robot.live_view import View, open_view
 from real_robot.loop import ControlLoop, Parts
@@ -32,6 +33,8 @@ from robopolicy.deploy.contract import ChunkSource
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.evaluation.intervals import wilson
 from robopolicy.files import free_folder, write_text
+from robopolicy.sim.mujoco.task import MujocoTask
+from robopolicy.sim.registry import get_task
 
 
 @dataclass
@@ -65,10 +68,12 @@ def deploy(args: argparse.Namespace) -> int:
     prefix_of(task.model, robot.names)  # refuses a task for another robot before anything is started
     if args.priority is not None:
         prioritise(args.priority)
-    report = args.out or free_folder(Path("runs/deploy")) / "report.json"
     with ExitStack() as stack:
         source = open_source(args.policy, args.device)
         stack.callback(source.close)
+        if args.check:
+            return _checked(args, robot, task, source)
+        report = args.out or free_folder(Path("runs/deploy")) / "report.json"
         recorder = stack.enter_context(Recorder(args.record)) if args.record else None
         if robot.simulated and not args.attach:
             stack.enter_context(_simulation(args, robot))
@@ -113,6 +118,28 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
         raise UserError("The transport loopback stays within this process, so there is no robot to attach to.")
     if args.dry_run and args.lockstep:
         raise UserError("In lockstep time passes with commands, and --dry-run sends none; leave one of them out.")
+
+
+def _checked(args: argparse.Namespace, robot: RobotSpec, task: MujocoTask, source: ChunkSource) -> int:
+    """Check in place of driving; the exit code."""
+    with ExitStack() as stack:
+        if robot.simulated and not args.attach:
+            stack.enter_context(_simulation(args, robot))
+        transport = stack.enter_context(connect(args, robot))
+        simulation = Simulation(transport) if robot.simulated else None
+        if simulation is not None:
+            simulation.reset(args.seed)
+        subject = Subject(
+            robot,
+            transport,
+            TaskEmbodiment(task, prefix_of(task.model, robot.names)),
+            source,
+            get_task(args.task).name,
+            (task.action_low, task.action_high),
+            lambda: connect(args, robot),
+            simulation,
+        )
+        return show(check(subject), f"{robot.name}, {args.task}, {args.transport}")
 
 
 def connect(args: argparse.Namespace, robot: RobotSpec) -> Transport:

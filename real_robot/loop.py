@@ -17,9 +17,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,15 +26,14 @@ from real_robot.commands import command_message
 from real_robot.intake import Intake
 from real_robot.messages import CATALOGUE, Bool, String
 from real_robot.pace import beats, ended_by_signals, unswept
+from real_robot.parts import Parts
 from real_robot.playback import Embodied, Playback
 from real_robot.policy_runner import Runner
 from real_robot.robot import CAMERA, QUALITIES, RobotSpec
 from real_robot.states import IN_PLACE, LASTING, Held, Reason, State, Tick
 from real_robot.transports.base import Transport
 from robopolicy.deploy.safety.estop import EStop
-from robopolicy.deploy.safety.fallback import Fallback, hold
 from robopolicy.deploy.safety.filter import FilterState, Measured, SafetyFilter
-from robopolicy.deploy.safety.gate import ObservationGate
 from robopolicy.deploy.safety.interventions import Intervention, InterventionLog
 from robopolicy.deploy.safety.limits import Array
 from robopolicy.errors import UserError
@@ -48,19 +45,6 @@ NOT_WARM, WARM_UPS = "the policy is not warm", 3  # answers before arming: the f
 MOVING = (State.ARMED, State.RUN, State.HOLD)  # states in which chunks are played or will be
 REFUSED = {"shape": Reason.WRONG_SHAPE, "finite": Reason.NON_FINITE}  # by the filter
 FAULTS = {"shape": Reason.WRONG_SHAPE, "non-finite": Reason.NON_FINITE, "unavailable": Reason.UNAVAILABLE}
-
-
-@dataclass
-class Parts:
-    """What a loop may be given beside the robot, a transport, an embodiment and a runner."""
-
-    safety: SafetyFilter | None = None  # default: from the robot's limits
-    join: str = "replace"  # of chunks, see ChunkBuffer
-    gate: ObservationGate | None = None
-    fallback: Fallback = hold
-    estop: EStop | None = None
-    dry_run: bool = False  # compute everything, send nothing
-    on_tick: Callable[[Tick], None] | None = None
 
 
 class ControlLoop:
@@ -168,6 +152,7 @@ class ControlLoop:
                     self.tick(time.monotonic(), due)
                     if self.state is State.STOPPED:
                         break
+                    self._glance(due + self.robot.dt, stopping)
             except BaseException:
                 log.exception("The control loop failed")
                 raise
@@ -326,6 +311,18 @@ class ControlLoop:
         if self.state is not State.RUN:
             self._set_off(goal)
         return self.playback.target(self._due)
+
+    def _glance(self, due: float, stopping: threading.Event) -> None:
+        """Observe and ask shortly before the tick of `due`, where it begins an action and inference is quick."""
+        ahead = self.playback.ahead(due) if self._ready else 0.0
+        if not ahead or stopping.wait(max(0.0, due - ahead - time.monotonic())):
+            return
+        self.intake.drain()
+        try:
+            self.playback.look(due, self.intake.state)
+            self.playback.ask(due, ahead)
+        except Held as held:
+            self._hold(held)
 
     def _set_off(self, goal: Array) -> None:
         """Begin to move, from where the robot is."""

@@ -21,6 +21,8 @@ from robopolicy.deploy.safety.limits import Array
 from robopolicy.errors import UserError
 
 Heard = Mapping[str, Received]
+MARGIN, HURRY = 1.5, 0.001  # a chunk is asked for this many of its p95 latencies and these seconds ahead
+QUICK = 0.75  # ticks that this may be at most for a look between two of them
 
 
 class Embodied(Protocol):
@@ -51,11 +53,12 @@ class Playback:
     where its tick fell plays some of its actions twice and leaves out others. Times are those at which ticks were due
     [s], lest a tick that comes late asks for a larger step than the filter lets pass.
 
-    A slot is observed some ticks before it begins, as many as inference takes beyond whole slots: the chunk is there
-    when the slot begins. Observed at its beginning, a chunk that took 5 ms would be of use a whole action later, and as
-    many actions of each chunk are played as the policy was trained to play, unless inference takes longer than what is
-    left of it: policies trained to play all of a chunk do much worse where only a part is played. If a chunk comes late
-    and nothing is left to play, time waits for it at the last goal, at most as long as an action.
+    A slot is observed before it begins, by as much as inference takes beyond whole slots, so that the chunk is there
+    when it begins: asked for then, a chunk that took 5 ms would be of use a whole action later. Where that is less than
+    a tick, the loop looks between two ticks (`ahead`), else some ticks early. So as many actions of each chunk are
+    played as the policy was trained to play, unless inference takes longer than what is left of it; policies trained
+    to play all of a chunk do worse where only a part is played. If a chunk comes late and nothing is left to play,
+    time waits for it at the last goal, at most as long as an action.
 
     Raises:
         UserError: The embodiment does not move the robot's joints.
@@ -116,8 +119,18 @@ class Playback:
                 found = Intervention("gate", finding.key, finding.value, finding.limit, now)
                 raise Held(Reason.STRANGE_OBSERVATION, f"{finding.key} = {finding.value:.4g}", found)
 
-    def ask(self, now: float) -> None:
-        """Ask for the next chunk if it is time to, so that it arrives before this one ends."""
+    def ahead(self, due: float) -> float:
+        """How long before a tick at `due` to observe and to ask for its chunk [s]; 0 where there is no need to."""
+        quick, seconds = self._quick()
+        return seconds if quick and self._at(due) > self._seen else 0.0
+
+    def ask(self, now: float, ahead: float = 0.0) -> None:
+        """Ask for the next chunk if it is time to, so that it arrives before this one ends.
+
+        Args:
+            now: When the tick is due at which the chunk is wanted.
+            ahead: How long before that this is [s].
+        """
         spec, runner, dt = self._runner.spec, self._runner, self._embodiment.control_dt
         seen, execute = self._seen * dt, max(1, min(spec.execute, spec.horizon - self._inference()[0]))
         if runner.busy or not self.buffer.due(seen, execute):
@@ -127,7 +140,8 @@ class Playback:
         obs = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
         prefix = None
         if runner.takes_prefix and self.buffer.join == "rtc":
-            prefix = self.buffer.committed(seen, delay_steps(now - self._origin - seen + runner.latency, dt))
+            arrival = now - ahead + runner.latency - self._origin
+            prefix = self.buffer.committed(seen, delay_steps(arrival - seen, dt))
         self._asked = now, self._seen
         runner.request(obs, now, prefix)
 
@@ -181,9 +195,17 @@ class Playback:
         except (UserError, IndexError) as error:
             raise Held(Reason.WRONG_SHAPE, str(error)) from error
 
+    def _quick(self) -> tuple[bool, float]:
+        """Whether chunks take well less than a tick, and how long before a tick to ask for them [s]."""
+        latency = self._runner.latency
+        seconds = MARGIN * latency + HURRY if latency else 0.0
+        return seconds < QUICK * self._robot.dt, seconds
+
     def _inference(self) -> tuple[int, float]:
-        """What a chunk takes to be there, in whole slots and a rest [s] in whole ticks."""
+        """What a chunk that is not quick takes to be there, in whole slots and a rest [s] in whole ticks."""
         dt, tick = self._embodiment.control_dt, self._robot.dt
+        if self._quick()[0]:
+            return 0, 0.0
         seconds = delay_steps(self._runner.latency, tick) * tick
         slots = int(seconds / dt + 1e-6)
         return slots, max(seconds - slots * dt, 0.0)

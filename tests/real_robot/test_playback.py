@@ -21,7 +21,7 @@ class Counting:
     """Slot i is observed as i, and the robot is told every action."""
 
     sources: Mapping[str, Any] = {}
-    joints = ("a", "b", "c")
+    joints: tuple[str, ...] = ("a", "b", "c")
     control_dt = ACTION
 
     playback: Playback
@@ -58,11 +58,11 @@ class Latent:
     def request(self, obs: Any, observed: float, prefix: Any = None) -> bool:
         self.asked.append(int(obs["state"][0, 0]))
         chunk = obs["state"][0, 0] + np.arange(self.spec.horizon, dtype=np.float64)[:, None]
-        self._answer = Answer(observed, self.seconds, chunk)
+        self._since, self._answer = self.clock.now, Answer(observed, self.seconds, chunk)
         return True
 
     def poll(self) -> Answer | None:
-        if self._answer is None or self.clock.now < self._answer.observed + self.seconds - 1e-9:
+        if self._answer is None or self.clock.now < self._since + self.seconds - 1e-9:
             return None
         answer, self._answer = self._answer, None
         return answer
@@ -85,10 +85,16 @@ class Bench:
         self.gaps = 0  # ticks without an action after the first one
 
     def run(self, ticks: int) -> Bench:
-        for self.tick in range(self.tick, self.tick + ticks):
-            if self.tick in self.missing:
+        for tick in range(self.tick, self.tick + ticks):
+            if tick in self.missing:
                 continue
-            now = self.embodiment.now = self.tick * TICK
+            now = tick * TICK
+            if ahead := self.playback.ahead(now):
+                self.embodiment.now = now - ahead
+                self._take()
+                self.playback.look(now, {})
+                self.playback.ask(now, ahead)
+            self.embodiment.now = now
             self._take()
             self.playback.look(now, {})
             self.playback.ask(now)
@@ -101,7 +107,7 @@ class Bench:
                 self.playback.depart(now, np.full(3, -1.0))
                 self.departed = True
             self.targets.append(float(self.playback.target(now)[0]))
-        self.tick += 1
+        self.tick += ticks
         return self
 
     def _take(self) -> None:
