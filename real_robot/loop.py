@@ -74,12 +74,12 @@ class ControlLoop:
         self._joint_fault = "no joint state yet"
         self._late_ticks = self._beats = 0
         self._status_due = -np.inf
-        self._closing = threading.RLock()
+        self._closing = threading.RLock()  # no tick while a stop of another thread brakes
         self.configure(transport, embodiment)
 
     def configure(self, transport: Transport, embodiment: Embodied) -> None:
         """Connect; done by the constructor."""
-        robot = self.robot
+        robot, self.transport = self.robot, transport  # which lives as long as what is connected through it
         self.intake = Intake(robot, transport, embodiment.sources)
         command = robot.command
         self._publisher = transport.advertise(command.topic, CATALOGUE[command.kind], QUALITIES[command.qos])
@@ -149,10 +149,11 @@ class ControlLoop:
             try:
                 for due, missed in beats(self.robot.dt, stopping, seconds):
                     self.note_overrun(missed)
-                    self.tick(time.monotonic(), due)
-                    if self.state is State.STOPPED:
-                        break
-                    self._glance(due + self.robot.dt, stopping)
+                    with self._closing:
+                        self.tick(time.monotonic(), due)
+                        if self.state is State.STOPPED:
+                            break
+                        self._glance(due + self.robot.dt, stopping)
             except BaseException:
                 log.exception("The control loop failed")
                 raise

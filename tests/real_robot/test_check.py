@@ -82,7 +82,7 @@ def test_silence_is_named(monkeypatch, capsys, tmp_path):
     "changes, name, found",
     [
         ({"observation": {"state": (7,)}}, "policy", "expects 'state' of shape (7,), the robot gives"),
-        ({"observation": {"image.top": (3, 8, 8)}}, "policy", "'image.top' of shape (3, 8, 8), the robot gives nothing"),
+        ({"observation": {"image.top": (3, 8, 8)}}, "policy", "'image.top' of shape (3, 8, 8), the robot"),
         ({"action_dim": 7}, "policy", "7 actions and the task 5"),
     ],
 )  # fmt: skip

@@ -157,6 +157,20 @@ def test_signals_end_in_the_safe_stop(number: int) -> None:
     assert signal.getsignal(number) is before
 
 
+def test_another_thread_stops_it_amid_a_motion() -> None:
+    live = Live(504, Source())
+    live.source.chunk = lambda obs, prefix=None: np.sin(np.arange(HORIZON * 3.0)).reshape(HORIZON, 3)  # type: ignore[method-assign]
+    running = threading.Thread(target=live.loop.run)
+    running.start()
+    time.sleep(0.8)
+    assert live.loop.state is State.RUN
+    start, ticks = time.monotonic(), len(live.ticks)
+    live.loop.stop()
+    running.join(1.0)
+    live.close()
+    assert not running.is_alive() and time.monotonic() - start < 3.0 and len(live.ticks) <= ticks + 1
+
+
 def test_exceptions_end_in_the_safe_stop(caplog: pytest.LogCaptureFixture) -> None:
     def broken(tick: Tick) -> None:
         if tick.state is State.RUN:
