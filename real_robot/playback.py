@@ -141,9 +141,9 @@ class Playback:
         prefix = None
         if runner.takes_prefix and self.buffer.join == "rtc":
             arrival = now - ahead + runner.latency - self._origin
-            prefix = self.buffer.committed(seen, delay_steps(arrival - seen, dt))
+            prefix = self.buffer.committed(seen, min(delay_steps(arrival - seen, dt), spec.horizon - 1))
         self._asked = now, self._seen
-        runner.request(obs, now, prefix)
+        runner.request(obs, now, prefix if prefix is not None and len(prefix) else None)
 
     def put(self, answer: Answer) -> None:
         """Take a chunk, unless it was asked for before the start."""

@@ -49,6 +49,7 @@ class Latent:
     def __init__(self, clock: Counting, seconds: float, horizon: int, execute: int) -> None:
         self.spec = PolicySpec({"state": (1,)}, 1, horizon, execute)
         self.clock, self.seconds, self.latency, self.asked = clock, seconds, seconds, []
+        self.prefixes: list[Any] = []
         self._answer: Answer | None = None
 
     @property
@@ -57,6 +58,7 @@ class Latent:
 
     def request(self, obs: Any, observed: float, prefix: Any = None) -> bool:
         self.asked.append(int(obs["state"][0, 0]))
+        self.prefixes.append(prefix)
         chunk = obs["state"][0, 0] + np.arange(self.spec.horizon, dtype=np.float64)[:, None]
         self._since, self._answer = self.clock.now, Answer(observed, self.seconds, chunk)
         return True
@@ -74,10 +76,18 @@ class Latent:
 class Bench:
     """Ticks as the control loop does; `missing` are ticks that never come."""
 
-    def __init__(self, seconds: float = 0.0, horizon: int = 4, execute: int = 4, missing: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        seconds: float = 0.0,
+        horizon: int = 4,
+        execute: int = 4,
+        missing: tuple[int, ...] = (),
+        join: str = "replace",
+    ) -> None:
         self.embodiment = Counting()
         self.runner = Latent(self.embodiment, seconds, horizon, execute)
-        self.playback = self.embodiment.playback = Playback(robot_spec(), self.embodiment, self.runner, "replace", None)
+        self.runner.takes_prefix = join == "rtc"
+        self.playback = self.embodiment.playback = Playback(robot_spec(), self.embodiment, self.runner, join, None)
         self.playback.start(0.0, {})
         self.playback.look(0.0, {})
         self.missing, self.tick, self.departed = missing, 0, False
@@ -162,6 +172,16 @@ def test_time_waits_for_a_late_chunk_as_long_as_an_action() -> None:
     bench.runner.seconds = 10.0
     bench.run(30)
     assert bench.gaps > 15 and bench.embodiment.played[-1] == bench.targets[-1]
+
+
+@pytest.mark.parametrize("seconds, committed", [(0.0, 0), (0.01, 0), (0.04, 0), (0.07, 1), (0.13, 2)])
+def test_what_will_have_been_played_is_continued(seconds: float, committed: int) -> None:
+    bench = Bench(seconds, 8, 4, join="rtc").run(150)
+    assert bench.runner.prefixes[0] is None  # there is nothing yet
+    for slot, prefix in list(zip(bench.runner.asked, bench.runner.prefixes, strict=True))[1:]:
+        found = [] if prefix is None else prefix[:, 0].tolist()
+        assert found == list(range(slot, slot + committed))
+    assert np.diff(bench.embodiment.played).tolist() == [1] * (len(bench.embodiment.played) - 1)
 
 
 def test_chunks_from_before_a_start_are_not_played() -> None:
