@@ -11,6 +11,7 @@ examples:
   robopolicy deploy --robot sim_panda --policy runs/lift_flow_bc/checkpoints/best --task manipulation/lift --episodes 20
   robopolicy deploy --robot sim_panda --policy ws://127.0.0.1:8765 --task manipulation/lift --record run.mcap
   robopolicy deploy --robot sim_panda --policy runs/lift_flow_bc/checkpoints/best --task lift --lockstep --rate 20
+  robopolicy deploy --robot franka_panda --policy runs/lift_bundle --task manipulation/lift --transport auto --check
   robopolicy deploy --robot franka_panda --policy runs/lift_bundle --task manipulation/lift --transport auto --dry-run
 """
 
@@ -33,18 +34,22 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
     parser.add_argument("--seconds", type=float, help="stop after this time (default: when told to)")
     parser.add_argument("--rate", type=float, help="ticks of the control loop per second (default: the robot's)")
+    parser.add_argument("--priority", type=int, help="real-time priority from 1 to 99, for a computer with other work")
     parser.add_argument("--join", default="replace", help="of chunks: replace, hold, ensemble, rtc (default: replace)")
     parser.add_argument("--device", default="cpu", help="where a checkpoint computes (default: cpu)")
     parser.add_argument("--lockstep", action="store_true", help="simulated time passes with commands, not by itself")
     parser.add_argument("--attach", action="store_true", help="use a simulated robot that runs already")
     parser.add_argument("--dry-run", action="store_true", help="compute everything, send nothing")
+    parser.add_argument(
+        "--check", action="store_true", help="check that all is there and fits; drive nothing; 2 if not"
+    )
     parser.add_argument("--record", type=Path, metavar="FILE.mcap", help="record what is heard, sent and filtered")
     parser.add_argument("--out", type=Path, help="report (default: the next free one of runs/deploy/report.json, ...)")
     parser.add_argument("--plain", action="store_true", help="lines in place of the live view")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Drive; 0 when it ended as it should, 1 when the robot was stopped by the safety layer."""
+    """Drive; 0 when it ended as it should, 1 when the robot was stopped by the safety layer, 2 when a check failed."""
     from robopolicy.errors import UserError
     from robopolicy.sim.gl import check_choice
 

@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from real_robot.check import Subject, check, show
 from real_robot.filter_log import RecordedFilter
 from real_robot.live_view import View, open_view
 from real_robot.loop import ControlLoop, Parts
+from real_robot.pace import prioritise
 from real_robot.policy_runner import PolicyRunner
 from real_robot.policy_source import InlineRunner, Kept, open_source, start_episode
 from real_robot.recorder import RecordedTransport, Recorder
-from real_robot.robot import RobotSpec, load_robot
+from real_robot.robot import CAMERA, RobotSpec, load_robot
 from real_robot.sim_node import DOMAINS, build, node_parser, task_of
 from real_robot.simulation import PATIENCE, SimulatedTime, Simulation, simulated
 from real_robot.states import State, Tick
@@ -31,6 +33,8 @@ from robopolicy.deploy.contract import ChunkSource
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.evaluation.intervals import wilson
 from robopolicy.files import free_folder, write_text
+from robopolicy.sim.mujoco.task import MujocoTask
+from robopolicy.sim.registry import get_task
 
 
 @dataclass
@@ -62,13 +66,17 @@ def deploy(args: argparse.Namespace) -> int:
     _check(args, robot)
     task = task_of(args.task)
     prefix_of(task.model, robot.names)  # refuses a task for another robot before anything is started
-    report = args.out or free_folder(Path("runs/deploy")) / "report.json"
+    if args.priority is not None:
+        prioritise(args.priority)
     with ExitStack() as stack:
         source = open_source(args.policy, args.device)
         stack.callback(source.close)
+        if args.check:
+            return _checked(args, robot, task, source)
+        report = args.out or free_folder(Path("runs/deploy")) / "report.json"
         recorder = stack.enter_context(Recorder(args.record)) if args.record else None
         if robot.simulated and not args.attach:
-            stack.enter_context(_simulation(args, robot))
+            stack.enter_context(_simulation(args, robot, source))
         view = stack.enter_context(open_view(args.plain, robot, args.task))
         episodes: list[Played] = []
         for number in range(args.episodes if robot.simulated else 1):
@@ -76,7 +84,7 @@ def deploy(args: argparse.Namespace) -> int:
                 _play(
                     args,
                     robot,
-                    TaskEmbodiment(task, prefix_of(task.model, robot.names)),
+                    TaskEmbodiment(task, prefix_of(task.model, robot.names), _images(source)),
                     source,
                     recorder,
                     view,
@@ -112,31 +120,68 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
         raise UserError("In lockstep time passes with commands, and --dry-run sends none; leave one of them out.")
 
 
+def _checked(args: argparse.Namespace, robot: RobotSpec, task: MujocoTask, source: ChunkSource) -> int:
+    """Check in place of driving; the exit code."""
+    with ExitStack() as stack:
+        if robot.simulated and not args.attach:
+            stack.enter_context(_simulation(args, robot, source))
+        transport = stack.enter_context(connect(args, robot))
+        simulation = Simulation(transport) if robot.simulated else None
+        if simulation is not None:
+            simulation.reset(args.seed)
+        subject = Subject(
+            robot,
+            transport,
+            TaskEmbodiment(task, prefix_of(task.model, robot.names), _images(source)),
+            source,
+            get_task(args.task).name,
+            (task.action_low, task.action_high),
+            lambda: connect(args, robot),
+            simulation,
+        )
+        return show(check(subject), f"{robot.name}, {args.task}, {args.transport}")
+
+
 def connect(args: argparse.Namespace, robot: RobotSpec) -> Transport:
     """The transport that the arguments name."""
     domain = robot.domain if args.domain is None else args.domain
     return open_transport(args.transport, **({"domain": domain} if args.transport in DOMAINS else {}))
 
 
+def _images(source: ChunkSource) -> dict[str, tuple[int, int]]:
+    """Cameras that a policy sees and the sizes of their pictures."""
+    shapes = {
+        key.removeprefix(CAMERA): shape for key, shape in source.spec.observation.items() if key.startswith(CAMERA)
+    }
+    return {name: (shape[1], shape[2]) for name, shape in shapes.items()}
+
+
 @contextmanager
-def _simulation(args: argparse.Namespace, robot: RobotSpec) -> Iterator[None]:
+def _simulation(args: argparse.Namespace, robot: RobotSpec, source: ChunkSource) -> Iterator[None]:
     """A simulated robot: in a process of its own, or in a thread where the transport is within this one."""
     words = ["--robot", args.robot, "--task", args.task, "--transport", args.transport]
     words += [] if args.domain is None else ["--domain", str(args.domain)]
     words += ["--lockstep", "--rate", f"{robot.rate:.17g}"] if args.lockstep else []
+    words += ["--cameras", *_images(source)]
     if args.transport != "loopback":
         with simulated(words):
             yield
         return
     node, over = build(node_parser().parse_args(words)), threading.Event()
-    thread = threading.Thread(target=node.run, args=(over.is_set,), name="simulated robot", daemon=True)
+
+    def live() -> None:
+        try:
+            node.run(over.is_set)
+        finally:
+            node.close()  # here, as what renders belongs to the thread that made it
+
+    thread = threading.Thread(target=live, name="simulated robot", daemon=True)
     thread.start()
     try:
         yield
     finally:
         over.set()
         thread.join(5.0)
-        node.close()
 
 
 def _play(
@@ -239,6 +284,8 @@ def summary(args: argparse.Namespace, robot: RobotSpec, episodes: list[Played]) 
         "ticks": ticks,
         "period_p50_ms": _quantile(periods, 0.5),
         "period_p99_ms": _quantile(periods, 0.99),
+        "jitter_p50_ms": _quantile(np.abs(periods - robot.dt), 0.5),
+        "jitter_p99_ms": _quantile(np.abs(periods - robot.dt), 0.99),
         "deadline_misses": misses,
         "deadline_miss_share": misses / max(ticks + misses, 1),
         "inference_p95_ms": max((each.inference_ms for each in episodes), default=0.0),

@@ -87,7 +87,9 @@ class JointEmbodiment:
         if any(len(part) != len(message.name) for part in parts):
             raise UserError("The joint state reports names without positions or velocities.")
         found: dict[str, NDArray[Any]] = {"state": np.concatenate([part[order] for part in parts]).astype(np.float32)}
-        return found | {CAMERA + name: _seen(state[CAMERA + name].message, size) for name, size in self.images.items()}
+        return found | {
+            CAMERA + name: picture(state[CAMERA + name].message, size) for name, size in self.images.items()
+        }
 
     def command(self, action: NDArray[Any], state: Mapping[str, Received]) -> Array:
         """The action itself.
@@ -100,25 +102,25 @@ class JointEmbodiment:
         return np.asarray(action, np.float64)
 
 
-def _seen(message: Message, size: tuple[int, int]) -> NDArray[np.uint8]:
+def picture(message: Message, size: tuple[int, int]) -> NDArray[np.uint8]:
     """Pixels `(3, height, width)` of an image, scaled to `size` where it has another one."""
     from PIL import Image as pillow
 
     if isinstance(message, CompressedImage):
         try:
-            picture = pillow.open(BytesIO(message.data.tobytes())).convert("RGB")
+            seen = pillow.open(BytesIO(message.data.tobytes())).convert("RGB")
         except (OSError, ValueError) as error:
             raise UserError(f"A camera sent a picture that cannot be read: {error}.") from error
     elif isinstance(message, Image):
         try:
-            picture = pillow.fromarray(_rgb(message))
+            seen = pillow.fromarray(_rgb(message))
         except ValueError as error:
             raise UserError(str(error)) from error
     else:
         raise UserError(f"Expected an image, found {message.ros_name}.")
-    if (picture.height, picture.width) != size:
-        picture = picture.resize((size[1], size[0]), pillow.Resampling.BOX)
-    return np.ascontiguousarray(np.asarray(picture).transpose(2, 0, 1))
+    if (seen.height, seen.width) != size:
+        seen = seen.resize((size[1], size[0]), pillow.Resampling.BOX)
+    return np.ascontiguousarray(np.asarray(seen).transpose(2, 0, 1))
 
 
 def _rgb(message: Image) -> NDArray[np.uint8]:

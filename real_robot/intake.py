@@ -29,14 +29,14 @@ class Intake:
         self._names = robot.names
         self._topics = topics
         self._bound: dict[str, str] = {}
-        self._subscriptions: dict[str, Subscription] = {
+        self.subscriptions: dict[str, Subscription] = {
             key: transport.subscribe(topic.topic, CATALOGUE[topic.kind], QUALITIES[topic.qos])
             for key, topic in topics.items()
         }
 
     def drain(self) -> None:
         """Take what has arrived."""
-        for key, subscription in self._subscriptions.items():
+        for key, subscription in self.subscriptions.items():
             received = subscription.latest()
             if received is None:
                 continue
@@ -55,7 +55,7 @@ class Intake:
 
     def stranger(self) -> str:
         """What is wrong with who publishes; empty if every source has one publisher, the one bound."""
-        for key, subscription in self._subscriptions.items():
+        for key, subscription in self.subscriptions.items():
             count = subscription.publishers
             if count != 1:
                 return f"{count} publishers of {self._topics[key].topic}"

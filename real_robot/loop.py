@@ -17,9 +17,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,16 +25,15 @@ import numpy as np
 from real_robot.commands import command_message
 from real_robot.intake import Intake
 from real_robot.messages import CATALOGUE, Bool, String
-from real_robot.pace import beats, ended_by_signals
+from real_robot.pace import beats, ended_by_signals, unswept
+from real_robot.parts import Parts
 from real_robot.playback import Embodied, Playback
 from real_robot.policy_runner import Runner
 from real_robot.robot import CAMERA, QUALITIES, RobotSpec
 from real_robot.states import IN_PLACE, LASTING, Held, Reason, State, Tick
 from real_robot.transports.base import Transport
 from robopolicy.deploy.safety.estop import EStop
-from robopolicy.deploy.safety.fallback import Fallback, hold
 from robopolicy.deploy.safety.filter import FilterState, Measured, SafetyFilter
-from robopolicy.deploy.safety.gate import ObservationGate
 from robopolicy.deploy.safety.interventions import Intervention, InterventionLog
 from robopolicy.deploy.safety.limits import Array
 from robopolicy.errors import UserError
@@ -44,23 +41,10 @@ from robopolicy.errors import UserError
 log = logging.getLogger(__name__)
 STATUS_PERIOD = 0.2  # [s]
 REPEAT = 5  # periods at rest that end a safe stop, lest the last message was lost
-NOT_WARM = "the policy is not warm"
+NOT_WARM, WARM_UPS = "the policy is not warm", 3  # answers before arming: the first takes long, others tell how long
 MOVING = (State.ARMED, State.RUN, State.HOLD)  # states in which chunks are played or will be
 REFUSED = {"shape": Reason.WRONG_SHAPE, "finite": Reason.NON_FINITE}  # by the filter
 FAULTS = {"shape": Reason.WRONG_SHAPE, "non-finite": Reason.NON_FINITE, "unavailable": Reason.UNAVAILABLE}
-
-
-@dataclass
-class Parts:
-    """What a loop may be given beside the robot, a transport, an embodiment and a runner."""
-
-    safety: SafetyFilter | None = None  # default: from the robot's limits
-    join: str = "replace"  # of chunks, see ChunkBuffer
-    gate: ObservationGate | None = None
-    fallback: Fallback = hold
-    estop: EStop | None = None
-    dry_run: bool = False  # compute everything, send nothing
-    on_tick: Callable[[Tick], None] | None = None
 
 
 class ControlLoop:
@@ -80,22 +64,22 @@ class ControlLoop:
         self.playback = Playback(robot, embodiment, runner, self.parts.join, self.parts.gate)
         self.state, self.reason = State.DISCONNECTED, ""
         self.overruns = self.ticks = 0
-        self._now = -np.inf  # [s] of the running tick
+        self._now = self._due = -np.inf  # [s] of the running tick, and when it should have begun
         self._wanted_running = False  # an operator has armed it
         self._ready = False  # chunks are asked for and followed
-        self._warm, self._retry = False, -np.inf  # the policy has answered once; when to try again [s]
+        self._warm, self._retry = 0, -np.inf  # answers of the policy so far; when to try again [s]
         self._hold_reason = Reason.OPERATOR
         self._filter_state: FilterState | None = None  # from the first command on
         self._measured: Measured | None = None
         self._joint_fault = "no joint state yet"
         self._late_ticks = self._beats = 0
         self._status_due = -np.inf
-        self._closing = threading.RLock()
+        self._closing = threading.RLock()  # no tick while a stop of another thread brakes
         self.configure(transport, embodiment)
 
     def configure(self, transport: Transport, embodiment: Embodied) -> None:
         """Connect; done by the constructor."""
-        robot = self.robot
+        robot, self.transport = self.robot, transport  # which lives as long as what is connected through it
         self.intake = Intake(robot, transport, embodiment.sources)
         command = robot.command
         self._publisher = transport.advertise(command.topic, CATALOGUE[command.kind], QUALITIES[command.qos])
@@ -135,12 +119,12 @@ class ControlLoop:
             self.intake.unbind()
             self._enter(State.WAIT_OBS, "")
 
-    def tick(self, now: float) -> Tick:
-        """Do everything that is due at `now` [s] on the monotonic clock."""
+    def tick(self, now: float, due: float | None = None) -> Tick:
+        """Do everything that there is to do at `now` [s] on the monotonic clock, of a tick that was due at `due`."""
         if self.state is State.STOPPED:
             return Tick(now, self.state, self.reason, None, None, None, ())
         self.ticks += 1
-        self._now = now
+        self._now, self._due = now, now if due is None else due
         self._hear(now)
         try:
             self._answers()
@@ -161,12 +145,15 @@ class ControlLoop:
         """Tick at the robot's rate until `stop`, a signal, or `seconds` are over; always ends in a safe stop."""
         stopping = threading.Event()
         atexit.register(self.stop)
-        with ended_by_signals(stopping):
+        with ended_by_signals(stopping), unswept():
             try:
-                for missed in beats(self.robot.dt, stopping, seconds):
+                for due, missed in beats(self.robot.dt, stopping, seconds):
                     self.note_overrun(missed)
-                    if self.tick(time.monotonic()).state is State.STOPPED:
-                        break
+                    with self._closing:
+                        self.tick(time.monotonic(), due)
+                        if self.state is State.STOPPED:
+                            break
+                        self._glance(due + self.robot.dt, stopping)
             except BaseException:
                 log.exception("The control loop failed")
                 raise
@@ -214,7 +201,7 @@ class ControlLoop:
         outside = ~self.robot.limits.inside(self._measured.position, slack=1e-3)
         if outside.any():
             return f"{self.robot.names[int(np.argmax(outside))]} is outside its limits"
-        return "" if self._warm else NOT_WARM
+        return "" if self._warm >= WARM_UPS else NOT_WARM
 
     def _hear(self, now: float) -> None:
         self.intake.drain()
@@ -230,11 +217,10 @@ class ControlLoop:
 
     def _answers(self) -> None:
         """Take what the policy has answered, if anything."""
-        answer = self.runner.poll()
-        if answer is None:
+        if (answer := self.runner.poll()) is None:
             return
         if answer.chunk is not None:
-            self._warm = True
+            self._warm, self._retry = self._warm + 1, -np.inf
             self.playback.put(answer)
             return
         self.log.add(Intervention(f"policy {answer.fault}", "", np.nan, np.nan, self._now))
@@ -266,8 +252,8 @@ class ControlLoop:
                 self._ready = True
 
     def _begin(self) -> None:
-        self.playback.start(self._now, self.intake.state)
-        self.playback.look(self._now, self.intake.state)
+        self.playback.start(self._due, self.intake.state)
+        self.playback.look(self._due, self.intake.state)
 
     def _wait(self) -> None:
         """Warm the policy up, and arm once everything is there and an operator wants it."""
@@ -283,7 +269,7 @@ class ControlLoop:
             return
         if warming:
             self._retry = self._now + 1.0
-            self.playback.ask(self._now)
+            self.playback.ask(self._due)
         else:
             self.intake.bind()
             self._ready = True
@@ -313,19 +299,31 @@ class ControlLoop:
 
     def _follow(self) -> Array | None:
         """The joint targets `(J,)` that the policy wants now; None while there are none."""
-        self.playback.look(self._now, self.intake.state)
-        self.playback.ask(self._now)
+        self.playback.look(self._due, self.intake.state)
+        self.playback.ask(self._due)
         self._answers()  # of a runner that is quick enough
         if self.estop:
             return None
-        goal = self.playback.goal(self._now, self.intake.state)
+        goal = self.playback.goal(self._due, self.intake.state)
         if goal is None:
             if self.state is State.RUN:
                 raise Held(Reason.CHUNK_EXHAUSTED)
             return None
         if self.state is not State.RUN:
             self._set_off(goal)
-        return self.playback.target(self._now)
+        return self.playback.target(self._due)
+
+    def _glance(self, due: float, stopping: threading.Event) -> None:
+        """Observe and ask shortly before the tick of `due`, where it begins an action and inference is quick."""
+        ahead = self.playback.ahead(due) if self._ready else 0.0
+        if not ahead or stopping.wait(max(0.0, due - ahead - time.monotonic())):
+            return
+        self.intake.drain()
+        try:
+            self.playback.look(due, self.intake.state)
+            self.playback.ask(due, ahead)
+        except Held as held:
+            self._hold(held)
 
     def _set_off(self, goal: Array) -> None:
         """Begin to move, from where the robot is."""
@@ -336,7 +334,7 @@ class ControlLoop:
         far = np.abs(goal - position)
         if self.robot.mode == "absolute" and not far.max() <= self.robot.guard.first_command:
             raise Held(Reason.FIRST_COMMAND, f"{self.robot.names[int(np.argmax(far))]}: {far.max():.3g}")
-        self.playback.depart(self._filter_state.motion.position)
+        self.playback.depart(self._due, self._filter_state.motion.position)
         self.log.forget_window()
         self._enter(State.RUN, "")
 
@@ -393,7 +391,7 @@ class ControlLoop:
             "ticks": self.ticks,
             "overruns": self.overruns,
             "latency": round(self.runner.latency, 4),
-            "remaining": round(self.playback.buffer.remaining(now), 4),
+            "remaining": round(self.playback.remaining(now), 4),
             "ages": {key: round(age, 4) if np.isfinite(age) else None for key, age in ages.items()},
             "interventions": dict(self.log.counts),
             "limited": round(self.log.share, 3),

@@ -21,6 +21,8 @@ from robopolicy.deploy.safety.limits import Array
 from robopolicy.errors import UserError
 
 Heard = Mapping[str, Received]
+MARGIN, HURRY = 1.5, 0.001  # a chunk is asked for this many of its p95 latencies and these seconds ahead
+QUICK = 0.75  # ticks that this may be at most for a look between two of them
 
 
 class Embodied(Protocol):
@@ -46,6 +48,18 @@ class Embodied(Protocol):
 class Playback:
     """The policy's side of a control loop; time is counted in actions (slots) since `start`.
 
+    As in simulation, every slot has one observation and one action, and row k of a chunk belongs k slots after the one
+    whose observation it was computed from. Ticks fall anywhere into slots, so their times would not do: a chunk laid
+    where its tick fell plays some of its actions twice and leaves out others. Times are those at which ticks were due
+    [s], lest a tick that comes late asks for a larger step than the filter lets pass.
+
+    A slot is observed before it begins, by as much as inference takes beyond whole slots, so that the chunk is there
+    when it begins: asked for then, a chunk that took 5 ms would be of use a whole action later. Where that is less than
+    a tick, the loop looks between two ticks (`ahead`), else some ticks early. So as many actions of each chunk are
+    played as the policy was trained to play, unless inference takes longer than what is left of it; policies trained
+    to play all of a chunk do worse where only a part is played. If a chunk comes late and nothing is left to play,
+    time waits for it at the last goal, at most as long as an action.
+
     Raises:
         UserError: The embodiment does not move the robot's joints.
     """
@@ -61,12 +75,14 @@ class Playback:
         self._order = [embodiment.joints.index(name) for name in robot.names]
         self._history: deque[dict[str, NDArray[Any]]] = deque(maxlen=runner.spec.obs_horizon)
         self._origin = np.inf  # [s] when slot 0 began
+        self._asked: tuple[float, int] = (np.nan, -1)  # when a chunk was asked for, and for which slot's observation
         # The last tick of an action should reach its goal, and none should have to wait there, which would make the
         # next one jump: with q actions to every p ticks (p / q in lowest terms) that is a q-th of a period ahead.
         ticks = Fraction(embodiment.control_dt * robot.rate).limit_denominator(16)
         self._ahead = robot.dt / ticks.denominator
         self._slot = self._seen = -1  # whose action is played, and whose observation was taken
         self._from = self._goal = np.zeros(len(robot.names))
+        self._waited = False  # for a late chunk, at the last goal
 
     def start(self, now: float, state: Heard) -> None:
         """Forget the past and start from where the robot is.
@@ -77,6 +93,7 @@ class Playback:
         self.buffer.clear()
         self._history.clear()
         self._origin, self._slot, self._seen = now, -1, -1
+        self._asked, self._waited = (np.nan, -1), False
         try:
             self._embodiment.start(state)
         except UserError as error:
@@ -88,8 +105,8 @@ class Playback:
         Raises:
             Held: What is seen cannot be used, or is unlike the data.
         """
-        slot = self._at(now)
-        if slot == self._seen:
+        slot = self._at(now + self._inference()[1])
+        if slot <= self._seen:
             return
         self._seen = slot
         try:
@@ -102,25 +119,41 @@ class Playback:
                 found = Intervention("gate", finding.key, finding.value, finding.limit, now)
                 raise Held(Reason.STRANGE_OBSERVATION, f"{finding.key} = {finding.value:.4g}", found)
 
-    def ask(self, now: float) -> None:
-        """Ask for the next chunk if it is time to, so that it arrives before this one ends."""
-        spec, runner = self._runner.spec, self._runner
-        delay = delay_steps(runner.latency, self._embodiment.control_dt)
-        spare = bool(runner.latency)  # one that answers at once needs none
-        execute = max(1, min(spec.execute, spec.horizon - delay - spare))
-        short = self.buffer.remaining(now) <= runner.latency + 2.0 * self._robot.dt * spare
-        if runner.busy or not (short or self.buffer.due(now, execute)):
+    def ahead(self, due: float) -> float:
+        """How long before a tick at `due` to observe and to ask for its chunk [s]; 0 where there is no need to."""
+        quick, seconds = self._quick()
+        return seconds if quick and self._at(due) > self._seen else 0.0
+
+    def ask(self, now: float, ahead: float = 0.0) -> None:
+        """Ask for the next chunk if it is time to, so that it arrives before this one ends.
+
+        Args:
+            now: When the tick is due at which the chunk is wanted.
+            ahead: How long before that this is [s].
+        """
+        spec, runner, dt = self._runner.spec, self._runner, self._embodiment.control_dt
+        seen, execute = self._seen * dt, max(1, min(spec.execute, spec.horizon - self._inference()[0]))
+        if runner.busy or not self.buffer.due(seen, execute):
             return
         rows = [*self._history]
         rows = rows[:1] * (spec.obs_horizon - len(rows)) + rows
         obs = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
-        continues = runner.takes_prefix and self.buffer.join == "rtc"
-        runner.request(obs, now, self.buffer.committed(now, delay) if continues else None)
+        prefix = None
+        if runner.takes_prefix and self.buffer.join == "rtc":
+            arrival = now - ahead + runner.latency - self._origin
+            prefix = self.buffer.committed(seen, min(delay_steps(arrival - seen, dt), spec.horizon - 1))
+        self._asked = now, self._seen
+        runner.request(obs, now, prefix if prefix is not None and len(prefix) else None)
 
     def put(self, answer: Answer) -> None:
         """Take a chunk, unless it was asked for before the start."""
-        if answer.chunk is not None and answer.observed >= self._origin:
-            self.buffer.put(answer.chunk, answer.observed)
+        asked, slot = self._asked
+        if answer.chunk is not None and answer.observed == asked:
+            self.buffer.put(answer.chunk, slot * self._embodiment.control_dt)
+
+    def remaining(self, now: float) -> float:
+        """Seconds for which there are actions."""
+        return self.buffer.remaining(now - self._origin) if np.isfinite(self._origin) else 0.0
 
     def goal(self, now: float, state: Heard) -> Array | None:
         """Where the action of this slot leads, `(J,)` in the robot's order; None while there is no action.
@@ -129,20 +162,25 @@ class Playback:
             Held: The embodiment refuses the action.
         """
         slot = self._at(now)
-        if slot != self._slot:
-            action = self.buffer.action(now)
-            if action is None:
-                return None
-            try:
-                goal = np.asarray(self._embodiment.command(action, state), np.float64)[self._order]
-            except (UserError, IndexError) as error:
-                raise Held(Reason.WRONG_SHAPE, str(error)) from error
-            self._slot, self._from, self._goal = slot, self._goal, goal
-        return self._goal
+        if slot == self._slot:
+            return self._goal
+        goal, following = None, self._slot >= 0
+        # Ticks that were missed may have skipped slots; the controller of an embodiment counts on their actions, too.
+        for each in range(self._slot + 1 if following else slot, slot + 1):
+            action = self.buffer.action(each * self._embodiment.control_dt)
+            goal = None if action is None else self._commanded(action, state)
+        if goal is None:
+            self._waited = following and self._runner.busy and slot == self._slot + 1
+            return self._goal if self._waited else None
+        self._slot, self._from, self._goal = slot, self._goal, goal
+        if self._waited:
+            self.depart(now, self._from)
+            self._waited = False
+        return goal
 
-    def depart(self, position: Array) -> None:
-        """The robot sets off from `position` `(J,)`."""
-        self._from = position.copy()
+    def depart(self, now: float, position: Array) -> None:
+        """The robot sets off from `position` `(J,)`; the action of this slot lasts as long as any other."""
+        self._from, self._origin = position.copy(), now - self._slot * self._embodiment.control_dt
 
     def target(self, now: float) -> Array:
         """The target of this tick: on the straight way from the last action's goal to this one's, or this one's."""
@@ -150,6 +188,27 @@ class Playback:
             return self._goal
         share = (now + self._ahead - self._origin) / self._embodiment.control_dt - self._slot
         return self._from + max(share, 0.0) * (self._goal - self._from) if share < 1.0 else self._goal
+
+    def _commanded(self, action: Array, state: Heard) -> Array:
+        try:
+            return np.asarray(self._embodiment.command(action, state), np.float64)[self._order]
+        except (UserError, IndexError) as error:
+            raise Held(Reason.WRONG_SHAPE, str(error)) from error
+
+    def _quick(self) -> tuple[bool, float]:
+        """Whether chunks take well less than a tick, and how long before a tick to ask for them [s]."""
+        latency = self._runner.latency
+        seconds = MARGIN * latency + HURRY if latency else 0.0
+        return seconds < QUICK * self._robot.dt, seconds
+
+    def _inference(self) -> tuple[int, float]:
+        """What a chunk that is not quick takes to be there, in whole slots and a rest [s] in whole ticks."""
+        dt, tick = self._embodiment.control_dt, self._robot.dt
+        if self._quick()[0]:
+            return 0, 0.0
+        seconds = delay_steps(self._runner.latency, tick) * tick
+        slots = int(seconds / dt + 1e-6)
+        return slots, max(seconds - slots * dt, 0.0)
 
     def _at(self, now: float) -> int:
         return int((now - self._origin) / self._embodiment.control_dt + 1e-6)

@@ -14,15 +14,25 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 
 from real_robot.codecs.definitions import message_type
 from real_robot.message import Message
-from real_robot.messages import Float64MultiArray, Header, Image, JointState, JointTrajectory, String, Time
+from real_robot.messages import (
+    CompressedImage,
+    Float64MultiArray,
+    Header,
+    Image,
+    JointState,
+    JointTrajectory,
+    String,
+    Time,
+)
 from real_robot.robot import JOINTS, load_robot
 from real_robot.sim_robot import Imperfections, SimulatedRobot
 from real_robot.sim_topics import EPISODE, FAULT, LOCKSTEP_ORIGIN, READY, RESET, Reset, Status
@@ -51,6 +61,7 @@ class SimNode:
         kind: Their type: JointTrajectory (its last point counts), JointState, or Float64MultiArray in the order of
             `robot.wiring.commanded`.
         cameras: Cameras that are rendered and published, `{camera: topic}`.
+        compressed: Those of them that send PNG files instead of pixels.
         image_size: Their height and width [pixels].
         camera_period: Seconds between two pictures.
         lockstep: Whether time waits for commands.
@@ -65,6 +76,7 @@ class SimNode:
         kind: type[Message] = JointTrajectory,
         *,
         cameras: Mapping[str, str] | None = None,
+        compressed: Collection[str] = (),
         image_size: int = 64,
         camera_period: float = 0.05,
         lockstep: bool = False,
@@ -77,7 +89,10 @@ class SimNode:
             for key, topic in topics.items()
             if key in sources
         }
-        self._cameras = {camera: transport.advertise(topic, Image, IMAGE) for camera, topic in (cameras or {}).items()}
+        self._cameras = {
+            camera: transport.advertise(topic, CompressedImage if camera in compressed else Image, IMAGE)
+            for camera, topic in (cameras or {}).items()
+        }
         self._image_size, self._camera_period, self._pictured = image_size, camera_period, -np.inf
         self._episode: Publisher[String] = transport.advertise(EPISODE, String, LATCHED)
         self._command = transport.subscribe(command, kind, COMMAND)
@@ -176,7 +191,9 @@ class SimNode:
             self._pictured = self.robot.time
             for camera, publisher in self._cameras.items():
                 pixels = self.robot.picture(camera, self._image_size, self._image_size)
-                publisher.publish(Image.from_pixels(pixels, Header(stamp, camera)))
+                header = Header(stamp, camera)
+                packed = publisher.kind is CompressedImage
+                publisher.publish(png(pixels, header) if packed else Image.from_pixels(pixels, header))
         for key in sorted(self._sources, key=lambda key: key == JOINTS):  # joints last: they say that all is there
             self._sources[key].publish(messages[key])
         # The status follows the state it speaks of: whoever hears that an episode has begun has seen its start.
@@ -199,6 +216,15 @@ class SimNode:
             time.sleep(duration)
         elif kind in self._until:
             self._until[kind] = time.monotonic() + duration
+
+
+def png(pixels: np.ndarray, header: Header) -> CompressedImage:
+    """A picture `(height, width, 3)` uint8 as a file, without loss."""
+    from PIL import Image as pillow
+
+    file = BytesIO()
+    pillow.fromarray(pixels).save(file, "png")
+    return CompressedImage(header, "png", np.frombuffer(file.getvalue(), np.uint8))
 
 
 def targets_of(message: Message, order: tuple[str, ...]) -> tuple[tuple[str, ...], np.ndarray]:
@@ -256,7 +282,9 @@ def build(args: argparse.Namespace) -> SimNode:
         robot.command.topic,
         message_type(robot.command.kind),
         cameras={name: camera.topic for name, camera in cameras.items()},
+        compressed=[name for name, camera in cameras.items() if camera.kind == CompressedImage.ros_name],
         image_size=max((camera.height for camera in cameras.values()), default=0),
+        camera_period=0.0 if args.lockstep else 0.05,  # in lockstep everything that is reported is of one moment
         lockstep=args.lockstep,
     )
 

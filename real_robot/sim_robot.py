@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from real_robot.message import Message
 from real_robot.messages import Time
-from real_robot.wiring import Wiring
+from real_robot.wiring import OPERATOR, Wiring, twist_of
 from robopolicy.errors import UserError
 from robopolicy.sim.mujoco.engines import RolloutEngine
 from robopolicy.sim.mujoco.render import Renderer
@@ -104,13 +104,13 @@ class SimulatedRobot:
         initial = self.task.initial(np.random.default_rng(seed))
         self._engine.edit(0, initial.model)
         self._engine.place(0, initial.qpos, initial.qvel)
+        self._count = 0  # parts simulated since the first command
         self.episode = Episode(seed)
         self._before = self._state({key: np.asarray(value)[None] for key, value in initial.memory.items()})
         self._control = self._standing(np.zeros(self.task.model.nu), np.ones_like(self.wiring.grips))
         self._queue: deque[tuple[float, Array]] = deque()  # commands on their way to the motors
         self._commanded: float | None = None  # time of the newest command
         self.time += self.period
-        self._count = 0  # parts simulated since the first command
         self.holding = False
 
     def command(self, joints: tuple[str, ...], targets: Array) -> None:
@@ -155,7 +155,10 @@ class SimulatedRobot:
         if off.pose_noise:
             for place in self.wiring.objects.values():
                 qpos[place.place] += off.pose_noise * self._rng.standard_normal(3)
-        return self.wiring.messages(qpos, qvel, stamp)
+        found = self.wiring.messages(qpos, qvel, stamp)
+        if self.task.steered:  # the operator of an evaluation is in the task
+            found[OPERATOR] = twist_of(self.task.wanted(self._state(self._before.memory))[0], stamp)
+        return found
 
     def picture(self, camera: str, height: int, width: int) -> NDArray[np.uint8]:
         """Pixels `(height, width, 3)` of what `camera` sees now."""
@@ -205,4 +208,5 @@ class SimulatedRobot:
     def _state(self, memory: dict[str, NDArray[np.generic]] | None = None) -> BatchState:
         model, states = self.task.model, self._engine.states.copy()
         qpos, qvel = states[:, 1 : 1 + model.nq], states[:, 1 + model.nq : 1 + model.nq + model.nv]
-        return BatchState(model, qpos, qvel, states[:, 0], self._engine.sensors.copy(), memory or {})
+        time = np.full(1, self._count * self._part)  # of an episode, which begins with the first command
+        return BatchState(model, qpos, qvel, time, self._engine.sensors.copy(), memory or {})

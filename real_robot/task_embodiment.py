@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from real_robot.embodiment import picture
 from real_robot.message import Message
+from real_robot.messages import Image, TwistStamped
+from real_robot.robot import CAMERA
 from real_robot.transports.base import Received
-from real_robot.wiring import Wiring
+from real_robot.wiring import OPERATOR, Wiring, wanted_of
 from robopolicy.errors import UserError
 from robopolicy.sim.mujoco.task import BatchState, MujocoTask
 
@@ -25,13 +29,19 @@ class TaskEmbodiment:
     Args:
         task: The task whose policy is deployed.
         prefix: What the robot puts before the model's names of its joints, as in `panda_joint1`.
+        images: Cameras that the policy sees and their sizes `{"front": (height, width)}`, raw or compressed.
     """
 
-    def __init__(self, task: MujocoTask, prefix: str = "") -> None:
+    def __init__(self, task: MujocoTask, prefix: str = "", images: Mapping[str, tuple[int, int]] | None = None) -> None:
         model = task.model
         self.task = task
+        self.images = {CAMERA + name: size for name, size in (images or {}).items()}
         self.wiring = Wiring(model, prefix)
-        self.sources: Mapping[str, type[Message]] = self.wiring.sources
+        self.sources: Mapping[str, type[Message]] = {
+            **self.wiring.sources,
+            **({OPERATOR: TwistStamped} if task.steered else {}),
+            **dict.fromkeys(self.images, Image),
+        }
         self.joints = self.wiring.commanded
         self.control_dt = task.frame_skip * float(model.opt.timestep)
         self._memory: dict[str, NDArray[np.generic]] = {}
@@ -43,17 +53,20 @@ class TaskEmbodiment:
         Raises:
             UserError: Something is missing, or the task cannot start from measurements.
         """
-        self._steps = 0
+        self._steps, self._memory = 0, {}
         self._memory = self.task.started(self._state(state))
 
-    def observe(self, state: Mapping[str, Received]) -> dict[str, NDArray[np.float32]]:
-        """The task's observations `{key: (dim,)}` of the newest messages.
+    def observe(self, state: Mapping[str, Received]) -> dict[str, NDArray[Any]]:
+        """The task's observations `{key: (dim,)}` float32 and the pictures `(3, height, width)` uint8 now.
 
         Raises:
             UserError: Something is missing.
         """
-        found = self.task.observe(self._state(state))
-        return {key: value[0].astype(np.float32) for key, value in found.items()}
+        found = {key: value[0].astype(np.float32) for key, value in self.task.observe(self._state(state)).items()}
+        absent = [key for key in self.images if key not in state]
+        if absent:
+            raise UserError(f"The robot does not report {', '.join(absent)}.")
+        return found | {key: picture(state[key].message, size) for key, size in self.images.items()}
 
     def command(self, action: NDArray[np.floating], state: Mapping[str, Received]) -> Array:
         """Joint targets `(J,)` [rad, m] of the next `control_dt` seconds for `action` `(A,)`; call it once an action.
@@ -74,6 +87,11 @@ class TaskEmbodiment:
     def _state(self, state: Mapping[str, Received]) -> BatchState:
         model = self.task.model
         qpos, qvel = model.qpos0.copy(), np.zeros(model.nv)
-        self.wiring.read({key: received.message for key, received in state.items()}, qpos, qvel)
+        messages = {key: received.message for key, received in state.items()}
+        self.wiring.read(messages, qpos, qvel)
+        if self.task.steered and self._memory:
+            if OPERATOR not in messages:
+                raise UserError(f"Nobody says where to go: there is no '{OPERATOR}'.")
+            self.task.want(self._memory, wanted_of(messages[OPERATOR])[None])
         time, sensors = np.full(1, self._steps * self.control_dt), np.zeros((1, model.nsensordata))
         return BatchState(model, qpos[None], qvel[None], time, sensors, self._memory)

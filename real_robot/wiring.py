@@ -2,7 +2,7 @@
 
 Sources of a state, by key: `joints` (JointState of the robot), `scene` (JointState of hinges and slides of everything
 else, such as a drawer), `object.<name>` (PoseStamped of every free body), and for a robot whose base is free `imu`
-(Imu) and `odometry` (Odometry).
+(Imu) and `odometry` (Odometry). Beside what is measured: `operator` (TwistStamped), how fast somebody wants to go.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from real_robot.messages import (
     Quaternion,
     Time,
     Twist,
+    TwistStamped,
     TwistWithCovariance,
     Vector3,
 )
@@ -33,7 +34,7 @@ from real_robot.robot import JOINTS
 from robopolicy.errors import UserError
 
 Array = NDArray[np.float64]
-SCENE, IMU, ODOMETRY = "scene", "imu", "odometry"
+SCENE, IMU, ODOMETRY, OPERATOR = "scene", "imu", "odometry", "operator"
 OBJECT = "object."  # start of the key of an object's pose
 WORLD = "world"  # frame of every pose
 
@@ -101,6 +102,19 @@ class Wiring:
             place.read_pose(messages[key].pose, qpos)  # type: ignore[attr-defined]
         if self.base is not None:
             self.base.read_motion(messages[IMU], messages.get(ODOMETRY), qpos, qvel)
+
+
+def twist_of(wanted: Array, stamp: Time) -> TwistStamped:
+    """The message of an operator who wants to go `wanted` `(3,)`: ahead, to the left [m/s], turning left [rad/s]."""
+    ahead, left, turning = wanted.tolist()
+    return TwistStamped(Header(stamp, "base"), Twist(Vector3(ahead, left, 0.0), Vector3(0.0, 0.0, turning)))
+
+
+def wanted_of(message: Message) -> Array:
+    """What an operator wants `(3,)`."""
+    assert isinstance(message, TwistStamped)
+    linear, angular = message.twist.linear, message.twist.angular
+    return np.array([linear.x, linear.y, angular.z])
 
 
 def prefix_of(model: mujoco.MjModel, joints: Sequence[str]) -> str:

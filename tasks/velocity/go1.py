@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from robopolicy.mirror import Mirror, Reflection
 from robopolicy.sim.contract import TensorSpec
@@ -72,6 +73,7 @@ class Go1(MujocoTask):
     action_high: Array = np.ones(12)
     action_names = tuple(f"{joint} target [{STROKE} rad]" for joint in JOINTS)
     cameras = ("side", "front")
+    steered = True
     mirror = _mirror()
 
     def __init__(
@@ -167,6 +169,28 @@ class Go1(MujocoTask):
             "state": np.concatenate([measured, memory["action"], _command(state)], axis=1),
             "privileged": privileged,
         }
+
+    def started(self, state: BatchState) -> dict[str, NDArray[np.generic]]:
+        """The memory of a robot that stands, nobody pushes and whose noise is its own; `want` says where to go."""
+        rows = len(state)
+        return {
+            "commands": np.zeros((rows, SEGMENTS, 3)),
+            "push": np.zeros((rows, SEGMENTS, 2)),
+            "push_start": np.zeros((rows, SEGMENTS)),
+            "noise": np.zeros(rows, np.int64),
+            "action": np.zeros((rows, 12)),
+            "last_action": np.zeros((rows, 12)),
+            "air_time": np.zeros((rows, len(FEET))),
+            "error": np.zeros(rows),
+        }
+
+    def wanted(self, state: BatchState) -> Array:
+        """The command that holds now."""
+        return _command(state)
+
+    def want(self, memory: dict[str, NDArray[np.generic]], wanted: Array) -> None:
+        """One command for every segment."""
+        memory["commands"] = np.repeat(wanted[:, None], SEGMENTS, axis=1)
 
     def _torque(self, action: Array, motion: Motion) -> Array:
         """Torques of the nominal motors at the end of the step `(N, 12)` [N m]."""

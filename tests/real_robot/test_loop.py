@@ -305,7 +305,7 @@ def test_the_emergency_stop_during_a_chunk(rig: Rig) -> None:
 
 
 def test_a_robot_that_does_not_follow_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(monkeypatch, guard=Guard(tracking=0.1)).running(0.1)
+    rig = Rig(monkeypatch, guard=Guard(tracking=0.1)).running(0.3)
     rig.robot.stuck = True
     tick = rig.until(2.0)
     assert tick.state is State.HOLD and tick.reason.startswith(Reason.TRACKING)

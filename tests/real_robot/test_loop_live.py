@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -14,6 +15,7 @@ import pytest
 from rig import DT, HORIZON, Embodiment, RobotSide, robot_spec
 
 from real_robot.loop import ControlLoop, Parts
+from real_robot.pace import prioritise, unswept
 from real_robot.policy_runner import Answer, PolicyRunner
 from real_robot.states import State, Tick
 from real_robot.transports.loopback import LoopbackTransport
@@ -59,7 +61,9 @@ def test_the_runner_answers_beside_the_caller() -> None:
     release.set()
     answer = answer_of(runner)
     assert answer is not None and answer.observed == 1.0 and answer.chunk is not None
-    assert not runner.busy and runner.latency == answer.seconds and runner.poll() is None
+    assert not runner.busy and runner.latency == 0.0 and runner.poll() is None  # the first says nothing of later ones
+    assert runner.request({}, 2.0) and (answer := answer_of(runner)) is not None
+    assert 0.0 < answer.seconds <= runner.latency < 1.0
     runner.close()
     assert source.closed.wait(1.0) and not runner.request({}, 3.0)
 
@@ -153,6 +157,20 @@ def test_signals_end_in_the_safe_stop(number: int) -> None:
     assert signal.getsignal(number) is before
 
 
+def test_another_thread_stops_it_amid_a_motion() -> None:
+    live = Live(504, Source())
+    live.source.chunk = lambda obs, prefix=None: np.sin(np.arange(HORIZON * 3.0)).reshape(HORIZON, 3)  # type: ignore[method-assign]
+    running = threading.Thread(target=live.loop.run)
+    running.start()
+    time.sleep(0.8)
+    assert live.loop.state is State.RUN
+    start, ticks = time.monotonic(), len(live.ticks)
+    live.loop.stop()
+    running.join(1.0)
+    live.close()
+    assert not running.is_alive() and time.monotonic() - start < 3.0 and len(live.ticks) <= ticks + 1
+
+
 def test_exceptions_end_in_the_safe_stop(caplog: pytest.LogCaptureFixture) -> None:
     def broken(tick: Tick) -> None:
         if tick.state is State.RUN:
@@ -163,3 +181,22 @@ def test_exceptions_end_in_the_safe_stop(caplog: pytest.LogCaptureFixture) -> No
         live.loop.run(seconds=10.0)
     live.close()
     assert live.loop.state is State.STOPPED and "The control loop failed" in caplog.text
+
+
+def test_priorities_that_cannot_be_had_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="from 1 to 99, got 100"):
+        prioritise(100)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse, raising=False)
+    with pytest.raises(UserError, match="Real-time priority 40 is not permitted here: run as root"):
+        prioritise(40)
+
+
+def test_the_collector_passes_over_what_was_there_before() -> None:
+    before = gc.get_freeze_count()
+    with unswept():
+        assert gc.get_freeze_count() > before
+    assert gc.get_freeze_count() == 0 and gc.isenabled()

@@ -91,6 +91,7 @@ class MujocoTask(ABC):
     workspace: Box | None = None  # what point clouds keep of the scene; None is everything that a camera sees
     mirror: Mirror | None = None  # left-right symmetry
     needs_exact_engine: bool = False  # contacts, model edits, or bit-exact agreement with another stepper
+    steered: bool = False  # an operator says how fast to go, see `wanted`
     array_api: bool = False  # the functions take torch tensors, too (see `arrays.py`), so the warp backend runs it
 
     @abstractmethod
@@ -124,6 +125,14 @@ class MujocoTask(ABC):
             UserError: The task draws its goals at random, so a robot cannot know them.
         """
         raise UserError(f"Task {self.name} cannot start from measurements alone; it runs in simulation only.")
+
+    def wanted(self, state: BatchState) -> Array:
+        """How fast the operator of a `steered` task wants to go `(N, 3)`: ahead, to the left [m/s], turning [rad/s]."""
+        raise UserError(f"Nobody steers task {self.name}.")
+
+    def want(self, memory: dict[str, NDArray[np.generic]], wanted: Array) -> None:
+        """Let `memory` say that from now on the operator of a `steered` task wants `wanted` `(N, 3)`."""
+        raise UserError(f"Nobody steers task {self.name}.")
 
 
 def sim_spec(

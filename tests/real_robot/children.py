@@ -1,0 +1,77 @@
+"""Processes that the tests kill: a bridge, and a policy server; `python children.py bridge DOMAIN | server PORT`."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from scripted import NAMES
+
+from real_robot.loop import ControlLoop, Parts
+from real_robot.policy_runner import PolicyRunner
+from real_robot.robot import RobotSpec, load_robot
+from real_robot.states import State, Tick
+from real_robot.task_embodiment import TaskEmbodiment
+from real_robot.transports.base import Transport, open_transport
+from robopolicy.deploy.contract import ChunkSource
+from robopolicy.spec import PolicySpec
+from tasks.manipulation.lift import Lift
+
+
+class Sway:
+    """The tool goes to and fro, a chunk of 0.4 s each way; it answers after `latency` seconds."""
+
+    spec, takes_prefix = PolicySpec({"state": (len(NAMES),)}, action_dim=5, horizon=8, execute=4), False
+
+    def __init__(self, latency: float = 0.0) -> None:
+        self.latency, self._asked = latency, itertools.count()
+
+    def chunk(self, obs: Any, prefix: Any = None) -> np.ndarray:
+        time.sleep(self.latency)
+        chunk = np.zeros((8, 5), np.float32)
+        chunk[:, 1] = 0.3 if next(self._asked) % 4 < 2 else -0.3
+        chunk[:, 4] = -1.0
+        return chunk
+
+    def close(self) -> None:
+        pass
+
+
+def bridge(transport: Transport, source: ChunkSource, robot: RobotSpec | None = None, **parts: Any) -> ControlLoop:
+    """A control loop for the simulated Panda."""
+    robot = robot or load_robot("sim_panda")
+    return ControlLoop(robot, transport, TaskEmbodiment(Lift(), "panda_"), PolicyRunner(source), Parts(**parts))
+
+
+def _ready() -> None:
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+
+
+def main(role: str, where: str) -> None:
+    """Run until killed; a line on the standard output says that it does what it should."""
+    if role == "server":
+        from robopolicy.deploy.batching import ServedSource
+        from robopolicy.deploy.server import ServerConfig, running
+
+        with running(ServedSource(Sway()), ServerConfig(port=int(where))):
+            _ready()
+            time.sleep(120.0)
+        return
+    said: list[bool] = []
+
+    def say(tick: Tick) -> None:
+        if tick.state is State.RUN and not said:
+            said.append(True)
+            _ready()
+
+    loop = bridge(open_transport("dds", domain=int(where)), Sway(), on_tick=say)
+    loop.arm()
+    loop.run(120.0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,119 @@
+"""`robopolicy deploy --check`: everything is looked at, what is wrong is named, and the exit code says it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from scripted import NAMES, ScriptedLift
+
+from real_robot import check as checks
+from real_robot import deploy_verb
+from real_robot.robot import SHIPPED
+from robopolicy.cli import main as cli
+from robopolicy.interop.checkpoint_source import CheckpointSource
+
+DOMAIN = 100 + os.getpid() % 100
+WORDS = ["deploy", "--task", "lift", "--policy", "scripted", "--transport", "loopback", "--check"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    point = SimpleNamespace(name="deploy", load=lambda: deploy_verb)
+    monkeypatch.setattr(cli, "added_verbs", lambda: {"deploy": point})
+    monkeypatch.setattr(checks, "PATIENCE", 1.0)
+    monkeypatch.setattr(checks, "LISTEN", 0.3)
+    monkeypatch.setattr(checks, "SLACK", 0.5)  # of a busy machine
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def run(monkeypatch, capsys, robot: str = "sim_panda", source: Any = None) -> tuple[int, dict[str, str]]:
+    """Exit code, and the line of every check by its name."""
+    source = source or CheckpointSource(ScriptedLift())
+    monkeypatch.setattr("real_robot.deployment.open_source", lambda name, device: source)
+    code = cli.main([*WORDS, "--robot", robot, "--domain", str(DOMAIN)])
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    return code, {f"{row[1].strip()} {row[2].strip()}": row[3].strip() for row in rows}
+
+
+def other(tmp_path: Path, **changes: Any) -> str:
+    """sim_panda, but for `changes`."""
+    robot = yaml.safe_load((SHIPPED / "sim_panda.yaml").read_text())
+    path = tmp_path / "robot.yaml"
+    path.write_text(yaml.safe_dump(robot | changes))
+    return str(path)
+
+
+def test_a_robot_that_is_well_passes(monkeypatch, capsys):
+    code, rows = run(monkeypatch, capsys)
+    assert code == 0 and all(name.endswith("pass") for name in rows), rows
+    assert "1 publishers of /joint_states" in rows["source joints pass"]
+    assert "pressed heard after" in rows["emergency stop pass"] and "released heard" in rows["emergency stop pass"]
+    assert rows["command time-out pass"].startswith("holds ") and rows["command time-out pass"].endswith(
+        "stated 250 ms"
+    )
+    assert "ticks an action" in rows["rate pass"] and "of a chunk's 8 actions of 50 ms" in rows["inference pass"]
+
+
+def test_a_time_out_that_is_not_stated_or_not_kept_fails(monkeypatch, capsys, tmp_path):
+    code, rows = run(monkeypatch, capsys, other(tmp_path, command_timeout=None))
+    assert code == 2 and "not stated" in rows["command time-out FAIL"]
+    monkeypatch.setattr(checks, "SLACK", -1.0)
+    code, rows = run(monkeypatch, capsys)
+    assert code == 2 and "stated 250 ms" in rows["command time-out FAIL"]
+
+
+def test_silence_is_named(monkeypatch, capsys, tmp_path):
+    topic = {"topic": "/nowhere", "kind": "geometry_msgs/msg/PoseStamped", "qos": "sensor"}
+    monkeypatch.setattr("real_robot.sim_node.SimNode._report", lambda self: None)
+    monkeypatch.setattr("real_robot.simulation.Simulation.reset", lambda self, seed: None)
+    code, rows = run(monkeypatch, capsys, other(tmp_path, sources={"object.cube": topic}))
+    assert code == 2 and rows["source object.cube FAIL"] == "1 publishers of /nowhere, 0 Hz"
+    assert "no joint state yet" in rows["joints FAIL"]
+
+
+@pytest.mark.parametrize(
+    "changes, name, found",
+    [
+        ({"observation": {"state": (7,)}}, "policy", "expects 'state' of shape (7,), the robot gives"),
+        ({"observation": {"image.top": (3, 8, 8)}}, "policy", "'image.top' of shape (3, 8, 8), the robot"),
+        ({"action_dim": 7}, "policy", "7 actions and the task 5"),
+    ],
+)  # fmt: skip
+def test_a_policy_for_something_else_fails(changes, name, found, monkeypatch, capsys):
+    source = CheckpointSource(ScriptedLift())
+    source.policy.spec = replace(source.policy.spec, **changes)
+    code, rows = run(monkeypatch, capsys, source=source)
+    assert code == 2 and found in rows[f"{name} FAIL"]
+
+
+def test_a_policy_too_slow_or_far_away_fails(monkeypatch, capsys):
+    clock = iter(np.arange(1e6) * 0.3)
+    source = CheckpointSource(ScriptedLift(4, 4))
+    patched = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda s: None)
+    subject: Any = SimpleNamespace(
+        source=source,
+        robot=SimpleNamespace(
+            dt=0.02, rate=10.0, mode="absolute", names=("a",), guard=SimpleNamespace(first_command=0.5)
+        ),
+        embodiment=SimpleNamespace(
+            control_dt=0.05,
+            joints=("a",),
+            start=lambda state: None,
+            observe=lambda state: {"state": np.zeros(len(NAMES), np.float32)},
+            command=lambda action, state: np.array([3.0]),
+        ),
+        control=(np.zeros(5), np.ones(5)),
+    )
+    intake: Any = SimpleNamespace(state={}, measured=lambda now: SimpleNamespace(position=np.zeros(1)))
+    monkeypatch.setattr(checks, "time", patched)
+    found = {each.name: each for each in checks._policy(subject, intake)}
+    assert not any(each.ok for each in found.values())
+    assert "3.000 rad or m" in found["first target"].found and "0 of a chunk's 4" in found["inference"].found
+    assert "0.5 ticks" in found["rate"].found

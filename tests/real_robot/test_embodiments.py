@@ -1,0 +1,160 @@
+"""Policies that see pictures, and policies that walk: over the bridge they are asked and answer as in an evaluation."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from real_robot import deploy_verb
+from real_robot.messages import Image, Imu, JointState, Time, TwistStamped
+from real_robot.robot import SHIPPED
+from real_robot.sim_node import png
+from real_robot.task_embodiment import TaskEmbodiment
+from real_robot.transports.base import Received
+from real_robot.wiring import twist_of
+from robopolicy.cli import main as cli
+from robopolicy.errors import UserError
+from robopolicy.evaluation.harness import evaluate
+from robopolicy.interop.checkpoint_source import CheckpointSource
+from robopolicy.nets.normalizer import Normalizer
+from robopolicy.nets.vision import VisionConfig
+from robopolicy.policies import POLICIES
+from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.sim.registry import SimOptions, make_sim
+from tasks.manipulation.lift import Lift
+from tasks.velocity.go1 import Go1
+
+DOMAIN = 100 + os.getpid() % 100
+STATE = Lift().observation["state"].shape[0]
+
+
+class Logged(CheckpointSource):
+    """Remembers the chunks of the episode that began last."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.chunks: list[np.ndarray] = []
+        super().__init__(policy)
+
+    def reset(self, seed: int) -> None:
+        super().reset(seed)
+        self.chunks.clear()
+
+    def chunk(self, obs: Any, prefix: Any = None) -> Any:
+        self.chunks.append(super().chunk(obs, prefix))
+        return self.chunks[-1]
+
+
+def untrained(spec: PolicySpec, **settings: Any) -> Policy:
+    """A flow with noise of its own in raw units."""
+    torch.manual_seed(0)
+    kind, policy = POLICIES["flow"]
+    raw = {"normalization": "identity", "action_normalization": "identity", "hidden": (16,), "steps": 2}
+    made: Any = policy(kind(**(raw | settings)), spec)  # type: ignore[call-arg]
+    for part in made.modules():
+        if isinstance(part, Normalizer):
+            part.fitted.fill_(True)
+    return made.eval()
+
+
+def over_the_bridge(monkeypatch: Any, out: Path, policy: Policy, *words: str) -> tuple[dict[str, Any], np.ndarray]:
+    """What came of one episode, and the chunks that were played in it."""
+    source = Logged(policy)
+    monkeypatch.setattr(
+        cli, "added_verbs", lambda: {"deploy": SimpleNamespace(name="deploy", load=lambda: deploy_verb)}
+    )
+    monkeypatch.setattr("real_robot.deployment.open_source", lambda name, device: source)
+    line = ["deploy", "--policy", "given", "--transport", "loopback", "--domain", str(DOMAIN), "--plain", "--lockstep"]
+    assert cli.main([*line, "--seed", "50", "--out", str(out), *words]) == 0
+    report = json.loads(out.read_text())
+    assert report["holds"] == 0
+    return report["episodes"][0], np.array(source.chunks)
+
+
+def in_process(monkeypatch: Any, policy: Policy, task: str, **options: Any) -> tuple[Any, np.ndarray]:
+    """The same in an evaluation."""
+    chunks: list[np.ndarray] = []
+    act = policy.act
+
+    def logged(*args: Any, **kwargs: Any) -> Any:
+        chunks.append(act(*args, **kwargs))
+        return chunks[-1]
+
+    sim = make_sim(task, SimOptions(num_envs=1, **options))
+    with monkeypatch.context() as patch:
+        patch.setattr(policy, "act", logged, raising=False)
+        found = evaluate(policy, sim, episodes=1, seed=50, policy_batch=1)
+    sim.close()
+    return found, np.stack([chunk[0].numpy() for chunk in chunks[: found.cost.policy_calls]])  # then it takes times
+
+
+def same(played: dict[str, Any], chunks: np.ndarray, found: Any, wanted: np.ndarray) -> None:
+    assert played["done"] and played["steps"] == found.lengths[0] and played["success"] == found.success[0]
+    assert len(wanted) - 1 <= len(chunks) <= len(wanted) + 1  # one may have been asked for at the very end
+    count = min(len(chunks), len(wanted))
+    np.testing.assert_array_equal(chunks[:count], wanted[:count])
+
+
+@pytest.mark.parametrize("kind", ["sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"])
+def test_a_policy_that_sees_pictures(kind: str, monkeypatch: Any, tmp_path: Path) -> None:
+    spec = PolicySpec({"state": (STATE,), "image.front": (3, 64, 64)}, action_dim=5, horizon=8, execute=4)
+    policy = untrained(spec, vision=VisionConfig(widths=(16,), keypoints=4, crop=1.0))
+    found, wanted = in_process(monkeypatch, policy, "manipulation/lift", cameras=("front",), image_size=64)
+    robot = yaml.safe_load((SHIPPED / "sim_panda.yaml").read_text())
+    for camera in robot["cameras"]:
+        camera["kind"] = kind
+    path = tmp_path / "robot.yaml"
+    path.write_text(yaml.safe_dump(robot))
+    words = ("--robot", str(path), "--task", "lift", "--rate", "20")
+    played, chunks = over_the_bridge(monkeypatch, tmp_path / "r.json", policy, *words)
+    same(played, chunks, found, wanted)
+
+
+def test_a_policy_that_walks(monkeypatch: Any, tmp_path: Path) -> None:
+    policy = untrained(PolicySpec({"state": (45,)}, action_dim=12))
+    found, wanted = in_process(monkeypatch, policy, "velocity/go1")
+    words = ("--robot", "sim_go1", "--task", "velocity/go1")
+    played, chunks = over_the_bridge(monkeypatch, tmp_path / "r.json", policy, *words)
+    assert len(wanted) > 20
+    same(played, chunks, found, wanted)
+
+
+def test_an_operator_says_where_a_walking_robot_goes() -> None:
+    embodiment = TaskEmbodiment(Go1("velocity/go1"))
+    assert set(embodiment.sources.values()) == {JointState, Imu, TwistStamped}
+    model = embodiment.task.model
+    messages: dict[str, Any] = embodiment.wiring.messages(
+        model.key_qpos[0] if model.nkey else model.qpos0, np.zeros(model.nv), Time()
+    )
+    state = {key: Received(message, 0.0, None, "robot", 1) for key, message in messages.items()}
+    embodiment.start(state)
+    with pytest.raises(UserError, match="Nobody says where to go"):
+        embodiment.observe(state)
+    for wanted in ([0.5, -0.2, 1.0], [0.0, 0.0, 0.0]):
+        state["operator"] = Received(twist_of(np.array(wanted), Time()), 0.0, None, "operator", 1)
+        np.testing.assert_allclose(embodiment.observe(state)["state"][-3:], wanted)
+
+
+def test_pictures_are_scaled_to_what_the_policy_saw_and_have_to_be_there() -> None:
+    embodiment = TaskEmbodiment(Lift(), "panda_", {"front": (32, 32)})
+    model = embodiment.task.model
+    messages: dict[str, Any] = embodiment.wiring.messages(model.qpos0, np.zeros(model.nv), Time())
+    state = {key: Received(message, 0.0, None, "robot", 1) for key, message in messages.items()}
+    embodiment.start(state)
+    with pytest.raises(UserError, match=r"does not report image\.front"):
+        embodiment.observe(state)
+    pixels = np.arange(64 * 64 * 3, dtype=np.uint8).reshape(64, 64, 3)
+    header = messages["joints"].header
+    seen = [
+        embodiment.observe({**state, "image.front": Received(message, 0.0, None, "camera", 1)})["image.front"]
+        for message in (Image.from_pixels(pixels, header), png(pixels, header))
+    ]
+    assert seen[0].shape == (3, 32, 32) and seen[0].dtype == np.uint8
+    np.testing.assert_array_equal(seen[0], seen[1])

@@ -1,0 +1,193 @@
+"""Chunks are played as in simulation, one row a slot, wherever ticks fall and however long inference takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from rig import robot_spec
+
+from real_robot.playback import Playback
+from real_robot.policy_runner import Answer
+from robopolicy.spec import PolicySpec
+
+ACTION, TICK = 0.05, 0.02  # [s]
+
+
+class Counting:
+    """Slot i is observed as i, and the robot is told every action."""
+
+    sources: Mapping[str, Any] = {}
+    joints: tuple[str, ...] = ("a", "b", "c")
+    control_dt = ACTION
+
+    playback: Playback
+
+    def __init__(self) -> None:
+        self.now, self.seen, self.played = 0.0, [], []
+
+    def start(self, state: Any) -> None:
+        pass
+
+    def observe(self, state: Any) -> dict[str, NDArray[Any]]:
+        self.seen.append(self.now)
+        return {"state": np.array([float(self.playback._seen)])}
+
+    def command(self, action: NDArray[Any], state: Any) -> NDArray[Any]:
+        self.played.append(float(action[0]))
+        return np.repeat(action, 3)
+
+
+class Latent:
+    """Answers `seconds` later with the numbers of the slots from the observed one on."""
+
+    takes_prefix = False
+
+    def __init__(self, clock: Counting, seconds: float, horizon: int, execute: int) -> None:
+        self.spec = PolicySpec({"state": (1,)}, 1, horizon, execute)
+        self.clock, self.seconds, self.latency, self.asked = clock, seconds, seconds, []
+        self.prefixes: list[Any] = []
+        self._answer: Answer | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._answer is not None
+
+    def request(self, obs: Any, observed: float, prefix: Any = None) -> bool:
+        self.asked.append(int(obs["state"][0, 0]))
+        self.prefixes.append(prefix)
+        chunk = obs["state"][0, 0] + np.arange(self.spec.horizon, dtype=np.float64)[:, None]
+        self._since, self._answer = self.clock.now, Answer(observed, self.seconds, chunk)
+        return True
+
+    def poll(self) -> Answer | None:
+        if self._answer is None or self.clock.now < self._since + self.seconds - 1e-9:
+            return None
+        answer, self._answer = self._answer, None
+        return answer
+
+    def close(self) -> None:
+        pass
+
+
+class Bench:
+    """Ticks as the control loop does; `missing` are ticks that never come."""
+
+    def __init__(
+        self,
+        seconds: float = 0.0,
+        horizon: int = 4,
+        execute: int = 4,
+        missing: tuple[int, ...] = (),
+        join: str = "replace",
+    ) -> None:
+        self.embodiment = Counting()
+        self.runner = Latent(self.embodiment, seconds, horizon, execute)
+        self.runner.takes_prefix = join == "rtc"
+        self.playback = self.embodiment.playback = Playback(robot_spec(), self.embodiment, self.runner, join, None)
+        self.playback.start(0.0, {})
+        self.playback.look(0.0, {})
+        self.missing, self.tick, self.departed = missing, 0, False
+        self.targets: list[float] = []
+        self.gaps = 0  # ticks without an action after the first one
+
+    def run(self, ticks: int) -> Bench:
+        for tick in range(self.tick, self.tick + ticks):
+            if tick in self.missing:
+                continue
+            now = tick * TICK
+            if ahead := self.playback.ahead(now):
+                self.embodiment.now = now - ahead
+                self._take()
+                self.playback.look(now, {})
+                self.playback.ask(now, ahead)
+            self.embodiment.now = now
+            self._take()
+            self.playback.look(now, {})
+            self.playback.ask(now)
+            self._take()
+            goal = self.playback.goal(now, {})
+            if goal is None:
+                self.gaps += self.departed
+                continue
+            if not self.departed:
+                self.playback.depart(now, np.full(3, -1.0))
+                self.departed = True
+            self.targets.append(float(self.playback.target(now)[0]))
+        self.tick += ticks
+        return self
+
+    def _take(self) -> None:
+        if (answer := self.runner.poll()) is not None:
+            self.playback.put(answer)
+
+
+@pytest.mark.parametrize("execute", [1, 3, 4, 8])
+@pytest.mark.parametrize("seconds", [0.0, 0.005, 0.018, 0.04])
+def test_every_action_is_played_once_in_its_slot(seconds: float, execute: int) -> None:
+    bench = Bench(seconds, 8, execute).run(200)
+    assert bench.embodiment.played == list(range(len(bench.embodiment.played))) and bench.gaps == 0
+    assert len(bench.embodiment.played) == pytest.approx(200 * TICK / ACTION, abs=2)
+    assert np.diff(bench.runner.asked).tolist() == [execute] * (len(bench.runner.asked) - 1)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.015, 0.035])
+def test_all_of_a_chunk_is_played_where_inference_takes_less_than_an_action(seconds: float) -> None:
+    bench = Bench(seconds).run(150)
+    assert bench.gaps == 0 and np.diff(bench.runner.asked).tolist() == [4] * (len(bench.runner.asked) - 1)
+    ahead = np.array(bench.embodiment.seen[4:]) - np.arange(4, len(bench.embodiment.seen)) * ACTION
+    assert (ahead < TICK).all() and (ahead >= -np.ceil(seconds / TICK) * TICK - TICK).all()
+
+
+def test_longer_inference_costs_actions_at_the_end_of_each_chunk() -> None:
+    bench = Bench(0.07).run(150)
+    assert set(np.diff(bench.runner.asked)) == {3} and bench.gaps == 0
+    assert np.diff(bench.embodiment.played).tolist() == [1] * (len(bench.embodiment.played) - 1)
+
+
+def test_ticks_move_evenly_and_no_faster_than_from_action_to_action() -> None:
+    """So the safety filter lets them pass, whose velocity limit the task's controller keeps to per action."""
+    for seconds in (0.0, 0.015, 0.03):
+        steps = np.diff(Bench(seconds).run(100).targets)
+        assert (steps <= TICK / ACTION + 1e-9).all() and steps[5:].min() >= TICK / ACTION - 1e-9
+
+
+def test_actions_of_missed_ticks_still_reach_the_controller() -> None:
+    bench = Bench(0.0, 8, 4, missing=(11, 12, 13, 14, 15, 31)).run(60)
+    assert bench.embodiment.played == list(range(len(bench.embodiment.played)))
+    assert bench.embodiment.played[-1] == int(59 * TICK / ACTION)
+
+
+def test_time_waits_for_a_late_chunk_as_long_as_an_action() -> None:
+    bench = Bench(0.015).run(8)
+    bench.runner.seconds = 0.045  # this one comes a tick or two late
+    bench.run(30)
+    assert bench.gaps == 0
+    assert np.diff(bench.embodiment.played).tolist() == [1] * (len(bench.embodiment.played) - 1)
+    steps = np.diff(bench.targets)
+    assert (steps >= -1e-9).all() and (steps <= TICK / ACTION + 1e-9).all() and (steps < 1e-9).any()
+    bench.runner.seconds = 10.0
+    bench.run(30)
+    assert bench.gaps > 15 and bench.embodiment.played[-1] == bench.targets[-1]
+
+
+@pytest.mark.parametrize("seconds, committed", [(0.0, 0), (0.01, 0), (0.04, 0), (0.07, 1), (0.13, 2)])
+def test_what_will_have_been_played_is_continued(seconds: float, committed: int) -> None:
+    bench = Bench(seconds, 8, 4, join="rtc").run(150)
+    assert bench.runner.prefixes[0] is None  # there is nothing yet
+    for slot, prefix in list(zip(bench.runner.asked, bench.runner.prefixes, strict=True))[1:]:
+        found = [] if prefix is None else prefix[:, 0].tolist()
+        assert found == list(range(slot, slot + committed))
+    assert np.diff(bench.embodiment.played).tolist() == [1] * (len(bench.embodiment.played) - 1)
+
+
+def test_chunks_from_before_a_start_are_not_played() -> None:
+    bench = Bench(0.03).run(1)
+    bench.playback.start(TICK, {})
+    bench.run(1)
+    assert bench.playback.remaining(2 * TICK) == 0.0
+    bench.run(20)
+    assert bench.embodiment.played[0] in (0.0, 1.0)

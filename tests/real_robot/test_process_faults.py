@@ -1,0 +1,224 @@
+"""Processes that stop, die and come back: the robot ends in the documented state in time, and the log says why.
+
+The robot is a process of its own behind DDS, the bridge a thread of this one (or a process where it is what dies).
+`SLACK` is what a busy machine may add to the times that docs/deployment.md states.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from children import Sway, bridge
+from networks import free_domain, free_port, until
+
+from real_robot.messages import Header, JointState, Time
+from real_robot.robot import RobotSpec, load_robot
+from real_robot.simulation import Simulation, simulated
+from real_robot.states import State, Tick
+from real_robot.transports.base import SENSOR, open_transport
+from real_robot.transports.faults import Faults, FaultTransport
+from robopolicy.deploy.client import ClientConfig, ServerSource
+
+pytest.importorskip("cyclonedds", reason="needs robopolicy[ros]")
+pytestmark = pytest.mark.slow
+ROBOT = load_robot("sim_panda")
+STALE, TICKS, SLACK = ROBOT.guard.stale, 2 * ROBOT.dt, 0.25  # [s]
+HASTY = replace(ROBOT, guard=replace(ROBOT.guard, overruns=50))  # no hold because the machine is busy
+PATIENT = replace(HASTY, guard=replace(HASTY.guard, estop_after=10.0))  # where only the hold matters
+HERE = Path(__file__).parent
+
+
+class Bridge:
+    """A control loop in a thread, armed and running; what it did."""
+
+    def __init__(self, transport: FaultTransport, source: Any, robot: RobotSpec) -> None:
+        self.transport = transport
+        Simulation(transport).reset(0)
+        self.ticks: list[Tick] = []
+        self.loop = bridge(transport, source or Sway(), robot, on_tick=self.ticks.append)
+        self.loop.arm()
+        self._thread = threading.Thread(target=self.loop.run, daemon=True)
+        self._thread.start()
+        self.reach(State.RUN)
+        time.sleep(0.3)  # amid a motion
+
+    def reach(self, state: State, seconds: float = 20.0) -> None:
+        until(lambda: self.ticks and self.ticks[-1].state is state, seconds)
+
+    def after(self, start: float, state: State) -> float:
+        """Seconds from `start` to the first tick in `state`."""
+        return next(tick.now for tick in self.ticks if tick.now > start and tick.state is state) - start
+
+    def close(self) -> None:
+        """Stop; everything that was sent has to have been within limits."""
+        self.loop.stop()
+        self._thread.join(5.0)
+        path = np.array([tick.command for tick in self.ticks if tick.command is not None])
+        assert np.isfinite(path).all() and ROBOT.limits.inside(path, 1e-9).all()
+
+
+@contextmanager
+def driving(domain: int, source: Any = None, robot: RobotSpec = PATIENT) -> Iterator[Bridge]:
+    """A bridge on the domain, over a transport that can be spoiled."""
+    with FaultTransport(open_transport("dds", domain=domain), Faults()) as transport:
+        made = Bridge(transport, source, robot)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@pytest.fixture(scope="module")
+def robot() -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    """A simulated robot that outlives its test: its domain and process."""
+    domain = free_domain()
+    with simulated(["--domain", str(domain)]) as process:
+        yield domain, process
+
+
+@contextmanager
+def child(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """A process of `children.py` that has said that it is ready; killed on leaving."""
+    path = os.pathsep.join([str(HERE.parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(HERE / "children.py"), *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path})
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_robot_that_is_stopped_for_a_second_is_held_and_goes_on(robot: Any, caplog: Any) -> None:
+    domain, process = robot
+    with driving(domain) as bridge:
+        start = time.monotonic()
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            bridge.reach(State.HOLD)
+            time.sleep(max(0.0, start + 1.0 - time.monotonic()))
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+        back = time.monotonic()
+        bridge.reach(State.RUN)
+        assert bridge.after(start, State.HOLD) <= STALE + TICKS + SLACK
+        assert bridge.after(back, State.RUN) <= 0.5 + SLACK
+    assert "RUN -> HOLD (stale observation: 'joints'" in caplog.text or "'object.cube'" in caplog.text
+    assert "HOLD -> RUN" in caplog.text
+
+
+def test_a_dropped_transport_ends_in_an_emergency_stop_on_both_sides(robot: Any, caplog: Any) -> None:
+    domain, _ = robot
+    with driving(domain, robot=HASTY) as bridge, open_transport("dds", domain=domain) as beside:
+        watching = Simulation(beside)
+        until(lambda: watching.status.steps > 0)
+        start = time.monotonic()
+        bridge.transport.faults = Faults(drop=1.0)
+        until(lambda: watching.status.holding)
+        held = time.monotonic() - start
+        time.sleep(max(0.0, start + 2.0 - time.monotonic()))
+        bridge.transport.faults = Faults()
+        assert ROBOT.command_timeout is not None and held <= ROBOT.command_timeout + TICKS + SLACK
+        assert bridge.after(start, State.HOLD) <= STALE + TICKS + SLACK
+        assert bridge.after(start, State.ESTOP) <= ROBOT.guard.estop_after + TICKS + SLACK
+        time.sleep(0.3)
+        assert bridge.loop.state is State.ESTOP  # messages are back, and it stays where it is
+        bridge.loop.reset_estop()
+        bridge.loop.arm()
+        bridge.reach(State.RUN)
+    assert "-> ESTOP ('" in caplog.text and "silent for 1." in caplog.text
+
+
+def test_a_second_publisher_holds_until_it_is_gone_and_an_operator_arms(robot: Any, caplog: Any) -> None:
+    domain, _ = robot
+    with driving(domain) as bridge, open_transport("dds", domain=domain) as beside:
+        publisher = beside.advertise("/joint_states", JointState, SENSOR)
+        until(lambda: publisher.matched)
+        start = time.monotonic()
+        state = JointState(Header(Time(1, 0)), ROBOT.names, ROBOT.home)
+        until(lambda: (publisher.publish(state), bridge.loop.state is State.HOLD)[1])
+        assert time.monotonic() - start <= TICKS + SLACK
+        beside.close()
+        time.sleep(0.5)
+        assert bridge.loop.state is State.HOLD
+        bridge.loop.arm()
+        bridge.reach(State.RUN)
+    assert "RUN -> HOLD (publisher changed: 2 publishers of /joint_states)" in caplog.text
+
+
+def test_a_policy_server_that_is_killed_holds_and_its_return_goes_on(robot: Any, caplog: Any) -> None:
+    pytest.importorskip("websockets", reason="needs robopolicy[remote]")
+    domain, _ = robot
+    port = free_port()
+    with child("server", str(port)) as server:
+        source = ServerSource(f"ws://127.0.0.1:{port}", ClientConfig(timeout=1.0, patience=30.0))
+        with driving(domain, source=source) as bridge:
+            start = time.monotonic()
+            server.kill()
+            bridge.reach(State.HOLD)
+            rest = (Sway.spec.horizon + 1) * 0.05  # [s] of the last chunk, and one action of waiting for the next
+            assert bridge.after(start, State.HOLD) <= rest + TICKS + SLACK
+            time.sleep(0.3)
+            at_rest = [tick.command for tick in bridge.ticks[-3:]]
+            assert (at_rest[0] == at_rest[-1]).all()
+            with child("server", str(port)):
+                bridge.reach(State.RUN)
+    assert "RUN -> HOLD (chunk exhausted" in caplog.text and "HOLD -> RUN" in caplog.text
+
+
+def test_a_bridge_that_is_killed_leaves_a_robot_that_holds_by_itself(robot: Any) -> None:
+    domain, _ = robot
+    with open_transport("dds", domain=domain) as beside:
+        simulation = Simulation(beside)
+        simulation.reset(1)
+        joints = beside.subscribe("/joint_states", JointState, SENSOR)
+        with child("bridge", str(domain)) as process:
+            until(lambda: simulation.status.steps > 5)
+            assert not simulation.status.holding
+            process.kill()
+            start = time.monotonic()
+            until(lambda: simulation.status.holding)
+            assert ROBOT.command_timeout is not None
+            assert time.monotonic() - start <= ROBOT.command_timeout + TICKS + SLACK
+        time.sleep(0.4)
+        first = joints.latest()
+        time.sleep(0.2)
+        last = joints.latest()
+        assert first is not None and last is not None and last.sequence > first.sequence
+        np.testing.assert_allclose(last.message.position, first.message.position, atol=2e-3)
+
+
+def test_a_robot_that_is_killed_and_restarted_needs_arming(caplog: Any) -> None:
+    domain = free_domain()
+    words = ["--domain", str(domain)]
+    with simulated(words) as process, driving(domain, robot=HASTY) as bridge:
+        start = time.monotonic()
+        process.kill()
+        bridge.reach(State.ESTOP)
+        assert bridge.after(start, State.HOLD) <= STALE + TICKS + SLACK
+        assert bridge.after(start, State.ESTOP) <= ROBOT.guard.estop_after + TICKS + SLACK
+        with simulated(words):
+            until(lambda: bridge.loop.intake.state, 20.0)
+            time.sleep(0.3)
+            assert bridge.loop.state is State.ESTOP  # a new publisher alone moves nothing
+            bridge.loop.reset_estop()
+            time.sleep(0.3)
+            assert bridge.loop.state in (State.WAIT_OBS, State.DISCONNECTED)
+            bridge.loop.arm()
+            bridge.reach(State.RUN, 25.0)  # DDS forgets the old publisher after 10 s
+    assert "-> ESTOP ('" in caplog.text and "WAIT_OBS -> ARMED" in caplog.text
