@@ -163,24 +163,21 @@ def _films(args: argparse.Namespace, entry: TaskEntry) -> list[_Part]:
 
     parts: list[_Part] = []
     who = [name.rpartition("+")[::2] if "+" in name else (name, "0") for name in args.behaviours]
-    labels = short_names([name for name, _ in who])
-    for index, ((name, noise), label) in enumerate(zip(who, labels, strict=True)):
+    names = list(dict.fromkeys(name for name, _ in who))
+    labels = dict(zip(names, short_names(names), strict=True))
+    for index, (name, noise) in enumerate(who):
         try:
             disturbance = float(noise)
         except ValueError:
             disturbance = -1.0
         if not 0 <= disturbance < float("inf"):
-            raise UserError(
-                f"A behaviour is WHO or WHO+NOISE with a noise of 0 or more, got '{args.behaviours[index]}'."
-            )
+            raise UserError(f"A behaviour is WHO or WHO+NOISE, a number of 0 or more, got '{args.behaviours[index]}'.")
         make = {"expert": entry.need_expert, "random": lambda: RandomExpert}.get(name)
         share = args.episodes // len(who) + (index < args.episodes % len(who))
-        film = label + (f"+{disturbance:g}" if disturbance else "")
+        film = labels[name] + (f"+{disturbance:g}" if disturbance else "")
         parts.append(_Part(make() if make else _policy_expert(Path(name), args), share, disturbance, film))
     if len({part.film for part in parts}) < len(parts) or args.episodes < len(parts):
-        raise UserError(
-            f"{args.episodes} episodes cannot be shared out among {args.behaviours}; every one once, please."
-        )
+        raise UserError(f"{args.episodes} episodes cannot be shared out among {args.behaviours}.")
     return parts
 
 

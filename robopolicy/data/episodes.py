@@ -3,7 +3,8 @@
 A frame holds what was seen, what was done and what came of it: the observation keys of the simulator (`state`,
 `image.<camera>`, `point_cloud.<camera>`), `action`, and optionally `reward`, `terminated` and `success` of the step
 that `action` caused. A film (`collect --render`) has one frame more than actions, the last one, where `closing` is
-true: what the last action led to. Flat arrays slice fast, concatenate trivially and map one-to-one onto every file format.
+true: what the last action led to. Flat arrays slice fast, concatenate trivially and map one-to-one onto every file
+format.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def test_films_mix_behaviours_and_close_with_what_the_last_action_led_to(tmp_pat
     ("options", "message"),
     [
         (["--render"], "pass --cameras"),
-        (["--render", "--cameras", "top", "--behaviours", "expert+x"], "WHO[+]NOISE .*, got 'expert[+]x'"),
+        (["--render", "--cameras", "top", "--behaviours", "expert+x"], "WHO[+]NOISE, .*, got 'expert[+]x'"),
         (["--render", "--cameras", "top", "--behaviours", "expert", "expert"], "cannot be shared out"),
         (["--render", "--cameras", "top", "--noise", "0.1"], "from --behaviours"),
         (["--behaviours", "random"], "add --render"),
