@@ -169,6 +169,19 @@ class PolicyExpert:
         return self._chunk[torch.arange(sim.num_envs), place]
 
 
+class RandomExpert:
+    """Uniformly random actions as demonstrator, each held for a few steps, so that films of them show movement."""
+
+    def __init__(self, hold: int = 4) -> None:
+        self.hold = hold
+
+    def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
+        """Draw each row from a generator keyed by its episode seed and the number of the draw."""
+        seeds, draws = sim.episode_seed.tolist(), (sim.episode_step // self.hold).tolist()
+        rows = torch.arange(sim.num_envs, device=sim.device)
+        return RandomActor()(sim, obs, rows, seeds, draws)[:, 0]
+
+
 class RandomActor:
     """Plays uniformly random actions; the floor that any result should be read against."""
 

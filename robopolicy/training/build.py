@@ -133,7 +133,7 @@ def _plays(config: TrainConfig, experience: str) -> bool:
 @lru_cache(maxsize=1)
 def _episodes(path: str) -> Episodes:
     """The dataset, read once although both `complete` and `build` look at it."""
-    return read_lerobot(path)
+    return read_lerobot(path).played()
 
 
 def seed_everything(config: TrainConfig) -> None:
