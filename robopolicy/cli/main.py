@@ -31,6 +31,7 @@ VERBS = (
     "bench",
     "compose",
     "eval",
+    "ope",
     "export",
     "serve",
     "verify",
@@ -45,6 +46,7 @@ _SIMULATE = (
     "bench",
     "compose",
     "eval",
+    "ope",
     "export",
     "play",
 )  # verbs that import MuJoCo, which reads MUJOCO_GL
