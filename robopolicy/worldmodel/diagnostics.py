@@ -32,7 +32,7 @@ _ANSWERS = (
 class GateConfig:
     """What a world model must achieve."""
 
-    gap_db: float = 1.0  # least gap between true and shuffled actions, and true and no actions, one frame ahead [dB]
+    gap_db: float = 0.5  # least gap between true and shuffled actions, and true and no actions, one frame ahead [dB]
     direction: float = 0.9  # least share of frames from which every effective action dimension moves things its way
     failures: float = 0.05  # least share of failed episodes in the training data, where the task has success
 
