@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robopolicy.cli.options import check_numbers
 
 if TYPE_CHECKING:
-    from robopolicy.sim.registry import Expert
+    from robopolicy.sim.registry import Expert, TaskEntry
 
 EXAMPLES = """\
 examples:
@@ -19,6 +20,7 @@ examples:
   robopolicy collect manipulation/pick_place --episodes 100 --cameras front --image-size 96 --out data/pick_place
   robopolicy collect lift --episodes 100 --point-clouds front --out data/lift_clouds
   robopolicy collect lift --episodes 100 --noise 0.1 --keep-failures --out data/lift_noisy
+  robopolicy collect push --render --cameras top --behaviours expert expert+0.5 random --episodes 900 --out data/films
   robopolicy collect metaworld/reach-v3 --episodes 50 --out data/reach
   robopolicy collect hopper --policy runs/hopper_sac/checkpoints/last --keep-failures --episodes 50 --out data/hopper
   robopolicy collect ogbench/cube-single-v0 --episodes 50 --num-envs 4 --out data/cube --overwrite
@@ -58,6 +60,19 @@ def add_parser(subparsers: Any) -> None:
         "--noise", type=float, default=0.0, help="disturbance of the actions, as a fraction of their range (default: 0)"
     )
     parser.add_argument("--keep-failures", action="store_true", help="record failed episodes, too")
+    parser.add_argument(
+        "--render",
+        action="store_true",
+        help="record films of --behaviours for a world model: executed actions, closing frames, failures, too",
+    )
+    parser.add_argument(
+        "--behaviours",
+        nargs="+",
+        default=["expert"],
+        metavar="WHO[+NOISE]",
+        help="who acts in the films, with an equal part of the episodes each: expert, random, a checkpoint; +0.3 "
+        "disturbs the actions by 0.3 of their range (default: expert)",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -68,14 +83,14 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from robopolicy.cli.progress import progress_bars
-    from robopolicy.data.collect import collect
+    from robopolicy.data.collect import CollectReport, collect
     from robopolicy.data.lerobot import LeRobotWriter
     from robopolicy.evaluation.actors import PolicyExpert, check_compatible
     from robopolicy.sim.registry import SimOptions, get_task, make_sim
 
     _check(args)
     entry = get_task(args.task)
-    make_expert = _policy_expert(args) if args.policy else entry.need_expert()
+    parts = _films(args, entry) if args.render else [_demonstrations(args, entry)]
     options = SimOptions(
         num_envs=min(args.num_envs, args.episodes),
         backend=args.backend,
@@ -87,9 +102,10 @@ def run(args: argparse.Namespace) -> int:
     )
     with closing(make_sim(entry.name, options)) as sim:
         spec = sim.spec
-        demonstrator = make_expert()
-        if isinstance(demonstrator, PolicyExpert):
-            check_compatible(demonstrator.actor.policy.spec, spec)
+        demonstrators = [part.make() for part in parts]
+        for demonstrator in demonstrators:
+            if isinstance(demonstrator, PolicyExpert):
+                check_compatible(demonstrator.actor.policy.spec, spec)
         names = {key: observation.names for key, observation in spec.observation.items()}
         names["action"] = spec.action_names
         with (
@@ -103,16 +119,20 @@ def run(args: argparse.Namespace) -> int:
             ) as writer,
         ):
             update = add_bar(f"collect {entry.name}", args.episodes)
-            report = collect(
-                sim,
-                demonstrator,
-                writer,
-                episodes=args.episodes,
-                seed=args.seed,
-                only_success=not args.keep_failures,
-                noise=args.noise,
-                progress=lambda kept, _: update(kept),
-            )
+            report = CollectReport(0, 0, 0, 0)
+            for part, demonstrator in zip(parts, demonstrators, strict=True):
+                done = report.kept
+                report += collect(
+                    sim,
+                    demonstrator,
+                    writer,
+                    episodes=part.episodes,
+                    seed=args.seed + report.attempts,
+                    only_success=not (args.keep_failures or args.render),
+                    noise=part.noise,
+                    film=part.film,
+                    progress=lambda kept, _, done=done: update(done + kept),
+                )
     if args.json:
         print(json.dumps({"task": entry.name, "out": str(args.out), **asdict(report)}))
     else:
@@ -120,11 +140,46 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _policy_expert(args: argparse.Namespace) -> Callable[[], Expert]:
+@dataclass(frozen=True)
+class _Part:
+    """Episodes of one demonstrator."""
+
+    make: Callable[[], Expert]
+    episodes: int
+    noise: float
+    film: str = ""  # label of the behaviour in a film
+
+
+def _demonstrations(args: argparse.Namespace, entry: TaskEntry) -> _Part:
+    make = _policy_expert(args.policy, args) if args.policy else entry.need_expert()
+    return _Part(make, args.episodes, args.noise)
+
+
+def _films(args: argparse.Namespace, entry: TaskEntry) -> list[_Part]:
+    """Equal parts of the episodes for every behaviour, the first ones taking what is left over."""
+    from robopolicy.cli.players import parse_noise, short_names
+    from robopolicy.errors import UserError
+    from robopolicy.evaluation.actors import RandomExpert
+
+    parts: list[_Part] = []
+    who = [parse_noise(name) for name in args.behaviours]
+    names = list(dict.fromkeys(name for name, _ in who))
+    labels = dict(zip(names, short_names(names), strict=True))
+    for index, (name, disturbance) in enumerate(who):
+        make = {"expert": entry.need_expert, "random": lambda: RandomExpert}.get(name)
+        share = args.episodes // len(who) + (index < args.episodes % len(who))
+        film = labels[name] + (f"+{disturbance:g}" if disturbance else "")
+        parts.append(_Part(make() if make else _policy_expert(Path(name), args), share, disturbance, film))
+    if len({part.film for part in parts}) < len(parts) or args.episodes < len(parts):
+        raise UserError(f"{args.episodes} episodes cannot be shared out among {args.behaviours}.")
+    return parts
+
+
+def _policy_expert(path: Path, args: argparse.Namespace) -> Callable[[], Expert]:
     from robopolicy.evaluation.actors import PolicyExpert
     from robopolicy.training.checkpoint import load_policy
 
-    policy, _ = load_policy(args.policy)
+    policy, _ = load_policy(path)
     return lambda: PolicyExpert(policy, deterministic=not args.stochastic)
 
 
@@ -134,3 +189,9 @@ def _check(args: argparse.Namespace) -> None:
     check_numbers(args, positive=("episodes", "num_envs", "image_size", "points"), non_negative=("seed",))
     if not 0 <= args.noise < float("inf"):
         raise UserError(f"--noise must be 0 or larger, got {args.noise}.")
+    if args.render and (args.policy or args.noise):
+        raise UserError("--render takes its policies and noises from --behaviours, e.g. expert random CKPT+0.3.")
+    if args.render and not args.cameras:
+        raise UserError("A film needs eyes; pass --cameras, e.g. --cameras front.")
+    if not args.render and args.behaviours != ["expert"]:
+        raise UserError("--behaviours belongs to films; add --render.")

@@ -31,6 +31,8 @@ VERBS = (
     "bench",
     "compose",
     "eval",
+    "worldmodel",
+    "ope",
     "export",
     "serve",
     "verify",
@@ -45,6 +47,8 @@ _SIMULATE = (
     "bench",
     "compose",
     "eval",
+    "worldmodel",
+    "ope",
     "export",
     "play",
 )  # verbs that import MuJoCo, which reads MUJOCO_GL

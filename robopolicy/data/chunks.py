@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.data.episodes import Episodes
@@ -24,6 +25,12 @@ class ChunkBatch:
     weight: Tensor | None = None  # (B,) importance of each sample
     next_obs: dict[str, Tensor] | None = None  # {key: (B, To, ...)} after `reach` steps, where the sampler has one
     reached: Tensor | None = None  # (B,) float32, 0 where the episode ended before them
+
+
+def history_index(episodes: Episodes, length: int) -> NDArray[np.int64]:
+    """Frames `(F, length)` of the history of every frame, oldest first; the first frame of an episode is repeated."""
+    first = np.repeat(episodes.starts, episodes.lengths)[:, None]
+    return np.maximum(np.arange(len(episodes))[:, None] + np.arange(1 - length, 1), first)
 
 
 class ChunkSampler:
@@ -67,10 +74,9 @@ class ChunkSampler:
         self._action = _tensor(episodes.arrays["action"])  # (F, A)
         self._weight = None if weight is None else _tensor(weight)
         frame = np.arange(len(episodes))[:, None]
-        first = np.repeat(episodes.starts, episodes.lengths)[:, None]
         last = np.repeat(episodes.ends - 1, episodes.lengths)[:, None]
         ahead = frame + np.arange(horizon)
-        self._history = torch.from_numpy(np.maximum(frame + np.arange(1 - obs_horizon, 1), first))  # (F, To)
+        self._history = torch.from_numpy(history_index(episodes, obs_horizon))  # (F, To)
         self._future = torch.from_numpy(np.minimum(ahead, last))  # (F, H)
         self._mask = torch.from_numpy((ahead <= last).astype(np.float32))  # (F, H)
         self._after: Tensor | None = None

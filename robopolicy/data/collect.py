@@ -38,6 +38,12 @@ class CollectReport:
     successes: int | None  # of the attempts; None where the task has no success
     frames: int  # written
 
+    def __add__(self, other: CollectReport) -> CollectReport:
+        """Both collections together."""
+        successes = None if self.successes is None or other.successes is None else self.successes + other.successes
+        attempts = self.attempts + other.attempts
+        return CollectReport(self.kept + other.kept, attempts, successes, self.frames + other.frames)
+
     def __str__(self) -> str:
         kept = f"kept {self.kept} episodes ({self.frames} frames)"
         if self.successes is None:
@@ -55,6 +61,7 @@ def collect(
     seed: int = 0,
     only_success: bool = True,
     noise: float = 0.0,
+    film: str = "",
     progress: Callable[[int, int], None] | None = None,
 ) -> CollectReport:
     """Play the expert and record episodes in order of their seeds.
@@ -72,6 +79,8 @@ def collect(
         noise: Standard deviation of Gaussian noise on the executed actions, as a fraction of half the action range.
             The dataset holds the action that the expert intended, so that imitation learns to recover (DART, Laskey
             et al. 2017).
+        film: Record a film for a world model instead, with this name of the behaviour: the actions are those that were
+            executed, and a closing frame shows what the last one led to.
         progress: Called with (kept, attempts) after every control step.
 
     Raises:
@@ -92,14 +101,15 @@ def collect(
         executed = intended
         if noise:
             disturbance = RowStreams(seeds, sim.episode_step.tolist()).normal(intended.shape).to(sim.device)
-            executed = intended + noise * (high - low) / 2 * disturbance
+            executed = (intended + noise * (high - low) / 2 * disturbance).clamp(low, high)
         step = sim.step(executed)
         if only_success and "success" not in step.info:
             raise UserError(f"Task {sim.spec.task} does not say what success is; keep all episodes (--keep-failures).")
-        recorder.record(obs, intended, step)
+        recorder.record(obs, executed if film else intended, step)
         obs = step.obs
         for row in step.done.nonzero().flatten().tolist():
-            finished[seeds[row]] = recorder.take(row, seeds[row])
+            episode = recorder.take(row, seeds[row])
+            finished[seeds[row]] = _closed(episode, step, row, film) if film else episode
         while kept < episodes and (episode := finished.pop(seed + attempts, None)) is not None:
             attempts += 1
             successes += episode.success
@@ -117,6 +127,16 @@ def collect(
             progress(kept, attempts)
         if kept == episodes:
             return CollectReport(kept, attempts, successes if "success" in step.info else None, frames)
+
+
+def _closed(episode: Episode, step: Step, row: int, behaviour: str) -> Episode:
+    """An episode with one frame more, which shows what its last action led to and has a zero action of its own."""
+    arrays = {key: np.concatenate([array, np.zeros_like(array[:1])]) for key, array in episode.arrays.items()}
+    for key, value in step.final_obs.items():
+        arrays[key][-1] = value[row].cpu().numpy()
+    arrays["closing"] = np.arange(len(arrays["action"])) == len(episode)
+    arrays["terminated"][-2:] = [False, episode.arrays["terminated"][-1]]
+    return Episode(arrays, episode.task, episode.seed, behaviour)
 
 
 class _Recorder:

@@ -2,13 +2,15 @@
 
 A frame holds what was seen, what was done and what came of it: the observation keys of the simulator (`state`,
 `image.<camera>`, `point_cloud.<camera>`), `action`, and optionally `reward`, `terminated` and `success` of the step
-that `action` caused. Flat arrays slice fast, concatenate trivially and map one-to-one onto every file format.
+that `action` caused. A film (`collect --render`) has one frame more than actions, the last one, where `closing` is
+true: what the last action led to. Flat arrays slice fast, concatenate trivially and map one-to-one onto every file
+format.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
 
 Array = NDArray[Any]
 
-STEP_KEYS = ("action", "reward", "terminated", "success")
+STEP_KEYS = ("action", "reward", "terminated", "success", "closing")
 """Keys of a frame that are not observations."""
 
 
@@ -40,6 +42,7 @@ class Episode:
     arrays: dict[str, Array]  # {key: (T, ...)}
     task: str = ""  # registered task id, or an instruction in words
     seed: int = -1  # episode seed in the simulator, -1 where unknown
+    behaviour: str = ""  # who acted, e.g. "expert+0.3"; empty where unknown
 
     def __len__(self) -> int:
         return len(self.arrays["action"])
@@ -59,6 +62,7 @@ class Episodes:
     tasks: tuple[str, ...]  # (E,)
     seeds: NDArray[np.int64]  # (E,) -1 where unknown
     control_dt: float  # seconds between two frames
+    behaviours: tuple[str, ...] = ()  # (E,) who acted, empty where unknown; () is unknown for all
 
     def __post_init__(self) -> None:
         _check(self)
@@ -98,7 +102,23 @@ class Episodes:
         """Views of the frames of one episode."""
         start, end = int(self.starts[index]), int(self.ends[index])
         frames = {key: array[start:end] for key, array in self.arrays.items()}
-        return Episode(frames, self.tasks[index], int(self.seeds[index]))
+        behaviour = self.behaviours[index] if self.behaviours else ""
+        return Episode(frames, self.tasks[index], int(self.seeds[index]), behaviour)
+
+    def played(self) -> Episodes:
+        """Without closing frames, for whoever learns from actions; as it is where there are none.
+
+        An episode that was terminated says so in its last remaining frame.
+        """
+        if "closing" not in self.arrays:
+            return self
+        keep = ~self.arrays["closing"].astype(np.bool_)
+        arrays = {key: array[keep] for key, array in self.arrays.items() if key != "closing"}
+        ends = np.cumsum(np.add.reduceat(keep, self.starts), dtype=np.int64)
+        if "terminated" in arrays:
+            arrays["terminated"] = np.zeros(len(arrays["action"]), np.bool_)
+            arrays["terminated"][ends - 1] = self.arrays["terminated"][self.ends - 1]
+        return replace(self, arrays=arrays, ends=ends)
 
     def subset(self, selection: Sequence[int] | range | Array) -> Episodes:
         """Copy of some episodes, chosen by indices or by a mask `(E,)`.
@@ -129,6 +149,7 @@ class Episodes:
             tasks=tuple(episode.task for episode in episodes),
             seeds=np.array([episode.seed for episode in episodes], np.int64),
             control_dt=control_dt,
+            behaviours=tuple(episode.behaviour for episode in episodes),
         )
 
     @classmethod
@@ -153,6 +174,8 @@ def _check(data: Episodes) -> None:
         raise UserError(f"Episode ends must rise to the number of frames {frames}, got {ends.tolist()[:8]}.")
     if len(data.tasks) != len(ends) or len(data.seeds) != len(ends):
         raise UserError(f"{len(ends)} episodes need as many tasks and seeds, got {len(data.tasks)}, {len(data.seeds)}.")
+    if data.behaviours and len(data.behaviours) != len(ends):
+        raise UserError(f"{len(ends)} episodes need as many behaviours, got {len(data.behaviours)}.")
     for key, array in data.arrays.items():
         if len(array) != frames:
             raise UserError(f"'{key}' has {len(array)} frames but 'action' has {frames}.")
@@ -165,5 +188,7 @@ def _check(data: Episodes) -> None:
             raise UserError(f"'{key}' is not finite in {place}; repair or drop the episode.")
     if "terminated" in data.arrays and np.delete(data.arrays["terminated"], ends - 1).any():
         raise UserError("'terminated' may be true on the last frame of an episode only; split the episodes there.")
+    if "closing" in data.arrays and not np.array_equal(np.flatnonzero(data.arrays["closing"]), ends - 1):
+        raise UserError("'closing' must be true on the last frame of every episode and nowhere else.")
     if data.arrays["action"].ndim != 2:
         raise UserError(f"'action' must have shape (frames, A), got {data.arrays['action'].shape}.")

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy, PolicySpec
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import RowStreams, seats
 from robopolicy.sim.contract import Observation, SimSpec, VectorSim
 from robopolicy.sim.registry import Expert
 from robopolicy.spec import MEMORY
+
+_APART = 1 << 41  # added to the decision in the key of a disturbance, so that it is not the noise of the policy
 
 
 class Actor(Protocol):
@@ -45,9 +47,8 @@ class PolicyActor:
     """Plays a policy so that an episode depends on its seed alone.
 
     Two things would otherwise leak the number of environments into the result. Noise: every row draws from its own
-    stream keyed by episode seed and decision index. Rounding: matrix products differ in the last bit with the batch
-    size and, for narrow layers, with the position in the batch; so the policy always sees exactly `batch` rows, and an
-    episode always sits in row `seed % batch`. Episodes that meet in one row take turns.
+    stream keyed by episode seed and decision index. Rounding: the policy always sees exactly `batch` rows, in which an
+    episode always has the same place (`policies.noise.seats`).
     """
 
     def __init__(self, policy: Policy, *, deterministic: bool = True, batch: int = 32) -> None:
@@ -67,19 +68,13 @@ class PolicyActor:
         self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
     ) -> Tensor:
         """Decide for `rows` in as few calls of `batch` rows as their places allow."""
-        calls: list[dict[int, int]] = []  # per call: place in the batch -> index into `rows`
-        for i, seed in enumerate(seeds):
-            place = seed % self.batch
-            call = next((call for call in calls if place not in call), None)
-            if call is None:
-                calls.append(call := {})
-            call[place] = i
         chunks: list[Tensor] = []
+        calls = seats(seeds, self.batch)
         for call in calls:
-            members = [call.get(place, next(iter(call.values()))) for place in range(self.batch)]  # fill with a copy
+            members = call.members
             played = self._act(obs, rows[members], [seeds[i] for i in members], [decisions[i] for i in members])
-            chunks.append(played[list(call)])
-        order = torch.tensor([i for call in calls for i in call.values()])
+            chunks.append(played[call.places])
+        order = torch.tensor([i for call in calls for i in call.seated])
         chunk = torch.cat(chunks)[order.argsort().to(sim.device)]
         self._check_finite(chunk, seeds, decisions)
         return chunk
@@ -138,6 +133,28 @@ class ExpertActor:
         return self.expert(sim, {key: value[:, -1] for key, value in obs.items()})[rows].unsqueeze(1)
 
 
+class DisturbedActor:
+    """Another actor whose chunks are disturbed: a policy of graded quality, for comparing evaluations."""
+
+    def __init__(self, actor: Actor, noise: float) -> None:
+        """Add Gaussian noise of standard deviation `noise`, a fraction of half the range of the actions."""
+        self.actor, self.noise = actor, noise
+        self.execute, self.obs_horizon, self.network_calls = actor.execute, actor.obs_horizon, actor.network_calls
+        self.policy_calls = 0
+
+    def __call__(
+        self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
+    ) -> Tensor:
+        """Ask the actor and disturb what it says."""
+        calls = self.actor.policy_calls
+        chunk = self.actor(sim, obs, rows, seeds, decisions)
+        self.policy_calls += self.actor.policy_calls - calls
+        keys = [decision + _APART for decision in decisions]
+        low, high = sim.spec.action_low.to(chunk.device), sim.spec.action_high.to(chunk.device)
+        noise = RowStreams(seeds, keys).normal(chunk.shape).to(chunk.device)
+        return (chunk + self.noise * (high - low) / 2 * noise).clamp(low, high)
+
+
 class PolicyExpert:
     """A policy as demonstrator: it plays its chunks step by step and keeps each row's history."""
 
@@ -167,6 +184,19 @@ class PolicyExpert:
                 self._chunk = chunk.new_zeros(sim.num_envs, *chunk.shape[1:])
             self._chunk[rows] = chunk
         return self._chunk[torch.arange(sim.num_envs), place]
+
+
+class RandomExpert:
+    """Uniformly random actions as demonstrator, each held for a few steps, so that films of them show movement."""
+
+    def __init__(self, hold: int = 4) -> None:
+        self.hold = hold
+
+    def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
+        """Draw each row from a generator keyed by its episode seed and the number of the draw."""
+        seeds, draws = sim.episode_seed.tolist(), (sim.episode_step // self.hold).tolist()
+        rows = torch.arange(sim.num_envs, device=sim.device)
+        return RandomActor()(sim, obs, rows, seeds, draws)[:, 0]
 
 
 class RandomActor:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from robopolicy.evaluation.compare import Comparison
 from robopolicy.evaluation.intervals import Interval, bootstrap_mean
+from robopolicy.evaluation.ranking import Ranking
 
 Runs = Sequence[Sequence[Mapping[str, Any]]]
 """Metric rows, as in `metrics.jsonl`, of every seed."""
@@ -206,6 +207,22 @@ def curve_grid(
             ax.grid(axis="y")
             ax.xaxis.set_major_formatter(lambda value, _: _short(value))
         _legend(axes[0, 0])
+    return path
+
+
+def rank_scatter(ranking: Ranking, path: Path, *, ylabel: str = "predicted") -> Path:
+    """Draw a cross per policy, real and predicted value with intervals; on the diagonal the prediction is perfect."""
+    with figure(path, 4.6, 4.4) as ax:
+        for i, (name, x, y) in enumerate(zip(ranking.names, ranking.real, ranking.predicted, strict=True)):
+            colour = PALETTE[1 + i % (len(PALETTE) - 1)]
+            ax.hlines(y.estimate, x.low, x.high, color=colour, alpha=0.5)
+            ax.vlines(x.estimate, y.low, y.high, color=colour, alpha=0.5)
+            ax.plot(x.estimate, y.estimate, "o", color=colour, markersize=6)
+            ax.annotate(name, (x.estimate, y.estimate), (5, 4), textcoords="offset points", fontsize=8, color=MUTED)
+        ax.axline((0, 0), slope=1, color=PALETTE[0], linestyle="--", linewidth=1, zorder=0)
+        shown = [f"{key} {value:.2f}" for key, value in ranking.metrics.items() if key in ("pearson", "mmrv")]
+        ax.set(title="\n".join(shown) or f"{len(ranking.names)} policies", xlabel="real", ylabel=ylabel)
+        ax.grid()
     return path
 
 

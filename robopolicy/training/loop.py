@@ -269,6 +269,13 @@ class Trainer:
     def _save_last(self) -> None:
         self._save("last", self.state_dict())
 
+    def _about(self) -> dict[str, Any]:
+        return {
+            "run": self.config.name,
+            "task": self.config.task.name,
+            "policy": self.config.policy["name"],
+        }
+
     def _summary(self) -> dict[str, Any]:
         return {
             "algorithm": self.algorithm.name,
@@ -282,9 +289,7 @@ class Trainer:
         final = self.latest
         kept_base = self._keep_base()
         report = {
-            "run": self.config.name,
-            "task": self.config.task.name,
-            "policy": self.config.policy["name"],
+            **self._about(),
             **self._summary(),
             "base": self.base,
             "best": self.best,

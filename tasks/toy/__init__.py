@@ -22,6 +22,18 @@ def _make_point_mass_expert() -> Expert:
     return PointMassExpert()
 
 
+def _make_push(options: SimOptions) -> VectorSim:
+    from tasks.toy.push import PushSim
+
+    return PushSim(options)
+
+
+def _make_push_expert() -> Expert:
+    from tasks.toy.push import PushExpert
+
+    return PushExpert()
+
+
 def _point_mass_pd(obs: Observation) -> Tensor:
     from tasks.toy.point_mass import steer
 
@@ -37,6 +49,15 @@ def register() -> None:
             make=_make_point_mass,
             description="Accelerate a point mass to a goal in the plane; seconds to train.",
             make_expert=_make_point_mass_expert,
+            backends=("torch",),
+        )
+    )
+    register_entry(
+        TaskEntry(
+            name="toy/push",
+            make=_make_push,
+            description="Push a disc to a mark with another one, seen from above; films by the thousand.",
+            make_expert=_make_push_expert,
             backends=("torch",),
         )
     )

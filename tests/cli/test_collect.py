@@ -122,3 +122,41 @@ def test_a_policy_is_recorded_as_it_is_evaluated(tmp_path: Path) -> None:
     returns = [float(recorded.episode(i).arrays["reward"].sum()) for i in range(4)]
     assert returns == pytest.approx(played.returns.tolist(), rel=1e-5)
     assert recorded.lengths.tolist() == played.lengths.tolist()
+
+
+def test_films_mix_behaviours_and_close_with_what_the_last_action_led_to(tmp_path: Path) -> None:
+    arguments = ["--cameras", "top", "--image-size", "16", "--images", "png", "--episodes", "5", "--num-envs", "2"]
+    who = ["--behaviours", "expert", "random+0.5"]
+    assert main(["collect", "toy/push", "--render", *who, *arguments, "--out", str(tmp_path / "films")]) == 0
+    films = read_lerobot(tmp_path / "films")
+    assert films.behaviours == ("expert",) * 3 + ("random+0.5",) * 2
+    assert films.seeds.tolist() == [0, 1, 2, 3, 4] and films.success[:3].all()
+    last = films.ends[0] - 1
+    block = films.arrays["block"]
+    assert ((block[last] - [0.75, 0.0]) ** 2).sum() < 0.08**2 < ((block[last - 1] - [0.75, 0.0]) ** 2).sum()
+    assert not films.arrays["success"][last] and films.arrays["success"][last - 1]
+    played = films.played()
+    assert played.lengths.tolist() == (films.lengths - 1).tolist() and "closing" not in played.arrays
+    assert played.arrays["terminated"][played.ends[:3] - 1].all()
+    sim = make_sim("toy/push", SimOptions(num_envs=1))
+    obs = sim.reset(3)  # the film of random actions replays: its actions are those that were executed
+    for frame in range(int(played.starts[3]), int(played.ends[3])):
+        assert (obs["block"][0].numpy() == played.arrays["block"][frame]).all()
+        obs = sim.step(torch.from_numpy(played.arrays["action"][frame : frame + 1])).final_obs
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--render"], "pass --cameras"),
+        (["--render", "--cameras", "top", "--behaviours", "expert+x"], "WHO[+]NOISE, .*, got 'expert[+]x'"),
+        (["--render", "--cameras", "top", "--behaviours", "expert", "expert"], "cannot be shared out"),
+        (["--render", "--cameras", "top", "--noise", "0.1"], "from --behaviours"),
+        (["--behaviours", "random"], "add --render"),
+    ],
+)
+def test_films_that_make_no_sense_are_refused(options, message, tmp_path, capsys) -> None:
+    import re
+
+    error = refused(["toy/push", *options, "--out", str(tmp_path / "films")], capsys)
+    assert re.search(message, error), error

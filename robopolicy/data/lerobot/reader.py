@@ -34,6 +34,7 @@ class _Row:
     index: int
     length: int
     seed: int
+    behaviour: str
     data: Path
     videos: dict[str, tuple[Path, float]]  # feature: (file, second at which the episode begins)
 
@@ -82,6 +83,7 @@ def _read(source: _Source, episodes: Sequence[int] | None, images: bool) -> Epis
         tasks=tuple(tasks.get(int(index), "") for index in first),
         seeds=np.array([row.seed for row in rows], np.int64),
         control_dt=float(1 / source.rate),
+        behaviours=tuple(row.behaviour for row in rows),
     )
 
 
@@ -165,6 +167,7 @@ class _Source:
                             index=int(entry["episode_index"]),
                             length=int(entry["length"]),
                             seed=int(entry.get("seed", -1)),
+                            behaviour=str(entry.get("behaviour", "")),
                             data=self._file(self.info["data_path"], **_location(entry, "data/")),
                             videos={
                                 name: (
@@ -187,7 +190,7 @@ class _Source:
                 place = {"episode_chunk": episode // int(self.info["chunks_size"]), "episode_index": episode}
                 files = {name: (self._file(self.info["video_path"], video_key=name, **place), 0.0) for name in videos}
                 data = self._file(self.info["data_path"], **place)
-                rows.append(_Row(episode, int(line["length"]), -1, data, files))
+                rows.append(_Row(episode, int(line["length"]), -1, "", data, files))
         return rows
 
     def _lines(self, name: str) -> list[dict[str, Any]]:

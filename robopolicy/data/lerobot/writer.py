@@ -154,6 +154,7 @@ class LeRobotWriter:
             "tasks": [episode.task],
             "length": length,
             "seed": episode.seed,
+            "behaviour": episode.behaviour,
             "dataset_from_index": self._frames,
             "dataset_to_index": self._frames + length,
         }

@@ -1,0 +1,131 @@
+"""`robopolicy ope`: what policies would earn, from episodes that another one played."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from robopolicy.cli.options import check_numbers
+
+if TYPE_CHECKING:
+    from robopolicy.cli.players import Player
+    from robopolicy.data.episodes import Episodes
+    from robopolicy.evaluation.ope import Estimates
+    from robopolicy.sim.registry import TaskEntry
+
+EXAMPLES = """\
+examples:
+  robopolicy ope runs/lift_reinflow/checkpoints/best --logs data/lift_mixed
+  robopolicy ope runs/ppo/checkpoints/best --logs data/hopper --behaviour runs/sac/checkpoints/last --stochastic
+  robopolicy ope runs/a/checkpoints/best runs/b/checkpoints/best --logs data/lift_mixed --play 100
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "ope",
+        help="estimate returns from logged episodes, without playing",
+        description="Off-policy evaluation: the discounted return of policies from a dataset that another behaviour "
+        "played (collect with --keep-failures), by every estimator that the logs allow.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("players", nargs="+", metavar="CKPT", help="checkpoint folders")
+    parser.add_argument("--logs", type=Path, required=True, metavar="DATASET", help="dataset with rewards")
+    parser.add_argument(
+        "--behaviour",
+        metavar="CKPT",
+        help="the policy that played the logs with --stochastic; importance weights need it",
+    )
+    parser.add_argument("--stochastic", action="store_true", help="evaluate the policies with exploration noise")
+    parser.add_argument("--gamma", type=float, default=0.99, help="discount per control step (default: 0.99)")
+    parser.add_argument(
+        "--steps", type=int, default=4_000, help="gradient steps of fitted Q-evaluation (default: 4000)"
+    )
+    parser.add_argument(
+        "--play", type=int, default=0, metavar="N", help="also play N episodes, to compare (default: 0)"
+    )
+    parser.add_argument("--task", help="with --play: task id (default: the one the checkpoints were trained on)")
+    parser.add_argument("--backend", default="auto", help="with --play: simulator backend (default: the task's own)")
+    parser.add_argument("--reward", default="sparse", help="with --play: sparse or shaped, as in the logs")
+    parser.add_argument("--num-envs", type=int, default=16, help="with --play: environments together (default: 16)")
+    parser.add_argument("--device", default="cpu", help="where policies and critics compute (default: cpu)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of critics, resamples and decisions (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Estimate; 0 when every policy has its table."""
+    from robopolicy.cli.players import load_players
+    from robopolicy.data.lerobot import read_lerobot
+    from robopolicy.errors import UserError
+    from robopolicy.evaluation.ope import FQEConfig, OPEConfig, estimate
+    from robopolicy.evaluation.report import aligned
+    from robopolicy.training.checkpoint import load_policy
+
+    check_numbers(args, positive=("steps", "num_envs"), non_negative=("seed", "play"))
+    if {"expert", "random"} & set(args.players) or len(set(args.players)) < len(args.players):
+        raise UserError(f"Pass different checkpoint folders, got {' '.join(args.players)}.")
+    players, entry = load_players(args.players, args.task, args.device)
+    behaviour = load_policy(args.behaviour, args.device)[0] if args.behaviour else None
+    seen = {key for player in players if player.spec for key in player.spec.observation}
+    episodes = read_lerobot(args.logs, images=any(key.startswith("image.") for key in seen))
+    config = OPEConfig(
+        gamma=args.gamma, deterministic=not args.stochastic, fqe=FQEConfig(steps=args.steps), seed=args.seed
+    )
+    found: dict[str, Estimates] = {}
+    for player in players:
+        policy: Any = player.make()
+        played = _play(args, player, entry) if args.play else None
+        found[player.label] = estimate(policy, episodes, behaviour=behaviour, played=played, config=config)
+    portfolios = _portfolios(found) if args.play and len(found) > 1 else None
+    if args.json:
+        content = {"logs": str(args.logs), "gamma": args.gamma, "policies": {k: v.to_dict() for k, v in found.items()}}
+        print(json.dumps(content | ({"sharpe_ratio": portfolios} if portfolios else {})))
+        return 0
+    for label, estimates in found.items():
+        print(f"{label} on {episodes.num_episodes} logged episodes, discount {args.gamma:g}")
+        print(aligned(*estimates.table()))
+        for note in estimates.notes:
+            print(f"note: {note}")
+    if portfolios is not None:
+        print(f"SharpeRatio@k of the policies and the logs' behaviour:\n{aligned(*portfolios)}")
+    return 0
+
+
+def _play(args: argparse.Namespace, player: Player, entry: TaskEntry) -> Episodes:
+    """Episodes that a policy itself plays."""
+    from contextlib import closing
+
+    from robopolicy.cli.players import open_sim, sim_options
+    from robopolicy.data.collect import collect
+    from robopolicy.data.episodes import Episode, Episodes
+    from robopolicy.evaluation.actors import PolicyExpert
+
+    class Sink(list[Episode]):
+        def add(self, episode: Episode) -> None:
+            self.append(episode)
+
+    sink, policy = Sink(), player.make()
+    options = sim_options(args, [player], min(args.num_envs, args.play), args.device)
+    with closing(open_sim(entry, options, [player])) as sim:
+        actor = PolicyExpert(policy, deterministic=not args.stochastic)  # type: ignore[arg-type]
+        collect(sim, actor, sink, episodes=args.play, seed=10_000, only_success=False)
+        return Episodes.from_list(sink, sim.spec.control_dt)
+
+
+def _portfolios(found: dict[str, Estimates]) -> tuple[list[str], list[list[str]]]:
+    """SharpeRatio@k of every estimator that has a value for all policies."""
+    from robopolicy.evaluation.ope import sharpe_table
+    from robopolicy.evaluation.ope.estimates import NAMES
+
+    def values(name: str) -> dict[str, float]:
+        rows = {label: estimates[name].interval for label, estimates in found.items()}
+        return {label: interval.estimate for label, interval in rows.items() if interval is not None}
+
+    logged = next(iter(values("behaviour").values()))
+    candidates = {name: values(name) for name in NAMES if name not in ("behaviour", "played")}
+    whole = {NAMES[name]: v | {"the logs": logged} for name, v in candidates.items() if len(v) == len(found)}
+    return sharpe_table(whole, values("played") | {"the logs": logged}, "the logs")

@@ -1,0 +1,257 @@
+"""All estimators of one policy on the same logs, side by side, each with its interval or why it has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from robopolicy.data.episodes import Episodes
+from robopolicy.errors import UserError
+from robopolicy.evaluation.intervals import Interval, bootstrap_mean
+from robopolicy.evaluation.ope.fqe import FQE, FQEConfig
+from robopolicy.evaluation.ope.importance import (
+    Terms,
+    cumulative_weights,
+    doubly_robust,
+    effective_size,
+    effective_size_per_decision,
+    per_decision,
+    terms_interval,
+    trajectory_wise,
+)
+from robopolicy.evaluation.ope.logs import Logs
+from robopolicy.evaluation.ope.marginal import corrected, features_of, marginal_of
+from robopolicy.nets.normalizer import Normalizer
+from robopolicy.policies.base import Observation, Policy
+
+Array = NDArray[np.float64]
+
+WEIGHTED = {
+    "is": "importance sampling, whole episodes",
+    "pdis": "importance sampling, per decision",
+    "snis": "self-normalised, whole episodes",
+    "snpdis": "self-normalised, per decision",
+    "dr": "doubly robust",
+    "sndr": "doubly robust, self-normalised",
+}
+"""Estimators that need the log-probability of the logged actions under both policies."""
+
+NAMES = {
+    "behaviour": "the logs themselves",
+    **WEIGHTED,
+    "fqe": "fitted Q-evaluation",
+    "marginal": "marginal importance sampling",
+    "marginal_dr": "marginal doubly robust",
+    "played": "played in the simulator",
+}
+"""Estimators in the order in which they are printed."""
+
+
+@dataclass(frozen=True)
+class OPEConfig:
+    """Settings of off-policy evaluation."""
+
+    gamma: float = 0.99  # discount per control step
+    deterministic: bool = True  # evaluate the policy without exploration noise
+    samples: int = 4  # decisions drawn per frame from a policy that has a choice
+    minimum_size: float = 10.0  # effective sample size below which weighted estimates are refused
+    warn_size: float = 50.0  # and below which they come with a warning
+    features: int = 200  # random features of the marginal estimators
+    fqe: FQEConfig = field(default_factory=FQEConfig)
+    level: float = 0.95  # of the intervals
+    seed: int = 0
+
+
+@runtime_checkable
+class Scoring(Protocol):
+    """A policy that knows the density of its actions, in normalised units."""
+
+    action_normalizer: Normalizer
+
+    def log_density(self, obs: Observation, chunk: Tensor) -> Tensor:
+        """Log-probability `(B,)` of the executed part of chunks `(B, H, A)`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one estimator says."""
+
+    name: str  # key of `NAMES`
+    interval: Interval | None  # None where it cannot be computed
+    effective: float | None = None  # effective sample size, of estimators that weight episodes
+    note: str = ""  # why it cannot be computed, or should be doubted
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Discounted value of one policy according to every estimator."""
+
+    rows: tuple[Estimate, ...]
+    notes: tuple[str, ...]  # what a reader of the numbers must know
+
+    def __getitem__(self, name: str) -> Estimate:
+        return next(row for row in self.rows if row.name == name)
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Header and one row per estimator."""
+        rows = [
+            [
+                NAMES[row.name],
+                f"{row.interval}" if row.interval else "-",
+                f"{row.effective:.1f}" if row.effective is not None else "-",
+                row.note,
+            ]
+            for row in self.rows
+        ]
+        return ["estimator", "discounted return", "effective episodes", "note"], rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        return {"estimates": {row.name: asdict(row) for row in self.rows}, "notes": list(self.notes)}
+
+
+def estimate(
+    policy: Policy,
+    episodes: Episodes,
+    *,
+    behaviour: Policy | None = None,
+    played: Episodes | None = None,
+    config: OPEConfig | None = None,
+) -> Estimates:
+    """Evaluate `policy` on logged episodes by every estimator that the logs allow.
+
+    Args:
+        policy: Whom to evaluate.
+        episodes: Logs with rewards.
+        behaviour: The policy that played them, with exploration; without it nothing can be weighted by densities.
+        played: Episodes that `policy` itself played, to compare with.
+        config: Settings.
+
+    Raises:
+        UserError: The logs lack what the policy sees.
+    """
+    config = config or OPEConfig()
+    logs = Logs(episodes, policy.spec, config.gamma)
+    options: dict[str, Any] = {"level": config.level, "seed": config.seed}
+    decided = logs.decide(policy, samples=config.samples, deterministic=config.deterministic, seed=config.seed)
+    rows = [Estimate("behaviour", bootstrap_mean(logs.returns, **options))]
+    fqe = FQE(config.fqe, logs, decided, seed=config.seed, device=str(policy.device))
+    errors, start = fqe.errors(), fqe.v(episodes.starts).mean(0)
+    reason = why_unweighted(policy, behaviour, config.deterministic)
+    if reason or behaviour is None:  # the reason says the second, too
+        rows += [Estimate(name, None, note=reason) for name in WEIGHTED]
+    else:
+        ratios = log_density(policy, logs) - log_density(behaviour, Logs(episodes, behaviour.spec, config.gamma))
+        _check_explored(behaviour, episodes)
+        rows += weighted(logs, ratios, start, logs.fold(errors), config)
+    rows.append(_attempt("fqe", lambda: fqe.interval(config.level)))
+    features = features_of(logs, config.features, config.seed)
+    if features is None:
+        note = "needs features of cameras or point clouds, which it does not learn"
+        rows += [Estimate(name, None, note=note) for name in ("marginal", "marginal_dr")]
+    else:
+        found = marginal_of(logs, decided, features)
+        both = corrected(start, found.weights, errors, logs.episode[logs.window])
+        rows.append(Estimate("marginal", bootstrap_mean(found.terms, **options)))
+        rows.append(Estimate("marginal_dr", bootstrap_mean(both, **options)))
+    if played is not None:
+        rows.append(Estimate("played", bootstrap_mean(Logs(played, policy.spec, config.gamma).returns, **options)))
+    order = list(NAMES)
+    return Estimates(tuple(sorted(rows, key=lambda row: order.index(row.name))), _notes(logs, reason))
+
+
+def weighted(logs: Logs, ratios: Array, start: Array, errors: Array, config: OPEConfig) -> list[Estimate]:
+    """Estimates that weight decisions.
+
+    Args:
+        logs: Episodes.
+        ratios: (F,) log ratio of policy and behaviour at every frame.
+        start: (N,) values of the first states.
+        errors: (N, T) temporal-difference errors of those values.
+        config: Settings.
+    """
+    table = np.zeros_like(logs.rewards)
+    table[logs.episode, logs.age] = ratios
+    weights, gamma = cumulative_weights(table), config.gamma
+    whole, steps = effective_size(weights[:, -1]), effective_size_per_decision(weights, gamma)
+    terms: dict[str, tuple[float, Callable[[], Terms]]] = {
+        "is": (whole, lambda: trajectory_wise(weights, logs.rewards, gamma)),
+        "pdis": (steps, lambda: per_decision(weights, logs.rewards, gamma)),
+        "snis": (whole, lambda: trajectory_wise(weights, logs.rewards, gamma, normalised=True)),
+        "snpdis": (steps, lambda: per_decision(weights, logs.rewards, gamma, normalised=True)),
+        "dr": (steps, lambda: doubly_robust(weights, start, errors, gamma)),
+        "sndr": (steps, lambda: doubly_robust(weights, start, errors, gamma, normalised=True)),
+    }
+    rows = []
+    for name, (size, make) in terms.items():
+        if size < config.minimum_size:
+            note = f"refused: {size:.1f} effective of {len(weights)} episodes, at least {config.minimum_size:g}"
+            rows.append(Estimate(name, None, size, note))
+            continue
+        note = "few effective episodes; the interval is too narrow" if size < config.warn_size else ""
+        rows.append(Estimate(name, terms_interval(make(), level=config.level, seed=config.seed), size, note))
+    return rows
+
+
+def why_unweighted(policy: Policy, behaviour: Policy | None, deterministic: bool) -> str:
+    """Why decisions of these policies cannot be weighted; empty where they can."""
+    if behaviour is None:
+        return "needs the policy that played the logs (--behaviour)"
+    if deterministic:
+        return "a policy without exploration noise has no density (--stochastic)"
+    for who, what in ((policy, "policy"), (behaviour, "behaviour")):
+        if not isinstance(who, Scoring):
+            return f"the {what} ('{who.name}') gives no density of its actions"
+        if who.spec.execute > 1:
+            return f"the {what} plays {who.spec.execute} actions per decision; only single ones are weighted"
+    return ""
+
+
+@torch.no_grad()
+def log_density(policy: Policy, logs: Logs) -> Array:
+    """Log-density `(F,)` of the logged actions under `policy`, per unit of action."""
+    assert isinstance(policy, Scoring)
+    scale = policy.action_normalizer.scale.double().cpu()  # two policies may normalise differently
+    parts = []
+    for frames in logs.batches(np.arange(len(logs.episodes))):
+        obs = {key: value.to(policy.device) for key, value in logs.observations(frames).items()}
+        action = torch.from_numpy(logs.episodes.arrays["action"][frames]).float().to(policy.device)
+        chunk = action[:, None].expand(-1, policy.spec.horizon, -1)
+        parts.append(policy.log_density(obs, chunk).double().cpu() - scale.log().sum())
+    return torch.cat(parts).numpy()
+
+
+def _attempt(name: str, interval: Callable[[], Interval]) -> Estimate:
+    try:
+        return Estimate(name, interval())
+    except UserError as error:
+        return Estimate(name, None, note=str(error))
+
+
+def _check_explored(behaviour: Policy, episodes: Episodes) -> None:
+    """Refuse logs that the behaviour played without noise."""
+    logs = Logs(episodes, behaviour.spec, 1.0)
+    modes = logs.decide(behaviour, samples=1, deterministic=True, seed=0)[0, :, 0].numpy()
+    if np.allclose(modes, episodes.arrays["action"], atol=1e-4):
+        raise UserError("The logs hold the behaviour's modes; collect them with --stochastic to weight them.")
+
+
+def _notes(logs: Logs, reason: str) -> tuple[str, ...]:
+    notes = []
+    if logs.cut_weight > 0.05:
+        notes.append(
+            f"Time limits cut episodes off at a discount of {logs.cut_weight:.2f}; fqe, doubly robust and marginal "
+            "estimates look beyond them, the others do not."
+        )
+    action = logs.episodes.arrays["action"]
+    clipped = ((action == action.min(0)) | (action == action.max(0))).any(1).mean()
+    if not reason and clipped > 0.01 + 2 * action.shape[1] / len(action):
+        notes.append(f"{100 * clipped:.0f} % of the logged actions were clipped at a bound, where densities are wrong.")
+    return tuple(notes)

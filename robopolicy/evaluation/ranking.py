@@ -1,0 +1,324 @@
+"""How well one evaluation predicts another over several policies: a world model, a proxy or logs against real episodes.
+
+Means over policies are compared: correlations (Pearson, Spearman, Kendall's tau-b), MMRV (SIMPLER, Li et al. 2024),
+pairs ordered alike, what choosing by the prediction costs, bias and slope; and where both played the same starts,
+Cohen's kappa per episode and the prediction-powered estimate of every policy (Angelopoulos et al. 2023). Intervals come
+from a bootstrap that resamples policies and episodes: a dozen policies are a small sample, however many episodes each
+has played.
+
+All metrics take `real` and `predicted` values `(..., P)` of P policies, higher being better, and give `(...)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from robopolicy.errors import UserError
+from robopolicy.evaluation.intervals import Interval, paired_difference
+from robopolicy.evaluation.result import EvalResult
+
+Array = NDArray[np.float64]
+MINIMUM_POLICIES = 5  # fewer say nothing about an order
+
+NAMES = {
+    "pearson": "Pearson r",
+    "spearman": "Spearman rho",
+    "kendall": "Kendall tau-b",
+    "mmrv": "MMRV (0 is best)",
+    "pairwise": "pairs ordered alike",
+    "significant": "of the pairs that differ significantly",
+    "regret": "regret of the best predicted",
+    "slope": "slope of real on predicted",
+    "bias": "bias, predicted minus real",
+    "kappa": "Cohen's kappa per episode",
+}
+"""Metrics in the order in which they are printed."""
+
+
+def pearson(real: ArrayLike, predicted: ArrayLike) -> Array:
+    """Linear correlation; NaN where one side is constant."""
+    a, b = _centred(real), _centred(predicted)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return (a * b).sum(-1) / np.sqrt((a * a).sum(-1) * (b * b).sum(-1))
+
+
+def spearman(real: ArrayLike, predicted: ArrayLike) -> Array:
+    """Correlation of the ranks; equal values share the mean of their ranks."""
+    return pearson(_ranks(real), _ranks(predicted))
+
+
+def kendall(real: ArrayLike, predicted: ArrayLike) -> Array:
+    """Tau-b: concordant minus discordant pairs, over the geometric mean of the pairs that are not tied on each side."""
+    a, b = np.sign(_differences(real)), np.sign(_differences(predicted))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return (a * b).sum((-2, -1)) / np.sqrt((a * a).sum((-2, -1)) * (b * b).sum((-2, -1)))
+
+
+def mmrv(real: ArrayLike, predicted: ArrayLike) -> Array:
+    """Mean over policies of the largest real difference to a policy that the prediction orders differently; 0 is best.
+
+    As in SIMPLER "orders differently" compares two strict inequalities, so a prediction that ties two policies is held
+    against the better one of them.
+    """
+    gap = _differences(real)
+    wrong = (gap > 0) != (_differences(predicted) > 0)
+    return np.where(wrong, np.abs(gap), 0.0).max(-1).mean(-1)
+
+
+def pairwise_accuracy(real: ArrayLike, predicted: ArrayLike, pairs: ArrayLike | None = None) -> Array:
+    """Share of the pairs with different real values that the prediction orders alike; a predicted tie counts one half.
+
+    `pairs` `(..., P, P)` restricts it to some. NaN where there is none.
+    """
+    gap, guess = np.sign(_differences(real)), np.sign(_differences(predicted))
+    counted = gap != 0 if pairs is None else (gap != 0) & np.asarray(pairs, np.bool_)
+    with np.errstate(invalid="ignore"):
+        return np.where(counted, (1 + gap * guess) / 2, 0.0).sum((-2, -1)) / counted.sum((-2, -1))
+
+
+def top1_regret(real: ArrayLike, predicted: ArrayLike) -> Array:
+    """Real value lost by playing the best predicted policy; if several share the prediction, their mean counts."""
+    values, guess = _array(real), _array(predicted)
+    chosen = guess == guess.max(-1, keepdims=True)
+    return values.max(-1) - (values * chosen).sum(-1) / chosen.sum(-1)
+
+
+def bias(real: ArrayLike, predicted: ArrayLike) -> Array:
+    """Mean of predicted minus real."""
+    return (_array(predicted) - _array(real)).mean(-1)
+
+
+def calibration_slope(real: ArrayLike, predicted: ArrayLike) -> Array:
+    """Least-squares slope of real on predicted; 1 with no bias is calibrated, below 1 the prediction exaggerates."""
+    a, b = _centred(real), _centred(predicted)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return (a * b).sum(-1) / (b * b).sum(-1)
+
+
+def cohen_kappa(agreement: ArrayLike, real: ArrayLike, predicted: ArrayLike) -> Array:
+    """Agreement of yes-no outcomes beyond chance, from the share of episodes that agree and both rates of success."""
+    observed, a, b = _array(agreement), _array(real), _array(predicted)
+    chance = a * b + (1 - a) * (1 - b)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(chance < 1, (observed - chance) / (1 - chance), np.nan)
+
+
+OF_MEANS: dict[str, Callable[[ArrayLike, ArrayLike], Array]] = {
+    "pearson": pearson,
+    "spearman": spearman,
+    "kendall": kendall,
+    "mmrv": mmrv,
+    "pairwise": pairwise_accuracy,
+    "regret": top1_regret,
+    "slope": calibration_slope,
+}
+"""Metrics over the means of the policies, which need several policies."""
+
+
+def prediction_powered(real: ArrayLike, paired: ArrayLike, extra: ArrayLike, level: float = 0.95) -> Interval:
+    """Real mean from few real episodes and many predicted ones, unbiased however wrong the prediction is.
+
+    It is mean(real) + mean(extra) - mean(paired): the prediction's mean, corrected by its error where that is known.
+    The interval is narrower than that of the real episodes alone where the prediction agrees with them.
+
+    Args:
+        real: (n,) outcomes of real episodes.
+        paired: (n,) predictions for the same starts.
+        extra: (N,) predictions for other starts of the same kind.
+        level: Confidence level of the normal interval.
+    """
+    y, f, more = _array(real), _array(paired), _array(extra)
+    if y.shape != f.shape or y.size < 2 or more.size < 2:
+        raise ValueError(f"Need n >= 2 paired and N >= 2 extra outcomes, got {y.size}, {f.size} and {more.size}.")
+    error = y - f
+    estimate = float(error.mean() + more.mean())
+    spread = float(np.sqrt(error.var(ddof=1) / y.size + more.var(ddof=1) / more.size))
+    half = NormalDist().inv_cdf(0.5 + level / 2) * spread
+    return Interval(estimate, estimate - half, estimate + half, y.size, level)
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """Real against predicted outcomes of P policies."""
+
+    names: tuple[str, ...]  # (P,)
+    real: tuple[Interval, ...]  # (P,) success rate, or mean return where the task defines no success
+    predicted: tuple[Interval, ...]  # (P,)
+    powered: tuple[Interval, ...] | None  # (P,) prediction-powered; None without predictions beyond the real starts
+    metrics: dict[str, Interval]  # keys of `NAMES`; without those that need more policies or paired episodes
+    notes: tuple[str, ...]  # what a reader of the numbers must know
+
+    def values(self) -> tuple[list[str], list[list[str]]]:
+        """Header and one row per policy, best real value first."""
+        powered = self.powered or (None,) * len(self.names)
+        order = sorted(range(len(self.names)), key=lambda i: -self.real[i].estimate)
+        rows = [
+            [self.names[i], f"{self.real[i]}", f"{self.predicted[i]}", *([f"{powered[i]}"] if powered[i] else [])]
+            for i in order
+        ]
+        return ["policy", "real", "predicted", *(["real and predicted"] if self.powered else [])], rows
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Header and one row per metric."""
+        return ["metric", "value"], [[NAMES[key], f"{value}"] for key, value in self.metrics.items()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        return {
+            "policies": {
+                name: {
+                    "real": asdict(self.real[i]),
+                    "predicted": asdict(self.predicted[i]),
+                    "powered": asdict(self.powered[i]) if self.powered else None,
+                }
+                for i, name in enumerate(self.names)
+            },
+            "metrics": {key: asdict(value) for key, value in self.metrics.items()},
+            "notes": list(self.notes),
+        }
+
+
+def rank(
+    real: Mapping[str, EvalResult],
+    predicted: Mapping[str, EvalResult],
+    *,
+    level: float = 0.95,
+    resamples: int = 2_000,
+    seed: int = 0,
+) -> Ranking:
+    """Compare two evaluations of the same policies.
+
+    Args:
+        real: Results where they count, by policy; all on the same episode seeds.
+        predicted: Results of the same policies where they are predicted; all on the same episode seeds, best those of
+            `real` and more.
+        level: Confidence level.
+        resamples: Bootstrap resamples.
+        seed: Seed of the bootstrap.
+
+    Raises:
+        UserError: The policies, their seeds or the kinds of outcome differ.
+    """
+    names = tuple(real)
+    if set(predicted) != set(names) or not names:
+        raise UserError(f"Both sides need the same policies, got {sorted(real)} and {sorted(predicted)}.")
+    first, second = ([side[name] for name in names] for side in (real, predicted))
+    if len({result.success is None for result in (*first, *second)}) > 1:
+        raise UserError("Some results have a success and some only returns; they cannot be compared.")
+    y, f = _matrix(first, "real"), _matrix(second, "predicted")  # (P, n), (P, N)
+    common, a, b = np.intersect1d(first[0].seeds, second[0].seeds, return_indices=True)
+    if not all(result.seeded for result in (*first, *second)):
+        common, a, b = common[:0], a[:0], b[:0]
+    paired = len(common) == y.shape[1] == f.shape[1]
+    if paired:
+        y, f = y[:, a], f[:, b]
+    draws = _resample(np.random.default_rng(seed), y, f, paired, resamples)
+    found: dict[str, tuple[Array, Array]] = {"bias": (bias(y.mean(1), f.mean(1)), bias(draws.real, draws.predicted))}
+    notes: list[str] = []
+    if len(names) < MINIMUM_POLICIES:
+        notes.append(f"Not enough policies for correlations and ranks: {len(names)}, at least {MINIMUM_POLICIES}.")
+    else:
+        found |= {key: (of(y.mean(1), f.mean(1)), of(draws.real, draws.predicted)) for key, of in OF_MEANS.items()}
+        pairs = _significant(first)
+        if pairs.any():
+            drawn = pairs[draws.policies[:, :, None], draws.policies[:, None, :]]
+            found["significant"] = (
+                pairwise_accuracy(y.mean(1), f.mean(1), pairs),
+                pairwise_accuracy(draws.real, draws.predicted, drawn),
+            )
+    if paired and first[0].success is not None:
+        drawn_rates = (draws.agreement.mean(1), draws.real.mean(1), draws.predicted.mean(1))
+        found["kappa"] = cohen_kappa((y == f).mean(), y.mean(), f.mean()), cohen_kappa(*drawn_rates)
+    metrics = {key: _interval(*found[key], len(names), level) for key in NAMES if key in found}
+    notes += [f"{NAMES[key]}: undefined, for a side is constant." for key in metrics if np.isnan(metrics[key].estimate)]
+    rest = np.setdiff1d(np.arange(f.shape[1]), b)
+    powered = None
+    if len(common) >= 2 and rest.size >= 2:
+        powered = tuple(prediction_powered(y[i, a], f[i, b], f[i, rest], level) for i in range(len(names)))
+    means = [tuple(r.success_interval(level) or r.return_interval(level) for r in side) for side in (first, second)]
+    return Ranking(names, means[0], means[1], powered, metrics, tuple(notes))
+
+
+@dataclass(frozen=True, eq=False)
+class _Draws:
+    """Bootstrap replicates."""
+
+    policies: NDArray[np.int64]  # (R, P)
+    real: Array  # (R, P) means of the resampled policies over resampled episodes
+    predicted: Array  # (R, P)
+    agreement: Array  # (R, P) shares of the episodes that agree; zeros where they are not paired
+
+
+def _resample(rng: np.random.Generator, y: Array, f: Array, paired: bool, resamples: int) -> _Draws:
+    """Draw policies, and episodes: one draw of starts for all policies, and for both sides where they are paired."""
+    policies = rng.integers(len(y), size=(resamples, len(y)))
+
+    def counts(n: int) -> Array:
+        return rng.multinomial(n, np.full(n, 1 / n), size=resamples).astype(np.float64)
+
+    def means(count: Array, values: Array) -> Array:
+        # whole numbers are added before the division, so that equal rates stay exactly equal
+        return np.take_along_axis(count @ values.T / values.shape[1], policies, 1)
+
+    first = counts(y.shape[1])  # (R, n)
+    second = first if paired else counts(f.shape[1])
+    drawn = means(first, y), means(second, f)
+    agreement = means(first, (y == f).astype(np.float64)) if paired else np.zeros_like(drawn[0])
+    return _Draws(policies, *drawn, agreement)
+
+
+def _matrix(results: list[EvalResult], label: str) -> Array:
+    """Outcomes `(P, n)`, columns by seed."""
+    seeds = results[0].seeds
+    if any(not np.array_equal(result.seeds, seeds) for result in results):
+        raise UserError(f"The {label} results have different episodes; evaluate all with the same --seed, --episodes.")
+    return np.stack([result.outcomes for result in results])
+
+
+def _significant(results: list[EvalResult]) -> NDArray[np.bool_]:
+    """Which pairs `(P, P)` differ on their common starts by more than chance."""
+    found = np.zeros((len(results), len(results)), np.bool_)
+    if results[0].n < 2 or not all(result.seeded for result in results):
+        return found
+    for i in range(len(results)):
+        for j in range(i):
+            a, b = (result.returns if result.success is None else result.success for result in (results[i], results[j]))
+            difference = paired_difference(a, b, resamples=2_000).difference
+            found[i, j] = found[j, i] = difference.low > 0 or difference.high < 0
+    return found
+
+
+def _interval(estimate: Array, draws: Array, n: int, level: float) -> Interval:
+    known = draws[~np.isnan(draws)]  # a draw of one policy alone has no correlation
+    if not known.size or np.isnan(estimate):
+        return Interval(float(estimate), np.nan, np.nan, n, level)
+    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(estimate), float(low), float(high), n, level)
+
+
+def _array(values: ArrayLike) -> Array:
+    return np.asarray(values, dtype=np.float64)
+
+
+def _centred(values: ArrayLike) -> Array:
+    array = _array(values)
+    centred = array - array.mean(-1, keepdims=True)
+    constant = (array == array[..., :1]).all(-1, keepdims=True)  # rounding must not look like a spread
+    return np.where(constant, 0.0, centred)
+
+
+def _differences(values: ArrayLike) -> Array:
+    """`(..., P, P)` value of the first minus value of the second."""
+    array = _array(values)
+    return array[..., :, None] - array[..., None, :]
+
+
+def _ranks(values: ArrayLike) -> Array:
+    gap = _differences(values)
+    return (gap > 0).sum(-1) + ((gap == 0).sum(-1) + 1) / 2

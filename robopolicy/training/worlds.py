@@ -1,0 +1,244 @@
+"""Runs that train a world model, on the training loop of every other run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import yaml
+
+from robopolicy.data.lerobot import read_lerobot
+from robopolicy.device import usable_device
+from robopolicy.errors import UserError, cannot_write, unknown_name
+from robopolicy.files import recover
+from robopolicy.schema import from_plain, to_plain
+from robopolicy.training.build import seed_everything
+from robopolicy.training.checkpoint import load_training_state
+from robopolicy.training.compose import config_content, config_text
+from robopolicy.training.config import GuardConfig, LoggingConfig
+from robopolicy.training.guards import Summary
+from robopolicy.training.loop import Trainer
+from robopolicy.training.manifest import git_commit, versions
+from robopolicy.training.world_checkpoint import SCHEMA, WorldManifest, read_world_manifest, save_world
+from robopolicy.worldmodel.diagnostics import GateConfig, failure_share, follow, judge
+from robopolicy.worldmodel.films import Films, spec_of, split
+from robopolicy.worldmodel.latent import PRESETS, LatentConfig, LatentWorldModel
+from robopolicy.worldmodel.learner import FilmSource, LearnerConfig, WorldLearner
+
+
+@dataclass(frozen=True)
+class WorldEvaluationConfig:
+    """Periodic tests on the films held back."""
+
+    every: int = 0  # updates between tests; 0 is a tenth of the budget
+    windows: int = 64  # films to continue
+    horizon: int = 20  # frames to predict
+
+
+@dataclass(frozen=True)
+class WorldTrainConfig:
+    """One run that trains a world model."""
+
+    dataset: str = ""  # folder of films (`robopolicy collect --render`)
+    model: LatentConfig = field(default_factory=LatentConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    cameras: tuple[str, ...] = ()  # views to predict; empty: all
+    proprio: tuple[str, ...] | None = None  # vector observations to predict beside them; null: all
+    context: int = 4  # frames to look back
+    validation: float = 0.1  # share of the episodes of every behaviour that is held back
+    held_out: tuple[str, ...] = ()  # behaviours that are held back entirely
+    evaluation: WorldEvaluationConfig = field(default_factory=WorldEvaluationConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    guards: GuardConfig = field(default_factory=GuardConfig)
+    checkpoint_every: int = 0  # updates between resume points; 0 is a tenth of the budget
+    seed: int = 0  # of weights, batches, noise and the split
+    device: str = "cpu"
+    threads: int = 1  # torch threads
+    out: str = "runs"  # parent folder
+    name: str = ""  # run folder; empty composes it from dataset and seed
+    init_from: str = ""  # world models start afresh
+
+
+@dataclass
+class WorldParts:
+    """Everything a run consists of."""
+
+    config: WorldTrainConfig
+    algorithm: WorldLearner
+    source: FilmSource
+    validation: Films
+    task: str
+
+    eval_sim = None
+
+    @property
+    def total_updates(self) -> int:
+        """Budget."""
+        return self.algorithm.total_updates
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+
+def complete(config: WorldTrainConfig) -> WorldTrainConfig:
+    """Fill in the name.
+
+    Raises:
+        UserError: There is no dataset.
+    """
+    if not config.dataset:
+        raise UserError("No films are given; pass a dataset of 'robopolicy collect --render'.")
+    name = config.name or f"{Path(config.dataset).name}_world_seed{config.seed}"
+    return replace(config, name=name)
+
+
+def preset(name: str) -> LatentConfig:
+    """Sizes by name.
+
+    Raises:
+        UserError: The name is unknown.
+    """
+    if name not in PRESETS:
+        raise unknown_name("preset", name, PRESETS)
+    return PRESETS[name]
+
+
+def with_settings(config: WorldTrainConfig, settings: Sequence[str]) -> WorldTrainConfig:
+    """`config` with settings `key=value`, keys with dots, values in YAML.
+
+    Raises:
+        UserError: A setting is unknown or does not fit.
+    """
+    plain = to_plain(config)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        *path, last = key.split(".")
+        section: Any = plain
+        for name in path:
+            section = section.get(name) if isinstance(section, dict) else None
+        if not equals or not isinstance(section, dict) or last not in section:
+            raise UserError(f"Unknown setting '{setting}'; settings are KEY=VALUE, e.g. learner.updates=30000.")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UserError(f"The value of '{setting}' cannot be read.") from error
+        with suppress(ValueError, TypeError):  # YAML takes 5e-4 for text
+            value = float(value) if isinstance(value, str) else value
+        section[last] = value
+    return from_plain(WorldTrainConfig, plain, "settings")
+
+
+def build(config: WorldTrainConfig) -> WorldParts:
+    """Read the films and build what learns from them.
+
+    Raises:
+        UserError: The films cannot be learnt from.
+    """
+    seed_everything(cast(Any, config))
+    device = usable_device(config.device)
+    episodes = read_lerobot(config.dataset)
+    spec = spec_of(episodes, cameras=config.cameras, proprio=config.proprio, context=config.context)
+    train, validation = split(episodes, share=config.validation, held_out=config.held_out, seed=config.seed)
+    films = Films(spec, train, config.dataset)
+    with torch.device(device):
+        learner = WorldLearner(config.learner, LatentWorldModel(config.model, spec), config.seed)
+    source = FilmSource(films, device, config.seed)
+    return WorldParts(config, learner, source, Films(spec, validation, config.dataset), episodes.tasks[0])
+
+
+def start_world(config: WorldTrainConfig) -> WorldTrainer:
+    """Prepare a new run in `config.out / config.name`.
+
+    Raises:
+        UserError: The configuration cannot be built, or the folder is taken or cannot be written.
+    """
+    config = complete(config)
+    folder = Path(config.out) / config.name
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"Run {folder} exists; resume it with --resume {folder}, or choose another --name.")
+    parts = build(config)
+    try:
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(config_text(config), encoding="utf-8")
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    return WorldTrainer(parts, folder)
+
+
+def resume_world(folder: Path) -> WorldTrainer:
+    """Prepare to go on from the last resume point of a run.
+
+    Raises:
+        UserError: The folder is no run of a world model, or it has ended.
+    """
+    if not (folder / "config.yaml").is_file():
+        raise UserError(f"{folder} is not a run: it has no config.yaml; pass a folder such as runs/NAME.")
+    if (folder / "report.json").exists():
+        raise UserError(f"Run {folder} has ended; start another one.")
+    file = folder / "config.yaml"
+    config = from_plain(WorldTrainConfig, config_content(file), str(file))
+    last = folder / "checkpoints" / "last"
+    recover(last)
+    if not last.exists():
+        return WorldTrainer(build(config), folder)
+    state = load_training_state(last, read_world_manifest)
+    trainer = WorldTrainer(build(config), folder, resume_at=int(state["update"]))
+    trainer.load_state_dict(state)
+    return trainer
+
+
+class WorldTrainer(Trainer):
+    """The training loop, with tests of the model in place of played episodes."""
+
+    def __init__(self, parts: WorldParts, folder: Path, resume_at: int = 0) -> None:
+        self.world = parts
+        super().__init__(cast(Any, parts), folder, resume_at)  # a learner and a source of its own, the same verbs
+
+    def _evaluate(self) -> Summary | None:
+        """Test the model on the films held back; keep the one with the best prediction a few frames ahead."""
+        learner, films, config = self.world.algorithm, self.world.validation, self.world.config
+        if learner.stage == "autoencoder":
+            return None
+        tests = config.evaluation
+        following = follow(learner.deployable(), films, horizon=tests.horizon, windows=tests.windows, seed=config.seed)
+        verdict = judge(following, failures=failure_share(self.world.source.films), config=config.gate)
+        self.latest = {"passed": verdict.passed, "reasons": list(verdict.reasons), **following.to_dict()}
+        psnr = {f"eval/psnr_{mode}_{h}": value for mode, row in following.psnr.items() for h, value in row.items()}
+        self._log({**psnr, **{f"eval/direction/{name}": share for name, share in following.directions.items()}})
+        true = following.psnr["true"]
+        self.console.note(
+            f"{self.config.name}  update {self.update}/{self.total}  PSNR {true[1]:.1f} dB, shuffled actions cost "
+            f"{following.gap():.1f} dB, {'passes' if verdict.passed else 'fails'} the gate"
+        )
+        score = true[max(h for h in true if h <= 5)]
+        if self.best is None or score > self.best["score"]:
+            self.best = {"score": score, "update": self.update, **self.latest}
+            self._save("best", {})
+        return self.latest
+
+    def _save(self, name: str, state: Mapping[str, Any]) -> None:
+        learner, films = self.world.algorithm, self.world.source.films
+        model = learner.deployable()
+        seen = {"behaviours": sorted(set(films.episodes.behaviours)), "failures": failure_share(films)}
+        manifest = WorldManifest(
+            schema=SCHEMA,
+            worldmodel=model.name,
+            config=to_plain(model.config),
+            spec=to_plain(model.spec),
+            task=self.world.task,
+            ends_on_success=films.ends_on_success,
+            max_episode_steps=films.longest,
+            gate=self.latest or {},
+            training={**self._summary(), **seen},
+            versions=versions(),
+            commit=git_commit(),
+        )
+        save_world(self._checkpoint(name), model, manifest, state or None)
+
+    def _about(self) -> dict[str, Any]:
+        return {"run": self.config.name, "task": self.world.task, "worldmodel": self.world.algorithm.model.name}

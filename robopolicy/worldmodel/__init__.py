@@ -1,0 +1,1 @@
+"""Action-conditioned video world models, and judges of what they show."""

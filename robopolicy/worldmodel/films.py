@@ -1,0 +1,248 @@
+"""Films for world models: checked episodes, splits by episode and by behaviour, and seeded batches of windows.
+
+A film has one frame more than actions (`collect --render`); other datasets serve, too, without their last outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robopolicy.data.episodes import STEP_KEYS, Episodes, is_cloud, is_image
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.nets.encoder import IMAGE_PREFIX
+from robopolicy.worldmodel.contract import Images, WorldSpec
+
+_RATE_TOLERANCE = 0.05  # relative; whole-number frame rates round the control step a little
+
+
+def spec_of(
+    episodes: Episodes,
+    *,
+    cameras: Sequence[str] = (),
+    proprio: Sequence[str] | None = None,
+    context: int = 4,
+    action_names: tuple[str, ...] = (),
+) -> WorldSpec:
+    """The world that a dataset shows.
+
+    Args:
+        episodes: The dataset.
+        cameras: Views to predict, all by default.
+        proprio: Vector observations to predict beside them, all by default.
+        context: Frames to look back.
+        action_names: With units.
+
+    Raises:
+        UserError: A camera or an observation is missing, or the pictures are not squares of one size.
+    """
+    seen = [key.removeprefix(IMAGE_PREFIX) for key in episodes.arrays if is_image(key)]
+    if not seen:
+        raise UserError("The dataset has no pictures; collect films with --render --cameras NAME.")
+    vectors = [
+        key
+        for key, array in episodes.arrays.items()
+        if key not in STEP_KEYS and array.ndim == 2 and not is_image(key) and not is_cloud(key)
+    ]
+    for name in cameras:
+        if name not in seen:
+            raise unknown_name("camera", name, seen, "in the dataset")
+    for name in proprio or ():
+        if name not in vectors:
+            raise unknown_name("observation", name, vectors, "in the dataset")
+    cameras, proprio = tuple(cameras or seen), tuple(vectors if proprio is None else proprio)
+    sizes = {episodes.arrays[IMAGE_PREFIX + name].shape[2:] for name in cameras}
+    if len(sizes) > 1 or any(height != width for height, width in sizes):
+        raise UserError(f"A world model needs square pictures of one size, found {sorted(sizes)}.")
+    return WorldSpec(
+        cameras=cameras,
+        size=sizes.pop()[0],
+        fps=1.0 / episodes.control_dt,
+        action_dim=episodes.arrays["action"].shape[1],
+        proprio_dim=sum(episodes.arrays[name].shape[1] for name in proprio),
+        proprio=proprio,
+        context=context,
+        action_names=action_names,
+    )
+
+
+def check_films(spec: WorldSpec, episodes: Episodes, what: str) -> None:
+    """Refuse a dataset `what` that does not show the world of `spec`.
+
+    Raises:
+        UserError: Its cameras, sizes, rate, actions or state vectors differ; says what was expected.
+    """
+    if not np.isclose(1.0 / episodes.control_dt, spec.fps, rtol=_RATE_TOLERANCE):
+        raise UserError(f"{what} has {1.0 / episodes.control_dt:g} frames per second, expected {spec.fps:g}.")
+    for camera in spec.cameras:
+        if IMAGE_PREFIX + camera not in episodes.arrays:
+            seen = [key.removeprefix(IMAGE_PREFIX) for key in episodes.arrays if is_image(key)]
+            raise UserError(f"{what} shows the cameras {seen}, expected {list(spec.cameras)}.")
+        found = episodes.arrays[IMAGE_PREFIX + camera].shape[2:]
+        if found != (spec.size, spec.size):
+            raise UserError(
+                f"Camera '{camera}' of {what} has {found[0]}x{found[1]} pixels, expected {spec.size} squared."
+            )
+    actions = episodes.arrays["action"].shape[1]
+    if actions != spec.action_dim:
+        raise UserError(f"{what} has {actions} action dimensions, expected {spec.action_dim}.")
+    for name in spec.proprio:
+        if name not in episodes.arrays:
+            raise UserError(f"{what} lacks the observation '{name}', which the world model predicts.")
+    found = sum(episodes.arrays[name].shape[1] for name in spec.proprio)
+    if found != spec.proprio_dim:
+        raise UserError(f"State vectors of {what} have {found} entries, expected {spec.proprio_dim}.")
+
+
+def split(
+    episodes: Episodes, *, share: float = 0.1, held_out: Sequence[str] = (), seed: int = 0
+) -> tuple[Episodes, Episodes]:
+    """Films to learn from and films to judge by: whole episodes, and whole behaviours.
+
+    Args:
+        episodes: The dataset.
+        share: Part of the episodes of each behaviour to hold back, at least one where there are two.
+        held_out: Behaviours to hold back entirely.
+        seed: Of the choice.
+
+    Raises:
+        UserError: A behaviour is unknown, or nothing would be left on one side.
+    """
+    behaviours = episodes.behaviours or ("",) * episodes.num_episodes
+    for name in held_out:
+        if name not in behaviours:
+            raise unknown_name("behaviour", name, set(behaviours), "in the dataset")
+    validation = np.isin(np.array(behaviours), held_out)
+    rng = np.random.default_rng(seed)
+    for name in sorted(set(behaviours) - set(held_out)):
+        members = np.flatnonzero(np.array(behaviours) == name)
+        count = min(max(1, round(share * len(members))), len(members) - 1)
+        validation[rng.permutation(members)[:count]] = True
+    if validation.all() or not validation.any():
+        raise UserError(f"{episodes.num_episodes} episodes are too few to hold some back for validation; collect more.")
+    return episodes.subset(~validation), episodes.subset(validation)
+
+
+@dataclass(frozen=True)
+class Window:
+    """B films of a few frames: C of context, then h that follow."""
+
+    images: Images  # {camera: (B, C + h, 3, S, S)} uint8
+    proprio: Tensor  # (B, C + h, P)
+    actions: Tensor  # (B, C + h - 1, A), zero between the copies of a first frame
+
+
+class Films:
+    """The frames of a dataset as tensors, and where its windows lie."""
+
+    def __init__(self, spec: WorldSpec, episodes: Episodes, what: str = "The dataset") -> None:
+        """Check and index `episodes`, called `what` in messages."""
+        check_films(spec, episodes, what)
+        self.spec, self.episodes = spec, episodes
+        self.images = {camera: torch.from_numpy(episodes.arrays[IMAGE_PREFIX + camera]) for camera in spec.cameras}
+        vectors = [torch.tensor(episodes.arrays[name], dtype=torch.float32) for name in spec.proprio]
+        self.proprio = torch.cat(vectors, 1) if vectors else torch.zeros(len(episodes), 0)  # (F, P)
+        self.actions = torch.tensor(episodes.arrays["action"], dtype=torch.float32)  # (F, A)
+        self.first = torch.from_numpy(np.repeat(episodes.starts, episodes.lengths))  # (F,) first frame of its episode
+        self.success = torch.zeros(len(episodes))  # (F,) whether the frame shows success
+        self.progress = torch.zeros(len(episodes))  # (F,) discounted time to the first success, 1 at it
+        if "success" in episodes.arrays:
+            self._outcomes(torch.from_numpy(episodes.arrays["success"].astype(np.float32)))
+        inside = torch.arange(len(episodes)) > self.first
+        self.targets = inside.nonzero().flatten()  # frames that a frame of their episode precedes
+        if not len(self.targets):
+            raise UserError(f"{what} has no episode of two frames or more, so nothing ever moves.")
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    @property
+    def ends_on_success(self) -> bool:
+        """Whether the task ends when it succeeds; False where no film does."""
+        arrays = self.episodes.arrays
+        return "terminated" in arrays and bool(
+            arrays["terminated"][self.episodes.ends - 1][self.episodes.success].any()
+        )
+
+    @property
+    def longest(self) -> int:
+        """Actions of the longest episode."""
+        return int(self.episodes.played().lengths.max())
+
+    def window(self, targets: Tensor, horizon: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+        """Frames `(B, C + h)` around `targets` `(B,)`, the first to predict; actions `(B, C + h - 1, A)`; which exist.
+
+        The context repeats the first frame of an episode; the last frame is repeated where the episode ends sooner, and
+        the mask `(B, h)` is false there.
+        """
+        context = self.spec.context
+        frames = targets[:, None] + torch.arange(-context, horizon)
+        first, last = self.first[targets][:, None], self._last(targets)[:, None]
+        real = frames[:, :-1] >= first
+        actions = self.actions[frames[:, :-1].clamp(first, last)] * real[..., None]
+        return frames.clamp(first, last), actions, frames[:, context:] <= last
+
+    def clip(self, targets: Tensor, horizon: int) -> Window:
+        """The windows at `targets`, whose episodes last long enough."""
+        frames, actions, whole = self.window(targets, horizon)
+        if not bool(whole.all()):
+            raise ValueError("A clip reaches beyond the end of its episode.")
+        return Window({camera: value[frames] for camera, value in self.images.items()}, self.proprio[frames], actions)
+
+    def starts(self, horizon: int, count: int, seed: int = 0) -> Tensor:
+        """`count` targets, or fewer where there are no more, that `horizon` frames follow, spread over the dataset."""
+        room = self._last(self.targets) - self.targets + 1 >= horizon
+        candidates = self.targets[room]
+        if not len(candidates):
+            raise UserError(f"No episode has {horizon + 1} frames; lower the horizon or collect longer episodes.")
+        order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed))
+        return candidates[order[:count]].sort().values
+
+    def _last(self, frames: Tensor) -> Tensor:
+        ends = torch.from_numpy(self.episodes.ends)
+        return ends[torch.searchsorted(ends, frames, right=True)] - 1
+
+    def _outcomes(self, success: Tensor) -> None:
+        """A step's success shows in the frame after it; progress rises geometrically until it first does."""
+        for start, end in zip(self.episodes.starts.tolist(), self.episodes.ends.tolist(), strict=True):
+            self.success[start + 1 : end] = success[start : end - 1]
+            reached = self.success[start:end].nonzero().flatten()
+            if len(reached):
+                left = (reached[0] - torch.arange(end - start)).clamp(min=0)
+                self.progress[start:end] = 0.95**left
+
+
+class FrameSampler:
+    """Endless seeded choices of frames."""
+
+    def __init__(self, films: Films, seed: int = 0) -> None:
+        self.films = films
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def targets(self, count: int) -> Tensor:
+        """`count` frames that another one precedes."""
+        return self.films.targets[self._draw(len(self.films.targets), count)]
+
+    def frames(self, count: int) -> Tensor:
+        """`count` frames, half of them successes where there are any."""
+        chosen = self._draw(len(self.films), count)
+        wins = self.films.success.nonzero().flatten()
+        if len(wins):
+            chosen[: count // 2] = wins[self._draw(len(wins), count // 2)]
+        return chosen
+
+    def _draw(self, among: int, count: int) -> Tensor:
+        return torch.randint(among, (count,), generator=self._generator)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position in the stream."""
+        return {"generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self._generator.set_state(state["generator"])

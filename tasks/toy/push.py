@@ -1,0 +1,194 @@
+"""A disc pushes another disc to a mark: the smallest task with contact and a camera.
+
+All environments are rows of a few torch tensors, and the camera is drawn in torch as well, so that thousands of films
+take seconds. The red gripper moves at the velocity it is told; where it touches the blue block, the block gives way
+without sliding on. Success, and the end of the episode, is the block's centre within 8 cm of that of the green mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.mirror import Mirror, Reflection
+from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
+from robopolicy.sim.registry import SimOptions
+from robopolicy.sim.seeds import SeedCounter
+
+DT = 0.1  # seconds per control step
+MAX_SPEED = 0.7  # [m/s] of the gripper, along each axis
+GRIPPER, BLOCK, MARK = 0.06, 0.09, 0.14  # [m] radii
+GOAL = (0.75, 0.0)  # [m] centre of the mark; the table spans x in [0, 1] and y in [-0.5, 0.5]
+RADIUS = 0.08  # [m] around the goal that counts as success
+LOW, HIGH = (0.02, -0.48), (0.98, 0.48)  # [m] where centres may be
+CAMERA = "top"
+COLOURS = {"table": (217, 217, 217), "mark": (153, 230, 153), "block": (51, 76, 204), "gripper": (217, 51, 51)}
+
+
+class PushSim(VectorSim):
+    """N tables, stepped and drawn in torch."""
+
+    def __init__(self, options: SimOptions) -> None:
+        """Build `options.num_envs` tables; `options.cameras` may hold "top"."""
+        if set(options.cameras) - {CAMERA} or options.point_clouds:
+            raise UserError(
+                f"Task toy/push has the camera '{CAMERA}' alone, got {[*options.cameras]}; leave others out."
+            )
+        self._draws, self._size = bool(options.cameras), options.image_size
+        observation = {
+            "gripper": TensorSpec((2,), names=("gripper_x [m]", "gripper_y [m]")),
+            "block": TensorSpec((2,), names=("block_x [m]", "block_y [m]")),
+        }
+        image = TensorSpec((3, options.image_size, options.image_size), torch.uint8)
+        self.spec = SimSpec(
+            task="toy/push",
+            observation=observation | ({f"image.{CAMERA}": image} if self._draws else {}),
+            action_low=-torch.full((2,), MAX_SPEED),
+            action_high=torch.full((2,), MAX_SPEED),
+            control_dt=DT,
+            max_episode_steps=40,
+            action_names=("gripper_vx [m/s]", "gripper_vy [m/s]"),
+            mirror=None
+            if self._draws
+            else Mirror({key: Reflection.of([1, -1]) for key in observation}, Reflection.of([1, -1])),
+        )
+        self.num_envs = options.num_envs
+        self.device = torch.device("cpu")
+        self.episode_step = torch.zeros(self.num_envs, dtype=torch.int64)
+        self._shaped = options.reward == "shaped"
+        self._seeds = SeedCounter(self.num_envs)
+        self._gripper = torch.zeros(self.num_envs, 2)
+        self._block = torch.zeros(self.num_envs, 2)
+
+    @property
+    def episode_seed(self) -> Tensor:  # type: ignore[override]
+        """(N,) seeds of the episodes now running."""
+        return torch.from_numpy(self._seeds.current.copy())
+
+    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
+        """Start every environment anew."""
+        self._seeds.reset(seed)
+        self._start(torch.ones(self.num_envs, dtype=torch.bool))
+        return self._observe()
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        """Move the grippers for one control step."""
+        if active is None:
+            active = torch.ones(self.num_envs, dtype=torch.bool)
+        before = _distance(self._block)
+        gripper, block = push(self._gripper, self._block, action)
+        self._gripper = torch.where(active[:, None], gripper, self._gripper)
+        self._block = torch.where(active[:, None], block, self._block)
+        self.episode_step = self.episode_step + active
+        distance = _distance(self._block)
+        success = active & (distance < RADIUS)
+        truncated = active & ~success & (self.episode_step >= self.spec.max_episode_steps)
+        reward = success.float() + (before - distance if self._shaped else 0.0)
+        final = self._observe()
+        ended = success | truncated
+        self._start(ended)
+        return Step(
+            obs=self._observe() if bool(ended.any()) else final,
+            reward=torch.where(active, reward, 0.0),
+            terminated=success,
+            truncated=truncated,
+            final_obs=final,
+            info={"success": success},
+        )
+
+    def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
+        """Return frames of the first `envs` tables, seen from above; the table fills the height."""
+        if camera not in (None, CAMERA):
+            raise UserError(f"Task toy/push has the camera '{CAMERA}' alone, not '{camera}'.")
+        return draw(self._gripper[:envs], self._block[:envs], height, width)
+
+    def _observe(self) -> Observation:
+        seen = {"gripper": self._gripper.clone(), "block": self._block.clone()}
+        if self._draws:
+            seen[f"image.{CAMERA}"] = draw(self._gripper, self._block, self._size, self._size)
+        return seen
+
+    def _start(self, rows: Tensor) -> None:
+        indices = rows.nonzero().flatten()
+        if not len(indices):
+            return
+        gripper, block = self._gripper.clone(), self._block.clone()
+        for index, seed in zip(indices.tolist(), self._seeds.take(indices.numpy()), strict=True):
+            draws = np.random.default_rng(seed).uniform((0.05, -0.4, 0.3, -0.25), (0.2, 0.4, 0.5, 0.25))
+            gripper[index], block[index] = torch.tensor(draws, dtype=torch.float32).split(2)
+        self._gripper, self._block = gripper, block
+        self.episode_step = torch.where(rows, 0, self.episode_step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Positions, counters and seeds."""
+        places = {"gripper": self._gripper, "block": self._block}
+        return {**places, "step": self.episode_step, "seeds": self._seeds.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
+        """Restore `state_dict`."""
+        self._gripper, self._block = state["gripper"].clone(), state["block"].clone()
+        self.episode_step = state["step"].clone()
+        self._seeds.load_state_dict(state["seeds"])
+        return self._observe()
+
+
+def push(gripper: Tensor, block: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions `(N, 2)` [m] of gripper and block after one control step of `action` `(N, 2)` [m/s]."""
+    low, high = gripper.new_tensor(LOW), gripper.new_tensor(HIGH)
+    gripper = (gripper + DT * action.clamp(-MAX_SPEED, MAX_SPEED)).clamp(low, high)
+    apart = block - gripper
+    distance = apart.norm(dim=1, keepdim=True).clamp(min=1e-6)
+    overlap = (GRIPPER + BLOCK - distance).clamp(min=0.0)
+    return gripper, (block + apart / distance * overlap).clamp(low, high)
+
+
+def draw(gripper: Tensor, block: Tensor, height: int, width: int) -> Tensor:
+    """Pictures `(N, 3, height, width)` uint8 of the table from above, x to the right and y upwards."""
+    rows = 0.5 - (torch.arange(height) + 0.5) / height
+    columns = 0.5 + ((torch.arange(width) + 0.5) - width / 2) / height
+    picture = torch.tensor(COLOURS["table"], dtype=torch.float32)[None, :, None, None].repeat(
+        len(gripper), 1, height, width
+    )
+    goal = gripper.new_tensor(GOAL).expand_as(gripper)
+    for name, centre, radius in (("mark", goal, MARK), ("block", block, BLOCK), ("gripper", gripper, GRIPPER)):
+        square = (columns - centre[:, :1])[:, None, :] ** 2 + (rows - centre[:, 1:])[:, :, None] ** 2  # (N, h, w)
+        cover = ((radius - square.sqrt()) * height + 0.5).clamp(0.0, 1.0)[:, None]  # edges one pixel wide
+        colour = picture.new_tensor(COLOURS[name])[:, None, None]
+        picture = picture * (1 - cover) + colour * cover
+    return picture.round().to(torch.uint8)
+
+
+class PushExpert:
+    """Walks around the block to its far side, then pushes it to the mark."""
+
+    def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
+        """Return velocities `(N, 2)`."""
+        return steer(obs["gripper"], obs["block"])
+
+
+def steer(gripper: Tensor, block: Tensor) -> Tensor:
+    """Velocities `(..., 2)` [m/s] that bring the block to the mark."""
+    goal = gripper.new_tensor(GOAL)
+    ahead = _unit(goal - block)  # where the block must go
+    left = torch.stack([-ahead[..., 1], ahead[..., 0]], -1)
+    reach = block - gripper
+    behind = (_unit(reach) * ahead).sum(-1, keepdim=True) > 0.93
+    passed = (reach * ahead).sum(-1, keepdim=True) < 0.05  # the gripper stands beside the block or beyond it
+    side = torch.where((reach * left).sum(-1, keepdim=True) > 0, -1.0, 1.0)
+    around = block + side * 0.25 * left - 0.1 * ahead
+    target = torch.where(behind, goal, torch.where(passed, around, block - (GRIPPER + BLOCK + 0.04) * ahead))
+    wanted = (target - gripper) / DT
+    return wanted * (MAX_SPEED / wanted.abs().amax(-1, keepdim=True).clamp(min=MAX_SPEED))
+
+
+def _distance(block: Tensor) -> Tensor:
+    return (block - block.new_tensor(GOAL)).norm(dim=1)
+
+
+def _unit(vector: Tensor) -> Tensor:
+    return vector / vector.norm(dim=-1, keepdim=True).clamp(min=1e-6)

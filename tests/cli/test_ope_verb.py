@@ -1,0 +1,96 @@
+"""`robopolicy ope`."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from robopolicy.cli.main import main
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.training.checkpoint import save_checkpoint
+
+TASK = "toy/point_mass"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two checkpoints, and logs that the first one played with exploration."""
+    from robopolicy.sim.registry import SimOptions, make_sim
+
+    folder = tmp_path_factory.mktemp("ope")
+    sim = make_sim(TASK, SimOptions(num_envs=4))
+    obs = {key: value[:, None] for key, value in sim.reset(0).items()}
+    spec = PolicySpec({key: tuple(t.shape) for key, t in sim.spec.observation.items()}, sim.spec.action_dim)
+    sim.close()
+    torch.manual_seed(0)
+    for name, policy in (
+        ("first", GaussianPolicy(GaussianConfig(log_std_init=-1.0), spec)),
+        ("second", GaussianPolicy(GaussianConfig(log_std_init=-1.0), spec)),
+        ("flow", FlowPolicy(FlowConfig(hidden=(16,)), spec)),
+    ):
+        policy.observe(obs)
+        policy.fit_normalizer(
+            {
+                key: {name: np.full(shape, value) for name, value in (("min", -1), ("max", 1), ("mean", 0), ("std", 1))}
+                | {"count": np.array([1])}
+                for key, shape in (*spec.observation.items(), ("action", (spec.action_dim,)))
+            }
+        )
+        save_checkpoint(folder / name, policy, task=TASK, obs_sample=obs)
+    arguments = ["--policy", str(folder / "first"), "--stochastic", "--keep-failures", "--episodes", "30"]
+    assert main(["collect", TASK, *arguments, "--out", str(folder / "logs")]) == 0
+    return folder
+
+
+def test_the_behaviour_is_worth_what_the_logs_say(runs, capsys):
+    capsys.readouterr()
+    first, logs = str(runs / "first"), str(runs / "logs")
+    arguments = ["ope", first, "--logs", logs, "--behaviour", first, "--stochastic", "--steps", "20", "--json"]
+    assert main(arguments) == 0
+    (found,) = json.loads(capsys.readouterr().out)["policies"].values()
+    rows = found["estimates"]
+    logged = rows["behaviour"]["interval"]["estimate"]
+    for name in ("is", "pdis", "snis", "snpdis"):
+        assert rows[name]["interval"]["estimate"] == pytest.approx(logged, rel=1e-4)
+        assert rows[name]["effective"] == pytest.approx(30, rel=1e-4)
+
+
+def test_a_policy_without_density_gets_the_estimators_that_need_none(runs, capsys):
+    capsys.readouterr()
+    assert main(["ope", str(runs / "flow"), "--logs", str(runs / "logs"), "--steps", "20"]) == 0
+    text = capsys.readouterr().out
+    assert "fitted Q-evaluation" in text and "marginal" in text and "needs the policy that played the logs" in text
+
+
+def test_several_policies_are_played_and_make_portfolios(runs, capsys):
+    capsys.readouterr()
+    names = [str(runs / name) for name in ("first", "second")]
+    assert main(["ope", *names, "--logs", str(runs / "logs"), "--steps", "20", "--play", "4"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("played in the simulator") == 2 and "SharpeRatio@k" in text and "k = 3" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--gamma", "2"], "discount"),
+        (["--steps", "0"], "--steps must be at least 1"),
+        (["--behaviour", "nowhere"], "nowhere"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(runs, options, message, capsys):
+    capsys.readouterr()
+    assert main(["ope", str(runs / "first"), "--logs", str(runs / "logs"), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_experts_and_doubles_are_refused(runs, capsys):
+    first, logs = str(runs / "first"), str(runs / "logs")
+    for players in (["expert"], [first, first]):
+        assert main(["ope", *players, "--logs", logs]) == 2
+        assert "checkpoint folders" in capsys.readouterr().err

@@ -1,0 +1,103 @@
+"""Films: what is refused, how they are split, and what a window holds."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from films import push_films
+
+from robopolicy.data.episodes import Episodes
+from robopolicy.data.lerobot import read_lerobot, write_lerobot
+from robopolicy.errors import UserError
+from robopolicy.worldmodel.films import Films, FrameSampler, check_films, spec_of, split
+
+
+@pytest.fixture(scope="module")
+def episodes() -> Episodes:
+    return push_films(8, size=16)
+
+
+def test_the_spec_is_read_off_the_data(episodes):
+    spec = spec_of(episodes)
+    assert spec.cameras == ("top",) and spec.size == 16 and spec.fps == pytest.approx(10.0)
+    assert spec.proprio == ("gripper", "block") and spec.proprio_dim == 4 and spec.action_dim == 2
+    assert spec_of(episodes, proprio=("gripper",)).proprio_dim == 2
+    with pytest.raises(UserError, match="Unknown camera 'wrist'"):
+        spec_of(episodes, cameras=("wrist",))
+    with pytest.raises(UserError, match="no pictures"):
+        spec_of(replace(episodes, arrays={k: v for k, v in episodes.arrays.items() if k != "image.top"}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cameras": ("front",)}, r"DATA shows the cameras \['top'\], expected \['front'\]"),
+        ({"size": 32}, "has 16x16 pixels, expected 32"),
+        ({"fps": 20.0}, "has 10 frames per second, expected 20"),
+        ({"action_dim": 7}, "has 2 action dimensions, expected 7"),
+        ({"proprio": ("state",)}, "lacks the observation 'state'"),
+        ({"proprio_dim": 3}, "have 4 entries, expected 3"),
+    ],
+)
+def test_other_worlds_are_refused_with_what_was_expected(episodes, change, message):
+    with pytest.raises(UserError, match=message):
+        check_films(replace(spec_of(episodes), **change), episodes, "DATA")
+
+
+def test_a_corrupt_video_is_refused_in_one_line(episodes, tmp_path):
+    write_lerobot(episodes, tmp_path / "films")
+    video = next((tmp_path / "films").rglob("*.mp4"))
+    video.write_bytes(video.read_bytes()[:600])
+    with pytest.raises(UserError, match=r"Cannot read .*mp4") as caught:
+        read_lerobot(tmp_path / "films")
+    assert "\n" not in str(caught.value)
+
+
+def test_behaviours_survive_the_dataset_format(episodes, tmp_path):
+    write_lerobot(episodes, tmp_path / "films", video=False)
+    again = read_lerobot(tmp_path / "films")
+    assert again.behaviours == episodes.behaviours
+    assert all(np.array_equal(again.arrays[key], episodes.arrays[key]) for key in episodes.arrays)
+
+
+def test_a_split_holds_back_whole_episodes_and_whole_behaviours(episodes):
+    train, validation = split(episodes, share=0.5, held_out=["random"])
+    assert "random" not in train.behaviours and validation.behaviours.count("random") == 2
+    assert not set(train.seeds) & set(validation.seeds)
+    assert train.num_episodes + validation.num_episodes == 8
+    with pytest.raises(UserError, match="Unknown behaviour 'rand'"):
+        split(episodes, held_out=["rand"])
+    with pytest.raises(UserError, match="too few"):
+        split(episodes.subset([0]))
+
+
+def test_a_window_repeats_the_first_frame_with_zero_actions(episodes):
+    films = Films(spec_of(episodes), episodes)
+    start = int(episodes.starts[1])
+    frames, actions, whole = films.window(torch.tensor([start + 2]), horizon=2)
+    assert frames[0].tolist() == [start, start, start, start + 1, start + 2, start + 3]
+    assert bool((actions[0, :2] == 0).all())
+    assert torch.equal(actions[0, 2:], films.actions[start : start + 3]) and bool(whole.all())
+    last = int(episodes.ends[1]) - 1
+    assert films.window(torch.tensor([last]), horizon=2)[2].tolist() == [[True, False]]
+
+
+def test_success_shows_in_the_frame_after_the_step(episodes):
+    films = Films(spec_of(episodes), episodes)
+    end = int(episodes.ends[0])
+    assert episodes.success[0] and films.ends_on_success
+    assert films.success[end - 1] == 1 and films.success[end - 2] == 0
+    assert films.progress[end - 1] == 1 and films.progress[end - 2] == pytest.approx(0.95)
+    assert films.progress[int(episodes.starts[4]) : int(episodes.ends[4])].sum() == 0 or episodes.success[4]
+
+
+def test_sampling_goes_on_where_it_was(episodes):
+    films = Films(spec_of(episodes), episodes)
+    sampler = FrameSampler(films, seed=1)
+    sampler.targets(8)
+    state = sampler.state_dict()
+    expected = sampler.frames(8), sampler.targets(8)
+    other = FrameSampler(films, seed=2)
+    other.load_state_dict(state)
+    assert torch.equal(other.frames(8), expected[0]) and torch.equal(other.targets(8), expected[1])
