@@ -137,7 +137,7 @@ def estimate(
     Raises:
         UserError: The logs lack what the policy sees.
     """
-    config = config or OPEConfig()
+    config, episodes = config or OPEConfig(), episodes.played()
     logs = Logs(episodes, policy.spec, config.gamma)
     options: dict[str, Any] = {"level": config.level, "seed": config.seed}
     decided = logs.decide(policy, samples=config.samples, deterministic=config.deterministic, seed=config.seed)
