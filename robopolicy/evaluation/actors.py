@@ -12,7 +12,7 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy, PolicySpec
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import RowStreams, seats
 from robopolicy.sim.contract import Observation, SimSpec, VectorSim
 from robopolicy.sim.registry import Expert
 from robopolicy.spec import MEMORY
@@ -45,9 +45,8 @@ class PolicyActor:
     """Plays a policy so that an episode depends on its seed alone.
 
     Two things would otherwise leak the number of environments into the result. Noise: every row draws from its own
-    stream keyed by episode seed and decision index. Rounding: matrix products differ in the last bit with the batch
-    size and, for narrow layers, with the position in the batch; so the policy always sees exactly `batch` rows, and an
-    episode always sits in row `seed % batch`. Episodes that meet in one row take turns.
+    stream keyed by episode seed and decision index. Rounding: the policy always sees exactly `batch` rows, in which an
+    episode always has the same place (`policies.noise.seats`).
     """
 
     def __init__(self, policy: Policy, *, deterministic: bool = True, batch: int = 32) -> None:
@@ -67,19 +66,13 @@ class PolicyActor:
         self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
     ) -> Tensor:
         """Decide for `rows` in as few calls of `batch` rows as their places allow."""
-        calls: list[dict[int, int]] = []  # per call: place in the batch -> index into `rows`
-        for i, seed in enumerate(seeds):
-            place = seed % self.batch
-            call = next((call for call in calls if place not in call), None)
-            if call is None:
-                calls.append(call := {})
-            call[place] = i
         chunks: list[Tensor] = []
+        calls = seats(seeds, self.batch)
         for call in calls:
-            members = [call.get(place, next(iter(call.values()))) for place in range(self.batch)]  # fill with a copy
+            members = call.members
             played = self._act(obs, rows[members], [seeds[i] for i in members], [decisions[i] for i in members])
-            chunks.append(played[list(call)])
-        order = torch.tensor([i for call in calls for i in call.values()])
+            chunks.append(played[call.places])
+        order = torch.tensor([i for call in calls for i in call.seated])
         chunk = torch.cat(chunks)[order.argsort().to(sim.device)]
         self._check_finite(chunk, seeds, decisions)
         return chunk

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -52,6 +53,35 @@ def normal(shape: Sequence[int], generator: Randomness, device: torch.device) ->
     if generator is not None and generator.device != device:
         return torch.randn(tuple(shape), generator=generator, device=generator.device).to(device)
     return torch.randn(tuple(shape), generator=generator, device=device)
+
+
+@dataclass(frozen=True)
+class Seating:
+    """One network call of a fixed number of rows, some of them filled up with copies."""
+
+    members: list[int]  # (width,) index into the batch of each place
+    places: list[int]  # places that count
+    seated: list[int]  # index into the batch of each of those
+
+
+def seats(seeds: Sequence[int], width: int) -> list[Seating]:
+    """Share rows out among as few calls of exactly `width` rows as their places allow.
+
+    Matrix products differ in the last bit with the batch size and, for narrow layers, with the position in the batch;
+    so a row always sits in place `seed % width`, and rows that meet in one place take turns.
+    """
+    calls: list[dict[int, int]] = []  # per call: place -> index into the batch
+    for index, seed in enumerate(seeds):
+        place = seed % width
+        call = next((call for call in calls if place not in call), None)
+        if call is None:
+            calls.append(call := {})
+        call[place] = index
+    fill = [next(iter(call.values())) for call in calls]
+    return [
+        Seating([call.get(place, copy) for place in range(width)], [*call], [*call.values()])
+        for call, copy in zip(calls, fill, strict=True)
+    ]
 
 
 def repeated(generator: Randomness, count: int) -> Randomness:

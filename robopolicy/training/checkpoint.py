@@ -8,7 +8,7 @@ training_state/       optional: everything that decides how training goes on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from robopolicy.policies.noise import RowStreams
 from robopolicy.schema import from_plain
 from robopolicy.training.manifest import (
     MANIFEST,
+    Listing,
     Manifest,
     Parent,
     check_files,
@@ -127,15 +128,19 @@ def load_policy(path: str | Path, device: str | torch.device = "cpu") -> tuple[P
     return policy.to(device).eval(), manifest
 
 
-def load_training_state(path: str | Path) -> Any:
+def load_training_state(path: str | Path, read: Callable[[Path], Listing] = read_manifest) -> Any:
     """Read the training state saved beside the weights; tensors come back on the CPU.
+
+    Args:
+        path: Folder of the checkpoint.
+        read: Reader of its manifest.
 
     Raises:
         UserError: There is none, or it is damaged.
     """
     folder = Path(path)
     recover(folder)
-    manifest = read_manifest(folder)
+    manifest = read(folder)
     if not any(name.startswith(f"{STATE}/") for name in manifest.files):
         raise UserError(f"{folder} has no {STATE}, so training cannot go on from it; pass checkpoints/last of a run.")
     check_files(folder, manifest, f"{STATE}/")

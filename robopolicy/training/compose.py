@@ -61,14 +61,22 @@ def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
 
 def read_config(file: Path) -> TrainConfig:
     """Read the `config.yaml` of a run."""
+    return from_plain(TrainConfig, config_content(file), str(file))
+
+
+def config_content(file: Path) -> Any:
+    """The plain values of a `config.yaml`.
+
+    Raises:
+        UserError: It cannot be read.
+    """
     try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}.") from error
-    return from_plain(TrainConfig, data, str(file))
 
 
-def config_text(config: TrainConfig) -> str:
+def config_text(config: Any) -> str:
     """The configuration in full, as YAML."""
     return yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
 

@@ -244,6 +244,13 @@ class Trainer:
     def _save_last(self) -> None:
         self._save("last", self.state_dict())
 
+    def _about(self) -> dict[str, Any]:
+        return {
+            "run": self.config.name,
+            "task": self.config.task.name,
+            "policy": self.config.policy["name"],
+        }
+
     def _summary(self) -> dict[str, Any]:
         return {
             "algorithm": self.algorithm.name,
@@ -255,9 +262,7 @@ class Trainer:
 
     def _finish(self) -> Report:
         report = {
-            "run": self.config.name,
-            "task": self.config.task.name,
-            "policy": self.config.policy["name"],
+            **self._about(),
             **self._summary(),
             "base": self.base,
             "best": self.best,

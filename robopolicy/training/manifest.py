@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import robopolicy
 from robopolicy.errors import UserError
@@ -87,10 +87,22 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read `manifest.json`.
+    """Read `manifest.json` of a policy.
 
     Raises:
         UserError: Not a checkpoint, unreadable, or written by a newer schema.
+    """
+    data = manifest_content(folder, SCHEMA)
+    if "worldmodel" in data:
+        raise UserError(f"{folder} holds a world model, not a policy; pass it to 'robopolicy worldmodel'.")
+    return from_plain(Manifest, {"parents": [], **data}, str(folder / MANIFEST))
+
+
+def manifest_content(folder: Path, newest: int) -> dict[str, Any]:
+    """The plain values of `manifest.json`, of schema `newest` or older.
+
+    Raises:
+        UserError: As in `read_manifest`.
     """
     file = folder / MANIFEST
     if not folder.exists():
@@ -104,15 +116,24 @@ def read_manifest(folder: Path) -> Manifest:
     schema = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(schema, int):
         raise UserError(f"{file} has no schema version; copy the checkpoint again or train anew.")
-    if schema > SCHEMA:
+    if schema > newest:
         raise UserError(
-            f"Checkpoint {folder} has schema {schema}, newer than {SCHEMA}, which robopolicy {robopolicy.__version__} "
+            f"Checkpoint {folder} has schema {schema}, newer than {newest}, which robopolicy {robopolicy.__version__} "
             "reads; upgrade robopolicy."
         )
-    return from_plain(Manifest, {"parents": [], **data}, str(file))
+    return data
 
 
-def check_files(folder: Path, manifest: Manifest, prefix: str = "") -> None:
+class Listing(Protocol):
+    """A manifest as far as it lists files."""
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """Relative path -> sha256."""
+        ...
+
+
+def check_files(folder: Path, manifest: Listing, prefix: str = "") -> None:
     """Compare the SHA-256 of every listed file whose path starts with `prefix`.
 
     Raises:

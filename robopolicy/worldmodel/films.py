@@ -175,7 +175,7 @@ class Films:
         return int(self.episodes.played().lengths.max())
 
     def window(self, targets: Tensor, horizon: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-        """Frames `(B, C + h)` around `targets` `(B,)`, the first frame to predict; actions `(B, C + h - 1, A)`, and masks.
+        """Frames `(B, C + h)` around `targets` `(B,)`, the first to predict; actions `(B, C + h - 1, A)`; which exist.
 
         The context repeats the first frame of an episode; the last frame is repeated where the episode ends sooner, and
         the mask `(B, h)` is false there.
@@ -218,27 +218,26 @@ class Films:
 
 
 class FrameSampler:
-    """Endless seeded choices of frames: B targets of windows, or B frames of any kind."""
+    """Endless seeded choices of frames."""
 
-    def __init__(self, films: Films, batch_size: int, seed: int = 0) -> None:
-        self.films, self.batch_size = films, batch_size
+    def __init__(self, films: Films, seed: int = 0) -> None:
+        self.films = films
         self._generator = torch.Generator().manual_seed(seed)
 
-    def targets(self) -> Tensor:
-        """`(B,)` frames that another one precedes."""
-        return self.films.targets[self._draw(len(self.films.targets))]
+    def targets(self, count: int) -> Tensor:
+        """`count` frames that another one precedes."""
+        return self.films.targets[self._draw(len(self.films.targets), count)]
 
-    def frames(self) -> Tensor:
-        """`(B,)` frames, half of them successes where there are any."""
-        chosen = self._draw(len(self.films))
+    def frames(self, count: int) -> Tensor:
+        """`count` frames, half of them successes where there are any."""
+        chosen = self._draw(len(self.films), count)
         wins = self.films.success.nonzero().flatten()
         if len(wins):
-            half = self.batch_size // 2
-            chosen[:half] = wins[self._draw(len(wins))[:half]]
+            chosen[: count // 2] = wins[self._draw(len(wins), count // 2)]
         return chosen
 
-    def _draw(self, count: int) -> Tensor:
-        return torch.randint(count, (self.batch_size,), generator=self._generator)
+    def _draw(self, among: int, count: int) -> Tensor:
+        return torch.randint(among, (count,), generator=self._generator)
 
     def state_dict(self) -> dict[str, Any]:
         """Position in the stream."""

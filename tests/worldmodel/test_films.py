@@ -49,7 +49,7 @@ def test_a_corrupt_video_is_refused_in_one_line(episodes, tmp_path):
     write_lerobot(episodes, tmp_path / "films")
     video = next((tmp_path / "films").rglob("*.mp4"))
     video.write_bytes(video.read_bytes()[:600])
-    with pytest.raises(UserError, match="Cannot read .*mp4") as caught:
+    with pytest.raises(UserError, match=r"Cannot read .*mp4") as caught:
         read_lerobot(tmp_path / "films")
     assert "\n" not in str(caught.value)
 
@@ -94,10 +94,10 @@ def test_success_shows_in_the_frame_after_the_step(episodes):
 
 def test_sampling_goes_on_where_it_was(episodes):
     films = Films(spec_of(episodes), episodes)
-    sampler = FrameSampler(films, 8, seed=1)
-    sampler.targets()
+    sampler = FrameSampler(films, seed=1)
+    sampler.targets(8)
     state = sampler.state_dict()
-    expected = sampler.frames(), sampler.targets()
-    other = FrameSampler(films, 8, seed=2)
+    expected = sampler.frames(8), sampler.targets(8)
+    other = FrameSampler(films, seed=2)
     other.load_state_dict(state)
-    assert torch.equal(other.frames(), expected[0]) and torch.equal(other.targets(), expected[1])
+    assert torch.equal(other.frames(8), expected[0]) and torch.equal(other.targets(8), expected[1])

@@ -1,0 +1,295 @@
+"""A world model as one more simulator: what is learnt takes the place of physics, and a judge that of the task's rules.
+
+Episodes start where those of the real simulator with the same seeds do, or in logged episodes; so both can be compared
+start by start. Everything that plays on a `VectorSim` plays here: evaluation, composition searches, fine-tuning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robopolicy.data.episodes import Episodes
+from robopolicy.errors import UserError
+from robopolicy.nets.encoder import IMAGE_PREFIX
+from robopolicy.policies.noise import seats
+from robopolicy.sim.contract import Observation, SimSpec, Step, VectorSim
+from robopolicy.sim.seeds import SeedCounter
+from robopolicy.worldmodel.contract import Images, Judge, VideoWorldModel, WorldSpec, WorldState, first_frames
+from robopolicy.worldmodel.films import Films
+
+_KEPT = 4096  # start frames remembered
+
+
+@dataclass(frozen=True)
+class WorldSimConfig:
+    """Rules of episodes in a world model."""
+
+    max_episode_steps: int = 0  # control steps; 0 is as many as the task has
+    ends_on_success: bool = True  # whether an episode ends when the judge sees success
+    success: float = 0.5  # least probability of success that counts, where the judge does not abstain
+    penalty: float = 0.0  # taken off the reward per unit of the model's uncertainty
+    max_uncertainty: float = float("inf")  # an episode is cut where the model is less certain
+    reward: str = "sparse"  # sparse: 1 at success | shaped: gain of progress on top of that
+
+
+class Starts(Protocol):
+    """Where episodes begin."""
+
+    def __call__(self, seeds: Sequence[int]) -> tuple[Images, Tensor]:
+        """First frames `{camera: (R, 3, S, S)}` uint8 and state vectors `(R, P)` of the episodes `seeds`."""
+        ...
+
+
+class SimStarts:
+    """The first frames of the real simulator, by episode seed."""
+
+    def __init__(self, sim: VectorSim, spec: WorldSpec) -> None:
+        """Take starts from `sim`, which has one environment and shows the cameras and vectors of `spec`.
+
+        Raises:
+            UserError: It shows something else.
+        """
+        if sim.num_envs != 1 or not sim.spec.seeded_episodes:
+            raise UserError(f"Starts come from one seeded environment, got {sim.num_envs} of {sim.spec.task}.")
+        _check_world(spec, sim.spec)
+        self.sim, self.spec = sim, spec
+        self._kept: dict[int, Observation] = {}
+
+    def __call__(self, seeds: Sequence[int]) -> tuple[Images, Tensor]:
+        """Reset the simulator to each seed; a start that was seen lately is remembered."""
+        found: list[Observation] = []
+        for seed in seeds:
+            if seed not in self._kept:
+                if len(self._kept) == _KEPT:
+                    self._kept.pop(next(iter(self._kept)))
+                self._kept[seed] = self.sim.reset([seed])
+            found.append(self._kept[seed])
+        images = {camera: torch.cat([obs[IMAGE_PREFIX + camera] for obs in found]) for camera in self.spec.cameras}
+        vectors = [torch.cat([obs[name] for obs in found]) for name in self.spec.proprio]
+        return images, torch.cat(vectors, 1) if vectors else torch.zeros(len(seeds), 0)
+
+
+class LoggedStarts:
+    """The first frames of logged episodes: those of the seed where one was logged, else the seed-th, counted around."""
+
+    def __init__(self, episodes: Episodes, spec: WorldSpec) -> None:
+        """Take starts from `episodes`, which must show the world of `spec`."""
+        self._films = Films(spec, episodes, "The log")
+        self._index = {int(seed): index for index, seed in enumerate(episodes.seeds) if seed >= 0}
+
+    def __call__(self, seeds: Sequence[int]) -> tuple[Images, Tensor]:
+        """Look the first frames up."""
+        films = self._films
+        chosen = [self._index.get(seed, seed % films.episodes.num_episodes) for seed in seeds]
+        frames = torch.from_numpy(films.episodes.starts[chosen])
+        return {camera: view[frames] for camera, view in films.images.items()}, films.proprio[frames]
+
+
+class WorldSim(VectorSim):
+    """N films of a world model, stepped together."""
+
+    def __init__(
+        self,
+        model: VideoWorldModel,
+        judge: Judge,
+        starts: Starts,
+        task: SimSpec,
+        *,
+        num_envs: int,
+        config: WorldSimConfig | None = None,
+        rows: int = 8,
+    ) -> None:
+        """Build N environments.
+
+        Args:
+            model: The world model; it must predict whatever of the task's observations a policy is to see.
+            judge: Says when the task is solved.
+            starts: Where episodes begin.
+            task: The real simulator's specification: observations, bounds of the actions, length of an episode.
+            num_envs: N.
+            config: Rules of the episodes.
+            rows: Clips per call of the judge; a fixed number keeps rounding independent of N.
+
+        Raises:
+            UserError: Model and task do not belong together.
+        """
+        self.config = config or WorldSimConfig()
+        _check_world(model.spec, task)
+        self.model, self.judge, self.starts = model, judge, starts
+        shown = {*model.spec.proprio, *(IMAGE_PREFIX + camera for camera in model.spec.cameras)}
+        self.spec = replace(
+            task,
+            observation={key: value for key, value in task.observation.items() if key in shown},
+            max_episode_steps=self.config.max_episode_steps or task.max_episode_steps,
+            seeded_episodes=True,
+            partial_steps=True,
+            final_obs_exact=True,
+            mirror=None,
+        )
+        self.num_envs = num_envs
+        self.device = torch.device("cpu")
+        self.episode_step = torch.zeros(num_envs, dtype=torch.int64)
+        self._rows = rows
+        self._seeds = SeedCounter(num_envs)
+        self._low, self._high = task.action_low.cpu(), task.action_high.cpu()
+        self._state: WorldState | None = None
+        self._images: Images = {}
+        self._proprio = torch.zeros(num_envs, model.spec.proprio_dim)
+        self._progress = torch.zeros(num_envs)
+
+    @property
+    def episode_seed(self) -> Tensor:  # type: ignore[override]
+        """(N,) seeds of the episodes now running."""
+        return torch.from_numpy(self._seeds.current.copy())
+
+    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
+        """Start every environment anew."""
+        self._seeds.reset(seed)
+        self._start(torch.ones(self.num_envs, dtype=torch.bool))
+        return self._observe()
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        """Let the model predict one frame of every active film, and judge it."""
+        assert self._state is not None, "reset first"
+        config, count = self.config, self.num_envs
+        active = torch.ones(count, dtype=torch.bool) if active is None else active.cpu()
+        rows = active.nonzero().flatten()
+        success, progress = torch.zeros(count, dtype=torch.bool), self._progress.clone()
+        uncertainty = torch.zeros(count)
+        if len(rows):
+            played = action.cpu().float()[rows].clamp(self._low, self._high)
+            state, frames = self.model.step(self._state.select(rows), played[:, None])
+            self._state = self._state.put(rows, state)
+            self._show(rows, {camera: view[:, -1] for camera, view in frames.images.items()}, frames.proprio[:, -1])
+            uncertainty[rows] = frames.uncertainty[:, -1].cpu().float()
+            success[rows], progress[rows] = self._judged(rows)
+        self.episode_step = self.episode_step + active
+        reward = success.float() - config.penalty * uncertainty
+        if config.reward == "shaped":
+            reward = reward + progress - self._progress
+        self._progress = progress
+        terminated = success & config.ends_on_success
+        lost = uncertainty > config.max_uncertainty
+        truncated = active & ~terminated & (lost | (self.episode_step >= self.spec.max_episode_steps))
+        final = self._observe()
+        ended = terminated | truncated
+        self._start(ended)
+        return Step(
+            obs=self._observe() if bool(ended.any()) else final,
+            reward=torch.where(active, reward, 0.0),
+            terminated=terminated,
+            truncated=truncated,
+            final_obs=final,
+            info={"success": success, "uncertainty": uncertainty, "progress": progress},
+        )
+
+    def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
+        """Return the predicted frames, enlarged to the height and centred."""
+        name = camera or self.model.spec.cameras[0]
+        if name not in self._images:
+            raise UserError(f"The world model shows the cameras {sorted(self._images)}, not '{name}'.")
+        side = min(width, height)
+        view = torch.nn.functional.interpolate(self._images[name][:envs].float(), size=(side, side))
+        picture = torch.zeros(len(view), 3, height, width, dtype=torch.uint8)
+        top, left = (height - side) // 2, (width - side) // 2
+        picture[..., top : top + side, left : left + side] = view.to(torch.uint8)
+        return picture
+
+    def state_dict(self) -> dict[str, Any]:
+        """The films as far as they go."""
+        assert self._state is not None, "reset first"
+        return {
+            "films": {"seeds": self._state.seeds, "steps": self._state.steps, "memory": dict(self._state.memory)},
+            "images": dict(self._images),
+            "proprio": self._proprio,
+            "progress": self._progress,
+            "step": self.episode_step,
+            "seeds": self._seeds.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
+        """Restore `state_dict`."""
+        films = state["films"]
+        memory = {key: value.to(self.model.device) for key, value in films["memory"].items()}
+        self._state = WorldState(films["seeds"].clone(), films["steps"].clone(), memory)
+        self._images = {camera: view.clone() for camera, view in state["images"].items()}
+        self._proprio, self._progress = state["proprio"].clone(), state["progress"].clone()
+        self.episode_step = state["step"].clone()
+        self._seeds.load_state_dict(state["seeds"])
+        return self._observe()
+
+    def _start(self, ended: Tensor) -> None:
+        rows = ended.nonzero().flatten()
+        if not len(rows):
+            return
+        seeds = self._seeds.take(rows.numpy())
+        images, proprio = self.starts(seeds)
+        state = self.model.reset(*first_frames(self.model.spec, images, proprio), seeds=torch.tensor(seeds))
+        self._state = state if self._state is None or len(rows) == self.num_envs else self._state.put(rows, state)
+        self._show(rows, images, proprio)
+        self.episode_step = torch.where(ended, 0, self.episode_step)
+        self._progress = self._progress.clone()
+        self._progress[rows] = self._judged(rows)[1]
+
+    def _show(self, rows: Tensor, images: Images, proprio: Tensor) -> None:
+        """Take what `rows` now look like; what was handed out before stays as it is."""
+        if not self._images:
+            self._images = {c: view.new_zeros(self.num_envs, *view.shape[1:]).cpu() for c, view in images.items()}
+        for camera, view in images.items():
+            shown = self._images[camera].clone()
+            shown[rows] = view.cpu()
+            self._images[camera] = shown
+        self._proprio = self._proprio.clone()
+        self._proprio[rows] = proprio.cpu().float()
+
+    def _judged(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Success and progress `(R,)` of what `rows` show, a fixed number of clips at a time."""
+        success = torch.zeros(len(rows), dtype=torch.bool)
+        progress = torch.zeros(len(rows))
+        for call in seats(self.episode_seed[rows].tolist(), self._rows):
+            members = rows[call.members]
+            clips = {camera: view[members][:, None] for camera, view in self._images.items()}
+            judgement = self.judge(clips, self._proprio[members][:, None])
+            sure = (judgement.success >= self.config.success) & ~judgement.uncertain
+            success[call.seated] = sure[call.places].cpu()
+            progress[call.seated] = judgement.progress[call.places].cpu().float()
+        return success, progress
+
+    def _observe(self) -> Observation:
+        names = self.model.spec.proprio
+        sizes = [int(np.prod(self.spec.observation[name].shape)) for name in names]
+        seen = dict(zip(names, self._proprio.split(sizes, 1), strict=True)) if names else {}
+        return seen | {IMAGE_PREFIX + camera: view for camera, view in self._images.items()}
+
+
+def _check_world(world: WorldSpec, task: SimSpec) -> None:
+    """Refuse a task whose observations, actions or rate are not those of the world model.
+
+    Raises:
+        UserError: Says what differs.
+    """
+    if world.action_dim != task.action_dim:
+        raise UserError(
+            f"The world model takes {world.action_dim} action dimensions, but {task.task} {task.action_dim}."
+        )
+    if not np.isclose(world.fps, 1 / task.control_dt, rtol=0.05):
+        raise UserError(
+            f"The world model runs at {world.fps:g} Hz, but {task.task} acts at {1 / task.control_dt:g} Hz."
+        )
+    wanted = {IMAGE_PREFIX + camera: (3, world.size, world.size) for camera in world.cameras}
+    for key, shape in wanted.items():
+        found = tuple(task.observation[key].shape) if key in task.observation else "nothing"
+        if found != shape:
+            raise UserError(f"The world model shows '{key}' of shape {shape}, but {task.task} has {found}.")
+    missing = [name for name in world.proprio if name not in task.observation]
+    if missing:
+        raise UserError(f"The world model predicts '{missing[0]}', which {task.task} does not have.")
+    size = sum(int(np.prod(task.observation[name].shape)) for name in world.proprio)
+    if size != world.proprio_dim:
+        raise UserError(f"State vectors of the world model have {world.proprio_dim} entries, those of the task {size}.")

@@ -1,0 +1,261 @@
+"""Training of the latent world model: first the autoencoder, then denoiser and judge on the latents of all frames.
+
+`WorldLearner` speaks like an algorithm, so that the one training loop runs it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from robopolicy.nets.ema import EMA
+from robopolicy.worldmodel.films import Films, FrameSampler
+from robopolicy.worldmodel.latent import LatentWorldModel, to_float
+from robopolicy.worldmodel.networks import AutoEncoder
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """How the networks are trained."""
+
+    autoencoder_updates: int = 4_000  # first updates, of the autoencoder alone
+    updates: int = 12_000  # of denoiser and judge, after those
+    autoencoder_batch: int = 16  # pictures; many small steps leave the first plateau sooner than few large ones
+    autoencoder_lr: float = 2e-3  # falls linearly to a twentieth
+    batch_size: int = 64  # windows
+    lr: float = 1e-3  # rises for 100 updates, then falls linearly to a tenth
+    weight_decay: float = 0.01
+    grad_clip: float = 1.0  # largest norm of the gradient
+    ema: float = 0.99  # largest decay of the average of the weights
+    history_noise: float = 0.3  # largest standard deviation of the noise on the past, in units of the latents' own
+    latent_noise: float = 0.05  # standard deviation of the noise on what the decoder reads
+
+
+@dataclass(frozen=True)
+class FrameBatch:
+    """Pictures for the autoencoder."""
+
+    images: Tensor  # (B, 3, S, S) uint8, of any camera
+
+
+@dataclass(frozen=True)
+class LatentBatch:
+    """Latents for denoiser and judge."""
+
+    latents: Tensor  # (B, C + 1, Z, h, w) context and target
+    proprio: Tensor  # (B, C + 1, P)
+    actions: Tensor  # (B, C, A)
+    judged: Tensor  # (B, Z, h, w) other frames
+    judged_proprio: Tensor  # (B, P)
+    outcome: Tensor  # (B, 2) success and progress they show
+
+
+def autoencoder_loss(autoencoder: AutoEncoder, images: Tensor, noise: Tensor, scale: float) -> tuple[Tensor, Metrics]:
+    """Squared error, more of it where a pixel differs from the mean of its picture, plus a small pull to the origin."""
+    picture = to_float(images)
+    latent = autoencoder.encode(picture)
+    error = (autoencoder.decode(latent + scale * noise) - picture) ** 2
+    weight = 1 + 4 * (picture - picture.mean((2, 3), keepdim=True)).abs()
+    loss = (error * weight).mean() + 1e-3 * latent.pow(2).mean()
+    return loss, {"autoencoder/psnr": float(10 * torch.log10(4 / error.detach().mean()))}
+
+
+def denoising_loss(
+    model: LatentWorldModel, batch: LatentBatch, generator: torch.Generator, history_noise: float
+) -> tuple[Tensor, Metrics]:
+    """EDM's loss of the change of the latents, plus the squared error of the change of the state vector.
+
+    The past is disturbed, and the change is counted from the disturbed newest frame: so the model learns to come back.
+    """
+    size, device = len(batch.latents), batch.latents.device
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device)
+
+    level = torch.rand(size, generator=generator).to(device) * history_noise
+    past, after = batch.latents[:, :-1], batch.latents[:, -1]
+    past = past + level[:, None, None, None, None] * normal(*past.shape)
+    proprio = batch.proprio[:, :-1]
+    proprio = proprio + level[:, None, None] * model.proprio_change_std * normal(*proprio.shape)
+    change = (after - past[:, -1]) / model.change_std
+    moved = (batch.proprio[:, -1] - proprio[:, -1] - model.proprio_change_mean) / model.proprio_change_std
+    sigma = (1.2 * normal(size) - 0.4).exp().clamp(2e-3, 20.0)
+    spread = sigma[:, None, None, None]
+    clean, state = model.denoise(change + spread * normal(*change.shape), sigma, past, proprio, batch.actions)
+    weight = (spread**2 + 1) / spread**2  # of EDM, for data of unit standard deviation
+    latent_loss = (weight * (clean - change) ** 2).mean()
+    state_loss = (state - moved).pow(2).mean() if moved.shape[1] else latent_loss.new_zeros(())
+    return latent_loss + state_loss, {
+        "denoiser/loss": float(latent_loss.detach()),
+        "state/loss": float(state_loss.detach()),
+    }
+
+
+def outcome_loss(model: LatentWorldModel, batch: LatentBatch) -> tuple[Tensor, Metrics]:
+    """Cross-entropies of success and progress, on latents and on what decoding and encoding leaves of some of them."""
+    some = max(1, len(batch.judged) // 4)
+    with torch.no_grad():
+        again = model.encode(model.decode(batch.judged[:some]))
+    latents = torch.cat([again, batch.judged[some:]])
+    loss = functional.binary_cross_entropy_with_logits(model.judged(latents, batch.judged_proprio), batch.outcome)
+    return loss, {"outcome/loss": float(loss.detach())}
+
+
+class WorldLearner:
+    """Trains a `LatentWorldModel`."""
+
+    name = "worldmodel"
+    experience = "dataset"
+
+    def __init__(self, config: LearnerConfig, model: LatentWorldModel, seed: int = 0) -> None:
+        self.config, self.model = config, model
+        self.updates = 0
+        self.generator = torch.Generator().manual_seed(seed)
+        predicting: list[nn.Module] = [model.denoiser, model.outcome]
+        self.ema = EMA(nn.ModuleList(predicting), config.ema)
+        parameters = [parameter for part in predicting for parameter in part.parameters()]
+        self.optimizers = {
+            "autoencoder": torch.optim.AdamW(model.autoencoder.parameters(), config.autoencoder_lr),
+            "dynamics": torch.optim.AdamW(parameters, config.lr, weight_decay=config.weight_decay),
+        }
+        model.autoencoder.requires_grad_(self.stage == "autoencoder")
+
+    @property
+    def total_updates(self) -> int:
+        """Of both stages."""
+        return self.config.autoencoder_updates + self.config.updates
+
+    @property
+    def stage(self) -> str:
+        """What the next update trains."""
+        return "autoencoder" if self.updates < self.config.autoencoder_updates else "dynamics"
+
+    def rate(self) -> float:
+        """Learning rate of the next update."""
+        config = self.config
+        if self.stage == "autoencoder":
+            return config.autoencoder_lr * (1 - 0.95 * self.updates / config.autoencoder_updates)
+        done = self.updates - config.autoencoder_updates
+        return config.lr * min(1.0, (done + 1) / 100) * (1 - 0.9 * done / config.updates)
+
+    @torch.no_grad()
+    def encode(self, films: Films) -> Tensor:
+        """Latents `(F, Z, h, w)` of all frames, on the CPU; the model takes their statistics."""
+        model = self.model
+        model.latent_mean.zero_()
+        model.latent_std.fill_(1.0)
+        model.autoencoder.requires_grad_(False)
+        size = 256
+        parts = [
+            model.encode({camera: value[i : i + size] for camera, value in films.images.items()}).cpu()
+            for i in range(0, len(films), size)
+        ]
+        latents = model.fit_latents(torch.cat(parts), films.targets - 1, films.targets)
+        played = films.targets - 1
+        change = films.proprio[films.targets] - films.proprio[played]
+        model.fit_vectors(proprio=films.proprio, proprio_change=change, action=films.actions[played])
+        return latents
+
+    def update(self, batch: FrameBatch | LatentBatch) -> Metrics:
+        """One gradient step of the stage that `batch` is for."""
+        model, config, rate = self.model, self.config, self.rate()
+        optimizer = self.optimizers[self.stage]
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        if isinstance(batch, FrameBatch):
+            shape = (len(batch.images), model.config.latent_channels, model.grid, model.grid)
+            noise = torch.randn(shape, generator=self.generator).to(batch.images.device)
+            loss, metrics = autoencoder_loss(model.autoencoder, batch.images, noise, config.latent_noise)
+        else:
+            loss, metrics = denoising_loss(model, batch, self.generator, config.history_noise)
+            judging, judged = outcome_loss(model, batch)
+            loss, metrics = loss + judging, metrics | judged
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        nn.utils.clip_grad_norm_(parameters, config.grad_clip)
+        optimizer.step()
+        if isinstance(batch, LatentBatch):
+            self.ema.update(nn.ModuleList([model.denoiser, model.outcome]))
+        self.updates += 1
+        return metrics | {"lr": rate}
+
+    def deployable(self) -> LatentWorldModel:
+        """A copy with the averaged weights, in evaluation mode."""
+        averaged = copy.deepcopy(self.model).eval().requires_grad_(False)
+        if self.stage == "dynamics":
+            denoiser, outcome = self.ema.module
+            averaged.denoiser.load_state_dict(denoiser.state_dict())
+            averaged.outcome.load_state_dict(outcome.state_dict())
+        return averaged
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides future updates."""
+        return {
+            "model": dict(self.model.state_dict()),
+            "ema": dict(self.ema.state_dict()),
+            **{name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
+            "updates": self.updates,
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self.model.load_state_dict(state["model"])
+        self.ema.load_state_dict(state["ema"])
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state[name])
+        self.updates = int(state["updates"])
+        self.generator.set_state(state["generator"])
+
+
+class FilmSource:
+    """Batches of the stage that a learner is in; the latents of the second are computed once, when it begins."""
+
+    env_steps = 0
+
+    def __init__(self, films: Films, device: torch.device, seed: int = 0) -> None:
+        self.films, self.device = films, device
+        self.sampler = FrameSampler(films, seed)
+        self._latents: Tensor | None = None
+
+    def next(self, algorithm: WorldLearner) -> FrameBatch | LatentBatch:
+        """The next batch."""
+        if algorithm.stage == "autoencoder":
+            views = list(self.films.images.values())
+            chosen = self.sampler.frames(algorithm.config.autoencoder_batch)
+            parts = [view[chosen[index :: len(views)]] for index, view in enumerate(views)]
+            return FrameBatch(torch.cat(parts).to(self.device))
+        if self._latents is None:
+            self._latents = algorithm.encode(self.films)
+        size = algorithm.config.batch_size
+        frames, actions, _ = self.films.window(self.sampler.targets(size))
+        judged = self.sampler.frames(size)
+        outcome = torch.stack([self.films.success[judged], self.films.progress[judged]], 1)
+        proprio = self.films.proprio
+        parts = (self._latents[frames], proprio[frames], actions, self._latents[judged], proprio[judged], outcome)
+        return LatentBatch(*(part.to(self.device) for part in parts))
+
+    def metrics(self) -> dict[str, float]:
+        """Nothing of its own."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position in the stream."""
+        return self.sampler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Restore `state_dict`."""
+        self.sampler.load_state_dict(state)
+        return True
+
+    def close(self) -> None:
+        """Nothing to free."""

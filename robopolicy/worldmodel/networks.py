@@ -1,0 +1,122 @@
+"""Networks of the latent world model: an autoencoder of frames, and an EDM denoiser of the change of latents."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+DOWN = 8  # pixels per latent cell, along each axis
+
+
+class AutoEncoder(nn.Module):
+    """Frames `(B, 3, S, S)` in [-1, 1] to latents `(B, Z, S / 8, S / 8)` and back, by strided convolutions."""
+
+    def __init__(self, width: int, channels: int) -> None:
+        super().__init__()
+        wide, act = 2 * width, nn.SiLU
+        self.encode = nn.Sequential(
+            nn.Conv2d(3, width, 4, 2, 1),
+            act(),
+            nn.Conv2d(width, wide, 4, 2, 1),
+            act(),
+            nn.Conv2d(wide, wide, 4, 2, 1),
+            act(),
+            nn.Conv2d(wide, channels, 1),
+        )
+        self.decode = nn.Sequential(
+            nn.Conv2d(channels, wide, 3, 1, 1),
+            act(),
+            nn.ConvTranspose2d(wide, wide, 4, 2, 1),
+            act(),
+            nn.ConvTranspose2d(wide, width, 4, 2, 1),
+            act(),
+            nn.Conv2d(width, 12, 3, 1, 1),
+            nn.PixelShuffle(2),  # convolutions at full resolution would cost more than all others together
+        )
+
+
+class Block(nn.Module):
+    """Residual 3x3 convolutions, the second one scaled and shifted by the condition (FiLM); the identity at first."""
+
+    def __init__(self, width: int, condition: int) -> None:
+        super().__init__()
+        groups = 8
+        self.first = nn.Sequential(nn.GroupNorm(groups, width), nn.SiLU(), nn.Conv2d(width, width, 3, 1, 1))
+        self.norm = nn.GroupNorm(groups, width, affine=False)
+        self.film = nn.Linear(condition, 2 * width)
+        self.second = nn.Conv2d(width, width, 3, 1, 1)
+        for parameter in self.second.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """`(B, W, h, w)` and `(B, E)` to `(B, W, h, w)`."""
+        scale, shift = self.film(condition)[..., None, None].chunk(2, 1)
+        return x + self.second(functional.silu(self.norm(self.first(x)) * (1 + scale) + shift))
+
+
+class Denoiser(nn.Module):
+    """Noisy change of the latents, given the last frames, state vectors and actions, to the clean change.
+
+    Preconditioned as EDM (Karras et al. 2022) for data of unit standard deviation, so that it is the identity at no
+    noise. Beside the latents it regresses the change of the state vector from the same features.
+    """
+
+    frequencies: Tensor
+
+    def __init__(
+        self, *, channels: int, grid: int, context: int, action_dim: int, proprio_dim: int, width: int, blocks: int
+    ) -> None:
+        """Build for latents `(channels, grid, grid)`, `context` past frames and as many actions."""
+        super().__init__()
+        size = 128
+        self.register_buffer("frequencies", torch.exp(torch.linspace(0.0, 4.0, 16)))
+        self.noise = nn.Sequential(nn.Linear(32, size), nn.SiLU(), nn.Linear(size, size))
+        told = context * (action_dim + proprio_dim)
+        self.told = nn.Sequential(nn.Linear(told, size), nn.SiLU(), nn.Linear(size, size))
+        self.place = nn.Parameter(torch.zeros(1, width, grid, grid))
+        self.stem = nn.Conv2d(channels * (context + 1), width, 3, 1, 1)
+        self.blocks = nn.ModuleList([Block(width, size) for _ in range(blocks)])
+        self.norm = nn.GroupNorm(8, width)
+        self.out = nn.Conv2d(width, channels, 3, 1, 1)
+        self.state = nn.Sequential(nn.Conv2d(width, 8, 1), nn.Flatten(), nn.Linear(8 * grid * grid, proprio_dim))
+        last = self.state[2]
+        assert isinstance(last, nn.Linear)
+        for parameter in (*self.out.parameters(), *last.parameters()):
+            nn.init.zeros_(parameter)
+
+    def forward(
+        self, noisy: Tensor, sigma: Tensor, context: Tensor, proprio: Tensor, actions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Clean change of the latents and change of the state vector.
+
+        Args:
+            noisy: Change of the latents plus noise, `(B, Z, h, w)`.
+            sigma: Standard deviation of that noise, `(B,)`.
+            context: Past latents, `(B, C, Z, h, w)`.
+            proprio: Past state vectors, `(B, C, P)`.
+            actions: Actions from each of those frames to the next, `(B, C, A)`.
+        """
+        scale = (sigma**2 + 1).rsqrt()[:, None, None, None]  # EDM: c_in; c_skip is its square
+        features = (sigma.log() / 4)[:, None] * self.frequencies
+        told = self.told(torch.cat([actions.flatten(1), proprio.flatten(1)], 1))
+        condition = functional.silu(self.noise(torch.cat([features.sin(), features.cos()], 1)) + told)
+        x = self.stem(torch.cat([noisy * scale, context.flatten(1, 2)], 1)) + self.place
+        for block in self.blocks:
+            x = block(x, condition)
+        x = functional.silu(self.norm(x))
+        clean = noisy * scale**2 + self.out(x) * sigma[:, None, None, None] * scale
+        return clean, self.state(x)
+
+
+class OutcomeHead(nn.Module):
+    """Latents `(B, Z, h, w)` and state vectors `(B, P)` to logits of success and progress, `(B, 2)`."""
+
+    def __init__(self, channels: int, grid: int, proprio_dim: int) -> None:
+        super().__init__()
+        self.look = nn.Sequential(nn.Conv2d(channels, 32, 3, 1, 1), nn.SiLU(), nn.Conv2d(32, 8, 1), nn.Flatten())
+        self.judge = nn.Sequential(nn.Linear(8 * grid * grid + proprio_dim, 64), nn.SiLU(), nn.Linear(64, 2))
+
+    def forward(self, latent: Tensor, proprio: Tensor) -> Tensor:
+        """Logits."""
+        return self.judge(torch.cat([self.look(latent), proprio], 1))

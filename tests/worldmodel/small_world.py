@@ -1,0 +1,42 @@
+"""A world model as small as they come, and runs that train one in seconds."""
+
+from pathlib import Path
+from typing import Any
+
+from films import push_films
+
+from robopolicy.data.lerobot import write_lerobot
+from robopolicy.training.config import LoggingConfig
+from robopolicy.training.worlds import WorldEvaluationConfig, WorldTrainConfig
+from robopolicy.worldmodel.films import Films, spec_of
+from robopolicy.worldmodel.latent import LatentConfig, LatentWorldModel
+from robopolicy.worldmodel.learner import LearnerConfig
+
+CONFIG = LatentConfig(autoencoder_width=8, latent_channels=4, width=16, blocks=1, rows=4)
+
+
+def small_films(episodes: int = 8, **options: Any) -> Films:
+    """Films of 16 pixels."""
+    found = push_films(episodes, size=16, **options)
+    return Films(spec_of(found, action_names=("x", "y")), found)
+
+
+def small_world(films: Films, config: LatentConfig = CONFIG) -> LatentWorldModel:
+    """An untrained model of them."""
+    return LatentWorldModel(config, films.spec).eval()
+
+
+def small_run(out: Path, *, episodes: int = 8, **learner: Any) -> WorldTrainConfig:
+    """Configuration of a run of a few updates; writes its dataset."""
+    write_lerobot(push_films(episodes, size=16), out / "films", video=False, overwrite=True)
+    budget = {"autoencoder_updates": 6, "updates": 6, "batch_size": 8, "autoencoder_batch": 4} | learner
+    return WorldTrainConfig(
+        dataset=str(out / "films"),
+        model=CONFIG,
+        learner=LearnerConfig(**budget),
+        evaluation=WorldEvaluationConfig(every=6, windows=4, horizon=3),
+        logging=LoggingConfig(every=1),
+        checkpoint_every=4,
+        out=str(out),
+        name="run",
+    )

@@ -1,0 +1,135 @@
+"""World models as simulators: the contract, paired starts, evaluation, searches, and what is refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from small_world import small_films, small_world
+from test_diagnostics import TrueWorld
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.evaluation.actors import ExpertActor, RandomActor
+from robopolicy.evaluation.harness import evaluate
+from robopolicy.evaluation.search import SimEvaluator
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.sim.checker import check_simulator
+from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.worldmodel.backend import LoggedStarts, SimStarts, WorldSim, WorldSimConfig
+from robopolicy.worldmodel.contract import Images, Judgement
+from robopolicy.worldmodel.films import Films
+from tasks.toy.push import GOAL, RADIUS, PushExpert
+
+
+class TrueJudge:
+    """The rule of the pushing toy, read off the state vector."""
+
+    def __call__(self, images: Images, proprio: Tensor) -> Judgement:
+        distance = (proprio[:, -1, 2:] - proprio.new_tensor(GOAL)).norm(dim=1)
+        success = (distance < RADIUS).float()
+        return Judgement(success, (-distance).exp(), torch.zeros_like(success, dtype=torch.bool))
+
+
+@pytest.fixture(scope="module")
+def films() -> Films:
+    return small_films()
+
+
+def real(num_envs: int = 1):
+    """The pushing toy, filmed."""
+    return make_sim("toy/push", SimOptions(num_envs=num_envs, cameras=("top",), image_size=16))
+
+
+def dream(films: Films, num_envs: int, model=None, judge=None, **config) -> WorldSim:
+    """The toy inside a model of it."""
+    model, task = model or TrueWorld(films.spec), real()
+    starts = SimStarts(task, films.spec)
+    rules = WorldSimConfig(**config)
+    return WorldSim(model, judge or TrueJudge(), starts, task.spec, num_envs=num_envs, config=rules, rows=4)
+
+
+def test_it_keeps_the_simulator_contract(films):
+    model = small_world(films)
+    config = {"max_episode_steps": 9, "success": 0.6}
+    make = lambda count: dream(films, count, model, model.judge, **config)  # noqa: E731
+    assert check_simulator(make(3), make) == []
+
+
+def test_the_true_world_gives_the_true_result_start_by_start(films):
+    for make in (lambda: ExpertActor(PushExpert()), RandomActor):
+        expected = evaluate(make(), real(4), episodes=12, seed=50)
+        found = evaluate(make(), dream(films, 3), episodes=12, seed=50)
+        assert found.success is not None and expected.success is not None
+        assert found.success.tolist() == expected.success.tolist()
+        assert found.lengths.tolist() == expected.lengths.tolist()
+        assert found.returns.tolist() == expected.returns.tolist()
+
+
+def test_a_search_evaluates_policies_inside_the_model(films):
+    spec = PolicySpec({"image.top": (3, 16, 16), "gripper": (2,)}, action_dim=2, horizon=4, execute=2)
+    policy = GaussianPolicy(GaussianConfig(normalization="identity", hidden=(8,)), spec)
+    model = small_world(films)
+    results = [
+        SimEvaluator(dream(films, count, model, model.judge, max_episode_steps=6, success=2.0))(policy, range(5))
+        for count in (2, 3)
+    ]
+    assert results[0].returns.tolist() == results[1].returns.tolist()
+    assert results[0].lengths.tolist() == [6] * 5
+
+
+def test_logged_starts_are_those_of_their_seeds(films):
+    images, proprio = LoggedStarts(films.episodes, films.spec)([3, 1003])
+    start = int(films.episodes.starts[3])
+    assert torch.equal(images["top"][0], films.images["top"][start]) and torch.equal(proprio[0], films.proprio[start])
+    assert torch.equal(proprio[1], proprio[0])  # 1003 modulo 8 episodes
+    sim_images, sim_proprio = SimStarts(real(), films.spec)([3])
+    assert torch.equal(sim_images["top"][0], images["top"][0]) and torch.equal(sim_proprio[0], proprio[0])
+
+
+def test_uncertainty_costs_reward_and_cuts_episodes(films):
+    class Doubtful(TrueWorld):
+        def step(self, state, actions):
+            after, frames = super().step(state, actions)
+            return after, replace(frames, uncertainty=0.25 * after.steps[:, None].float())
+
+    sim = dream(films, 2, Doubtful(films.spec), penalty=2.0, max_uncertainty=0.6)
+    sim.reset(0)
+    steps = [sim.step(torch.zeros(2, 2)) for _ in range(3)]
+    assert [step.reward.tolist() for step in steps] == [[-0.5] * 2, [-1.0] * 2, [-1.5] * 2]
+    assert [step.truncated.tolist() for step in steps] == [[False] * 2, [False] * 2, [True] * 2]
+
+
+def test_shaped_rewards_add_up_to_the_progress(films):
+    sim = dream(films, 1, reward="shaped", ends_on_success=False)
+    obs, total = sim.reset(7), 0.0
+    first = TrueJudge()({}, torch.cat([obs["gripper"], obs["block"]], 1)[:, None]).progress
+    for _ in range(10):
+        step = sim.step(PushExpert()(sim, obs))
+        obs, total = step.obs, total + float(step.reward - step.info["success"].float())
+    assert total == pytest.approx(float(step.info["progress"] - first), abs=1e-5)
+
+
+def test_an_abstaining_judge_never_sees_success(films):
+    class Shy(TrueJudge):
+        def __call__(self, images, proprio):
+            return replace(super().__call__(images, proprio), uncertain=torch.ones(len(proprio), dtype=torch.bool))
+
+    result = evaluate(ExpertActor(PushExpert()), dream(films, 4, judge=Shy()), episodes=4)
+    assert result.success is not None and not result.success.any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"action_dim": 3}, "takes 3 actions at a time, but toy/push 2"),
+        ({"fps": 5.0}, "runs at 5 Hz, but toy/push acts at 10 Hz"),
+        ({"size": 32}, r"'image.top' of shape \(3, 32, 32\), but toy/push has \(3, 16, 16\)"),
+        ({"cameras": ("side",)}, "'image.side' .* has nothing"),
+        ({"proprio": ("state",)}, "predicts 'state', which toy/push does not have"),
+        ({"proprio_dim": 5}, "have 5 entries, those of the task 4"),
+    ],
+)
+def test_tasks_of_another_world_are_refused(films, change, message):
+    with pytest.raises(UserError, match=message):
+        SimStarts(real(), replace(films.spec, **change))

@@ -1,0 +1,97 @@
+"""Action-following tests: worlds whose answer is known, and models that must not pass."""
+
+import pytest
+import torch
+from films import push_films
+from small_world import small_films
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.worldmodel.contract import Frames, Images, WorldSpec, WorldState
+from robopolicy.worldmodel.diagnostics import failure_share, follow, frame_psnr, judge, table
+from robopolicy.worldmodel.films import Films, spec_of
+from tasks.toy.push import draw, push
+
+
+class TrueWorld:
+    """The pushing toy itself as a world model; `deafness` is multiplied to what it is told."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, spec: WorldSpec, hearing: float = 1.0) -> None:
+        self.spec, self.hearing = spec, hearing
+
+    def reset(
+        self, images: Images, proprio: Tensor, *, seeds: Tensor, actions: Tensor | None = None, text: str = ""
+    ) -> WorldState:
+        return WorldState(seeds, torch.zeros_like(seeds), {"state": proprio[:, -1]})
+
+    def step(self, state: WorldState, actions: Tensor) -> tuple[WorldState, Frames]:
+        places, pictures = [state.memory["state"]], []
+        for action in actions.unbind(1):
+            gripper, block = push(places[-1][:, :2], places[-1][:, 2:], self.hearing * action)
+            places.append(torch.cat([gripper, block], 1))
+            pictures.append(draw(gripper, block, self.spec.size, self.spec.size))
+        after = WorldState(state.seeds, state.steps + actions.shape[1], {"state": places[-1]})
+        return after, Frames(
+            {"top": torch.stack(pictures, 1)}, torch.stack(places[1:], 1), torch.zeros(actions.shape[:2])
+        )
+
+
+@pytest.fixture(scope="module")
+def films() -> Films:
+    return small_films(16)
+
+
+def test_psnr_is_that_of_the_definition():
+    real = torch.zeros(1, 1, 3, 2, 2, dtype=torch.uint8)
+    assert frame_psnr({"top": real + 255}, {"top": real}).item() == pytest.approx(0.0)
+    assert frame_psnr({"top": real + 51}, {"top": real}).item() == pytest.approx(13.979, abs=1e-3)  # 20 log10(5)
+
+
+def test_the_true_world_passes(films):
+    following = follow(TrueWorld(films.spec), films, horizon=5, windows=16)
+    assert following.gap() > 10 and following.gap("zero") > 10
+    assert following.directions == {"x": 1.0, "y": 1.0}
+    assert judge(following, failures=failure_share(films)).passed
+    assert [row[0] for row in table(following)[1]] == ["true", "shuffled", "zero"]
+
+
+def test_a_model_that_ignores_actions_is_refused(films):
+    following = follow(TrueWorld(films.spec, hearing=0.0), films, horizon=5, windows=16)
+    assert following.gap() == following.gap("zero") == 0.0
+    verdict = judge(following, failures=0.5)
+    assert not verdict.passed
+    with pytest.raises(UserError, match=r"MODEL must not judge policies: It ignores actions: shuffled ones cost 0\.00"):
+        verdict.require("MODEL")
+
+
+def test_a_model_that_moves_the_wrong_way_is_refused(films):
+    following = follow(TrueWorld(films.spec, hearing=-1.0), films, horizon=5, windows=16)
+    assert following.directions == {"x": 0.0, "y": 0.0}
+    reasons = judge(following, failures=0.5).reasons
+    assert any("'x' moves things the wrong way from 100% of the frames" in reason for reason in reasons)
+
+
+def test_a_model_that_was_trained_on_successes_alone_is_refused(films):
+    wins = push_films(6, size=16, failures=False)
+    share = failure_share(Films(spec_of(wins), wins))
+    assert share == 0.0
+    verdict = judge(follow(TrueWorld(films.spec), films, horizon=5, windows=16), failures=share)
+    assert not verdict.passed and "trained on successes: 0% of its episodes failed" in verdict.reasons[0]
+
+
+def test_worlds_without_a_state_vector_are_judged_by_their_frames(films):
+    episodes = films.episodes
+    spec = spec_of(episodes, proprio=())
+    assert spec.proprio_dim == 0
+
+    class Blind(TrueWorld):
+        """Knows the state from elsewhere."""
+
+        def reset(self, images, proprio, *, seeds, actions=None, text=""):
+            state = films.proprio[films.starts(5, 16)] if len(seeds) == 16 else torch.zeros(len(seeds), 4)
+            return WorldState(seeds, torch.zeros_like(seeds), {"state": state})
+
+    following = follow(Blind(spec), Films(spec, episodes), horizon=5, windows=16)
+    assert following.directions == {}
