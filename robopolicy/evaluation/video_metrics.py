@@ -128,6 +128,7 @@ def frechet_distance(first: ArrayLike, second: ArrayLike) -> float:
     return float(((a.mean(0) - b.mean(0)) ** 2).sum() + max(spread, 0.0))
 
 
+@torch.no_grad()
 def clip_features(encode: Encode, images: Images) -> Array:
     """What `FVD-own` compares `(B, D)`: coarse feature maps of frames, their mean over time and their mean change."""
     shape = next(iter(images.values())).shape[:2]

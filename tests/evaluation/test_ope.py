@@ -324,6 +324,17 @@ def test_logs_without_exploration_or_rewards_are_refused():
         Logs(episodes, SPEC, 1.5)
 
 
+def test_the_closing_frame_of_a_film_is_no_decision():
+    episodes = play(5)
+    films = []
+    for episode in map(episodes.episode, range(5)):
+        longer = {key: np.concatenate([array, array[-1:]]) for key, array in episode.arrays.items()}
+        longer["terminated"][-2] = False
+        films.append(Episode(longer | {"closing": np.arange(len(episode) + 1) == len(episode)}))
+    plain, filmed = (Logs(data, SPEC, GAMMA) for data in (episodes, Episodes.from_list(films, 0.1)))
+    assert filmed.returns.tolist() == plain.returns.tolist() and filmed.window.tolist() == plain.window.tolist()
+
+
 REAL = {"behaviour": 5.0, "a": 9.0, "b": 6.0, "c": 1.0, "d": 7.0}
 
 

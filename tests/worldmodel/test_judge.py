@@ -9,9 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from films import push_films
+from small_world import small_films, small_world
 
 from robopolicy.errors import UserError
 from robopolicy.evaluation.judging import episode_confusions, frame_confusions
+from robopolicy.evaluation.video_metrics import compare_films
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.worldmodel.contract import Images
 from robopolicy.worldmodel.films import Films, spec_of, split
@@ -41,11 +43,8 @@ def solved(state: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def blurred(images: Images) -> Images:
     """What an autoencoder does to frames."""
-    found = {}
-    for camera, clip in images.items():
-        small = F.avg_pool2d(clip.flatten(0, 1).float(), 2)
-        found[camera] = F.interpolate(small, scale_factor=2.0).unflatten(0, clip.shape[:2]).round().to(torch.uint8)
-    return found
+    small = {camera: F.avg_pool2d(frames.float(), 2) for camera, frames in images.items()}
+    return {camera: F.interpolate(x, scale_factor=2.0).round().to(torch.uint8) for camera, x in small.items()}
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +74,7 @@ def every(examples: Examples, view: int = 0) -> tuple[Images, torch.Tensor]:
 def test_the_classifier_recognises_success_on_real_and_blurred_frames(classifier, examples, view):
     judgement = classifier(*every(examples[1], view))
     truth = examples[1].films.success.bool()
-    judged = classifier.succeeded(judgement)
+    judged = judgement.success >= classifier.threshold
     assert (judged == truth)[truth].float().mean() > 0.8 and (judged == truth)[~truth].float().mean() > 0.9
     progress = examples[1].films.progress
     assert np.corrcoef(judgement.progress.numpy(), progress.numpy())[0, 1] > 0.4
@@ -166,6 +165,20 @@ def test_what_cannot_be_judged_is_refused(classifier, examples):
     losers = Films(spec_of(episodes), episodes.subset(~episodes.success))
     with pytest.raises(UserError, match="both kinds"):
         fit_classifier(Examples.of(losers), examples[1], CONFIG, FIT)
+
+
+def test_a_world_model_is_judged_by_its_own_head_on_its_own_frames():
+    films = small_films()
+    model = small_world(films)
+    examples = Examples.of(films, lambda frames: model.decode(model.encode(frames)))
+    shown = examples.clips(torch.arange(5), 3, view=1)["top"]
+    assert shown.shape == (5, 3, 3, 16, 16) and shown.dtype == torch.uint8
+    for confusion in frame_confusions(model.judge, examples).values():
+        assert confusion.abstained == 0
+    found = compare_films(
+        examples.clips(torch.arange(20), 3, 1), examples.clips(torch.arange(20), 3), encode=model.encode
+    )
+    assert found.sets[1] > 0 and found.frames["SSIM"][1].estimate < 1
 
 
 def test_temperature_undoes_a_scale_and_keeps_the_order():

@@ -67,6 +67,10 @@ class OPEConfig:
     level: float = 0.95  # of the intervals
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if min(self.samples, self.features) < 1 or not 0 < self.level < 1:
+            raise UserError("Off-policy evaluation needs samples and features of at least 1, and a level in (0, 1).")
+
 
 @runtime_checkable
 class Scoring(Protocol):

@@ -48,10 +48,6 @@ class SuccessClassifier:
         """Probabilities of success `(M, B)` from outputs `(M, B, 2)`."""
         return ((output[..., SUCCESS] + self.offset) / self.temperature).sigmoid()
 
-    def succeeded(self, judgement: Judgement) -> Tensor:
-        """Which clips `(B,)` count as successes."""
-        return judgement.success >= self.threshold
-
 
 def fit_classifier(
     train: Examples, held_out: Examples, config: JudgeConfig | None = None, fit: FitConfig | None = None

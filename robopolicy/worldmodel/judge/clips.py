@@ -19,7 +19,7 @@ from robopolicy.worldmodel.contract import Images
 from robopolicy.worldmodel.films import Films
 
 Reconstruct = Callable[[Images], Images]
-"""Clips `{camera: (B, T, 3, S, S)}` to clips that a world model might show instead."""
+"""Frames `{camera: (B, 3, S, S)}` uint8 to frames as a world model shows them."""
 _BATCH = 256
 
 
@@ -201,10 +201,11 @@ def fit_ensemble(
     return ensemble.eval()
 
 
+@torch.no_grad()
 def _reconstructed(images: Images, reconstruct: Reconstruct) -> Images:
     count = len(next(iter(images.values())))
     parts = [
-        reconstruct({camera: pictures[rows, None] for camera, pictures in images.items()})
+        reconstruct({camera: pictures[rows] for camera, pictures in images.items()})
         for rows in torch.arange(count).split(_BATCH)
     ]
-    return {camera: torch.cat([part[camera][:, 0].cpu() for part in parts]) for camera in images}
+    return {camera: torch.cat([part[camera].cpu() for part in parts]) for camera in images}
