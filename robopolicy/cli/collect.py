@@ -157,21 +157,15 @@ def _demonstrations(args: argparse.Namespace, entry: TaskEntry) -> _Part:
 
 def _films(args: argparse.Namespace, entry: TaskEntry) -> list[_Part]:
     """Equal parts of the episodes for every behaviour, the first ones taking what is left over."""
-    from robopolicy.cli.players import short_names
+    from robopolicy.cli.players import parse_noise, short_names
     from robopolicy.errors import UserError
     from robopolicy.evaluation.actors import RandomExpert
 
     parts: list[_Part] = []
-    who = [name.rpartition("+")[::2] if "+" in name else (name, "0") for name in args.behaviours]
+    who = [parse_noise(name) for name in args.behaviours]
     names = list(dict.fromkeys(name for name, _ in who))
     labels = dict(zip(names, short_names(names), strict=True))
-    for index, (name, noise) in enumerate(who):
-        try:
-            disturbance = float(noise)
-        except ValueError:
-            disturbance = -1.0
-        if not 0 <= disturbance < float("inf"):
-            raise UserError(f"A behaviour is WHO or WHO+NOISE, a number of 0 or more, got '{args.behaviours[index]}'.")
+    for index, (name, disturbance) in enumerate(who):
         make = {"expert": entry.need_expert, "random": lambda: RandomExpert}.get(name)
         share = args.episodes // len(who) + (index < args.episodes % len(who))
         film = labels[name] + (f"+{disturbance:g}" if disturbance else "")

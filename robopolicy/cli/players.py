@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from robopolicy.errors import UserError
-from robopolicy.evaluation.actors import Actor, ExpertActor, RandomActor, check_compatible
+from robopolicy.evaluation.actors import (
+    Actor,
+    DisturbedActor,
+    ExpertActor,
+    PolicyActor,
+    RandomActor,
+    check_compatible,
+)
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.sim.contract import VectorSim
-from robopolicy.sim.registry import SimOptions, TaskEntry, get_task, make_sim, views_of
+from robopolicy.sim.registry import SimOptions, TaskEntry, get_task, views_of
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.manifest import Manifest
+from robopolicy.training.world_checkpoint import open_task
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ def sim_options(args: argparse.Namespace, players: Sequence[Player], num_envs: i
 def open_sim(entry: TaskEntry, options: SimOptions, players: Sequence[Player]) -> VectorSim:
     """Build the simulator that all players fit, and say what to install where its extra is missing."""
     try:
-        sim = make_sim(entry.name, options)
+        sim = open_task(entry.name, options)
     except ImportError as error:
         extra = entry.requires or options.backend
         raise UserError(
@@ -74,6 +82,41 @@ def _player(name: str, label: str, entry: TaskEntry, loaded: dict[str, tuple[Pol
         return Player(label, lambda: policy, policy.spec)
     make_expert = entry.need_expert()
     return Player(label, lambda: ExpertActor(make_expert()))
+
+
+def parse_noise(name: str) -> tuple[str, float]:
+    """`WHO` or `WHO+NOISE` as who and noise, a fraction of half the range of the actions.
+
+    Raises:
+        UserError: What follows the plus is not a number of 0 or more.
+    """
+    who, plus, text = name.rpartition("+")
+    try:
+        noise = float(text) if plus else 0.0
+    except ValueError:
+        noise = -1.0
+    if not 0 <= noise < float("inf"):
+        raise UserError(f"A behaviour is WHO or WHO+NOISE, a number of 0 or more, got '{name}'.")
+    return (who, noise) if plus else (name, 0.0)
+
+
+def disturbed_players(names: Sequence[str], task: str, device: str) -> list[Player]:
+    """Competitors of which some may be disturbed, `WHO+NOISE`."""
+    parsed = [parse_noise(name) for name in names]
+    unique = list(dict.fromkeys(who for who, _ in parsed))
+    found = dict(zip(unique, load_players(unique, task, device)[0], strict=True)) if unique else {}
+    return [_disturbed(found[who], noise) for who, noise in parsed]
+
+
+def _disturbed(player: Player, noise: float) -> Player:
+    if not noise:
+        return player
+
+    def make() -> Actor:
+        inside = player.make()
+        return DisturbedActor(PolicyActor(inside) if isinstance(inside, Policy) else inside, noise)
+
+    return replace(player, label=f"{player.label}+{noise:g}", make=make)
 
 
 def short_names(names: Sequence[str]) -> list[str]:

@@ -17,6 +17,8 @@ from robopolicy.sim.contract import Observation, SimSpec, VectorSim
 from robopolicy.sim.registry import Expert
 from robopolicy.spec import MEMORY
 
+_APART = 1 << 41  # added to the decision in the key of a disturbance, so that it is not the noise of the policy
+
 
 class Actor(Protocol):
     """Decides the next chunk of the rows that still count."""
@@ -129,6 +131,28 @@ class ExpertActor:
         """Ask the expert once for all environments and keep `rows`."""
         self.policy_calls += 1
         return self.expert(sim, {key: value[:, -1] for key, value in obs.items()})[rows].unsqueeze(1)
+
+
+class DisturbedActor:
+    """Another actor whose chunks are disturbed: a policy of graded quality, for comparing evaluations."""
+
+    def __init__(self, actor: Actor, noise: float) -> None:
+        """Add Gaussian noise of standard deviation `noise`, a fraction of half the range of the actions."""
+        self.actor, self.noise = actor, noise
+        self.execute, self.obs_horizon, self.network_calls = actor.execute, actor.obs_horizon, actor.network_calls
+        self.policy_calls = 0
+
+    def __call__(
+        self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
+    ) -> Tensor:
+        """Ask the actor and disturb what it says."""
+        calls = self.actor.policy_calls
+        chunk = self.actor(sim, obs, rows, seeds, decisions)
+        self.policy_calls += self.actor.policy_calls - calls
+        keys = [decision + _APART for decision in decisions]
+        low, high = sim.spec.action_low.to(chunk.device), sim.spec.action_high.to(chunk.device)
+        noise = RowStreams(seeds, keys).normal(chunk.shape).to(chunk.device)
+        return (chunk + self.noise * (high - low) / 2 * noise).clamp(low, high)
 
 
 class PolicyExpert:

@@ -184,12 +184,14 @@ def _tile(clip: Clip, t: int) -> Frames:
     tile[2 * BORDER + height :] = BACKGROUND
     canvas = Image.fromarray(tile)
     draw = ImageDraw.Draw(canvas)
-    font, middle = _font(), tile.shape[0] - CAPTION / 2 + 1
+    letters, middle = font(), tile.shape[0] - CAPTION / 2 + 1
     name = f"{clip.title}  seed {clip.seed}" if clip.title else f"seed {clip.seed}"
-    draw.text((2, middle), name, TEXT, font, anchor="lm")
+    draw.text((2, middle), name, TEXT, letters, anchor="lm")
     if known:
         outcome = f"return {clip.total_reward:.3g}" if clip.success is None else "success" if clip.success else "fail"
-        draw.text((tile.shape[1] - 2, middle), outcome, colour if clip.success is not None else TEXT, font, anchor="rm")
+        draw.text(
+            (tile.shape[1] - 2, middle), outcome, colour if clip.success is not None else TEXT, letters, anchor="rm"
+        )
     return np.asarray(canvas)
 
 
@@ -206,7 +208,8 @@ def _assemble(rows: list[list[Frames]]) -> Frames:
     return canvas
 
 
-def _font() -> ImageFont.FreeTypeFont:
+def font() -> ImageFont.FreeTypeFont:
+    """The font of captions."""
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf"), 13)
 
 

@@ -32,7 +32,7 @@ from robopolicy.policies import make_policy
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import SimSpec, VectorSim
-from robopolicy.sim.registry import SimOptions, get_task, make_sim, views_of
+from robopolicy.sim.registry import SimOptions, get_task, views_of
 from robopolicy.spec import MEMORY
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TaskConfig, TrainConfig, section
@@ -40,6 +40,7 @@ from robopolicy.training.distributed import SEEDS_PER_RANK, SharedRollouts, chec
 from robopolicy.training.manifest import read_manifest
 from robopolicy.training.replay_source import ReplaySource
 from robopolicy.training.sources import DatasetSource, GroupSource, HybridSource, RolloutSource, Source, VineSource
+from robopolicy.training.world_checkpoint import open_task
 
 FIRST_EPISODE = 1_000_000  # episode seeds of training start here, far above those of demonstrations and evaluation
 
@@ -264,7 +265,7 @@ def _simulator(config: TrainConfig, num_envs: int) -> VectorSim:
         stock=config.task.stock,
         threads=config.sim.threads,
     )
-    return make_sim(config.task.name, options)
+    return open_task(config.task.name, options)
 
 
 def _spec(config: TrainConfig, sim: VectorSim | None, experience: str) -> SimSpec | None:

@@ -1,42 +1,33 @@
-"""Runs that train a world model, and the checkpoints of world models; the loop is that of every other run.
-
-A checkpoint is a folder like that of a policy: `model.safetensors`, `manifest.json`, `training_state/`. Its manifest
-says what the model achieved in the tests of `robopolicy.worldmodel.diagnostics`, and so whether it may judge policies.
-"""
+"""Runs that train a world model, on the training loop of every other run."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+import yaml
 
 from robopolicy.data.lerobot import read_lerobot
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError, cannot_write, unknown_name
-from robopolicy.files import atomic_folder, recover, refuse_foreign, write_text
+from robopolicy.files import recover
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.training.build import seed_everything
-from robopolicy.training.checkpoint import MODEL, STATE, load_training_state
+from robopolicy.training.checkpoint import load_training_state
 from robopolicy.training.compose import config_content, config_text
 from robopolicy.training.config import GuardConfig, LoggingConfig
 from robopolicy.training.guards import Summary
 from robopolicy.training.loop import Trainer
-from robopolicy.training.manifest import MANIFEST, check_files, git_commit, manifest_content, sha256, versions
-from robopolicy.training.statetree import portable, save_tree
-from robopolicy.worldmodel.contract import WorldSpec
-from robopolicy.worldmodel.diagnostics import GateConfig, Verdict, failure_share, follow, judge
+from robopolicy.training.manifest import git_commit, versions
+from robopolicy.training.world_checkpoint import SCHEMA, WorldManifest, read_world_manifest, save_world
+from robopolicy.worldmodel.diagnostics import GateConfig, failure_share, follow, judge
 from robopolicy.worldmodel.films import Films, spec_of, split
 from robopolicy.worldmodel.latent import PRESETS, LatentConfig, LatentWorldModel
 from robopolicy.worldmodel.learner import FilmSource, LearnerConfig, WorldLearner
-
-SCHEMA = 1
-WORLD_MODELS = {LatentWorldModel.name: (LatentConfig, LatentWorldModel)}
 
 
 @dataclass(frozen=True)
@@ -71,91 +62,6 @@ class WorldTrainConfig:
     out: str = "runs"  # parent folder
     name: str = ""  # run folder; empty composes it from dataset and seed
     init_from: str = ""  # world models start afresh
-
-
-@dataclass(frozen=True)
-class WorldManifest:
-    """Everything but the numbers of a world model."""
-
-    schema: int  # version of this layout
-    worldmodel: str  # key in `WORLD_MODELS`
-    config: dict[str, Any]  # fields of its config
-    spec: dict[str, Any]  # `WorldSpec`
-    task: str  # registered task id that it was filmed in
-    ends_on_success: bool  # whether the task ends when it succeeds
-    max_episode_steps: int  # of the longest film
-    gate: dict[str, Any]  # tests: `passed`, `reasons`, and what was measured; empty before the first one
-    training: dict[str, Any]  # free summary
-    versions: dict[str, str]
-    commit: str | None
-    files: dict[str, str] = field(default_factory=dict[str, str])  # relative path -> sha256
-
-    def require(self, folder: str | Path) -> None:
-        """Refuse the world model in `folder` where it has failed its tests, or not taken them.
-
-        Raises:
-            UserError: Says which test it failed.
-        """
-        if not self.gate:
-            raise UserError(f"World model {folder} was not tested; train it to the end or run 'worldmodel eval'.")
-        Verdict(self.gate["passed"], tuple(self.gate["reasons"])).require(f"World model {folder}")
-
-
-def save_world(
-    folder: Path, model: LatentWorldModel, manifest: WorldManifest, training_state: Mapping[str, Any] | None = None
-) -> None:
-    """Write a checkpoint folder atomically, replacing an older one of the same name.
-
-    Raises:
-        UserError: The weights are not finite, the place holds something else, or writing failed.
-    """
-    refuse_foreign(folder, MANIFEST, "a checkpoint")
-    weights = {key: portable(value) for key, value in model.state_dict().items()}
-    for key, value in weights.items():
-        if not bool(value.isfinite().all()):
-            raise UserError(f"The world model to save has non-finite numbers in '{key}'; lower the learning rate.")
-    with atomic_folder(folder) as temporary:
-        save_file(weights, temporary / MODEL)
-        if training_state is not None:
-            (temporary / STATE).mkdir()
-            save_tree(temporary / STATE, training_state)
-        names = sorted(file.relative_to(temporary).as_posix() for file in temporary.rglob("*") if file.is_file())
-        complete = replace(manifest, files={name: sha256(temporary / name) for name in names})
-        write_text(temporary / MANIFEST, json.dumps(to_plain(complete), indent=2) + "\n")
-
-
-def read_world_manifest(folder: Path) -> WorldManifest:
-    """Read `manifest.json` of a world model.
-
-    Raises:
-        UserError: Not a world model, unreadable, or written by a newer schema.
-    """
-    data = manifest_content(folder, SCHEMA)
-    if "worldmodel" not in data:
-        raise UserError(f"{folder} holds a policy, not a world model; pass e.g. runs/NAME/checkpoints/best of one.")
-    return from_plain(WorldManifest, data, str(folder / MANIFEST))
-
-
-def load_world(path: str | Path, device: str | torch.device = "cpu") -> tuple[LatentWorldModel, WorldManifest]:
-    """Load a world model strictly, in evaluation mode.
-
-    Raises:
-        UserError: One sentence that says what is wrong with the checkpoint.
-    """
-    folder, device = Path(path), usable_device(device)
-    recover(folder)
-    manifest = read_world_manifest(folder)
-    check_files(folder, manifest, MODEL)
-    if manifest.worldmodel not in WORLD_MODELS:
-        raise unknown_name("world model", manifest.worldmodel, WORLD_MODELS, f"in {folder}")
-    config_class, model_class = WORLD_MODELS[manifest.worldmodel]
-    config = from_plain(config_class, manifest.config, f"model config of {folder}")
-    model = model_class(config, from_plain(WorldSpec, manifest.spec, f"spec of {folder}"))
-    try:
-        model.load_state_dict(load_file(folder / MODEL), strict=True)
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise UserError(f"{folder / MODEL} does not fit its manifest; copy the checkpoint again.") from error
-    return model.to(device).eval(), manifest
 
 
 @dataclass
@@ -200,6 +106,31 @@ def preset(name: str) -> LatentConfig:
     if name not in PRESETS:
         raise unknown_name("preset", name, PRESETS)
     return PRESETS[name]
+
+
+def with_settings(config: WorldTrainConfig, settings: Sequence[str]) -> WorldTrainConfig:
+    """`config` with settings `key=value`, keys with dots, values in YAML.
+
+    Raises:
+        UserError: A setting is unknown or does not fit.
+    """
+    plain = to_plain(config)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        *path, last = key.split(".")
+        section: Any = plain
+        for name in path:
+            section = section.get(name) if isinstance(section, dict) else None
+        if not equals or not isinstance(section, dict) or last not in section:
+            raise UserError(f"Unknown setting '{setting}'; settings are KEY=VALUE, e.g. learner.updates=30000.")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UserError(f"The value of '{setting}' cannot be read.") from error
+        with suppress(ValueError, TypeError):  # YAML takes 5e-4 for text
+            value = float(value) if isinstance(value, str) else value
+        section[last] = value
+    return from_plain(WorldTrainConfig, plain, "settings")
 
 
 def build(config: WorldTrainConfig) -> WorldParts:
@@ -293,6 +224,7 @@ class WorldTrainer(Trainer):
     def _save(self, name: str, state: Mapping[str, Any]) -> None:
         learner, films = self.world.algorithm, self.world.source.films
         model = learner.deployable()
+        seen = {"behaviours": sorted(set(films.episodes.behaviours)), "failures": failure_share(films)}
         manifest = WorldManifest(
             schema=SCHEMA,
             worldmodel=model.name,
@@ -302,7 +234,7 @@ class WorldTrainer(Trainer):
             ends_on_success=films.ends_on_success,
             max_episode_steps=films.longest,
             gate=self.latest or {},
-            training={**self._summary(), "behaviours": sorted(set(films.episodes.behaviours))},
+            training={**self._summary(), **seen},
             versions=versions(),
             commit=git_commit(),
         )

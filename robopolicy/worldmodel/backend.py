@@ -45,6 +45,10 @@ class Starts(Protocol):
         """First frames `{camera: (R, 3, S, S)}` uint8 and state vectors `(R, P)` of the episodes `seeds`."""
         ...
 
+    def close(self) -> None:
+        """Free what it holds."""
+        ...
+
 
 class SimStarts:
     """The first frames of the real simulator, by episode seed."""
@@ -74,6 +78,10 @@ class SimStarts:
         vectors = [torch.cat([obs[name] for obs in found]) for name in self.spec.proprio]
         return images, torch.cat(vectors, 1) if vectors else torch.zeros(len(seeds), 0)
 
+    def close(self) -> None:
+        """Close the simulator."""
+        self.sim.close()
+
 
 class LoggedStarts:
     """The first frames of logged episodes: those of the seed where one was logged, else the seed-th, counted around."""
@@ -89,6 +97,9 @@ class LoggedStarts:
         chosen = [self._index.get(seed, seed % films.episodes.num_episodes) for seed in seeds]
         frames = torch.from_numpy(films.episodes.starts[chosen])
         return {camera: view[frames] for camera, view in films.images.items()}, films.proprio[frames]
+
+    def close(self) -> None:
+        """Nothing to free."""
 
 
 class WorldSim(VectorSim):
@@ -200,6 +211,10 @@ class WorldSim(VectorSim):
         top, left = (height - side) // 2, (width - side) // 2
         picture[..., top : top + side, left : left + side] = view.to(torch.uint8)
         return picture
+
+    def close(self) -> None:
+        """Close what the episodes start from."""
+        self.starts.close()
 
     def state_dict(self) -> dict[str, Any]:
         """The films as far as they go."""

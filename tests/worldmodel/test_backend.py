@@ -122,7 +122,7 @@ def test_an_abstaining_judge_never_sees_success(films):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"action_dim": 3}, "takes 3 actions at a time, but toy/push 2"),
+        ({"action_dim": 3}, "takes 3 action dimensions, but toy/push 2"),
         ({"fps": 5.0}, "runs at 5 Hz, but toy/push acts at 10 Hz"),
         ({"size": 32}, r"'image.top' of shape \(3, 32, 32\), but toy/push has \(3, 16, 16\)"),
         ({"cameras": ("side",)}, "'image.side' .* has nothing"),

@@ -11,10 +11,10 @@ from small_world import small_run
 from robopolicy.data.lerobot import write_lerobot
 from robopolicy.errors import UserError
 from robopolicy.training.checkpoint import load_policy
+from robopolicy.training.world_checkpoint import load_world
 from robopolicy.training.worlds import (
     WorldEvaluationConfig,
     WorldTrainConfig,
-    load_world,
     preset,
     resume_world,
     start_world,
@@ -76,7 +76,7 @@ def test_runs_that_cannot_be_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_a_short_training_follows_its_actions(tmp_path):
-    write_lerobot(push_films(96, size=32), tmp_path / "films", video=False)
+    write_lerobot(push_films(64, size=32), tmp_path / "films", video=False)
     learner = LearnerConfig(
         autoencoder_updates=800,
         updates=1200,

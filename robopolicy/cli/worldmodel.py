@@ -1,0 +1,291 @@
+"""`robopolicy worldmodel`: train a video world model, test it, rank policies in it, or play in it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from robopolicy.cli.options import check_numbers
+
+if TYPE_CHECKING:
+    from robopolicy.cli.players import Player
+    from robopolicy.evaluation.ranking import Ranking
+    from robopolicy.evaluation.result import EvalResult
+    from robopolicy.sim.contract import VectorSim
+
+EXAMPLES = """\
+examples:
+  robopolicy collect push --render --cameras top --behaviours expert expert+0.5 random --episodes 900 --out data/films
+  robopolicy worldmodel train data/films --preset tiny --name push_world
+  robopolicy worldmodel train data/films --set learner.updates=30000 learner.lr=5e-4 --device cuda
+  robopolicy worldmodel train --resume runs/push_world
+  robopolicy worldmodel eval runs/push_world/checkpoints/best data/films
+  robopolicy worldmodel rank runs/push_world/checkpoints/best runs/push_bc/checkpoints/best expert expert+0.5 random
+  robopolicy worldmodel play runs/push_world/checkpoints/best expert
+  robopolicy worldmodel play runs/push_world/checkpoints/best --keys dddwww
+  robopolicy eval runs/push_bc/checkpoints/best --backend worldmodel:runs/push_world/checkpoints/best
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "worldmodel",
+        help="train a video world model and evaluate policies in it",
+        description="A world model predicts camera frames from actions. One that follows its actions can stand in for "
+        "the simulator wherever a backend is named: --backend worldmodel:FOLDER.",
+        epilog=EXAMPLES,
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    train = actions.add_parser("train", help="train on films (collect --render), or resume a run")
+    train.add_argument("dataset", nargs="?", default="", metavar="FILMS", help="dataset folder")
+    train.add_argument("--resume", type=Path, metavar="RUN", help="go on from the last resume point of this run")
+    train.add_argument("--preset", default="tiny", help="smoke, tiny, small or base (default: tiny)")
+    train.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings, e.g. learner.updates=30000")
+    train.add_argument("--held-out", nargs="+", default=[], metavar="WHO", help="behaviours to keep for validation")
+    train.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
+    train.add_argument("--device", default="cpu", help="where it computes (default: cpu)")
+    train.add_argument("--out", default="runs", help="parent folder (default: runs)")
+    train.add_argument("--name", default="", help="run folder (default: composed)")
+    tests = actions.add_parser("eval", help="test whether a world model follows its actions")
+    tests.add_argument("world", type=Path, metavar="WORLD", help="checkpoint of a world model")
+    tests.add_argument("dataset", metavar="FILMS", help="films that it was not trained on")
+    tests.add_argument("--windows", type=int, default=64, help="films to continue (default: 64)")
+    tests.add_argument("--horizon", type=int, default=20, help="frames to predict (default: 20)")
+    tests.add_argument("--out", type=Path, help="contact sheet to write, .png (default: none)")
+    rank = actions.add_parser("rank", help="rank policies in the world model and in the simulator")
+    rank.add_argument("world", type=Path, metavar="WORLD", help="checkpoint of a world model")
+    rank.add_argument(
+        "players", nargs="+", metavar="CKPT", help="checkpoint, 'expert' or 'random'; CKPT+0.3 disturbs it"
+    )
+    rank.add_argument("--episodes", type=int, default=50, help="episodes per policy, on both sides (default: 50)")
+    rank.add_argument("--out", type=Path, help="report folder (default: the next free one of runs/rank)")
+    rank.add_argument("--video", type=int, default=4, help="episodes to film side by side (default: 4)")
+    play = actions.add_parser("play", help="film a policy in the world model beside the simulator, or play by keys")
+    play.add_argument("world", type=Path, metavar="WORLD", help="checkpoint of a world model")
+    play.add_argument("player", nargs="?", metavar="CKPT", help="checkpoint, 'expert' or 'random' (default: keyboard)")
+    play.add_argument("--keys", help="keys to play instead of those pressed, e.g. ddddww")
+    play.add_argument("--episodes", type=int, default=4, help="episodes to film (default: 4)")
+    play.add_argument("--out", type=Path, default=Path("runs/world.mp4"), help="video (default: runs/world.mp4)")
+    for action in (tests, rank, play):
+        action.add_argument("--device", default="cpu", help="where it computes (default: cpu)")
+    for action in (tests, rank):
+        action.add_argument("--json", action="store_true", help="print one JSON object")
+    for action in (rank, play):
+        action.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
+        action.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what was asked for; 0 when it is done, 130 after Ctrl-C in training."""
+    return {"train": _train, "eval": _eval, "rank": _rank, "play": _play}[args.action](args)
+
+
+def _train(args: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from robopolicy.errors import UserError
+    from robopolicy.training.loop import Interrupted
+    from robopolicy.training.worlds import WorldTrainConfig, preset, resume_world, start_world, with_settings
+
+    if args.resume is not None and (args.dataset or args.set):
+        raise UserError("A resumed run keeps its settings; pass --resume RUN alone.")
+    if args.resume is not None:
+        trainer = resume_world(args.resume)
+    else:
+        fields = {name: getattr(args, name) for name in ("dataset", "seed", "device", "out", "name")}
+        config = WorldTrainConfig(model=preset(args.preset), held_out=tuple(args.held_out), **fields)
+        trainer = start_world(with_settings(replace(config), args.set))
+    try:
+        report = trainer.train()
+    except Interrupted as stop:
+        print(f"Stopped; go on with: robopolicy worldmodel train --resume {stop.folder}")
+        return stop.exit_code
+    print(f"Done in {report['seconds']:.0f} s: {trainer.folder}/report.json, checkpoints/best and checkpoints/last.")
+    for reason in report["final"]["reasons"]:
+        print(f"note: {reason}")
+    return 0
+
+
+def _eval(args: argparse.Namespace) -> int:
+    from robopolicy.data.lerobot import read_lerobot
+    from robopolicy.evaluation.report import aligned
+    from robopolicy.evaluation.world_films import contact_sheet
+    from robopolicy.training.world_checkpoint import load_world
+    from robopolicy.worldmodel.diagnostics import follow, judge, table
+    from robopolicy.worldmodel.films import Films
+
+    check_numbers(args, positive=("windows", "horizon"), non_negative=())
+    model, manifest = load_world(args.world, args.device)
+    films = Films(model.spec, read_lerobot(args.dataset), args.dataset)
+    following = follow(model, films, horizon=args.horizon, windows=args.windows)
+    verdict = judge(following, failures=manifest.training.get("failures"))
+    if args.out is not None:
+        contact_sheet(model, films, args.out)
+    if args.json:
+        print(json.dumps({"passed": verdict.passed, "reasons": list(verdict.reasons), **following.to_dict()}))
+        return 0
+    print(f"PSNR [dB] of {following.films} films, by frames ahead")
+    print(aligned(*table(following)))
+    for name, share in following.directions.items():
+        print(f"{name}: moves things its way from {share:.0%} of the frames")
+    print("It may judge policies." if verdict.passed else f"It must not judge policies: {' '.join(verdict.reasons)}")
+    if args.out is not None:
+        print(f"contact sheet: {args.out}")
+    return 0
+
+
+def _rank(args: argparse.Namespace) -> int:
+    from contextlib import closing
+
+    from robopolicy.cli.progress import progress_bars
+    from robopolicy.errors import UserError
+    from robopolicy.evaluation.harness import evaluate
+    from robopolicy.evaluation.plots import rank_scatter
+    from robopolicy.evaluation.ranking import rank
+    from robopolicy.files import atomic_folder, free_folder
+
+    check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed", "video"))
+    args.out = args.out or free_folder(Path("runs/rank"))
+    sims = _Sims(args, args.players)
+    if len({player.label for player in sims.players}) < len(sims.players):
+        raise UserError(f"Pass different players, got {' '.join(args.players)}.")
+    sides: dict[str, dict[str, EvalResult]] = {"real": {}, "predicted": {}}
+    episodes = {"episodes": args.episodes, "seed": args.seed}
+    with progress_bars() as add_bar:
+        for kind, results in sides.items():
+            with closing(sims.open(kind, min(args.num_envs, args.episodes))) as sim:
+                for player in sims.players:
+                    progress = add_bar(f"{kind} {player.label}", args.episodes)
+                    results[player.label] = evaluate(player.make(), sim, progress=progress, **episodes)
+    ranking = rank(sides["real"], sides["predicted"])
+    with atomic_folder(args.out) as folder:
+        rank_scatter(ranking, folder / "scatter.png", ylabel="in the world model")
+        _film(args, sims, sides["real"], folder)
+        content = ranking.to_dict() | {"seconds": _seconds(sides)}
+        (folder / "ranking.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    _say(args, ranking, _seconds(sides))
+    return 0
+
+
+def _say(args: argparse.Namespace, ranking: Ranking, seconds: dict[str, float]) -> None:
+    from robopolicy.evaluation.report import aligned
+
+    if args.json:
+        print(json.dumps({"out": str(args.out), **ranking.to_dict(), "seconds": seconds}))
+        return
+    print(aligned(*ranking.values()))
+    print(aligned(*ranking.table()))
+    for note in ranking.notes:
+        print(f"note: {note}")
+    cost = ", ".join(f"{kind} {value:.3g} s" for kind, value in seconds.items())
+    print(f"cost of an episode: {cost}")
+    print(f"report: {args.out}")
+
+
+def _seconds(sides: dict[str, dict[str, EvalResult]]) -> dict[str, float]:
+    """Mean wall seconds of an episode on each side."""
+    return {
+        kind: sum(result.cost.wall_s for result in results.values()) / sum(result.n for result in results.values())
+        for kind, results in sides.items()
+    }
+
+
+def _film(args: argparse.Namespace, sims: _Sims, real: dict[str, EvalResult], folder: Path) -> None:
+    """Both sides of the policy with the most mixed outcomes, on starts where it succeeds and where it fails."""
+    import numpy as np
+
+    if not args.video:
+        return
+    player = min(sims.players, key=lambda player: abs(real[player.label].outcomes.mean() - 0.5))
+    result = real[player.label]
+    order = np.argsort(result.outcomes, kind="stable")
+    half = min(args.video, result.n) // 2
+    chosen = sorted({*order[:half].tolist(), *order[len(order) - (min(args.video, result.n) - half) :].tolist()})
+    sims.film(player, [int(result.seeds[index]) for index in chosen], folder / "films.mp4")
+
+
+def _play(args: argparse.Namespace) -> int:
+    from robopolicy.errors import UserError
+
+    check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed",))
+    if args.player is not None and args.keys is not None:
+        raise UserError("Who plays? Pass a policy or --keys, not both.")
+    sims = _Sims(args, [] if args.player is None else [args.player])
+    if args.player is not None:
+        sims.film(sims.players[0], range(args.seed, args.seed + args.episodes), args.out)
+        print(f"video: {args.out}")
+        return 0
+    from contextlib import closing
+
+    with closing(sims.open("predicted", 1)) as sim:
+        _by_keys(args, sim)
+    return 0
+
+
+def _by_keys(args: argparse.Namespace, sim: VectorSim) -> None:
+    from robopolicy.cli.keyboard import action_of, half_blocks, keys_help, pressed
+
+    sim.reset(args.seed)
+    print(keys_help(sim))
+    for key in pressed(args.keys):
+        action = action_of(key, sim)
+        if action is None:
+            continue
+        step = sim.step(action)
+        picture = next(value[0] for name, value in step.final_obs.items() if name.startswith("image."))
+        print(half_blocks(picture))
+        print(
+            f"{key!r} progress {float(step.info['progress']):.2f}" + (" success" if bool(step.info["success"]) else "")
+        )
+
+
+class _Sims:
+    """The two sides of a comparison, and who plays on them."""
+
+    def __init__(self, args: argparse.Namespace, players: list[str]) -> None:
+        """Load the world model, which must have passed its tests, and the players."""
+        from robopolicy.cli.players import disturbed_players
+        from robopolicy.sim.registry import SimOptions, get_task
+        from robopolicy.training.world_checkpoint import load_world
+
+        self.model, self.manifest = load_world(args.world, args.device)
+        self.manifest.require(args.world)
+        self.task = get_task(self.manifest.task).name
+        self.players: list[Player] = disturbed_players(players, self.task, args.device)
+        spec = self.model.spec
+        self.options = SimOptions(device=args.device, cameras=spec.cameras, image_size=spec.size)
+
+    def open(self, kind: str, num_envs: int) -> VectorSim:
+        """The simulator ("real") or the world model ("predicted")."""
+        from dataclasses import replace
+
+        from robopolicy.evaluation.actors import check_compatible
+        from robopolicy.sim.registry import make_sim
+        from robopolicy.training.world_checkpoint import world_sim
+
+        options = replace(self.options, num_envs=num_envs)
+        sim = (
+            make_sim(self.task, options) if kind == "real" else world_sim(self.task, options, self.model, self.manifest)
+        )
+        for player in self.players:
+            if player.spec is not None:
+                check_compatible(player.spec, sim.spec)
+        return sim
+
+    def film(self, player: Player, seeds: Any, path: Path) -> None:
+        """One row of episodes for each side, a column per start."""
+        from contextlib import closing
+
+        from robopolicy.evaluation.video import record, write_video
+
+        recordings = []
+        for kind in ("real", "predicted"):
+            with closing(self.open(kind, len(seeds))) as sim:
+                sim.reset(list(seeds))
+                camera = self.model.spec.cameras[0]
+                recordings.append(record(player.make(), sim, seeds, title=kind, camera=camera, width=256, height=256))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_video(recordings, path)

@@ -1,0 +1,132 @@
+"""`robopolicy worldmodel`: train, eval, rank and play on a world small enough for seconds."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from robopolicy.cli.keyboard import action_of, half_blocks
+from robopolicy.cli.main import main
+from robopolicy.data.lerobot import read_lerobot
+from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.training.world_checkpoint import load_world, save_world
+
+TINY = [
+    "learner.autoencoder_updates=3",
+    "learner.updates=3",
+    "learner.batch_size=8",
+    "model.width=16",
+    "model.blocks=1",
+]
+TESTS = ["evaluation.windows=4", "evaluation.horizon=3", "logging.every=1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Films, a world model trained on them for an instant, and a copy of it that claims to have passed its tests."""
+    out = tmp_path_factory.mktemp("world")
+    films = ["--cameras", "top", "--image-size", "16", "--images", "png", "--episodes", "8", "--num-envs", "4"]
+    who = ["--behaviours", "expert", "random"]
+    assert main(["collect", "push", "--render", *films, *who, "--out", str(out / "films")]) == 0
+    run = ["--preset", "smoke", "--out", str(out), "--name", "run", "--set", *TINY, *TESTS]
+    assert main(["worldmodel", "train", str(out / "films"), *run]) == 0
+    model, manifest = load_world(out / "run" / "checkpoints" / "last")
+    save_world(out / "passed", model, replace(manifest, gate={**manifest.gate, "passed": True, "reasons": []}))
+    return out
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Error line of a command that must fail with exit code 2."""
+    assert main(arguments) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_a_model_that_failed_its_tests_judges_nothing(folder, capsys):
+    world = str(folder / "run" / "checkpoints" / "last")
+    assert "must not judge policies: It ignores actions" in refused(["worldmodel", "rank", world, "random"], capsys)
+    backend = ["--task", "push", "--backend", f"worldmodel:{world}"]
+    assert "must not judge policies" in refused(["eval", "random", *backend, "--out", str(folder / "no")], capsys)
+
+
+def test_eval_tells_what_it_found_and_draws_a_contact_sheet(folder, capsys):
+    world, sheet = str(folder / "passed"), folder / "sheet.png"
+    options = ["--windows", "4", "--horizon", "12", "--out", str(sheet)]
+    assert main(["worldmodel", "eval", world, str(folder / "films"), *options]) == 0
+    out = capsys.readouterr().out
+    assert "shuffled" in out and "It must not judge policies: It ignores actions" in out
+    assert Image.open(sheet).width == 8 + 7 * (2 * 16 + 8)  # last known; real and predicted at three horizons
+    assert main(["worldmodel", "eval", world, str(folder / "films"), "--windows", "4", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["psnr"]) == {"true", "shuffled", "zero"}
+
+
+def test_rank_compares_both_sides_start_by_start(folder, capsys):
+    players = ["expert", "expert+0.5", "expert+1", "random", "random+0.5"]
+    options = ["--episodes", "4", "--num-envs", "4", "--video", "2", "--out", str(folder / "rank"), "--json"]
+    assert main(["worldmodel", "rank", str(folder / "passed"), *players, *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["policies"]) == players and "mmrv" in found["metrics"]
+    assert found["policies"]["expert"]["real"]["estimate"] == 1.0
+    assert {file.name for file in (folder / "rank").iterdir()} >= {"ranking.json", "scatter.png", "films.mp4"}
+
+
+def test_eval_runs_inside_the_world_model(folder, capsys):
+    backend = ["--task", "push", "--backend", f"worldmodel:{folder / 'passed'}", "--episodes", "3", "--video", "0"]
+    assert main(["eval", "random", *backend, "--out", str(folder / "eval"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"]["random"]["n"] == 3
+    assert "filmed in toy/push; it cannot stand in for toy/point_mass" in refused(
+        ["eval", "random", *backend, "--task", "point_mass", "--out", str(folder / "other")], capsys
+    )
+
+
+def test_play_films_both_sides_or_obeys_keys(folder, capsys):
+    world, film = str(folder / "passed"), folder / "film.mp4"
+    assert main(["worldmodel", "play", world, "random", "--episodes", "2", "--out", str(film)]) == 0
+    assert film.is_file()
+    capsys.readouterr()
+    assert main(["worldmodel", "play", world, "--keys", "dd?w "]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("a/d gripper_vx [m/s], s/w gripper_vy [m/s], space rests, q quits")
+    assert out.count("progress") == 4 and "▀" in out
+
+
+def test_keys_play_the_bounds_of_the_actions():
+    sim = make_sim("push", SimOptions(num_envs=1))
+    for key, expected in (("d", [0.7, 0.0]), ("s", [0.0, -0.7]), (" ", [0.0, 0.0])):
+        action = action_of(key, sim)
+        assert action is not None and action[0].tolist() == pytest.approx(expected)
+    assert action_of("r", sim) is None  # a third dimension, which the task does not have
+
+
+def test_half_blocks_show_two_pixels_a_character():
+    picture = torch.zeros(3, 4, 2, dtype=torch.uint8)
+    picture[0, 1] = 200
+    lines = half_blocks(picture).splitlines()
+    assert len(lines) == 2 and lines[0].count("▀") == 2
+    assert "\x1b[38;2;0;0;0m\x1b[48;2;200;0;0m" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train"], "No films are given"),
+        (["train", "nowhere", "--preset", "tini"], "Unknown preset 'tini'"),
+        (["train", "nowhere", "--set", "learner.rate=1"], "Unknown setting 'learner.rate=1'"),
+        (["train", "nowhere", "--set", "learner.updates=soon"], "learner.updates must be"),
+        (["train", "nowhere"], "No LeRobot dataset at nowhere"),
+        (["train", "nowhere", "--resume", "run"], "pass --resume RUN alone"),
+        (["eval", "nowhere", "films"], "nowhere does not exist"),
+        (["play", "nowhere", "expert", "--keys", "d"], "not both"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments, message, capsys):
+    assert message in refused(["worldmodel", *arguments], capsys)
+
+
+def test_films_of_the_fixture_hold_failures(folder):
+    films = read_lerobot(folder / "films")
+    assert films.success.sum() == 4 and films.num_episodes == 8
