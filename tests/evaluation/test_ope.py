@@ -260,6 +260,7 @@ def test_a_small_effective_sample_is_refused_and_a_middling_one_warned_about():
     sharp = TablePolicy(np.array([0.999, 0.001, 0.999]))
     found = estimate(sharp, episodes, behaviour=TablePolicy(BEHAVIOUR), config=QUICK)["is"]
     assert found.interval is None and "refused" in found.note and found.effective is not None and found.effective < 10
+    assert effective_size(np.array([1.0, -1.0, 1e-9])) < 1  # weights that cancel, of features that the logs do not show
     near = estimate(TablePolicy(BEHAVIOUR), episodes, behaviour=TablePolicy(BEHAVIOUR), config=QUICK)["is"]
     assert near.interval is not None and near.effective == pytest.approx(30) and "few" in near.note
 
