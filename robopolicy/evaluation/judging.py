@@ -78,7 +78,7 @@ class Confusion:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
         sides = {name: getattr(self, name) for name in ("sensitivity", "specificity")}
-        return asdict(self) | {name: None if side is None else asdict(side) for name, side in sides.items()}
+        return asdict(self) | {name: None if side is None else side.to_dict() for name, side in sides.items()}
 
 
 def frame_confusions(judge: Judge, examples: Examples, threshold: float = 0.5) -> dict[str, Confusion]:

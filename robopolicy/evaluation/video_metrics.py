@@ -14,7 +14,7 @@ Closeness of frames is neither needed nor enough for judging policies: see the a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,7 @@ class FilmMetrics:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
-        frames = {name: {str(h): asdict(value) for h, value in row.items()} for name, row in self.frames.items()}
+        frames = {name: {str(h): value.to_dict() for h, value in row.items()} for name, row in self.frames.items()}
         sets = {str(horizon): value for horizon, value in self.sets.items()}
         return {"frames": frames, "fvd_own": sets, "features": self.features, "films": self.films}
 

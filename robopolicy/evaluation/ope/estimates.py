@@ -118,7 +118,10 @@ class Estimates:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
-        return {"estimates": {row.name: asdict(row) for row in self.rows}, "notes": list(self.notes)}
+        rows = {
+            row.name: asdict(row) | {"interval": row.interval.to_dict() if row.interval else None} for row in self.rows
+        }
+        return {"estimates": rows, "notes": list(self.notes)}
 
 
 def estimate(
