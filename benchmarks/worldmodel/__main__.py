@@ -1,0 +1,50 @@
+"""A dozen policies of graded quality: their order in a learned world model, by FQE, and in the simulator.
+
+    python -m benchmarks.worldmodel --quick                # six policies, one small world, nothing written
+    python -m benchmarks.worldmodel                        # everything missing; see below
+    python -m benchmarks.worldmodel --tasks push --seeds 0 --jobs 2
+    python -m benchmarks.worldmodel --table                # only rewrite the table from the finished cells
+
+A cell is one policy on one task with one seed: 100 held-out starts in the simulator and in the world model, and its
+value by FQE on the films that the world model learnt from. Films, world model and policies are made first and kept.
+No policy of the table is in the films. An estimate of the budget on one core, not yet measured: films, world model and
+policies an hour a task, and three minutes a cell.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks.common import finished_cells, print_result, write_result
+from benchmarks.worldmodel.cell import Key, cell_name, run_all
+from benchmarks.worldmodel.table import figures, rows
+from benchmarks.worldmodel.tasks import SMALL, TASKS
+
+
+def main() -> None:
+    """Run what is missing, then print and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="six policies, one small world, nothing written")
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--jobs", type=int, default=2, help="cells at a time, one thread each")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        cells = run_all([(SMALL.name, player, 0) for player in SMALL.players], jobs=arguments.jobs, keep=False)
+        print_result("worldmodel", rows(cells), figures(cells))
+        return
+    if not arguments.table:
+        run_all(keys(arguments.tasks, arguments.seeds), jobs=arguments.jobs, keep=True)
+    cells = finished_cells(cell_name(key) for key in keys(list(TASKS), range(100)))
+    print_result("worldmodel", rows(cells), figures(cells))
+    write_result("worldmodel", rows(cells), figures(cells), command="python -m benchmarks.worldmodel")
+
+
+def keys(tasks: list[str], seeds: list[int] | range) -> list[Key]:
+    """Every policy of `tasks`."""
+    return [(task, player, seed) for task in tasks for seed in seeds for player in TASKS[task].players]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Tasks of the benchmark: films, world model, and the policies that are ranked, none of which is in the films."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BenchTask:
+    """One world and who is ranked in it."""
+
+    name: str
+    task: str  # registered task id
+    camera: str
+    size: int  # pixels
+    behaviours: tuple[str, ...]  # who is filmed
+    films: int  # episodes of all of them together
+    preset: str  # of the world model
+    settings: tuple[str, ...]  # of its training
+    budgets: tuple[int, ...] = ()  # updates of the cloned policies; none ranks the scripted expert instead
+    noises: tuple[float, ...] = (0.0, 0.3, 0.6)  # disturbances, with each of which every policy is ranked
+    demonstrations: int = 200  # episodes that are cloned
+    policy: tuple[str, ...] = ()  # settings of the cloning
+    episodes: int = 100  # of every policy on both sides
+
+    @property
+    def players(self) -> list[str]:
+        """Names of those that are ranked."""
+        who = [f"bc{budget}" for budget in self.budgets] or ["expert"]
+        return [name + (f"+{noise:g}" if noise else "") for name in who for noise in self.noises]
+
+
+FILMED = ("expert", "expert+0.2", "expert+0.5", "expert+1", "random", "random+0.5")
+FULL = ("learner.autoencoder_updates=8000", "learner.updates=20000")
+QUICK = (
+    "learner.autoencoder_updates=600",
+    "learner.autoencoder_batch=8",
+    "learner.autoencoder_lr=6e-3",
+    "learner.updates=1500",
+    "learner.batch_size=32",
+    "learner.lr=3e-3",
+    "learner.history_noise=0.05",
+    "evaluation.every=10000",
+)
+
+TASKS = {
+    task.name: task
+    for task in (
+        BenchTask(
+            name="push",
+            task="toy/push",
+            camera="top",
+            size=64,
+            behaviours=FILMED,
+            films=2400,
+            preset="tiny",
+            settings=FULL,
+            budgets=(100, 400, 1500, 5000),
+            policy=("policy=flow", "task.observe=[image.top,gripper]"),
+        ),
+        BenchTask(
+            name="lift",
+            task="manipulation/lift",
+            camera="front",
+            size=64,
+            behaviours=FILMED,
+            films=2400,
+            preset="tiny",
+            settings=FULL,
+            budgets=(100, 300, 1000, 3000),
+            noises=(0.0, 0.1, 0.2),
+            policy=("policy=flow", "task.observe=[state]"),
+        ),
+    )
+}
+SMALL = BenchTask(
+    name="quick",
+    task="toy/push",
+    camera="top",
+    size=32,
+    behaviours=("expert", "expert+0.5", "expert+1", "random"),
+    films=80,
+    preset="smoke",
+    settings=QUICK,
+    noises=(0.0, 0.3, 0.6, 0.9, 1.2, 2.0),
+    episodes=24,
+)

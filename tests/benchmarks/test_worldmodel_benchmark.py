@@ -1,0 +1,37 @@
+"""The table of the world-model benchmark, from cells whose order is known."""
+
+import numpy as np
+
+from benchmarks.worldmodel.table import figures, rows
+from benchmarks.worldmodel.tasks import SMALL, TASKS
+from robopolicy.evaluation.result import Cost, EvalResult
+
+
+def cell(index: int, seconds: float = 4.0) -> dict:
+    """A policy that succeeds on the first `index` of 8 starts, in the model on one fewer."""
+
+    def side(count: int) -> dict:
+        success = np.arange(8) < count
+        cost = Cost(1, 8, 80, 8, seconds)
+        return EvalResult("toy/push", np.arange(8), success * 1.0, np.full(8, 10), success, cost).to_dict()
+
+    psnr = {"true": {"1": 30.0}, "shuffled": {"1": 26.5}}
+    gate = {"passed": True, "psnr": psnr, "directions": {}}
+    sides = {"real": side(index), "predicted": side(max(0, index - 1))}
+    return {"task": "push", "player": f"p{index}", "seed": 0, **sides, "fqe": float(-index), "gate": gate}
+
+
+def test_every_task_ranks_a_dozen_policies_that_are_not_in_its_films():
+    for task in TASKS.values():
+        assert len(set(task.players)) >= 12 and not set(task.players) & set(task.behaviours)
+    assert len(SMALL.players) == 6
+
+
+def test_the_table_shows_both_estimators():
+    cells = [cell(index) for index in range(1, 9)]
+    model, fqe = rows(cells)
+    assert model["estimator"] == "world model" and model["policies"] == 8 and model["gap"] == "3.5 dB"
+    assert str(model["pearson"]).startswith("1") and model["s/episode"] == "0.5 / 0.5"
+    assert fqe["pearson"] == "-1.00" and fqe["bias"] == "-"
+    found = figures(cells)["tasks"]["push"]["0"]
+    assert found["metrics"]["bias"]["estimate"] == -0.125 and found["fqe"]["spearman"] == -1.0
