@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Literal
 
@@ -35,6 +35,10 @@ class Interval:
     def __format__(self, spec: str) -> str:
         spec = spec or ".3g"
         return f"{self.estimate:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+
+    def to_dict(self) -> dict[str, float | None]:
+        """JSON-ready form; None where a number is unknown."""
+        return {key: None if math.isnan(value) else value for key, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from robopolicy.evaluation.compare import Comparison
 from robopolicy.evaluation.intervals import Interval, bootstrap_mean
 from robopolicy.evaluation.ranking import Ranking
+from robopolicy.worldmodel.judge.calibration import Reliability
 
 Runs = Sequence[Sequence[Mapping[str, Any]]]
 """Metric rows, as in `metrics.jsonl`, of every seed."""
@@ -223,6 +224,21 @@ def rank_scatter(ranking: Ranking, path: Path, *, ylabel: str = "predicted") -> 
         shown = [f"{key} {value:.2f}" for key, value in ranking.metrics.items() if key in ("pearson", "mmrv")]
         ax.set(title="\n".join(shown) or f"{len(ranking.names)} policies", xlabel="real", ylabel=ylabel)
         ax.grid()
+    return path
+
+
+def reliability_diagram(curves: Mapping[str, Reliability], path: Path) -> Path:
+    """Draw how often what was given a probability came true, calibrated on the diagonal; larger dots hold more."""
+    with figure(path, 4.6, 4.2) as ax:
+        ax.axline((0, 0), slope=1, color=PALETTE[0], linestyle="--", linewidth=1, zorder=0)
+        for i, (label, curve) in enumerate(curves.items()):
+            colour, size = PALETTE[1 + i % (len(PALETTE) - 1)], 20 + 180 * curve.count / curve.count.sum()
+            ax.plot(curve.confidence, curve.frequency, color=colour, linewidth=1.4)
+            ax.scatter(curve.confidence, curve.frequency, size, color=colour, label=f"{label}: error {curve.error:.3f}")
+        ax.set(title="Calibration", xlabel="predicted probability", ylabel="share that came true")
+        ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+        ax.grid()
+        _legend(ax)
     return path
 
 

@@ -12,7 +12,7 @@ All metrics take `real` and `predicted` values `(..., P)` of P policies, higher 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -173,13 +173,13 @@ class Ranking:
         return {
             "policies": {
                 name: {
-                    "real": asdict(self.real[i]),
-                    "predicted": asdict(self.predicted[i]),
-                    "powered": asdict(self.powered[i]) if self.powered else None,
+                    "real": self.real[i].to_dict(),
+                    "predicted": self.predicted[i].to_dict(),
+                    "powered": self.powered[i].to_dict() if self.powered else None,
                 }
                 for i, name in enumerate(self.names)
             },
-            "metrics": {key: asdict(value) for key, value in self.metrics.items()},
+            "metrics": {key: value.to_dict() for key, value in self.metrics.items()},
             "notes": list(self.notes),
         }
 

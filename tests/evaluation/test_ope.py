@@ -260,6 +260,7 @@ def test_a_small_effective_sample_is_refused_and_a_middling_one_warned_about():
     sharp = TablePolicy(np.array([0.999, 0.001, 0.999]))
     found = estimate(sharp, episodes, behaviour=TablePolicy(BEHAVIOUR), config=QUICK)["is"]
     assert found.interval is None and "refused" in found.note and found.effective is not None and found.effective < 10
+    assert effective_size(np.array([1.0, -1.0, 1e-9])) < 1  # weights that cancel, of features that the logs do not show
     near = estimate(TablePolicy(BEHAVIOUR), episodes, behaviour=TablePolicy(BEHAVIOUR), config=QUICK)["is"]
     assert near.interval is not None and near.effective == pytest.approx(30) and "few" in near.note
 
@@ -322,6 +323,17 @@ def test_logs_without_exploration_or_rewards_are_refused():
         Logs(episodes, PolicySpec({"state": (4,)}, 1), GAMMA)
     with pytest.raises(UserError, match="discount"):
         Logs(episodes, SPEC, 1.5)
+
+
+def test_the_closing_frame_of_a_film_is_no_decision():
+    episodes = play(5)
+    films = []
+    for episode in map(episodes.episode, range(5)):
+        longer = {key: np.concatenate([array, array[-1:]]) for key, array in episode.arrays.items()}
+        longer["terminated"][-2] = False
+        films.append(Episode(longer | {"closing": np.arange(len(episode) + 1) == len(episode)}))
+    plain, filmed = (Logs(data, SPEC, GAMMA) for data in (episodes, Episodes.from_list(films, 0.1)))
+    assert filmed.returns.tolist() == plain.returns.tolist() and filmed.window.tolist() == plain.window.tolist()
 
 
 REAL = {"behaviour": 5.0, "a": 9.0, "b": 6.0, "c": 1.0, "d": 7.0}

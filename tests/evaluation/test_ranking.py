@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -175,6 +177,14 @@ def test_a_bootstrap_is_repeatable_and_the_dictionary_plain():
     real, predicted = graded(6, 30, 0.3)
     first, second = (rank(results(real), results(predicted), seed=3).to_dict() for _ in range(2))
     assert first == second and set(first["policies"]["p0"]) == {"real", "predicted", "powered"}
+
+
+def test_what_is_undefined_is_said_and_stays_json():
+    real = np.ones((5, 4), np.bool_)
+    found = rank(results(real), results(real))
+    assert any("Pearson r: undefined" in note for note in found.notes)
+    content = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert content["metrics"]["pearson"]["estimate"] is None and content["metrics"]["mmrv"]["estimate"] == 0
 
 
 def test_the_scatter_plot_is_written(tmp_path):

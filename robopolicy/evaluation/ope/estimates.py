@@ -67,6 +67,10 @@ class OPEConfig:
     level: float = 0.95  # of the intervals
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if min(self.samples, self.features) < 1 or not 0 < self.level < 1:
+            raise UserError("Off-policy evaluation needs samples and features of at least 1, and a level in (0, 1).")
+
 
 @runtime_checkable
 class Scoring(Protocol):
@@ -114,7 +118,10 @@ class Estimates:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
-        return {"estimates": {row.name: asdict(row) for row in self.rows}, "notes": list(self.notes)}
+        rows = {
+            row.name: asdict(row) | {"interval": row.interval.to_dict() if row.interval else None} for row in self.rows
+        }
+        return {"estimates": rows, "notes": list(self.notes)}
 
 
 def estimate(
@@ -137,7 +144,7 @@ def estimate(
     Raises:
         UserError: The logs lack what the policy sees.
     """
-    config = config or OPEConfig()
+    config, episodes = config or OPEConfig(), episodes.played()
     logs = Logs(episodes, policy.spec, config.gamma)
     options: dict[str, Any] = {"level": config.level, "seed": config.seed}
     decided = logs.decide(policy, samples=config.samples, deterministic=config.deterministic, seed=config.seed)
@@ -159,8 +166,8 @@ def estimate(
     else:
         found = marginal_of(logs, decided, features)
         both = corrected(start, found.weights, errors, logs.episode[logs.window])
-        rows.append(Estimate("marginal", bootstrap_mean(found.terms, **options)))
-        rows.append(Estimate("marginal_dr", bootstrap_mean(both, **options)))
+        for name, terms in (("marginal", found.terms), ("marginal_dr", both)):
+            rows.append(_guarded(name, found.effective, Terms(terms[:, None]), config))
     if played is not None:
         rows.append(Estimate("played", bootstrap_mean(Logs(played, policy.spec, config.gamma).returns, **options)))
     order = list(NAMES)
@@ -181,23 +188,15 @@ def weighted(logs: Logs, ratios: Array, start: Array, errors: Array, config: OPE
     table[logs.episode, logs.age] = ratios
     weights, gamma = cumulative_weights(table), config.gamma
     whole, steps = effective_size(weights[:, -1]), effective_size_per_decision(weights, gamma)
-    terms: dict[str, tuple[float, Callable[[], Terms]]] = {
-        "is": (whole, lambda: trajectory_wise(weights, logs.rewards, gamma)),
-        "pdis": (steps, lambda: per_decision(weights, logs.rewards, gamma)),
-        "snis": (whole, lambda: trajectory_wise(weights, logs.rewards, gamma, normalised=True)),
-        "snpdis": (steps, lambda: per_decision(weights, logs.rewards, gamma, normalised=True)),
-        "dr": (steps, lambda: doubly_robust(weights, start, errors, gamma)),
-        "sndr": (steps, lambda: doubly_robust(weights, start, errors, gamma, normalised=True)),
+    terms = {
+        "is": (whole, trajectory_wise(weights, logs.rewards, gamma)),
+        "pdis": (steps, per_decision(weights, logs.rewards, gamma)),
+        "snis": (whole, trajectory_wise(weights, logs.rewards, gamma, normalised=True)),
+        "snpdis": (steps, per_decision(weights, logs.rewards, gamma, normalised=True)),
+        "dr": (steps, doubly_robust(weights, start, errors, gamma)),
+        "sndr": (steps, doubly_robust(weights, start, errors, gamma, normalised=True)),
     }
-    rows = []
-    for name, (size, make) in terms.items():
-        if size < config.minimum_size:
-            note = f"refused: {size:.1f} effective of {len(weights)} episodes, at least {config.minimum_size:g}"
-            rows.append(Estimate(name, None, size, note))
-            continue
-        note = "few effective episodes; the interval is too narrow" if size < config.warn_size else ""
-        rows.append(Estimate(name, terms_interval(make(), level=config.level, seed=config.seed), size, note))
-    return rows
+    return [_guarded(name, size, value, config) for name, (size, value) in terms.items()]
 
 
 def why_unweighted(policy: Policy, behaviour: Policy | None, deterministic: bool) -> str:
@@ -226,6 +225,15 @@ def log_density(policy: Policy, logs: Logs) -> Array:
         chunk = action[:, None].expand(-1, policy.spec.horizon, -1)
         parts.append(policy.log_density(obs, chunk).double().cpu() - scale.log().sum())
     return torch.cat(parts).numpy()
+
+
+def _guarded(name: str, size: float, terms: Terms, config: OPEConfig) -> Estimate:
+    """An estimate that rests on `size` effective episodes, unless those are too few."""
+    if size < config.minimum_size:
+        note = f"refused: {size:.1f} effective of {len(terms.numerator)} episodes, at least {config.minimum_size:g}"
+        return Estimate(name, None, size, note)
+    note = "few effective episodes; the interval is too narrow" if size < config.warn_size else ""
+    return Estimate(name, terms_interval(terms, level=config.level, seed=config.seed), size, note)
 
 
 def _attempt(name: str, interval: Callable[[], Interval]) -> Estimate:

@@ -39,7 +39,7 @@ def cumulative_weights(log_ratio: Array) -> Array:
 
 def effective_size(weights: Array) -> float:
     """Number of equally weighted episodes that would tell as much as N with `weights` `(N,)` (Kish)."""
-    scaled = weights / weights.max() if weights.max() > 0 else weights
+    scaled = weights / max(float(np.abs(weights).max()), 1e-300)
     return float(scaled.sum() ** 2 / max((scaled**2).sum(), 1e-300))
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.data.episodes import is_cloud, is_image
+from robopolicy.evaluation.ope.importance import effective_size
 from robopolicy.evaluation.ope.logs import Logs
 
 Array = NDArray[np.float64]
@@ -28,6 +29,7 @@ class Marginal:
 
     weights: Array  # (W,) visits of the policy per visit in the logs, discounted
     terms: Array  # (N,) influence of every episode on the estimate; their mean is the estimate
+    effective: float  # number of equally weighted episodes; few where the logs do not show what the policy does
 
 
 def marginal(
@@ -49,7 +51,8 @@ def marginal(
     weights = phi @ np.linalg.solve(flow.T, start.mean(0))
     value = np.linalg.solve(flow, phi.T @ reward / n)  # (K,) of Q in the features
     errors = reward + (following - phi) @ value
-    return Marginal(weights, corrected(start @ value, weights, errors, episode))
+    terms = corrected(start @ value, weights, errors, episode)
+    return Marginal(weights, terms, effective_size(np.bincount(episode, weights, minlength=n).astype(np.float64)))
 
 
 def corrected(start: Array, weights: Array, errors: Array, episode: NDArray[np.int64]) -> Array:

@@ -1,0 +1,215 @@
+"""How close predicted films are to real ones, frame by frame and as a set, by horizon.
+
+PSNR and SSIM (Wang et al. 2004) compare frames; LPIPS (Zhang et al. 2018) does so in the features of a trained network
+and needs its package and weights; a Frechet distance compares the distributions of whole clips. The Frechet distance
+known as FVD is that in the features of one network (I3D), whose weights are a download; in features of our own encoder
+it is another number and has another name, `FVD-own`, with the features stated: it compares models on the same films and
+features, and nothing else.
+
+Closeness of frames is neither needed nor enough for judging policies: see the action-following gate
+(`robopolicy.worldmodel.diagnostics`) and the ranking (`robopolicy.evaluation.ranking`). All functions take uint8 films
+`{camera: (B, T, 3, S, S)}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import ArrayLike, NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.evaluation.intervals import Interval, bootstrap_mean
+from robopolicy.extras import need
+from robopolicy.worldmodel.contract import Images
+from robopolicy.worldmodel.diagnostics import HORIZONS, frame_psnr
+
+Array = NDArray[np.float64]
+Encode = Callable[[Images], Tensor]
+"""Frames `{camera: (B, 3, S, S)}` uint8 to feature maps `(B, Z, h, w)`."""
+
+_WINDOW, _SIGMA = 11, 1.5  # pixels; of SSIM
+_C1, _C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
+_POOL = 2  # feature maps are averaged to this many cells on a side
+
+
+def frame_ssim(predicted: Images, real: Images) -> Tensor:
+    """Structural similarity `(B, T)` of every frame, 1 where both agree; the mean of all colours and cameras.
+
+    Raises:
+        UserError: Pictures are smaller than the window of 11 pixels.
+    """
+    return torch.stack([_ssim(predicted[camera], real[camera]) for camera in real]).mean(0)
+
+
+def _ssim(predicted: Tensor, real: Tensor) -> Tensor:
+    if min(real.shape[-2:]) < _WINDOW:
+        raise UserError(f"SSIM needs pictures of {_WINDOW} pixels or more, got {tuple(real.shape[-2:])}.")
+    offset = torch.arange(_WINDOW, dtype=torch.float64) - _WINDOW // 2
+    line = (-0.5 * (offset / _SIGMA) ** 2).exp()
+    window = (torch.outer(line, line) / line.sum() ** 2)[None, None]
+
+    def local_mean(x: Tensor) -> Tensor:
+        return F.conv2d(x, window)
+
+    x, y = (film.cpu().double().flatten(0, 2)[:, None] for film in (predicted, real))  # (B * T * 3, 1, S, S)
+    mean_x, mean_y = local_mean(x), local_mean(y)
+    var_x, var_y = local_mean(x * x) - mean_x**2, local_mean(y * y) - mean_y**2
+    covariance = local_mean(x * y) - mean_x * mean_y
+    structure = (2 * covariance + _C2) / (var_x + var_y + _C2)
+    similarity = (2 * mean_x * mean_y + _C1) / (mean_x**2 + mean_y**2 + _C1) * structure
+    return similarity.flatten(1).mean(1).unflatten(0, real.shape[:3]).mean(2)
+
+
+class LPIPS:
+    """Perceptual distance `(B, T)` of frames, 0 where both agree; the package's linear weights on an AlexNet."""
+
+    def __init__(self, weights: str | Path) -> None:
+        """Load the metric.
+
+        Args:
+            weights: `model.safetensors` of torchvision's AlexNet, trained on ImageNet; nothing is downloaded.
+
+        Raises:
+            UserError: The package `lpips` or the weights are missing.
+        """
+        path = Path(weights)
+        if not path.is_file():
+            raise UserError(f"LPIPS needs the weights of an AlexNet as safetensors; there is none at {path}.")
+        metric = need("lpips", "lpips").LPIPS(net="alex", pnet_rand=True, verbose=False)
+        try:
+            found = load_file(path)
+            state = {key: found[_torchvision_name(key)] for key in metric.net.state_dict()}
+            metric.net.load_state_dict(state, strict=True)
+        except (KeyError, RuntimeError, SafetensorError) as error:
+            raise UserError(f"{path} does not hold the weights of torchvision's AlexNet: {error}") from error
+        self._metric = metric.eval()
+
+    @torch.no_grad()
+    def __call__(self, predicted: Images, real: Images) -> Tensor:
+        """Compare every frame."""
+        views = []
+        for camera, film in real.items():
+            a, b = (x.cpu().flatten(0, 1).float() / 127.5 - 1 for x in (predicted[camera], film))
+            views.append(self._metric(a, b).flatten().unflatten(0, film.shape[:2]))
+        return torch.stack(views).mean(0)
+
+
+def _torchvision_name(key: str) -> str:
+    """`slice2.3.weight` of the package is `features.3.weight` of torchvision."""
+    return "features." + key.split(".", 1)[1]
+
+
+def frechet_distance(first: ArrayLike, second: ArrayLike) -> float:
+    """Frechet distance of two normal distributions fitted to features `(n, D)` and `(m, D)`; 0 where they agree.
+
+    It falls with the number of samples: compare values of equal n and m alone.
+
+    Raises:
+        ValueError: A side has fewer than two samples.
+    """
+    a, b = (np.asarray(side, dtype=np.float64) for side in (first, second))
+    if min(len(a), len(b)) < 2 or a.shape[1] != b.shape[1]:
+        raise ValueError(f"Need two samples or more of equally many features, got {a.shape} and {b.shape}.")
+    covariances = [np.atleast_2d(np.cov(side, rowvar=False)) for side in (a, b)]
+    values, vectors = np.linalg.eigh(covariances[0])
+    root = vectors * np.sqrt(np.maximum(values, 0)) @ vectors.T
+    # The eigenvalues of the product of both are those of this symmetric matrix.
+    product = np.linalg.eigvalsh(root @ covariances[1] @ root)
+    spread = np.trace(covariances[0]) + np.trace(covariances[1]) - 2 * np.sqrt(np.maximum(product, 0)).sum()
+    return float(((a.mean(0) - b.mean(0)) ** 2).sum() + max(spread, 0.0))
+
+
+@torch.no_grad()
+def clip_features(encode: Encode, images: Images) -> Array:
+    """What `FVD-own` compares `(B, D)`: coarse feature maps of frames, their mean over time and their mean change."""
+    shape = next(iter(images.values())).shape[:2]
+    maps = encode({camera: film.flatten(0, 1) for camera, film in images.items()})
+    frames = F.adaptive_avg_pool2d(maps.float(), _POOL).flatten(1).unflatten(0, shape)  # (B, T, D / 2)
+    change = frames.diff(dim=1).abs().mean(1) if shape[1] > 1 else torch.zeros_like(frames[:, 0])
+    return torch.cat([frames.mean(1), change], 1).double().cpu().numpy()
+
+
+@dataclass(frozen=True)
+class FilmMetrics:
+    """Closeness by horizon: per frame with intervals over the films, and of clips up to the horizon as a set."""
+
+    frames: Mapping[str, Mapping[int, Interval]]  # {metric: {horizon: mean over the films}}
+    sets: Mapping[int, float]  # {horizon: FVD-own}
+    features: str  # whose features those are
+    films: int  # B
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Header and one row per horizon."""
+        horizons = next(iter(self.frames.values()))
+        own = [f"FVD-own ({self.features})"] if self.sets else []
+        rows = [
+            [
+                str(horizon),
+                *(f"{values[horizon]}" for values in self.frames.values()),
+                *([f"{self.sets[horizon]:.3g}" if horizon in self.sets else "-"] if self.sets else []),
+            ]
+            for horizon in horizons
+        ]
+        return ["frames ahead", *self.frames, *own], rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        frames = {name: {str(h): value.to_dict() for h, value in row.items()} for name, row in self.frames.items()}
+        sets = {str(horizon): value for horizon, value in self.sets.items()}
+        return {"frames": frames, "fvd_own": sets, "features": self.features, "films": self.films}
+
+
+def compare_films(
+    predicted: Images,
+    real: Images,
+    *,
+    encode: Encode | None = None,
+    features: str = "",
+    lpips: LPIPS | None = None,
+    horizons: Sequence[int] = HORIZONS,
+) -> FilmMetrics:
+    """Compare predicted films with what was filmed, frame t being t + 1 frames ahead.
+
+    Args:
+        predicted: Films of a world model.
+        real: Films of the same starts and actions.
+        encode: Whose features `FVD-own` compares, e.g. `LatentWorldModel.encode`; None leaves it out.
+        features: What to call them.
+        lpips: The perceptual metric; None leaves it out.
+        horizons: Frames ahead at which to look, those that the films have.
+
+    Raises:
+        UserError: Cameras or shapes differ, or the films are shorter than every horizon.
+    """
+    shapes = {camera: tuple(film.shape) for camera, film in real.items()}
+    found = {camera: tuple(film.shape) for camera, film in predicted.items()}
+    if shapes != found:
+        raise UserError(f"Films to compare must have equal cameras and shapes, got {found} and {shapes}.")
+    count, length = next(iter(shapes.values()))[:2]
+    kept = [horizon for horizon in horizons if horizon <= length]
+    if not kept:
+        raise UserError(f"The films have {length} frames, the shortest horizon is {min(horizons)}.")
+    metrics: dict[str, Callable[[Images, Images], Tensor]] = {"PSNR [dB]": frame_psnr, "SSIM": frame_ssim}
+    if lpips is not None:
+        metrics["LPIPS"] = lpips
+    frames: dict[str, dict[int, Interval]] = {}
+    at = torch.tensor(kept) - 1
+    a, b = ({camera: film[:, at] for camera, film in side.items()} for side in (predicted, real))
+    for name, metric in metrics.items():
+        values = metric(a, b)  # (B, horizons)
+        frames[name] = {h: bootstrap_mean(values[:, i].numpy()) for i, h in enumerate(kept)}
+    sets: dict[int, float] = {}
+    if encode is not None and count > 1:
+        for horizon in kept:
+            sides = ({camera: film[:, :horizon] for camera, film in side.items()} for side in (predicted, real))
+            sets[horizon] = frechet_distance(*(clip_features(encode, side) for side in sides))
+    return FilmMetrics(frames, sets, features, count)

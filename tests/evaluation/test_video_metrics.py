@@ -1,0 +1,167 @@
+"""Closeness of films against hand-computed values, scikit-image and scipy."""
+
+from __future__ import annotations
+
+import math
+import types
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from robopolicy.errors import UserError
+from robopolicy.evaluation import video_metrics
+from robopolicy.evaluation.video_metrics import LPIPS, clip_features, compare_films, frame_ssim, frechet_distance
+from robopolicy.worldmodel.diagnostics import frame_psnr
+
+
+def film(value: float, rows: int = 1, length: int = 1, size: int = 16) -> dict[str, torch.Tensor]:
+    return {"top": torch.full((rows, length, 3, size, size), value).to(torch.uint8)}
+
+
+def random_film(seed: int, rows: int = 2, length: int = 3, size: int = 20) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {"top": torch.randint(0, 256, (rows, length, 3, size, size), dtype=torch.uint8, generator=generator)}
+
+
+def shifted(images: dict[str, torch.Tensor], amount: int) -> dict[str, torch.Tensor]:
+    return {camera: clip.roll(amount, -1) for camera, clip in images.items()}
+
+
+def test_ssim_of_flat_pictures_by_hand():
+    c1 = (0.01 * 255) ** 2
+    expected = (2 * 100 * 150 + c1) / (100**2 + 150**2 + c1)  # no structure, only brightness
+    assert frame_ssim(film(100), film(150)).item() == pytest.approx(expected, rel=1e-6)
+    assert frame_ssim(random_film(0), random_film(0)).flatten().tolist() == pytest.approx([1.0] * 6)
+    inverted = {"top": 255 - random_film(0)["top"]}
+    assert frame_ssim(inverted, random_film(0)).max() < -0.5  # the structure is there, upside down
+
+
+def test_ssim_and_psnr_agree_with_scikit_image():
+    metrics = pytest.importorskip("skimage.metrics")
+    real, other = random_film(0), random_film(1)
+    mixed = {"top": (0.7 * real["top"].float() + 0.3 * other["top"].float()).to(torch.uint8)}
+    similarity, ratio = frame_ssim(mixed, real), frame_psnr(mixed, real)
+    for row in range(2):
+        for t in range(3):
+            a, b = (side["top"][row, t].permute(1, 2, 0).numpy() for side in (mixed, real))
+            options = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False}
+            expected = metrics.structural_similarity(a, b, channel_axis=2, data_range=255, **options)
+            assert float(similarity[row, t]) == pytest.approx(expected, abs=1e-6)
+            assert float(ratio[row, t]) == pytest.approx(metrics.peak_signal_noise_ratio(b, a), abs=1e-3)
+
+
+def test_ssim_needs_room_for_its_window():
+    with pytest.raises(UserError, match="11 pixels"):
+        frame_ssim(film(0, size=8), film(0, size=8))
+
+
+def test_the_frechet_distance_by_hand():
+    grid = np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])  # covariance 4/3 of the identity
+    assert frechet_distance(grid, grid) == pytest.approx(0)
+    assert frechet_distance(grid, grid + np.array([3, 4])) == pytest.approx(25)
+    assert frechet_distance(grid, 2 * grid) == pytest.approx(2 * (4 / 3))  # (2 - 1)^2 of the deviation, twice
+    assert frechet_distance(grid[:, :1], 3 * grid[:, :1]) == pytest.approx(4 * (4 / 3))
+    with pytest.raises(ValueError, match="two samples"):
+        frechet_distance(grid[:1], grid)
+
+
+def test_the_frechet_distance_agrees_with_the_matrix_root_of_scipy():
+    linalg = pytest.importorskip("scipy.linalg")
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(60, 5)) @ rng.normal(size=(5, 5)), rng.normal(size=(50, 5)) @ rng.normal(size=(5, 5)) + 1
+    c, d = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
+    expected = ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(c + d - 2 * linalg.sqrtm(c @ d).real)
+    assert frechet_distance(a, b) == pytest.approx(expected) == pytest.approx(frechet_distance(b, a))
+    flat = a[:, [0, 0, 0]]  # singular covariances
+    assert math.isfinite(frechet_distance(flat, flat[:30])) and frechet_distance(flat, flat) == pytest.approx(
+        0, abs=1e-6
+    )
+
+
+def encode(images: dict[str, torch.Tensor]) -> torch.Tensor:
+    return images["top"].float() / 255
+
+
+def test_clip_features_see_colour_place_and_motion():
+    still, moving = film(100, length=4), random_film(0, rows=1, length=4, size=16)
+    features = clip_features(encode, still)
+    assert (
+        features.shape == (1, 2 * 3 * 4) and features[0, :12] == pytest.approx(100 / 255) and not features[0, 12:].any()
+    )
+    assert (clip_features(encode, moving)[0, 12:] > 0).all()
+    assert not clip_features(encode, film(100))[0, 12:].any()  # one frame does not move
+
+
+def test_films_are_compared_by_horizon():
+    real = random_film(0, rows=6, length=12)
+    noise = random_film(1, rows=6, length=12)["top"].float() - 128
+    drift = torch.linspace(0.02, 0.5, 12)[None, :, None, None, None]
+    worse = {"top": (real["top"].float() + drift * noise).clamp(0, 255).to(torch.uint8)}
+    found = compare_films(worse, real, encode=encode, features="pixels")
+    ratio, similarity = (found.frames[name] for name in ("PSNR [dB]", "SSIM"))
+    assert list(ratio) == [1, 5, 10] == list(similarity) == list(found.sets)
+    for metric in (ratio, similarity):
+        assert metric[1].estimate > metric[5].estimate > metric[10].estimate
+    header, rows = found.table()
+    assert header == ["frames ahead", "PSNR [dB]", "SSIM", "FVD-own (pixels)"] and [row[0] for row in rows] == [
+        "1",
+        "5",
+        "10",
+    ]
+    assert compare_films(real, real, encode=encode).sets[10] == pytest.approx(0, abs=1e-9)
+    assert compare_films(worse, real).table()[0][-1] == "SSIM" and found.to_dict()["films"] == 6
+
+
+def test_films_that_do_not_match_are_refused():
+    real = random_film(0)
+    with pytest.raises(UserError, match="equal cameras and shapes"):
+        compare_films({"side": real["top"]}, real)
+    with pytest.raises(UserError, match="equal cameras and shapes"):
+        compare_films({"top": real["top"][:, :2]}, real)
+    with pytest.raises(UserError, match="3 frames"):
+        compare_films(real, real, horizons=(5, 10))
+
+
+def test_lpips_says_what_is_missing(tmp_path):
+    with pytest.raises(UserError, match="safetensors"):
+        LPIPS(tmp_path / "alexnet.safetensors")
+
+
+class Net(torch.nn.Module):
+    """Named like the package's AlexNet: slices of torchvision's layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slice1 = torch.nn.Sequential()
+        self.slice1.add_module("0", torch.nn.Conv2d(3, 2, 1))
+        self.slice2 = torch.nn.Sequential()
+        self.slice2.add_module("3", torch.nn.Conv2d(2, 2, 1))
+
+
+class Metric(torch.nn.Module):
+    def __init__(self, net: str, pnet_rand: bool, verbose: bool) -> None:
+        super().__init__()
+        assert net == "alex" and pnet_rand  # nothing may be downloaded
+        self.net = Net()
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a - b).abs().mean((1, 2, 3), keepdim=True) * self.net.slice1[0].weight.mean()
+
+
+def test_lpips_takes_the_weights_of_torchvision_and_pictures_from_minus_one_to_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(video_metrics, "need", lambda *_: types.SimpleNamespace(LPIPS=Metric))
+    weights = {
+        f"features.{i}.{name}": torch.ones_like(value)
+        for i, part in ((0, "slice1"), (3, "slice2"))
+        for name, value in getattr(Net(), part)[0].state_dict().items()
+    }
+    save_file(weights | {"classifier.1.weight": torch.zeros(1)}, tmp_path / "alexnet.safetensors")
+    metric = LPIPS(tmp_path / "alexnet.safetensors")
+    assert metric(film(0, 2, 3), film(255, 2, 3)).tolist() == [[2.0] * 3] * 2
+    found = compare_films(film(0, 2, 3), film(255, 2, 3), lpips=metric)
+    assert found.frames["LPIPS"][1].estimate == 2.0
+    save_file({"features.0.weight": torch.ones(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(UserError, match="does not hold"):
+        LPIPS(tmp_path / "other.safetensors")

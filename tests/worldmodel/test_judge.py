@@ -1,0 +1,202 @@
+"""Learned judges on films of the pushing toy: what they read, how sure they are, and what they refuse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from films import push_films
+from small_world import small_films, small_world
+
+from robopolicy.errors import UserError
+from robopolicy.evaluation.judging import episode_confusions, frame_confusions
+from robopolicy.evaluation.video_metrics import compare_films
+from robopolicy.nets.vision import VisionConfig
+from robopolicy.worldmodel.contract import Images
+from robopolicy.worldmodel.films import Films, spec_of, split
+from robopolicy.worldmodel.judge import (
+    Examples,
+    FitConfig,
+    JudgeConfig,
+    best_threshold,
+    fit_classifier,
+    fit_probe,
+    fit_temperature,
+    load_classifier,
+    load_probe,
+    reliability,
+    save_judge,
+)
+from robopolicy.worldmodel.judge.probe import disagreement
+from tasks.toy.push import GOAL, RADIUS
+
+CONFIG = JudgeConfig(members=2, hidden=(32,), vision=VisionConfig(widths=(16, 32), keypoints=8, crop=1.0))
+FIT = FitConfig(steps=150, batch_size=64, learning_rate=3e-3)
+
+
+def solved(state: dict[str, torch.Tensor]) -> torch.Tensor:
+    return (state["block"] - torch.tensor(GOAL)).norm(dim=1) < RADIUS
+
+
+def blurred(images: Images) -> Images:
+    """What an autoencoder does to frames."""
+    small = {camera: F.avg_pool2d(frames.float(), 2) for camera, frames in images.items()}
+    return {camera: F.interpolate(x, scale_factor=2.0).round().to(torch.uint8) for camera, x in small.items()}
+
+
+@pytest.fixture(scope="module")
+def examples() -> tuple[Examples, Examples]:
+    """Films to learn from and held-out ones, as filmed and blurred."""
+    episodes = push_films(60, size=24)
+    spec = spec_of(episodes)
+    train, held_out = (Films(spec, part) for part in split(episodes, share=0.3))
+    return Examples.of(train, blurred), Examples.of(held_out, blurred)
+
+
+@pytest.fixture(scope="module")
+def classifier(examples):
+    return fit_classifier(*examples, CONFIG, FIT)
+
+
+@pytest.fixture(scope="module")
+def probe(examples):
+    return fit_probe(*examples, ("gripper", "block"), solved, config=CONFIG, fit=FIT)
+
+
+def every(examples: Examples, view: int = 0) -> tuple[Images, torch.Tensor]:
+    return examples.clips(torch.arange(len(examples)), 2, view), examples.films.proprio[:, None]
+
+
+@pytest.mark.parametrize("view", [0, 1])
+def test_the_classifier_recognises_success_on_real_and_blurred_frames(classifier, examples, view):
+    judgement = classifier(*every(examples[1], view))
+    truth = examples[1].films.success.bool()
+    judged = judgement.success >= classifier.threshold
+    assert (judged == truth)[truth].float().mean() > 0.8 and (judged == truth)[~truth].float().mean() > 0.9
+    progress = examples[1].films.progress
+    assert np.corrcoef(judgement.progress.numpy(), progress.numpy())[0, 1] > 0.4
+    assert judgement.uncertain.float().mean() < 0.15
+
+
+def test_the_probability_means_what_it_says_although_training_was_balanced(classifier, examples):
+    rate = float(examples[0].films.success.mean())
+    assert classifier.offset == pytest.approx(np.log(rate / (1 - rate))) and classifier.offset < -2
+    probability = classifier(*every(examples[1])).success
+    assert reliability(probability, examples[1].films.success.numpy()).error < 0.03
+
+
+def test_the_probe_reads_the_state_and_calls_success_what_the_task_calls_success(probe, examples):
+    films = examples[1].films
+    clips, proprio = every(examples[1], 1)
+    read = probe.read(clips)
+    block = torch.from_numpy(films.episodes.arrays["block"])
+    assert (read["block"] - block).norm(dim=1).mean() < 0.05  # [m], of a table of 1 m
+    judgement = probe(clips, proprio)
+    assert ((judgement.success >= 0.5) == films.success.bool()).float().mean() > 0.93
+    assert solved({"block": block})[films.success.bool()].all()  # the predicate is the simulator's
+
+
+def test_an_empty_table_divides_the_members_and_a_limit_makes_them_abstain(classifier, probe, examples):
+    clips, proprio = every(examples[1])
+    empty = {"top": torch.full_like(clips["top"], 217)}
+    usual, strange = (disagreement(probe.ensemble.judge(frames)).mean() for frames in (clips, empty))
+    assert strange > 1.3 * usual
+    assert float(probe(clips, proprio).uncertain.float().mean()) == pytest.approx(CONFIG.abstain, abs=0.05)
+    for judge in (classifier, probe):
+        assert replace(judge, spread=-1.0)(clips, proprio).uncertain.all()
+        assert not replace(judge, spread=np.inf)(clips, proprio).uncertain.any()
+
+
+def test_confusions_of_frames_and_episodes_on_both_kinds_of_frames(classifier, examples):
+    films = examples[1].films
+    for confusions, count in ((frame_confusions, len(films)), (episode_confusions, films.episodes.num_episodes)):
+        found = confusions(classifier, examples[1], classifier.threshold)
+        assert list(found) == ["as filmed", "as reconstructed"]
+        for confusion in found.values():
+            parts = (confusion.true_positives, confusion.false_negatives, confusion.false_positives)
+            assert sum(parts) + confusion.true_negatives + confusion.abstained == count
+            assert confusion.sensitivity is not None and confusion.sensitivity.estimate > 0.7
+    sure = episode_confusions(replace(classifier, spread=-1.0), examples[1], classifier.threshold)["as filmed"]
+    assert sure.true_positives == 0 and sure.abstained >= films.episodes.success.sum()  # nothing but doubt
+
+
+def test_a_judgement_does_not_depend_on_neighbours_or_on_frames_before_the_last(classifier, examples):
+    clips, proprio = every(examples[1])
+    whole = classifier(clips, proprio)
+    alone = classifier({"top": clips["top"][5:6, -1:]}, proprio[5:6])
+    assert alone.success[0] == pytest.approx(float(whole.success[5]), abs=1e-5)
+
+
+def test_a_judge_survives_its_folder(classifier, probe, examples, tmp_path):
+    clips, proprio = every(examples[1])
+    save_judge(tmp_path / "classifier", classifier)
+    loaded = load_classifier(tmp_path / "classifier")
+    assert torch.equal(loaded(clips, proprio).success, classifier(clips, proprio).success)
+    assert (loaded.threshold, loaded.spread) == (classifier.threshold, classifier.spread)
+    save_judge(tmp_path / "probe", probe)
+    again = load_probe(tmp_path / "probe", solved)
+    assert torch.equal(again.read(clips)["block"], probe.read(clips)["block"])
+    with pytest.raises(UserError, match="expected SuccessClassifier"):
+        load_classifier(tmp_path / "probe")
+    (tmp_path / "probe" / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(UserError, match="complete"):
+        load_probe(tmp_path / "probe", solved)
+
+
+def test_fitting_is_a_function_of_its_seed(examples):
+    quick = replace(FIT, steps=2)
+    first, second = (fit_classifier(*examples, CONFIG, quick) for _ in range(2))
+    states = zip(first.ensemble.state_dict().values(), second.ensemble.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in states)
+
+
+def test_what_cannot_be_judged_is_refused(classifier, examples):
+    clips, proprio = every(examples[1])
+    with pytest.raises(UserError, match="camera 'top' with 24x24 pixels"):
+        classifier({"side": clips["top"]}, proprio)
+    with pytest.raises(UserError, match="24x24 pixels, got"):
+        classifier({"top": clips["top"][..., :16, :16]}, proprio)
+    with pytest.raises(UserError, match="no state 'drawer'"):
+        fit_probe(*examples, ("drawer",), solved, config=CONFIG, fit=FIT)
+    episodes = push_films(8, size=24)
+    losers = Films(spec_of(episodes), episodes.subset(~episodes.success))
+    with pytest.raises(UserError, match="both kinds"):
+        fit_classifier(Examples.of(losers), examples[1], CONFIG, FIT)
+
+
+def test_a_world_model_is_judged_by_its_own_head_on_its_own_frames():
+    films = small_films()
+    model = small_world(films)
+    examples = Examples.of(films, lambda frames: model.decode(model.encode(frames)))
+    shown = examples.clips(torch.arange(5), 3, view=1)["top"]
+    assert shown.shape == (5, 3, 3, 16, 16) and shown.dtype == torch.uint8
+    for confusion in frame_confusions(model.judge, examples).values():
+        assert confusion.abstained == 0
+    found = compare_films(
+        examples.clips(torch.arange(20), 3, 1), examples.clips(torch.arange(20), 3), encode=model.encode
+    )
+    assert found.sets[1] > 0 and found.frames["SSIM"][1].estimate < 1
+
+
+def test_temperature_undoes_a_scale_and_keeps_the_order():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=20_000) * 2
+    labels = rng.random(20_000) < 1 / (1 + np.exp(-logits))
+    assert fit_temperature(logits, labels) == pytest.approx(1, abs=0.05)
+    assert fit_temperature(3 * logits, labels) == pytest.approx(3, abs=0.15)
+    assert fit_temperature([-4.0, -2.0, 2.0, 4.0], [0, 0, 1, 1]) > 0.5  # no errors, yet not infinitely sure
+
+
+def test_reliability_by_hand():
+    found = reliability([0.05, 0.15, 0.95, 0.95, 1.0], [0, 0, 1, 0, 1], bins=2)
+    assert found.confidence == pytest.approx([0.1, 2.9 / 3]) and found.frequency == pytest.approx([0, 2 / 3])
+    assert found.count.tolist() == [2, 3] and found.error == pytest.approx((2 * 0.1 + 3 * 0.3) / 5)
+
+
+def test_the_threshold_separates_the_classes_halfway():
+    assert best_threshold([0.1, 0.2, 0.6, 0.9], [0, 0, 1, 1]) == pytest.approx(0.4)
+    assert best_threshold([0.1, 0.3, 0.2, 0.9], [0, 0, 1, 1]) in (pytest.approx(0.15), pytest.approx(0.6))
+    assert best_threshold([0.1, 0.9], [1, 1]) == 0.5

@@ -1,0 +1,187 @@
+"""A vision-language model as judge: what it is shown and asked, how votes count, and its backends."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import threading
+import types
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from robopolicy.errors import UserError
+from robopolicy.worldmodel.judge import vlm
+from robopolicy.worldmodel.judge.vlm import Local, Scripted, Served, VLMJudge, chosen_frames, parse_answer, pictures
+
+YES, NO = "SUCCESS: yes\nPROGRESS: 90", "SUCCESS: no\nPROGRESS: 30"
+
+
+def clips(rows: int = 1, length: int = 45) -> dict[str, torch.Tensor]:
+    values = torch.arange(rows * length, dtype=torch.uint8).reshape(rows, length, 1, 1, 1)
+    return {"front": values.expand(rows, length, 3, 8, 8), "wrist": 255 - values.expand(rows, length, 3, 8, 8)}
+
+
+def judged(answers: list[str], **options) -> tuple[float, float, bool]:
+    found = VLMJudge(Scripted(answers), "push the block", **options)(clips(), torch.zeros(1, 45, 0))
+    return round(float(found.success[0]), 4), round(float(found.progress[0]), 4), bool(found.uncertain[0])
+
+
+def test_the_first_and_the_last_frame_are_always_shown():
+    assert chosen_frames(45, 20) == [0, 20, 40, 44] and chosen_frames(41, 20) == [0, 20, 40]
+    assert chosen_frames(1, 20) == [0] and chosen_frames(2, 20) == [0, 1]
+
+
+def test_cameras_stand_side_by_side():
+    (clip,) = pictures(clips(length=3))
+    assert clip[2].shape == (8, 16, 3) and clip[2][0, 0, 0] == 2 and clip[2][0, 15, 0] == 253
+
+
+def test_votes_are_counted_and_the_prompt_names_the_task():
+    script = Scripted([YES, YES, NO])
+    judge = VLMJudge(script, "push the block", votes=3, agreement=0.6)
+    found = judge(clips(2), torch.zeros(2, 45, 0))
+    assert found.success.tolist() == pytest.approx([2 / 3, 2 / 3])
+    assert found.progress.tolist() == pytest.approx([0.7, 0.7]) and not found.uncertain.any()
+    assert len(script.shown) == 6
+    prompt, count = script.shown[0]
+    assert count == 4 and "push the block" in prompt and "4 frames" in prompt
+
+
+def test_a_split_vote_or_too_few_answers_abstain():
+    assert judged([YES]) == (1.0, 0.9, False)
+    assert judged([YES, YES, NO, NO, YES]) == (0.6, 0.66, True)
+    assert judged([YES, "hm", "hm", "hm", "hm"])[2]
+    assert judged(["I cannot see the video."]) == (0.5, 0.0, True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (YES, (True, 0.9)),
+        ("**Success**: No\n**Progress**: 12.5 %", (False, 0.125)),
+        ("It might be Success: yes. But no.\nSUCCESS: no", (False, 0.0)),
+        ("success = yes, progress = 250", (True, 1.0)),
+        ("Success: unclear", None),
+        ("", None),
+    ],
+)
+def test_answers_are_understood_or_not_counted(answer, expected):
+    assert parse_answer(answer) == expected
+
+
+def test_settings_that_make_no_sense_are_refused():
+    for options in ({"votes": 0}, {"stride": 0}, {"agreement": 0.3}):
+        with pytest.raises(UserError, match="agreement"):
+            VLMJudge(Scripted([YES]), "", **options)
+    with pytest.raises(UserError, match="template"):
+        VLMJudge(Scripted([YES]), "", template="{oops}")
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers like a server of chat completions and keeps what it was asked."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.path, dict(self.headers), body))  # type: ignore[attr-defined]
+        status, answer = self.server.answer  # type: ignore[attr-defined]
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_) -> None:
+        pass
+
+
+@pytest.fixture
+def server():
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    server.asked = []  # type: ignore[attr-defined]
+    server.answer = (200, json.dumps({"choices": [{"message": {"content": YES}}]}).encode())  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_served_model_is_asked_in_the_words_of_the_protocol(server):
+    url = f"http://127.0.0.1:{server.server_port}/v1/"
+    judge = VLMJudge(Served(url, "tiny-vlm", token="secret"), "push the block", votes=2)
+    assert judge(clips(), torch.zeros(1, 45, 0)).success.tolist() == [1.0]
+    (path, headers, body), (_, _, second) = server.asked
+    assert path == "/v1/chat/completions" and headers["Authorization"] == "Bearer secret"
+    assert body["model"] == "tiny-vlm" and (body["seed"], second["seed"]) == (0, 1)
+    *images, text = body["messages"][0]["content"]
+    assert len(images) == 4 and "push the block" in text["text"]
+    picture = base64.b64decode(images[-1]["image_url"]["url"].removeprefix("data:image/png;base64,"))
+    assert np.asarray(Image.open(io.BytesIO(picture)))[0, 0].tolist() == [44, 44, 44]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"), [((500, b""), "status 500"), ((200, b"{}"), "no answer"), ((200, b"<html>"), "no answer")]
+)
+def test_a_server_that_answers_something_else_is_reported(server, answer, message):
+    server.answer = answer
+    backend = Served(f"http://127.0.0.1:{server.server_port}/v1", "m")
+    with pytest.raises(UserError, match=message):
+        backend("?", [np.zeros((4, 4, 3), np.uint8)], 0)
+
+
+def test_addresses_and_tokens_are_checked():
+    with pytest.raises(UserError, match="http://"):
+        Served("localhost:8000", "m")
+    with pytest.raises(UserError, match="in the clear"):
+        Served("http://example.org/v1", "m", token="secret")
+    Served("https://example.org/v1", "m", token="secret")
+    with pytest.raises(UserError, match="no answer"):
+        Served("http://127.0.0.1:9/v1", "m", timeout=2.0)("?", [], 0)
+
+
+class Batch(dict):
+    def to(self, device):
+        return self
+
+
+def test_a_local_model_is_loaded_without_the_network_and_asked_with_its_own_template(monkeypatch):
+    calls = {}
+
+    class Processor:
+        def apply_chat_template(self, messages, **options):
+            calls["messages"], calls["options"] = messages, options
+            return Batch(input_ids=torch.zeros(1, 7, dtype=torch.int64))
+
+        def batch_decode(self, tokens, **_):
+            return [f"{YES} after {tokens.shape[1]} tokens"]
+
+    class Model(torch.nn.Module):
+        def generate(self, input_ids, **options):
+            calls["draw"] = float(torch.rand(()))
+            return torch.cat([input_ids, torch.zeros(1, 3, dtype=torch.int64)], 1)
+
+    def loader(result):
+        def from_pretrained(path, **options):
+            calls["load"] = options
+            if path == "nowhere":
+                raise OSError("nowhere is not a folder\nhelp")
+            return result
+
+        return types.SimpleNamespace(from_pretrained=from_pretrained)
+
+    fake = types.SimpleNamespace(AutoProcessor=loader(Processor()), AutoModelForImageTextToText=loader(Model()))
+    monkeypatch.setattr(vlm, "need", lambda package, extra: fake)
+    backend = Local("models/tiny")
+    first, again, other = (
+        (backend("?", [np.zeros((4, 4, 3), np.uint8)] * 2, seed), calls["draw"]) for seed in (1, 1, 2)
+    )
+    assert first == again and first[1] != other[1] and first[0].endswith("after 3 tokens")
+    assert calls["load"] == {"local_files_only": True}
+    kinds = [part["type"] for part in calls["messages"][0]["content"]]
+    assert kinds == ["image", "image", "text"]
+    with pytest.raises(UserError, match=r"nowhere is not a folder$"):
+        Local("nowhere")
