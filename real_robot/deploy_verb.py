@@ -40,6 +40,13 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--dry-run", action="store_true", help="compute everything, send nothing")
     parser.add_argument("--record", type=Path, metavar="FILE.mcap", help="record what is heard, sent and filtered")
     parser.add_argument("--out", type=Path, help="report (default: the next free one of runs/deploy/report.json, ...)")
+    parser.add_argument(
+        "--browser",
+        nargs="?",
+        const="127.0.0.1:8780",
+        metavar="[HOST:]PORT",
+        help="show the run on a web page, with an emergency stop (default: 127.0.0.1:8780)",
+    )
     parser.add_argument("--plain", action="store_true", help="lines in place of the live view")
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from real_robot.browser_view import parse_address
+from real_robot.figures import Figures
 from real_robot.filter_log import RecordedFilter
 from real_robot.live_view import View, open_view
 from real_robot.loop import ControlLoop, Parts
@@ -69,7 +71,7 @@ def deploy(args: argparse.Namespace) -> int:
         recorder = stack.enter_context(Recorder(args.record)) if args.record else None
         if robot.simulated and not args.attach:
             stack.enter_context(_simulation(args, robot))
-        view = stack.enter_context(open_view(args.plain, robot, args.task))
+        view = stack.enter_context(open_view(args.plain, Figures(robot, args.task), args.browser))
         episodes: list[Played] = []
         for number in range(args.episodes if robot.simulated else 1):
             episodes.append(
@@ -99,6 +101,8 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
     Raises:
         UserError: They do not; one line.
     """
+    if args.browser is not None:
+        parse_address(args.browser)
     if args.transport not in (*TRANSPORTS, "auto"):
         raise unknown_name("transport", args.transport, (*TRANSPORTS, "auto"))
     if not robot.simulated and (args.lockstep or args.attach):
@@ -152,6 +156,7 @@ def _play(
     played = Played(seed if robot.simulated else None)
     with ExitStack() as stack:
         transport = clock = connect(args, robot)
+        view.watch(transport)
         if args.lockstep:
             transport = clock = SimulatedTime(transport)
         stack.callback(clock.close)
@@ -174,6 +179,8 @@ def _play(
             played.holds += tick.state is State.HOLD and last is not State.HOLD
             last = tick.state
             view.update(loop.status(tick.now), tick)
+            if view.stopped:
+                loop.estop.press("pressed in the browser")
             if not armed and not loop.unmet(tick.now):
                 start_episode(source, seed)  # the policy has been warmed up; its noise begins anew
                 loop.arm()
