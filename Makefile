@@ -28,10 +28,10 @@ test: $(VENV)/.setup-dev  ## the whole test suite (no network, no GPU)
 test-fast: $(VENV)/.setup-dev  ## without the slow tests
 	$(BIN)/python -m pytest -q -m "not gpu and not slow"
 
-test-lerobot:  ## policies and datasets against LeRobot itself, in an environment with Python 3.12
+test-lerobot:  ## policies, datasets and robots against LeRobot itself, in an environment with Python 3.12
 	@test -n "$(PYTHON312)" || { echo "No Python 3.12 found; run: make test-lerobot PYTHON312=PATH"; exit 2; }
 	@$(MAKE) --no-print-directory VENV=$(LEROBOT_VENV) PYTHON=$(PYTHON312) TORCH=$(TORCH312) $(LEROBOT_VENV)/.setup-lerobot
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(LEROBOT_VENV)/bin/python -m pytest -q tests/interop/test_lerobot_*.py tests/data/test_lerobot_package.py
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(LEROBOT_VENV)/bin/python -m pytest -q tests/interop/test_lerobot_*.py tests/data/test_lerobot_package.py tests/real_robot/test_lerobot.py
 
 test-isaaclab:  ## its environments under our contract, on the CPU, in an environment with Python 3.12 (8 GB)
 	@test -n "$(PYTHON312)" || { echo "No Python 3.12 found; run: make test-isaaclab PYTHON312=PATH"; exit 2; }

@@ -189,6 +189,8 @@ def _say(line: str) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve; 0 once the run is over, 2 where it cannot."""
     host, port, descriptor = sys.argv[1:] if argv is None else argv
+    if hasattr(os, "sched_setscheduler"):  # a control loop with real-time priority hands it on
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.nice(10)  # the control loop goes first
     try:
         token = os.environ.get(TOKEN, "")  # beyond loopback there is one, see `parse_address`

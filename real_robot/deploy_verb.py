@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from real_robot.reach import add_options
+
 EXAMPLES = """\
 examples:
   robopolicy deploy --robot sim_panda --policy runs/lift_flow_bc/checkpoints/best --task manipulation/lift --episodes 20
@@ -27,8 +29,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--robot", required=True, help="shipped robot or YAML file, e.g. sim_panda, franka_panda")
     parser.add_argument("--policy", required=True, help="folder of a bundle or a checkpoint, or ws://HOST:PORT")
     parser.add_argument("--task", required=True, help="task that the policy was trained on, e.g. manipulation/lift")
-    parser.add_argument("--transport", default="dds", help="loopback, dds, zenoh, rosbridge, ros1, rclpy, auto (dds)")
-    parser.add_argument("--domain", type=int, help="ROS_DOMAIN_ID (default: the robot's)")
+    add_options(parser)
     parser.add_argument("--episodes", type=int, default=1, help="episodes of a simulated robot (default: 1)")
     parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
     parser.add_argument("--seconds", type=float, help="stop after this time (default: when told to)")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from real_robot import reach
 from real_robot.browser_view import parse_address
 from real_robot.figures import Figures
 from real_robot.filter_log import RecordedFilter
@@ -23,11 +24,11 @@ from real_robot.policy_runner import PolicyRunner
 from real_robot.policy_source import InlineRunner, Kept, open_source, start_episode
 from real_robot.recorder import RecordedTransport, Recorder
 from real_robot.robot import RobotSpec, load_robot
-from real_robot.sim_node import DOMAINS, build, node_parser, task_of
+from real_robot.sim_node import build, node_parser, task_of
 from real_robot.simulation import PATIENCE, SimulatedTime, Simulation, simulated
 from real_robot.states import State, Tick
 from real_robot.task_embodiment import TaskEmbodiment
-from real_robot.transports.base import TRANSPORTS, Transport, open_transport
+from real_robot.transports.base import TRANSPORTS
 from real_robot.wiring import prefix_of
 from robopolicy.deploy.contract import ChunkSource
 from robopolicy.errors import UserError, unknown_name
@@ -61,6 +62,7 @@ def deploy(args: argparse.Namespace) -> int:
     """
     robot = load_robot(args.robot)
     robot = robot if args.rate is None else replace(robot, rate=args.rate)
+    args.transport = args.transport or robot.transport
     _check(args, robot)
     task = task_of(args.task)
     prefix_of(task.model, robot.names)  # refuses a task for another robot before anything is started
@@ -108,6 +110,8 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
     if not robot.simulated and (args.lockstep or args.attach):
         option = "--lockstep" if args.lockstep else "--attach"
         raise UserError(f"{option} is for simulated robots; {robot.name} is a real one.")
+    if robot.simulated and args.transport == "lerobot":
+        raise UserError(f"LeRobot drives real robots; {robot.name} is a simulated one.")
     if not robot.simulated and args.transport == "loopback":
         raise UserError("The transport loopback stays within this process; name the one that reaches the robot.")
     if args.attach and args.transport == "loopback":
@@ -116,17 +120,10 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
         raise UserError("In lockstep time passes with commands, and --dry-run sends none; leave one of them out.")
 
 
-def connect(args: argparse.Namespace, robot: RobotSpec) -> Transport:
-    """The transport that the arguments name."""
-    domain = robot.domain if args.domain is None else args.domain
-    return open_transport(args.transport, **({"domain": domain} if args.transport in DOMAINS else {}))
-
-
 @contextmanager
 def _simulation(args: argparse.Namespace, robot: RobotSpec) -> Iterator[None]:
     """A simulated robot: in a process of its own, or in a thread where the transport is within this one."""
-    words = ["--robot", args.robot, "--task", args.task, "--transport", args.transport]
-    words += [] if args.domain is None else ["--domain", str(args.domain)]
+    words = ["--robot", args.robot, "--task", args.task, *reach.words(args)]
     words += ["--lockstep", "--rate", f"{robot.rate:.17g}"] if args.lockstep else []
     if args.transport != "loopback":
         with simulated(words):
@@ -155,7 +152,7 @@ def _play(
     """Play one episode; a real robot goes on until it is told to stop."""
     played = Played(seed if robot.simulated else None)
     with ExitStack() as stack:
-        transport = clock = connect(args, robot)
+        transport = clock = reach.reach(robot, args)
         view.watch(transport)
         if args.lockstep:
             transport = clock = SimulatedTime(transport)
