@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import mujoco
 
 MOVING = ("revolute", "continuous", "prismatic")  # types of joints in URDF that can be commanded
-XACRO = "http://www.ros.org/wiki/xacro"
+XACRO = "ros.org/wiki/xacro"
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def text_of(robot: RobotSpec, source: str) -> str:
             f"# {robot.name}, made from {source} by real_robot.describe.",
             "#",
             "# Limits: those of that file and of the command line. Accelerations and jerks are unknown, hence not",
-            "# limited; add them (acceleration, jerk) if its maker publishes them. Check the topics and the home position.",
+            "# limited; add them (acceleration, jerk) if its maker publishes them. Check the topics and the home pose.",
             f"name: {_flow(robot.name)}",
             "joints:",
             *(f"  - {_flow(row)}" for row in rows),
