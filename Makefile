@@ -39,7 +39,6 @@ test-isaaclab:  ## its environments under our contract, on the CPU, in an enviro
 	OMP_NUM_THREADS=1 $(ISAACLAB_VENV)/bin/python -m pytest -q tests/sim/test_isaaclab.py
 
 test-ros: $(VENV)/.setup-dev  ## the ROS bridge against Fast DDS, Cyclone DDS, rospy and roslibpy; says which Debian packages are missing
-	@$(BIN)/python -c 'import roslibpy' 2>/dev/null || $(BIN)/python -m pip install -q --disable-pip-version-check roslibpy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rsP tests/real_robot/test_peers.py
 
 lint: $(VENV)/.setup-dev  ## ruff: rules and format
