@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from real_robot.reach import add_options
+from real_robot.robot import robot_names
 
 EXAMPLES = """\
 examples:
   robopolicy deploy --robot sim_panda --policy runs/lift_flow_bc/checkpoints/best --task manipulation/lift --episodes 20
   robopolicy deploy --robot sim_panda --policy ws://127.0.0.1:8765 --task manipulation/lift --record run.mcap
   robopolicy deploy --robot sim_panda --policy runs/lift_flow_bc/checkpoints/best --task lift --lockstep --rate 20
-  robopolicy deploy --robot franka_panda --policy runs/lift_bundle --task manipulation/lift --transport auto --dry-run
+  robopolicy deploy --robot franka_panda --policy runs/lift_bundle --task manipulation/lift --dry-run --browser
 """
 
 
@@ -26,7 +27,8 @@ def add_parser(subparsers: Any) -> None:
         "in a process of its own, plays numbered episodes and is scored; a real one moves until you stop it.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("--robot", required=True, help="shipped robot or YAML file, e.g. sim_panda, franka_panda")
+    shipped = ", ".join(robot_names())
+    parser.add_argument("--robot", required=True, help=f"a YAML file of your own, or one that is shipped: {shipped}")
     parser.add_argument("--policy", required=True, help="folder of a bundle or a checkpoint, or ws://HOST:PORT")
     parser.add_argument("--task", required=True, help="task that the policy was trained on, e.g. manipulation/lift")
     add_options(parser)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from real_robot import reach
 from real_robot.browser_view import parse_address
 from real_robot.figures import Figures
 from real_robot.filter_log import RecordedFilter
@@ -22,6 +21,7 @@ from real_robot.live_view import View, open_view
 from real_robot.loop import ControlLoop, Parts
 from real_robot.policy_runner import PolicyRunner
 from real_robot.policy_source import InlineRunner, Kept, open_source, start_episode
+from real_robot.reach import connect, words
 from real_robot.recorder import RecordedTransport, Recorder
 from real_robot.robot import RobotSpec, load_robot
 from real_robot.sim_node import build, node_parser, task_of
@@ -30,6 +30,7 @@ from real_robot.states import State, Tick
 from real_robot.task_embodiment import TaskEmbodiment
 from real_robot.transports.base import TRANSPORTS
 from real_robot.wiring import prefix_of
+from robopolicy.deploy.chunk_buffer import JOINS
 from robopolicy.deploy.contract import ChunkSource
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.evaluation.intervals import wilson
@@ -107,6 +108,10 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
         parse_address(args.browser)
     if args.transport not in (*TRANSPORTS, "auto"):
         raise unknown_name("transport", args.transport, (*TRANSPORTS, "auto"))
+    if args.join not in JOINS:
+        raise unknown_name("join", args.join, JOINS)
+    if not robot.simulated and args.episodes > 1:
+        raise UserError(f"--episodes is for simulated robots; {robot.name} is a real one, and moves until you stop it.")
     if not robot.simulated and (args.lockstep or args.attach):
         option = "--lockstep" if args.lockstep else "--attach"
         raise UserError(f"{option} is for simulated robots; {robot.name} is a real one.")
@@ -123,13 +128,13 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
 @contextmanager
 def _simulation(args: argparse.Namespace, robot: RobotSpec) -> Iterator[None]:
     """A simulated robot: in a process of its own, or in a thread where the transport is within this one."""
-    words = ["--robot", args.robot, "--task", args.task, *reach.words(args)]
-    words += ["--lockstep", "--rate", f"{robot.rate:.17g}"] if args.lockstep else []
+    same = ["--robot", args.robot, "--task", args.task, *words(args)]
+    same += ["--lockstep", "--rate", f"{robot.rate:.17g}"] if args.lockstep else []
     if args.transport != "loopback":
-        with simulated(words):
+        with simulated(same):
             yield
         return
-    node, over = build(node_parser().parse_args(words)), threading.Event()
+    node, over = build(node_parser().parse_args(same)), threading.Event()
     thread = threading.Thread(target=node.run, args=(over.is_set,), name="simulated robot", daemon=True)
     thread.start()
     try:
@@ -152,7 +157,7 @@ def _play(
     """Play one episode; a real robot goes on until it is told to stop."""
     played = Played(seed if robot.simulated else None)
     with ExitStack() as stack:
-        transport = clock = reach.reach(robot, args)
+        transport = clock = connect(args, robot)
         view.watch(transport)
         if args.lockstep:
             transport = clock = SimulatedTime(transport)

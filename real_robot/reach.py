@@ -34,7 +34,7 @@ def words(args: argparse.Namespace) -> list[str]:
     return ["--transport", args.transport, *domain, *(word for each in args.connect for word in ("--connect", each))]
 
 
-def reach(robot: RobotSpec, args: argparse.Namespace) -> Transport:
+def connect(args: argparse.Namespace, robot: RobotSpec) -> Transport:
     """Open the transport that `args` names, else the robot's own.
 
     Raises:

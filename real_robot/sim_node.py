@@ -24,7 +24,7 @@ from real_robot.codecs.definitions import message_type
 from real_robot.commands import targets_of
 from real_robot.message import Message
 from real_robot.messages import Header, Image, JointState, JointTrajectory, String, Time
-from real_robot.reach import add_options, reach
+from real_robot.reach import add_options, connect
 from real_robot.robot import JOINTS, load_robot
 from real_robot.sim_robot import Imperfections, SimulatedRobot
 from real_robot.sim_topics import EPISODE, FAULT, LOCKSTEP_ORIGIN, READY, RESET, Reset, Status
@@ -230,7 +230,7 @@ def build(args: argparse.Namespace) -> SimNode:
         imperfections=Imperfections(**{name: getattr(args, name) for name in Imperfections.__dataclass_fields__}),
         seed=args.seed,
     )
-    transport = reach(robot, args)
+    transport = connect(args, robot)
     if args.drop or args.reorder:
         transport = FaultTransport(transport, Faults(drop=args.drop, reorder=args.reorder), args.seed)
     cameras = {camera.name: camera for camera in robot.cameras if camera.name in args.cameras}

@@ -14,11 +14,15 @@ import numpy as np
 import pytest
 from networks import until
 
+from real_robot.embodiment import JointEmbodiment
+from real_robot.loop import ControlLoop, Parts
 from real_robot.messages import Bool, Float64MultiArray, Image, JointState, JointTrajectory, JointTrajectoryPoint
+from real_robot.policy_runner import PolicyRunner
 from real_robot.robot import Camera, Joint, RobotSpec, Topic, load_robot
 from real_robot.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, TransportError, open_transport
 from real_robot.transports.lerobot import Units
 from robopolicy.errors import UserError
+from robopolicy.spec import PolicySpec
 
 ARM: dict[str, Any] = {"type": "still_arm", "port": "/dev/null"}
 DEGREES = np.array([90.0, -45.0, 180.0 / np.pi, 0.0, -180.0, 50.0])
@@ -215,3 +219,34 @@ def test_numbers_mean_what_they_mean_on_lerobots_bus() -> None:
     grip = replace(joint, gripper=True)
     number = np.array([normalize(bus, {1: 1500})[1]])
     assert Units.of(so101(joints=(grip,)), "degrees").si(number) == pytest.approx((1500 - 2048) * 2 * np.pi / 4096)
+
+
+class Reach:
+    """Goes for one pose; anything with these members is a policy."""
+
+    spec, takes_prefix = PolicySpec({"state": (6,)}, action_dim=6, horizon=8, execute=4), False
+    goal = np.array([0.3, -0.2, 0.25, 0.1, -0.4, 0.2])
+
+    def chunk(self, obs: Any, prefix: Any = None) -> Any:
+        return np.repeat(self.goal[None], 8, axis=0)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def test_an_arm_of_lerobot_is_driven_within_its_limits(arm: Any) -> None:
+    """The whole loop: observations in radians, a policy, the safety filter, actions in degrees."""
+    robot, ticks = so101(), []
+    with open_transport("lerobot", robot=robot, **ARM) as transport:
+        parts = Parts(on_tick=ticks.append)
+        loop = ControlLoop(robot, transport, JointEmbodiment(robot.names, 0.05), PolicyRunner(Reach()), parts)
+        loop.arm()
+        loop.run(seconds=1.5)
+        sent = [[action[f"{name}.pos"] for name in robot.names] for action in arm.made[0].actions]
+    told = np.array([tick.command for tick in ticks if tick.command is not None])
+    assert loop.log.counts["velocity"] > 0  # the policy jumps
+    assert (np.abs(np.diff(told, axis=0)) <= robot.limits.velocity * robot.dt * (1 + 1e-9)).all()
+    assert robot.limits.inside(told, 1e-9).all()
+    taken = Units.of(robot, "degrees").si(np.array(sent))  # the newest commands, not necessarily all
+    np.testing.assert_allclose(taken[-1], Reach.goal, atol=1e-3)
+    assert len(taken) > 20 and np.abs(taken[:-6, None] - told).max(axis=2).min(axis=1).max() < 1e-9
