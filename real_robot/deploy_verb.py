@@ -14,7 +14,7 @@ examples:
   robopolicy deploy --robot sim_panda --policy runs/lift_flow_bc/checkpoints/best --task manipulation/lift --episodes 20
   robopolicy deploy --robot sim_panda --policy ws://127.0.0.1:8765 --task manipulation/lift --record run.mcap
   robopolicy deploy --robot sim_panda --policy runs/lift_flow_bc/checkpoints/best --task lift --lockstep --rate 20
-  robopolicy deploy --robot franka_panda --policy runs/lift_bundle --task manipulation/lift --dry-run --browser
+  robopolicy deploy --robot my_panda.yaml --policy runs/lift_bundle --task manipulation/lift --dry-run --browser
 """
 
 

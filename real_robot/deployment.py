@@ -66,7 +66,8 @@ def deploy(args: argparse.Namespace) -> int:
     args.transport = args.transport or robot.transport
     _check(args, robot)
     task = task_of(args.task)
-    prefix_of(task.model, robot.names)  # refuses a task for another robot before anything is started
+    for key in TaskEmbodiment(task, prefix_of(task.model, robot.names)).sources:
+        robot.source(key)  # refuses a task for another robot, or of more than it says, before anything is started
     report = args.out or free_folder(Path("runs/deploy")) / "report.json"
     with ExitStack() as stack:
         source = open_source(args.policy, args.device)

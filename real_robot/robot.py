@@ -166,7 +166,8 @@ class RobotSpec:
         """
         known = self.heard
         if key not in known:
-            raise unknown_name("source", key, known, f"of robot {self.name}")
+            unknown = unknown_name("source", key, known, f"of robot {self.name}")
+            raise UserError(f"{unknown} Name its topic in the robot's YAML file, under sources or cameras.")
         return known[key]
 
     @property

@@ -103,6 +103,7 @@ def test_a_dry_run_sends_nothing(monkeypatch, tmp_path):
         (["--lockstep", "--dry-run"], "--dry-run sends none"),
         (["--attach", "--transport", "loopback"], "no robot to attach to"),
         (["--robot", "franka_panda", "--episodes", "3"], "--episodes is for simulated robots"),
+        (["--robot", "franka_panda"], "under sources or cameras"),
         (["--join", "rct"], "Unknown join 'rct'. Did you mean 'rtc'?"),
         (["--transport", "lerobot"], "LeRobot drives real robots"),
         (["--browser", "here"], "PORT or HOST:PORT"),
