@@ -14,5 +14,5 @@ From the wire to the policy and back:
     figures, live_view, browser_*      what a run looks like meanwhile: on the terminal and, by a process, in a browser
     deployment, deploy_verb            all of it put together: `robopolicy deploy`
 
-Only `task_embodiment`, `wiring`, MJCF files and the simulated robot need MuJoCo, and nothing but a checkpoint needs torch.
+Only `task_embodiment`, `wiring`, MJCF files and the simulated robot need MuJoCo; only a checkpoint needs torch.
 """
