@@ -113,7 +113,8 @@ class Viewer:
         if path != "/":
             return connection.respond(404, "There is nothing here.\n")
         nonce = secrets.token_urlsafe(16)
-        body = PAGE.read_text(encoding="utf-8").replace("NONCE", nonce).encode()
+        page = PAGE.read_text(encoding="utf-8").replace("NONCE", nonce)
+        body = page.replace('"TOKEN"', '"needed"' if self._token else '"none"').encode()
         policy = (
             f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src blob:; "
             "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -141,7 +141,7 @@ def test_beyond_this_machine_a_token_is_needed(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_page_is_whole_and_closed_to_other_pages(view: BrowserView) -> None:
     code, headers, body = get(view, "/")
-    assert code == 200 and body.startswith("<!doctype html>") and "NONCE" not in body
+    assert code == 200 and body.startswith("<!doctype html>") and "NONCE" not in body and 'data-token="none"' in body
     policy = headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
     assert policy.split("script-src 'nonce-")[1].split("'")[0] in body
@@ -233,7 +233,8 @@ def test_without_the_token_nothing_is_seen_or_pressed(monkeypatch: pytest.Monkey
     monkeypatch.setenv(TOKEN, "secret")
     view = BrowserView("0", Figures(robot_spec(), "a task"))
     try:
-        assert get(view, "/", Host="robot.example")[0] == 200  # the page says nothing about the robot
+        code, _, body = get(view, "/", Host="robot.example")
+        assert code == 200 and 'data-token="needed"' in body and "rig" not in body  # it says nothing about the robot
         for first in ('{"token": "guess"}', '{"estop": true}'):
             with live(view) as page:
                 page.send(first)
