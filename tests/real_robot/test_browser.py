@@ -234,7 +234,7 @@ def test_without_the_token_nothing_is_seen_or_pressed(monkeypatch: pytest.Monkey
     view = BrowserView("0", Figures(robot_spec(), "a task"))
     try:
         code, _, body = get(view, "/", Host="robot.example")
-        assert code == 200 and 'data-token="needed"' in body and "rig" not in body  # it says nothing about the robot
+        assert code == 200 and 'data-token="needed"' in body and "a task" not in body  # it says nothing about the robot
         for first in ('{"token": "guess"}', '{"estop": true}'):
             with live(view) as page:
                 page.send(first)
