@@ -106,6 +106,24 @@ class BrowserView:
         self._hear()
         if not self._watched:
             return
+        try:
+            self._hand_over(tick)
+        except Exception as error:  # nobody's curiosity may stop a robot
+            self._watched = False
+            log.warning("The viewer in the browser shows no more: %s", error)
+
+    def close(self) -> None:
+        """End the viewer; may be called twice."""
+        self._link.close()  # which ends it
+        try:
+            self._process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def _hand_over(self, tick: Tick) -> None:
         now = time.monotonic()
         if now - self._traced > 0.9 * TRACE:
             self._traced = now
@@ -119,17 +137,6 @@ class BrowserView:
         elif self._cameras and now - self._looked >= 1.0 / (PICTURES * len(self._cameras)):
             self._looked = now
             self._look()
-
-    def close(self) -> None:
-        """End the viewer; may be called twice."""
-        self._link.close()  # which ends it
-        try:
-            self._process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
 
     def _hear(self) -> None:
         try:

@@ -184,7 +184,7 @@ def _play(
             view.update(loop.status(tick.now), tick)
             if view.stopped:
                 loop.estop.press("pressed in the browser")
-            if not armed and not loop.unmet(tick.now):
+            elif not armed and not loop.unmet(tick.now):
                 start_episode(source, seed)  # the policy has been warmed up; its noise begins anew
                 loop.arm()
                 armed, begin, missed = True, time.monotonic(), loop.overruns

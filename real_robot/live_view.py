@@ -82,7 +82,7 @@ class View:
         now, table = self.figures.snapshot(), Table.grid(padding=(0, 2))
         heading = Text(f"{self._title}   ").append(f"{now['state']} {now['reason']}", COLOURS.get(now["state"], ""))
         table.add_row("rate", f"{now['rate'] or 0.0:6.1f} of {now['wanted_rate']:g} Hz", f"{now['missed']} missed")
-        table.add_row("jitter", f"{1e3 * (now['jitter'] or 0.0):6.1f} ms", "p99 of the period")
+        table.add_row("jitter", f"{1e3 * (now['jitter'] or 0.0):6.1f} ms", "p99, off the period")
         table.add_row("inference", f"{1e3 * now['latency']:6.1f} ms", "p95")
         table.add_row("chunk", f"{1e3 * now['remaining']:6.0f} ms", "left to play")
         done = now["interventions"]

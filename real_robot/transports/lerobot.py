@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 EXTRA = "lerobot"
 POSITION = ".pos"  # what LeRobot appends to a joint's name
 UNITS = ("degrees", "range", "radians")  # what LeRobot's numbers of joints mean
+CLOSING = 5.0  # [s] that a bus may take to answer
 _domains = itertools.count(-1, -1)  # of this process, of which nobody else has one below zero
 
 
@@ -139,7 +140,7 @@ class _Driver:
     def close(self) -> None:
         """Disconnect. Unless its configuration says otherwise, LeRobot then takes the torque off."""
         self._stopping.set()
-        self._thread.join()
+        self._thread.join(CLOSING)
         with contextlib.suppress(Exception):  # a cable that is out
             self._device.disconnect()
         self._side.close()

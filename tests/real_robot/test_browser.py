@@ -269,6 +269,17 @@ def test_a_viewer_that_hangs_or_dies_keeps_nobody_waiting(own: BrowserView) -> N
     assert own._gone and not own._watched and not own.pressed
 
 
+def test_what_cannot_be_shown_stops_nothing(view: BrowserView, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    with live(view) as page:
+        newest(page, view)
+        monkeypatch.setattr(view._figures, "snapshot", lambda: {"rate": float("nan")})
+        say(view)
+        assert caplog.text.count("shows no more") == 1
+        page.send('{"estop": true}')
+        say(view)
+        assert view.pressed
+
+
 def test_it_ends_with_the_program_that_started_it(own: BrowserView) -> None:
     with live(own) as page:
         newest(page, own)
