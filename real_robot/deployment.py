@@ -21,7 +21,7 @@ from real_robot.live_view import View, open_view
 from real_robot.loop import ControlLoop, Parts
 from real_robot.policy_runner import PolicyRunner
 from real_robot.policy_source import InlineRunner, Kept, open_source, start_episode
-from real_robot.reach import connect, words
+from real_robot.reach import connect, repeated
 from real_robot.recorder import RecordedTransport, Recorder
 from real_robot.robot import RobotSpec, load_robot
 from real_robot.sim_node import build, node_parser, task_of
@@ -129,13 +129,13 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
 @contextmanager
 def _simulation(args: argparse.Namespace, robot: RobotSpec) -> Iterator[None]:
     """A simulated robot: in a process of its own, or in a thread where the transport is within this one."""
-    same = ["--robot", args.robot, "--task", args.task, *words(args)]
-    same += ["--lockstep", "--rate", f"{robot.rate:.17g}"] if args.lockstep else []
+    words = ["--robot", args.robot, "--task", args.task, *repeated(args)]
+    words += ["--lockstep", "--rate", f"{robot.rate:.17g}"] if args.lockstep else []
     if args.transport != "loopback":
-        with simulated(same):
+        with simulated(words):
             yield
         return
-    node, over = build(node_parser().parse_args(same)), threading.Event()
+    node, over = build(node_parser().parse_args(words)), threading.Event()
     thread = threading.Thread(target=node.run, args=(over.is_set,), name="simulated robot", daemon=True)
     thread.start()
     try:

@@ -28,7 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def words(args: argparse.Namespace) -> list[str]:
+def repeated(args: argparse.Namespace) -> list[str]:
     """The options again, for a process that reaches the same robot."""
     domain = [] if args.domain is None else ["--domain", str(args.domain)]
     return ["--transport", args.transport, *domain, *(word for each in args.connect for word in ("--connect", each))]

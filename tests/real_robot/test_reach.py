@@ -57,7 +57,7 @@ def test_lerobot_is_told_which_robot(opened: list[tuple[str, dict[str, Any]]]) -
 
 def test_another_process_is_told_the_same() -> None:
     args = arguments("--transport", "dds", "--domain", "3", "--connect", "interface=lo")
-    assert vars(arguments(*reach.words(args))) == vars(args)
+    assert vars(arguments(*reach.repeated(args))) == vars(args)
 
 
 def test_what_is_wrong_is_one_line() -> None:
