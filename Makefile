@@ -28,10 +28,10 @@ test: $(VENV)/.setup-dev  ## the whole test suite (no network, no GPU)
 test-fast: $(VENV)/.setup-dev  ## without the slow tests
 	$(BIN)/python -m pytest -q -m "not gpu and not slow"
 
-test-lerobot:  ## policies and datasets against LeRobot itself, in an environment with Python 3.12
+test-lerobot:  ## policies, datasets and robots against LeRobot itself, in an environment with Python 3.12
 	@test -n "$(PYTHON312)" || { echo "No Python 3.12 found; run: make test-lerobot PYTHON312=PATH"; exit 2; }
 	@$(MAKE) --no-print-directory VENV=$(LEROBOT_VENV) PYTHON=$(PYTHON312) TORCH=$(TORCH312) $(LEROBOT_VENV)/.setup-lerobot
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(LEROBOT_VENV)/bin/python -m pytest -q tests/interop/test_lerobot_*.py tests/data/test_lerobot_package.py
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(LEROBOT_VENV)/bin/python -m pytest -q tests/interop/test_lerobot_*.py tests/data/test_lerobot_package.py tests/real_robot/test_lerobot.py
 
 test-isaaclab:  ## its environments under our contract, on the CPU, in an environment with Python 3.12 (8 GB)
 	@test -n "$(PYTHON312)" || { echo "No Python 3.12 found; run: make test-isaaclab PYTHON312=PATH"; exit 2; }
@@ -39,7 +39,6 @@ test-isaaclab:  ## its environments under our contract, on the CPU, in an enviro
 	OMP_NUM_THREADS=1 $(ISAACLAB_VENV)/bin/python -m pytest -q tests/sim/test_isaaclab.py
 
 test-ros: $(VENV)/.setup-dev  ## the ROS bridge against Fast DDS, Cyclone DDS, rospy and roslibpy; says which Debian packages are missing
-	@$(BIN)/python -c 'import roslibpy' 2>/dev/null || $(BIN)/python -m pip install -q --disable-pip-version-check roslibpy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rsP tests/real_robot/test_peers.py
 
 lint: $(VENV)/.setup-dev  ## ruff: rules and format

@@ -1,4 +1,4 @@
-"""From a safe command to the message that a robot obeys."""
+"""From a safe command to the message that a robot obeys, and back."""
 
 from __future__ import annotations
 
@@ -32,3 +32,18 @@ def command_message(robot: RobotSpec, command: Array) -> Message:
             else JointState(name=robot.names, position=command)
         )
     raise UserError(f"There is no command of type {robot.command.kind}.")
+
+
+def targets_of(message: Message, order: tuple[str, ...]) -> tuple[tuple[str, ...], Array]:
+    """Joints and their targets in a command; `order` is that of the joints where it names none.
+
+    Raises:
+        UserError: It holds no positions.
+    """
+    if isinstance(message, JointTrajectory) and message.points:
+        return message.joint_names, message.points[-1].positions
+    if isinstance(message, JointState):
+        return message.name, message.position
+    if isinstance(message, Float64MultiArray) and len(message.data) == len(order):
+        return order, message.data
+    raise UserError(f"A command of type {message.ros_name} without a position for every joint.")

@@ -6,6 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from real_robot.reach import add_options
+from real_robot.robot import robot_names
+
 EXAMPLES = """\
 examples:
   robopolicy deploy --robot sim_panda --policy runs/lift_flow_bc/checkpoints/best --task manipulation/lift --episodes 20
@@ -13,6 +16,7 @@ examples:
   robopolicy deploy --robot sim_panda --policy runs/lift_flow_bc/checkpoints/best --task lift --lockstep --rate 20
   robopolicy deploy --robot franka_panda --policy runs/lift_bundle --task manipulation/lift --transport auto --check
   robopolicy deploy --robot franka_panda --policy runs/lift_bundle --task manipulation/lift --transport auto --dry-run
+  robopolicy deploy --robot my_panda.yaml --policy runs/lift_bundle --task manipulation/lift --dry-run --browser
 """
 
 
@@ -25,11 +29,11 @@ def add_parser(subparsers: Any) -> None:
         "in a process of its own, plays numbered episodes and is scored; a real one moves until you stop it.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("--robot", required=True, help="shipped robot or YAML file, e.g. sim_panda, franka_panda")
+    shipped = ", ".join(robot_names())
+    parser.add_argument("--robot", required=True, help=f"a YAML file of your own, or one that is shipped: {shipped}")
     parser.add_argument("--policy", required=True, help="folder of a bundle or a checkpoint, or ws://HOST:PORT")
     parser.add_argument("--task", required=True, help="task that the policy was trained on, e.g. manipulation/lift")
-    parser.add_argument("--transport", default="dds", help="loopback, dds, zenoh, rosbridge, ros1, rclpy, auto (dds)")
-    parser.add_argument("--domain", type=int, help="ROS_DOMAIN_ID (default: the robot's)")
+    add_options(parser)
     parser.add_argument("--episodes", type=int, default=1, help="episodes of a simulated robot (default: 1)")
     parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
     parser.add_argument("--seconds", type=float, help="stop after this time (default: when told to)")
@@ -45,6 +49,13 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--record", type=Path, metavar="FILE.mcap", help="record what is heard, sent and filtered")
     parser.add_argument("--out", type=Path, help="report (default: the next free one of runs/deploy/report.json, ...)")
+    parser.add_argument(
+        "--browser",
+        nargs="?",
+        const="127.0.0.1:8780",
+        metavar="[HOST:]PORT",
+        help="show the run on a web page, with an emergency stop (default: 127.0.0.1:8780)",
+    )
     parser.add_argument("--plain", action="store_true", help="lines in place of the live view")
 
 

@@ -14,21 +14,25 @@ from typing import Any
 
 import numpy as np
 
+from real_robot.browser_view import parse_address
 from real_robot.check import Subject, check, show
+from real_robot.figures import Figures
 from real_robot.filter_log import RecordedFilter
 from real_robot.live_view import View, open_view
 from real_robot.loop import ControlLoop, Parts
 from real_robot.pace import prioritise
 from real_robot.policy_runner import PolicyRunner
 from real_robot.policy_source import InlineRunner, Kept, open_source, start_episode
+from real_robot.reach import connect, repeated
 from real_robot.recorder import RecordedTransport, Recorder
 from real_robot.robot import CAMERA, RobotSpec, load_robot
-from real_robot.sim_node import DOMAINS, build, node_parser, task_of
+from real_robot.sim_node import build, node_parser, task_of
 from real_robot.simulation import PATIENCE, SimulatedTime, Simulation, simulated
 from real_robot.states import State, Tick
 from real_robot.task_embodiment import TaskEmbodiment
-from real_robot.transports.base import TRANSPORTS, Transport, open_transport
+from real_robot.transports.base import TRANSPORTS
 from real_robot.wiring import prefix_of
+from robopolicy.deploy.chunk_buffer import JOINS
 from robopolicy.deploy.contract import ChunkSource
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.evaluation.intervals import wilson
@@ -63,9 +67,11 @@ def deploy(args: argparse.Namespace) -> int:
     """
     robot = load_robot(args.robot)
     robot = robot if args.rate is None else replace(robot, rate=args.rate)
+    args.transport = args.transport or robot.transport
     _check(args, robot)
     task = task_of(args.task)
-    prefix_of(task.model, robot.names)  # refuses a task for another robot before anything is started
+    for key in TaskEmbodiment(task, prefix_of(task.model, robot.names)).sources:
+        robot.source(key)  # refuses a task for another robot, or of more than it says, before anything is started
     if args.priority is not None:
         prioritise(args.priority)
     with ExitStack() as stack:
@@ -77,7 +83,7 @@ def deploy(args: argparse.Namespace) -> int:
         recorder = stack.enter_context(Recorder(args.record)) if args.record else None
         if robot.simulated and not args.attach:
             stack.enter_context(_simulation(args, robot, source))
-        view = stack.enter_context(open_view(args.plain, robot, args.task))
+        view = stack.enter_context(open_view(args.plain, Figures(robot, args.task), args.browser))
         episodes: list[Played] = []
         for number in range(args.episodes if robot.simulated else 1):
             episodes.append(
@@ -107,11 +113,19 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
     Raises:
         UserError: They do not; one line.
     """
+    if args.browser is not None:
+        parse_address(args.browser)
     if args.transport not in (*TRANSPORTS, "auto"):
         raise unknown_name("transport", args.transport, (*TRANSPORTS, "auto"))
+    if args.join not in JOINS:
+        raise unknown_name("join", args.join, JOINS)
+    if not robot.simulated and args.episodes > 1:
+        raise UserError(f"--episodes is for simulated robots; {robot.name} is a real one, and moves until you stop it.")
     if not robot.simulated and (args.lockstep or args.attach):
         option = "--lockstep" if args.lockstep else "--attach"
         raise UserError(f"{option} is for simulated robots; {robot.name} is a real one.")
+    if robot.simulated and args.transport == "lerobot":
+        raise UserError(f"LeRobot drives real robots; {robot.name} is a simulated one.")
     if not robot.simulated and args.transport == "loopback":
         raise UserError("The transport loopback stays within this process; name the one that reaches the robot.")
     if args.attach and args.transport == "loopback":
@@ -142,12 +156,6 @@ def _checked(args: argparse.Namespace, robot: RobotSpec, task: MujocoTask, sourc
         return show(check(subject), f"{robot.name}, {args.task}, {args.transport}")
 
 
-def connect(args: argparse.Namespace, robot: RobotSpec) -> Transport:
-    """The transport that the arguments name."""
-    domain = robot.domain if args.domain is None else args.domain
-    return open_transport(args.transport, **({"domain": domain} if args.transport in DOMAINS else {}))
-
-
 def _images(source: ChunkSource) -> dict[str, tuple[int, int]]:
     """Cameras that a policy sees and the sizes of their pictures."""
     shapes = {
@@ -159,8 +167,7 @@ def _images(source: ChunkSource) -> dict[str, tuple[int, int]]:
 @contextmanager
 def _simulation(args: argparse.Namespace, robot: RobotSpec, source: ChunkSource) -> Iterator[None]:
     """A simulated robot: in a process of its own, or in a thread where the transport is within this one."""
-    words = ["--robot", args.robot, "--task", args.task, "--transport", args.transport]
-    words += [] if args.domain is None else ["--domain", str(args.domain)]
+    words = ["--robot", args.robot, "--task", args.task, *repeated(args)]
     words += ["--lockstep", "--rate", f"{robot.rate:.17g}"] if args.lockstep else []
     words += ["--cameras", *_images(source)]
     if args.transport != "loopback":
@@ -197,6 +204,7 @@ def _play(
     played = Played(seed if robot.simulated else None)
     with ExitStack() as stack:
         transport = clock = connect(args, robot)
+        view.watch(transport)
         if args.lockstep:
             transport = clock = SimulatedTime(transport)
         stack.callback(clock.close)
@@ -219,7 +227,9 @@ def _play(
             played.holds += tick.state is State.HOLD and last is not State.HOLD
             last = tick.state
             view.update(loop.status(tick.now), tick)
-            if not armed and not loop.unmet(tick.now):
+            if view.stopped:
+                loop.estop.press("pressed in the browser")
+            elif not armed and not loop.unmet(tick.now):
                 start_episode(source, seed)  # the policy has been warmed up; its noise begins anew
                 loop.arm()
                 armed, begin, missed = True, time.monotonic(), loop.overruns

@@ -30,6 +30,8 @@ def open_source(name: str, device: str = "cpu") -> ChunkSource:
         raise UserError(f"A policy server has an address like ws://HOST:PORT, got {name}.")
     if (Path(name) / MANIFEST).is_file():
         return open_bundle(name)
+    if not Path(name).is_dir():
+        raise UserError(f"There is no policy {name}: pass the folder of a bundle or a checkpoint, or ws://HOST:PORT.")
     from robopolicy.interop.checkpoint_source import CheckpointSource
     from robopolicy.training.checkpoint import load_policy
 

@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 
 from real_robot.messages import CATALOGUE, Float64MultiArray, JointState, JointTrajectory
-from real_robot.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, QoS
+from real_robot.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, TRANSPORTS, QoS
 from robopolicy.deploy.safety.filter import FilterConfig
 from robopolicy.deploy.safety.limits import Array, JointLimits
 from robopolicy.errors import UserError, unknown_name
@@ -96,6 +96,8 @@ class RobotSpec:
     interpolate: bool = True  # move straight from one action's target to the next instead of jumping there
     rate: float = 50.0  # [Hz] of the control loop
     command_timeout: float | None = None  # [s] after which the robot's own side stops without commands; None: unknown
+    transport: str = "dds"  # how it is reached, see `real_robot.transports`
+    connections: dict[str, dict[str, Any]] = field(default_factory=dict)  # settings of transports, by their names
     domain: int = 0  # ROS_DOMAIN_ID
     simulated: bool = False  # `real_robot.sim_node` plays it
     estop: Topic = Topic("/estop", "std_msgs/msg/Bool", "latched")
@@ -116,6 +118,11 @@ class RobotSpec:
             raise UserError(f"{self.name}: rate must lie in (0, 2000] Hz, got {self.rate:g}.")
         if self.command_timeout is not None and not self.command_timeout > 1.0 / self.rate:
             raise UserError(f"{self.name}: command_timeout must be longer than a control period, 1 / {self.rate:g} s.")
+        for transport in (self.transport, *self.connections):
+            if transport not in (*TRANSPORTS, "auto"):
+                raise UserError(f"{self.name}: {unknown_name('transport', transport, (*TRANSPORTS, 'auto'))}")
+        if not all(isinstance(settings, Mapping) for settings in self.connections.values()):
+            raise UserError(f"{self.name}: connections are written {{transport: {{setting: value}}}}.")
         if self.mode not in ("absolute", "velocity"):
             raise UserError(f"{self.name}: mode must be absolute or velocity, found '{self.mode}'.")
         if any(joint.unit not in ("rad", "m") for joint in self.joints):
@@ -159,7 +166,8 @@ class RobotSpec:
         """
         known = self.heard
         if key not in known:
-            raise unknown_name("source", key, known, f"of robot {self.name}")
+            unknown = unknown_name("source", key, known, f"of robot {self.name}")
+            raise UserError(f"{unknown} Name its topic in the robot's YAML file, under sources or cameras.")
         return known[key]
 
     @property

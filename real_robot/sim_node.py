@@ -22,21 +22,14 @@ from typing import Any
 import numpy as np
 
 from real_robot.codecs.definitions import message_type
+from real_robot.commands import targets_of
 from real_robot.message import Message
-from real_robot.messages import (
-    CompressedImage,
-    Float64MultiArray,
-    Header,
-    Image,
-    JointState,
-    JointTrajectory,
-    String,
-    Time,
-)
+from real_robot.messages import CompressedImage, Header, Image, JointState, JointTrajectory, String, Time
+from real_robot.reach import add_options, connect
 from real_robot.robot import JOINTS, load_robot
 from real_robot.sim_robot import Imperfections, SimulatedRobot
 from real_robot.sim_topics import EPISODE, FAULT, LOCKSTEP_ORIGIN, READY, RESET, Reset, Status
-from real_robot.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, Publisher, Transport, open_transport
+from real_robot.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, Publisher, Transport
 from real_robot.transports.faults import Faults, FaultTransport
 from real_robot.wiring import prefix_of
 from robopolicy.errors import UserError
@@ -44,7 +37,6 @@ from robopolicy.sim.mujoco.backend import MujocoSim
 from robopolicy.sim.mujoco.task import MujocoTask
 from robopolicy.sim.registry import SimOptions, make_sim
 
-DOMAINS = ("loopback", "dds", "zenoh", "rclpy")  # transports that are told a domain
 STATUS_PERIOD = 0.05  # [s]
 _POLL = 1e-4  # [s] between looks for a command in lockstep
 _LATE = 5  # periods behind which the robot gives up catching up: its time then passes slower
@@ -227,21 +219,6 @@ def png(pixels: np.ndarray, header: Header) -> CompressedImage:
     return CompressedImage(header, "png", np.frombuffer(file.getvalue(), np.uint8))
 
 
-def targets_of(message: Message, order: tuple[str, ...]) -> tuple[tuple[str, ...], np.ndarray]:
-    """Joints and their targets in a command; `order` is that of the joints where it names none.
-
-    Raises:
-        UserError: It holds no positions.
-    """
-    if isinstance(message, JointTrajectory) and message.points:
-        return message.joint_names, message.points[-1].positions
-    if isinstance(message, JointState):
-        return message.name, message.position
-    if isinstance(message, Float64MultiArray) and len(message.data) == len(order):
-        return order, message.data
-    raise UserError(f"A command of type {message.ros_name} without a position for every joint.")
-
-
 def task_of(name: str) -> MujocoTask:
     """The task with a registered name, without its simulator.
 
@@ -270,8 +247,7 @@ def build(args: argparse.Namespace) -> SimNode:
         imperfections=Imperfections(**{name: getattr(args, name) for name in Imperfections.__dataclass_fields__}),
         seed=args.seed,
     )
-    domain = robot.domain if args.domain is None else args.domain
-    transport = open_transport(args.transport, **({"domain": domain} if args.transport in DOMAINS else {}))
+    transport = connect(args, robot)
     if args.drop or args.reorder:
         transport = FaultTransport(transport, Faults(drop=args.drop, reorder=args.reorder), args.seed)
     cameras = {camera.name: camera for camera in robot.cameras if camera.name in args.cameras}
@@ -294,8 +270,7 @@ def node_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m real_robot.sim_node", description="A simulated robot behind topics.")
     parser.add_argument("--robot", default="sim_panda", help="shipped robot or YAML file (default: sim_panda)")
     parser.add_argument("--task", default="manipulation/lift", help="MuJoCo task (default: manipulation/lift)")
-    parser.add_argument("--transport", default="dds", help="dds, zenoh, rosbridge, ... (default: dds)")
-    parser.add_argument("--domain", type=int, help="ROS_DOMAIN_ID (default: the robot's)")
+    add_options(parser)
     parser.add_argument("--rate", type=float, default=100.0, help="states per second (default: 100)")
     parser.add_argument("--lockstep", action="store_true", help="time passes with commands, 1 / rate for each")
     parser.add_argument("--cameras", nargs="*", default=[], help="cameras to publish")

@@ -23,7 +23,15 @@ from robopolicy.errors import UserError, unknown_name
 M = TypeVar("M", bound=Message)
 TOPIC = re.compile(r"(/[A-Za-z_][A-Za-z0-9_]*)+")  # names that every kind of ROS allows
 BLOCKING = 0.010  # most seconds that publishing may wait
-TRANSPORTS = ("loopback", "dds", "zenoh", "rosbridge", "ros1", "rclpy")  # a module each that names its class TRANSPORT
+TRANSPORTS = (
+    "loopback",
+    "dds",
+    "zenoh",
+    "rosbridge",
+    "ros1",
+    "rclpy",
+    "lerobot",
+)  # a module each that names its class TRANSPORT
 
 
 class TransportError(UserError):
@@ -291,7 +299,7 @@ def open_transport(name: str, **settings: Any) -> Transport:
     make: Callable[..., Transport] = import_module(f"real_robot.transports.{name}").TRANSPORT
     known = signature(make).parameters
     for setting in settings:
-        if setting not in known:
+        if setting not in known and "settings" not in known:  # which takes any
             raise unknown_name("setting", setting, known, f"of transport {name}")
     return make(**settings)
 

@@ -102,8 +102,13 @@ def test_a_dry_run_sends_nothing(monkeypatch, tmp_path):
         (["--robot", "franka_panda", "--transport", "loopback"], "stays within this process"),
         (["--lockstep", "--dry-run"], "--dry-run sends none"),
         (["--attach", "--transport", "loopback"], "no robot to attach to"),
+        (["--robot", "franka_panda", "--episodes", "3"], "--episodes is for simulated robots"),
+        (["--robot", "franka_panda"], "under sources or cameras"),
+        (["--join", "rct"], "Unknown join 'rct'. Did you mean 'rtc'?"),
+        (["--transport", "lerobot"], "LeRobot drives real robots"),
+        (["--browser", "here"], "PORT or HOST:PORT"),
         (["--policy", "http://x"], "ws://HOST:PORT"),
-        (["--policy", "nowhere"], "nowhere"),
+        (["--policy", "nowhere"], "There is no policy nowhere: pass the folder of a bundle or a checkpoint"),
     ],
 )
 def test_wrong_arguments_are_one_line_and_exit_code_2(words, message, capsys):

@@ -252,7 +252,7 @@ def test_rostopic(master: dict[str, str], start: Callable[..., Any]) -> None:
 
 
 def test_roslibpy() -> None:
-    roslibpy = pytest.importorskip("roslibpy", reason="run: pip install roslibpy")
+    roslibpy = pytest.importorskip("roslibpy", reason="needs robopolicy[dev]")
     pytest.importorskip("websockets", reason="needs robopolicy[ros]")
     from rosbridge_hub import Hub
 

@@ -62,7 +62,7 @@ def test_what_was_written_is_read(recording):
 
 
 def test_mcap_ros2_support_reads_it(recording):
-    reader = pytest.importorskip("mcap_ros2.reader")
+    reader = pytest.importorskip("mcap_ros2.reader", reason="needs robopolicy[dev]")
     found = [each for each in reader.read_ros2_messages(str(recording)) if each.channel.topic == "/joint_states"]
     assert [each.ros_msg.header.stamp.sec for each in found] == list(range(20))
     assert list(found[7].ros_msg.position) == [0.1 * 7, -7.0] and list(found[7].ros_msg.name) == ["a", "b"]

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from real_robot.commands import targets_of
 from real_robot.messages import (
     Float64MultiArray,
     Header,
@@ -17,7 +18,7 @@ from real_robot.messages import (
     PoseStamped,
     String,
 )
-from real_robot.sim_node import SimNode, targets_of
+from real_robot.sim_node import SimNode
 from real_robot.sim_robot import SimulatedRobot
 from real_robot.sim_topics import EPISODE, FAULT, RESET, Reset, Status
 from real_robot.transports.base import COMMAND, LATCHED, SENSOR

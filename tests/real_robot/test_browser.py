@@ -1,0 +1,325 @@
+"""The viewer in a browser: its figures, who may look and press, and that it never keeps the control loop waiting."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from rig import robot_spec
+from scripted import ScriptedLift
+
+from real_robot.browser_view import TRACE, BrowserView, parse_address
+from real_robot.figures import WINDOW, Figures
+from real_robot.messages import CompressedImage, Header, Image
+from real_robot.states import State, Tick
+from real_robot.transports.base import IMAGE
+from real_robot.transports.loopback import LoopbackTransport
+from robopolicy.cli import main as cli
+from robopolicy.deploy.safety.interventions import Intervention
+from robopolicy.deploy.wire import TOKEN
+from robopolicy.errors import UserError
+from robopolicy.interop.checkpoint_source import CheckpointSource
+
+client = pytest.importorskip("websockets.sync.client", reason="needs robopolicy[ros]")
+exceptions = pytest.importorskip("websockets.exceptions")
+MEASURED = np.array([0.1, 0.2, 0.3])
+
+
+def status(ticks: int) -> dict[str, Any]:
+    return {"state": "RUN", "reason": "", "ticks": ticks, "overruns": 2, "ages": {"joints": 0.01}, "latency": 0.03}
+
+
+def tick(now: float, wanted: float = 0.4, *done: Intervention) -> Tick:
+    return Tick(now, State.RUN, "", MEASURED, np.array([wanted, 0.0, 0.0]), MEASURED + 0.5, done)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[BrowserView]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.delenv(TOKEN, raising=False)
+        view = BrowserView("127.0.0.1:0", Figures(robot_spec(), "a task"))
+    yield view
+    view.close()
+
+
+@pytest.fixture
+def view(shared: BrowserView) -> BrowserView:
+    """One viewer for many tests, with the robot's usual camera and an untouched button."""
+    shared.pressed, shared._robot = False, robot_spec()
+    shared.watch(LoopbackTransport(989))
+    return shared
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[BrowserView]:
+    """A viewer for a test that ends it."""
+    monkeypatch.delenv(TOKEN, raising=False)
+    view = BrowserView("127.0.0.1:0", Figures(robot_spec(), "a task"))
+    yield view
+    view.close()
+
+
+def say(view: BrowserView, seconds: float = 0.3, **changes: Any) -> None:
+    """Tick for a while, in real time."""
+    start = time.monotonic()
+    while (now := time.monotonic()) < start + seconds:
+        say_once(view, now, **changes)
+        time.sleep(0.01)
+
+
+def say_once(view: BrowserView, now: float, wanted: float = 0.4) -> None:
+    view._figures.update(status(7), tick(now, wanted))
+    view.update(tick(now, wanted))
+
+
+def live(view: BrowserView, **options: Any) -> Any:
+    return client.connect(view.url.replace("http", "ws") + "live", proxy=None, **options)
+
+
+def get(view: BrowserView, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
+    connection = http.client.HTTPConnection(urlsplit(view.url).netloc, timeout=5)
+    connection.request("GET", path, headers=headers)
+    answer = connection.getresponse()
+    return answer.status, dict(answer.getheaders()), answer.read().decode()
+
+
+def newest(page: Any, view: BrowserView, **changes: Any) -> dict[str, Any]:
+    """The figures that a browser gets next."""
+    say(view, **changes)
+    while not isinstance(data := page.recv(timeout=5), str):
+        pass
+    return json.loads(data)
+
+
+def test_figures_are_those_of_the_ticks() -> None:
+    figures = Figures(robot_spec(), "a task")
+    moments = np.cumsum([0.0, *np.tile([0.02, 0.02, 0.02, 0.04], 10)])
+    for i, moment in enumerate(moments):
+        figures.update(status(i), tick(moment))
+    found = figures.snapshot()
+    assert found["rate"] == pytest.approx(40.0) and found["wanted_rate"] == 50.0
+    assert found["period_p50"] == pytest.approx(0.02) and found["period_p99"] == pytest.approx(0.04)
+    assert found["jitter"] == pytest.approx(0.02) and found["missed"] == 2
+    assert found["ages"] == {"joints": [0.01, 0.1]}
+    figures.update(status(1), tick(1000.0, 0.4, Intervention("velocity", "a", 3.0, 2.0, 1000.0)))
+    again = figures.snapshot()  # a new loop counts from the start, and what lies between is no period
+    assert again["rate"] is None and again["recent"] == ["velocity of a: 3, allowed 2"]
+    for i in range(3 * WINDOW):
+        figures.update(status(i + 1), tick(2000.0 + 0.01 * i))
+    assert figures.snapshot()["rate"] == pytest.approx(100.0)
+
+
+def test_nothing_is_known_before_the_first_tick() -> None:
+    found = Figures(robot_spec(), "a task").snapshot()
+    assert found["rate"] is None and found["state"] == "" and found["interventions"] == {}
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize("text", ["nowhere", "127.0.0.1:", "127.0.0.1:70000", "127.0.0.1:-1"])
+def test_an_address_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="PORT or HOST:PORT"):
+        parse_address(text)
+
+
+def test_beyond_this_machine_a_token_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN, raising=False)
+    assert parse_address("8780") == ("127.0.0.1", 8780) and parse_address("[::1]:1") == ("::1", 1)
+    with pytest.raises(UserError, match=f"put one into {TOKEN}"):
+        parse_address("0.0.0.0:8780")
+    monkeypatch.setenv(TOKEN, "secret")
+    assert parse_address("0.0.0.0:8780") == ("0.0.0.0", 8780)
+
+
+def test_the_page_is_whole_and_closed_to_other_pages(view: BrowserView) -> None:
+    code, headers, body = get(view, "/")
+    assert code == 200 and body.startswith("<!doctype html>") and "NONCE" not in body and 'data-token="none"' in body
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
+    assert policy.split("script-src 'nonce-")[1].split("'")[0] in body
+    assert "http://" not in body and "https://" not in body.replace("https:", "", 1)  # nothing from elsewhere
+    assert get(view, "/")[1]["Content-Security-Policy"] != policy
+    assert get(view, "/etc")[0] == 404
+
+
+def test_other_names_and_other_pages_are_refused(view: BrowserView) -> None:
+    assert get(view, "/", Host="robot.example:80")[0] == 403  # a name that leads here is not this page
+    assert get(view, "/", Host="localhost:80")[0] == 200
+    with pytest.raises(exceptions.InvalidStatus) as refusal:
+        live(view, origin="http://127.0.0.1:1")
+    assert refusal.value.response.status_code == 403
+    with live(view, origin=view.url.rstrip("/")) as page:
+        assert newest(page, view)["robot"] == "rig"
+
+
+def test_figures_and_rows_arrive_while_somebody_watches(view: BrowserView) -> None:
+    say(view, 0.1)
+    assert not view._rows
+    with live(view) as page:
+        newest(page, view)
+        found = newest(page, view, wanted=np.nan)
+        assert found["robot"] == "rig" and found["task"] == "a task" and found["missed"] == 2
+        assert found["joints"][0] == ["a", "rad", -1.5, 1.5] and found["wanted_rate"] == 50.0
+        assert 1 <= len(found["rows"]) <= 1 + 0.11 / (0.9 * TRACE)
+        while (row := found["rows"][-1])[2][0] is not None:
+            found = newest(page, view, wanted=np.nan)
+        assert row[1:] == [[0.1, 0.2, 0.3], [None, 0.0, 0.0], [0.6, 0.7, 0.8]]
+    say(view)
+    assert not view._watched
+
+
+def test_pictures_arrive_small(view: BrowserView) -> None:
+    from io import BytesIO
+
+    from PIL import Image as pillow
+
+    robot = LoopbackTransport(990)
+    camera = robot.advertise("/front", Image, IMAGE)
+    view.watch(LoopbackTransport(990))
+    with live(view) as page:
+        say(view, 0.2)
+        camera.publish(Image.from_pixels(np.full((480, 640, 3), (10, 200, 30), np.uint8), Header()))
+        say(view, 0.4)
+        while isinstance(data := page.recv(timeout=5), str):
+            pass
+    name, _, file = data.partition(b"\0")
+    picture = pillow.open(BytesIO(file))
+    assert name == b"front" and picture.size == (160, 120)
+    np.testing.assert_allclose(picture.getpixel((80, 60)), (10, 200, 30), atol=6)
+
+
+def test_files_of_pictures_pass_as_they_are(view: BrowserView) -> None:
+    from dataclasses import replace
+
+    (front,) = view._robot.cameras
+    view._robot = replace(view._robot, cameras=(replace(front, kind=CompressedImage.ros_name),))
+    camera = LoopbackTransport(991).advertise("/front", CompressedImage, IMAGE)
+    view.watch(LoopbackTransport(991))
+    with live(view) as page:
+        say(view, 0.2)
+        camera.publish(CompressedImage(format="jpeg", data=np.frombuffer(b"\xff\xd8file", np.uint8)))
+        say(view, 0.4)
+        while isinstance(data := page.recv(timeout=5), str):
+            pass
+    assert data == b"front\0\xff\xd8file"
+
+
+def test_the_button_is_heard_and_nothing_else_is(view: BrowserView) -> None:
+    with live(view) as page:
+        newest(page, view)
+        page.send('{"reset": true}')
+        with pytest.raises(exceptions.ConnectionClosed) as refusal:
+            while True:
+                page.recv(timeout=5)
+        assert refusal.value.rcvd.code == 1003
+    say(view)
+    assert not view.pressed
+    with live(view) as page:
+        newest(page, view)
+        page.send('{"estop": true}')
+        say(view)
+        assert view.pressed
+
+
+def test_without_the_token_nothing_is_seen_or_pressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN, "secret")
+    view = BrowserView("0", Figures(robot_spec(), "a task"))
+    try:
+        code, _, body = get(view, "/", Host="robot.example")
+        assert code == 200 and 'data-token="needed"' in body and "a task" not in body  # it says nothing about the robot
+        for first in ('{"token": "guess"}', '{"estop": true}'):
+            with live(view) as page:
+                page.send(first)
+                say(view)
+                with pytest.raises(exceptions.ConnectionClosed) as refusal:
+                    page.recv(timeout=5)
+                assert refusal.value.rcvd.code == 4401
+        assert not view.pressed and not view._watched
+        with live(view) as page:
+            page.send('{"token": "secret"}')
+            assert newest(page, view)["robot"] == "rig"
+    finally:
+        view.close()
+
+
+def test_a_viewer_that_hangs_or_dies_keeps_nobody_waiting(own: BrowserView) -> None:
+    with live(own) as page:
+        newest(page, own)
+        own._process.send_signal(signal.SIGSTOP)
+        longest = 0.0
+        for i in range(3000):
+            own._told = own._traced = -np.inf  # every tick hands over
+            start = time.thread_time()
+            say_once(own, float(i))
+            longest = max(longest, time.thread_time() - start)
+        assert own.left_out > 100  # what did not fit
+        assert longest < 0.02
+        own._process.send_signal(signal.SIGKILL)
+        own._process.wait()
+    for i in range(3):
+        say_once(own, 4000.0 + i)
+    assert own._gone and not own._watched and not own.pressed
+
+
+def test_what_cannot_be_shown_stops_nothing(view: BrowserView, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    with live(view) as page:
+        newest(page, view)
+        monkeypatch.setattr(view._figures, "snapshot", lambda: {"rate": float("nan")})
+        say(view)
+        assert caplog.text.count("shows no more") == 1
+        page.send('{"estop": true}')
+        say(view)
+        assert view.pressed
+
+
+def test_it_ends_with_the_program_that_started_it(own: BrowserView) -> None:
+    with live(own) as page:
+        newest(page, own)
+        own._link.close()  # as when the process is killed
+        assert own._process.wait(5.0) == 0
+        with pytest.raises(exceptions.ConnectionClosed) as end:
+            while True:
+                page.recv(timeout=5)
+        assert end.value.rcvd.code == 1001
+
+
+def test_a_port_that_is_taken_is_one_line(view: BrowserView) -> None:
+    with pytest.raises(UserError, match=r"Cannot listen on 127.0.0.1:\d+ .*; pass another port") as refusal:
+        BrowserView(urlsplit(view.url).netloc, Figures(robot_spec(), "a task"))
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_button_stops_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    monkeypatch.delenv(TOKEN, raising=False)
+    source, pages = CheckpointSource(ScriptedLift(8, 4)), []
+    monkeypatch.setattr("real_robot.deployment.open_source", lambda name, device: source)
+
+    class Pressing(BrowserView):
+        """Somebody looks, and presses once the robot runs."""
+
+        def update(self, tick: Tick) -> None:
+            super().update(tick)
+            if not pages:
+                pages.append(live(self))
+            if tick.state is State.RUN and len(pages) == 1:
+                pages.append(tick.now)
+                pages[0].send('{"estop": true}')
+
+    monkeypatch.setattr("real_robot.live_view.BrowserView", Pressing)
+    words = ["--robot", "sim_panda", "--task", "lift", "--policy", "scripted", "--transport", "loopback", "--plain"]
+    words += ["--domain", str(100 + os.getpid() % 100), "--out", str(tmp_path / "r.json"), "--browser", "0"]
+    assert cli.main(["deploy", *words]) == 1
+    pages[0].close()
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["episodes"][0]["state"] == "ESTOP" and report["episodes"][0]["reason"] == "pressed in the browser"
+    assert report["interventions"]["estop"] == 1
+    out = capsys.readouterr().out
+    assert "viewer: http://127.0.0.1:" in out and "ESTOP (pressed in the browser)" in out
