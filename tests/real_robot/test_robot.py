@@ -29,7 +29,7 @@ def written(folder: Path, text: str) -> str:
 
 def test_the_robots_of_the_issue_are_there() -> None:
     assert robot_names() == (
-        *("aloha", "franka_fr3", "franka_panda", "sim_panda", "so100", "so101", "unitree_go2", "ur5e"),
+        *("aloha", "franka_fr3", "franka_panda", "sim_go1", "sim_panda", "so100", "so101", "unitree_go2", "ur5e"),
     )
 
 
