@@ -35,15 +35,8 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
         values = _fqe(members)
         if values is not None:
             found = {"pearson": f"{values[0]:.2f}", "spearman": f"{values[1]:.2f}", "mmrv": f"{values[2]:.2f}"}
-            table.append(
-                {
-                    **first,
-                    "estimator": "FQE",
-                    **{key: found.get(key, "-") for key in SHOWN},
-                    "gap": "-",
-                    "s/episode": "-",
-                }
-            )
+            shown = {key: found.get(key, "-") for key in (*SHOWN, "gap", "s/episode")}
+            table.append({**first, "estimator": "FQE", **shown})
     return table
 
 

@@ -23,10 +23,10 @@ def contact_sheet(
     *,
     horizons: Sequence[int] = (1, 10, 20),
     rows: int = 4,
-    scale: int = 2,
+    side: int = 128,
     seed: int = 0,
 ) -> Path:
-    """Write a picture: per row one film, its last known frame, then what happened and what was predicted, by horizon.
+    """Write a picture: per row one film, its last frame seen, then what happened and what was predicted, by horizon.
 
     Args:
         model: The world model.
@@ -34,7 +34,7 @@ def contact_sheet(
         path: PNG file.
         horizons: Frames ahead; those beyond the longest film are left out.
         rows: Films, of every camera one row.
-        scale: Enlargement.
+        side: Pixels of each picture.
         seed: Of the choice of films.
     """
     horizons = [h for h in horizons if h < films.longest]
@@ -45,8 +45,7 @@ def contact_sheet(
         past, clip.proprio[:, :context], seeds=torch.arange(len(starts)), actions=clip.actions[:, : context - 1]
     )
     predicted = model.step(state, clip.actions[:, context - 1 :])[1].images
-    titles = ["last known"] + [f"{kind} +{h}" for h in horizons for kind in ("real", "predicted")]
-    side = model.spec.size * scale
+    titles = ["last seen"] + [f"{kind} +{h}" for h in horizons for kind in ("real", "predicted")]
     lines = [(row, camera) for row in range(len(starts)) for camera in model.spec.cameras]
     canvas = Image.new("RGB", (GAP + len(titles) * (side + GAP), CAPTION + len(lines) * (side + GAP)), BACKGROUND)
     draw = ImageDraw.Draw(canvas)

@@ -13,7 +13,7 @@ def cell(index: int, seconds: float = 4.0) -> dict:
     def side(count: int) -> dict:
         success = np.arange(8) < count
         cost = Cost(1, 8, 80, 8, seconds)
-        return EvalResult("toy/push", np.arange(8), success * 1.0, np.full(8, 10), success, cost).to_dict()
+        return EvalResult("toy/push", np.arange(8), success.astype(np.float64), np.full(8, 10), success, cost).to_dict()
 
     psnr = {"true": {"1": 30.0}, "shuffled": {"1": 26.5}}
     gate = {"passed": True, "psnr": psnr, "directions": {}}

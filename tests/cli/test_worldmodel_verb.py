@@ -59,7 +59,7 @@ def test_eval_tells_what_it_found_and_draws_a_contact_sheet(folder, capsys):
     assert main(["worldmodel", "eval", world, str(folder / "films"), *options]) == 0
     out = capsys.readouterr().out
     assert "shuffled" in out and "It must not judge policies: It ignores actions" in out
-    assert Image.open(sheet).width == 8 + 7 * (2 * 16 + 8)  # last known; real and predicted at three horizons
+    assert Image.open(sheet).width == 8 + 7 * (128 + 8)  # last seen; real and predicted at three horizons
     assert main(["worldmodel", "eval", world, str(folder / "films"), "--windows", "4", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)["psnr"]) == {"true", "shuffled", "zero"}
 
