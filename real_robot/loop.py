@@ -360,6 +360,9 @@ class ControlLoop:
         return wanted, command, done
 
     def _hold(self, held: Held) -> None:
+        if self.state is State.HOLD and self._hold_reason in LASTING and held.reason not in LASTING:
+            self._ready = False  # what passes does not take the place of what an operator has to see
+            return
         if held.found is not None and (self.state is not State.HOLD or held.reason is not self._hold_reason):
             self.log.add(held.found)
         self._ready, self._hold_reason = False, held.reason

@@ -82,7 +82,7 @@ def test_in_real_time_the_cube_is_lifted_and_the_recording_filters_the_same(monk
 
 
 def test_a_dry_run_sends_nothing(monkeypatch, tmp_path):
-    report = play(monkeypatch, tmp_path / "r.json", "--transport", "loopback", "--dry-run", "--seconds", "0.5")
+    report = play(monkeypatch, tmp_path / "r.json", "--transport", "loopback", "--dry-run", "--seconds", "3")
     assert report["dry_run"] and report["n"] == 0 and report["ticks"] > 10
     assert report["episodes"][0]["steps"] == 0 and report["success"] is None
 

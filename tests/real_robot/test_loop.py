@@ -224,6 +224,10 @@ def test_a_second_publisher_holds_until_it_is_armed_again(rig: Rig) -> None:
     assert rig.after(start, State.HOLD) <= 2 * DT and tick.reason == "publisher changed: 2 publishers of /joint_states"
     stranger.transport.close()
     assert rig.until(1.0).state is State.HOLD
+    rig.robot.silent = True
+    rig.until(0.5)
+    rig.robot.silent = False
+    assert rig.until(1.0).state is State.HOLD  # that observations were stale meanwhile makes nobody arm
     rig.running()
     rig.check_limits()
 
