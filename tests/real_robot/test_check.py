@@ -82,7 +82,6 @@ def test_silence_is_named(monkeypatch, capsys, tmp_path):
     "changes, name, found",
     [
         ({"observation": {"state": (7,)}}, "policy", "expects 'state' of shape (7,), the robot gives"),
-        ({"observation": {"image.top": (3, 8, 8)}}, "policy", "'image.top' of shape (3, 8, 8), the robot"),
         ({"action_dim": 7}, "policy", "7 actions and the task 5"),
     ],
 )  # fmt: skip
@@ -91,6 +90,14 @@ def test_a_policy_for_something_else_fails(changes, name, found, monkeypatch, ca
     source.policy.spec = replace(source.policy.spec, **changes)
     code, rows = run(monkeypatch, capsys, source=source)
     assert code == 2 and found in rows[f"{name} FAIL"]
+
+
+def test_a_camera_that_the_robot_has_not_is_one_line(monkeypatch, capsys):
+    source = CheckpointSource(ScriptedLift())
+    source.policy.spec = replace(source.policy.spec, observation={"image.top": (3, 8, 8)})
+    monkeypatch.setattr("real_robot.deployment.open_source", lambda name, device: source)
+    assert cli.main([*WORDS, "--robot", "sim_panda", "--domain", str(DOMAIN)]) == 2
+    assert "Unknown source 'image.top' of robot sim_panda" in capsys.readouterr().err
 
 
 def test_a_policy_too_slow_or_far_away_fails(monkeypatch, capsys):

@@ -29,7 +29,7 @@ def written(folder: Path, text: str) -> str:
 
 def test_the_robots_of_the_issue_are_there() -> None:
     assert robot_names() == (
-        *("aloha", "franka_fr3", "franka_panda", "sim_panda", "so100", "so101", "unitree_go2", "ur5e"),
+        *("aloha", "franka_fr3", "franka_panda", "sim_go1", "sim_panda", "so100", "so101", "unitree_go2", "ur5e"),
     )
 
 
@@ -42,7 +42,8 @@ def test_shipped_robots_are_plausible(name: str) -> None:
     metres = np.array([joint.unit == "m" for joint in robot.joints])
     assert (limits.position_high - limits.position_low)[metres].max(initial=0.0) < 0.2
     assert (np.abs(limits.position_low[~metres]) <= 6.3).all() and (np.abs(limits.position_high[~metres]) <= 6.3).all()
-    assert (limits.velocity <= 31.0).all() and (limits.velocity >= 0.1).all()
+    fastest = 100.0 if name == "sim_go1" else 31.0  # its commands are set points of soft springs, not places of joints
+    assert (limits.velocity <= fastest).all() and (limits.velocity >= 0.1).all()
     assert limits.inside(robot.home).all()
     # A motor that may use its torque reaches full speed within a few control periods, not within hundreds.
     finite = np.isfinite(limits.acceleration)
