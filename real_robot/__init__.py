@@ -4,7 +4,7 @@ From the wire to the policy and back:
 
     transports/, codecs/, messages     topics of ROS 2, ROS 1 or this process, newest message first
     intake                             what was heard, from whom, and how old it is
-    embodiment, task_embodiment        what the policy sees of it (joints, cameras, a task's own state), what it commands
+    embodiment, task_embodiment        what the policy sees of it (joints, cameras, a task's state), what it commands
     policy_source, policy_runner       a bundle, a checkpoint or a server, asked beside the loop
     playback                           chunks to joint targets: which action when, and when to ask for the next chunk
     loop, parts, states, pace          fixed rate, states and holds, priority

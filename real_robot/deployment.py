@@ -226,7 +226,8 @@ def _play(
             elif not armed and time.monotonic() - begin > PATIENCE:
                 raise UserError(f"The robot cannot be armed: {loop.unmet(tick.now)}.")
             over = simulation is not None and simulation.status.done
-            if over or tick.state is State.ESTOP or (args.seconds and time.monotonic() - begin > args.seconds):
+            enough = armed and args.seconds and time.monotonic() - begin > args.seconds
+            if over or tick.state is State.ESTOP or enough:
                 played.state, played.reason = str(tick.state), tick.reason
                 loop.stop()
 
