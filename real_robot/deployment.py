@@ -116,6 +116,8 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
         raise UserError("The transport loopback stays within this process; name the one that reaches the robot.")
     if args.attach and args.transport == "loopback":
         raise UserError("The transport loopback stays within this process, so there is no robot to attach to.")
+    if args.check and args.lockstep:
+        raise UserError("In lockstep time passes with commands, and --check looks at what comes by itself.")
     if args.dry_run and args.lockstep:
         raise UserError("In lockstep time passes with commands, and --dry-run sends none; leave one of them out.")
 
