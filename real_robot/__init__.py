@@ -4,15 +4,17 @@ From the wire to the policy and back:
 
     transports/, codecs/, messages     topics of ROS 2, ROS 1, LeRobot or this process, newest message first
     reach                              which of them, with which settings
-    intake, embodiment                 what was heard, and what the policy sees of it
+    intake                             what was heard, from whom, and how old it is
+    embodiment, task_embodiment        what the policy sees of it (joints, cameras, a task's state), what it commands
     policy_source, policy_runner       a bundle, a checkpoint or a server, asked beside the loop
-    playback                           chunks to joint targets, one action after the other
-    loop, states, pace, commands       fixed rate, states and holds; the safe command as a message
+    playback                           chunks to joint targets: which action when, and when to ask for the next chunk
+    loop, parts, states, pace          fixed rate, states and holds, priority
+    commands                           the safe command as a message, and back
     robot, robots/, describe           what a robot is: joints, limits, topics, one YAML file each; from URDF or MJCF
     sim_node, sim_robot, simulation    the simulated robot in a process of its own, and how to drive it
     recorder, filter_log               MCAP recordings, and running them through the filter again
     figures, live_view, browser_*      what a run looks like meanwhile: on the terminal and, by a process, in a browser
-    deployment, deploy_verb            all of it put together: `robopolicy deploy`
+    deployment, check, deploy_verb     all of it put together, or only looked at: `robopolicy deploy [--check]`
 
 Only `task_embodiment`, `wiring`, MJCF files and the simulated robot need MuJoCo; only a checkpoint needs torch.
 """

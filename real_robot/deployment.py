@@ -130,6 +130,8 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
         raise UserError("The transport loopback stays within this process; name the one that reaches the robot.")
     if args.attach and args.transport == "loopback":
         raise UserError("The transport loopback stays within this process, so there is no robot to attach to.")
+    if args.check and args.lockstep:
+        raise UserError("In lockstep time passes with commands, and --check looks at what comes by itself.")
     if args.dry_run and args.lockstep:
         raise UserError("In lockstep time passes with commands, and --dry-run sends none; leave one of them out.")
 
@@ -236,7 +238,8 @@ def _play(
             elif not armed and time.monotonic() - begin > PATIENCE:
                 raise UserError(f"The robot cannot be armed: {loop.unmet(tick.now)}.")
             over = simulation is not None and simulation.status.done
-            if over or tick.state is State.ESTOP or (args.seconds and time.monotonic() - begin > args.seconds):
+            enough = armed and args.seconds and time.monotonic() - begin > args.seconds
+            if over or tick.state is State.ESTOP or enough:
                 played.state, played.reason = str(tick.state), tick.reason
                 loop.stop()
 

@@ -40,6 +40,7 @@ from robopolicy.errors import UserError
 
 log = logging.getLogger(__name__)
 STATUS_PERIOD = 0.2  # [s]
+HUNG = 1.0  # [s] after which a stop does not wait any longer for a tick of another thread
 REPEAT = 5  # periods at rest that end a safe stop, lest the last message was lost
 NOT_WARM, WARM_UPS = "the policy is not warm", 3  # answers before arming: the first takes long, others tell how long
 MOVING = (State.ARMED, State.RUN, State.HOLD)  # states in which chunks are played or will be
@@ -63,8 +64,8 @@ class ControlLoop:
         self.log = InterventionLog(window=max(1, round(robot.guard.window * robot.rate)))
         self.playback = Playback(robot, embodiment, runner, self.parts.join, self.parts.gate)
         self.state, self.reason = State.DISCONNECTED, ""
-        self.overruns = self.ticks = 0
-        self._now = self._due = -np.inf  # [s] of the running tick, and when it should have begun
+        self.overruns = self.ticks = self._late_ticks = self._beats = 0
+        self._now = self._due = self._status_due = -np.inf  # [s] of the running tick, when it was due; of a status
         self._wanted_running = False  # an operator has armed it
         self._ready = False  # chunks are asked for and followed
         self._warm, self._retry = 0, -np.inf  # answers of the policy so far; when to try again [s]
@@ -72,8 +73,6 @@ class ControlLoop:
         self._filter_state: FilterState | None = None  # from the first command on
         self._measured: Measured | None = None
         self._joint_fault = "no joint state yet"
-        self._late_ticks = self._beats = 0
-        self._status_due = -np.inf
         self._closing = threading.RLock()  # no tick while a stop of another thread brakes
         self.configure(transport, embodiment)
 
@@ -123,8 +122,7 @@ class ControlLoop:
         """Do everything that there is to do at `now` [s] on the monotonic clock, of a tick that was due at `due`."""
         if self.state is State.STOPPED:
             return Tick(now, self.state, self.reason, None, None, None, ())
-        self.ticks += 1
-        self._now, self._due = now, now if due is None else due
+        self.ticks, self._now, self._due = self.ticks + 1, now, now if due is None else due
         self._hear(now)
         try:
             self._answers()
@@ -171,7 +169,8 @@ class ControlLoop:
 
         Every way out ends here: `run` returning or raising, SIGINT, SIGTERM and the end of the interpreter.
         """
-        with self._closing:
+        alone = self._closing.acquire(timeout=HUNG)
+        try:
             if self.state is State.STOPPED:
                 return
             repeated = 0
@@ -185,6 +184,9 @@ class ControlLoop:
             with suppress(Exception):
                 self._say(time.monotonic())
             self.runner.close()
+        finally:
+            if alone:
+                self._closing.release()
 
     shutdown = stop
 

@@ -92,7 +92,7 @@ def test_a_policy_for_something_else_fails(changes, name, found, monkeypatch, ca
     assert code == 2 and found in rows[f"{name} FAIL"]
 
 
-def test_a_camera_that_the_robot_does_not_name_is_refused(monkeypatch, capsys):
+def test_a_camera_that_the_robot_has_not_is_one_line(monkeypatch, capsys):
     source = CheckpointSource(ScriptedLift())
     source.policy.spec = replace(source.policy.spec, observation={"image.top": (3, 8, 8)})
     monkeypatch.setattr("real_robot.deployment.open_source", lambda name, device: source)

@@ -101,6 +101,7 @@ def test_a_dry_run_sends_nothing(monkeypatch, tmp_path):
         (["--robot", "franka_panda", "--lockstep"], "--lockstep is for simulated robots"),
         (["--robot", "franka_panda", "--transport", "loopback"], "stays within this process"),
         (["--lockstep", "--dry-run"], "--dry-run sends none"),
+        (["--lockstep", "--check"], "--check looks at what comes by itself"),
         (["--attach", "--transport", "loopback"], "no robot to attach to"),
         (["--robot", "franka_panda", "--episodes", "3"], "--episodes is for simulated robots"),
         (["--robot", "franka_panda"], "under sources or cameras"),

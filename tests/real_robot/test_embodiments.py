@@ -80,7 +80,7 @@ def over_the_bridge(monkeypatch: Any, out: Path, policy: Policy, *words: str) ->
 
 def in_process(monkeypatch: Any, policy: Policy, task: str, **options: Any) -> tuple[Any, np.ndarray]:
     """The same in an evaluation."""
-    chunks: list[np.ndarray] = []
+    chunks: list[torch.Tensor] = []
     act = policy.act
 
     def logged(*args: Any, **kwargs: Any) -> Any:

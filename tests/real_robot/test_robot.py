@@ -42,7 +42,8 @@ def test_shipped_robots_are_plausible(name: str) -> None:
     metres = np.array([joint.unit == "m" for joint in robot.joints])
     assert (limits.position_high - limits.position_low)[metres].max(initial=0.0) < 0.2
     assert (np.abs(limits.position_low[~metres]) <= 6.3).all() and (np.abs(limits.position_high[~metres]) <= 6.3).all()
-    assert robot.simulated or ((limits.velocity <= 31.0).all() and (limits.velocity >= 0.1).all())
+    fastest = 100.0 if name == "sim_go1" else 31.0  # its commands are set points of soft springs, not places of joints
+    assert (limits.velocity <= fastest).all() and (limits.velocity >= 0.1).all()
     assert limits.inside(robot.home).all()
     # A motor that may use its torque reaches full speed within a few control periods, not within hundreds.
     finite = np.isfinite(limits.acceleration)
