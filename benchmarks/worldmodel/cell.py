@@ -16,7 +16,7 @@ from robopolicy.cli.main import main as robopolicy
 from robopolicy.cli.players import disturbed_players, parse_noise
 from robopolicy.data.lerobot import read_lerobot
 from robopolicy.evaluation.harness import evaluate
-from robopolicy.evaluation.ope.fqe import FQE, FQEConfig
+from robopolicy.evaluation.ope.fqe import FQE
 from robopolicy.evaluation.ope.logs import Logs
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import load_policy
@@ -109,7 +109,7 @@ def fitted(task: BenchTask, checkpoint: Path, noise: float, seed: int) -> float:
         low, high = sim.spec.action_low, sim.spec.action_high
     drawn = torch.randn(decided.shape, generator=torch.Generator().manual_seed(seed))
     decided = (decided + noise * (high - low) / 2 * drawn).clamp(low, high)
-    return FQE(FQEConfig(), logs, decided, seed=seed).interval().estimate
+    return FQE(task.fqe, logs, decided, seed=seed).interval().estimate
 
 
 def _run(key: Key) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from robopolicy.evaluation.ope.fqe import FQEConfig
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class BenchTask:
     demonstrations: int = 200  # episodes that are cloned
     policy: tuple[str, ...] = ()  # settings of the cloning
     episodes: int = 100  # of every policy on both sides
+    fqe: FQEConfig = field(default_factory=FQEConfig)
 
     @property
     def players(self) -> list[str]:
@@ -55,8 +58,9 @@ TASKS = {
             films=2400,
             preset="tiny",
             settings=FULL,
-            budgets=(100, 400, 1500, 5000),
-            policy=("policy=flow", "task.observe=[image.top,gripper]"),
+            budgets=(50, 200, 800, 2500),
+            policy=("policy=flow", "task.observe=[image.top,gripper]", "algorithm.batch_size=32"),
+            fqe=FQEConfig(steps=1500, batch_size=32),  # it learns from pictures, too
         ),
         BenchTask(
             name="lift",

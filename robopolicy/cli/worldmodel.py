@@ -84,8 +84,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from dataclasses import replace
-
     from robopolicy.errors import UserError
     from robopolicy.training.loop import Interrupted
     from robopolicy.training.worlds import WorldTrainConfig, preset, resume_world, start_world, with_settings
@@ -97,7 +95,7 @@ def _train(args: argparse.Namespace) -> int:
     else:
         fields = {name: getattr(args, name) for name in ("dataset", "seed", "device", "out", "name")}
         config = WorldTrainConfig(model=preset(args.preset), held_out=tuple(args.held_out), **fields)
-        trainer = start_world(with_settings(replace(config), args.set))
+        trainer = start_world(with_settings(config, args.set))
     try:
         report = trainer.train()
     except Interrupted as stop:

@@ -45,7 +45,6 @@ class WorldManifest:
     spec: dict[str, Any]  # `WorldSpec`
     task: str  # registered task id that it was filmed in
     ends_on_success: bool  # whether the task ends when it succeeds
-    max_episode_steps: int  # of the longest film
     gate: dict[str, Any]  # tests: `passed`, `reasons`, and what was measured; empty before the first one
     training: dict[str, Any]  # free summary
     versions: dict[str, str]

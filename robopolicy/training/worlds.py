@@ -232,7 +232,6 @@ class WorldTrainer(Trainer):
             spec=to_plain(model.spec),
             task=self.world.task,
             ends_on_success=films.ends_on_success,
-            max_episode_steps=films.longest,
             gate=self.latest or {},
             training={**self._summary(), **seen},
             versions=versions(),

@@ -83,7 +83,7 @@ def follow(model: VideoWorldModel, films: Films, *, horizon: int = 20, windows: 
         windows: Films to continue, at least 2.
         seed: Of the choice.
     """
-    horizon = min(horizon, films.longest - 1)
+    horizon = max(1, min(horizon, films.longest - 1))
     starts = films.starts(horizon, windows, seed)
     if len(starts) < 2:
         raise UserError(f"Comparing actions needs two windows of {horizon} frames, found {len(starts)}; add films.")

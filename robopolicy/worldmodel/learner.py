@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from robopolicy.errors import UserError
 from robopolicy.nets.ema import EMA
 from robopolicy.worldmodel.films import Films, FrameSampler
 from robopolicy.worldmodel.latent import LatentWorldModel, to_float
@@ -37,6 +38,14 @@ class LearnerConfig:
     ema: float = 0.99  # largest decay of the average of the weights
     history_noise: float = 0.3  # largest standard deviation of the noise on the past, in units of the latents' own
     latent_noise: float = 0.05  # standard deviation of the noise on what the decoder reads
+
+    def __post_init__(self) -> None:
+        for name in ("autoencoder_updates", "updates", "autoencoder_batch", "batch_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"learner.{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("autoencoder_lr", "lr", "grad_clip"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UserError(f"learner.{name} must be a positive number, got {getattr(self, name)}.")
 
 
 @dataclass(frozen=True)

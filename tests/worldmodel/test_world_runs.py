@@ -48,7 +48,7 @@ def test_a_checkpoint_says_what_the_model_achieved_and_is_strict(tmp_path):
     start_world(small_run(tmp_path)).train()
     folder = tmp_path / "run" / "checkpoints" / "last"
     _, manifest = load_world(folder)
-    assert manifest.task == "toy/push" and manifest.ends_on_success and manifest.max_episode_steps == 40
+    assert manifest.task == "toy/push" and manifest.ends_on_success
     assert not manifest.gate["passed"]
     with pytest.raises(UserError, match="must not judge policies: It ignores actions"):
         manifest.require(folder)
@@ -68,6 +68,8 @@ def test_runs_that_cannot_be_are_refused(tmp_path):
         start_world(replace(config, dataset=""))
     with pytest.raises(UserError, match="Unknown preset 'tini'"):
         preset("tini")
+    with pytest.raises(UserError, match="updates must be at least 1"):
+        LearnerConfig(updates=0)
     with pytest.raises(UserError, match="Unknown behaviour 'nobody'"):
         start_world(replace(config, held_out=("nobody",)))
     with pytest.raises(UserError, match="is not a run"):
