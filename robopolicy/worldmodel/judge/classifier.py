@@ -74,9 +74,7 @@ def fit_classifier(
 
     def loss(output: Tensor, frames: Tensor) -> Tensor:
         goal = torch.stack([success[frames], progress[frames]], 1).to(output.device)
-        return F.binary_cross_entropy_with_logits(
-            output, goal
-        )  # of progress, too, it has its least value at the target
+        return F.binary_cross_entropy_with_logits(output, goal)  # least at the target for progress, too
 
     rate = float(success.mean())
     raw = SuccessClassifier(fit_ensemble(config, fit, train, 2, draw, loss), math.log(rate / (1 - rate)))
