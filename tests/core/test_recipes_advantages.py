@@ -171,17 +171,19 @@ def test_canon_compares_the_halves() -> None:
     assert within == pytest.approx([0.5, -0.5, -0.5, 0.5])
     even = SplitBaseline(inter=0.5)(raw, case)
     torch.testing.assert_close(even, recipe_of("dr_grpo").advantage(case))
-    tied = case.with_fields(entropy=torch.ones_like(entropy))  # no upper half: the mean of the group
-    torch.testing.assert_close(SplitBaseline()(raw, tied), even)
+    tied = case.with_fields(entropy=torch.ones_like(entropy))  # halves by order
+    assert SplitBaseline()(raw, tied)[:, 0].tolist() == pytest.approx([0.5, -0.5, -0.5, 0.5])
+    lone = case.with_fields(group=torch.arange(4))  # no other half
+    assert float(SplitBaseline()(raw, lone).abs().max()) == 0.0
     length = recipe_of("s153_canon").plain["estimator"]["length"]
     assert length == 8192.0
 
 
 def test_adora_weakens_groups_whose_successes_are_not_the_longest() -> None:
     mask = torch.arange(4) < torch.tensor([2, 4, 4, 2, 4, 2, 2, 2]).unsqueeze(1)
-    case = episodes([1, 0, 1, 0, 1, 0, 0, 0], [0, 0, 1, 1, 2, 2, 3, 3], 4, mask=mask)
+    case = episodes([1, 0, 1, 0, 1, 0, 0.5, 0], [0, 0, 1, 1, 2, 2, 3, 3], 4, mask=mask)
     found, base = (recipe_of(name).advantage(case)[:, 0] for name in ("s033_adora", "grpo"))
-    torch.testing.assert_close(found, base * torch.tensor([0.1, 0.1, 1, 1, 1, 1, 1, 1], dtype=torch.float64))
+    torch.testing.assert_close(found, base * torch.tensor([0.1, 0.1, 1, 1, 1, 1, 0.1, 0.1], dtype=torch.float64))
     plain = recipe_of("s033_adora").plain["advantage"][:2]
     torch.testing.assert_close(recipe_of("s033_adora", advantage=plain).advantage(case)[:, 0], base)
 
