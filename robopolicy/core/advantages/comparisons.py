@@ -196,7 +196,8 @@ class Retrospective:
         if len(self.rewards) < self.window:
             return 0.0
         past = torch.tensor(self.rewards, dtype=torch.float64)
-        return (self._mean_reward(decisions) - float(past.mean())) / (float(past.std()) + 1e-6)
+        deviation = float(past.std(correction=0))
+        return (self._mean_reward(decisions) - float(past.mean())) / (deviation if deviation > 1e-8 else 1.0)
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Replace the advantage of the replayed rows, (N, 1)."""
