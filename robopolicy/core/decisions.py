@@ -19,6 +19,10 @@ PER_DECISION = ("logp_old", "logp_behaviour", "logp_ref", "mask", "reward", "val
 PER_ROW = ("group", "trajectory", "domain", "source", "version")
 
 
+class MissingField(ValueError):
+    """A part needs something that the batch does not have."""
+
+
 @dataclass(frozen=True)
 class Decisions:
     """N rows of T decisions. Everything but `logp_old` is optional; a part that needs a missing field says so.
@@ -96,12 +100,27 @@ class Decisions:
         """A field that a part cannot do without.
 
         Raises:
-            ValueError: When the field is missing.
+            MissingField: When the field is missing.
         """
         value: Tensor | None = getattr(self, name)
         if value is None:
-            raise ValueError(f"This part needs Decisions.{name}, which is missing.")
+            raise MissingField(f"This part needs Decisions.{name}, which is missing.")
         return value
+
+    def need_extra(self, name: str, per_decision: bool = False) -> Tensor:
+        """An entry of `extra` that a part cannot do without, (N, ...).
+
+        Args:
+            name: Key of the entry.
+            per_decision: The entry is (N,) or (N, T), and wanted as (N, 1) or (N, T).
+
+        Raises:
+            MissingField: When the entry is missing.
+        """
+        if name not in self.extra:
+            raise MissingField(f"This part needs Decisions.extra['{name}'], which is missing.")
+        value = self.extra[name]
+        return value.unsqueeze(1) if per_decision and value.dim() == 1 else value
 
     def valid(self) -> Tensor:
         """(N, T) bool mask, also when `mask` is None."""
@@ -147,6 +166,29 @@ def episode_ids(done: Tensor) -> Tensor:
     return before * done.shape[1] + torch.arange(done.shape[1], device=done.device)
 
 
+def row_numbers(decisions: Decisions) -> Tensor:
+    """Number (N,) of each row within its trajectory; rows of one trajectory stand in order of time."""
+    rows = torch.arange(len(decisions), device=decisions.logp_old.device)
+    if decisions.trajectory is None:
+        return torch.zeros_like(rows)
+    order = torch.argsort(decisions.trajectory, stable=True)
+    ordered = decisions.trajectory[order]
+    starts = torch.searchsorted(ordered, ordered)  # leftmost place of each row's trajectory
+    return torch.empty_like(rows).scatter_(0, order, rows - starts)
+
+
+def first_rows(decisions: Decisions) -> Tensor:
+    """Index (S,) of the first row of each trajectory, in order of the rows."""
+    return torch.nonzero(row_numbers(decisions) == 0).squeeze(1)
+
+
+def unit_numbers(decisions: Decisions) -> Tensor:
+    """Number (N, T) of each decision's unit (chunk, turn) within its trajectory; rows are units where none are told."""
+    if decisions.unit is not None:
+        return decisions.unit
+    return row_numbers(decisions).unsqueeze(1).expand(decisions.shape)
+
+
 Partition = Callable[[Decisions], Tensor]
 """Who is compared with whom: maps a batch to int ids `(N, 1)` or `(N, T)`; entries with equal ids are together."""
 
@@ -185,10 +227,22 @@ def by_unit(decisions: Decisions) -> Tensor:
     return pair(by_trajectory(decisions), decisions.unit)
 
 
+def by_group_unit(decisions: Decisions) -> Tensor:
+    """Decisions of one group in units of the same number: the same turn or chunk of its rollouts."""
+    return pair(by_group(decisions), unit_numbers(decisions))
+
+
+def by_group_source(decisions: Decisions) -> Tensor:
+    """Rows of one group and one source."""
+    return pair(by_group(decisions), decisions.need("source").unsqueeze(1))
+
+
 PARTITIONS: dict[str, Partition] = {
     "all": everything,
     "group": by_group,
     "group_depth": by_group_depth,
+    "group_unit": by_group_unit,
+    "group_source": by_group_source,
     "trajectory": by_trajectory,
     "domain": by_domain,
     "unit": by_unit,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -49,3 +50,21 @@ class RatioOutlier:
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
         return log_ratio.abs() <= self.limit
+
+
+@dataclass(frozen=True)
+class Uncertain:
+    """Keep decisions whose probability was below `below` when sampled: the others leave little to choose (S013)."""
+
+    below: float = 0.9
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        return decisions.logp_old < math.log(self.below)
+
+
+MASKS: dict[str, Callable[..., MaskRule]] = {
+    "depth_range": DepthRange,
+    "ratio_outlier": RatioOutlier,
+    "uncertain": Uncertain,
+}

@@ -48,6 +48,11 @@ class Segments:
         lone = self.count < 1.5
         return (self.sum(deviation**2) / torch.where(lone, 1.0, degrees)).sqrt().masked_fill(lone, 1.0)
 
+    def largest(self, entries: Tensor) -> Tensor:
+        """Largest entry `(S,)`; -inf for an empty segment."""
+        flat = entries.masked_fill(~self.enters, -torch.inf).flatten()
+        return flat.new_full((self.size,), -torch.inf).scatter_reduce(0, self.index.flatten(), flat, "amax")
+
     def leave_one_out(self, entries: Tensor) -> Tensor:
         """Mean of the other entries, in the shape of the entries; 0 where there is no other."""
         others = torch.where(self.enters, self.spread(self.count) - 1.0, self.spread(self.count))
