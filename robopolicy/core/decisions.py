@@ -147,6 +147,14 @@ def episode_ids(done: Tensor) -> Tensor:
     return before * done.shape[1] + torch.arange(done.shape[1], device=done.device)
 
 
+def first_rows(decisions: Decisions) -> Tensor:
+    """Index (S,) of the first row of each trajectory, in order of the rows."""
+    if decisions.trajectory is None:
+        return torch.arange(len(decisions), device=decisions.logp_old.device)
+    same = decisions.trajectory.unsqueeze(1) == decisions.trajectory.unsqueeze(0)
+    return torch.nonzero(~torch.tril(same, diagonal=-1).any(1)).squeeze(1)
+
+
 Partition = Callable[[Decisions], Tensor]
 """Who is compared with whom: maps a batch to int ids `(N, 1)` or `(N, T)`; entries with equal ids are together."""
 
