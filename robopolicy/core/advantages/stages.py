@@ -48,17 +48,14 @@ class Baseline:
 
 @dataclass(frozen=True)
 class GivenBaseline:
-    """Subtract a recorded number, e.g. the reward of the greedy rollout (ReMax): `extra[name]`, (N,) or (N, T)."""
+    """Subtract a recorded number, e.g. the reward of the greedy rollout (ReMax): `extra[key]`, (N,) or (N, T)."""
 
     centres: ClassVar[bool] = True
-    name: str
+    key: str
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Centre the advantage."""
-        if self.name not in decisions.extra:
-            raise ValueError(f"This baseline needs Decisions.extra['{self.name}'], which is missing.")
-        given = decisions.extra[self.name]
-        return advantage - (given.unsqueeze(1) if given.dim() == 1 else given)
+        return advantage - decisions.need_extra(self.key, per_decision=True)
 
 
 @dataclass(frozen=True)
