@@ -12,4 +12,10 @@ from robopolicy.core.decisions import Decisions
 Start = Callable[[Decisions], Tensor]
 """`decisions -> (N, 1) per row or (N, T) per decision`."""
 
-STARTS: dict[str, Start] = {"outcome": outcome}
+
+def ones(decisions: Decisions) -> Tensor:
+    """1 for every row `(N, 1)`: what is imitated has no reward."""
+    return decisions.logp_old.new_ones(len(decisions), 1)
+
+
+STARTS: dict[str, Start] = {"ones": ones, "outcome": outcome}
