@@ -18,4 +18,9 @@ def ones(decisions: Decisions) -> Tensor:
     return decisions.logp_old.new_ones(len(decisions), 1)
 
 
-STARTS: dict[str, Start] = {"ones": ones, "outcome": outcome}
+def given(decisions: Decisions, *, key: str) -> Tensor:
+    """A recorded advantage, `extra[key]` (N,) or (N, T)."""
+    return decisions.need_extra(key, per_decision=True)
+
+
+STARTS: dict[str, Callable[..., object]] = {"given": given, "ones": ones, "outcome": outcome}

@@ -136,6 +136,7 @@ TRACKERS: dict[str, Callable[..., Tracker]] = {"mean": MeanTracker, "beta": Beta
 
 
 def integers(keys: Tensor) -> list[int]:
+    """Keys as numbers of Python."""
     return cast(list[int], keys.long().tolist())  # pyright: ignore[reportUnknownMemberType]
 
 
