@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.signals import top_share
+from robopolicy.core.signals import highest, share_count
 
 MaskRule = Callable[[Decisions, Tensor, Tensor], Tensor]
 """`(decisions, advantage (N, 1 or T), log_ratio (N, T) detached) -> bool (N, T)`, True where the decision enters."""
@@ -83,7 +83,8 @@ class Informative:
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
         stake = advantage.abs() * decisions.need("entropy")
-        return top_share(stake.expand(decisions.shape), decisions.valid(), self.share)
+        mask = decisions.valid()
+        return highest(stake.expand(decisions.shape), mask, share_count(mask, self.share))
 
 
 MASKS: dict[str, Callable[..., MaskRule]] = {
