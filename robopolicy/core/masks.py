@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -87,10 +88,22 @@ class Informative:
         return highest(stake.expand(decisions.shape), mask, share_count(mask, self.share))
 
 
+@dataclass(frozen=True)
+class Uncertain:
+    """Keep decisions whose probability was below `below` when sampled: the others leave little to choose (S013)."""
+
+    below: float = 0.9
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        return decisions.logp_old < math.log(self.below)
+
+
 MASKS: dict[str, Callable[..., MaskRule]] = {
     "depth_range": DepthRange,
     "informative": Informative,
     "ratio_outlier": RatioOutlier,
     "source": Source,
+    "uncertain": Uncertain,
     "unmarked": Unmarked,
 }

@@ -92,8 +92,8 @@ class Imitation:
         elif self.rows == "best":
             reward = outcome(decisions)
             group = Segments(by_group(decisions), torch.ones_like(reward, dtype=torch.bool))
-            better = group.largest(reward) - group.spread(group.mean(reward)) > 1e-9
-            keep = keep & better & (reward >= group.largest(reward))
+            most = group.largest(reward)
+            keep = keep & group.spread(most - group.mean(reward) > 1e-9) & (reward >= group.spread(most))
         return masked_mean(-logp, keep)
 
 

@@ -239,6 +239,18 @@ def test_disco_limits() -> None:
     torch.testing.assert_close(gradients("s103_disco", case, objective=hot), basic, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("outcome", [0.0, 1.0])
+def test_disco_learns_nothing_from_groups_that_agree(outcome: float) -> None:
+    """Neither all failures nor all successes leave a gradient, or something that is not a number."""
+    case = tabular()
+    reward = case.decisions.need("reward").clone()
+    reward[8:] = 0.0
+    reward[8:, 0] = outcome
+    agreed = Tabular(case.decisions.with_fields(reward=reward), case.tokens, case.logits)
+    gradient = gradients("s103_disco", agreed, regularizers=[])
+    assert bool(gradient.isfinite().all()) and bool((gradient[2:] == 0).all()) and bool((gradient[0] != 0).any())
+
+
 def test_hapo() -> None:
     def formula(case: Tabular) -> Tensor:
         d, mask = case.decisions, case.decisions.valid()
