@@ -99,10 +99,26 @@ class Uncertain:
         return decisions.logp_old < math.log(self.below)
 
 
+@dataclass(frozen=True)
+class SmallStep:
+    """Drop decisions whose gradient by the logits, `A^2 (1 - 2 p + sum p^2)`, is larger than `limit` (CAPO, S052).
+
+    p is the probability of what was chosen, and `extra["collision"]` (N, T) the sum of the squares of all.
+    """
+
+    limit: float = math.inf
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        residual = 1.0 - 2.0 * decisions.logp_old.exp() + decisions.need_extra("collision")
+        return advantage.square() * residual <= self.limit
+
+
 MASKS: dict[str, Callable[..., MaskRule]] = {
     "depth_range": DepthRange,
     "informative": Informative,
     "ratio_outlier": RatioOutlier,
+    "small_step": SmallStep,
     "source": Source,
     "uncertain": Uncertain,
     "unmarked": Unmarked,

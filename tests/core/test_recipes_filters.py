@@ -70,6 +70,53 @@ def grpo(case: Tabular) -> Tensor:
     return seq_mean(ppo(case, relative(case)), case.decisions.valid())
 
 
+def test_capo_drops_what_would_move_the_logits_most() -> None:
+    def formula(case: Tabular) -> Tensor:
+        """The gradient of log pi by the logits is one-hot minus the distribution."""
+        d, a = case.decisions, relative(case)[:, None]
+        one_hot = torch.nn.functional.one_hot(case.tokens, old.shape[2]).double()
+        size = (a[:, :, None] * (one_hot - old)).square().sum(2)
+        keep = d.valid() & (size <= 1.5)
+        assert 0 < int(keep.sum()) < int(d.valid().sum())
+        return ppo(case, relative(case))[keep].mean()
+
+    old = tabular(drift=0.0).distribution().detach().exp()
+    check_recipe("s052_capo", formula, extra={"collision": old.square().sum(2)})
+    case = tabular(extra={"collision": old.square().sum(2)})
+    torch.testing.assert_close(
+        gradients("s052_capo", case, estimator={"masks": ["small_step"]}), gradients("grpo", case, estimator={})
+    )
+
+
+def test_nlpo_with_a_full_support_is_ppo() -> None:
+    case = tabular(drift=0.0)
+    support = top_p_support(case.logits.detach(), 1.0)
+    assert bool(support.all())
+    free = {"kl": {"name": "constant", "value": 0.0}}
+    torch.testing.assert_close(gradients("s083_nlpo", case, controllers=free), gradients("ppo", case))
+
+
+def test_nlpo_and_grammars_score_with_the_restricted_policy() -> None:
+    """What the support leaves out gets no gradient, and the ratio is that of the restricted policies."""
+    case = tabular()
+    support = torch.ones(4, 6, 5, dtype=torch.bool)
+    support[:, :, 4] = False
+    used = case.decisions.valid() & (case.tokens != 4)
+    old = case.logits.detach() + 0.1
+
+    def score(table: Tensor) -> Tensor:
+        scores = restricted(table, support)[case.state].gather(2, case.tokens.unsqueeze(2)).squeeze(2)
+        return scores.masked_fill(~used, 0.0)
+
+    chosen = case.decisions.with_fields(logp_old=score(old), mask=used)
+    for name in ("s083_nlpo", "s042_shioenv"):
+        recipe = recipe_of(name)
+        loss, info = recipe.loss(chosen, recipe.advantage(chosen), score(case.logits))
+        (gradient,) = torch.autograd.grad(loss, case.logits)
+        assert bool((gradient[:, :, 4] == 0).all()) and bool((gradient[:, :, :4] != 0).any())
+        assert info["ratio_mean"].item() == pytest.approx(1.0)
+
+
 def test_adacot_leaves_the_gate_alone() -> None:
     def formula(case: Tabular) -> Tensor:
         keep = case.decisions.valid() & ~case.decisions.extra["gate"]
