@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.signals import highest, share_count
 
@@ -76,6 +77,18 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Blamed:
+    """Of a failed trajectory keep only the unit that a judge blames (A2P, S179): `extra[key]` int (N,), -1 for all."""
+
+    key: str = "blamed_unit"
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        blamed = decisions.need_extra(self.key, per_decision=True)
+        return (decisions.need("unit") == blamed) | (blamed < 0) | (outcome(decisions) > 0)
+
+
+@dataclass(frozen=True)
 class Informative:
     """Keep the share of decisions with the largest `|A| H`: uncertain, and with something at stake (D3S, S012)."""
 
@@ -115,6 +128,7 @@ class SmallStep:
 
 
 MASKS: dict[str, Callable[..., MaskRule]] = {
+    "blamed": Blamed,
     "depth_range": DepthRange,
     "informative": Informative,
     "ratio_outlier": RatioOutlier,

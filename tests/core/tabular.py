@@ -20,6 +20,7 @@ from robopolicy.core.recipe import Recipe
 PROMPTS, ROLLOUTS, LENGTH, VOCABULARY = 4, 4, 6, 5
 Extra = Callable[[torch.Generator, Decisions], Tensor]
 EXTRAS: dict[str, Extra] = {
+    "blamed_unit": lambda generator, d: torch.randint(-1, 2, (len(d),), generator=generator),  # (N,)
     "cluster": lambda generator, d: by_trajectory(d).squeeze(1) % 3,  # (N,)
     "gate": lambda generator, d: (d.depths() == 0) & d.valid(),  # (N, T)
     "likelihood": lambda generator, d: torch.where(d.need("group") % 2 == 0, 0.1, 0.9).to(d.logp_old),  # (N,)

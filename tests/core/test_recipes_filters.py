@@ -117,6 +117,24 @@ def test_nlpo_and_grammars_score_with_the_restricted_policy() -> None:
         assert info["ratio_mean"].item() == pytest.approx(1.0)
 
 
+def test_failures_teach_only_the_unit_that_is_blamed() -> None:
+    blamed = torch.tensor([0, 1, -1, 0]).repeat(4)
+
+    def formula(case: Tabular) -> Tensor:
+        losses = ppo(case, relative(case))
+        rows = []
+        for row in range(16):
+            keep = case.decisions.valid()[row].clone()
+            if rewards(case)[row] == 0 and blamed[row] >= 0:
+                keep &= case.decisions.need("unit")[row] == blamed[row]
+            rows.append(losses[row][keep])
+        return torch.cat(rows).mean()
+
+    check_recipe("s179_a2p", formula, extra={"blamed_unit": blamed})
+    nobody = tabular(extra={"blamed_unit": torch.full((16,), -1)})
+    torch.testing.assert_close(gradients("s179_a2p", nobody), gradients("grpo", nobody, estimator={}))
+
+
 def test_adacot_leaves_the_gate_alone() -> None:
     def formula(case: Tabular) -> Tensor:
         keep = case.decisions.valid() & ~case.decisions.extra["gate"]

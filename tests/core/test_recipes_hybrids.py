@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-from formulas import DISTANCES, gradients, relative, tok, z
+from formulas import DISTANCES, gradients, relative, to_reference, tok, z
 from tabular import PROMPTS, Tabular, check, check_recipe, ppo, recipe_of, rewards, tabular
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from robopolicy.core.decisions import Decisions
 
@@ -188,3 +191,12 @@ def test_a_lol_takes_what_is_better_than_the_reference_and_with_equal_weights_im
         gradients("s182_a_lol", case, select=[], start={"name": "ones"}, advantage=[], estimator=plain),
         imitation(case),
     )
+
+
+def test_divergence_imitation_fades_where_the_policy_has_left_the_reference() -> None:
+    check_recipe("s111_f_sft", lambda c: tok(softplus(-to_reference(c)) - math.log(2.0), c))
+    case = tabular()
+    kl = {"name": "divergence_imitation", "divergence": "reverse_kl"}
+    torch.testing.assert_close(gradients("s111_f_sft", case, objective=kl), gradients("sft", case))
+    with pytest.raises(ValueError, match="Unknown divergence 'total_variation' to imitate by; known: chi_squared"):
+        recipe_of("s111_f_sft", objective={"name": "divergence_imitation", "divergence": "total_variation"})

@@ -267,7 +267,7 @@ def test_direct_advantage() -> None:
             for unit in range(2):
                 keep = d.valid()[row] & (d.need("unit")[row] == unit)
                 if keep.any():
-                    terms.append((0.1 * change[row][keep].sum() - gain[row][keep].sum()) ** 2)
+                    terms.append((0.1 * change[row][keep].sum() - gain[row][keep].mean()) ** 2)
         return mean(terms)
 
     check_recipe("s109_dapo", formula)
@@ -275,12 +275,17 @@ def test_direct_advantage() -> None:
 
 def test_direct_advantage_is_least_at_the_tilted_reference() -> None:
     case = tabular()
+    case = Tabular(case.decisions.with_fields(unit=case.decisions.depths()), case.tokens, case.logits)  # tokens
     gain = case.decisions.extra["step_advantage"]
     ideal = (case.decisions.need("logp_ref") + gain / 0.1).requires_grad_()
     recipe = recipe_of("s109_dapo")
     loss, _ = recipe.loss(case.decisions, recipe.advantage(case.decisions), ideal)
     (gradient,) = torch.autograd.grad(loss, ideal)
     assert loss.item() == pytest.approx(0.0, abs=1e-12) and gradient.abs().max().item() < 1e-6
+
+
+def test_a_star_regresses_the_log_ratio_of_the_trajectory() -> None:
+    check_recipe("a_star_po", lambda c: ((0.001 * to_reference(c).sum(1) - (rewards(c) - 0.3)) ** 2).mean(), unit=None)
 
 
 def test_clusters_are_compared_by_their_mean_outcomes() -> None:
