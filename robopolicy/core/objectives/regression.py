@@ -40,7 +40,7 @@ class PairRegression:
 class StepRegression:
     """Direct advantage policy optimisation (S109): `(beta log pi / pi_ref - A)^2` of each unit, a step or a chunk.
 
-    The advantage of a unit is the mean over its decisions; for rows of one unit it is that of the trajectory (A*-PO). At
+    The advantage of a unit is the mean over its decisions; for rows of one unit it is that of the row (A*-PO). At
     0 the policy is `pi_ref exp(A / beta)`.
     """
 
