@@ -18,6 +18,7 @@ from robopolicy.core.decisions import Decisions, by_group, by_group_depth, by_gr
 from robopolicy.core.segments import Segments
 
 ROLLOUTS = Scope(by_group, per=by_trajectory)
+LEAST_VARIANCE = 1e-4  # of success rates, where all groups of a batch agree
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,12 @@ class BetaScale:
         alpha = beta = torch.ones((), dtype=rate.dtype, device=rate.device)
         if len(rates) > 1:
             mean = rates.mean()
-            spread = mean * (1.0 - mean) / rates.var().clamp(min=1e-12) - 1.0
+            spread = mean * (1.0 - mean) / rates.var().clamp(min=LEAST_VARIANCE) - 1.0
             alpha, beta = (1.0 + spread * side / 3.0 for side in (mean, 1.0 - mean))
             alpha, beta = alpha.clamp(min=1.0), beta.clamp(min=1.0)
         own = segments.spread(segments.mean(rate)).clamp(0.0, 1.0)
         constant = torch.lgamma(alpha + beta) - torch.lgamma(alpha) - torch.lgamma(beta)
-        density = constant.exp() * own ** (alpha - 1.0) * (1.0 - own) ** (beta - 1.0)
+        density = torch.exp(constant + torch.xlogy(alpha - 1.0, own) + torch.xlogy(beta - 1.0, 1.0 - own))
         return advantage / (self.high - self.low) / density.clamp(min=1.0 / self.cap)
 
 

@@ -53,8 +53,8 @@ def along_time(
     line = Timeline(decisions)
     discount, trace = gamma[0], lam[0]
     if gamma[0] != gamma[1] or lam[0] != lam[1]:
-        discount = two_clock(line.unit, gamma[0], gamma[1], line.valid).to(reward.dtype)
-        trace = two_clock(line.unit, lam[0], lam[1], line.valid).to(reward.dtype)
+        ends = two_clock(line.unit, 1.0, 0.0, line.valid).to(reward.dtype)
+        discount, trace = (ends * outer + (1.0 - ends) * inner for outer, inner in (gamma, lam))
     return line.back(sequence_gae(line.lay(reward), line.lay(value), discount, trace, line.valid)[0])
 
 
