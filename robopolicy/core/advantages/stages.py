@@ -97,18 +97,6 @@ class TrackerBaseline:
 
 
 @dataclass(frozen=True)
-class Pool:
-    """Give everyone the mean of their scope, e.g. of the cluster of their trajectory."""
-
-    scope: Scope
-
-    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
-        """Pool the advantage."""
-        segments = self.scope.segments(advantage, decisions)
-        return segments.spread(segments.mean(advantage)).masked_fill(~valid_entries(advantage, decisions), 0.0)
-
-
-@dataclass(frozen=True)
 class Scale:
     """Divide by the standard deviation of the scope plus `eps`; sets of one are left as they are."""
 
@@ -277,7 +265,6 @@ STAGES: dict[str, Callable[..., Stage]] = {
     "baseline": Baseline,
     "given_baseline": GivenBaseline,
     "tracker_baseline": TrackerBaseline,
-    "pool": Pool,
     "scale": Scale,
     "constant_scale": ConstantScale,
     "running_scale": RunningScale,
