@@ -155,7 +155,7 @@ class RecipeTuner(ActorTuner):
         self.policy.observe(under("obs", everything.extra))
         self.updates += 1
         metrics = {key: float(value) for key, value in info.items()}
-        metrics["actor/informative"] = float((compared.advantage != 0).any(1).float().mean())
+        metrics["actor/informative"] = float((compared.advantage != 0).any(1).sum()) / max(len(decisions), 1)
         metrics["actor/selected"] = len(decisions) / len(everything)
         return metrics | {"actor/epochs": float(epochs), "actor/lr": rate}
 

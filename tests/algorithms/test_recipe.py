@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,17 @@ def test_the_log_probabilities_are_those_of_whole_steps(head: str) -> None:
     if head == "diffusion":  # scores what is executed, and clamps
         density = density[..., : policy.spec.execute, :].clamp(-5.0, 2.0)
     torch.testing.assert_close(rows.logp_old, density.flatten(2).sum(2), rtol=1e-4, atol=1e-3)
+
+
+def test_a_rollout_that_teaches_nothing_changes_nothing() -> None:
+    """Dynamic sampling drops every group whose episodes agree."""
+    algorithm = tuner(recipe="dapo")
+    rollout = tools.sampler_for(algorithm).collect(algorithm.act)
+    before = [parameter.clone() for parameter in algorithm.actor_parameters]
+    metrics = algorithm.update(replace(rollout, reward=torch.zeros_like(rollout.reward)))
+    assert metrics["actor/selected"] == metrics["actor/informative"] == 0.0
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert all(torch.equal(old, new) for old, new in zip(before, algorithm.actor_parameters, strict=True))
 
 
 def test_rows_are_chunks_of_episodes_in_order_of_time() -> None:
