@@ -50,7 +50,7 @@ class RecipeTunerConfig(ActorTunerConfig):
     group_size: int = 8  # G, episodes per start state; must divide sim.num_envs
     noise_level: float = 0.3  # c of a flow's noise c sqrt((1 - t) / t)
     std_min: float = 0.1  # smallest standard deviation of a diffusion step, normalised action units
-    epochs: int = 0  # passes over each rollout; 0: as the recipe says
+    epochs: int | None = None  # passes over each rollout; null: as the recipe says
     lr: float = 1e-4  # peak learning rate
     target_kl: float | None = None  # stop the epochs when the approximate KL exceeds this
 
@@ -89,7 +89,7 @@ def decisions_of(batch: GroupRollout, scale: float, version: int) -> Decisions:
         logp_behaviour=logp,
         reward=reward,
         unit=number[played][:, None].expand_as(logp),
-        group=of_episode(batch.group),
+        group=of_episode(batch.group + version * episodes),  # every rollout has starts of its own
         trajectory=of_episode(torch.arange(episodes, device=played.device)),
         domain=zeros,
         source=zeros,
