@@ -106,7 +106,7 @@ class CovarianceKL:
         """Penalty `(N, T)`."""
         mask = decisions.valid()
         picked = highest(covariance(logp.detach(), advantage, decisions), mask, share_count(mask, self.share))
-        return (logp - decisions.logp_old).abs().masked_fill(~picked, 0.0)
+        return log_ratio(logp, decisions.logp_old, decisions).abs().masked_fill(~picked, 0.0)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class EntropyGate:
 
 def confidence(decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
     """Current probability `(N, T)` of the decision, for the level "token"; never above 1 where it is a density."""
-    return (decisions.logp_old + log_ratio).clamp(max=0.0).exp()
+    return (decisions.logp_old + log_ratio).clamp(max=0.0).exp().masked_fill(~decisions.valid(), 0.0)
 
 
 WEIGHTS: dict[str, Callable[..., object]] = {
