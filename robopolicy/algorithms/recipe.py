@@ -144,19 +144,22 @@ class RecipeTuner(ActorTuner):
     def update(self, batch: GroupRollout) -> Metrics:
         """Select, compare, and several epochs of the recipe's loss on the episodes of one rollout."""
         everything = self._scored(decisions_of(batch, self.dimensions, self.updates))
+        rate = self._set_lr()
+        info: Info = {}
+        epochs, informative = 0, 0.0
         try:
             decisions = everything.select(self.recipe.select(everything, self.generator))
-            compared = Compared(decisions, self.recipe.advantage(decisions))
-            rate = self._set_lr()
-            info, epochs = self._epochs(compared)
+            if len(decisions):  # a selector may find nothing to learn from
+                compared = Compared(decisions, self.recipe.advantage(decisions))
+                informative = float((compared.advantage != 0).any(1).float().mean())
+                info, epochs = self._epochs(compared)
         except MissingField as error:
             raise UserError(f"Recipe '{self.config.recipe}' asks for more than robots record: {error}") from error
         self.recipe.observe(everything, {key.removeprefix("actor/"): value for key, value in info.items()})
         self.policy.observe(under("obs", everything.extra))
         self.updates += 1
         metrics = {key: float(value) for key, value in info.items()}
-        metrics["actor/informative"] = float((compared.advantage != 0).any(1).sum()) / max(len(decisions), 1)
-        metrics["actor/selected"] = len(decisions) / len(everything)
+        metrics |= {"actor/informative": informative, "actor/selected": len(decisions) / len(everything)}
         return metrics | {"actor/epochs": float(epochs), "actor/lr": rate}
 
     def actor_loss(self, rows: Compared) -> tuple[Tensor, Info]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ import yaml
 from robopolicy.algorithms.recipe import Compared, RecipeTuner, RecipeTunerConfig, decisions_of, whole_groups
 from robopolicy.catalogue import read_recipe, recipe_names
 from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.core.parts import REGISTRIES
+from robopolicy.core.recipe import Recipe
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.diffusion import DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowPolicy
@@ -70,17 +71,6 @@ def test_the_log_probabilities_are_those_of_whole_steps(head: str) -> None:
     torch.testing.assert_close(rows.logp_old, density.flatten(2).sum(2), rtol=1e-4, atol=1e-3)
 
 
-def test_a_rollout_that_teaches_nothing_changes_nothing() -> None:
-    """Dynamic sampling drops every group whose episodes agree."""
-    algorithm = tuner(recipe="dapo")
-    rollout = tools.sampler_for(algorithm).collect(algorithm.act)
-    before = [parameter.clone() for parameter in algorithm.actor_parameters]
-    metrics = algorithm.update(replace(rollout, reward=torch.zeros_like(rollout.reward)))
-    assert metrics["actor/selected"] == metrics["actor/informative"] == 0.0
-    assert all(math.isfinite(value) for value in metrics.values())
-    assert all(torch.equal(old, new) for old, new in zip(before, algorithm.actor_parameters, strict=True))
-
-
 def test_rows_are_chunks_of_episodes_in_order_of_time() -> None:
     algorithm = tuner()
     rollout = tools.sampler_for(algorithm).collect(algorithm.act)
@@ -129,6 +119,17 @@ def test_a_resumed_run_ends_with_the_same_weights_and_memory(head: str, tmp_path
     first, second = straight.recipe.state_dict(), again.recipe.state_dict()
     assert first["pipeline"]["1"] == second["pipeline"]["1"]
     torch.testing.assert_close(first["pipeline"]["0"]["mean"], second["pipeline"]["0"]["mean"])
+
+
+def test_a_rollout_without_a_row_to_learn_from_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = {"nothing": lambda decisions, generator: torch.zeros(0, dtype=torch.long)}
+    monkeypatch.setitem(REGISTRIES, "selector", nothing)
+    algorithm = tuner()
+    algorithm.recipe = Recipe.from_plain(read_recipe("grpo") | {"select": ["nothing"]})
+    before = tools.snapshot(algorithm.policy)
+    metrics = algorithm.update(tools.sampler_for(algorithm).collect(algorithm.act))
+    assert metrics["actor/selected"] == metrics["actor/epochs"] == 0.0 and algorithm.updates == 1
+    assert not tools.changed(before, algorithm.policy)
 
 
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:

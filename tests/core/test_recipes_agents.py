@@ -115,34 +115,48 @@ def steps(reward: list[list[float]], observation: list[list[int]], group: list[i
 
 def test_gigpo_compares_steps_from_the_same_observation() -> None:
     case = steps([[0.0, 1.0], [0.0, 0.0], [1.0, 0.0]], [[1, 2], [1, 2], [1, 3]], [0, 0, 0])
-    found = HistoryGroups(longest=0, gamma=0.5)(torch.zeros(3, 1), case)
+    found = HistoryGroups(longest=0, gamma=0.5, base=False)(torch.zeros(3, 1), case)
     mean = (0.5 + 0.0 + 1.0) / 3
     expected = [[0.5 - mean, 0.5], [0.0 - mean, -0.5], [1.0 - mean, 0.0]]  # observation 3 has no company
     torch.testing.assert_close(found, torch.tensor(expected, dtype=DOUBLE))
-    other = HistoryGroups(longest=0, gamma=0.5)(torch.zeros(3, 1), case.with_fields(group=torch.arange(3)))
+    other = HistoryGroups(longest=0, gamma=0.5, base=False)(torch.zeros(3, 1), case.with_fields(group=torch.arange(3)))
     assert float(other.abs().max()) == 0.0  # singletons everywhere: the episode term is all that is left
 
 
-def test_hgpo_weighs_longer_histories_more_where_they_exist() -> None:
-    case = steps([[0.0, 1.0], [0.0, 0.0], [1.0, 0.5]], [[1, 2], [1, 2], [9, 2]], [0, 0, 0])
-    found = HistoryGroups(longest=1, gamma=1.0)(torch.zeros(3, 1), case)
-    level_1 = torch.tensor([1.0, 0.0, 0.5]) - 0.5  # all three saw 2
-    level_2 = torch.tensor([0.5, -0.5])  # the first two saw 1, 2
-    torch.testing.assert_close(found[:2, 1], ((level_1[:2] + 2 * level_2) / 3).double())
-    assert float(found[2, 1]) == float(level_1[2])  # alone with its history: the shorter one counts
-    torch.testing.assert_close(found[:2, 0], torch.tensor([0.5, -0.5], dtype=DOUBLE))
-    recipe = recipe_of("s023_hgpo")
-    mixed, base = recipe.advantage(tabular().decisions), recipe_of("grpo").advantage(tabular().decisions)
-    stage = HistoryGroups(longest=2, gamma=0.95)(base, tabular().decisions)
-    torch.testing.assert_close(mixed, base + stage)
+def test_hgpo_weighs_longer_histories_more_where_they_tell_something() -> None:
+    case = steps([[0.0, 1.0], [0.0, 0.0], [1.0, 0.75]], [[1, 2], [1, 2], [9, 2]], [0, 0, 0])
+    episode = torch.tensor([[0.3], [-0.3], [0.0]], dtype=DOUBLE)
+    found = HistoryGroups(longest=1, gamma=1.0)(episode, case)
+    mean = (1.0 + 0.0 + 0.75) / 3  # all three saw 2, the first two 1 before it
+    first = (0.3 + 2 * (1.0 - mean) + 3 * 0.5) / 6
+    second = (-0.3 + 2 * (0.0 - mean) - 3 * 0.5) / 6
+    assert found[:2, 1].tolist() == pytest.approx([first, second])
+    assert float(found[2, 1]) == pytest.approx(0.75 - mean)  # alone with its history, and no episode advantage
+    assert found[:2, 0].tolist() == pytest.approx([(0.3 + 2 * 0.5) / 3, (-0.3 - 2 * 0.5) / 3])
+    assert float(found[2, 0]) == 0.0
+    spread = HistoryGroups(longest=0, gamma=1.0, base=False, standardise=True)(episode, case)
+    assert spread[:2, 0].tolist() == pytest.approx([1.0, -1.0], abs=1e-5)
 
 
-def test_hgpo_without_history_is_gigpo() -> None:
+def test_hgpo_without_company_is_the_episode_term() -> None:
+    """Statistics of the episode term count every turn, as in the source."""
+    case = tabular(extra={"observation": torch.arange(96).view(16, 6)})
+    found = recipe_of("s023_hgpo").advantage(case.decisions)
+    turns: dict[int, list[float]] = {}
+    reward = (case.decisions.reward * case.decisions.valid()).sum(1)
+    for row, units in enumerate(lines(case)):
+        turns.setdefault(int(case.decisions.group[row]), []).extend([float(reward[row])] * len(units))
+    for row, keep in enumerate(case.decisions.valid()):
+        peers = torch.tensor(turns[int(case.decisions.group[row])], dtype=DOUBLE)
+        expected = (reward[row] - peers.mean()) / (peers.std() + 1e-6)
+        assert found[row][keep].tolist() == pytest.approx([float(expected)] * int(keep.sum()), abs=1e-6)
+
+
+def test_gigpo_adds_the_step_term_to_the_episode_term() -> None:
     case = tabular()
-    plain = recipe_of("s023_hgpo").plain["advantage"][0]
-    branches = [plain["branches"][0], [{"name": "history_groups", "longest": 0, "gamma": 0.95}]]
-    found = recipe_of("s023_hgpo", advantage=[{**plain, "branches": branches}]).advantage(case.decisions)
-    torch.testing.assert_close(found, recipe_of("gigpo").advantage(case.decisions))
+    base = recipe_of("grpo").advantage(case.decisions)
+    step = HistoryGroups(longest=0, gamma=0.95, base=False)(base, case.decisions)
+    torch.testing.assert_close(recipe_of("gigpo").advantage(case.decisions), base + step)
 
 
 def test_salt_averages_steps_that_winners_and_losers_share() -> None:

@@ -97,7 +97,7 @@ class SplitBaseline:
     """Compare the halves of a group that differ in a metric (CANON, S153): does more of it help?
 
     Between the halves a high row gets `R - alpha mean_low + beta`, a low one `alpha R - mean_high - beta`; within them
-    every row gets R minus the mean of its own half. A half without rows has the mean of the group.
+    every row gets R minus the mean of its own half. A half without rollouts has the mean of the group.
     """
 
     centres: ClassVar[bool] = True
@@ -108,7 +108,7 @@ class SplitBaseline:
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Centre the advantage, (N, 1)."""
-        high = above_median(metric_of(decisions, self.metric), decisions)
+        high = upper_half(metric_of(decisions, self.metric), decisions)
         enters = valid_entries(advantage, decisions)
         share = ROLLOUTS.segments(advantage, decisions).weight
         every, upper, lower = (Segments(by_group(decisions), share * rows) for rows in (enters, high, ~high))
@@ -145,9 +145,7 @@ class SetAdvantage:
             size = min(self.size, len(members) - 1)
             if size > 1:  # one alone has no diversity
                 result[members] = set_advantage(reward[members][None], signature[members][None], size)[0]
-        keys = by_trajectory(decisions).squeeze(1)
-        order = torch.argsort(keys[first])
-        return result[order[torch.searchsorted(keys[first][order], keys)]].unsqueeze(1)
+        return per_row(result, decisions)
 
 
 @dataclass(frozen=True)
@@ -198,7 +196,8 @@ class Retrospective:
         if len(self.rewards) < self.window:
             return 0.0
         past = torch.tensor(self.rewards, dtype=torch.float64)
-        return (self._mean_reward(decisions) - float(past.mean())) / (float(past.std()) + 1e-6)
+        deviation = float(past.std(correction=0))
+        return (self._mean_reward(decisions) - float(past.mean())) / (deviation if deviation > 1e-8 else 1.0)
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Replace the advantage of the replayed rows, (N, 1)."""
@@ -250,10 +249,25 @@ def metric_of(decisions: Decisions, metric: str) -> Tensor:
     return decisions.need_extra(metric, per_decision=True)[:, :1]
 
 
-def above_median(values: Tensor, decisions: Decisions) -> Tensor:
-    """Bool `(N, 1)`: above the median of the rollouts of the group."""
-    segments = ROLLOUTS.segments(values, decisions)
-    return values > segments.spread(segments.median(values))
+def upper_half(values: Tensor, decisions: Decisions) -> Tensor:
+    """Bool `(N, 1)`: in the upper half of the rollouts of the group; of equal ones the later, and the odd one too."""
+    first = first_rows(decisions)
+    group = decisions.need("group")[first]
+    order = torch.argsort(values[first, 0], stable=True)
+    order = order[torch.argsort(group[order], stable=True)]  # by group, then by value
+    ordered = group[order]
+    start = torch.searchsorted(ordered, ordered)
+    count = torch.searchsorted(ordered, ordered, right=True) - start
+    high = torch.arange(len(order), device=order.device) - start >= count // 2
+    return per_row(torch.zeros_like(high).scatter(0, order, high), decisions)
+
+
+def per_row(values: Tensor, decisions: Decisions) -> Tensor:
+    """One value per trajectory, in order of `first_rows` (S,), at each of its rows `(N, 1)`."""
+    keys = by_trajectory(decisions).squeeze(1)
+    names = keys[first_rows(decisions)]
+    order = torch.argsort(names)
+    return values[order[torch.searchsorted(names[order], keys)]].unsqueeze(1)
 
 
 def lengths(decisions: Decisions) -> Tensor:

@@ -38,7 +38,7 @@ class DepthDiscount:
 class LongestSuccess:
     """`low` for groups whose longest success is no longer than failures are on average, else 1 (ADORA, S033).
 
-    Failures longer than `overlong` do not count; a group without successes or failures keeps 1.
+    Failures of `overlong` or more decisions do not count. A group without successes has `low`, one without failures 1.
     """
 
     low: float = 0.1
@@ -50,10 +50,10 @@ class LongestSuccess:
         length, won = lengths(decisions), outcome(decisions) > self.success
         segments = ROLLOUTS.segments(length, decisions)
         longest = segments.largest(length.masked_fill(~won, -torch.inf))
-        counted = ~won & (length <= self.overlong)
+        counted = ~won & (length < self.overlong)
         failures = Segments(by_group(decisions), segments.weight * counted)
-        lower = (longest <= failures.mean(length)) & longest.isfinite() & (failures.count > 0)
-        return segments.spread(torch.where(lower, self.low, 1.0)).to(length.dtype)
+        typical = failures.mean(length).masked_fill(failures.count == 0, -torch.inf)
+        return segments.spread(torch.where(longest > typical, 1.0, self.low)).to(length.dtype)
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,16 @@ class HistoryGroups:
     """Compare steps of a group that saw the same last observations, at several lengths of history (HGPO, S023).
 
     Ids of observations are `extra["observation"]` (N, T) int, read at the first decision of each unit. The discounted
-    return of a step is centred within its cluster at history lengths 1 to `longest + 1`; lengths at which the step has
-    company are averaged with weights `length ** power`. It replaces the advantage; steps without company get 0.
+    return of a step is centred within its cluster at each history length from 1 to `longest + 1`. With `base` the
+    advantage so far, that of the episode, counts as length 0; else it is dropped. The result is the mean over the
+    lengths at which there is an advantage at all, weighted by `(length + 1) ** power`.
     """
 
     centres: ClassVar[bool] = True
     longest: int = 2  # K; 0 is the step term of GiGPO
     gamma: float = 0.95  # per unit
     power: float = 1.0
+    base: bool = True
     standardise: bool = False  # divide by the population standard deviation of the cluster
     eps: float = 1e-6
 
@@ -41,7 +43,8 @@ class HistoryGroups:
         seen = units.at(decisions.need_extra("observation").expand(decisions.shape).long())
         group = units.at(by_group(decisions).expand(decisions.shape).long())
         cluster, exists = group, units.valid
-        total, weights = torch.zeros_like(returns), torch.zeros_like(returns)
+        total = units.at(advantage.expand(decisions.shape)) if self.base else torch.zeros_like(returns)
+        weights = (total != 0).to(returns.dtype)
         for length in range(1, self.longest + 2):
             cluster = _dense(pair(cluster, seen))
             segments = Segments(cluster, exists)
@@ -49,7 +52,7 @@ class HistoryGroups:
             centred = returns - segments.spread(segments.mean(returns))
             if self.standardise:
                 centred = centred / (segments.spread(segments.std(returns, unbiased=False)) + self.eps)
-            weight = float(length) ** self.power * company.to(returns.dtype)
+            weight = (length + 1.0) ** self.power * (company & (centred != 0)).to(returns.dtype)
             total, weights = total + weight * centred, weights + weight
             seen = torch.cat([torch.zeros_like(seen[:, :1]), seen[:, :-1]], 1)  # the observation before
             exists = torch.cat([torch.zeros_like(exists[:, :1]), exists[:, :-1]], 1) & units.valid
