@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from robopolicy.core.decisions import Decisions, by_unit
@@ -29,9 +30,9 @@ class PairRegression:
         """Mean over the trajectories of the mean over the others of their group, each pair counted once."""
         shaped = advantage[:, 0] - self.beta * scores(logp, decisions)
         first, second = group_pairs(decisions)
-        others = Segments(first, first.new_ones(len(first)).bool()) if len(first) else None
-        if others is None:
+        if len(first) == 0:
             return 0.0 * shaped.sum(), {}
+        others = Segments(first, torch.ones_like(first, dtype=torch.bool))
         error = others.mean(squared_difference(shaped[first], shaped[second], 0.0))
         return 0.5 * error.sum() / others.size, {"residual": error.mean().detach()}
 
