@@ -41,7 +41,7 @@ class SmoothStandardize:
     def observe(self, decisions: Decisions) -> None:
         """Add the outcomes of the batch to those of their prompts."""
         reward = outcome(decisions)
-        total = _merged(self._before(decisions).to(reward), _moments(reward, decisions)).double()
+        total = _merged(self._before(decisions).to(reward), _moments(reward, decisions)).double().cpu()
         self.seen.update(zip(integers(decisions.need("group")), total.unbind(0), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
@@ -84,6 +84,6 @@ def _merged(before: Tensor, now: Tensor) -> Tensor:
     visits, count, mean, squares = before.unbind(1)
     more_visits, more, new_mean, more_squares = now.unbind(1)
     total = count + more
-    change = new_mean - mean
-    squares = squares + more_squares + change**2 * count * more / total
-    return torch.stack([visits + more_visits, total, mean + change * more / total, squares], 1)
+    change, share = new_mean - mean, more / total.clamp(min=1)
+    squares = squares + more_squares + change**2 * count * share
+    return torch.stack([visits + more_visits, total, mean + change * share, squares], 1)
