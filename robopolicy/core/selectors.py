@@ -45,7 +45,8 @@ def positive(
     if count == 0:
         return first[:0]
     wanted = count if share >= 1.0 else max(int(share * count), 1)
-    return _with_all_rows(decisions, first[torch.multinomial(advantage, wanted, generator=generator)])
+    drawn = torch.multinomial(advantage.cpu(), wanted, generator=generator).to(first.device)
+    return _with_all_rows(decisions, first[drawn])
 
 
 def unlikely(
