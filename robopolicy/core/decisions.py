@@ -227,6 +227,11 @@ def by_unit(decisions: Decisions) -> Tensor:
     return pair(by_trajectory(decisions), decisions.unit)
 
 
+def by_key(decisions: Decisions, *, key: str) -> Tensor:
+    """Entries with the same recorded id, `extra[key]` int (N,) or (N, T), e.g. a cluster."""
+    return decisions.need_extra(key, per_decision=True)
+
+
 def by_group_unit(decisions: Decisions) -> Tensor:
     """Decisions of one group in units of the same number: the same turn or chunk of its rollouts."""
     return pair(by_group(decisions), unit_numbers(decisions))
@@ -237,7 +242,7 @@ def by_group_source(decisions: Decisions) -> Tensor:
     return pair(by_group(decisions), decisions.need("source").unsqueeze(1))
 
 
-PARTITIONS: dict[str, Partition] = {
+PARTITIONS: dict[str, Callable[..., Tensor]] = {
     "all": everything,
     "group": by_group,
     "group_depth": by_group_depth,
@@ -246,6 +251,7 @@ PARTITIONS: dict[str, Partition] = {
     "trajectory": by_trajectory,
     "domain": by_domain,
     "unit": by_unit,
+    "key": by_key,
 }
 
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.core.decisions import Decisions
+from robopolicy.core.signals import highest, share_count
 
 MaskRule = Callable[[Decisions, Tensor, Tensor], Tensor]
 """`(decisions, advantage (N, 1 or T), log_ratio (N, T) detached) -> bool (N, T)`, True where the decision enters."""
@@ -53,6 +55,53 @@ class RatioOutlier:
 
 
 @dataclass(frozen=True)
+class Unmarked:
+    """Drop decisions marked in `extra[key]`, bool (N, T): e.g. the choice of a mode while its skills are refined."""
+
+    key: str
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        return ~decisions.need_extra(self.key, per_decision=True)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Keep rows of one source, e.g. 0 for those the policy itself drew."""
+
+    source: int
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        return (decisions.need("source") == self.source).unsqueeze(1).expand(decisions.shape)
+
+
+@dataclass(frozen=True)
+class Blamed:
+    """Of a failed trajectory keep only the unit that a judge blames (A2P, S179): `extra[key]` int (N,), -1 for all."""
+
+    key: str = "blamed_unit"
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        blamed = decisions.need_extra(self.key, per_decision=True)
+        return (decisions.need("unit") == blamed) | (blamed < 0) | (outcome(decisions) > 0)
+
+
+@dataclass(frozen=True)
+class Informative:
+    """Keep the share of decisions with the largest `|A| H`: uncertain, and with something at stake (D3S, S012)."""
+
+    share: float = 1.0
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        stake = advantage.abs() * decisions.need("entropy")
+        mask = decisions.valid()
+        return highest(stake.expand(decisions.shape), mask, share_count(mask, self.share))
+
+
+@dataclass(frozen=True)
 class Uncertain:
     """Keep decisions whose probability was below `below` when sampled: the others leave little to choose (S013)."""
 
@@ -63,8 +112,28 @@ class Uncertain:
         return decisions.logp_old < math.log(self.below)
 
 
+@dataclass(frozen=True)
+class SmallStep:
+    """Drop decisions whose gradient by the logits, `A^2 (1 - 2 p + sum p^2)`, is larger than `limit` (CAPO, S052).
+
+    p is the probability of what was chosen, and `extra["collision"]` (N, T) the sum of the squares of all.
+    """
+
+    limit: float = math.inf
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        residual = 1.0 - 2.0 * decisions.logp_old.exp() + decisions.need_extra("collision")
+        return advantage.square() * residual <= self.limit
+
+
 MASKS: dict[str, Callable[..., MaskRule]] = {
+    "blamed": Blamed,
     "depth_range": DepthRange,
+    "informative": Informative,
     "ratio_outlier": RatioOutlier,
+    "small_step": SmallStep,
+    "source": Source,
     "uncertain": Uncertain,
+    "unmarked": Unmarked,
 }

@@ -164,7 +164,9 @@ def test_a_recipe_updates_a_flow_or_names_what_robots_do_not_record(name: str) -
     except UserError as error:
         assert re.search(r"needs Decisions\.(value|extra\['\w+'\]), which is missing", str(error))
     else:
-        assert tools.changed(before, algorithm.policy) and all(math.isfinite(value) for value in metrics.values())
+        learned = tools.changed(before, algorithm.policy)
+        assert learned or metrics["actor/selected"] == 0  # this task knows no success, to which some limit themselves
+        assert all(math.isfinite(value) for value in metrics.values())
 
 
 def test_grpo_improves_a_flow_that_was_never_trained() -> None:

@@ -84,6 +84,25 @@ def test_the_memory_of_a_recipe_survives_a_checkpoint(name: str) -> None:
         torch.testing.assert_close(recipe.advantage(case.decisions), again.advantage(case.decisions))
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "s113_oppo"])  # which needs an encoder
+def test_what_is_masked_reaches_no_part_of_a_recipe(name: str) -> None:
+    """Prompt, tool output and padding may hold anything, even what is not a number."""
+    case = tabular()
+    off = ~case.decisions.valid()
+    named = ("logp_old", "logp_ref", "logp_behaviour", "reward", "value", "entropy")
+    fields = {key: getattr(case.decisions, key).masked_fill(off, torch.nan) for key in named}
+    found = []
+    for decisions, fill in ((case.decisions, None), (case.decisions.with_fields(**fields), torch.nan)):
+        torch.manual_seed(0)
+        recipe = recipe_of(name)
+        rows = recipe.select(decisions, torch.Generator().manual_seed(0))
+        chosen = decisions.select(rows)
+        logp = case.logp()[rows] if fill is None else torch.where(off, fill, case.logp())[rows]
+        loss, _ = recipe.loss(chosen, recipe.advantage(chosen), logp, case.entropy()[rows])
+        found.append((loss, *torch.autograd.grad(loss, case.logits)))
+    torch.testing.assert_close(found[1], found[0])
+
+
 def robot_batch() -> tuple[SDEChain, Decisions, torch.Tensor, torch.Tensor]:
     """Two start states, six episodes each of three chunks, every chunk four denoising steps; rows in order of time."""
     groups, episodes, chunks, steps = 2, 6, 3, 4

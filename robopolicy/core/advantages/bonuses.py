@@ -13,10 +13,22 @@ from robopolicy.core.advantages.factors import potential, scaled_unit_entropy
 from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.core.advantages.timeline import Timeline, Units, following
 from robopolicy.core.decisions import Decisions, by_group
+from robopolicy.core.ratios import log_ratio
 from robopolicy.core.segments import Segments
 
 Bonus = Callable[[Decisions], Tensor]
 """`decisions -> (N, 1) per row or (N, T) per decision`."""
+
+
+@dataclass(frozen=True)
+class ReferencePenalty:
+    """`-coef log(pi_old / pi_ref)` of the trajectory: the KL to the reference as part of the reward."""
+
+    coef: float = 0.1
+
+    def __call__(self, decisions: Decisions) -> Tensor:
+        """Bonus `(N, 1)`."""
+        return -self.coef * log_ratio(decisions.logp_old, decisions.need("logp_ref"), decisions, "sequence")[:, :1]
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,7 @@ BONUSES: dict[str, Callable[..., object]] = {
     "earliness": Earliness,
     "rarity": Rarity,
     "prefix_gain": PrefixGain,
+    "reference_penalty": ReferencePenalty,
 }
 
 

@@ -17,6 +17,16 @@ Start = Callable[[Decisions], Tensor]
 """`decisions -> (N, 1) per row or (N, T) per decision`."""
 
 
+def ones(decisions: Decisions) -> Tensor:
+    """1 for every row `(N, 1)`: what is imitated has no reward."""
+    return decisions.logp_old.new_ones(len(decisions), 1)
+
+
+def given(decisions: Decisions, *, key: str) -> Tensor:
+    """A recorded advantage, `extra[key]` (N,) or (N, T)."""
+    return decisions.need_extra(key, per_decision=True)
+
+
 def along_time(
     decisions: Decisions,
     reward: Tensor,
@@ -115,6 +125,8 @@ STARTS: dict[str, Callable[..., object]] = {
     "return_to_go": ReturnToGo,
     "gae": Gae,
     "unit_reward": unit_reward,
+    "given": given,
+    "ones": ones,
 }
 
 

@@ -39,12 +39,12 @@ class MeanTracker(Tracker):
 
     def read(self, keys: Tensor) -> Tensor:
         """Averages `(N,)`."""
-        return torch.tensor([self._mean.get(key, self.prior) for key in _integers(keys)], dtype=torch.float64)
+        return torch.tensor([self._mean.get(key, self.prior) for key in integers(keys)], dtype=torch.float64)
 
     def write(self, keys: Tensor, values: Tensor, keep: Tensor | None = None) -> None:
         """Move the averages."""
         kept = _numbers(torch.full_like(values, self.decay) if keep is None else keep)
-        for key, value, decay in zip(_integers(keys), _numbers(values), kept, strict=True):
+        for key, value, decay in zip(integers(keys), _numbers(values), kept, strict=True):
             old = self._mean.get(key, value)
             self._mean[key] = decay * old + (1.0 - decay) * value
 
@@ -57,7 +57,7 @@ class MeanTracker(Tracker):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
-        self._mean = dict(zip(_integers(state["keys"]), _numbers(state["mean"]), strict=True))
+        self._mean = dict(zip(integers(state["keys"]), _numbers(state["mean"]), strict=True))
 
 
 class BetaTracker(Tracker):
@@ -80,13 +80,13 @@ class BetaTracker(Tracker):
 
     def read(self, keys: Tensor) -> Tensor:
         """Success probabilities `(N,)`."""
-        counts = [self._counts.get(key, self.prior) for key in _integers(keys)]
+        counts = [self._counts.get(key, self.prior) for key in integers(keys)]
         return torch.tensor([won / (won + lost) for won, lost in counts], dtype=torch.float64)
 
     def write(self, keys: Tensor, values: Tensor, keep: Tensor | None = None) -> None:
         """Add outcomes in [0, 1]."""
         kept = _numbers(torch.full_like(values, self.forgetting) if keep is None else keep)
-        for key, value, share in zip(_integers(keys), _numbers(values), kept, strict=True):
+        for key, value, share in zip(integers(keys), _numbers(values), kept, strict=True):
             won, lost = self._counts.get(key, self.prior)
             self._counts[key] = (share * won + value, share * lost + 1.0 - value)
 
@@ -100,7 +100,7 @@ class BetaTracker(Tracker):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
         won, lost = _numbers(state["counts"][:, 0]), _numbers(state["counts"][:, 1])
-        self._counts = dict(zip(_integers(state["keys"]), zip(won, lost, strict=True), strict=True))
+        self._counts = dict(zip(integers(state["keys"]), zip(won, lost, strict=True), strict=True))
 
 
 class RunningMoments:
@@ -137,7 +137,8 @@ class RunningMoments:
 TRACKERS: dict[str, Callable[..., Tracker]] = {"mean": MeanTracker, "beta": BetaTracker}
 
 
-def _integers(keys: Tensor) -> list[int]:
+def integers(keys: Tensor) -> list[int]:
+    """Keys as numbers of Python."""
     return cast(list[int], keys.long().tolist())  # pyright: ignore[reportUnknownMemberType]
 
 
