@@ -41,8 +41,8 @@ class Task:
 class Attempt:
     """One try at a task: a completion, a dialogue, an episode.
 
-    Its decisions are `(1, T)` for a sequence, or one row per chunk, turn or context window. Their `logp_old` is what was
-    recorded when they were drawn, and stays so however late they are learned from; `Rescoring` keeps it beside.
+    Its decisions are `(1, T)` for a sequence, or one row per chunk, turn or context window. Their `logp_old` is what
+    was recorded when they were drawn, and stays so however late they are learned from; `Rescoring` keeps it beside.
     """
 
     task: Task  # as played, hint and prefix included
@@ -189,8 +189,32 @@ class Part:
         """Restore `state_dict`."""
 
 
+@dataclass(frozen=True)
+class Pool:
+    """Everything that may be attempted; keys are unique."""
+
+    tasks: Sequence[Task]  # K, with the budget and temperature of a plain recipe
+    category: Tensor | None = None  # (K,) int, kinds of tasks
+    difficulty: Tensor | None = None  # (K,) harder where larger
+
+    def need(self, name: str) -> Tensor:
+        """The category or difficulty `(K,)`.
+
+        Raises:
+            UserError: The tasks come without.
+        """
+        value = getattr(self, name)
+        if value is None:
+            raise UserError(f"This curriculum needs the {name} of every task, which these tasks do not have.")
+        return value
+
+
 class Sampler(Part):
     """P12: what to attempt next, how often, and from where."""
+
+    def begin(self, pool: Pool, seed: int) -> None:
+        """Get to know the tasks, once and before everything else."""
+        raise NotImplementedError
 
     def propose(self, n: int) -> list[Task]:
         """The next `n` tasks."""
