@@ -102,6 +102,7 @@ ALLOWED: dict[str, set[str]] = {
     "ppo": SCORED | {"recurrent gaussian"},
     "props": SCORED,
     "qc": EVERYTHING,
+    "recipe": FLOWS | {"diffusion"},
     "reflow": {"flow"},
     "reinflow": FLOWS,
     "rlpd": {"squashed gaussian"},

@@ -42,6 +42,7 @@ from robopolicy.algorithms.polychromic import Polychromic, PolychromicConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.props import PROPS, PROPSConfig
 from robopolicy.algorithms.qc import QC, QCConfig
+from robopolicy.algorithms.recipe import RecipeTuner, RecipeTunerConfig
 from robopolicy.algorithms.reflow import Reflow, ReflowConfig
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
 from robopolicy.algorithms.rlpd import RLPD, RLPDConfig
@@ -94,6 +95,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "ppo": (PPOConfig, PPO),
     "props": (PROPSConfig, PROPS),
     "qc": (QCConfig, QC),
+    "recipe": (RecipeTunerConfig, RecipeTuner),
     "reflow": (ReflowConfig, Reflow),
     "reinflow": (ReinFlowConfig, ReinFlow),
     "rlpd": (RLPDConfig, RLPD),

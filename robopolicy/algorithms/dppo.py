@@ -36,7 +36,7 @@ from robopolicy.algorithms.frames.base import Stateful, frozen_copy
 from robopolicy.algorithms.frames.chain_tuner import ChainTuner, ChainTunerConfig
 from robopolicy.algorithms.frames.fine_tuner import FineTuner, FineTunerConfig
 from robopolicy.algorithms.frames.on_policy import Rows, normalize
-from robopolicy.core.advantages.stages import DepthDiscount
+from robopolicy.core.advantages.factors import DepthDiscount
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import DepthBounds

@@ -19,6 +19,10 @@ PER_DECISION = ("logp_old", "logp_behaviour", "logp_ref", "mask", "reward", "val
 PER_ROW = ("group", "trajectory", "domain", "source", "version")
 
 
+class MissingField(ValueError):
+    """A part needs something that the batch does not have."""
+
+
 @dataclass(frozen=True)
 class Decisions:
     """N rows of T decisions. Everything but `logp_old` is optional; a part that needs a missing field says so.
@@ -96,12 +100,27 @@ class Decisions:
         """A field that a part cannot do without.
 
         Raises:
-            ValueError: When the field is missing.
+            MissingField: When the field is missing.
         """
         value: Tensor | None = getattr(self, name)
         if value is None:
-            raise ValueError(f"This part needs Decisions.{name}, which is missing.")
+            raise MissingField(f"This part needs Decisions.{name}, which is missing.")
         return value
+
+    def need_extra(self, name: str, per_decision: bool = False) -> Tensor:
+        """An entry of `extra` that a part cannot do without, (N, ...).
+
+        Args:
+            name: Key of the entry.
+            per_decision: The entry is (N,) or (N, T), and wanted as (N, 1) or (N, T).
+
+        Raises:
+            MissingField: When the entry is missing.
+        """
+        if name not in self.extra:
+            raise MissingField(f"This part needs Decisions.extra['{name}'], which is missing.")
+        value = self.extra[name]
+        return value.unsqueeze(1) if per_decision and value.dim() == 1 else value
 
     def valid(self) -> Tensor:
         """(N, T) bool mask, also when `mask` is None."""
@@ -145,6 +164,14 @@ def episode_ids(done: Tensor) -> Tensor:
     """Trajectory ids `(T, N)` of a rollout from its `(T, N)` bool episode ends; unique over the environments."""
     before = torch.cumsum(done.long(), 0) - done.long()  # (T, N) episodes finished so far in the environment
     return before * done.shape[1] + torch.arange(done.shape[1], device=done.device)
+
+
+def first_rows(decisions: Decisions) -> Tensor:
+    """Index (S,) of the first row of each trajectory, in order of the rows."""
+    if decisions.trajectory is None:
+        return torch.arange(len(decisions), device=decisions.logp_old.device)
+    same = decisions.trajectory.unsqueeze(1) == decisions.trajectory.unsqueeze(0)
+    return torch.nonzero(~torch.tril(same, diagonal=-1).any(1)).squeeze(1)
 
 
 Partition = Callable[[Decisions], Tensor]

@@ -22,6 +22,7 @@ from robopolicy.core.masks import MaskRule, compose
 from robopolicy.core.ratios import LEVELS, REDUCTIONS, Bounds, ConstantBounds, Hierarchy, importance_weight, log_ratio
 from robopolicy.core.regularizers import KL_ESTIMATORS, Constant, Controller, k3, ratio_variance
 from robopolicy.core.surrogates import SURROGATES
+from robopolicy.core.weights import Weight
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class EstimatorConfig:
     kl_coef: float = 0.0
     entropy_coef: float = 0.0  # bonus
     ratio_variance_coef: float = 0.0  # penalty on (ratio - 1)^2
+    weights: tuple[Weight, ...] = ()  # detached factors of the loss of each decision
 
     def __post_init__(self) -> None:
         _known("level", self.level, (*LEVELS, "hierarchical"))
@@ -108,6 +110,8 @@ class Estimator:
         mask = compose(config.masks, decisions, advantage, ratio.detach())
         out = SURROGATES[config.surrogate](ratio, advantage, *config.bounds(decisions), **config.surrogate_options)
         losses = out.loss
+        for weight in config.weights:
+            losses = losses * weight(decisions, advantage, ratio.detach()).detach()
         if config.importance_cap is not None:
             losses = losses * importance_weight(decisions, config.importance_level, config.importance_cap)
         loss = self._aggregate(losses, mask, decisions)

@@ -49,3 +49,6 @@ class RatioOutlier:
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
         return log_ratio.abs() <= self.limit
+
+
+MASKS: dict[str, Callable[..., MaskRule]] = {"depth_range": DepthRange, "ratio_outlier": RatioOutlier}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from robopolicy.core.decisions import Decisions, by_group, by_trajectory
+from robopolicy.core.decisions import Decisions, by_group, first_rows
 from robopolicy.core.ratios import log_ratio
 
 
@@ -25,9 +25,8 @@ def preference_pairs(decisions: Decisions, outcome: Tensor) -> tuple[Tensor, Ten
     Returns:
         Row indices (P,) of the better and of the worse trajectory, each represented by its first row.
     """
-    trajectory = by_trajectory(decisions).squeeze(1)
-    earlier = torch.tril(trajectory.unsqueeze(1) == trajectory.unsqueeze(0), diagonal=-1)
-    first = ~earlier.any(1)  # (N,) first row of its trajectory
+    first = torch.zeros(len(decisions), dtype=torch.bool, device=outcome.device)
+    first[first_rows(decisions)] = True
     group, reward = by_group(decisions).squeeze(1), outcome.reshape(-1)
     better = (group.unsqueeze(1) == group.unsqueeze(0)) & (reward.unsqueeze(1) > reward.unsqueeze(0))
     better = better & first.unsqueeze(1) & first.unsqueeze(0)

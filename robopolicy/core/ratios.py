@@ -155,3 +155,6 @@ class DepthBounds:
         progress = decisions.depths().to(decisions.logp_old.dtype) / (self.steps - 1)
         width = self.first + (self.last - self.first) * torch.expm1(self.rate * progress) / math.expm1(self.rate)
         return 1.0 - width, 1.0 + width
+
+
+BOUNDS: dict[str, Callable[..., Bounds]] = {"constant": ConstantBounds, "depth": DepthBounds}

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.core.decisions import Decisions
+
 
 def k1(difference: Tensor) -> Tensor:
     """`logp - logp_ref`: unbiased for KL(policy || ref) in value, but its on-policy gradient is 0 on average."""
@@ -38,6 +40,15 @@ def gaussian_kl(mean: Tensor, std: Tensor, ref_mean: Tensor, ref_std: Tensor) ->
 def ratio_variance(log_ratio: Tensor) -> Tensor:
     """`(ratio - 1)^2` per decision; for small steps about twice the KL (S047)."""
     return torch.expm1(log_ratio) ** 2
+
+
+Regularizer = Callable[[Decisions, Tensor, Tensor, Tensor | None], Tensor]
+"""`(decisions, advantage (N, 1 or T), logp (N, T), entropy (N, T) or None) -> penalty`.
+
+A penalty per decision `(N, T)` is aggregated as the losses are; a scalar is taken as it is.
+"""
+
+REGULARIZERS: dict[str, Callable[..., object]] = {}
 
 
 class Controller(ABC):
@@ -105,3 +116,6 @@ class Adaptive(Controller):
         """Raise the coefficient where the measured quantity exceeds the target, lower it where it stays below."""
         error = min(max(measured / self.target - 1.0, -0.2), 0.2)
         self.value *= 1.0 + error * count / self.horizon
+
+
+CONTROLLERS: dict[str, Callable[..., Controller]] = {"constant": Constant, "anneal": Anneal, "adaptive": Adaptive}

@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -79,8 +79,8 @@ class ActorTuner(Algorithm):
         self.actor_optimizer = torch.optim.Adam(self.actor_parameters, lr=config.lr, fused=True)
 
     @abstractmethod
-    def actor_loss(self, rows: Rows) -> tuple[Tensor, Info]:
-        """Loss on one minibatch and what to log; `approx_kl` (a scalar) decides about stopping."""
+    def actor_loss(self, rows: Any) -> tuple[Tensor, Info]:
+        """Loss on one minibatch (`Rows`, or what `_epochs` takes) and what to log; a large `approx_kl` ends them."""
 
     def prepare(self, rows: Rows) -> Rows:
         """Add to the rows what must be fixed before the first gradient step; called without gradients."""
@@ -103,7 +103,7 @@ class ActorTuner(Algorithm):
                 info |= parts
         return info, self.config.epochs
 
-    def _actor_step(self, rows: Rows) -> Info | None:
+    def _actor_step(self, rows: Any) -> Info | None:
         """One gradient step; None, and no step, once the KL is too large."""
         limit = self.config.target_kl
         loss, info = self.actor_loss(rows)

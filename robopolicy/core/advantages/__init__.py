@@ -4,13 +4,13 @@ Group-relative policy optimisation, for instance, is
 `Pipeline([Baseline("mean", Scope(by_group)), Scale(Scope(by_group))])(outcome(decisions), decisions)`.
 """
 
+from robopolicy.core.advantages.factors import DepthDiscount
 from robopolicy.core.advantages.pipeline import Pipeline, Scope, Stage, outcome
 from robopolicy.core.advantages.stages import (
     Baseline,
     Broadcast,
     Clip,
     ConstantScale,
-    DepthDiscount,
     GivenBaseline,
     Mix,
     Modulate,

@@ -33,6 +33,15 @@ class Stateful(Protocol):
         ...
 
 
+@runtime_checkable
+class Observer(Protocol):
+    """A stage that learns from a batch once its update is over, such as a tracker."""
+
+    def observe(self, decisions: Decisions) -> None:
+        """Take note of the batch."""
+        ...
+
+
 @dataclass(frozen=True)
 class Scope:
     """Over which entries a statistic is taken. Methods differ here silently, so it is always written out.
@@ -82,6 +91,12 @@ class Pipeline:
         for stage in self.stages:
             advantage = stage(advantage, decisions)
         return advantage
+
+    def observe(self, decisions: Decisions) -> None:
+        """Let the stages that track something see the batch; call it once, after the update."""
+        for stage in self.stages:
+            if isinstance(stage, Observer):
+                stage.observe(decisions)
 
     def state_dict(self) -> dict[str, Any]:
         """State of the stages that have memory, by position."""

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.core.advantages.pipeline import Pipeline, Scope, valid_entries
+from robopolicy.core.advantages.pipeline import Pipeline, Scope, Stage, outcome, valid_entries
 from robopolicy.core.advantages.trackers import RunningMoments, Tracker
-from robopolicy.core.decisions import Decisions, Partition
+from robopolicy.core.decisions import Decisions, Partition, first_rows
 from robopolicy.core.segments import Segments
 
 
@@ -48,24 +48,21 @@ class Baseline:
 
 @dataclass(frozen=True)
 class GivenBaseline:
-    """Subtract a recorded number, e.g. the reward of the greedy rollout (ReMax): `extra[name]`, (N,) or (N, T)."""
+    """Subtract a recorded number, e.g. the reward of the greedy rollout (ReMax): `extra[key]`, (N,) or (N, T)."""
 
     centres: ClassVar[bool] = True
-    name: str
+    key: str
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Centre the advantage."""
-        if self.name not in decisions.extra:
-            raise ValueError(f"This baseline needs Decisions.extra['{self.name}'], which is missing.")
-        given = decisions.extra[self.name]
-        return advantage - (given.unsqueeze(1) if given.dim() == 1 else given)
+        return advantage - decisions.need_extra(self.key, per_decision=True)
 
 
 @dataclass(frozen=True)
 class TrackerBaseline:
     """Subtract a running estimate per group (single-stream methods: no second rollout is needed, S037).
 
-    The tracker is read here and written by whoever owns the batch, after the update.
+    The tracker is read here and written by `observe`, after the update.
     """
 
     centres: ClassVar[bool] = True
@@ -74,6 +71,11 @@ class TrackerBaseline:
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Centre the advantage."""
         return advantage - self.tracker.read(decisions.need("group")).to(advantage).unsqueeze(1)
+
+    def observe(self, decisions: Decisions) -> None:
+        """Write the outcome of each trajectory."""
+        first = first_rows(decisions)
+        self.tracker.write(decisions.need("group")[first], outcome(decisions)[first, 0])
 
     def state_dict(self) -> dict[str, Any]:
         """State of the tracker."""
@@ -151,22 +153,6 @@ class Modulate:
 
 
 @dataclass(frozen=True)
-class DepthDiscount:
-    """Factor `gamma ** (steps - 1 - depth)` for `Modulate`: less credit for earlier denoising steps (DPPO).
-
-    `gamma = 0` leaves only the last step, since 0^0 = 1.
-    """
-
-    gamma: float
-    steps: int  # trained denoising steps
-
-    def __call__(self, decisions: Decisions) -> Tensor:
-        """Factor `(N, T)`."""
-        remaining = (self.steps - 1 - decisions.depths()).to(decisions.logp_old.dtype)
-        return torch.pow(self.gamma, remaining)
-
-
-@dataclass(frozen=True)
 class Shape:
     """Add a bonus, bounded in absolute terms (`limit`) and relative to the advantage (`fraction`).
 
@@ -214,6 +200,11 @@ class Mix:
             total = total + part
         return total
 
+    def observe(self, decisions: Decisions) -> None:
+        """Hand on to the branches."""
+        for branch in self.branches:
+            branch.observe(decisions)
+
     def state_dict(self) -> dict[str, Any]:
         """State of the branches, by position."""
         return {str(i): branch.state_dict() for i, branch in enumerate(self.branches)}
@@ -258,3 +249,18 @@ class Clip:
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Clip the advantage."""
         return advantage.clamp(-self.limit, self.limit)
+
+
+STAGES: dict[str, Callable[..., Stage]] = {
+    "baseline": Baseline,
+    "given_baseline": GivenBaseline,
+    "tracker_baseline": TrackerBaseline,
+    "scale": Scale,
+    "constant_scale": ConstantScale,
+    "running_scale": RunningScale,
+    "modulate": Modulate,
+    "shape": Shape,
+    "mix": Mix,
+    "broadcast": Broadcast,
+    "clip": Clip,
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -130,6 +130,9 @@ class RunningMoments:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
         self.count, self.mean, self.square = (float(state[key]) for key in ("count", "mean", "square"))
+
+
+TRACKERS: dict[str, Callable[..., Tracker]] = {"mean": MeanTracker, "beta": BetaTracker}
 
 
 def _integers(keys: Tensor) -> list[int]:

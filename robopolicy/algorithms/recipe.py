@@ -1,0 +1,212 @@
+"""Any recipe for rollouts on a denoising chain: the catalogue of text methods, trained on robots.
+
+A recipe (`configs/text/NAME.yaml`, or a file of yours) is a method as plain data; here a denoising step takes the place
+of a token, a chunk that of a turn, an episode that of a completion, and a start state that of a prompt. Several
+episodes are played from each start. Flows are sampled by the stochastic differential equation with their marginals
+(`sde_chain`), diffusion by its own noisy steps (`diffusion_chain`); every step is a decision with the log-density of
+all its dimensions, which the ratio bounds of the recipes are meant for.
+
+Use it to try a way of comparing rollouts, bounding ratios or choosing rows that no algorithm of its own offers. Not
+where a specialised one exists: flow_grpo, reinflow and dppo know more about the chain (exact KL, noise schedules, a
+critic). Recipes that need a critic, hidden states or other things that a simulator does not record are refused, with
+the name of what is missing.
+
+Deviations: `rollout` of a recipe (rewards, curricula, interventions) is not read; minibatches hold whole groups and
+have `batch_size` chunks at least, so that the recipe's own number of minibatches is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.frames.fine_tuner import ActorTuner, ActorTunerConfig
+from robopolicy.catalogue import read_recipe
+from robopolicy.core.decisions import Decisions, MissingField
+from robopolicy.core.recipe import Recipe
+from robopolicy.data.rollout import GroupRollout
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Info, Policy
+from robopolicy.policies.chains.chain import ChainPolicy, require_family
+from robopolicy.policies.chains.diffusion_chain import DiffusionChain
+from robopolicy.policies.chains.sde_chain import SDEChain
+from robopolicy.policies.heads.diffusion import DiffusionPolicy
+from robopolicy.policies.heads.generative import GenerativePolicy
+from robopolicy.policies.wrappers.staged_diffusion import in_stages
+
+SCORED = 4096  # chunks scored at once before the update
+
+
+@dataclass(frozen=True)
+class RecipeTunerConfig(ActorTunerConfig):
+    """Settings of the recipes on chains."""
+
+    recipe: str = "grpo"  # name in configs/text, or the path of a .yaml file
+    group_size: int = 8  # G, episodes per start state; must divide sim.num_envs
+    noise_level: float = 0.3  # c of a flow's noise c sqrt((1 - t) / t)
+    std_min: float = 0.1  # smallest standard deviation of a diffusion step, normalised action units
+    epochs: int = 0  # passes over each rollout; 0: as the recipe says
+    lr: float = 1e-4  # peak learning rate
+    target_kl: float | None = None  # stop the epochs when the approximate KL exceeds this
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Rows of a rollout and what they are worth."""
+
+    decisions: Decisions
+    advantage: Tensor  # (B, 1) or (B, K)
+
+
+def decisions_of(batch: GroupRollout, scale: float, version: int) -> Decisions:
+    """The B chunks that were played as rows of K decisions, in order of time; reward falls on the last step of a chunk.
+
+    Args:
+        batch: Episodes.
+        scale: Factor on its log-probabilities.
+        version: Of the weights that played.
+    """
+    played = batch.played  # (T, N)
+    chunks, episodes = played.shape
+
+    def of_episode(value: Tensor) -> Tensor:
+        return value.expand(chunks, episodes)[played]
+
+    logp = batch.logp[played] * scale
+    reward = torch.zeros_like(logp)
+    reward[:, -1] = batch.reward[played]
+    number = torch.arange(chunks, device=played.device)[:, None].expand(chunks, episodes)
+    zeros = torch.zeros(len(logp), dtype=torch.int64, device=played.device)
+    obs = {f"obs.{key}": value[played] for key, value in batch.obs.items()}
+    record = {f"record.{key}": value[played] for key, value in batch.record.items()}
+    return Decisions(
+        logp,
+        logp_behaviour=logp,
+        reward=reward,
+        unit=number[played][:, None].expand_as(logp),
+        group=of_episode(batch.group),
+        trajectory=of_episode(torch.arange(episodes, device=played.device)),
+        domain=zeros,
+        source=zeros,
+        version=zeros + version,
+        extra=obs | record,
+    )
+
+
+def under(prefix: str, tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The entries whose key starts with `prefix` and a point, without it."""
+    return {key.removeprefix(f"{prefix}."): value for key, value in tree.items() if key.startswith(f"{prefix}.")}
+
+
+def whole_groups(group: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Indices of the rows of whole groups `(B,)` in random order, at least `size` rows at a time and all at last."""
+    names = group.unique()
+    chosen: list[Tensor] = []
+    for name in names[torch.randperm(len(names), generator=generator)]:
+        chosen.append(torch.nonzero(group == name).squeeze(1))
+        if sum(map(len, chosen)) >= size:
+            yield torch.cat(chosen)
+            chosen = []
+    if chosen:
+        yield torch.cat(chosen)
+
+
+class RecipeTuner(ActorTuner):
+    """Fine-tunes a flow or diffusion policy by a recipe."""
+
+    name = "recipe"
+    experience: ClassVar[str] = "group"
+    config: RecipeTunerConfig
+    policy: ChainPolicy
+
+    def __init__(self, config: RecipeTunerConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
+        instead = "use ppo for a Gaussian"
+        head = require_family(policy, ("flow", "diffusion"), "A recipe scores denoising steps and", instead)
+        super().__init__(config, _chain(config, head), head, total_updates=total_updates)
+        self.reference = _chain(config, self.base)
+        self.recipe = _recipe(config.recipe)
+        if config.target_kl is not None and self.recipe.estimator is None:
+            raise UserError(f"Recipe '{config.recipe}' has no ratios; set algorithm.target_kl=null.")
+        self.epochs = config.epochs or self.recipe.epochs
+        scored = head.spec.execute if isinstance(head, DiffusionPolicy) else head.spec.horizon
+        self.dimensions = scored * head.spec.action_dim  # over which the chain averages
+
+    def deployable(self) -> Policy:
+        """The fine-tuned head with its own sampler."""
+        return self.policy.head
+
+    def update(self, batch: GroupRollout) -> Metrics:
+        """Select, compare, and several epochs of the recipe's loss on the episodes of one rollout."""
+        everything = self._scored(decisions_of(batch, self.dimensions, self.updates))
+        try:
+            decisions = everything.select(self.recipe.select(everything, self.generator))
+            compared = Compared(decisions, self.recipe.advantage(decisions))
+            rate = self._set_lr()
+            info, epochs = self._epochs(compared)
+        except MissingField as error:
+            raise UserError(f"Recipe '{self.config.recipe}' asks for more than robots record: {error}") from error
+        self.recipe.observe(everything, {key.removeprefix("actor/"): value for key, value in info.items()})
+        self.policy.observe(under("obs", everything.extra))
+        self.updates += 1
+        metrics = {key: float(value) for key, value in info.items()}
+        metrics["actor/informative"] = float((compared.advantage != 0).any(1).float().mean())
+        metrics["actor/selected"] = len(decisions) / len(everything)
+        return metrics | {"actor/epochs": float(epochs), "actor/lr": rate}
+
+    def actor_loss(self, rows: Compared) -> tuple[Tensor, Info]:
+        """The recipe's loss on one minibatch."""
+        extra = rows.decisions.extra
+        out = self.policy.decisions(under("obs", extra), under("record", extra))
+        scale = self.dimensions
+        return self.recipe.loss(rows.decisions, rows.advantage, out.logp * scale, out.entropy * scale)
+
+    def _epochs(self, rows: Compared) -> tuple[Info, int]:
+        """Steps on minibatches of whole groups; what the last logged, and the epochs before the KL was too large."""
+        info: Info = {}
+        for epoch in range(self.epochs):
+            for index in whole_groups(rows.decisions.need("group"), self.config.batch_size, self.generator):
+                parts = self._actor_step(Compared(rows.decisions.select(index), rows.advantage[index]))
+                if parts is None:
+                    return info, epoch
+                info |= parts
+        return info, self.epochs
+
+    @torch.no_grad()
+    def _scored(self, decisions: Decisions) -> Decisions:
+        """With the entropies of now and the log-probabilities under the frozen base."""
+        obs, record = under("obs", decisions.extra), under("record", decisions.extra)
+        entropy, reference = [], []
+        for start in range(0, len(decisions), SCORED):
+            seen, played = (
+                {key: value[start : start + SCORED] for key, value in tree.items()} for tree in (obs, record)
+            )
+            entropy.append(self.policy.decisions(seen, played).entropy)
+            reference.append(self.reference.decisions(seen, played).logp)
+        scale = self.dimensions
+        return decisions.with_fields(entropy=torch.cat(entropy) * scale, logp_ref=torch.cat(reference) * scale)
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """Those of the frame, and what the recipe remembers."""
+        return {**super().parts(), "recipe": self.recipe}
+
+
+def _recipe(name: str) -> Recipe:
+    try:
+        recipe = Recipe.from_plain(read_recipe(name))
+    except ValueError as error:
+        raise UserError(f"Recipe '{name}': {error}") from error
+    if recipe.data != "rollout":
+        raise UserError(f"Recipe '{name}' learns from {recipe.data}; this algorithm plays, take a recipe for rollouts.")
+    return recipe
+
+
+def _chain(config: RecipeTunerConfig, head: GenerativePolicy) -> ChainPolicy:
+    if not isinstance(head, DiffusionPolicy):
+        return SDEChain(head, config.noise_level)
+    return DiffusionChain(head, in_stages((0,), [head]), std_min=config.std_min)

@@ -1,0 +1,136 @@
+"""Parts by name: plain values (YAML, JSON) become the registered objects of the core.
+
+Each slot has a registry, a plain dict in the module of its parts. A part is written as its name or as a mapping with
+`name` and its options; options named after a slot (`partition`, `bounds`, `tracker`, ...) hold parts themselves:
+
+    {name: baseline, kind: median, scope: {partition: group}}
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+from robopolicy.core.advantages.bonuses import BONUSES
+from robopolicy.core.advantages.factors import FACTORS
+from robopolicy.core.advantages.pipeline import Pipeline, Scope
+from robopolicy.core.advantages.stages import STAGES
+from robopolicy.core.advantages.starts import STARTS
+from robopolicy.core.advantages.trackers import TRACKERS
+from robopolicy.core.aggregate import AGGREGATES
+from robopolicy.core.decisions import PARTITIONS
+from robopolicy.core.estimator import EstimatorConfig
+from robopolicy.core.masks import MASKS
+from robopolicy.core.objectives import OBJECTIVES
+from robopolicy.core.ratios import BOUNDS, Hierarchy
+from robopolicy.core.regularizers import CONTROLLERS, REGULARIZERS
+from robopolicy.core.selectors import SELECTORS
+from robopolicy.core.surrogates import SURROGATES
+from robopolicy.core.weights import WEIGHTS
+
+REGISTRIES: dict[str, Mapping[str, Any]] = {
+    "aggregate": AGGREGATES,
+    "bonus": BONUSES,
+    "bounds": BOUNDS,
+    "controller": CONTROLLERS,
+    "factor": FACTORS,
+    "mask": MASKS,
+    "objective": OBJECTIVES,
+    "partition": PARTITIONS,
+    "regularizer": REGULARIZERS,
+    "selector": SELECTORS,
+    "stage": STAGES,
+    "start": STARTS,
+    "surrogate": SURROGATES,
+    "tracker": TRACKERS,
+    "weight": WEIGHTS,
+}
+"""Slot -> its parts: a class is instantiated with the options; a function takes them as keyword-only arguments."""
+
+UNNAMED: dict[str, Callable[..., Any]] = {"scope": Scope, "hierarchy": Hierarchy, "estimator": EstimatorConfig}
+"""Slots of a single part, written as its options alone."""
+
+NESTED = {
+    "scope": "scope",
+    "hierarchy": "hierarchy",
+    "partition": "partition",
+    "per": "partition",
+    "factor": "factor",
+    "bonus": "bonus",
+    "tracker": "tracker",
+    "bounds": "bounds",
+    "start": "start",
+    "stages": "pipeline",
+}
+"""Option -> slot of the part it holds."""
+
+NESTED_LISTS = {"branches": "pipeline", "masks": "mask", "weights": "weight"}
+"""Option -> slot of the parts it lists."""
+
+
+def build(slot: str, plain: Any) -> Any:
+    """The part that `plain` describes.
+
+    Args:
+        slot: A key of `REGISTRIES` or `UNNAMED`, or "pipeline" for a list of stages.
+        plain: A name, or a mapping of options with `name` among them.
+
+    Raises:
+        ValueError: A name or option is unknown, a needed option is missing, or a value does not fit; one line.
+    """
+    if slot == "pipeline":
+        return Pipeline([build("stage", stage) for stage in _list("pipeline", plain)])
+    if slot in UNNAMED:
+        return _call(slot, UNNAMED[slot], _mapping(slot, plain))
+    if slot not in REGISTRIES:
+        raise ValueError(f"Unknown slot '{slot}'; known: {', '.join(sorted([*REGISTRIES, *UNNAMED, 'pipeline']))}.")
+    options = {"name": plain} if isinstance(plain, str) else dict(_mapping(slot, plain))
+    name = str(options.pop("name", ""))
+    if name not in REGISTRIES[slot]:
+        raise ValueError(f"Unknown {slot} '{name}'; known: {', '.join(sorted(REGISTRIES[slot])) or 'none'}.")
+    part = REGISTRIES[slot][name]
+    return _call(f"{slot} '{name}'", part, options) if isinstance(part, type) or options else part
+
+
+def _call(where: str, part: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """`part` with its options: an instance of a class, or a function with some arguments fixed."""
+    parameters = inspect.signature(part).parameters.values()
+    known = {
+        parameter.name: parameter.default is inspect.Parameter.empty
+        for parameter in parameters
+        if isinstance(part, type) or parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    for name in options:
+        if name not in known:
+            raise ValueError(f"Unknown option '{name}' of {where}; known: {', '.join(known) or 'none'}.")
+    for name, needed in known.items():
+        if needed and name not in options:
+            raise ValueError(f"Option '{name}' of {where} is missing.")
+    values = {name: _value(name, value) for name, value in options.items()}
+    return part(**values) if isinstance(part, type) else partial(part, **values)
+
+
+def _value(option: str, plain: Any) -> Any:
+    """An option, built where its name says that it holds a part; numbers and nothing stay as they are."""
+    if isinstance(plain, int | float | None):
+        return plain
+    if option in NESTED:
+        return build(NESTED[option], plain)
+    if option in NESTED_LISTS:
+        items = _list(option, plain)
+        return tuple(item if isinstance(item, int | float) else build(NESTED_LISTS[option], item) for item in items)
+    return plain
+
+
+def _mapping(where: str, plain: Any) -> Mapping[str, Any]:
+    if not isinstance(plain, Mapping):
+        raise ValueError(f"Expected a mapping of options for {where}, found {plain!r}.")
+    return cast(Mapping[str, Any], plain)
+
+
+def _list(where: str, plain: Any) -> Sequence[Any]:
+    if not isinstance(plain, list | tuple):
+        raise ValueError(f"Expected a list for {where}, found {plain!r}.")
+    return cast(Sequence[Any], plain)

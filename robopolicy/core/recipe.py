@@ -1,0 +1,210 @@
+"""A recipe: one method of the catalogue as plain data, put together from the parts of the core.
+
+Order of a batch: `select` rows -> `advantage` -> per epoch and minibatch `loss` and a gradient step -> `observe`.
+What decides which rollouts there are (`rollout`: rewards, samplers, topologies, interventions) is not read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.advantages.pipeline import Pipeline, Stateful
+from robopolicy.core.aggregate import AGGREGATES
+from robopolicy.core.decisions import Decisions
+from robopolicy.core.estimator import Estimator, EstimatorConfig
+from robopolicy.core.objectives import Objective
+from robopolicy.core.parts import build
+from robopolicy.core.regularizers import Constant, Controller, Regularizer
+from robopolicy.core.selectors import Selector
+
+DEFAULTS: dict[str, Any] = {
+    "source": "",  # row of the catalogue, e.g. S002; "" for baselines
+    "title": "",
+    "section": "",  # of the catalogue
+    "status": "works",  # works | experimental | reconstructed
+    "deviations": "",  # where it is not what the source does
+    "data": "rollout",  # what it learns from: rollout | pairs | demonstrations | offline
+    "start": "outcome",  # where the advantage starts
+    "select": [],  # selectors, in order
+    "advantage": [],  # stages, left to right
+    "estimator": {},  # fields of EstimatorConfig; null: the objective stands alone
+    "objective": None,  # a loss that sees whole groups, with its weight `coef` (1)
+    "regularizers": [],  # further penalties, each with its weight `coef` (1)
+    "controllers": {},  # term -> controller in place of its constant weight
+    "epochs": 1,  # passes over a batch
+    "minibatches": 1,  # gradient steps per pass
+    "group_size": 8,  # rollouts per prompt or start state
+    "rollout": {},  # for the sampling side
+}
+"""The keys of a recipe and what they are where a recipe is silent."""
+
+CHOICES = {
+    "status": ("works", "experimental", "reconstructed"),
+    "data": ("rollout", "pairs", "demonstrations", "offline"),
+}
+ESTIMATOR_TERMS = ("kl", "entropy", "ratio_variance")
+
+
+class Recipe:
+    """The parts of one method; those with memory are restored by `load_state_dict`."""
+
+    def __init__(self, plain: Mapping[str, Any]) -> None:
+        """See `from_plain`."""
+        self.plain = {**DEFAULTS, **plain}
+        self.title, self.source, self.section = (str(self.plain[key]) for key in ("title", "source", "section"))
+        self.status, self.data = str(self.plain["status"]), str(self.plain["data"])
+        self.epochs, self.minibatches = int(self.plain["epochs"]), int(self.plain["minibatches"])
+        self.group_size = int(self.plain["group_size"])
+        self.rollout: Mapping[str, Any] = self.plain["rollout"]
+        self.selectors: list[Selector] = [build("selector", entry) for entry in self.plain["select"]]
+        self.start: Callable[[Decisions], Tensor] = build("start", self.plain["start"])
+        self.pipeline: Pipeline = build("pipeline", self.plain["advantage"])
+        controllers: dict[str, Controller] = {
+            name: build("controller", entry) for name, entry in self.plain["controllers"].items()
+        }
+        own = {name: controllers.pop(name) for name in ESTIMATOR_TERMS if name in controllers}
+        self.estimator = _estimator(self.plain["estimator"], own)
+        self.objective, self.objective_coef = _objective(self.plain["objective"])
+        self.regularizers: dict[str, Regularizer] = {}
+        self.controllers: dict[str, Controller] = {}
+        for entry in self.plain["regularizers"]:
+            name, coef, part = _weighted("regularizer", entry)
+            if name in self.regularizers:
+                raise ValueError(f"Regularizer '{name}' is listed twice.")
+            self.regularizers[name] = part
+            self.controllers[name] = controllers.pop(name, Constant(coef))
+        if controllers:
+            terms = [*(ESTIMATOR_TERMS if self.estimator else ()), *self.regularizers]
+            raise ValueError(f"No term for controller '{next(iter(controllers))}'; terms: {', '.join(terms)}.")
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Recipe:
+        """Build a recipe from plain values.
+
+        Args:
+            plain: Keys of `DEFAULTS`; see there.
+
+        Raises:
+            ValueError: A key, name, option or value is unknown or does not fit; one line.
+        """
+        for key in plain:
+            if key not in DEFAULTS:
+                raise ValueError(f"Unknown key '{key}' of a recipe; known: {', '.join(DEFAULTS)}.")
+        for key, options in CHOICES.items():
+            if plain.get(key, DEFAULTS[key]) not in options:
+                raise ValueError(f"'{key}' of a recipe must be one of {', '.join(options)}, got {plain[key]!r}.")
+        for key in ("epochs", "minibatches", "group_size"):
+            value = plain.get(key, DEFAULTS[key])
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"'{key}' of a recipe must be a whole number of at least 1, got {value!r}.")
+        for key, default in DEFAULTS.items():
+            wanted = "a list" if isinstance(default, list) else "a mapping" if isinstance(default, dict) else ""
+            fits = isinstance(plain.get(key, default), list if wanted == "a list" else Mapping)
+            if wanted and not fits and not (key == "estimator" and plain[key] is None):
+                raise ValueError(f"'{key}' of a recipe must be {wanted}, got {plain[key]!r}.")
+        if plain.get("estimator", {}) is None and plain.get("objective") is None:
+            raise ValueError("A recipe needs an estimator or an objective.")
+        return cls(plain)
+
+    def select(self, decisions: Decisions, generator: torch.Generator | None = None) -> Tensor:
+        """Indices (M,) of the rows to learn from; all in their order where there is no selector."""
+        rows = torch.arange(len(decisions), device=decisions.logp_old.device)
+        for selector in self.selectors:
+            rows = rows[selector(decisions.select(rows), generator)]
+        return rows
+
+    @torch.no_grad()
+    def advantage(self, decisions: Decisions) -> Tensor:
+        """Advantage (N, 1) per row or (N, T) per decision, from all selected rows."""
+        return self.pipeline(self.start(decisions), decisions)
+
+    def loss(
+        self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of a minibatch: estimator, objective and regularisers.
+
+        Args:
+            decisions: What was recorded; of whole groups where there is an objective.
+            advantage: (N, 1) or (N, T) rows of `advantage`.
+            logp: (N, T) under the current parameters.
+            entropy: (N, T) under the current parameters, where a term wants it.
+
+        Returns:
+            The loss and detached scalars: those of `Estimator` and of the objective, and each regulariser by name.
+        """
+        advantage = advantage.detach()
+        terms: list[Tensor] = []
+        info: dict[str, Tensor] = {}
+        if self.estimator is not None:
+            term, info = self.estimator(decisions, advantage, logp, entropy)
+            terms.append(term)
+        if self.objective is not None:
+            term, scalars = self.objective(decisions, advantage, logp)
+            terms.append(self.objective_coef * term)
+            info |= scalars
+        for name, regularizer in self.regularizers.items():
+            penalty = regularizer(decisions, advantage, logp, entropy)
+            if penalty.dim():
+                penalty = self._aggregate(penalty, decisions)
+            info[name] = penalty.detach()
+            terms.append(self.controllers[name].value * penalty)
+        return torch.stack(terms).sum(), info
+
+    def observe(self, decisions: Decisions, info: Mapping[str, Tensor]) -> None:
+        """Let trackers see the batch, and controllers the quantities that `loss` measured; once, after the update."""
+        self.pipeline.observe(decisions)
+        count = int(decisions.valid().sum())
+        if self.estimator is not None:
+            self.estimator.observe(info, count)
+        for name, controller in self.controllers.items():
+            if name in info:
+                controller.update(float(info[name]), count)
+
+    def state_dict(self) -> dict[str, Any]:
+        """States of all parts that have memory."""
+        return {name: part.state_dict() for name, part in self._parts().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+
+    def _parts(self) -> dict[str, Stateful]:
+        named: dict[str, object] = {"start": self.start, "pipeline": self.pipeline, "objective": self.objective}
+        named |= {f"select.{i}": selector for i, selector in enumerate(self.selectors)}
+        named |= {f"regularizer.{name}": part for name, part in self.regularizers.items()}
+        named |= {f"controller.{name}": part for name, part in self.controllers.items()}
+        named |= {} if self.estimator is None else {"estimator": self.estimator}
+        return {name: part for name, part in named.items() if isinstance(part, Stateful)}
+
+    def _aggregate(self, penalty: Tensor, decisions: Decisions) -> Tensor:
+        """As the estimator aggregates its losses, and over all decisions where there is none."""
+        config = EstimatorConfig() if self.estimator is None else self.estimator.config
+        mask = None if decisions.mask is None else decisions.valid()
+        return AGGREGATES[config.aggregate](penalty, mask, decisions, config.length)
+
+
+def _estimator(plain: Any, controllers: Mapping[str, Controller]) -> Estimator | None:
+    return None if plain is None else Estimator(build("estimator", plain), controllers)
+
+
+def _objective(plain: Any) -> tuple[Objective | None, float]:
+    if plain is None:
+        return None, 0.0
+    _, coef, part = _weighted("objective", plain)
+    return part, coef
+
+
+def _weighted(slot: str, plain: Any) -> tuple[str, float, Any]:
+    """Name, weight `coef` (1 where not given) and part of an entry."""
+    if isinstance(plain, str):
+        return plain, 1.0, build(slot, plain)
+    if not isinstance(plain, Mapping):
+        raise ValueError(f"Expected a name or a mapping of options for {slot}, found {plain!r}.")
+    options = dict(cast(Mapping[str, Any], plain))
+    coef = float(options.pop("coef", 1.0))
+    return str(options.get("name", "")), coef, build(slot, options)

@@ -1,0 +1,172 @@
+"""Parts by name and recipes: what is refused, order, identity of the shared functions, controllers, the formula."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tabular import check_recipe, ppo, recipe_of, rewards, seq_mean, standardised, tabular
+
+from robopolicy.core import surrogates
+from robopolicy.core.advantages import Baseline, BetaTracker, Mix, TrackerBaseline
+from robopolicy.core.decisions import by_group, by_trajectory
+from robopolicy.core.estimator import SURROGATES, EstimatorConfig
+from robopolicy.core.parts import REGISTRIES, build
+from robopolicy.core.ratios import ConstantBounds, Hierarchy
+from robopolicy.core.recipe import Recipe
+
+
+def test_a_stage_is_built_with_its_nested_parts() -> None:
+    stage = build("stage", {"name": "baseline", "kind": "median", "scope": {"partition": "group", "per": "trajectory"}})
+    assert isinstance(stage, Baseline)
+    assert stage.scope.partition is by_group and stage.scope.per is by_trajectory and stage.scope.source is None
+    tracked = build("stage", {"name": "tracker_baseline", "tracker": {"name": "beta", "forgetting": 0.9}})
+    assert isinstance(tracked, TrackerBaseline) and isinstance(tracked.tracker, BetaTracker)
+    mixed = build(
+        "stage",
+        {"name": "mix", "weights": [0.25, 0.75], "branches": [[], [{"name": "clip", "limit": 1.0}]]},
+    )
+    assert isinstance(mixed, Mix) and mixed.weights == (0.25, 0.75) and len(mixed.branches[1].stages) == 1
+
+
+def test_an_estimator_is_built_with_its_parts() -> None:
+    config = build(
+        "estimator",
+        {
+            "level": "hierarchical",
+            "hierarchy": {"budget_up": 0.5},
+            "bounds": {"name": "constant", "low": 0.3},
+            "masks": [{"name": "ratio_outlier", "limit": 2.0}, "depth_range"],
+        },
+    )
+    assert isinstance(config, EstimatorConfig) and config.bounds == ConstantBounds(0.3)
+    assert config.hierarchy == Hierarchy(budget_up=0.5) and len(config.masks) == 2
+
+
+@pytest.mark.parametrize(
+    ("slot", "plain", "message"),
+    [
+        ("stage", {"name": "baselin"}, "Unknown stage 'baselin'; known: .*baseline"),
+        ("stage", {"name": "baseline"}, "Option 'kind' of stage 'baseline' is missing"),
+        ("stage", {"name": "clip", "limt": 1}, "Unknown option 'limt' of stage 'clip'; known: limit"),
+        ("stage", {"name": "broadcast", "partition": "grup"}, "Unknown partition 'grup'; known: all, "),
+        ("scope", {"partitions": "group"}, "Unknown option 'partitions' of scope; known: partition, per, source"),
+        ("scope", "group", "Expected a mapping of options for scope, found 'group'"),
+        ("pipeline", {"name": "clip"}, "Expected a list for pipeline"),
+        ("partition", {"name": "group", "size": 3}, "Unknown option 'size' of partition 'group'; known: none"),
+        ("surrogate", "clap", "Unknown surrogate 'clap'"),
+        ("stages", "clip", "Unknown slot 'stages'"),
+    ],
+)
+def test_unknown_names_and_options_are_refused_in_one_line(slot: str, plain: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        build(slot, plain)
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("plain", "message"),
+    [
+        ({"epoch": 2}, "Unknown key 'epoch' of a recipe; known: source"),
+        ({"epochs": 0}, "'epochs' of a recipe must be a whole number of at least 1, got 0"),
+        ({"status": "fine"}, "'status' of a recipe must be one of works, experimental, reconstructed, got 'fine'"),
+        ({"advantage": {}}, "'advantage' of a recipe must be a list, got {}"),
+        ({"rollout": []}, r"'rollout' of a recipe must be a mapping, got \[\]"),
+        ({"estimator": None}, "A recipe needs an estimator or an objective"),
+        ({"controllers": {"kll": {"name": "constant", "value": 1}}}, "No term for controller 'kll'; terms: kl, "),
+    ],
+)
+def test_what_a_recipe_refuses(plain: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Recipe.from_plain(plain)
+
+
+def test_recipes_and_robot_algorithms_share_their_surrogates() -> None:
+    """No fork of the estimator for text: the function a recipe names is the function PPO, DPPO and ReinFlow call."""
+    assert REGISTRIES["surrogate"] is SURROGATES is surrogates.SURROGATES
+    assert build("surrogate", "clip") is surrogates.clip
+    recipe = recipe_of("grpo")
+    assert recipe.estimator is not None and SURROGATES[recipe.estimator.config.surrogate] is surrogates.clip
+
+
+def test_grpo_is_its_formula() -> None:
+    check_recipe(
+        "grpo",
+        lambda case: seq_mean(
+            ppo(case, standardised(rewards(case), case.decisions.need("group"))), case.decisions.valid()
+        ),
+    )
+
+
+def test_selectors_see_what_the_one_before_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRIES, "selector", {"last_half": lambda d, _: torch.arange(len(d) // 2, len(d))})
+    case = tabular()
+    recipe = Recipe.from_plain({"select": ["last_half", "last_half"]})
+    assert recipe.select(case.decisions).tolist() == [12, 13, 14, 15]
+    assert recipe_of("grpo").select(case.decisions).tolist() == list(range(16))
+
+
+def test_regularizers_and_objectives_add_to_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    penalties = {
+        "decisions": lambda d, advantage, logp, entropy: logp.square(),
+        "scalar": lambda d, advantage, logp, entropy: entropy.mean(),
+    }
+    monkeypatch.setitem(REGISTRIES, "regularizer", penalties)
+    monkeypatch.setitem(
+        REGISTRIES, "objective", {"mean": lambda d, advantage, logp: (logp.mean(), {"seen": logp.detach().mean()})}
+    )
+    case = tabular()
+    d, logp, entropy = case.decisions, case.logp(), case.entropy()
+    plain = {"regularizers": [{"name": "decisions", "coef": 0.5}, "scalar"], "objective": {"name": "mean", "coef": 2.0}}
+    base, _ = Recipe.from_plain({}).loss(d, torch.ones(16, 1), logp, entropy)
+    loss, info = Recipe.from_plain(plain).loss(d, torch.ones(16, 1), logp, entropy)
+    squares = logp.square()[d.valid()].mean()
+    torch.testing.assert_close(loss, base + 0.5 * squares + entropy.mean() + 2.0 * logp.mean())
+    torch.testing.assert_close(info["decisions"], squares.detach())
+    assert "seen" in info and "approx_kl" in info
+    alone, info = Recipe.from_plain(plain | {"estimator": None}).loss(d, torch.ones(16, 1), logp, entropy)
+    torch.testing.assert_close(alone, loss - base)
+    assert "approx_kl" not in info
+
+
+def test_controllers_move_the_weights_of_their_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRIES, "regularizer", {"size": lambda d, advantage, logp, entropy: logp.square()})
+    ramp = {"name": "anneal", "start": 0.0, "end": 1.0, "steps": 2}
+    plain = {"regularizers": ["size"], "controllers": {"size": ramp, "kl": ramp}}
+    case, recipe = tabular(), Recipe.from_plain(plain)
+    for expected in (0.5, 1.0):
+        _, info = recipe.loss(case.decisions, torch.ones(16, 1), case.logp())
+        recipe.observe(case.decisions, info | {"kl_ref": torch.tensor(0.1)})
+        assert recipe.controllers["size"].value == expected
+    assert recipe.estimator is not None and recipe.estimator.controllers["kl"].value == 1.0
+    again = Recipe.from_plain(plain)
+    again.load_state_dict(recipe.state_dict())
+    assert again.controllers["size"].value == 1.0
+
+
+def test_trackers_see_each_trajectory_once_and_after_the_update() -> None:
+    case = tabular()
+    recipe = Recipe.from_plain({"advantage": [{"name": "tracker_baseline", "tracker": {"name": "mean", "prior": 0.5}}]})
+    before = recipe.advantage(case.decisions)
+    torch.testing.assert_close(before[:, 0], rewards(case) - 0.5)
+    torch.testing.assert_close(recipe.advantage(case.decisions), before)
+    recipe.observe(case.decisions, {})
+    first = rewards(case)[:4]
+    average = first[0]
+    for value in first[1:]:
+        average = 0.9 * average + 0.1 * value
+    torch.testing.assert_close(recipe.advantage(case.decisions)[:4, 0], first - average)
+
+
+def test_weights_multiply_the_losses_without_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRIES, "weight", {"ratio": lambda d, advantage, ratio: ratio.exp()})
+    case = tabular()
+    logp = case.logp()
+    ratio = (logp - case.decisions.logp_old).exp()
+    loss, _ = Recipe.from_plain({"estimator": {"surrogate": "pg", "weights": ["ratio"]}}).loss(
+        case.decisions, torch.ones(16, 1), logp
+    )
+    formula = -(ratio.detach() * (logp - case.decisions.logp_old))[case.decisions.valid()].mean()
+    (found,) = torch.autograd.grad(loss, case.logits, retain_graph=True)
+    (wanted,) = torch.autograd.grad(formula, case.logits)
+    torch.testing.assert_close(loss, formula)
+    torch.testing.assert_close(found, wanted)
