@@ -224,9 +224,9 @@ class Sampler(Part):
         """Learn from what was played.
 
         Args:
-            keys: (M,) int, of every attempt.
-            rewards: (M,) of every attempt.
-            advantage: (M,) its advantage, averaged over its decisions.
+            keys: (M,) int, of every attempt that was played, without help.
+            rewards: (M,) their verdicts.
+            advantage: (M,) mean |advantage| of the rows of that key that were learned from, 0 where there were none.
         """
 
 
