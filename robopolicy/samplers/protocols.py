@@ -308,6 +308,10 @@ class BlackBox(Part):
         """Fitness `(P,)` of the candidates asked for last, higher is better; a NaN counts as the worst."""
         raise NotImplementedError
 
+    def best(self) -> Tensor:
+        """The vector (D,) to end with."""
+        raise NotImplementedError
+
 
 def degenerate(rewards: Tensor, spread: float = 1e-6) -> bool:
     """Whether all rewards of a group `(G,)` are equal."""
