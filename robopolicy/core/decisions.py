@@ -188,6 +188,11 @@ def by_group(decisions: Decisions) -> Tensor:
     return decisions.need("group").unsqueeze(1)
 
 
+def by_group_source(decisions: Decisions) -> Tensor:
+    """Rows of one group and one source: with help and without."""
+    return pair(by_group(decisions), decisions.need("source").unsqueeze(1))
+
+
 def by_group_depth(decisions: Decisions) -> Tensor:
     """Entries of one group at the same depth."""
     return pair(by_group(decisions), decisions.depths())
@@ -221,6 +226,7 @@ PARTITIONS: dict[str, Callable[..., Tensor]] = {
     "all": everything,
     "group": by_group,
     "group_depth": by_group_depth,
+    "group_source": by_group_source,
     "trajectory": by_trajectory,
     "domain": by_domain,
     "unit": by_unit,

@@ -75,6 +75,33 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Shielded:
+    """Drop decisions marked in `extra[key]`, bool (N, T), where the advantage is negative (DialTree, S120).
+
+    A marker of structure (a format token, the choice of a skill) is then never unlearned for what came after it.
+    """
+
+    key: str
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        return ~(decisions.need_extra(self.key, per_decision=True) & (advantage < 0)).expand(decisions.shape)
+
+
+@dataclass(frozen=True)
+class UncertainGiven:
+    """Of decisions that were given, `extra[key]` bool (N, T), keep the share with the highest entropy (IGPO, S100)."""
+
+    key: str
+    share: float = 0.2
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        given = decisions.need_extra(self.key, per_decision=True).expand(decisions.shape) & decisions.valid()
+        return ~given | top_share(decisions.need("entropy"), given, self.share)
+
+
+@dataclass(frozen=True)
 class Informative:
     """Keep the share of decisions with the largest `|A| H`: uncertain, and with something at stake (D3S, S012)."""
 
@@ -90,6 +117,8 @@ MASKS: dict[str, Callable[..., MaskRule]] = {
     "depth_range": DepthRange,
     "informative": Informative,
     "ratio_outlier": RatioOutlier,
+    "shielded": Shielded,
     "source": Source,
+    "uncertain_given": UncertainGiven,
     "unmarked": Unmarked,
 }

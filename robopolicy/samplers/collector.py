@@ -37,6 +37,9 @@ DEFAULTS: dict[str, Any] = {
 }
 """The keys of `rollout` in a recipe and what they are where it is silent."""
 
+OF_LEARNERS = ("score_temperatures", "score_with", "layer", "layer_updates", "reference", "opponent")
+"""Further keys of `rollout`: which log-probabilities the learner adds to the rows."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -66,8 +69,8 @@ class Collector:
             ValueError: A key, name or option is unknown or does not fit; one line.
         """
         for key in plain:
-            if key not in DEFAULTS:
-                raise ValueError(f"Unknown key '{key}' of rollout; known: {', '.join(DEFAULTS)}.")
+            if key not in (*DEFAULTS, *OF_LEARNERS):
+                raise ValueError(f"Unknown key '{key}' of rollout; known: {', '.join((*DEFAULTS, *OF_LEARNERS))}.")
         settings = {**DEFAULTS, **plain}
         self.world, self.refill = world, int(settings["refill"])
         self.sampler: Sampler = build("sampler", settings["sampler"])

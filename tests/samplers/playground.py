@@ -16,6 +16,11 @@ from robopolicy.samplers.attempts import stack
 from robopolicy.samplers.protocols import TEACHER, Attempt, Task
 
 STEP = 2  # decisions of a unit
+JUDGED = (  # metrics that recipes read; here all of them are the share of right symbols
+    *("brevity", "brief", "consistency", "correct", "cost", "criterion", "deferred", "efficiency", "evidence"),
+    *("format", "grounded", "grounding", "judge", "legal", "analysis", "next", "progress", "refined", "role", "safe"),
+    *("suggestion", "verdict"),
+)
 
 
 class Playground:
@@ -74,14 +79,18 @@ class Playground:
         def rows(value):
             return value.view(-1, STEP) if self.layout == "chain" else value.view(1, -1)
 
+        given = torch.zeros_like(own)
         extra = {"symbols": rows(symbols), "position": rows(torch.arange(end))}
+        extra |= {"injected": rows(given), "structural": rows(torch.arange(end) == 0)}
         decisions = Decisions(rows(logp), mask=rows(own), entropy=rows(entropy), unit=rows(unit), extra=extra)
         finished = end == self.length
+        share = float(right.double().mean())
         return Attempt(
             task,
             decisions,
             reward=float(finished and bool(right.all())),
-            metrics={"share": float(right.double().mean()), "length": float(end)},
+            metrics={"share": share, "length": float(end), "calls": end / STEP, "malformed": 0.0}
+            | dict.fromkeys(JUDGED, share),
             version=self.version,
             finished=finished,
             record={"symbols": symbols, "logp": logp, "own": own},

@@ -197,6 +197,6 @@ def test_outcomes_of_attempts_and_what_they_lack():
     world = Playground()
     attempts = world.play(world.tasks())
     made = outcomes_of(attempts)
-    assert made.key.tolist() == [0, 1, 2, 3] and set(made.metrics) == {"share", "length"}
-    with pytest.raises(ValueError, match="needs the metric 'calls'; the world measures: length, share"):
-        ToolCalls()(made)
+    assert made.key.tolist() == [0, 1, 2, 3] and {"share", "length"} <= set(made.metrics)
+    with pytest.raises(ValueError, match="needs the metric 'questions'; the world measures: analysis, brevity"):
+        ToolCalls("questions")(made)

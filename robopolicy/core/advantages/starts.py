@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.core.advantages.steps import step_gain, window_gae
 from robopolicy.core.decisions import Decisions
 
 Start = Callable[[Decisions], Tensor]
@@ -23,4 +24,10 @@ def given(decisions: Decisions, *, key: str) -> Tensor:
     return decisions.need_extra(key, per_decision=True)
 
 
-STARTS: dict[str, Callable[..., object]] = {"given": given, "ones": ones, "outcome": outcome}
+STARTS: dict[str, Callable[..., object]] = {
+    "given": given,
+    "ones": ones,
+    "outcome": outcome,
+    "step_gain": step_gain,
+    "window_gae": window_gae,
+}

@@ -15,6 +15,7 @@ from robopolicy.core.decisions import Decisions
 from robopolicy.core.objectives.pairs import AnchoredPair, Contrastive, DirectPreference, NashPair, SoftPair
 from robopolicy.core.objectives.regression import PairRegression, StepRegression
 from robopolicy.core.objectives.sets import Discriminative, KahnemanTversky, SetPreference
+from robopolicy.core.objectives.taught import Taught
 
 Objective = Callable[[Decisions, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
@@ -29,4 +30,5 @@ OBJECTIVES: dict[str, Callable[..., object]] = {
     "set_preference": SetPreference,
     "soft_pair": SoftPair,
     "step_regression": StepRegression,
+    "taught": Taught,
 }
