@@ -22,13 +22,12 @@ def step_gain(decisions: Decisions, *, penalty: float = 0.05, gamma: float = 0.9
     trajectory = torch.zeros_like(segments.count, dtype=torch.int64)
     trajectory[segments.index] = owner.expand(decisions.shape)
     following, togo = torch.zeros_like(value), reward.clone()
-    entered = (segments.count > 0).tolist()
     later = -1  # the next unit that has decisions
     for index in reversed(range(segments.size)):
         if later >= 0 and int(trajectory[later]) == int(trajectory[index]):
             following[index] = value[later]
             togo[index] += gamma * togo[later]
-        later = index if entered[index] else later
+        later = index if float(segments.count[index]) > 0 else later
     gain = segments.spread(following - value - penalty + reward + togo)
     return gain.masked_fill(~decisions.valid(), 0.0)
 
