@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.signals import chosen_count, covariance, relative_entropy, top_share
+from robopolicy.core.signals import covariance, highest, relative_entropy, share_count
 
 Weight = Callable[[Decisions, Tensor, Tensor], Tensor]
 """`(decisions, advantage (N, 1 or T), log_ratio (N, T) detached) -> (N, 1) or (N, T)`, composed by product."""
@@ -34,9 +34,8 @@ class ClipCovariance:
         share = covariance(decisions.logp_old + log_ratio, advantage, decisions)
         ratio = log_ratio.exp()
         clipped = torch.where(advantage < 0, ratio < 1.0 - self.low, ratio > 1.0 + self.high)
-        candidate = (share > self.least) & (share < self.most) & ~clipped
-        count = min(chosen_count(decisions.valid(), self.share), int(candidate.sum()))
-        picked = top_share(torch.rand_like(share), candidate, count / max(int(candidate.sum()), 1))
+        candidate = decisions.valid() & (share > self.least) & (share < self.most) & ~clipped
+        picked = highest(torch.rand_like(share), candidate, share_count(decisions.valid(), self.share))
         return torch.where(picked, 0.0, 1.0).to(share)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def test_a_minibatch_holds_whole_groups() -> None:
     group = torch.tensor([0, 1, 2, 3, 3, 2, 1, 0, 0])
     parts = list(whole_groups(group, 4, torch.Generator().manual_seed(0)))
     assert sorted(torch.cat(parts).tolist()) == list(range(9))
-    assert all(not set(group[a].tolist()) & set(group[b].tolist()) for a, b in zip(parts, parts[1:], strict=False))
+    assert all(not set(group[a].tolist()) & set(group[b].tolist()) for a, b in itertools.pairwise(parts))
     assert all(len(part) >= 4 for part in parts[:-1])
 
 
@@ -116,7 +117,7 @@ def test_a_resumed_run_ends_with_the_same_weights_and_memory(head: str, tmp_path
 
 
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="Unknown recipe 'grop'. Did you mean 'grpo'"):
+    with pytest.raises(UserError, match=r"Unknown recipe 'grop'\. Did you mean 'grpo'"):
         tuner(recipe="grop")
     file = tmp_path / "mine.yaml"
 

@@ -260,12 +260,17 @@ def gains(d: Decisions, penalty: float = 0.05, gamma: float = 0.9) -> Tensor:
     for row in range(len(d)):
         units = [u for u in (0, 1) if bool((d.valid()[row] & (d.need("unit")[row] == u)).any())]
         places = [d.valid()[row] & (d.need("unit")[row] == u) for u in units]
-        value = [float(d.need("value")[row][place].mean()) for place in places] + [0.0]
+        value = [float(d.need("value")[row][place][0]) for place in places] + [0.0]
         reward = [float(d.need("reward")[row][place].sum()) for place in places]
         for i, place in enumerate(places):
             togo = sum(gamma**k * r for k, r in enumerate(reward[i:]))
             result[row][place] = value[i + 1] - value[i] - penalty + reward[i] + togo
     return result
+
+
+def steps(d: Decisions) -> int:
+    """Units that have decisions."""
+    return sum(int((d.valid() & (d.need("unit") == unit)).any(1).sum()) for unit in (0, 1))
 
 
 def test_gains_of_steps_are_imitated():
@@ -274,7 +279,7 @@ def test_gains_of_steps_are_imitated():
     def formula(case: Tabular) -> Tensor:
         d = case.decisions
         losses = -(gains(d) > 0).double() * (case.logp() - d.logp_old) * d.valid()
-        return losses.sum(1).mean()
+        return losses.sum() / steps(d)
 
     check_recipe("s157_digirl", formula)
 
@@ -283,7 +288,7 @@ def test_if_every_step_gains_it_is_cloning():
     """I (11.09)."""
     case = tabular()
     recipe = recipe_of("s157_digirl", start={"name": "step_gain", "penalty": -100.0})
-    check(recipe, case, lambda c: -((c.logp() - c.decisions.logp_old) * c.decisions.valid()).sum(1).mean())
+    check(recipe, case, lambda c: -((c.logp() - c.decisions.logp_old) * c.decisions.valid()).sum() / steps(c.decisions))
 
 
 def test_gains_follow_trajectories_over_rows():
@@ -293,11 +298,11 @@ def test_gains_follow_trajectories_over_rows():
         logp,
         value=torch.tensor([[0.5, 0.5], [0.2, 0.2], [0.9, 0.9]], dtype=torch.float64),
         reward=torch.tensor([[0.0, 0.0], [0.0, 1.0], [0.0, 1.0]], dtype=torch.float64),
-        unit=torch.tensor([[1, 1], [0, 0], [0, 0]]),
+        unit=torch.tensor([[0, 0], [0, 0], [1, 1]]),
         trajectory=torch.tensor([4, 7, 4]),
     )
     found = Recipe.from_plain({"title": "t", "start": {"name": "step_gain", "penalty": 0.0, "gamma": 0.5}}).advantage(d)
-    expected = [[0.0 - 0.5 + 0.0 + 0.0] * 2, [0.0 - 0.2 + 1.0 + 1.0] * 2, [0.5 - 0.9 + 1.0 + 1.0] * 2]
+    expected = [[0.9 - 0.5 + 0.0 + 0.5] * 2, [0.0 - 0.2 + 1.0 + 1.0] * 2, [0.0 - 0.9 + 1.0 + 1.0] * 2]
     assert_close(found, torch.tensor(expected, dtype=torch.float64))
 
 
@@ -326,3 +331,37 @@ def test_finished_rows_have_the_ordinary_advantage():
     d = case.decisions
     expected, _ = sequence_gae(d.need("reward"), d.need("value"), 1.0, 0.95, d.valid())
     assert_close(recipe_of("s000_t_ppo").advantage(d), expected)
+
+
+def whitened_gae(case: Tabular) -> Tensor:
+    """GAE (N, T) of every row on its own, standardised over all decisions."""
+    d = case.decisions
+    advantage, _ = sequence_gae(d.need("reward"), d.need("value"), 1.0, 0.95, d.valid())
+    kept = advantage[d.valid()]
+    return (advantage - kept.mean()) / (kept.std() + 1e-6)
+
+
+def test_resets_from_data_are_ppo_on_what_was_decided():
+    """5.13; I: without resets PPO: what was given is masked, and nothing else changes."""
+
+    def formula(case: Tabular) -> Tensor:
+        d = case.decisions
+        return (ppo(case, whitened_gae(case)) + 0.05 * k3(case))[d.valid()].mean()
+
+    check_recipe("s105_dr_po", formula)
+    given = tabular().decisions.valid() & (torch.arange(6) > 0)
+    check_recipe("s105_dr_po", formula, mask=given)
+
+
+def test_strategies_follow_discounted_turns():
+    """6.11 (EPO): the return of a turn, discounted by turns, times the mean log-probability. I: one turn, REINFORCE."""
+    trajectory, unit = torch.arange(16) // 2, (torch.arange(16) % 2)[:, None].expand(16, 6)
+
+    def formula(case: Tabular) -> Tensor:
+        d, own = case.decisions, rewards(case)
+        first = torch.arange(16) % 2 == 0
+        togo = own if d.trajectory is None else own + torch.where(first, 0.99 * own.roll(-1), 0.0)
+        return seq_mean(-togo[:, None] * (case.logp() - d.logp_old), d.valid())
+
+    check_recipe("s133_epo", formula, trajectory=trajectory, unit=unit)
+    check_recipe("s133_epo", formula, unit=torch.zeros(16, 6, dtype=torch.long))

@@ -64,11 +64,15 @@ class GivenBaseline:
 class TrackerBaseline:
     """Subtract a running estimate per group (single-stream methods: no second rollout is needed, S037).
 
-    The tracker is read here and written by `observe`, after the update.
+    The tracker is read here and written by `observe`, after the update. With `half_life` it forgets a group the more,
+    the further the policy has moved on it: the share `2 ** (-drift / half_life)` within `keep` stays, where the drift
+    `extra["drift"]` (N,) is the mean |change of log-probability| on the group's last recorded rollout [nats].
     """
 
     centres: ClassVar[bool] = True
     tracker: Tracker
+    half_life: float | None = None  # nats
+    keep: tuple[float, float] = (0.875, 0.96)  # bounds of the share that stays
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Centre the advantage."""
@@ -77,7 +81,11 @@ class TrackerBaseline:
     def observe(self, decisions: Decisions) -> None:
         """Write the outcome of each trajectory."""
         first = first_rows(decisions)
-        self.tracker.write(decisions.need("group")[first], outcome(decisions)[first, 0])
+        keep = None
+        if self.half_life is not None:
+            drift = decisions.need_extra("drift")[first]
+            keep = torch.exp2(-drift / self.half_life).clamp(self.keep[0], self.keep[1])
+        self.tracker.write(decisions.need("group")[first], outcome(decisions)[first, 0], keep)
 
     def state_dict(self) -> dict[str, Any]:
         """State of the tracker."""
@@ -86,6 +94,18 @@ class TrackerBaseline:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
         self.tracker.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Give everyone the mean of their scope, e.g. of the cluster of their trajectory."""
+
+    scope: Scope
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Pool the advantage."""
+        segments = self.scope.segments(advantage, decisions)
+        return segments.spread(segments.mean(advantage)).masked_fill(~valid_entries(advantage, decisions), 0.0)
 
 
 @dataclass(frozen=True)
@@ -266,6 +286,7 @@ STAGES: dict[str, Callable[..., Stage]] = {
     "baseline": Baseline,
     "given_baseline": GivenBaseline,
     "tracker_baseline": TrackerBaseline,
+    "pool": Pool,
     "scale": Scale,
     "constant_scale": ConstantScale,
     "running_scale": RunningScale,

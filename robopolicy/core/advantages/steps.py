@@ -5,31 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from robopolicy.core.decisions import Decisions, by_trajectory, pair
+from robopolicy.core.advantages.timeline import Units, following
+from robopolicy.core.decisions import Decisions
 from robopolicy.core.returns import sequence_gae
-from robopolicy.core.segments import Segments
 
 
 def step_gain(decisions: Decisions, *, penalty: float = 0.05, gamma: float = 0.9) -> Tensor:
     """`V(next) - V - penalty + r + return-to-go` of each unit, at its decisions `(N, T)` (DigiRL, S157).
 
-    The value of a unit is the mean of `value` over its decisions, 0 after the last; the return is discounted per unit.
+    The value of a unit stands at its first decision, that after the last is 0; the return is discounted per unit.
     """
-    unit = torch.zeros_like(decisions.logp_old, dtype=torch.int64) if decisions.unit is None else decisions.unit
-    owner = by_trajectory(decisions)
-    segments = Segments(pair(owner, unit), decisions.valid())  # in order of trajectories, then of units
-    value, reward = segments.mean(decisions.need("value")), segments.sum(decisions.need("reward"))
-    trajectory = torch.zeros_like(segments.count, dtype=torch.int64)
-    trajectory[segments.index] = owner.expand(decisions.shape)
-    following, togo = torch.zeros_like(value), reward.clone()
-    later = -1  # the next unit that has decisions
-    for index in reversed(range(segments.size)):
-        if later >= 0 and int(trajectory[later]) == int(trajectory[index]):
-            following[index] = value[later]
-            togo[index] += gamma * togo[later]
-        later = index if float(segments.count[index]) > 0 else later
-    gain = segments.spread(following - value - penalty + reward + togo)
-    return gain.masked_fill(~decisions.valid(), 0.0)
+    units = Units(decisions)
+    value, reward = units.at(decisions.need("value")), units.sums(decisions.need("reward"))
+    togo, _ = sequence_gae(reward, torch.zeros_like(reward), gamma, 1.0, units.valid)
+    return units.spread(following(value) - value - penalty + reward + togo)
 
 
 def window_gae(decisions: Decisions, *, gamma: float = 1.0, lam: float = 1.0) -> Tensor:

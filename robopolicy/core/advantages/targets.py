@@ -97,5 +97,5 @@ class TargetDivergence:
         weight = advantage / self.beta - change  # log p / pi up to log Z
         segments = Scope(by_group, per=by_trajectory).segments(advantage, decisions)
         top = segments.largest(weight).clamp(min=-1e30)
-        norm = top + segments.spread(segments.mean((weight - top).exp())).clamp(min=1e-30).log()
+        norm = segments.spread(top + segments.mean((weight - segments.spread(top)).exp()).clamp(min=1e-30).log())
         return -DIVERGENCES[self.divergence]((norm - weight).clamp(-self.limit, self.limit))
