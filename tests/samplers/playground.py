@@ -18,7 +18,20 @@ from robopolicy.samplers.protocols import TEACHER, Attempt, Task
 STEP = 2  # decisions of a unit
 JUDGED = (  # metrics that recipes read; here all of them are the share of right symbols
     *("brevity", "brief", "consistency", "correct", "cost", "criterion", "deferred", "efficiency", "evidence"),
-    *("format", "grounded", "grounding", "judge", "legal", "analysis", "next", "progress", "refined", "role", "safe"),
+    *(
+        "format",
+        "grounded",
+        "grounding",
+        "judge",
+        "legal",
+        "analysis",
+        "next",
+        "open",
+        "progress",
+        "refined",
+        "role",
+        "safe",
+    ),
     *("suggestion", "verdict"),
 )
 

@@ -118,6 +118,12 @@ def test_tool_calls_against_the_fewest():
 def test_ranks_within_groups():
     gives(Rank(), [1.0, 0.0, 0.5, 0.5], [9.0, 3.0, 5.0, 7.0], [0, 0, 0, 1])
     gives(Rank(), [0.75, 0.75, 0.0], [1.0, 1.0, 0.0])
+    gives(Rank("judge", where="open"), [1.0, 0.0, 0.3], [0.1, 0.2, 0.3], [0, 0, 1], judge=[5, 4, 9], open=[1, 1, 0])
+
+
+def test_verified_tasks_keep_their_rewards():
+    """I (6.09): without open tasks nothing is ranked."""
+    gives(Rank("judge", where="open"), [0.1, 0.7], [0.1, 0.7], judge=[5, 4], open=[0, 0])
 
 
 def test_ranks_of_failures():
