@@ -23,7 +23,7 @@ def stack(attempts: Sequence[Attempt]) -> Decisions:
     Rows are padded on the right to the longest, masked there. Group is the key of the task, trajectory the number of
     the attempt; source and version are those of the attempt. The reward of an attempt sits on its last decision, beside
     what the world gave step by step. `extra` fields `(n, L, ...)` are padded with zeros to the longest L. Attempts that
-    do not tell `logp_behaviour` apart were drawn with their `logp_old`.
+    do not tell `logp_behaviour` apart were drawn with their `logp_old`. `extra["finished"]` (N,) says which have ended.
     """
     return joined([_with_ids(attempt, number) for number, attempt in enumerate(attempts)])
 
@@ -52,7 +52,7 @@ def _with_ids(attempt: Attempt, number: int) -> Decisions:
     def same(value: int) -> Tensor:
         return torch.full((count,), value, dtype=torch.int64, device=decisions.logp_old.device)
 
-    behaviour = decisions.logp_behaviour
+    behaviour, finished = decisions.logp_behaviour, same(attempt.finished).bool()
     return decisions.with_fields(
         logp_behaviour=decisions.logp_old if behaviour is None else behaviour,
         reward=reward,
@@ -60,6 +60,7 @@ def _with_ids(attempt: Attempt, number: int) -> Decisions:
         trajectory=same(number),
         source=same(attempt.source),
         version=same(attempt.version),
+        extra={**decisions.extra, "finished": finished},
     )
 
 

@@ -58,7 +58,7 @@ class Playground:
 
     def logp(self, task: Task) -> torch.Tensor:
         """(T, symbols) log-probabilities under a task, differentiable."""
-        told = int(self.length * task.context["share"]) if isinstance(task.context, dict) else 0
+        told = int(self.length * task.context.get("share", 0.0)) if task.context else 0
         bonus = torch.zeros(self.length, self.symbols, dtype=torch.float64)
         bonus[:told].scatter_(1, self.secret[task.key][:told, None], 6.0)
         return torch.log_softmax((self.logits[task.key] + bonus) / task.temperature, dim=-1)
