@@ -92,8 +92,7 @@ class Imitation:
         elif self.rows == "best":
             reward = outcome(decisions)
             group = Segments(by_group(decisions), torch.ones_like(reward, dtype=torch.bool))
-            most = group.largest(reward)
-            keep = keep & group.spread(most - group.mean(reward) > 1e-9) & (reward >= group.spread(most))
+            keep = keep & group.spread(group.differs(reward)) & (reward >= group.spread(group.largest(reward)))
         return masked_mean(-logp, keep)
 
 
@@ -107,7 +106,7 @@ class CovarianceKL:
         """Penalty `(N, T)`."""
         mask = decisions.valid()
         picked = highest(covariance(logp.detach(), advantage, decisions), mask, share_count(mask, self.share))
-        return (logp - decisions.logp_old).abs().masked_fill(~picked, 0.0)
+        return log_ratio(logp, decisions.logp_old, decisions).abs().masked_fill(~picked, 0.0)
 
 
 @dataclass(frozen=True)

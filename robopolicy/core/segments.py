@@ -53,6 +53,10 @@ class Segments:
         flat = entries.masked_fill(~self.enters, -torch.inf).flatten()
         return flat.new_full((self.size,), -torch.inf).scatter_reduce(0, self.index.flatten(), flat, "amax")
 
+    def differs(self, entries: Tensor) -> Tensor:
+        """Bool `(S,)`: not all entries of the segment are equal."""
+        return self.largest(entries) + self.largest(-entries) > 0
+
     def leave_one_out(self, entries: Tensor) -> Tensor:
         """Mean of the other entries, in the shape of the entries; 0 where there is no other."""
         others = torch.where(self.enters, self.spread(self.count) - 1.0, self.spread(self.count))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
+from robopolicy.core.ratios import EntropyBounds
 from robopolicy.core.signals import covariance, highest, relative_entropy, share_count
 
 Weight = Callable[[Decisions, Tensor, Tensor], Tensor]
@@ -44,20 +45,18 @@ class EntropyGate:
     """Factor `1 + beta h` with the relative entropy h of a decision (HAPO, S025).
 
     Uncertain decisions gain weight only once their ratio has left the inner half of the bounds, certain ones lose it
-    only within. The surrogates grow in proportion to the advantage, so the factor may stand outside of them.
+    only within. The clipped surrogates grow in proportion to the advantage, so the factor may stand outside of them.
     """
 
     beta: float = 1.0
-    low: float = 0.2  # the inner half of the bounds is [1 - low / 2, 1 + high / 2]
-    high: float = 0.2
-    quantile: float = 0.8
-    logarithm: bool = True  # see `relative_entropy`
+    bounds: EntropyBounds = field(default_factory=EntropyBounds)  # those of the surrogate
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Factor `(N, T)`."""
-        level = relative_entropy(decisions, self.quantile, logarithm=self.logarithm)
-        change = torch.expm1(log_ratio)
-        inside = (change > -0.5 * self.low) & (change < 0.5 * self.high)
+        level = relative_entropy(decisions, self.bounds.quantile, logarithm=self.bounds.logarithm)
+        low, high = self.bounds(decisions)
+        change = 2.0 * torch.expm1(log_ratio) + 1.0
+        inside = (change > low) & (change < high)
         return torch.where((level > 0) != inside, 1.0 + self.beta * level, 1.0)
 
 
@@ -74,7 +73,7 @@ class FromSource:
 
 def confidence(decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
     """Current probability `(N, T)` of the decision, for the level "token"; never above 1 where it is a density."""
-    return (decisions.logp_old + log_ratio).clamp(max=0.0).exp()
+    return (decisions.logp_old + log_ratio).clamp(max=0.0).exp().masked_fill(~decisions.valid(), 0.0)
 
 
 WEIGHTS: dict[str, Callable[..., object]] = {

@@ -9,7 +9,7 @@ import torch
 from tabular import Tabular, check_recipe, ppo, recipe_of, rewards, standardised, tabular
 from torch import Tensor
 
-from robopolicy.core.advantages.comparisons import BetaScale, Retrospective, SetMarginal, SplitBaseline
+from robopolicy.core.advantages.comparisons import BetaScale, Retrospective, SetAdvantage, SplitBaseline
 from robopolicy.core.advantages.factors import attention_distance, future_attention, potential
 from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.core.advantages.probes import RidgeProbe
@@ -242,13 +242,13 @@ def test_progrpo_shifts_mixed_groups_by_rarity() -> None:
 
 def test_polychromic_sets_reward_diversity() -> None:
     case = episodes([1, 1, 1, 0], [0, 0, 0, 0], extra={"signature": torch.tensor([5, 5, 7, 7])})
-    found = SetMarginal(size=2)(outcome(case), case)[:, 0]
-    scores = {(0, 1): 0.5, (0, 2): 1.0, (0, 3): 0.5, (1, 2): 1.0, (1, 3): 0.5, (2, 3): 0.25}
-    mean = sum(scores.values()) / 6
-    own = [sum(value for key, value in scores.items() if row in key) / 3 - mean for row in range(4)]
+    found = SetAdvantage(size=2)(outcome(case), case)[:, 0]
+    scores = {(0, 1): 0.0, (0, 2): 1.0, (0, 3): 0.5, (1, 2): 1.0, (1, 3): 0.5, (2, 3): 0.0}
+    own = [sum(value * (1 if row in key else -1) for key, value in scores.items()) / 3 for row in range(4)]
     assert found.tolist() == pytest.approx(own)
-    single = SetMarginal(size=1)(outcome(case), case)
-    torch.testing.assert_close(single, recipe_of("dr_grpo").advantage(case))
+    distinct = case.with_fields(extra={"signature": torch.arange(4)})  # diversity 1 everywhere: the reward, centred
+    leave_out = recipe_of("rloo").advantage(distinct)
+    torch.testing.assert_close(SetAdvantage(size=3)(outcome(case), distinct), leave_out / 3)
 
 
 def test_pipo_judges_the_last_batch_by_the_gain() -> None:

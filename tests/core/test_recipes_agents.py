@@ -95,14 +95,7 @@ def test_returns_and_gae_are_the_same_for_one_row_per_trajectory_and_one_row_per
     rows = lambda x: x.reshape(6, 2)[order]  # noqa: E731
     trajectory = torch.tensor([7, 7, 7, 2, 2, 2])[order]
     short = Decisions(torch.zeros(6, 2, dtype=DOUBLE), reward=rows(reward), value=rows(value), trajectory=trajectory)
-    assert row_numbers(short).tolist() == [0, 0, 1, 1, 2, 2] and unit_numbers(short)[:, 1].tolist() == [
-        0,
-        0,
-        1,
-        1,
-        2,
-        2,
-    ]
+    assert row_numbers(short).tolist() == unit_numbers(short)[:, 1].tolist() == [0, 0, 1, 1, 2, 2]
     for start in (Gae(0.9, 0.8, inner_gamma=1.0, inner_lam=1.0, level=level), ReturnToGo(0.9, level)):
         torch.testing.assert_close(start(short), rows(start(long)))
 
@@ -231,3 +224,15 @@ def test_one_turn_of_one_criterion_is_dr_grpo() -> None:
     case = tabular(rollouts=6, unit=torch.zeros(24, 6, dtype=torch.long))
     found, base = (recipe_of(name).advantage(case.decisions) for name in ("s172_cm2", "dr_grpo"))
     torch.testing.assert_close(found, base * case.decisions.valid())
+
+
+def test_smoothed_rewards_are_seen_from_before() -> None:
+    """PCPG: a reward reaches the decisions of the window before it; a window of one is REINFORCE."""
+    reward = torch.tensor([[0.0, 0.0, 6.0, 0.0], [3.0, 0.0, 0.0, 9.0]], dtype=DOUBLE)
+    case = Decisions(torch.zeros(2, 4, dtype=DOUBLE), reward=reward)
+    seen = ReturnToGo(gamma=0.0, window=3)(case)
+    assert seen.tolist() == [[2.0, 2.0, 2.0, 0.0], [1.0, 3.0, 3.0, 3.0]]
+    torch.testing.assert_close(ReturnToGo(gamma=0.9, window=1)(case), ReturnToGo(gamma=0.9)(case))
+    plain = recipe_of("s082_pcpg", start={"name": "return_to_go"})
+    one = recipe_of("s082_pcpg", start={"name": "return_to_go", "window": 1})
+    torch.testing.assert_close(one.advantage(tabular().decisions), plain.advantage(tabular().decisions))

@@ -264,9 +264,10 @@ def test_hapo() -> None:
             a[rows] = (value[rows] - value[rows].mean()) / (value[rows].std() + 1e-6)
         ratio = z(case).exp()
         low, high = 1 - 0.2 * (1 - h.clamp(max=0)), 1 + 0.2 * (1 + h.clamp(min=0))
-        inner = (ratio > 0.9) & (ratio < 1.1)
+        inner = (ratio > (1 + low) / 2) & (ratio < (1 + high) / 2)
         a = a * torch.where((h > 0) & ~inner | (h <= 0) & inner, 1 + h, 1.0)
-        return tok(-torch.minimum(ratio * a, torch.minimum(torch.maximum(ratio, low), high) * a), case)
+        clipped = -torch.minimum(ratio * a, torch.minimum(torch.maximum(ratio, low), high) * a)
+        return tok(torch.where(a < 0, torch.minimum(clipped, -3 * a), clipped), case)
 
     for distance in DISTANCES:
         check(recipe_of("s025_hapo", select=[]), tabular(drift=distance), formula)

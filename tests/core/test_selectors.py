@@ -10,8 +10,10 @@ import torch
 from robopolicy.core.advantages import outcome
 from robopolicy.core.decisions import Decisions, by_trajectory
 from robopolicy.core.parts import build
+from robopolicy.core.recipe import Recipe
 from robopolicy.core.selectors import SELECTORS, most_varied
 
+SCOPE = {"partition": "group", "per": "trajectory"}
 OPTIONS = {
     "positive": {"key": "base"},
     "unlikely": {"key": "likelihood", "below": 0.5},
@@ -63,6 +65,21 @@ def test_nothing_above_the_reference_selects_nothing() -> None:
     assert len(build("selector", "positive")(decisions, None)) == 0
 
 
+def test_groups_of_equal_outcomes_are_found_whatever_the_rounding() -> None:
+    """The mean of equal single-precision numbers need not be equal to them."""
+    decisions = Decisions(torch.zeros(6, 1), reward=torch.full((6, 1), 0.1), group=torch.tensor([0, 0, 0, 1, 1, 1]))
+    assert len(build("selector", "mixed")(decisions, None)) == 0
+    one = decisions.with_fields(reward=torch.tensor([[0.1]] * 5 + [[0.1 + 1e-7]]))
+    assert build("selector", "mixed")(one, None).tolist() == [3, 4, 5]
+
+
 def test_successes_have_an_outcome_above_the_threshold(decisions: Decisions) -> None:
     rows = build("selector", {"name": "successes", "above": 0.2})(decisions, None)
     assert torch.equal(rows, torch.nonzero(outcome(decisions)[:, 0] > 0.2).squeeze(1))
+
+
+def test_a_batch_of_which_nothing_is_left_has_no_advantage_and_no_second_selector() -> None:
+    agreed = Decisions(torch.zeros(4, 2), reward=torch.zeros(4, 2), group=torch.tensor([0, 0, 1, 1]))
+    recipe = Recipe.from_plain({"select": ["mixed", "spread"], "advantage": [{"name": "scale", "scope": SCOPE}]})
+    rows = recipe.select(agreed)
+    assert len(rows) == 0 and recipe.advantage(agreed.select(rows)).shape == (0, 1)

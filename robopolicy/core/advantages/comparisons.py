@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from robopolicy.core.advantages.pipeline import Scope, Stage, outcome, valid_entries
+from robopolicy.core.advantages.sets import set_advantage
 from robopolicy.core.decisions import Decisions, by_group, by_group_depth, by_group_source, by_trajectory, first_rows
 from robopolicy.core.segments import Segments
 
@@ -124,17 +124,17 @@ class SplitBaseline:
 
 
 @dataclass(frozen=True)
-class SetMarginal:
-    """Score sets of rollouts by mean reward times diversity; a rollout's advantage is what its sets exceed (S060).
+class SetAdvantage:
+    """Score sets of rollouts by mean reward times diversity: each gets what its sets exceed others by (S060).
 
-    All sets of `size` out of the group are scored; diversity is the share of distinct `extra["signature"]` (N,) int.
+    All sets of `size` out of the group are scored; rollouts with equal `extra["signature"]` (N,) int went the same way.
     """
 
     centres: ClassVar[bool] = True
-    size: int = 4
+    size: int = 4  # at most one less than the group has
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
-        """Mean score of the sets with a rollout minus the mean of all sets, (N, 1)."""
+        """Mean score of the sets with a rollout minus that of the sets without it, (N, 1)."""
         first = first_rows(decisions)
         group, reward = decisions.need("group")[first], advantage[first, 0]
         signature = decisions.need_extra("signature")[first]
@@ -142,14 +142,9 @@ class SetMarginal:
         order = torch.argsort(group, stable=True)
         ends = torch.nonzero(torch.diff(group[order])).squeeze(1) + 1
         for members in torch.tensor_split(order, ends.cpu()):
-            size = min(self.size, len(members))
-            sets = torch.tensor(list(combinations(range(len(members)), size)), device=members.device)  # (C, size)
-            labels = torch.sort(signature[members][sets], 1)[0]
-            distinct = 1.0 + (labels[:, 1:] != labels[:, :-1]).sum(1)
-            score = reward[members][sets].mean(1) * distinct.to(reward.dtype) / size
-            inside = torch.zeros(len(sets), len(members), dtype=reward.dtype, device=members.device)
-            inside.scatter_(1, sets, 1.0)
-            result[members] = (inside * score.unsqueeze(1)).sum(0) / inside.sum(0) - score.mean()
+            size = min(self.size, len(members) - 1)
+            if size > 1:  # one alone has no diversity
+                result[members] = set_advantage(reward[members][None], signature[members][None], size)[0]
         keys = by_trajectory(decisions).squeeze(1)
         order = torch.argsort(keys[first])
         return result[order[torch.searchsorted(keys[first][order], keys)]].unsqueeze(1)
@@ -238,7 +233,7 @@ COMPARISONS: dict[str, Callable[..., Stage]] = {
     "top_gap": TopGap,
     "beta_scale": BetaScale,
     "split_baseline": SplitBaseline,
-    "set_marginal": SetMarginal,
+    "set_advantage": SetAdvantage,
     "optimal_token_baseline": OptimalTokenBaseline,
     "require_company": RequireCompany,
     "retrospective": Retrospective,

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.advantages.pipeline import Pipeline, Scope, Stage, outcome, valid_entries
-from robopolicy.core.advantages.smooth import SmoothStandardize
-from robopolicy.core.advantages.targets import TargetDivergence, TemperedTarget
 from robopolicy.core.advantages.trackers import RunningMoments, Tracker
-from robopolicy.core.decisions import Decisions, Partition, first_rows
+from robopolicy.core.decisions import Decisions, Partition, by_group, first_rows
 from robopolicy.core.segments import Segments
 
 
@@ -64,28 +62,33 @@ class GivenBaseline:
 class TrackerBaseline:
     """Subtract a running estimate per group (single-stream methods: no second rollout is needed, S037).
 
-    The tracker is read here and written by `observe`, after the update. With `half_life` it forgets a group the more,
-    the further the policy has moved on it: the share `2 ** (-drift / half_life)` within `keep` stays, where the drift
+    The tracker is read here and written by `observe`, after the update. With `half_life` it forgets the more, the
+    further the policy has moved: the share `2 ** (-drift / half_life)`, within `keep`, stays, where the drift
     `extra["drift"]` (N,) is the mean |change of log-probability| on the group's last recorded rollout [nats].
     """
 
     centres: ClassVar[bool] = True
     tracker: Tracker
+    per: Partition = by_group  # what has an estimate of its own; group ids must then mean the same in every batch
     half_life: float | None = None  # nats
     keep: tuple[float, float] = (0.875, 0.96)  # bounds of the share that stays
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Centre the advantage."""
-        return advantage - self.tracker.read(decisions.need("group")).to(advantage).unsqueeze(1)
+        self._kept(decisions)  # what is missing is missed before the update, not after it
+        return advantage - self.tracker.read(self.per(decisions)[:, 0]).to(advantage).unsqueeze(1)
 
     def observe(self, decisions: Decisions) -> None:
         """Write the outcome of each trajectory."""
-        first = first_rows(decisions)
-        keep = None
-        if self.half_life is not None:
-            drift = decisions.need_extra("drift")[first]
-            keep = torch.exp2(-drift / self.half_life).clamp(self.keep[0], self.keep[1])
-        self.tracker.write(decisions.need("group")[first], outcome(decisions)[first, 0], keep)
+        first, kept = first_rows(decisions), self._kept(decisions)
+        keys, values = self.per(decisions)[first, 0], outcome(decisions)[first, 0]
+        self.tracker.write(keys, values, None if kept is None else kept[first])
+
+    def _kept(self, decisions: Decisions) -> Tensor | None:
+        """Share of the past that stays at each row `(N,)`."""
+        if self.half_life is None:
+            return None
+        return torch.exp2(-decisions.need_extra("drift") / self.half_life).clamp(self.keep[0], self.keep[1])
 
     def state_dict(self) -> dict[str, Any]:
         """State of the tracker."""
@@ -94,18 +97,6 @@ class TrackerBaseline:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
         self.tracker.load_state_dict(state)
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Give everyone the mean of their scope, e.g. of the cluster of their trajectory."""
-
-    scope: Scope
-
-    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
-        """Pool the advantage."""
-        segments = self.scope.segments(advantage, decisions)
-        return segments.spread(segments.mean(advantage)).masked_fill(~valid_entries(advantage, decisions), 0.0)
 
 
 @dataclass(frozen=True)
@@ -286,13 +277,9 @@ STAGES: dict[str, Callable[..., Stage]] = {
     "baseline": Baseline,
     "given_baseline": GivenBaseline,
     "tracker_baseline": TrackerBaseline,
-    "pool": Pool,
     "scale": Scale,
     "constant_scale": ConstantScale,
     "running_scale": RunningScale,
-    "smooth_standardize": SmoothStandardize,
-    "target_divergence": TargetDivergence,
-    "tempered_target": TemperedTarget,
     "modulate": Modulate,
     "shape": Shape,
     "mix": Mix,

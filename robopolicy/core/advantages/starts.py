@@ -65,6 +65,7 @@ class ReturnToGo:
 
     gamma: float = 1.0
     level: str = "token"  # token | unit
+    window: int = 1  # rewards are first replaced by the mean of this many, the own one and those that follow (S082)
 
     def __post_init__(self) -> None:
         _check_level(self.level)
@@ -72,7 +73,17 @@ class ReturnToGo:
     def __call__(self, decisions: Decisions) -> Tensor:
         """Returns `(N, T)`."""
         reward = decisions.need("reward")
+        if self.window > 1:
+            reward = smoothed(reward, decisions, self.window)
         return along_time(decisions, reward, torch.zeros_like(reward), (self.gamma, self.gamma), (1.0, 1.0), self.level)
+
+
+def smoothed(reward: Tensor, decisions: Decisions, window: int) -> Tensor:
+    """Sum of the rewards of `window` entries from each on, divided by `window` `(N, T)`; 0 behind the trajectory."""
+    line = Timeline(decisions)
+    laid = line.lay(reward.masked_fill(~decisions.valid(), 0.0))
+    padded = torch.cat([laid, laid.new_zeros(len(laid), window - 1)], 1)
+    return line.back(padded.unfold(1, window, 1).mean(2))
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class SetPreference:
         score, value = scores(logp, decisions)[first].unsqueeze(1), advantage[first, :1]
         ids = by_group(decisions)[first]
         everyone = Segments(ids, torch.ones_like(value, dtype=torch.bool))
-        best = value >= everyone.spread(everyone.largest(value)) - 1e-9
+        best = value >= everyone.spread(everyone.largest(value))
         winners, losers = Segments(ids, best), Segments(ids, ~best)
         loss = -functional.logsigmoid(self.beta * (winners.mean(score) - losers.mean(score)))
         loss = loss + self.variance * winners.mean((score - winners.spread(winners.mean(score))) ** 2)
