@@ -68,7 +68,7 @@ class Windows(Topology):
     """Attempts that may take several batches (T-PPO, S000): at the end of a window all are learned from as they stand.
 
     Unfinished ones go on in the next batch, in the place of fresh ones, and mark what was learned from before in
-    `extra["seen"]` bool (n, T). For methods that value decisions: there are no whole groups.
+    `extra["seen"]` bool (n, T). For methods that value decisions, as there are no whole groups, and for one player.
     """
 
     def __init__(self, units: int) -> None:
