@@ -77,6 +77,33 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Shielded:
+    """Drop decisions marked in `extra[key]`, bool (N, T), where the advantage is negative (DialTree, S120).
+
+    A marker of structure (a format token, the choice of a skill) is then never unlearned for what came after it.
+    """
+
+    key: str
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        return ~(decisions.need_extra(self.key, per_decision=True) & (advantage < 0)).expand(decisions.shape)
+
+
+@dataclass(frozen=True)
+class UncertainGiven:
+    """Of decisions that were given, `extra[key]` bool (N, T), keep the share with the highest entropy (IGPO, S100)."""
+
+    key: str
+    share: float = 0.2
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        given = decisions.need_extra(self.key, per_decision=True).expand(decisions.shape) & decisions.valid()
+        return ~given | highest(decisions.need("entropy"), given, share_count(given, self.share))
+
+
+@dataclass(frozen=True)
 class Blamed:
     """Of a failed trajectory keep only the unit that a judge blames (A2P, S179): `extra[key]` int (N,), -1 for all."""
 
@@ -132,8 +159,10 @@ MASKS: dict[str, Callable[..., MaskRule]] = {
     "depth_range": DepthRange,
     "informative": Informative,
     "ratio_outlier": RatioOutlier,
+    "shielded": Shielded,
     "small_step": SmallStep,
     "source": Source,
     "uncertain": Uncertain,
+    "uncertain_given": UncertainGiven,
     "unmarked": Unmarked,
 }

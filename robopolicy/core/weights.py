@@ -60,6 +60,17 @@ class EntropyGate:
         return torch.where((level > 0) != inside, 1.0 + self.beta * level, 1.0)
 
 
+@dataclass(frozen=True)
+class FromSource:
+    """1 for the rows of one source, 0 for others, which still count in the denominator of the aggregation."""
+
+    source: int = 0
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Factor `(N, 1)`."""
+        return (decisions.need("source") == self.source).to(log_ratio.dtype).unsqueeze(1)
+
+
 def confidence(decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
     """Current probability `(N, T)` of the decision, for the level "token"; never above 1 where it is a density."""
     return (decisions.logp_old + log_ratio).clamp(max=0.0).exp().masked_fill(~decisions.valid(), 0.0)
@@ -69,4 +80,5 @@ WEIGHTS: dict[str, Callable[..., object]] = {
     "clip_covariance": ClipCovariance,
     "entropy_gate": EntropyGate,
     "confidence": confidence,
+    "from_source": FromSource,
 }

@@ -22,12 +22,16 @@ Extra = Callable[[torch.Generator, Decisions], Tensor]
 EXTRAS: dict[str, Extra] = {
     "blamed_unit": lambda generator, d: torch.randint(-1, 2, (len(d),), generator=generator),  # (N,)
     "cluster": lambda generator, d: by_trajectory(d).squeeze(1) % 3,  # (N,)
+    "finished": lambda generator, d: torch.arange(len(d)) % 3 != 1,  # (N,)
     "gate": lambda generator, d: (d.depths() == 0) & d.valid(),  # (N, T)
+    "injected": lambda generator, d: (d.depths() == 1) & (torch.arange(len(d)) % 4 == 1)[:, None],  # (N, T)
     "likelihood": lambda generator, d: torch.where(d.need("group") % 2 == 0, 0.1, 0.9).to(d.logp_old),  # (N,)
     "logp_cool": lambda generator, d: 1.2 * d.logp_old,  # (N, T)
     "logp_teacher": lambda generator, d: d.logp_old - 0.1 * d.depths(),  # (N, T)
     "logp_warm": lambda generator, d: 0.8 * d.logp_old,  # (N, T)
+    "seen": lambda generator, d: (d.depths() == 0) & (torch.arange(len(d)) % 4 == 2)[:, None],  # (N, T)
     "step_advantage": lambda generator, d: torch.randn(d.shape, generator=generator).to(d.logp_old),  # (N, T)
+    "structural": lambda generator, d: (d.depths() == 0) & d.valid(),  # (N, T)
     "value_ref": lambda generator, d: d.logp_old.new_full((len(d),), 0.3),  # (N,)
     "greedy": lambda g, d: torch.rand(len(d), generator=g, dtype=torch.float64),
     "collision": lambda g, d: torch.rand(d.shape, generator=g, dtype=torch.float64),

@@ -254,6 +254,15 @@ class Broadcast:
 
 
 @dataclass(frozen=True)
+class Indicator:
+    """1 where the advantage is positive, else 0: imitate what went better than expected (DigiRL, S157)."""
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Zeros and ones."""
+        return (advantage > 0).to(advantage.dtype)
+
+
+@dataclass(frozen=True)
 class Clip:
     """Clamp to [-limit, limit]."""
 
@@ -276,4 +285,5 @@ STAGES: dict[str, Callable[..., Stage]] = {
     "mix": Mix,
     "broadcast": Broadcast,
     "clip": Clip,
+    "indicator": Indicator,
 }

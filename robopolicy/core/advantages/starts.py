@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.core.advantages.steps import step_gain, window_gae
 from robopolicy.core.advantages.timeline import Timeline, Units
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.returns import sequence_gae, two_clock
@@ -127,6 +128,8 @@ STARTS: dict[str, Callable[..., object]] = {
     "unit_reward": unit_reward,
     "given": given,
     "ones": ones,
+    "step_gain": step_gain,
+    "window_gae": window_gae,
 }
 
 

@@ -17,6 +17,7 @@ from robopolicy.core.objectives.imitation import DivergenceImitation
 from robopolicy.core.objectives.pairs import AnchoredPair, Contrastive, DirectPreference, NashPair, SoftPair
 from robopolicy.core.objectives.regression import PairRegression, StepRegression
 from robopolicy.core.objectives.sets import Discriminative, KahnemanTversky, SetPreference
+from robopolicy.core.objectives.taught import Taught
 
 Objective = Callable[[Decisions, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
@@ -33,4 +34,5 @@ OBJECTIVES: dict[str, Callable[..., object]] = {
     "set_preference": SetPreference,
     "soft_pair": SoftPair,
     "step_regression": StepRegression,
+    "taught": Taught,
 }

@@ -1,0 +1,347 @@
+"""P12, which tasks come next: uniform, by category, near the frontier, by uncertainty, in stages, with instructions.
+
+Every sampler draws tasks of one proposal without replacement, so that no two groups share a key. One that learns from
+outcomes does so in `observe`; before it has seen anything, it is uniform unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.advantages.trackers import BetaTracker, MeanTracker, Tracker
+from robopolicy.errors import UserError
+from robopolicy.samplers.protocols import Pool, Sampler, Task
+
+
+class Uniform(Sampler):
+    """Shuffled epochs over the pool; the base of every other sampler, which changes what is drawn from it."""
+
+    pool: Pool
+
+    def begin(self, pool: Pool, seed: int) -> None:
+        """Get to know the tasks."""
+        if not pool.tasks:
+            raise UserError("There are no tasks to sample from.")
+        self.pool = pool
+        self._generator = torch.Generator().manual_seed(seed)
+        self._order: list[int] = []  # of this epoch, what is left
+        self._places = {task.key: place for place, task in enumerate(pool.tasks)}
+
+    def propose(self, n: int) -> list[Task]:
+        """The next of the epoch."""
+        return [self.pool.tasks[place] for place in self.draw(n)]
+
+    def draw(self, n: int) -> list[int]:
+        """Places in the pool of the next `n` tasks of the epoch; all different."""
+        count = len(self.pool.tasks)
+        if n > count:
+            raise UserError(f"{n} different tasks were asked for at once, but there are {count}; lower the batch.")
+        places, self._order = self._order[:n], self._order[n:]
+        if len(places) < n:
+            fresh = [place for place in self._shuffled(count) if place not in set(places)]
+            missing = n - len(places)
+            places, self._order = places + fresh[:missing], fresh[missing:]
+        return places
+
+    def _shuffled(self, count: int) -> list[int]:
+        return torch.randperm(count, generator=self._generator).tolist()
+
+    def weighted(self, weight: Tensor, n: int) -> list[int]:
+        """`n` different places drawn with weights `(K,)`."""
+        return torch.multinomial(weight.double(), n, generator=self._generator).tolist()
+
+    def keys(self) -> Tensor:
+        """(K,) keys of the pool, in order."""
+        return torch.tensor([task.key for task in self.pool.tasks])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Generator and the rest of the epoch."""
+        return {"generator": self._generator.get_state(), "order": list(self._order)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self._generator.set_state(state["generator"])
+        self._order = list(state["order"])
+
+
+class CategoryBandit(Uniform):
+    """SEC (S108): categories are drawn with `softmax(Q / temperature)`, Q follows the mean |advantage| of a category.
+
+    What is solved and what is hopeless has no advantage, so both fade. An infinite temperature is uniform over
+    categories. A category may run out within a proposal; others then take its place.
+    """
+
+    def __init__(self, temperature: float = 1.0, rate: float = 0.1) -> None:
+        self.temperature, self.rate = temperature, rate
+
+    def begin(self, pool: Pool, seed: int) -> None:
+        """Get to know the categories."""
+        super().begin(pool, seed)
+        self._category = pool.need("category").long()
+        self.value = torch.zeros(int(self._category.max()) + 1, dtype=torch.float64)  # Q
+
+    def propose(self, n: int) -> list[Task]:
+        """Categories by their value, tasks within uniformly."""
+        chance = torch.softmax(self.value / self.temperature, 0)[self._category]
+        size = torch.bincount(self._category, minlength=len(self.value))[self._category]
+        return [self.pool.tasks[place] for place in self.weighted(chance / size, n)]
+
+    def observe(self, keys: Tensor, rewards: Tensor, advantage: Tensor) -> None:
+        """Move the values of the categories that were played."""
+        places = torch.tensor([self._places.get(key, -1) for key in keys.tolist()])
+        known = places >= 0
+        category = self._category[places[known]]
+        for index in category.unique().tolist():
+            mean = float(advantage[known][category == index].abs().mean())
+            self.value[index] += self.rate * (mean - float(self.value[index]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Values and generator."""
+        return {**super().state_dict(), "value": self.value.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        super().load_state_dict(state)
+        self.value = state["value"].clone()
+
+
+class Tracked(Uniform):
+    """Base of the samplers that follow the success rate of every task."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.tracker = tracker
+
+    def rates(self) -> Tensor:
+        """(K,) estimated success rates in [0, 1]."""
+        return self.tracker.read(self.keys()).clamp(0.0, 1.0)
+
+    def observe(self, keys: Tensor, rewards: Tensor, advantage: Tensor) -> None:
+        """One observation per group: its mean reward."""
+        for key in dict.fromkeys(keys.tolist()):
+            mean = rewards[keys == key].double().mean().reshape(1)
+            self.tracker.write(torch.tensor([key]), mean)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rates and generator."""
+        return {**super().state_dict(), "tracker": self.tracker.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        super().load_state_dict(state)
+        self.tracker.load_state_dict(state["tracker"])
+
+
+class Frontier(Tracked):
+    """Prompt curriculum (PCL, S131): of `factor` times as many candidates, those with success rates nearest `target`.
+
+    The rate of a task that was never played counts as the target itself, so that it is tried. `factor = 1` is uniform.
+    """
+
+    def __init__(self, factor: int = 4, target: float = 0.5, decay: float = 0.5) -> None:
+        """Get ready.
+
+        Args:
+            factor: k, candidates per task.
+            target: Success rate at which most is learned.
+            decay: Of the running success rates.
+        """
+        super().__init__(MeanTracker(decay, prior=target))
+        self.factor, self.target = factor, target
+
+    def propose(self, n: int) -> list[Task]:
+        """The nearest of the candidates."""
+        places = torch.tensor(self.draw(min(self.factor * n, len(self.pool.tasks))))
+        distance = (self.rates()[places] - self.target).abs()
+        nearest = torch.argsort(distance, stable=True)[:n]
+        return [self.pool.tasks[place] for place in places[nearest].tolist()]
+
+
+class Uncertain(Tracked):
+    """Tasks drawn with weight `sqrt(p (1 - p)) + floor` of their success rate p (single-stream, S037)."""
+
+    def __init__(self, floor: float = 0.05, tracker: Tracker | None = None) -> None:
+        super().__init__(tracker or BetaTracker())
+        self.floor = floor
+
+    def propose(self, n: int) -> list[Task]:
+        """Uncertain tasks first."""
+        rates = self.rates()
+        weight = (rates * (1.0 - rates)).sqrt() + self.floor
+        return [self.pool.tasks[place] for place in self.weighted(weight, n)]
+
+
+class Budgeted(Tracked):
+    """Tasks uniformly, attempts in proportion to `sqrt(p (1 - p)) + floor` (V_0, S004); their total stays.
+
+    Every task gets at least `least` attempts; equal rates give equal budgets.
+    """
+
+    def __init__(self, least: int = 2, floor: float = 0.05, tracker: Tracker | None = None) -> None:
+        super().__init__(tracker or BetaTracker())
+        self.least, self.floor = least, floor
+
+    def propose(self, n: int) -> list[Task]:
+        """Budgets by largest remainder."""
+        places = self.draw(n)
+        tasks = [self.pool.tasks[place] for place in places]
+        rates = self.rates()[torch.tensor(places)]
+        weight = (rates * (1.0 - rates)).sqrt() + self.floor
+        least = min(self.least, min(task.budget for task in tasks))
+        free = sum(task.budget for task in tasks) - least * n
+        ideal = weight / weight.sum() * free
+        share = ideal.floor().long()
+        remainder = torch.argsort(share - ideal, stable=True)[: free - int(share.sum())]
+        share[remainder] += 1
+        return [replace(task, budget=least + extra) for task, extra in zip(tasks, share.tolist(), strict=True)]
+
+
+class Staged(Uniform):
+    """Stages of rising difficulty (CRAFT-GUI, S001): the next opens when the mean reward reaches `threshold`.
+
+    Tasks of open stages are drawn uniformly. One stage is the uniform sampler.
+    """
+
+    def __init__(self, stages: int = 3, threshold: float = 0.7, rate: float = 0.1) -> None:
+        """Get ready.
+
+        Args:
+            stages: Number of equal parts of the pool, by difficulty.
+            threshold: Running mean reward at which the next stage opens.
+            rate: Of the running mean.
+        """
+        self.stages, self.threshold, self.rate = stages, threshold, rate
+        self.stage, self.mean = 1, 0.0
+
+    def begin(self, pool: Pool, seed: int) -> None:
+        """Sort the tasks into stages."""
+        super().begin(pool, seed)
+        order = (
+            torch.argsort(pool.need("difficulty"), stable=True) if self.stages > 1 else torch.arange(len(pool.tasks))
+        )
+        self._stage = torch.empty_like(order)
+        self._stage[order] = torch.arange(len(order)) * self.stages // len(order)
+
+    def draw(self, n: int) -> list[int]:
+        """Places of open stages."""
+        if self.stage >= self.stages:
+            return super().draw(n)
+        places = (self._stage < self.stage).nonzero().flatten()
+        if n > len(places):
+            raise UserError(f"The first {self.stage} stages hold {len(places)} tasks, fewer than a batch of {n}.")
+        return places[torch.randperm(len(places), generator=self._generator)[:n]].tolist()
+
+    def observe(self, keys: Tensor, rewards: Tensor, advantage: Tensor) -> None:
+        """Open the next stage when this one is mastered."""
+        self.mean += self.rate * (float(rewards.double().mean()) - self.mean)
+        if self.mean >= self.threshold and self.stage < self.stages:
+            self.stage, self.mean = self.stage + 1, 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Stage, its mean, and the generator."""
+        return {**super().state_dict(), "stage": self.stage, "mean": self.mean}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        super().load_state_dict(state)
+        self.stage, self.mean = int(state["stage"]), float(state["mean"])
+
+
+class Shares(Uniform):
+    """Fixed shares of categories, e.g. a fifth of critique tasks among the problems (Critique-Coder, S177)."""
+
+    def __init__(self, shares: Sequence[float]) -> None:
+        """Get ready.
+
+        Args:
+            shares: Of categories 0, 1, ...; they sum to 1.
+        """
+        if abs(sum(shares) - 1.0) > 1e-6 or min(shares) < 0.0:
+            raise UserError(f"Shares of categories must not be negative and sum to 1, got {list(shares)}.")
+        self.shares = tuple(shares)
+
+    def begin(self, pool: Pool, seed: int) -> None:
+        """Get to know the categories."""
+        super().begin(pool, seed)
+        self._category = pool.need("category").long()
+
+    def propose(self, n: int) -> list[Task]:
+        """The share of each category, exactly up to rounding; the rest goes to the first."""
+        counts = [round(share * n) for share in self.shares]
+        counts[0] += n - sum(counts)
+        places: list[int] = []
+        for category, count in enumerate(counts):
+            own = (self._category == category).nonzero().flatten()
+            if count > len(own):
+                raise UserError(f"Category {category} has {len(own)} tasks, fewer than its share of {count}.")
+            places += own[torch.randperm(len(own), generator=self._generator)[:count]].tolist()
+        return [self.pool.tasks[place] for place in places]
+
+
+class Instructions(Uniform):
+    """A population of instructions beside the policy (INSPO, S118): each task is attempted under one of them.
+
+    An instruction is drawn with `softmax(mean reward / temperature)`, those with fewer than `trial` uses first. When
+    there are more than `most`, the worst tried one is dropped. New ones come by `admit`.
+    """
+
+    def __init__(self, instructions: Sequence[str], temperature: float = 0.1, most: int = 8, trial: int = 4) -> None:
+        self.temperature, self.most, self.trial = temperature, most, trial
+        self.population: dict[str, tuple[float, int]] = dict.fromkeys(instructions, (0.0, 0))  # sum, uses
+        self._given: dict[int, str] = {}  # key -> instruction of the last proposal
+
+    def propose(self, n: int) -> list[Task]:
+        """Tasks of the epoch, each with an instruction as its context."""
+        tasks = super().propose(n)
+        self._given = {task.key: self._choose() for task in tasks}
+        return [replace(task, context={"kind": "instruction", "text": self._given[task.key]}) for task in tasks]
+
+    def _choose(self) -> str:
+        names = list(self.population)
+        untried = [name for name in names if self.population[name][1] < self.trial]
+        if untried:
+            return untried[int(torch.randint(len(untried), (1,), generator=self._generator))]
+        means = torch.tensor([total / uses for total, uses in self.population.values()], dtype=torch.float64)
+        return names[self.weighted(torch.softmax(means / self.temperature, 0), 1)[0]]
+
+    def observe(self, keys: Tensor, rewards: Tensor, advantage: Tensor) -> None:
+        """Credit rewards to the instructions they were earned under."""
+        for key, reward in zip(keys.tolist(), rewards.tolist(), strict=True):
+            name = self._given.get(key)
+            if name in self.population:
+                total, uses = self.population[name]
+                self.population[name] = (total + reward, uses + 1)
+
+    def admit(self, instruction: str) -> None:
+        """Add an instruction, dropping the worst where there are too many."""
+        self.population.setdefault(instruction, (0.0, 0))
+        tried = {name: total / uses for name, (total, uses) in self.population.items() if uses >= self.trial}
+        if len(self.population) > self.most and tried:
+            del self.population[min(tried, key=lambda name: tried[name])]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Population, what was given out, and the generator."""
+        population = [[name, total, uses] for name, (total, uses) in self.population.items()]
+        return {**super().state_dict(), "population": population, "given": dict(self._given)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        super().load_state_dict(state)
+        self.population = {name: (float(total), int(uses)) for name, total, uses in state["population"]}
+        self._given = {int(key): name for key, name in state["given"].items()}
+
+
+SAMPLERS: dict[str, type[Sampler]] = {
+    "uniform": Uniform,
+    "category_bandit": CategoryBandit,
+    "frontier": Frontier,
+    "uncertain": Uncertain,
+    "budgeted": Budgeted,
+    "staged": Staged,
+    "shares": Shares,
+    "instructions": Instructions,
+}

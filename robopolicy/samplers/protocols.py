@@ -1,0 +1,330 @@
+"""The sampling side of a recipe: what is asked, how it is played, and what is done about groups that teach nothing.
+
+    Sampler.propose -> Topology.rollout -> Reward -> Intervention -> batch -> core -> Sampler.observe
+
+None of the parts knows whether an attempt is a text or an episode of a robot. The `World` knows; what a part needs
+beyond playing is an ability of the world (`Branching`, `Hinting`, ...), asked for with `able`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.decisions import Decisions
+from robopolicy.errors import UserError
+
+POLICY, REPLAYED, TEACHER, HINTED, REPAIRED = range(5)
+"""`Decisions.source`: drawn from the policy, kept from an earlier one, another's, with help, as a correction."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be attempted. Payload, prefix and context are plain values or tensors, so that checkpoints hold them.
+
+    A context is a mapping with its `kind` ("instruction", "mode", "repair", a kind of hint) and what else the world
+    needs; of instructions and modes that is a `text`. An attempt keeps the task it was played under: log-probabilities
+    belong to the conditioning they were drawn with.
+    """
+
+    key: int  # prompt or start state; attempts of one key are a group
+    payload: Any = None  # prompt, or what the simulator is reset to
+    prefix: Any | None = None  # decisions that are given: the world continues after them
+    context: Any | None = None  # conditioning beside the payload: hint, instruction, privileged observation
+    temperature: float = 1.0
+    budget: int = 1  # attempts
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try at a task: a completion, a dialogue, an episode.
+
+    Its decisions are `(1, T)` for a sequence, or one row per chunk, turn or context window. Their `logp_old` is what
+    was recorded when they were drawn, and stays so however late they are learned from; `Rescoring` keeps it beside.
+    """
+
+    task: Task  # as played, hint and prefix included
+    decisions: Decisions
+    reward: float
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # what rewards read: calls, length, verdict
+    source: int = POLICY
+    version: int = 0  # of the weights that acted
+    finished: bool = True  # False: stopped by a limit of the topology, and can be continued
+    record: Any = None  # what the world needs to judge, continue or repair it; checkpoints leave it out
+
+    @property
+    def success(self) -> bool:
+        """Whether it earned more than half a point."""
+        return self.reward > 0.5
+
+
+class World(Protocol):
+    """Tasks and the policy that is trained, together; a text environment or a simulator."""
+
+    def play(self, tasks: Sequence[Task], *, units: int | None = None) -> list[Attempt]:
+        """Attempt every task once, in order.
+
+        Args:
+            tasks: What is asked; budgets are the business of the topology.
+            units: Stop after so many further units (turns, chunks); None: play to the end.
+        """
+        ...
+
+    def batch(self, attempts: Sequence[Attempt]) -> Decisions:
+        """Rows of all attempts, as `samplers.attempts.stack` makes them."""
+        ...
+
+
+@runtime_checkable
+class Branching(Protocol):
+    """A world that can continue an attempt from its middle."""
+
+    def branch(self, attempt: Attempt, unit: int) -> Task:
+        """The task that goes on after the first `unit` units; those stay decisions of the policy, as recorded."""
+        ...
+
+
+@runtime_checkable
+class Rescoring(Protocol):
+    """A world that can ask what the policy thinks of decisions under another conditioning."""
+
+    def rescore(self, attempts: Sequence[Attempt], tasks: Sequence[Task]) -> list[Attempt]:
+        """The attempts as answers to `tasks`: `logp_old` under these, `logp_behaviour` as they were drawn."""
+        ...
+
+
+@runtime_checkable
+class Hinting(Protocol):
+    """A world that knows reference solutions."""
+
+    def hint(self, task: Task, kind: str, share: float) -> Task | None:
+        """The task with a share of a hint ("solution", "plan", ...) in its context; None: there is none."""
+        ...
+
+
+@runtime_checkable
+class Prefixing(Protocol):
+    """A world that can begin in the middle of a demonstration."""
+
+    def begin(self, task: Task, share: float) -> Task | None:
+        """The task with a share of a demonstration as its prefix, which no policy chose; None: there is none."""
+        ...
+
+
+@runtime_checkable
+class Teaching(Protocol):
+    """A world with teachers or demonstrations."""
+
+    def teach(self, task: Task, count: int) -> list[Attempt]:
+        """Up to `count` successful attempts of others, best understood first, with source `TEACHER`.
+
+        Their `logp_old` is 0: the policy is compared with a certain teacher, and the ratio is the probability itself.
+        """
+        ...
+
+
+@runtime_checkable
+class Inpainting(Protocol):
+    """A world whose policy fills gaps (masked-diffusion text, denoised chunks)."""
+
+    def inpaint(self, task: Task, share: float) -> Task | None:
+        """The task with a random share of a demonstration's pieces fixed; None: there is none."""
+        ...
+
+
+@runtime_checkable
+class Repairing(Protocol):
+    """A world in which an attempt can be looked at and tried again."""
+
+    def repair(self, attempt: Attempt) -> Task:
+        """The task of doing better, with the failed attempt in its context (and, if judged so, its good beginning)."""
+        ...
+
+
+@runtime_checkable
+class Rewriting(Protocol):
+    """A world whose tasks can be restated."""
+
+    def rewrite(self, task: Task, how: str) -> Task:
+        """A task with the same answer, "simpler" or "varied", under a key of its own."""
+        ...
+
+
+@runtime_checkable
+class Summarizing(Protocol):
+    """A world that can go on from a summary in place of the whole history."""
+
+    def summarize(self, attempt: Attempt) -> Task:
+        """The task that goes on from the summary with which the unfinished attempt has ended."""
+        ...
+
+
+Ability = TypeVar("Ability")
+
+
+def able(world: object, ability: type[Ability]) -> Ability:
+    """The world, known to have an ability.
+
+    Raises:
+        UserError: It has not.
+    """
+    if not isinstance(world, ability):
+        raise UserError(
+            f"This recipe needs a world with the ability '{ability.__name__}', which {type(world).__name__} lacks; "
+            "choose another recipe or task."
+        )
+    return world
+
+
+class Part:
+    """Base of the parts that may have memory; what decides future calls goes into `state_dict`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing, unless the part says otherwise."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Everything that may be attempted; keys are unique."""
+
+    tasks: Sequence[Task]  # K, with the budget and temperature of a plain recipe
+    category: Tensor | None = None  # (K,) int, kinds of tasks
+    difficulty: Tensor | None = None  # (K,) harder where larger
+
+    def need(self, name: str) -> Tensor:
+        """The category or difficulty `(K,)`.
+
+        Raises:
+            UserError: The tasks come without.
+        """
+        value = getattr(self, name)
+        if value is None:
+            raise UserError(f"This curriculum needs the {name} of every task, which these tasks do not have.")
+        return value
+
+
+class Sampler(Part):
+    """P12: what to attempt next, how often, and from where."""
+
+    def begin(self, pool: Pool, seed: int) -> None:
+        """Get to know the tasks, once and before everything else."""
+        raise NotImplementedError
+
+    def propose(self, n: int) -> list[Task]:
+        """The next `n` tasks."""
+        raise NotImplementedError
+
+    def observe(self, keys: Tensor, rewards: Tensor, advantage: Tensor) -> None:
+        """Learn from what was played.
+
+        Args:
+            keys: (M,) int, of every attempt that was played, without help.
+            rewards: (M,) their verdicts.
+            advantage: (M,) mean |advantage| of the rows of that key that were learned from, 0 where there were none.
+        """
+
+
+class Topology(Part):
+    """P13: how the attempts at a task hang together."""
+
+    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+        """`task.budget` attempts at every task, those of one task side by side."""
+        raise NotImplementedError
+
+
+class Intervention(Part):
+    """P14: what is done about a group from whose rewards nothing can be learned."""
+
+    def triggered(self, rewards: Tensor) -> bool:
+        """Whether a group with rewards `(G,)` is in need."""
+        raise NotImplementedError
+
+    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
+        """The group to learn from in its place; called for triggered groups alone."""
+        raise NotImplementedError
+
+    def observe(self, groups: Sequence[Sequence[Attempt]]) -> None:
+        """See all groups of a batch as they were played, after the interventions."""
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What rewards are composed from: one entry per attempt."""
+
+    key: Tensor  # (M,) int, who is compared with whom
+    reward: Tensor  # (M,) as composed so far
+    metrics: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # (M,) by name
+
+    def need(self, name: str) -> Tensor:
+        """A metric `(M,)` that a reward cannot do without.
+
+        Raises:
+            ValueError: The world does not measure it.
+        """
+        if name == "reward":
+            return self.reward
+        if name not in self.metrics:
+            known = ", ".join(sorted(self.metrics)) or "none"
+            raise ValueError(f"This reward needs the metric '{name}'; the world measures: {known}.")
+        return self.metrics[name]
+
+
+class Reward(Part):
+    """P15: a reward made of the reward so far and of what the world measured."""
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        """Rewards `(M,)`."""
+        raise NotImplementedError
+
+
+class Staleness(Part):
+    """P17: how old the weights may be that drew what is learned from."""
+
+    limit: int  # s, updates
+
+    def admit(self, version: int, current: int) -> bool:
+        """Whether attempts drawn with weights `version` may be learned from by weights `current`."""
+        raise NotImplementedError
+
+    def in_flight(self, batch: int) -> int:
+        """Attempts that may be under way or waiting at once."""
+        raise NotImplementedError
+
+
+class BlackBox(Part):
+    """P19: search without gradients."""
+
+    def ask(self) -> Tensor:
+        """Candidates `(P, D)`."""
+        raise NotImplementedError
+
+    def tell(self, fitness: Tensor) -> None:
+        """Fitness `(P,)` of the candidates asked for last, higher is better; a NaN counts as the worst."""
+        raise NotImplementedError
+
+    def best(self) -> Tensor:
+        """The vector (D,) to end with."""
+        raise NotImplementedError
+
+
+def degenerate(rewards: Tensor, spread: float = 1e-6) -> bool:
+    """Whether all rewards of a group `(G,)` are equal."""
+    return bool((rewards.max() - rewards.min()).item() <= spread)
+
+
+def failed(rewards: Tensor, threshold: float = 0.5) -> bool:
+    """Whether no reward of a group `(G,)` exceeds the threshold of success."""
+    return bool((rewards <= threshold).all())
+
+
+def rewards_of(group: Sequence[Attempt]) -> Tensor:
+    """Rewards `(G,)` of attempts."""
+    return torch.tensor([attempt.reward for attempt in group], dtype=torch.float64)

@@ -1,0 +1,166 @@
+"""A world small enough to be checked by hand, which stands for both kinds: guess the secret sequence of each key.
+
+The policy is a table of logits per key and position; a told symbol (hint) is 6 nats likelier. As "tokens" an attempt is
+one row of T decisions in units (turns) of two; as "chain" every unit is a row of two decisions (denoising steps).
+The reward is 1 when all symbols are right, and "share" measures how many are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from robopolicy.core.decisions import Decisions
+from robopolicy.samplers.attempts import stack
+from robopolicy.samplers.protocols import TEACHER, Attempt, Task
+
+STEP = 2  # decisions of a unit
+JUDGED = (  # metrics that recipes read; here all of them are the share of right symbols
+    *("brevity", "brief", "consistency", "correct", "cost", "criterion", "deferred", "efficiency", "evidence"),
+    *(
+        "format",
+        "grounded",
+        "grounding",
+        "judge",
+        "legal",
+        "analysis",
+        "next",
+        "open",
+        "progress",
+        "refined",
+        "role",
+        "safe",
+    ),
+    *("suggestion", "verdict"),
+)
+
+
+class Playground:
+    """Has every ability that parts ask for."""
+
+    def __init__(self, layout: str = "tokens", keys: int = 4, length: int = 6, symbols: int = 3, seed: int = 0) -> None:
+        self.layout, self.length, self.symbols = layout, length, symbols
+        self.generator = torch.Generator().manual_seed(seed)
+        self.secret = torch.randint(symbols, (keys, length), generator=self.generator)
+        self.logits = torch.zeros(keys, length, symbols, dtype=torch.float64, requires_grad=True)
+        self.version = 0
+        self.played: list[Task] = []
+
+    def tasks(self, budget: int = 4) -> list[Task]:
+        return [Task(key, budget=budget) for key in range(len(self.secret))]
+
+    def know(self, key: int, nats: float = 30.0) -> None:
+        """Make the policy solve a key (or, with a negative number, fail at it)."""
+        with torch.no_grad():
+            self.logits[key] = 0.0
+            self.logits[key].scatter_(1, self.secret[key][:, None], nats)
+
+    def logp(self, task: Task) -> torch.Tensor:
+        """(T, symbols) log-probabilities under a task, differentiable."""
+        told = int(self.length * task.context.get("share", 0.0)) if task.context else 0
+        bonus = torch.zeros(self.length, self.symbols, dtype=torch.float64)
+        bonus[:told].scatter_(1, self.secret[task.key][:told, None], 6.0)
+        return torch.log_softmax((self.logits[task.key] + bonus) / task.temperature, dim=-1)
+
+    def play(self, tasks, *, units=None) -> list[Attempt]:
+        self.played += tasks
+        return [self._play(task, units) for task in tasks]
+
+    def _play(self, task: Task, units: int | None) -> Attempt:
+        table = self.logp(task).detach()
+        symbols = torch.multinomial(table.exp(), 1, generator=self.generator).squeeze(1)
+        logp = table.gather(1, symbols[:, None]).squeeze(1)
+        own = torch.ones(self.length, dtype=torch.bool)
+        given = task.prefix or {"symbols": [], "own": [], "logp": []}
+        start = len(given["symbols"])
+        if start:
+            symbols[:start] = torch.as_tensor(given["symbols"])
+            own[:start] = torch.as_tensor(given["own"])
+            logp[:start] = torch.as_tensor(given["logp"], dtype=torch.float64)
+        if "fixed" in given:  # gaps were filled: (T,) bool
+            own &= ~given["fixed"]
+        end = self.length if units is None else min(self.length, start + STEP * units)
+        entropy = -(table.exp() * table).sum(1)
+        return self.attempt(task, symbols[:end], logp[:end], own[:end], entropy[:end])
+
+    def attempt(self, task, symbols, logp, own, entropy) -> Attempt:
+        end = len(symbols)
+        right = symbols == self.secret[task.key][:end]
+        unit = torch.arange(end) // STEP
+
+        def rows(value):
+            return value.view(-1, STEP) if self.layout == "chain" else value.view(1, -1)
+
+        given = torch.zeros_like(own)
+        extra = {"symbols": rows(symbols), "position": rows(torch.arange(end))}
+        extra |= {"injected": rows(given), "structural": rows(torch.arange(end) == 0)}
+        decisions = Decisions(rows(logp), mask=rows(own), entropy=rows(entropy), unit=rows(unit), extra=extra)
+        finished = end == self.length
+        share = float(right.double().mean())
+        return Attempt(
+            task,
+            decisions,
+            reward=float(finished and bool(right.all())),
+            metrics={"share": share, "length": float(end), "calls": end / STEP, "malformed": 0.0}
+            | dict.fromkeys(JUDGED, share),
+            version=self.version,
+            finished=finished,
+            record={"symbols": symbols, "logp": logp, "own": own},
+        )
+
+    def score(self, attempt: Attempt, task: Task | None = None) -> torch.Tensor:
+        """Log-probabilities of an attempt under the current table, in the shape of its rows."""
+        extra = attempt.decisions.extra
+        return self.logp(task or attempt.task)[extra["position"]].gather(2, extra["symbols"][:, :, None]).squeeze(2)
+
+    def scored(self, attempts) -> torch.Tensor:
+        """(N, T) of all rows that `batch` makes."""
+        longest = max(attempt.decisions.shape[1] for attempt in attempts)
+        rows = [self.score(attempt) for attempt in attempts]
+        return torch.cat([torch.nn.functional.pad(row, (0, longest - row.shape[1])) for row in rows])
+
+    def batch(self, attempts) -> Decisions:
+        return stack(attempts)
+
+    def branch(self, attempt: Attempt, unit: int) -> Task:
+        end = unit * STEP
+        prefix = {name: attempt.record[name][:end] for name in ("symbols", "own", "logp")}
+        return replace(attempt.task, prefix=prefix)
+
+    def rescore(self, attempts, tasks) -> list[Attempt]:
+        result = []
+        for attempt, task in zip(attempts, tasks, strict=True):
+            logp = self.score(attempt, task).detach()
+            decisions = attempt.decisions.with_fields(logp_old=logp, logp_behaviour=attempt.decisions.logp_old)
+            result.append(replace(attempt, task=task, decisions=decisions))
+        return result
+
+    def hint(self, task: Task, kind: str, share: float) -> Task | None:
+        return replace(task, context={"kind": kind, "share": share})
+
+    def begin(self, task: Task, share: float) -> Task | None:
+        end = STEP * round(share * self.length / STEP)
+        told = self.secret[task.key][:end]
+        return replace(task, prefix={"symbols": told, "own": [False] * end, "logp": [0.0] * end})
+
+    def inpaint(self, task: Task, share: float) -> Task | None:
+        count = round(share * self.length)
+        fixed = torch.zeros(self.length, dtype=torch.bool)
+        fixed[torch.randperm(self.length, generator=self.generator)[:count]] = True
+        return replace(task, context={"share": 1.0}, prefix={"symbols": [], "own": [], "logp": [], "fixed": fixed})
+
+    def teach(self, task: Task, count: int) -> list[Attempt]:
+        symbols, zeros = self.secret[task.key], torch.zeros(self.length, dtype=torch.float64)
+        told = self.attempt(task, symbols, zeros, torch.ones(self.length, dtype=torch.bool), zeros)
+        return [replace(told, source=TEACHER)] * count
+
+    def repair(self, attempt: Attempt) -> Task:
+        return replace(attempt.task, prefix=None, context={"kind": "repair", "share": 1.0})
+
+    def rewrite(self, task: Task, how: str) -> Task:
+        return replace(task, context={"kind": how, "share": 0.5 if how == "simpler" else 0.0})
+
+    def summarize(self, attempt: Attempt) -> Task:
+        seen = attempt.record["symbols"]
+        return replace(attempt.task, prefix={"symbols": seen, "own": [False] * len(seen), "logp": [0.0] * len(seen)})

@@ -1,0 +1,171 @@
+"""Which tasks come next: limits at which a curriculum is uniform, what it does away from them, and resumption."""
+
+import pytest
+import torch
+
+from robopolicy.errors import UserError
+from robopolicy.samplers.curricula import (
+    SAMPLERS,
+    Budgeted,
+    CategoryBandit,
+    Frontier,
+    Instructions,
+    Shares,
+    Staged,
+    Uncertain,
+    Uniform,
+)
+from robopolicy.samplers.protocols import Pool, Task
+
+COUNT = 12
+POOL = Pool(
+    [Task(100 + i, budget=4) for i in range(COUNT)],
+    category=torch.arange(COUNT) % 3,
+    difficulty=torch.arange(COUNT).flip(0).double(),
+)
+SETTINGS = {"shares": {"shares": [0.5, 0.25, 0.25]}, "instructions": {"instructions": ["a", "b"]}}
+
+
+def started(sampler, pool: Pool = POOL, seed: int = 3):
+    sampler.begin(pool, seed)
+    return sampler
+
+
+def keys(tasks) -> list[int]:
+    return [task.key for task in tasks]
+
+
+def outcome(sampler, tasks, reward, advantage) -> None:
+    """Tell a sampler of one attempt per task."""
+    values = [torch.tensor([f(task) for task in tasks], dtype=torch.float64) for f in (reward, advantage)]
+    sampler.observe(torch.tensor(keys(tasks)), *values)
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLERS))
+def test_proposals_have_no_key_twice_and_resume(name):
+    sampler = started(SAMPLERS[name](**SETTINGS.get(name, {})))
+    for _ in range(5):
+        tasks = sampler.propose(4)
+        assert len(set(keys(tasks))) == 4
+        outcome(sampler, tasks, lambda task: float(task.key % 2), lambda task: 0.1 * (task.key % 3))
+    state = sampler.state_dict()
+    ahead = [sampler.propose(4) for _ in range(3)]
+    again = started(SAMPLERS[name](**SETTINGS.get(name, {})), seed=9)
+    again.load_state_dict(state)
+    assert [again.propose(4) for _ in range(3)] == ahead
+
+
+def test_uniform_plays_every_task_once_per_epoch():
+    sampler = started(Uniform())
+    assert sorted(keys(sampler.propose(5)) + keys(sampler.propose(5)) + keys(sampler.propose(2))) == list(
+        range(100, 112)
+    )
+    with pytest.raises(UserError, match="13 different tasks"):
+        sampler.propose(13)
+
+
+def test_infinite_temperature_is_uniform():
+    """I (5.01): the bandit draws all categories alike however different their values."""
+    sampler = started(CategoryBandit(temperature=float("inf"), rate=1.0))
+    outcome(sampler, POOL.tasks, lambda task: 0.0, lambda task: float(task.key % 3))
+    count = torch.zeros(3)
+    for _ in range(600):
+        count[(sampler.propose(1)[0].key - 100) % 3] += 1
+    assert (count / 600 - 1 / 3).abs().max() < 0.06  # 3 standard deviations
+
+
+def test_solved_and_hopeless_categories_fade():
+    """I (5.01): without advantage the value decays to 0; the category that teaches is drawn almost always."""
+    sampler = started(CategoryBandit(temperature=0.1, rate=0.5))
+    sampler.value += 1.0
+    for _ in range(20):
+        outcome(sampler, POOL.tasks, lambda task: float(task.key % 3), lambda task: float((task.key - 100) % 3 == 2))
+    torch.testing.assert_close(sampler.value, torch.tensor([0.0, 0.0, 1.0]).double(), atol=1e-5, rtol=0)
+    assert sum((key - 100) % 3 == 2 for key in keys(sampler.propose(4))) >= 3
+
+
+def test_one_candidate_per_task_is_uniform():
+    """I (5.02): k = 1."""
+    plain, frontier = started(Uniform()), started(Frontier(factor=1))
+    for _ in range(4):
+        outcome(frontier, POOL.tasks, lambda task: float(task.key % 2), lambda task: 0.0)
+        assert frontier.propose(5) == plain.propose(5)
+
+
+def test_frontier_takes_what_is_half_solved():
+    sampler = started(Frontier(factor=3))
+    outcome(sampler, POOL.tasks, lambda task: 0.5 if task.key < 104 else 1.0, lambda task: 0.0)
+    assert sorted(keys(sampler.propose(4))) == [100, 101, 102, 103]
+
+
+def test_uncertain_tasks_come_more_often():
+    sampler = started(Uncertain(floor=0.0))
+    for _ in range(50):
+        outcome(sampler, POOL.tasks, lambda task: 0.5 if task.key < 103 else 1.0, lambda task: 0.0)
+    rates = sampler.rates()
+    torch.testing.assert_close(rates[:3], torch.full((3,), 0.5).double())
+    weight = (rates * (1 - rates)).sqrt()
+    drawn = torch.bincount(torch.tensor([sampler.propose(1)[0].key - 100 for _ in range(600)]), minlength=COUNT) / 600
+    assert (drawn - weight / weight.sum()).abs().max() < 0.06
+
+
+def test_budgets_are_shared_out():
+    """I (1.04): equal rates give equal budgets; whatever they are, the total stays."""
+    sampler = started(Budgeted(floor=0.0))
+    assert [task.budget for task in sampler.propose(6)] == [4] * 6
+    for _ in range(60):
+        outcome(sampler, POOL.tasks, lambda task: 0.5 if task.key < 103 else 1.0, lambda task: 0.0)
+    tasks = sampler.propose(12)
+    assert sum(task.budget for task in tasks) == 48
+    assert min(task.budget for task in tasks if task.key < 103) > max(task.budget for task in tasks if task.key > 102)
+    assert min(task.budget for task in tasks) >= 2
+
+
+def test_one_stage_is_uniform():
+    """I (5.17)."""
+    plain, staged = started(Uniform()), started(Staged(stages=1), Pool(POOL.tasks))
+    assert [staged.propose(5) for _ in range(4)] == [plain.propose(5) for _ in range(4)]
+
+
+def test_stages_open_with_success():
+    sampler = started(Staged(stages=3, threshold=0.5, rate=1.0))
+    assert min(keys(sampler.propose(4))) == 108  # the easiest third
+    outcome(sampler, POOL.tasks, lambda task: 1.0, lambda task: 0.0)
+    seen = {key for _ in range(20) for key in keys(sampler.propose(4))}
+    assert seen == set(range(104, 112))
+
+
+def test_a_share_of_nothing_leaves_the_base():
+    """I (6.06): share 0."""
+    sampler = started(Shares([1.0, 0.0, 0.0]))
+    assert {(key - 100) % 3 for key in keys(sampler.propose(4))} == {0}
+    mixed = started(Shares([0.5, 0.0, 0.5])).propose(4)
+    assert sorted((key - 100) % 3 for key in keys(mixed)) == [0, 0, 2, 2]
+
+
+def told(task: Task) -> str:
+    """The instruction of a task."""
+    assert task.context["kind"] == "instruction"
+    return task.context["text"]
+
+
+def test_one_instruction_is_the_base():
+    """I (5.14): the tasks are those of the uniform sampler, all under the one instruction."""
+    plain, sampler = started(Uniform()), started(Instructions(["think"]))
+    tasks = sampler.propose(5)
+    assert keys(tasks) == keys(plain.propose(5)) and all(told(task) == "think" for task in tasks)
+
+
+def test_instructions_live_by_their_rewards():
+    sampler = started(Instructions(["good", "bad"], most=2, trial=1))
+    for _ in range(10):
+        tasks = sampler.propose(6)
+        outcome(sampler, tasks, lambda task: float(told(task) == "good"), lambda task: 0.0)
+    assert {told(task) for task in sampler.propose(6)} == {"good"}
+    sampler.admit("new")
+    assert set(sampler.population) == {"good", "new"}
+
+
+def test_what_tasks_lack_is_said():
+    with pytest.raises(UserError, match="needs the category of every task"):
+        started(CategoryBandit(), Pool(POOL.tasks))
