@@ -233,4 +233,4 @@ class TextPolicy(Policy):
 
     def _chunk(self, made: Generation) -> Tensor:
         texts = [self.tokenizer.decode(row) for row in made.completions()]
-        return pack(texts, self.spec.action_dim)[:, None].float().to(self.device)
+        return pack(texts, self.spec.action_dim)[:, None].to(self.device)

@@ -18,12 +18,12 @@ KEY = "text"  # of the observation
 
 
 def pack(texts: Sequence[str], width: int) -> Tensor:
-    """Texts as `(N, width)` uint8, filled up with zeros; what does not fit is cut at the end."""
-    rows = torch.zeros(len(texts), width, dtype=torch.uint8)
+    """Texts as `(N, width)` float32, filled up with zeros; what does not fit is cut at the end."""
+    rows = torch.zeros(len(texts), width)
     for row, text in zip(rows, texts, strict=True):
         data = text.encode("utf-8", errors="replace")[:width]
         if data:
-            row[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            row[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).float()
     return rows
 
 
