@@ -25,15 +25,20 @@ def stack(attempts: Sequence[Attempt]) -> Decisions:
     what the world gave step by step. `extra` fields `(n, L, ...)` are padded with zeros to the longest L. Where some
     attempts tell `logp_behaviour` apart, that of the others is their `logp_old`.
     """
-    longest = max(attempt.decisions.shape[1] for attempt in attempts)
     if any(attempt.decisions.logp_behaviour is not None for attempt in attempts):
         attempts = [_with_behaviour(attempt) for attempt in attempts]
+    return joined([_with_ids(attempt, number) for number, attempt in enumerate(attempts)])
+
+
+def joined(parts: Sequence[Decisions]) -> Decisions:
+    """Rows of all parts under each other, padded on the right and masked there; ids stay as they are."""
+    longest = max(part.shape[1] for part in parts)
     widths: dict[str, int] = {}
-    for attempt in attempts:
-        for name, value in attempt.decisions.extra.items():
+    for part in parts:
+        for name, value in part.extra.items():
             if value.dim() > 1:
                 widths[name] = max(widths.get(name, 0), value.shape[1])
-    return cat([_rows(attempt, number, longest, widths) for number, attempt in enumerate(attempts)])
+    return cat([_padded(part, longest, widths) for part in parts])
 
 
 def _with_behaviour(attempt: Attempt) -> Attempt:
@@ -43,8 +48,8 @@ def _with_behaviour(attempt: Attempt) -> Attempt:
     return replace(attempt, decisions=decisions.with_fields(logp_behaviour=decisions.logp_old))
 
 
-def _rows(attempt: Attempt, number: int, longest: int, widths: Mapping[str, int]) -> Decisions:
-    """Padded rows of one attempt with its ids and rewards."""
+def _with_ids(attempt: Attempt, number: int) -> Decisions:
+    """Rows of one attempt with its ids and its reward."""
     decisions, count = attempt.decisions, len(attempt.decisions)
     valid, reward = decisions.valid(), decisions.reward
     reward = torch.zeros_like(decisions.logp_old) if reward is None else reward.masked_fill(~valid, 0.0)
@@ -52,21 +57,12 @@ def _rows(attempt: Attempt, number: int, longest: int, widths: Mapping[str, int]
     if len(places):
         row, column = places[-1].tolist()
         reward[row, column] += attempt.reward - float(reward.sum())
-    decisions = decisions.with_fields(reward=reward, mask=valid)
-    extra = {
-        name: _padded(value, widths[name]) if value.dim() > 1 else value for name, value in decisions.extra.items()
-    }
-    padded: dict[str, Any] = {}
-    for name in PER_DECISION:
-        value = getattr(decisions, name)
-        if value is not None:
-            padded[name] = _padded(value, longest)
 
     def same(value: int) -> Tensor:
         return torch.full((count,), value, dtype=torch.int64, device=decisions.logp_old.device)
 
-    return replace(
-        Decisions(**padded, domain=decisions.domain, extra=extra),
+    return decisions.with_fields(
+        reward=reward,
         group=same(attempt.task.key),
         trajectory=same(number),
         source=same(attempt.source),
@@ -74,9 +70,16 @@ def _rows(attempt: Attempt, number: int, longest: int, widths: Mapping[str, int]
     )
 
 
-def _padded(value: Tensor, width: int) -> Tensor:
-    """`(n, L, ...)` with zeros (False) behind, up to `width` columns."""
-    return functional.pad(value, [0, 0] * (value.dim() - 2) + [0, width - value.shape[1]])
+def _padded(decisions: Decisions, width: int, widths: Mapping[str, int]) -> Decisions:
+    """Rows of `width` decisions, and extra fields of their widths, with zeros behind."""
+
+    def wide(value: Tensor, columns: int) -> Tensor:
+        return functional.pad(value, [0, 0] * (value.dim() - 2) + [0, columns - value.shape[1]])
+
+    named = {name: getattr(decisions, name) for name in PER_DECISION} | {"mask": decisions.valid()}
+    grown = {name: wide(value, width) for name, value in named.items() if value is not None}
+    extra = {name: wide(value, widths[name]) if value.dim() > 1 else value for name, value in decisions.extra.items()}
+    return replace(decisions, **grown, extra=extra)
 
 
 def groups_of(attempts: Sequence[Attempt]) -> list[list[Attempt]]:

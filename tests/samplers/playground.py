@@ -40,7 +40,7 @@ class Playground:
 
     def logp(self, task: Task) -> torch.Tensor:
         """(T, symbols) log-probabilities under a task, differentiable."""
-        told = int(self.length * (task.context or {}).get("share", 0.0))
+        told = int(self.length * task.context["share"]) if isinstance(task.context, dict) else 0
         bonus = torch.zeros(self.length, self.symbols, dtype=torch.float64)
         bonus[:told].scatter_(1, self.secret[task.key][:told, None], 6.0)
         return torch.log_softmax((self.logits[task.key] + bonus) / task.temperature, dim=-1)
@@ -74,9 +74,8 @@ class Playground:
         def rows(value):
             return value.view(-1, STEP) if self.layout == "chain" else value.view(1, -1)
 
-        decisions = Decisions(
-            rows(logp), mask=rows(own), entropy=rows(entropy), unit=rows(unit), extra={"symbols": rows(symbols)}
-        )
+        extra = {"symbols": rows(symbols), "position": rows(torch.arange(end))}
+        decisions = Decisions(rows(logp), mask=rows(own), entropy=rows(entropy), unit=rows(unit), extra=extra)
         finished = end == self.length
         return Attempt(
             task,
@@ -90,9 +89,14 @@ class Playground:
 
     def score(self, attempt: Attempt, task: Task | None = None) -> torch.Tensor:
         """Log-probabilities of an attempt under the current table, in the shape of its rows."""
-        symbols = attempt.decisions.extra["symbols"].flatten()
-        table = self.logp(task or attempt.task)[: len(symbols)]
-        return table.gather(1, symbols[:, None]).view(attempt.decisions.shape)
+        extra = attempt.decisions.extra
+        return self.logp(task or attempt.task)[extra["position"]].gather(2, extra["symbols"][:, :, None]).squeeze(2)
+
+    def scored(self, attempts) -> torch.Tensor:
+        """(N, T) of all rows that `batch` makes."""
+        longest = max(attempt.decisions.shape[1] for attempt in attempts)
+        rows = [self.score(attempt) for attempt in attempts]
+        return torch.cat([torch.nn.functional.pad(row, (0, longest - row.shape[1])) for row in rows])
 
     def batch(self, attempts) -> Decisions:
         return stack(attempts)
@@ -136,4 +140,5 @@ class Playground:
         return replace(task, context={"kind": how, "share": 0.5 if how == "simpler" else 0.0})
 
     def summarize(self, attempt: Attempt) -> Task:
-        return self.branch(attempt, len(attempt.record["symbols"]) // STEP)
+        seen = attempt.record["symbols"]
+        return replace(attempt.task, prefix={"symbols": seen, "own": [False] * len(seen), "logp": [0.0] * len(seen)})

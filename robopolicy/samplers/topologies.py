@@ -1,0 +1,368 @@
+"""P13, how the attempts at a task hang together: side by side, as a tree, from demonstrations, in segments or modes.
+
+Every topology returns exactly `task.budget` attempts per task, those of one task side by side, so that methods can be
+compared at equal cost. `inner` topologies play; what wraps them changes what they were asked or what they return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from robopolicy.core.decisions import Decisions, cat
+from robopolicy.samplers.attempts import groups_of, joined
+from robopolicy.samplers.protocols import (
+    HINTED,
+    Attempt,
+    Branching,
+    Hinting,
+    Prefixing,
+    Rescoring,
+    Rewriting,
+    Summarizing,
+    Task,
+    Topology,
+    World,
+    able,
+)
+
+
+class Flat(Topology):
+    """Independent attempts."""
+
+    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+        """All at once."""
+        return world.play([task for task in tasks for _ in range(task.budget)])
+
+
+class Random(Topology):
+    """Base of the topologies that draw numbers of their own."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def uniform(self) -> float:
+        """A number in [0, 1)."""
+        return float(torch.rand((), generator=self._generator))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The generator."""
+        return {"generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self._generator.set_state(state["generator"])
+
+
+class Branch(Random):
+    """Branching where the policy becomes uncertain (ARPO for tools, S162): part of the budget continues other attempts.
+
+    Of each task `initial` attempts are played first. After each of their units, the mean entropy is compared with that
+    of the first; where `uniform - weight * rise <= threshold`, `beam - 1` attempts branch off, until the budget is
+    spent. What is left of it is played from the start. Shared beginnings are decisions of every branch. Branches do not
+    branch again, and the entropy is that of whole decisions, not of the ten likeliest symbols.
+    """
+
+    def __init__(
+        self, initial: float = 0.5, beam: int = 2, weight: float = 0.2, threshold: float = 0.5, seed: int = 0
+    ) -> None:
+        """Get ready.
+
+        Args:
+            initial: Share of the budget played from the start; 1 is flat.
+            beam: Continuations of an uncertain moment, the first attempt included.
+            weight: Of the rise of the entropy [1/nat].
+            threshold: Below it a moment branches.
+            seed: Of the draws.
+        """
+        super().__init__(seed)
+        self.initial, self.beam, self.weight, self.threshold = initial, beam, weight, threshold
+
+    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+        """Some from the start, then branches."""
+        firsts = [max(1, round(self.initial * task.budget)) for task in tasks]
+        played = world.play([task for task, count in zip(tasks, firsts, strict=True) for _ in range(count)])
+        groups: list[list[Attempt]] = []
+        more: list[Task] = []
+        for task, count in zip(tasks, firsts, strict=True):
+            groups.append(played[:count])
+            played = played[count:]
+            more += self._continuations(task, groups[-1], task.budget - count, world)
+        branches = world.play(more)
+        for task, group in zip(tasks, groups, strict=True):
+            missing = task.budget - len(group)
+            group += branches[:missing]
+            branches = branches[missing:]
+        return [attempt for group in groups for attempt in group]
+
+    def _continuations(self, task: Task, group: Sequence[Attempt], room: int, world: World) -> list[Task]:
+        """`room` tasks that continue attempts of the group, or begin anew where too few moments are uncertain."""
+        found: list[Task] = []
+        for attempt in group:
+            entropy = unit_entropy(attempt.decisions)
+            for unit in range(1, len(entropy)):
+                rise = entropy[unit] - entropy[0]
+                if len(found) < room and self.uniform() - self.weight * rise <= self.threshold:
+                    continued = able(world, Branching).branch(attempt, unit)
+                    found += [continued] * min(self.beam - 1, room - len(found))
+        return found + [task] * (room - len(found))
+
+
+class Tree(Random):
+    """Every unit of every branch is tried `width` times (DialTree, S120), for `depth` units; then each is played out.
+
+    Where a metric of this name is positive (off-topic, malformed, unsafe), a branch is pruned unless all would be. More
+    leaves than the budget are thinned at random, missing ones are played from the start. One branch per unit is flat.
+    """
+
+    def __init__(self, width: int = 4, depth: int = 5, prune: str | None = None, seed: int = 0) -> None:
+        """Get ready.
+
+        Args:
+            width: Continuations of each unit.
+            depth: Units that branch.
+            prune: Metric of attempts that are not continued.
+            seed: Of the draws.
+        """
+        super().__init__(seed)
+        self.width, self.depth, self.prune = width, depth, prune
+
+    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+        """Task by task, a unit of all branches at a time."""
+        return [attempt for task in tasks for attempt in self._leaves(world, task)]
+
+    def _leaves(self, world: World, task: Task) -> list[Attempt]:
+        frontier = [task] * max(1, task.budget // self.width**self.depth)
+        leaves: list[Attempt] = []
+        for unit in range(1, self.depth + 1):
+            tried = world.play([branch for branch in frontier for _ in range(self.width)], units=1)
+            sound = [attempt for attempt in tried if self.prune is None or attempt.metrics[self.prune] <= 0]
+            kept = self._thinned(sound or tried, task.budget - len(leaves))
+            leaves += [attempt for attempt in kept if attempt.finished]
+            open_ends = [attempt for attempt in kept if not attempt.finished]
+            frontier = [able(world, Branching).branch(attempt, unit) for attempt in open_ends]
+        leaves += world.play([*frontier, *[task] * (task.budget - len(leaves) - len(frontier))])
+        return leaves
+
+    def _thinned(self, attempts: list[Attempt], most: int) -> list[Attempt]:
+        if len(attempts) <= most:
+            return attempts
+        chosen = torch.randperm(len(attempts), generator=self._generator)[:most].sort().values
+        return [attempts[index] for index in chosen.tolist()]
+
+
+class ResetFromData(Random):
+    """Attempts begin in the middle of a demonstration with probability `share` (DR-PO, S105).
+
+    The length of its prefix is uniform, and one per task, so that a group starts from one state. What is given is not a
+    decision of the policy. A share of 0 is flat.
+    """
+
+    def __init__(self, share: float = 1.0, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.share = share
+
+    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+        """Flat, from where the demonstrations lead."""
+        return Flat().rollout(world, [self._started(world, task) for task in tasks])
+
+    def _started(self, world: World, task: Task) -> Task:
+        chance, length = self.uniform(), self.uniform()
+        started = able(world, Prefixing).begin(task, length) if chance < self.share else None
+        return task if started is None else started
+
+
+class AdaptiveHints(Random):
+    """Half of a group is played with the beginning of a reference solution, longer where the other half fails (S164).
+
+    The share is `low + (high - low) (1 - p) + noise`, p the success rate of the plain half; a share of at most 0 leaves
+    the task as it is. The given decisions are masked.
+    """
+
+    def __init__(self, low: float = 0.0, high: float = 0.8, noise: float = 0.05, seed: int = 0) -> None:
+        """Get ready.
+
+        Args:
+            low: Share of the solution given where the plain half succeeds.
+            high: Share given where it fails.
+            noise: Half-width of the uniform noise on the share.
+            seed: Of the noise.
+        """
+        super().__init__(seed)
+        self.low, self.high, self.noise = low, high, noise
+
+    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+        """The plain halves first, as they decide how much is told."""
+        plain = Flat().rollout(world, [replace(task, budget=task.budget - task.budget // 2) for task in tasks])
+        helped: list[Task] = []
+        for task, group in zip(tasks, groups_of(plain), strict=True):
+            rate = sum(attempt.success for attempt in group) / len(group)
+            share = self.low + (self.high - self.low) * (1.0 - rate) + self.noise * (2.0 * self.uniform() - 1.0)
+            hinted = able(world, Prefixing).begin(task, min(share, 1.0)) if share > 0 else None
+            helped += [task if hinted is None else hinted] * (task.budget // 2)
+        told = [
+            replace(attempt, source=HINTED) if attempt.task.prefix is not None else attempt
+            for attempt in world.play(helped)
+        ]
+        return side_by_side(plain, told)
+
+
+class Rewritten(Topology):
+    """Tasks restated by how they went (CLPO, S070): failed ones simpler, half-solved ones varied, beside the originals.
+
+    The restatements have keys, and so groups, of their own and come on top of the budget. With `hard` below 0 and an
+    empty middle nothing is restated.
+    """
+
+    def __init__(self, hard: float = 0.3, easy: float = 0.7) -> None:
+        """Get ready.
+
+        Args:
+            hard: Success rate up to which a task is restated simpler.
+            easy: Success rate up to which it is varied.
+        """
+        self.hard, self.easy = hard, easy
+
+    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+        """The originals, then restatements of those that were not easy."""
+        attempts = Flat().rollout(world, tasks)
+        again: list[Task] = []
+        for task, group in zip(tasks, groups_of(attempts), strict=True):
+            rate = sum(attempt.success for attempt in group) / len(group)
+            if rate <= self.easy:
+                again.append(able(world, Rewriting).rewrite(task, "simpler" if rate <= self.hard else "varied"))
+        return attempts + Flat().rollout(world, again)
+
+
+class Privileged(Topology):
+    """Part of a group is played with a document that the policy is to do without (TriMPI, S029).
+
+    Its attempts join the group as answers to the plain task: scored without the document, `logp_behaviour` with it. A
+    share of 0 is flat.
+    """
+
+    def __init__(self, share: float = 0.5, kind: str = "document") -> None:
+        """Get ready.
+
+        Args:
+            share: Of the budget, played with the document.
+            kind: Of hint that the world is asked for.
+        """
+        self.share, self.kind = share, kind
+
+    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+        """The plain ones, then those that were told."""
+        counts = [round(self.share * task.budget) for task in tasks]
+        plain = Flat().rollout(world, [replace(t, budget=t.budget - n) for t, n in zip(tasks, counts, strict=True)])
+        asked = [task for task, count in zip(tasks, counts, strict=True) for _ in range(count)]
+        if not asked:
+            return plain
+        told = [able(world, Hinting).hint(task, self.kind, 1.0) or task for task in asked]
+        helped = able(world, Rescoring).rescore(world.play(told), asked)
+        return side_by_side(plain, [replace(attempt, source=HINTED) for attempt in helped])
+
+
+class Modes(Topology):
+    """A fixed share of every group in each mode (A2FM, S046), told by the context; costs are a matter of the reward."""
+
+    def __init__(self, modes: Sequence[str]) -> None:
+        self.modes = tuple(modes)
+
+    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+        """Mode after mode, over and over until the budget is spent."""
+        return world.play(
+            [
+                replace(task, context=self.modes[number % len(self.modes)])
+                for task in tasks
+                for number in range(task.budget)
+            ]
+        )
+
+
+class Segments(Topology):
+    """Long attempts in context windows (SUPO, S057): at the limit the policy sums up, and goes on from its summary.
+
+    Each window is a row of the attempt, and all share its advantage. What is unfinished after the last window is
+    masked: it enters neither loss nor statistics.
+    """
+
+    def __init__(self, units: int, summaries: int = 2) -> None:
+        """Get ready.
+
+        Args:
+            units: Of one window, the summary included.
+            summaries: Windows after the first.
+        """
+        self.units, self.summaries = units, summaries
+
+    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+        """A window of all unfinished attempts at a time."""
+        attempts = world.play([task for task in tasks for _ in range(task.budget)], units=self.units)
+        for _ in range(self.summaries):
+            places = [place for place, attempt in enumerate(attempts) if not attempt.finished]
+            asked = [able(world, Summarizing).summarize(attempts[place]) for place in places]
+            for place, window in zip(places, world.play(asked, units=self.units), strict=True):
+                rows = joined([attempts[place].decisions, window.decisions])
+                attempts[place] = replace(window, task=attempts[place].task, decisions=rows)
+        return [attempt if attempt.finished else without_decisions(attempt) for attempt in attempts]
+
+
+class Turns(Topology):
+    """Every unit becomes a row (AgentFlow, S059), each with the reward of the whole.
+
+    Statistics over rows then count long attempts more often: pitfall (a), wanted by this method.
+    """
+
+    def __init__(self, inner: Topology | None = None) -> None:
+        self.inner = inner or Flat()
+
+    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+        """Rows of units."""
+        attempts = self.inner.rollout(world, tasks)
+        return [replace(attempt, decisions=rows_of_units(attempt.decisions)) for attempt in attempts]
+
+
+def unit_entropy(decisions: Decisions) -> list[float]:
+    """Mean entropy of each unit, in order; masked decisions leave it out."""
+    entropy, valid = decisions.need("entropy"), decisions.valid()
+    unit = decisions.need("unit")
+    return [float(entropy[(unit == number) & valid].mean()) for number in unit[valid].unique().tolist()]
+
+
+def rows_of_units(decisions: Decisions) -> Decisions:
+    """Each row repeated for each of its units, with the others masked there."""
+    unit, valid = decisions.need("unit"), decisions.valid()
+    pieces: list[Decisions] = []
+    for row in range(len(decisions)):
+        for number in unit[row][valid[row]].unique().tolist():
+            own = decisions.select(slice(row, row + 1))
+            pieces.append(own.with_fields(mask=own.valid() & (own.need("unit") == number)))
+    return cat(pieces) if pieces else decisions
+
+
+def without_decisions(attempt: Attempt) -> Attempt:
+    """The attempt with everything masked."""
+    mask = torch.zeros_like(attempt.decisions.logp_old, dtype=torch.bool)
+    return replace(attempt, decisions=attempt.decisions.with_fields(mask=mask))
+
+
+def side_by_side(first: Sequence[Attempt], second: Sequence[Attempt]) -> list[Attempt]:
+    """Attempts of both, group by group."""
+    return [attempt for group in groups_of([*first, *second]) for attempt in group]
+
+
+TOPOLOGIES: dict[str, type[Topology]] = {
+    "flat": Flat,
+    "branch": Branch,
+    "tree": Tree,
+    "reset_from_data": ResetFromData,
+    "adaptive_hints": AdaptiveHints,
+    "rewritten": Rewritten,
+    "privileged": Privileged,
+    "modes": Modes,
+    "segments": Segments,
+    "turns": Turns,
+}
