@@ -172,6 +172,27 @@ class TextPolicy(Policy):
         start = torch.tensor([len(prompt) for prompt in prompts])
         return {"tokens": tokens.to(self.device), "start": start.to(self.device), "mask": mask.to(self.device)}
 
+    def conversations(self, batch: Sequence[Sequence[str]]) -> Record:
+        """As `rows`, of solved conversations: messages of the world and of the policy in turn, ending with the latter's."""
+        tokenizer = self.tokenizer
+        prompts = [tokenizer.prompt(said[:1]) for said in batch]
+        written: list[list[int]] = []
+        own: list[list[bool]] = []
+        for said in batch:
+            tokens: list[int] = []
+            chosen: list[bool] = []
+            for place, message in enumerate(said[1:]):
+                new = tokenizer.reply(message) if place % 2 else [*tokenizer.encode(message), tokenizer.eos]
+                tokens += new
+                chosen += [place % 2 == 0] * len(new)
+            written.append(tokens)
+            own.append(chosen)
+        record = self.rows(prompts, written)
+        chosen_too = torch.zeros_like(record["mask"])
+        for row, flags in zip(chosen_too, own, strict=True):
+            row[: len(flags)] = torch.tensor(flags)
+        return {**record, "mask": chosen_too}
+
     def score(self, tokens: Tensor, start: Tensor, mask: Tensor, temperature: Tensor) -> DecisionOutput:
         """Log-probabilities and entropies under the current parameters; logits are computed in blocks.
 

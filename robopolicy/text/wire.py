@@ -47,3 +47,8 @@ def check_fits(text: str, width: int, what: str) -> None:
 def messages(text: str) -> list[str]:
     """Messages of a conversation, the user's first."""
     return text.split(TURN)
+
+
+def shortened(text: str, width: int) -> str:
+    """The text as it is after `pack` and `unpack`."""
+    return text.encode("utf-8", errors="replace")[:width].split(b"\0", 1)[0].decode("utf-8", errors="ignore")
