@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from robopolicy.algorithms.frames.actor_critic import ActorCritic, ActorCriticConfig
 from robopolicy.algorithms.frames.on_policy import Rows
 from robopolicy.core.regularizers import k3
+from robopolicy.core.surrogates import best_ratio
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Policy
@@ -44,11 +45,6 @@ class BPOConfig(ActorCriticConfig):
             raise UserError(
                 f"BPO needs 0 < bound < 1 and a positive temperature, got {self.bound} and {self.temperature}."
             )
-
-
-def target_ratio(returns: Tensor, threshold: Tensor, bound: float, temperature: float) -> Tensor:
-    """`1 - eps + 2 eps sigmoid((G - U) / lambda)`, elementwise: what every ratio is pulled to."""
-    return 1 + bound * ((returns - threshold) / (2 * temperature)).tanh()
 
 
 def median_loss(error: Tensor) -> Tensor:
@@ -82,7 +78,8 @@ class BPO(ActorCritic):
         output = self.policy.decisions(rows.obs, rows.record)
         change = (output.logp - rows.logp).sum(1)  # (B,) nats
         with torch.no_grad():
-            target = target_ratio(returns, self.median(rows.obs), config.bound, config.temperature)
+            low, high = 1 - config.bound, 1 + config.bound
+            target = best_ratio(returns - self.median(rows.obs), low, high, config.temperature)
             weight = (returns - self.critic(rows.obs)).abs()
         ratio = change.exp()
         loss = ((ratio - target).abs() * weight).mean()

@@ -100,4 +100,5 @@ def _presets() -> str:
     folder = Path(__file__).resolve().parents[2] / "configs"
     groups = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     names = {group.name: sorted(file.stem for file in group.glob("*.yaml")) for group in groups}
+    names = {("algorithm.recipe" if name == "text" else name): files for name, files in names.items()}
     return "presets:\n" + "".join(f"  {group}: {', '.join(options)}\n" for group, options in names.items() if options)

@@ -212,13 +212,19 @@ def by_unit(decisions: Decisions) -> Tensor:
     return pair(by_trajectory(decisions), decisions.unit)
 
 
-PARTITIONS: dict[str, Partition] = {
+def by_key(decisions: Decisions, *, key: str) -> Tensor:
+    """Entries with the same recorded id, `extra[key]` int (N,) or (N, T), e.g. a cluster."""
+    return decisions.need_extra(key, per_decision=True)
+
+
+PARTITIONS: dict[str, Callable[..., Tensor]] = {
     "all": everything,
     "group": by_group,
     "group_depth": by_group_depth,
     "trajectory": by_trajectory,
     "domain": by_domain,
     "unit": by_unit,
+    "key": by_key,
 }
 
 

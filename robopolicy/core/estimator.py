@@ -20,7 +20,7 @@ from robopolicy.core.aggregate import AGGREGATES, masked_mean
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.masks import MaskRule, compose
 from robopolicy.core.ratios import LEVELS, REDUCTIONS, Bounds, ConstantBounds, Hierarchy, importance_weight, log_ratio
-from robopolicy.core.regularizers import KL_ESTIMATORS, Constant, Controller, k3, ratio_variance
+from robopolicy.core.regularizers import KL_ESTIMATORS, Constant, Controller, Dual, k3, ratio_variance
 from robopolicy.core.surrogates import SURROGATES
 from robopolicy.core.weights import Weight
 
@@ -167,10 +167,11 @@ class Estimator:
             kl = KL_ESTIMATORS[self.config.kl](difference)
             info["kl_ref"] = masked_mean(kl.detach(), mask)
             terms.append(coefficient * self._aggregate(kl, mask, decisions))
-        if (coefficient := self.controllers["ratio_variance"].value) != 0.0:
+        constrained = self.controllers["ratio_variance"]
+        if constrained.value != 0.0 or isinstance(constrained, Dual):  # a multiplier of 0 has to see when to rise
             variance = ratio_variance(ratio)
             info["ratio_variance"] = masked_mean(variance.detach(), mask)
-            terms.append(coefficient * self._aggregate(variance, mask, decisions))
+            terms.append(constrained.value * self._aggregate(variance, mask, decisions))
         return torch.stack(terms).sum() if terms else None
 
 

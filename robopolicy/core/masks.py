@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
+from robopolicy.core.signals import top_share
 
 MaskRule = Callable[[Decisions, Tensor, Tensor], Tensor]
 """`(decisions, advantage (N, 1 or T), log_ratio (N, T) detached) -> bool (N, T)`, True where the decision enters."""
@@ -51,4 +52,44 @@ class RatioOutlier:
         return log_ratio.abs() <= self.limit
 
 
-MASKS: dict[str, Callable[..., MaskRule]] = {"depth_range": DepthRange, "ratio_outlier": RatioOutlier}
+@dataclass(frozen=True)
+class Unmarked:
+    """Drop decisions marked in `extra[key]`, bool (N, T): e.g. the choice of a mode while its skills are refined."""
+
+    key: str
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        return ~decisions.need_extra(self.key, per_decision=True)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Keep rows of one source, e.g. 0 for those the policy itself drew."""
+
+    source: int
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        return (decisions.need("source") == self.source).unsqueeze(1).expand(decisions.shape)
+
+
+@dataclass(frozen=True)
+class Informative:
+    """Keep the share of decisions with the largest `|A| H`: uncertain, and with something at stake (D3S, S012)."""
+
+    share: float = 1.0
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        stake = advantage.abs() * decisions.need("entropy")
+        return top_share(stake.expand(decisions.shape), decisions.valid(), self.share)
+
+
+MASKS: dict[str, Callable[..., MaskRule]] = {
+    "depth_range": DepthRange,
+    "informative": Informative,
+    "ratio_outlier": RatioOutlier,
+    "source": Source,
+    "unmarked": Unmarked,
+}

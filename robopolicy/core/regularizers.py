@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from robopolicy.core.decisions import Decisions
+from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.core.aggregate import masked_mean
+from robopolicy.core.decisions import Decisions, by_group
+from robopolicy.core.ratios import log_ratio
+from robopolicy.core.segments import Segments
+from robopolicy.core.signals import covariance, top_share
 
 
 def k1(difference: Tensor) -> Tensor:
@@ -48,7 +54,83 @@ Regularizer = Callable[[Decisions, Tensor, Tensor, Tensor | None], Tensor]
 A penalty per decision `(N, T)` is aggregated as the losses are; a scalar is taken as it is.
 """
 
-REGULARIZERS: dict[str, Callable[..., object]] = {}
+
+@dataclass(frozen=True)
+class KLTo:
+    """KL to another policy that scored the same decisions: the reference, or a teacher (KDRL, S080)."""
+
+    key: str = ""  # extra[key] (N, T) holds its log-probabilities; "": those of the reference, `logp_ref`
+    kind: str = "k2"  # k1 | k2 | k3
+    failed: bool = False  # only on trajectories with an outcome of 0 or less
+
+    def __post_init__(self) -> None:
+        if self.kind not in KL_ESTIMATORS:
+            raise ValueError(f"Unknown kind '{self.kind}' of a KL; known: {', '.join(KL_ESTIMATORS)}.")
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None) -> Tensor:
+        """Penalty `(N, T)`."""
+        other = decisions.need_extra(self.key) if self.key else decisions.need("logp_ref")
+        kl = KL_ESTIMATORS[self.kind](log_ratio(logp, other, decisions))
+        return kl.masked_fill(outcome(decisions) > 0, 0.0) if self.failed else kl
+
+
+@dataclass(frozen=True)
+class Imitation:
+    """Mean negative log-likelihood of the decisions of some rows; 0 where the batch has none of them."""
+
+    rows: str = "all"  # all | best (highest outcome of their group, if not all are equal) | shown (source is not 0)
+
+    def __post_init__(self) -> None:
+        if self.rows not in ("all", "best", "shown"):
+            raise ValueError(f"Imitation rows must be 'all', 'best' or 'shown', got {self.rows!r}.")
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None) -> Tensor:
+        """Penalty, a scalar."""
+        keep = decisions.valid()
+        if self.rows == "shown":
+            keep = keep & (decisions.need("source") != 0).unsqueeze(1)
+        elif self.rows == "best":
+            reward = outcome(decisions)
+            group = Segments(by_group(decisions), torch.ones_like(reward, dtype=torch.bool))
+            better = group.largest(reward) - group.spread(group.mean(reward)) > 1e-9
+            keep = keep & better & (reward >= group.largest(reward))
+        return masked_mean(-logp, keep)
+
+
+@dataclass(frozen=True)
+class CovarianceKL:
+    """`|log ratio|` at the share of decisions that cost most entropy, where Cov(logp, A) is highest (KL-Cov, S066)."""
+
+    share: float = 2e-4  # at least one decision where it is positive
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None) -> Tensor:
+        """Penalty `(N, T)`."""
+        picked = top_share(covariance(logp.detach(), advantage, decisions), decisions.valid(), self.share)
+        return (logp - decisions.logp_old).abs().masked_fill(~picked, 0.0)
+
+
+@dataclass(frozen=True)
+class KLBarrier:
+    """Keeps KL(old || new) below `limit` by the weight `max(0, slope (KL - limit))` on it, itself without gradient.
+
+    Within the limit there is no penalty and no gradient (DisCO, S103).
+    """
+
+    limit: float = 1e-4  # nats per decision
+    slope: float = 1e3
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None) -> Tensor:
+        """Penalty, a scalar."""
+        divergence = masked_mean(decisions.logp_old - logp, decisions.valid())
+        return (self.slope * (divergence - self.limit)).clamp(min=0.0).detach() * divergence
+
+
+REGULARIZERS: dict[str, Callable[..., object]] = {
+    "covariance_kl": CovarianceKL,
+    "imitation": Imitation,
+    "kl_barrier": KLBarrier,
+    "kl_to": KLTo,
+}
 
 
 class Controller(ABC):
@@ -106,6 +188,17 @@ class Anneal(Controller):
         self.value, self.step = float(state["value"]), int(state["step"])
 
 
+class Dual(Controller):
+    """Multiplier of the constraint `measured <= target`: rises by `rate` times the excess, and never below 0."""
+
+    def __init__(self, value: float, target: float, rate: float) -> None:
+        self.value, self.target, self.rate = value, target, rate
+
+    def update(self, measured: float, count: int = 1) -> None:
+        """One step of projected gradient ascent."""
+        self.value = max(self.value + self.rate * (measured - self.target), 0.0)
+
+
 class Adaptive(Controller):
     """Multiplies the coefficient by `1 + clip(measured / target - 1, -0.2, 0.2) * count / horizon` (Ziegler et al.)."""
 
@@ -118,4 +211,9 @@ class Adaptive(Controller):
         self.value *= 1.0 + error * count / self.horizon
 
 
-CONTROLLERS: dict[str, Callable[..., Controller]] = {"constant": Constant, "anneal": Anneal, "adaptive": Adaptive}
+CONTROLLERS: dict[str, Callable[..., Controller]] = {
+    "constant": Constant,
+    "anneal": Anneal,
+    "adaptive": Adaptive,
+    "dual": Dual,
+}

@@ -69,6 +69,12 @@ class Segments:
         reaches, passes = position >= half - slack, position > half + slack
         return 0.5 * (self._smallest(flat, index, reaches) + self._smallest(flat, index, passes))
 
+    def largest(self, entries: Tensor) -> Tensor:
+        """Largest entry of the segment that enters, in the shape of the entries; -inf for an empty segment."""
+        flat = entries.masked_fill(~self.enters, -torch.inf).flatten()
+        most = flat.new_full((self.size,), -torch.inf).scatter_reduce(0, self.index.flatten(), flat, "amax")
+        return self.spread(most)
+
     def _smallest(self, flat: Tensor, index: Tensor, chosen: Tensor) -> Tensor:
         least = flat.new_full((self.size,), torch.inf).scatter_reduce(0, index[chosen], flat[chosen], "amin")
         return least.masked_fill(torch.isinf(least), 0.0)

@@ -1,15 +1,184 @@
-"""Selectors: which rows of a batch enter the advantage and the update, and how often."""
+"""Selectors: which rows of a batch enter the advantage and the update.
+
+They choose whole trajectories, with all their rows, and never one twice: its rewards would add up.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from robopolicy.core.decisions import Decisions
+from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.core.decisions import Decisions, by_group, by_trajectory, first_rows
+from robopolicy.core.segments import Segments
 
 Selector = Callable[[Decisions, torch.Generator | None], Tensor]
-"""`(decisions, generator of random choices) -> row indices (M,)`; a row may be dropped or drawn several times."""
+"""`(decisions, generator of random choices) -> row indices (M,)`, in their order."""
 
-SELECTORS: dict[str, Selector] = {}
+
+def mixed(decisions: Decisions, generator: torch.Generator | None) -> Tensor:
+    """Groups whose outcomes differ; from the others nothing can be learned (dynamic sampling, DAPO)."""
+    reward = outcome(decisions)
+    segments = Segments(by_group(decisions), torch.ones_like(reward, dtype=torch.bool))
+    return torch.nonzero((reward - segments.spread(segments.mean(reward))).abs().squeeze(1) > 1e-9).squeeze(1)
+
+
+def successes(decisions: Decisions, generator: torch.Generator | None, *, above: float = 0.0) -> Tensor:
+    """Trajectories with an outcome `above` a threshold (rejection sampling)."""
+    return torch.nonzero(outcome(decisions).squeeze(1) > above).squeeze(1)
+
+
+def positive(
+    decisions: Decisions, generator: torch.Generator | None, *, key: str = "value_ref", share: float = 1.0
+) -> Tensor:
+    """Trajectories better than the reference policy does on average, those by most more often (A-LoL, S182).
+
+    `extra[key]` (N,) is the mean outcome of the reference policy. Of the trajectories above it a `share` is drawn with
+    a probability in proportion to the advantage, none twice; 1 takes all.
+    """
+    first = first_rows(decisions)
+    advantage = (outcome(decisions) - decisions.need_extra(key, per_decision=True))[first, 0].clamp(min=0.0)
+    count = int((advantage > 0).sum())
+    if count == 0:
+        return first[:0]
+    wanted = count if share >= 1.0 else max(int(share * count), 1)
+    return _with_all_rows(decisions, first[torch.multinomial(advantage, wanted, generator=generator)])
+
+
+def unlikely(
+    decisions: Decisions, generator: torch.Generator | None, *, key: str = "likelihood", below: float = 1.0
+) -> Tensor:
+    """Groups whose known answer the base policy finds unlikely, `extra[key]` (N,) in [0, 1] (SELF, S122)."""
+    return torch.nonzero(decisions.need_extra(key) <= below).squeeze(1)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The share of all trajectories whose advantages vary most: some of the best and some of the worst (D3S, S012).
+
+    The advantage is the outcome standardised within its group.
+    """
+
+    share: float = 0.5
+    eps: float = 1e-6
+
+    def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
+        """Row indices."""
+        first = first_rows(decisions)
+        reward = outcome(decisions)[first]
+        segments = Segments(by_group(decisions)[first], torch.ones_like(reward, dtype=torch.bool))
+        centred = reward - segments.spread(segments.mean(reward))
+        advantage = (centred / (segments.spread(segments.std(reward)) + self.eps)).squeeze(1)
+        count = max(int(self.share * len(first)), min(2, len(first)))
+        return _with_all_rows(decisions, first[most_varied(advantage, count)])
+
+
+def most_varied(values: Tensor, count: int) -> Tensor:
+    """Indices (count,) of the values with the largest variance among all choices of `count` of them `(N,)`.
+
+    The best choice is always some of the smallest and some of the largest values; all such splits are compared.
+    """
+    order = torch.argsort(values, stable=True)
+    ordered = values[order]
+    lowest = torch.arange(count + 1, device=values.device)  # how many of the smallest
+    total, square = (torch.cat([power.new_zeros(1), power.cumsum(0)]) for power in (ordered, ordered**2))
+    start = len(values) - count + lowest  # the rest are the largest
+    mean = (total[lowest] + total[-1] - total[start]) / count
+    variance = (square[lowest] + square[-1] - square[start]) / count - mean**2
+    split = int(variance.argmax())
+    return torch.cat([order[:split], order[len(values) - count + split :]])
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """Best and worst trajectory of every group, for a reward model that is trusted at its extremes (PF-PPO, S128).
+
+    `rest` of the others, drawn at random, come along; with all of them it is no filter.
+    """
+
+    rest: float = 0.0  # share in [0, 1]
+
+    def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
+        """Row indices."""
+        chosen: list[Tensor] = []
+        for rows, reward in _groups(decisions):
+            order = torch.argsort(reward, stable=True)
+            others = order[1:-1]
+            drawn = torch.randperm(len(others), generator=generator)[: round(self.rest * len(others))]
+            ends = order[[0, -1]] if len(order) > 1 else order
+            chosen.append(rows[torch.cat([ends, others[drawn.to(others.device)]])])
+        return _with_all_rows(decisions, torch.cat(chosen))
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Of every group the best and the worst trajectories, `keep` in all (trajectory selection, S041).
+
+    Among equal outcomes, shorter trajectories count as better.
+    """
+
+    keep: int = 4
+
+    def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
+        """Row indices."""
+        length = Segments(by_trajectory(decisions), decisions.valid())
+        steps = length.spread(length.count)[:, 0]
+        chosen: list[Tensor] = []
+        for rows, reward in _groups(decisions):
+            order = torch.argsort(steps[rows], descending=True, stable=True)
+            order = order[torch.argsort(reward[order], stable=True)]  # worst and longest first
+            ends = [order[: self.keep // 2], order[len(order) - (self.keep + 1) // 2 :]]
+            chosen.append(rows[torch.cat(ends) if len(order) > self.keep else order])
+        return _with_all_rows(decisions, torch.cat(chosen))
+
+
+@dataclass(frozen=True)
+class DemonstrationSwitch:
+    """Per group either the policy's own rows or its demonstrations (HPT, S053).
+
+    Groups with at most `gate` successes among their own trajectories keep only the rows of source 1, where they have
+    any; all others only those of source 0. With a negative gate nothing is imitated.
+    """
+
+    gate: int = 0
+    above: float = 0.0  # outcomes above are successes
+
+    def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
+        """Row indices."""
+        group, own = by_group(decisions), (decisions.need("source") == 0).unsqueeze(1)
+        first = torch.zeros_like(own)
+        first[first_rows(decisions)] = True
+        successes = Segments(group, first & own)
+        solved = successes.spread(successes.sum((outcome(decisions) > self.above).to(decisions.logp_old.dtype)))
+        shown = Segments(group, ~own)
+        imitate = (solved <= self.gate) & (shown.spread(shown.count) > 0)
+        return torch.nonzero((imitate != own).squeeze(1)).squeeze(1)
+
+
+SELECTORS: dict[str, Callable[..., object]] = {
+    "contrast": Contrast,
+    "demonstration_switch": DemonstrationSwitch,
+    "extremes": Extremes,
+    "mixed": mixed,
+    "positive": positive,
+    "spread": Spread,
+    "successes": successes,
+    "unlikely": unlikely,
+}
+
+
+def _groups(decisions: Decisions) -> list[tuple[Tensor, Tensor]]:
+    """First row (K,) and outcome (K,) of the trajectories of each group."""
+    first = first_rows(decisions)
+    group, reward = by_group(decisions)[first, 0], outcome(decisions)[first, 0]
+    ids = Segments(group, torch.ones_like(reward, dtype=torch.bool))
+    return [(first[ids.index == i], reward[ids.index == i]) for i in range(ids.size)]
+
+
+def _with_all_rows(decisions: Decisions, first: Tensor) -> Tensor:
+    """All rows, in order, of the trajectories of the given rows."""
+    trajectory = by_trajectory(decisions).squeeze(1)
+    return torch.nonzero(torch.isin(trajectory, trajectory[first])).squeeze(1)

@@ -1,4 +1,8 @@
-"""Policy-gradient surrogates: all with one signature, all with gradient `-advantage * grad log_ratio` at ratio 1."""
+"""Policy-gradient surrogates: all with one signature, all with gradient `-advantage * grad log_ratio` at ratio 1.
+
+Away from it they differ in how far, and with which force, a decision may still be pushed. Those in `STRAIGHT_THROUGH`
+have a gradient that is on purpose not that of their value.
+"""
 
 from __future__ import annotations
 
@@ -71,6 +75,90 @@ def mirror(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> Sur
     return SurrogateOut(ratio * (log_ratio - advantage) - torch.expm1(log_ratio), _nowhere(log_ratio))
 
 
+def preserve(
+    log_ratio: Tensor,
+    advantage: Tensor,
+    low: Bound,
+    high: Bound,
+    low_gain: float = 1.0,
+    high_gain: float = 1.0,
+    cap: float = 3.0,
+) -> SurrogateOut:
+    """Value of the dual clip, but clipped decisions keep the gradient they had at the bound (GPPO, S086).
+
+    `low_gain` and `high_gain` scale what is left of it beyond the lower and the upper bound; 0 and 0 is the dual clip.
+    """
+    out = dual_clip(log_ratio, advantage, low, high, cap)
+    ratio = log_ratio.detach().exp()
+    bounded = _clamp(ratio, low, high)
+    beyond = torch.where(advantage < 0, ratio < bounded, ratio > bounded)
+    gain = torch.where(advantage < 0, low_gain, high_gain).to(log_ratio.dtype)
+    kept = -advantage * bounded * (1.0 + gain * (log_ratio - log_ratio.detach()))
+    return SurrogateOut(torch.where(beyond, kept, out.loss), out.clipped)
+
+
+def stopgrad(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
+    """Policy gradient weighted by the clamped ratio, itself without gradient (CISPO): no decision falls silent."""
+    ratio = log_ratio.detach().exp()
+    bounded = _clamp(ratio, low, high)
+    return SurrogateOut(-advantage * bounded * log_ratio, bounded != ratio)
+
+
+def soft_gate(
+    log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, up: float = 1.0, down: float = 1.05
+) -> SurrogateOut:
+    """Smooth clip `-A (4 / tau) sigmoid(tau (ratio - 1))` (SAPO); ignores the bounds.
+
+    `up` is the sharpness tau where the advantage is positive, `down` where it is negative.
+    """
+    tau = torch.where(advantage < 0, down, up).to(log_ratio.dtype)
+    return SurrogateOut(-advantage * (4.0 / tau) * torch.sigmoid(tau * torch.expm1(log_ratio)), _nowhere(log_ratio))
+
+
+def best_ratio(signal: Tensor, low: Bound, high: Bound, temperature: float) -> Tensor:
+    """Ratio within the bounds that gains most (S002): the upper one where `signal` is positive, else the lower.
+
+    The step between them is a sigmoid of width `temperature`, in units of the signal.
+    """
+    return low + (high - low) * torch.sigmoid(signal / temperature)
+
+
+def target_ratio(
+    log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, temperature: float = 1e-3
+) -> SurrogateOut:
+    """Regression of the ratio onto the best one, `|A| |ratio - best|` (BPO, S002).
+
+    Within the bounds it pushes like the plain ratio; what has moved beyond its target is pulled back.
+    """
+    excess = log_ratio.exp() - best_ratio(advantage, low, high, temperature)
+    return SurrogateOut(advantage.abs() * excess.abs(), excess * advantage > 0)
+
+
+def nft(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, floor: float = 1.0) -> SurrogateOut:
+    """Supervised learning on both outcomes (NFT, S098), for advantages `R - p` of 0/1 rewards; ignores the bounds.
+
+    Successes are imitated, `-A log ratio`. Failures train the policy that is left when successes are taken out of the
+    old one, `(1 - p ratio) / (1 - p)`, whose likelihood they raise. That likelihood is held above `floor`, with the
+    gradient passed through.
+    """
+    return _negative_aware(log_ratio, advantage, -advantage, floor)
+
+
+def nft_scaled(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, floor: float = 1.0) -> SurrogateOut:
+    """`nft` for advantages `(R - p) / sqrt(p (1 - p))`, from which p is recovered."""
+    return _negative_aware(log_ratio, advantage, advantage.square() / (1.0 + advantage.square()), floor)
+
+
+def linear_bound(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
+    """Lower bound of the importance-weighted objective for log-ratios that are averages of samples (BGPO, S015).
+
+    For policies whose log-likelihood is an expectation (diffusion losses): columns are samples of it, at noise and time
+    shared by both policies, and `seq_mean` aggregates. By Jensen `exp(mean)` lies above `1 + mean`, which bounds
+    positive advantages, and below the mean of `exp`, which bounds negative ones. Ignores the bounds of the ratio.
+    """
+    return SurrogateOut(-advantage * torch.where(advantage < 0, log_ratio.exp(), 1.0 + log_ratio), _nowhere(log_ratio))
+
+
 SURROGATES: dict[str, Surrogate] = {
     "pg": pg,
     "is": importance,
@@ -78,7 +166,25 @@ SURROGATES: dict[str, Surrogate] = {
     "dual_clip": dual_clip,
     "aspo": aspo,
     "mirror": mirror,
+    "preserve": preserve,
+    "stopgrad": stopgrad,
+    "soft_gate": soft_gate,
+    "target_ratio": target_ratio,
+    "nft": nft,
+    "nft_scaled": nft_scaled,
+    "linear_bound": linear_bound,
 }
+STRAIGHT_THROUGH = frozenset({"preserve", "stopgrad", "nft", "nft_scaled"})
+
+
+def _negative_aware(log_ratio: Tensor, advantage: Tensor, success: Tensor, floor: float) -> SurrogateOut:
+    """NFT with the share of successes `success` of the group, read at negative advantages alone."""
+    share = success.clamp(0.02, 0.98)
+    left = (1.0 - share * log_ratio.exp()) / (1.0 - share)
+    held = left + (left.clamp(min=floor) - left).detach()
+    failed = advantage * ((1.0 - share) / share) * held.log()
+    negative = advantage < 0
+    return SurrogateOut(torch.where(negative, failed, -advantage * log_ratio), negative & (left < floor))
 
 
 def _nowhere(like: Tensor) -> Tensor:

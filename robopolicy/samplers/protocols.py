@@ -224,9 +224,9 @@ class Sampler(Part):
         """Learn from what was played.
 
         Args:
-            keys: (M,) int, of every attempt.
-            rewards: (M,) of every attempt.
-            advantage: (M,) its advantage, averaged over its decisions.
+            keys: (M,) int, of every attempt that was played, without help.
+            rewards: (M,) their verdicts.
+            advantage: (M,) mean |advantage| of the rows of that key that were learned from, 0 where there were none.
         """
 
 
@@ -306,6 +306,10 @@ class BlackBox(Part):
 
     def tell(self, fitness: Tensor) -> None:
         """Fitness `(P,)` of the candidates asked for last, higher is better; a NaN counts as the worst."""
+        raise NotImplementedError
+
+    def best(self) -> Tensor:
+        """The vector (D,) to end with."""
         raise NotImplementedError
 
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms import make_algorithm
-from robopolicy.algorithms.bpo import BPO, BPOConfig, median_loss, target_ratio
+from robopolicy.algorithms.bpo import BPO, BPOConfig, median_loss
 from robopolicy.algorithms.frames.actor_critic import LR_FACTOR, ActorCritic, value_loss
 from robopolicy.algorithms.frames.on_policy import Rows, rows_with_advantages
 from robopolicy.algorithms.mdpo import MDPO, MDPOConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
-from robopolicy.core.surrogates import mirror
+from robopolicy.core.surrogates import best_ratio, mirror
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
@@ -66,19 +66,19 @@ def test_bounded_targets_are_a_policy_that_is_nowhere_worse_on_random_decision_p
     for seed in range(200):
         transition, reward, policy = tabular(seed)
         v, q = values(transition, reward, policy)
-        ratio = target_ratio(q, threshold(q, policy, 0.05)[:, None], 0.3, 0.05)
+        ratio = best_ratio(q - threshold(q, policy, 0.05)[:, None], 0.7, 1.3, 0.05)
         assert ((policy * ratio).sum(1) - 1).abs().max() < 1e-12
         improved, _ = values(transition, reward, policy * ratio)
         assert (improved - v).min() > -1e-12
-        worst = max(worst, float(((policy * target_ratio(q, v[:, None], 0.3, 0.05)).sum(1) - 1).abs().max()))
+        worst = max(worst, float(((policy * best_ratio(q - v[:, None], 0.7, 1.3, 0.05)).sum(1) - 1).abs().max()))
     assert worst > 0.05  # the mean in place of the median is no distribution
 
 
 def test_the_target_is_a_step_in_the_limit_and_its_slope_that_of_the_sigmoid() -> None:
     returns = torch.tensor([-1.0, -1e-4, 1e-4, 1.0])
-    torch.testing.assert_close(target_ratio(returns, torch.zeros(4), 0.2, 1e-6), torch.tensor([0.8, 0.8, 1.2, 1.2]))
+    torch.testing.assert_close(best_ratio(returns, 0.8, 1.2, 1e-6), torch.tensor([0.8, 0.8, 1.2, 1.2]))
     x = torch.linspace(-3, 3, 7)
-    torch.testing.assert_close(target_ratio(x, torch.zeros(7), 0.2, 0.5), 1 - 0.2 + 0.4 * (x / 0.5).sigmoid())
+    torch.testing.assert_close(best_ratio(x, 0.8, 1.2, 0.5), 1 - 0.2 + 0.4 * (x / 0.5).sigmoid())
 
 
 def test_the_median_loss_is_least_where_half_of_the_mass_lies_above() -> None:

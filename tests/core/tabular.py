@@ -19,7 +19,16 @@ from robopolicy.core.recipe import Recipe
 
 PROMPTS, ROLLOUTS, LENGTH, VOCABULARY = 4, 4, 6, 5
 Extra = Callable[[torch.Generator, Decisions], Tensor]
-EXTRAS: dict[str, Extra] = {}
+EXTRAS: dict[str, Extra] = {
+    "cluster": lambda generator, d: torch.arange(len(d)) % 3,  # (N,)
+    "gate": lambda generator, d: (d.depths() == 0) & d.valid(),  # (N, T)
+    "likelihood": lambda generator, d: torch.where(d.need("group") % 2 == 0, 0.1, 0.9).to(d.logp_old),  # (N,)
+    "logp_cool": lambda generator, d: 1.2 * d.logp_old,  # (N, T)
+    "logp_teacher": lambda generator, d: d.logp_old - 0.1 * d.depths(),  # (N, T)
+    "logp_warm": lambda generator, d: 0.8 * d.logp_old,  # (N, T)
+    "step_advantage": lambda generator, d: torch.randn(d.shape, generator=generator).to(d.logp_old),  # (N, T)
+    "value_ref": lambda generator, d: torch.full((len(d),), 0.3).to(d.logp_old),  # (N,)
+}
 """Name of `Decisions.extra` -> something that parts which need it can work with."""
 
 

@@ -3,9 +3,24 @@
 import pytest
 import torch
 
-from robopolicy.core.surrogates import SURROGATES, aspo, clip, dual_clip
+from robopolicy.core.surrogates import (
+    STRAIGHT_THROUGH,
+    SURROGATES,
+    aspo,
+    best_ratio,
+    clip,
+    dual_clip,
+    linear_bound,
+    nft,
+    nft_scaled,
+    preserve,
+    soft_gate,
+    stopgrad,
+    target_ratio,
+)
 
 LOW, HIGH = 0.8, 1.2
+SMOOTH = sorted(set(SURROGATES) - STRAIGHT_THROUGH)
 GRID = torch.tensor([-3.0, -0.5, -0.1, 0.05, 0.1, 0.5, 3.0], dtype=torch.float64)  # log-ratios away from the kinks
 Z = GRID.repeat(2).unsqueeze(0)
 A = torch.tensor([2.0, -1.5], dtype=torch.float64).repeat_interleave(len(GRID)).unsqueeze(0)
@@ -15,13 +30,28 @@ def closed_form(name: str, z: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
     ratio = z.exp()
     clipped = -torch.minimum(a * ratio, a * ratio.clamp(LOW, HIGH))
     penalised = -(a * ratio - a.abs() / (2 * (1 - LOW)) * (ratio - 1) ** 2)
+    tau = torch.where(a < 0, 1.05, 1.0)
+    dual = torch.where(a < 0, torch.minimum(clipped, -3.0 * a), clipped)
+
+    def negative_aware(success: torch.Tensor) -> torch.Tensor:
+        q = success.clamp(0.02, 0.98)
+        left = ((1 - q * ratio) / (1 - q)).clamp(min=1.0)
+        return torch.where(a < 0, a * (1 - q) / q * left.log(), -a * z)
+
     return {
         "pg": -a * z,
         "is": -a * ratio,
         "clip": clipped,
-        "dual_clip": torch.where(a < 0, torch.minimum(clipped, -3.0 * a), clipped),
+        "dual_clip": dual,
         "aspo": torch.where(a < 0, penalised, clipped),
         "mirror": -a * ratio + ratio * z - ratio + 1,
+        "preserve": dual,
+        "stopgrad": -a * ratio.clamp(LOW, HIGH) * z,
+        "soft_gate": -a * 4 / tau * torch.sigmoid(tau * (ratio - 1)),
+        "target_ratio": a.abs() * (ratio - torch.where(a > 0, HIGH, LOW)).abs(),
+        "nft": negative_aware(-a),
+        "nft_scaled": negative_aware(a**2 / (1 + a**2)),
+        "linear_bound": torch.where(a < 0, -a * ratio, -a * (1 + z)),
     }[name]
 
 
@@ -30,7 +60,7 @@ def test_value(name):
     torch.testing.assert_close(SURROGATES[name](Z, A, LOW, HIGH).loss, closed_form(name, Z, A))
 
 
-@pytest.mark.parametrize("name", sorted(SURROGATES))
+@pytest.mark.parametrize("name", SMOOTH)
 def test_gradient_equals_finite_differences(name):
     z = Z.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(SURROGATES[name](z, A, LOW, HIGH).loss.sum(), z)
@@ -88,3 +118,85 @@ def test_both_layouts_and_row_advantages_broadcast(decisions, shift, name):
     spread = SURROGATES[name](shift, row.expand(decisions.shape), LOW, HIGH)
     torch.testing.assert_close(SURROGATES[name](shift, row, LOW, HIGH).loss, spread.loss)
     assert spread.loss.shape == spread.clipped.shape == decisions.shape
+
+
+def slope(surrogate, z: torch.Tensor, a: torch.Tensor, **options: float) -> torch.Tensor:
+    """Gradient of each loss in its own log-ratio."""
+    leaf = z.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(surrogate(leaf, a, LOW, HIGH, **options).loss.sum(), leaf)
+    return gradient
+
+
+def test_straight_through_surrogates_really_differ_from_their_values():
+    step = 1e-6
+    for name in STRAIGHT_THROUGH:
+        forward, backward = (SURROGATES[name](Z + s, A, LOW, HIGH).loss for s in (step, -step))
+        assert not torch.allclose(slope(SURROGATES[name], Z, A), (forward - backward) / (2 * step), atol=1e-4), name
+
+
+def test_preserve_keeps_the_gradient_of_the_bound_beyond_it_and_that_of_ppo_within():
+    gradient, plain = slope(preserve, Z, A), slope(dual_clip, Z, A)
+    beyond = clip(Z, A, LOW, HIGH).clipped
+    assert torch.equal(gradient[~beyond], plain[~beyond])
+    bound = torch.where(A > 0, HIGH, LOW).to(A)
+    torch.testing.assert_close(gradient[beyond], (-A * bound)[beyond])
+    assert torch.equal(slope(preserve, Z, A, low_gain=0.0, high_gain=0.0), plain)
+    torch.testing.assert_close(slope(preserve, Z, A, low_gain=0.5)[beyond & (A < 0)], 0.5 * gradient[beyond & (A < 0)])
+
+
+def test_stopgrad_pushes_every_decision_with_its_clamped_ratio():
+    torch.testing.assert_close(slope(stopgrad, Z, A), -A * Z.exp().clamp(LOW, HIGH))
+
+
+def test_soft_gate_fades_smoothly_on_both_sides():
+    force = slope(soft_gate, Z, A) / (-A * Z.exp())  # derivative by the ratio
+    assert bool((force <= 1.0).all()) and bool((force > 0.0).all())
+    sharp = slope(soft_gate, Z, A, up=50.0, down=50.0) / (-A * Z.exp())
+    assert sharp[Z.abs() >= 0.5].max().item() < 1e-3
+
+
+def test_target_ratio_in_the_limit_is_ppo_within_the_bounds_and_pulls_back_beyond():
+    gradient, plain = slope(target_ratio, Z, A, temperature=1e-9), slope(clip, Z, A)
+    beyond = clip(Z, A, LOW, HIGH).clipped
+    torch.testing.assert_close(gradient[~beyond], plain[~beyond])
+    torch.testing.assert_close(gradient[beyond], (A * Z.exp())[beyond])  # the opposite of the push
+    assert bool((plain[beyond] == 0).all())
+
+
+def test_best_ratio_is_the_middle_of_the_bounds_where_nothing_is_better():
+    assert best_ratio(torch.zeros(1), 0.7, 1.5, 1e-4).item() == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize("p", [0.25, 0.5, 0.75])
+def test_nft_is_the_negative_aware_loss_of_the_paper_in_both_scalings(p):
+    """-log ratio on successes, -log of what is left of the old policy on failures; times 1 - p or sqrt((1 - p) / p)."""
+    z = torch.tensor([[0.3, -0.4, 0.2, -0.2]], dtype=torch.float64)
+    reward = torch.tensor([[1.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
+    leaf = z.clone().requires_grad_()
+    left = (1 - p * leaf.exp()) / (1 - p)
+    held = left + (left.clamp(min=1.0) - left).detach()
+    written = -torch.where(reward > 0, leaf, held.log())
+    (gradient,) = torch.autograd.grad(written.sum(), leaf)
+    for surrogate, scale, factor in ((nft, 1.0, 1 - p), (nft_scaled, (p * (1 - p)) ** 0.5, ((1 - p) / p) ** 0.5)):
+        a = (reward - p) / scale
+        torch.testing.assert_close(surrogate(z, a, LOW, HIGH).loss, factor * written.detach())
+        torch.testing.assert_close(slope(surrogate, z, a), factor * gradient)
+
+
+def test_nft_leaves_tied_groups_alone():
+    zero = torch.zeros_like(Z)
+    assert bool((slope(nft, Z, zero) == 0).all()) and bool((slope(nft_scaled, Z, zero) == 0).all())
+
+
+def test_linear_bound_lies_below_the_objective_of_an_averaged_log_likelihood():
+    """Rows are decisions, columns samples of their log-likelihood; equality and equal gradients where nothing moved."""
+    samples = 0.5 * torch.randn(200, 8, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    for sign in (1.0, -1.0):
+        a = torch.full((200, 1), sign, dtype=torch.float64)
+        bound = -linear_bound(samples, a, LOW, HIGH).loss.mean(1)
+        objective = sign * samples.mean(1).exp()
+        assert bool((bound <= objective + 1e-12).all())
+        leaf = torch.zeros(200, 8, dtype=torch.float64, requires_grad=True)
+        (gradient,) = torch.autograd.grad(-linear_bound(leaf, a, LOW, HIGH).loss.mean(1).sum(), leaf)
+        (expected,) = torch.autograd.grad((sign * leaf.mean(1).exp()).sum(), leaf)
+        torch.testing.assert_close(gradient, expected)

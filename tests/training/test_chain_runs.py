@@ -18,6 +18,7 @@ DPPO = ["algorithm=dppo", "algorithm.decisions=6", "algorithm.trained_steps=2"]
 RUNS = {
     "dppo": DPPO,
     "flow_grpo": ["algorithm=flow_grpo", "algorithm.group_size=4"],
+    "recipe": ["algorithm=recipe", "algorithm.recipe=grpo", "algorithm.group_size=4"],
     "flow_sde": ["algorithm=flow_sde", "algorithm.decisions=6", "algorithm.recompute_chains=true"],
 }
 
@@ -50,7 +51,7 @@ def bases(demonstrations: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     return {name: f"init_from={out}/{'diffusion' if name == 'dppo' else 'flow'}/checkpoints/last" for name in RUNS}
 
 
-@pytest.mark.parametrize("name", ["dppo", "flow_grpo", pytest.param("flow_sde", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["dppo", "flow_grpo", "recipe", pytest.param("flow_sde", marks=pytest.mark.slow)])
 def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
     name: str,
     bases: dict[str, str],

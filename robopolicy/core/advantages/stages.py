@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.advantages.pipeline import Pipeline, Scope, Stage, outcome, valid_entries
+from robopolicy.core.advantages.smooth import SmoothStandardize
+from robopolicy.core.advantages.targets import TargetDivergence, TemperedTarget
 from robopolicy.core.advantages.trackers import RunningMoments, Tracker
 from robopolicy.core.decisions import Decisions, Partition, first_rows
 from robopolicy.core.segments import Segments
@@ -258,6 +260,9 @@ STAGES: dict[str, Callable[..., Stage]] = {
     "scale": Scale,
     "constant_scale": ConstantScale,
     "running_scale": RunningScale,
+    "smooth_standardize": SmoothStandardize,
+    "target_divergence": TargetDivergence,
+    "tempered_target": TemperedTarget,
     "modulate": Modulate,
     "shape": Shape,
     "mix": Mix,

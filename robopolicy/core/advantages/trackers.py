@@ -39,11 +39,11 @@ class MeanTracker(Tracker):
 
     def read(self, keys: Tensor) -> Tensor:
         """Averages `(N,)`."""
-        return torch.tensor([self._mean.get(key, self.prior) for key in _integers(keys)], dtype=torch.float64)
+        return torch.tensor([self._mean.get(key, self.prior) for key in integers(keys)], dtype=torch.float64)
 
     def write(self, keys: Tensor, values: Tensor) -> None:
         """Move the averages."""
-        for key, value in zip(_integers(keys), _numbers(values), strict=True):
+        for key, value in zip(integers(keys), _numbers(values), strict=True):
             old = self._mean.get(key, value)
             self._mean[key] = self.decay * old + (1.0 - self.decay) * value
 
@@ -56,7 +56,7 @@ class MeanTracker(Tracker):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
-        self._mean = dict(zip(_integers(state["keys"]), _numbers(state["mean"]), strict=True))
+        self._mean = dict(zip(integers(state["keys"]), _numbers(state["mean"]), strict=True))
 
 
 class BetaTracker(Tracker):
@@ -79,12 +79,12 @@ class BetaTracker(Tracker):
 
     def read(self, keys: Tensor) -> Tensor:
         """Success probabilities `(N,)`."""
-        counts = [self._counts.get(key, self.prior) for key in _integers(keys)]
+        counts = [self._counts.get(key, self.prior) for key in integers(keys)]
         return torch.tensor([won / (won + lost) for won, lost in counts], dtype=torch.float64)
 
     def write(self, keys: Tensor, values: Tensor) -> None:
         """Add outcomes in [0, 1]."""
-        for key, value in zip(_integers(keys), _numbers(values), strict=True):
+        for key, value in zip(integers(keys), _numbers(values), strict=True):
             won, lost = self._counts.get(key, self.prior)
             self._counts[key] = (self.forgetting * won + value, self.forgetting * lost + 1.0 - value)
 
@@ -98,7 +98,7 @@ class BetaTracker(Tracker):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
         won, lost = _numbers(state["counts"][:, 0]), _numbers(state["counts"][:, 1])
-        self._counts = dict(zip(_integers(state["keys"]), zip(won, lost, strict=True), strict=True))
+        self._counts = dict(zip(integers(state["keys"]), zip(won, lost, strict=True), strict=True))
 
 
 class RunningMoments:
@@ -135,7 +135,8 @@ class RunningMoments:
 TRACKERS: dict[str, Callable[..., Tracker]] = {"mean": MeanTracker, "beta": BetaTracker}
 
 
-def _integers(keys: Tensor) -> list[int]:
+def integers(keys: Tensor) -> list[int]:
+    """Keys as numbers of Python."""
     return cast(list[int], keys.long().tolist())  # pyright: ignore[reportUnknownMemberType]
 
 

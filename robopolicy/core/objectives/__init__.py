@@ -1,0 +1,32 @@
+"""Objectives that see whole groups at once: pairs of trajectories, sets against sets.
+
+All are called `(decisions, advantage (N, 1 or T), logp (N, T)) -> (loss, detached scalars)`; a minibatch holds whole
+groups. What they compare is the advantage of each trajectory, by default its outcome. A preference pair is a group of
+two, of which the chosen one has the higher reward. Trajectories of one row, or of several that share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from robopolicy.core.decisions import Decisions
+from robopolicy.core.objectives.pairs import AnchoredPair, Contrastive, DirectPreference, NashPair, SoftPair
+from robopolicy.core.objectives.regression import PairRegression, StepRegression
+from robopolicy.core.objectives.sets import Discriminative, KahnemanTversky, SetPreference
+
+Objective = Callable[[Decisions, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
+
+OBJECTIVES: dict[str, Callable[..., object]] = {
+    "anchored_pair": AnchoredPair,
+    "contrastive": Contrastive,
+    "direct_preference": DirectPreference,
+    "discriminative": Discriminative,
+    "kahneman_tversky": KahnemanTversky,
+    "nash_pair": NashPair,
+    "pair_regression": PairRegression,
+    "set_preference": SetPreference,
+    "soft_pair": SoftPair,
+    "step_regression": StepRegression,
+}

@@ -1,0 +1,55 @@
+"""Objectives that regress log-ratios onto advantages, by squared error; their data may come from any policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from robopolicy.core.decisions import Decisions, by_unit
+from robopolicy.core.objectives.pairs import group_pairs
+from robopolicy.core.preferences import scores, squared_difference
+from robopolicy.core.ratios import log_ratio
+from robopolicy.core.segments import Segments
+
+Info = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class PairRegression:
+    """CoPG (S061): differences of `R - beta log pi / pi_ref` within a group, squared.
+
+    At 0 the policy is `pi_ref exp(R / beta)` up to its norm, whatever drew the trajectories; for two of them this is
+    IPO. On policy its gradient is that of RLOO with the penalised reward.
+    """
+
+    beta: float = 0.1
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
+        """Mean over the trajectories of the mean over the others of their group, each pair counted once."""
+        shaped = advantage[:, 0] - self.beta * scores(logp, decisions)
+        first, second = group_pairs(decisions)
+        others = Segments(first, first.new_ones(len(first)).bool()) if len(first) else None
+        if others is None:
+            return 0.0 * shaped.sum(), {}
+        error = others.mean(squared_difference(shaped[first], shaped[second], 0.0))
+        return 0.5 * error.sum() / others.size, {"residual": error.mean().detach()}
+
+
+@dataclass(frozen=True)
+class StepRegression:
+    """Direct advantage policy optimisation (S109): `(beta log pi / pi_ref - A)^2` of each unit, a step or a chunk.
+
+    The advantage of a unit is the sum over its decisions. At 0 the policy is `pi_ref exp(A / beta)`.
+    """
+
+    beta: float = 0.1
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
+        """Mean over the units."""
+        segments = Segments(by_unit(decisions), decisions.valid())
+        gain = segments.sum(advantage.expand_as(logp))
+        change = segments.sum(log_ratio(logp, decisions.need("logp_ref"), decisions))
+        error = squared_difference(self.beta * change, gain, 0.0)
+        loss = error.sum() / (segments.count > 0).sum().clamp(min=1)
+        return loss, {"residual": loss.detach()}

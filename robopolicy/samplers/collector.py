@@ -1,0 +1,158 @@
+"""The sampling side of a recipe as one object: it plays groups, and tells its parts how that went."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.decisions import Decisions
+from robopolicy.samplers.attempts import groups_of
+from robopolicy.samplers.parts import build
+from robopolicy.samplers.protocols import (
+    Attempt,
+    Intervention,
+    Pool,
+    Sampler,
+    Staleness,
+    Topology,
+    World,
+    rewards_of,
+)
+from robopolicy.samplers.rewards import Composition, outcomes_of
+
+DEFAULTS: dict[str, Any] = {
+    "reward": [],  # composition of rewards, left to right; none: the verdict of the world
+    "sampler": {"name": "uniform"},  # which tasks come next
+    "topology": {"name": "flat"},  # how the attempts at a task hang together
+    "intervention": [],  # what is done about groups that teach nothing, in order
+    "temperature": 1.0,  # of the policy while it plays
+    "refill": 0,  # times that dropped groups are replaced by playing others
+    "staleness": {"name": "bounded", "limit": 0},  # how old weights may be, where play and learning overlap
+}
+"""The keys of `rollout` in a recipe and what they are where it is silent."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What is learned from next."""
+
+    attempts: list[Attempt]  # with their composed rewards
+    decisions: Decisions  # their rows
+    lost: list[int]  # keys of attempts whose reward was no number; they are left out
+
+
+class Collector:
+    """Samples, plays, rewards and intervenes as the `rollout` section of a recipe says."""
+
+    def __init__(
+        self, plain: Mapping[str, Any], pool: Pool, world: World, *, group_size: int = 8, seed: int = 0
+    ) -> None:
+        """Build the parts.
+
+        Args:
+            plain: Keys of `DEFAULTS`.
+            pool: What may be attempted; budgets and temperatures are set here.
+            world: Where.
+            group_size: Attempts per task.
+            seed: Of the sampler.
+
+        Raises:
+            ValueError: A key, name or option is unknown or does not fit; one line.
+        """
+        for key in plain:
+            if key not in DEFAULTS:
+                raise ValueError(f"Unknown key '{key}' of rollout; known: {', '.join(DEFAULTS)}.")
+        settings = {**DEFAULTS, **plain}
+        self.world, self.refill = world, int(settings["refill"])
+        self.sampler: Sampler = build("sampler", settings["sampler"])
+        self.topology: Topology = build("topology", settings["topology"])
+        self.reward = Composition([build("reward", entry) for entry in settings["reward"]])
+        self.interventions: list[Intervention] = [build("intervention", entry) for entry in settings["intervention"]]
+        self.staleness: Staleness = build("staleness", settings["staleness"])
+        temperature = float(settings["temperature"])
+        tasks = [replace(task, budget=group_size, temperature=temperature) for task in pool.tasks]
+        self.sampler.begin(replace(pool, tasks=tasks), seed)
+        self._verdicts: list[tuple[int, float]] = []  # of what was played since `observe`
+        self._lost: list[int] = []
+        self._lock = threading.RLock()  # players of `samplers.staleness` come from several threads
+
+    def play(self, n: int, world: World | None = None) -> list[list[Attempt]]:
+        """Play `n` groups and intervene; fewer where groups were dropped and not refilled."""
+        world, groups = world or self.world, []
+        for _ in range(1 + self.refill):
+            with self._lock:
+                tasks = self.sampler.propose(n - len(groups))
+            attempts = self.topology.rollout(world, tasks)
+            sound = [attempt for attempt in attempts if math.isfinite(attempt.reward)]
+            with self._lock:
+                self._lost += [attempt.task.key for attempt in attempts if not math.isfinite(attempt.reward)]
+                self._verdicts += [(attempt.task.key, attempt.reward) for attempt in sound]
+                groups += [helped for group in groups_of(sound) if (helped := self._helped(group, world))]
+            if len(groups) >= n:
+                break
+        return groups
+
+    def _helped(self, group: list[Attempt], world: World) -> list[Attempt]:
+        for part in self.interventions:
+            if group and part.triggered(rewards_of(group)):
+                group = part.rows(group, world)
+        return group
+
+    def batch(self, groups: Sequence[Sequence[Attempt]]) -> Batch:
+        """Rewards and rows of groups.
+
+        Raises:
+            RuntimeError: There are none: everything was dropped or lost.
+        """
+        attempts = [attempt for group in groups for attempt in group]
+        if not attempts:
+            raise RuntimeError("No group is left to learn from; raise rollout.refill or drop fewer.")
+        with self._lock:
+            for part in self.interventions:
+                part.observe(groups)
+            lost, self._lost = self._lost, []
+        composed = self.reward(outcomes_of(attempts)).tolist()
+        attempts = [replace(attempt, reward=reward) for attempt, reward in zip(attempts, composed, strict=True)]
+        return Batch(attempts, self.world.batch(attempts), lost)
+
+    def collect(self, n: int) -> Batch:
+        """Play and make rows of `n` groups."""
+        return self.batch(self.play(n))
+
+    def observe(self, batch: Batch, advantage: Tensor) -> None:
+        """Tell the sampler what was learned.
+
+        Args:
+            batch: What `collect` gave.
+            advantage: (N, 1) or (N, T) of its rows, 0 for those that were not selected.
+        """
+        group, valid = batch.decisions.need("group"), batch.decisions.valid()
+        size = advantage.detach().double().abs().expand(valid.shape).masked_fill(~valid, 0.0).sum(1)
+        size = size / valid.sum(1).clamp(min=1)
+        with self._lock:
+            verdicts, self._verdicts = self._verdicts, []
+            mean = {int(key): float(size[group == key].mean()) for key in group.unique()}
+            keys = torch.tensor([key for key, _ in verdicts], dtype=torch.int64)
+            rewards = torch.tensor([reward for _, reward in verdicts], dtype=torch.float64)
+            known = torch.tensor([mean.get(key, 0.0) for key, _ in verdicts], dtype=torch.float64)
+            if len(keys):
+                self.sampler.observe(keys, rewards, known)
+
+    def state_dict(self) -> dict[str, Any]:
+        """States of the parts, between `observe` and the next `collect`."""
+        return {name: part.state_dict() for name, part in self._parts().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`; the next batches equal those of the uninterrupted run, if the world is restored too."""
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+
+    def _parts(self) -> dict[str, Any]:
+        named = {"sampler": self.sampler, "topology": self.topology, "reward": self.reward}
+        return named | {f"intervention.{number}": part for number, part in enumerate(self.interventions)}

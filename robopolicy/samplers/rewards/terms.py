@@ -1,0 +1,163 @@
+"""Rewards of single attempts: sums, products, gates, minima, chosen criteria, debates, refinements.
+
+Wherever a metric is named, "reward" stands for the reward composed so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robopolicy.samplers.protocols import Outcomes, Reward
+
+
+@dataclass(frozen=True)
+class Sum(Reward):
+    """Weighted sum of metrics; negative weights are costs (of a mode, a call for help, a second)."""
+
+    terms: Mapping[str, float]
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        """Rewards `(M,)`."""
+        return sum((weight * outcomes.need(name) for name, weight in self.terms.items()), 0.0 * outcomes.reward)
+
+
+@dataclass(frozen=True)
+class Product(Reward):
+    """Product of metrics."""
+
+    of: Sequence[str]
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        """Rewards `(M,)`."""
+        return torch.stack([outcomes.need(name) for name in self.of]).prod(0)
+
+
+@dataclass(frozen=True)
+class Gated(Reward):
+    """Levels that count only when all before are passed (ChatShopBuddy, S041): `sum_l w_l s_l prod_{k<l} [s_k passes]`.
+
+    Safety before success before style.
+    """
+
+    levels: Sequence[str]
+    weights: Sequence[float]
+    threshold: float = 0.5  # at which a level is passed
+
+    def __post_init__(self) -> None:
+        if len(self.levels) != len(self.weights):
+            raise ValueError(f"Gated needs one weight per level, got {len(self.weights)} for {len(self.levels)}.")
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        """Rewards `(M,)`."""
+        total, opened = torch.zeros_like(outcomes.reward), torch.ones_like(outcomes.reward)
+        for name, weight in zip(self.levels, self.weights, strict=True):
+            score = outcomes.need(name)
+            total = total + weight * score * opened
+            opened = opened * (score >= self.threshold)
+        return total
+
+
+@dataclass(frozen=True)
+class Least(Reward):
+    """The smallest of some criteria: what a perfect adversary would point at (RLAC, S173)."""
+
+    criteria: Sequence[str]
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        """Rewards `(M,)`."""
+        return torch.stack([outcomes.need(name) for name in self.criteria]).amin(0)
+
+
+@dataclass(frozen=True)
+class Criterion(Reward):
+    """The one criterion that a critic chose for each attempt (RLAC, S173), who earns the rest (`ZeroSum`)."""
+
+    criteria: Sequence[str]
+    choice: str = "criterion"  # metric: index of the chosen criterion
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        """Rewards `(M,)`."""
+        scores = torch.stack([outcomes.need(name) for name in self.criteria], 1)  # (M, C)
+        return scores.gather(1, outcomes.need(self.choice).long().unsqueeze(1)).squeeze(1)
+
+
+@dataclass(frozen=True)
+class ZeroSum(Reward):
+    """Of two players one earns the reward and the other what is missing from `total` (RLAC: 1; SPC, S155: 0)."""
+
+    role: str = "role"  # metric: 0 for the player who earns the reward, 1 for its adversary
+    total: float = 1.0
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        """Rewards `(M,)`."""
+        return torch.where(outcomes.need(self.role) > 0.5, self.total - outcomes.reward, outcomes.reward)
+
+
+@dataclass(frozen=True)
+class Debate(Reward):
+    """`(1 - share)` of the reward and `share` of a judge's verdict on a debate about it (S141)."""
+
+    share: float = 0.5
+    verdict: str = "verdict"
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        """Rewards `(M,)`."""
+        return (1.0 - self.share) * outcomes.reward + self.share * outcomes.need(self.verdict)
+
+
+class Refinement(Reward):
+    """Critique-RL (S145): a critique earns +-1 for its verdict, after `first` batches what the refinement earns.
+
+    Then it is the success of the refinement plus `bonus` for a right verdict, and -1 for a wrong one whatever follows.
+    """
+
+    def __init__(
+        self, first: float = 200, bonus: float = 0.2, right: str = "verdict", refined: str = "refined"
+    ) -> None:
+        """Get ready.
+
+        Args:
+            first: Batches of the first stage; .inf: it does not end.
+            bonus: For a right verdict in the second.
+            right: Metric: 1 where the verdict is right.
+            refined: Metric: reward of the refinement.
+        """
+        self.first, self.bonus, self.right, self.refined = first, bonus, right, refined
+        self.batches = 0
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        """Rewards `(M,)`."""
+        right = outcomes.need(self.right) > 0.5
+        earned = 1.0 if self.batches < self.first else outcomes.need(self.refined) + self.bonus
+        self.batches += 1
+        return torch.where(right, earned, -torch.ones_like(outcomes.reward))
+
+    def state_dict(self) -> dict[str, int]:
+        """Batches seen."""
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Restore `state_dict`."""
+        self.batches = int(state["batches"])
+
+
+def cosine_calls(calls: Tensor, fewest: Tensor, scale: Tensor | float) -> Tensor:
+    """Efficiency in [0, 1] of successes with `calls` tool calls where `fewest` would do (OTC, S024).
+
+    1 where neither needs any, `cos(m pi / (2 m + c))` where none was needed, and `sin(f pi / (2 n))` with
+    `f = 2 m n / (m + n)` otherwise.
+
+    Args:
+        calls: m (M,).
+        fewest: n (M,), of the same tasks.
+        scale: c, calls at which the cosine falls.
+    """
+    needless = torch.cos(calls * math.pi / (2.0 * calls + scale))
+    middle = 2.0 * calls * fewest / (calls + fewest).clamp(min=1.0)
+    needed = torch.sin(middle * math.pi / (2.0 * fewest.clamp(min=1.0)))
+    return torch.where(fewest > 0, needed, torch.where(calls > 0, needless, torch.ones_like(needless)))

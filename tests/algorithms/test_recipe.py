@@ -1,0 +1,146 @@
+"""Recipes on denoising chains: ratios, the first gradient, the reference, what is refused, resume, and learning."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import fine_tuning_tools as tools
+import pytest
+import torch
+import yaml
+
+from robopolicy.algorithms.recipe import Compared, RecipeTuner, RecipeTunerConfig, decisions_of, whole_groups
+from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.errors import UserError
+from robopolicy.policies.heads.diffusion import DiffusionPolicy
+from robopolicy.policies.heads.flow import FlowPolicy
+
+HEADS = {"flow": tools.flow_head, "diffusion": tools.diffusion_head}
+
+
+def tuner(head: str = "flow", seed: int = 0, **overrides: Any) -> RecipeTuner:
+    settings = {"group_size": 4, "batch_size": 64} | overrides
+    return RecipeTuner(RecipeTunerConfig(**settings), HEADS[head](seed), total_updates=20)
+
+
+def compared(algorithm: RecipeTuner, rollout: Any) -> Compared:
+    decisions = algorithm._scored(decisions_of(rollout, algorithm.dimensions, 0))
+    return Compared(decisions, algorithm.recipe.advantage(decisions))
+
+
+both = pytest.mark.parametrize("head", HEADS)
+
+
+@both
+def test_every_ratio_of_fresh_data_is_one_and_the_gradient_is_the_policy_gradient(head: str) -> None:
+    algorithm = tuner(head)
+    sampler = tools.sampler_for(algorithm)
+    algorithm.update(sampler.collect(algorithm.act))
+    rows = compared(algorithm, sampler.collect(algorithm.act))
+    loss, info = algorithm.actor_loss(rows)
+    assert float(info["ratio_max"]) < 1e-3 and float(info["clip_fraction"]) == 0.0
+    logp = algorithm.policy.decisions(
+        {"state": rows.decisions.extra["obs.state"]}, {"chain": rows.decisions.extra["record.chain"]}
+    ).logp
+    episodes = rows.decisions.need("trajectory")
+    share = 1.0 / torch.bincount(episodes)[episodes] / len(episodes.unique()) / logp.shape[1]  # mean of episode means
+    plain = -(share[:, None] * rows.advantage * logp * algorithm.dimensions).sum()
+    tools.assert_close(
+        tools.gradient(loss, algorithm.actor_parameters), tools.gradient(plain, algorithm.actor_parameters)
+    )
+
+
+@both
+def test_the_log_probabilities_are_those_of_whole_steps(head: str) -> None:
+    algorithm = tuner(head)
+    policy = algorithm.policy
+    rows = compared(algorithm, tools.sampler_for(algorithm).collect(algorithm.act)).decisions
+    obs, chain = {"state": rows.extra["obs.state"]}, rows.extra["record.chain"]
+    mean, log_std = policy.transitions(obs, {"chain": chain})
+    density = torch.distributions.Normal(mean, log_std.exp()).log_prob(chain[:, 1:])
+    if head == "diffusion":  # scores what is executed, and clamps
+        density = density[..., : policy.spec.execute, :].clamp(-5.0, 2.0)
+    torch.testing.assert_close(rows.logp_old, density.flatten(2).sum(2), rtol=1e-4, atol=1e-3)
+
+
+def test_rows_are_chunks_of_episodes_in_order_of_time() -> None:
+    algorithm = tuner()
+    rollout = tools.sampler_for(algorithm).collect(algorithm.act)
+    rows = decisions_of(rollout, 1.0, 3)
+    episodes = rows.need("trajectory")
+    for episode in range(16):
+        own = episodes == episode
+        assert rows.need("unit")[own, 0].tolist() == list(range(int(own.sum())))
+        torch.testing.assert_close(outcome(rows)[own][0, 0], rollout.returns[episode])
+        assert rows.need("group")[own].unique().item() == int(rollout.group[episode])
+    assert float(rows.need("reward")[:, :-1].abs().sum()) == 0.0 and rows.need("version").unique().item() == 3
+
+
+def test_a_minibatch_holds_whole_groups() -> None:
+    group = torch.tensor([0, 1, 2, 3, 3, 2, 1, 0, 0])
+    parts = list(whole_groups(group, 4, torch.Generator().manual_seed(0)))
+    assert sorted(torch.cat(parts).tolist()) == list(range(9))
+    assert all(not set(group[a].tolist()) & set(group[b].tolist()) for a, b in zip(parts, parts[1:], strict=False))
+    assert all(len(part) >= 4 for part in parts[:-1])
+
+
+@both
+def test_the_base_is_the_reference_and_stays_bit_identical(head: str, tmp_path: Path) -> None:
+    file = tmp_path / "with_kl.yaml"
+    file.write_text(yaml.safe_dump({"estimator": {"kl": "k2", "kl_coef": 0.1}}))
+    algorithm = tuner(head, recipe=str(file), lr=1e-3)
+    base, before = tools.snapshot(algorithm.base), tools.snapshot(algorithm.policy)
+    sampler = tools.sampler_for(algorithm)
+    kl = [algorithm.update(sampler.collect(algorithm.act))["actor/kl_ref"] for _ in range(3)]
+    assert 0.0 < kl[0] < kl[2] and all(math.isfinite(value) for value in kl)
+    assert not tools.changed(base, algorithm.base) and algorithm.reference.head is algorithm.base
+    assert tools.changed(before, algorithm.policy)
+    assert type(algorithm.deployable()) is (FlowPolicy if head == "flow" else DiffusionPolicy)
+
+
+@both
+def test_a_resumed_run_ends_with_the_same_weights_and_memory(head: str, tmp_path: Path) -> None:
+    file = tmp_path / "tracked.yaml"
+    stages = [{"name": "tracker_baseline", "tracker": {"name": "mean"}}, {"name": "running_scale"}]
+    ramp = {"name": "anneal", "start": 0.1, "end": 0.0, "steps": 5}
+    file.write_text(yaml.safe_dump({"advantage": stages, "controllers": {"kl": ramp}, "epochs": 2}))
+    straight, again = tools.resumed(lambda seed=0: tuner(head, seed, recipe=str(file)))
+    assert not tools.changed(tools.snapshot(straight.policy), again.policy)
+    assert straight.recipe.estimator.controllers["kl"].value == pytest.approx(0.06)
+    assert again.recipe.estimator.controllers["kl"].value == straight.recipe.estimator.controllers["kl"].value
+    first, second = straight.recipe.state_dict(), again.recipe.state_dict()
+    assert first["pipeline"]["1"] == second["pipeline"]["1"]
+    torch.testing.assert_close(first["pipeline"]["0"]["mean"], second["pipeline"]["0"]["mean"])
+
+
+def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="Unknown recipe 'grop'. Did you mean 'grpo'"):
+        tuner(recipe="grop")
+    file = tmp_path / "mine.yaml"
+
+    def written(**plain: Any) -> str:
+        file.write_text(yaml.safe_dump(plain))
+        return str(file)
+
+    with pytest.raises(UserError, match=r"mine.yaml': Unknown key 'advantages' of a recipe"):
+        tuner(recipe=written(advantages=[]))
+    with pytest.raises(UserError, match="learns from pairs; this algorithm plays"):
+        tuner(recipe=written(data="pairs"))
+    with pytest.raises(UserError, match="cannot be read"):
+        tuner(recipe=str(tmp_path / "missing.yaml"))
+    needy = tuner(recipe=written(advantage=[{"name": "given_baseline", "key": "greedy"}]))
+    with pytest.raises(UserError, match=r"asks for more than robots record: .*extra\['greedy'\]"):
+        needy.update(tools.sampler_for(needy).collect(needy.act))
+
+
+def test_grpo_improves_a_flow_that_was_never_trained() -> None:
+    algorithm = tuner(group_size=8, batch_size=256, noise_level=1.0, epochs=4, lr=1e-2, lr_final=1e-3)
+    sampler = tools.sampler_for(algorithm, num_envs=64)
+    returns = []
+    for _ in range(14):
+        rollout = sampler.collect(algorithm.act)
+        returns.append(float(rollout.returns.mean()))
+        algorithm.update(rollout)
+    assert sum(returns[-3:]) / 3 > sum(returns[:3]) / 3 + 1.2

@@ -1,0 +1,202 @@
+"""Rewards against their written formulas, and the limits at which they are nothing new."""
+
+import math
+
+import pytest
+import torch
+from playground import Playground
+from torch.testing import assert_close
+
+from robopolicy.samplers.protocols import Outcomes
+from robopolicy.samplers.rewards import (
+    REWARDS,
+    Composition,
+    Criterion,
+    Debate,
+    Gated,
+    GradientWeights,
+    HypervolumeFactor,
+    Least,
+    ParetoRank,
+    Product,
+    Rank,
+    RankFailures,
+    Refinement,
+    Sum,
+    ToolCalls,
+    ZeroSum,
+    outcomes_of,
+)
+from robopolicy.samplers.rewards.adaptive import hypervolume
+
+
+def outcomes(reward, key=None, **metrics) -> Outcomes:
+    def column(values):
+        return torch.tensor(values, dtype=torch.float64)
+
+    key = torch.tensor(key if key is not None else [0] * len(reward))
+    return Outcomes(key, column(reward), {name: column(values) for name, values in metrics.items()})
+
+
+def gives(part, expected, *args, **kwargs) -> None:
+    assert_close(part(outcomes(*args, **kwargs)), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_sums_and_costs():
+    """I (6.10): a cost of 0 leaves the reward."""
+    gives(Sum({"reward": 1.0, "mode": 0.0}), [1.0, 0.0], [1.0, 0.0], mode=[3.0, 2.0])
+    gives(
+        Sum({"reward": 1.0, "mode": -0.1, "format": 0.5}), [1.2, -0.2], [1.0, 0.0], mode=[3.0, 2.0], format=[1.0, 0.0]
+    )
+
+
+def test_improvement_of_the_next_episode():
+    """I (5.15): a constant return earns the coach nothing."""
+    coach = Sum({"next": 1.0, "reward": -1.0})
+    gives(coach, [0.0, 0.0, 1.0], [0.5, 0.0, 0.0], next=[0.5, 0.0, 1.0])
+
+
+def test_products():
+    gives(Product(["reward", "safe"]), [0.5, 0.0], [1.0, 1.0], safe=[0.5, 0.0])
+
+
+def test_gates():
+    """3.08: later levels count only when the earlier are passed; one level is the plain reward."""
+    gives(Gated(["reward"], [1.0]), [1.0, 0.3], [1.0, 0.3])
+    part = Gated(["safe", "reward"], [1.0, 2.0], threshold=0.5)
+    gives(part, [3.0, 0.0, 1.0, 0.4], [1.0, 1.0, 0.0, 1.0], safe=[1.0, 0.0, 1.0, 0.4])
+    with pytest.raises(ValueError, match="one weight per level"):
+        Gated(["a"], [])
+
+
+def test_critics_that_choose_a_criterion():
+    """I (6.08): a perfect critic gives the minimum, a uniform one on average the checklist."""
+    lists = {"a": [1.0, 1.0], "b": [0.0, 1.0], "c": [1.0, 0.5]}
+    gives(Least(["a", "b", "c"]), [0.0, 0.5], [0.0, 0.0], **lists)
+    part = Criterion(["a", "b", "c"])
+    gives(part, [0.0, 0.5], [0.0, 0.0], **lists, criterion=[1, 2])
+    every = torch.stack([part(outcomes([0.0, 0.0], **lists, criterion=[c, c])) for c in range(3)]).mean(0)
+    assert_close(every, torch.tensor([2 / 3, 2.5 / 3], dtype=torch.float64))
+
+
+def test_adversaries_share_a_total():
+    """6.08 and 6.07: what one earns the other loses."""
+    gives(ZeroSum(total=1.0), [0.75, 0.25], [0.75, 0.75], role=[0, 1])
+    gives(ZeroSum(total=0.0), [1.0, -1.0], [1.0, 1.0], role=[0, 1])
+
+
+def test_debates():
+    """I (6.04): share 0 is the reward of the environment."""
+    gives(Debate(share=0.0), [1.0, 0.0], [1.0, 0.0], verdict=[0.0, 1.0])
+    gives(Debate(share=0.25), [0.75, 0.25], [1.0, 0.0], verdict=[0.0, 1.0])
+
+
+def test_refinements_follow_verdicts():
+    """I (6.05): without the second stage, +-1 for the verdict; with it, the refinement and 0.2, or -1."""
+    first = Refinement(first=math.inf)
+    for _ in range(3):
+        gives(first, [1.0, 1.0, -1.0], [0.0] * 3, verdict=[1, 1, 0], refined=[1.0, 0.0, 1.0])
+    both = Refinement(first=1)
+    gives(both, [1.0, 1.0, -1.0], [0.0] * 3, verdict=[1, 1, 0], refined=[1.0, 0.0, 1.0])
+    gives(both, [1.2, 0.2, -1.0], [0.0] * 3, verdict=[1, 1, 0], refined=[1.0, 0.0, 1.0])
+
+
+def test_tool_calls_against_the_fewest():
+    """I (6.01): as few as possible earns 1, endless calling 0, a failure 0; the fewest are remembered."""
+    part = ToolCalls(scale=4.0)
+    gives(part, [1.0, math.sin(2 * 2 * 4 / 6 * math.pi / 4), 0.0], [1.0, 1.0, 0.0], calls=[2, 4, 2])
+    gives(part, [math.sin(2 * 2 * 3 / 5 * math.pi / 4)], [1.0], calls=[3])
+    gives(part, [1.0], [1.0], [7], calls=[0])
+    gives(part, [math.cos(3 * math.pi / 10), 1.0], [1.0, 1.0], [7, 7], calls=[3, 0])
+    assert float(part(outcomes([1.0], calls=[1e9]))) < 1e-6
+    assert float(part(outcomes([1.0], [7], calls=[1e9]))) < 1e-6
+    again = ToolCalls(scale=4.0)
+    again.load_state_dict(part.state_dict())
+    gives(again, [1.0], [1.0], calls=[2])
+
+
+def test_ranks_within_groups():
+    gives(Rank(), [1.0, 0.0, 0.5, 0.5], [9.0, 3.0, 5.0, 7.0], [0, 0, 0, 1])
+    gives(Rank(), [0.75, 0.75, 0.0], [1.0, 1.0, 0.0])
+
+
+def test_ranks_of_failures():
+    """I (5.10): a share of 0 changes nothing; successes keep their reward in any case."""
+    gives(RankFailures(share=0.0), [1.0, 0.0, 0.0], [1.0, 0.0, 0.0], progress=[0, 1, 2])
+    gives(RankFailures(share=0.1), [1.0, 0.0, 0.1], [1.0, 0.0, 0.0], progress=[9, 1, 2])
+
+
+def test_pareto_ranks():
+    """I (5.18): one objective is the rank; incomparable attempts are equals."""
+    values = [3.0, 1.0, 2.0, 2.0]
+    gives(ParetoRank(["a"]), Rank("a")(outcomes([0.0] * 4, a=values)).tolist(), [0.0] * 4, a=values)
+    gives(ParetoRank(["a", "b"]), [1.0, 1.0, 0.0], [0.0] * 3, a=[2.0, 1.0, 1.0], b=[1.0, 2.0, 0.5])
+
+
+def test_hypervolumes():
+    assert hypervolume([(2.0,), (3.0,)], (1.0,)) == 2.0
+    assert hypervolume([(1.0, 2.0), (2.0, 1.0)], (0.0, 0.0)) == 3.0
+    assert hypervolume([(1.0, 1.0, 1.0), (0.5, 0.5, 3.0)], (0.0, 0.0, 0.0)) == pytest.approx(1.5)
+    assert hypervolume([(2.0, -1.0)], (0.0, 0.0)) == 0.0
+
+
+def test_validation_that_moves_the_front_raises_the_reward():
+    """6.03 (a)."""
+    part = HypervolumeFactor([0.0, 0.0])
+    gives(part, [0.5], [1.0])
+    part.validated([1.0, 1.0])
+    gives(part, [0.5 + 1.5 * math.tanh(1.0)], [1.0])
+    part.validated([0.5, 0.5])
+    gives(part, [0.5], [1.0])
+
+
+def test_weights_follow_gradients():
+    """I (6.03 b): a rate of 0 keeps them; always on the simplex; the aligned objective gains, the opposed one loses."""
+    gradients = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]])
+    still = GradientWeights(["a", "b", "c"], rate=0.0)
+    still.follow(gradients)
+    assert_close(still.weight, torch.full((3,), 1 / 3, dtype=torch.float64))
+    part = GradientWeights(["a", "b", "c"], rate=0.5, regularization=2.0)
+    for _ in range(20):
+        part.follow(gradients)
+        assert_close(part.weight.sum(), torch.tensor(1.0, dtype=torch.float64))
+    assert int(part.weight.argmax()) == 1
+    once = GradientWeights(["a", "b"], rate=0.5, regularization=2.0)
+    once.follow(torch.tensor([[1.0], [2.0]]))
+    assert_close(once.weight, torch.softmax(torch.tensor([0.75, 1.5], dtype=torch.float64), 0))
+    gives(once, [float(once.weight @ torch.tensor([3.0, 4.0]).double())], [0.0], a=[3.0], b=[4.0])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("refinement", {"first": 2}),
+        ("tool_calls", {}),
+        ("hypervolume", {"reference": [0.0]}),
+        ("gradient_weights", {"objectives": ["calls", "refined"]}),
+    ],
+)
+def test_memory_resumes(name, settings):
+    case = outcomes([1.0, 1.0, 0.0], verdict=[1, 0, 1], refined=[1.0, 0.0, 0.0], calls=[3, 2, 1])
+    part, again = REWARDS[name](**settings), REWARDS[name](**settings)
+    for _ in range(2):
+        part(case)
+    if name == "hypervolume":
+        part.validated([2.0])
+    again.load_state_dict(part.state_dict())
+    assert_close(again(case), part(case))
+
+
+def test_rewards_compose_from_left_to_right():
+    composed = Composition([Sum({"reward": 2.0}), Debate(share=0.5)])
+    gives(composed, [1.5, 0.0], [1.0, 0.0], verdict=[1.0, 0.0])
+    gives(Composition([]), [1.0, 0.0], [1.0, 0.0])
+
+
+def test_outcomes_of_attempts_and_what_they_lack():
+    world = Playground()
+    attempts = world.play(world.tasks())
+    made = outcomes_of(attempts)
+    assert made.key.tolist() == [0, 1, 2, 3] and set(made.metrics) == {"share", "length"}
+    with pytest.raises(ValueError, match="needs the metric 'calls'; the world measures: length, share"):
+        ToolCalls()(made)
