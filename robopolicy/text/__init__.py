@@ -1,7 +1,7 @@
 """The language-model adapter: a transformers causal model as a `Policy`, its tokens as decisions.
 
-Importing the package makes policy and algorithms known, so that checkpoints and runs may name them; `transformers` is imported when it is
-used.
+Importing the package makes policy and algorithms known, so that checkpoints and runs may name them; `transformers` is
+imported when it is used.
 """
 
 from robopolicy.algorithms import ALGORITHMS

@@ -142,7 +142,7 @@ class TextRecipe(TextLearner):
             raise UserError(f"Recipe '{config.recipe}' learns from {self.recipe.data}, not from rollouts.")
         self.group_size = config.group_size or self.recipe.group_size
         self.reference: TextPolicy | None = frozen_copy(policy) if _compares(self.recipe) else None
-        self.feedback: dict[str, torch.Tensor] = {}  # keys, rewards and advantages for the sampler
+        self.advantage: torch.Tensor | None = None  # (N, 1) or (N, T) of the last batch, 0 where not selected
 
     def update(self, batch: Decisions) -> Metrics:
         """Select, compare, and the recipe's epochs."""
@@ -151,7 +151,8 @@ class TextRecipe(TextLearner):
         info: Info = {}
         metrics: Metrics = {}
         try:
-            decisions = batch.select(self.recipe.select(batch, self.generator))
+            rows = self.recipe.select(batch, self.generator)
+            decisions = batch.select(rows)
             advantage = self.recipe.advantage(decisions)
             for _ in range(self.recipe.epochs):
                 for index in self._minibatches(decisions):
@@ -163,24 +164,15 @@ class TextRecipe(TextLearner):
             raise UserError(f"Recipe '{self.config.recipe}' asks for more than text records: {error}") from error
         self.recipe.observe(batch, info)
         self.updates += 1
-        self.feedback = self._feedback(decisions, advantage)
+        self.advantage = advantage.new_zeros(len(batch), advantage.shape[1]).index_copy_(0, rows, advantage)
         metrics |= {f"actor/{key}": float(value) for key, value in info.items()}
         metrics["actor/informative"] = float((advantage != 0).any(1).float().mean())
         return metrics | {"actor/selected": len(decisions) / len(batch)}
 
     def parts(self) -> Mapping[str, Stateful]:
-        """Those of the base, what the recipe remembers, the reference and what the sampler is still to hear."""
+        """Those of the base, what the recipe remembers, and the reference."""
         reference = {} if self.reference is None else {"reference": self.reference}
         return {**super().parts(), "recipe": self.recipe, **reference}
-
-    def state_dict(self) -> dict[str, Any]:
-        """States of all parts, and what the sampler is still to hear."""
-        return super().state_dict() | {"feedback": self.feedback}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
-        super().load_state_dict(state)
-        self.feedback = dict(state["feedback"])
 
     def _minibatches(self, decisions: Decisions) -> list[torch.Tensor]:
         if self.recipe.minibatches == 1:
@@ -190,7 +182,7 @@ class TextRecipe(TextLearner):
 
     @torch.no_grad()
     def _prepared(self, batch: Decisions) -> Decisions:
-        """Without overlong rows where asked, scored again in half precision, scored by the reference if there is one."""
+        """Without overlong rows where asked, scored again in half precision, and by the reference if there is one."""
         mask = batch.valid()
         if self.config.overlong == "mask":
             mask = mask & ~batch.extra["cut"][:, None]
@@ -207,12 +199,6 @@ class TextRecipe(TextLearner):
     def _scored(self, policy: TextPolicy, batch: Decisions) -> torch.Tensor:
         starts = range(0, len(batch), SCORED)
         return torch.cat([score(policy, batch.select(slice(at, at + SCORED))).logp for at in starts])
-
-    def _feedback(self, decisions: Decisions, advantage: torch.Tensor) -> dict[str, torch.Tensor]:
-        valid = decisions.valid()
-        mean = (advantage * valid).sum(1) / valid.sum(1).clamp(min=1)
-        rewards = decisions.need("reward").sum(1)
-        return {"keys": decisions.need("group"), "rewards": rewards, "advantage": mean}
 
 
 def _compares(recipe: Recipe) -> bool:

@@ -173,7 +173,7 @@ class TextPolicy(Policy):
         return {"tokens": tokens.to(self.device), "start": start.to(self.device), "mask": mask.to(self.device)}
 
     def conversations(self, batch: Sequence[Sequence[str]]) -> Record:
-        """As `rows`, of solved conversations: messages of the world and of the policy in turn, ending with the latter's."""
+        """As `rows`, of solved conversations: messages of the world and of the policy in turn, the latter's last."""
         tokenizer = self.tokenizer
         prompts = [tokenizer.prompt(said[:1]) for said in batch]
         written: list[list[int]] = []

@@ -8,11 +8,13 @@ policy decided those in its mask; a unit is a turn. `Task.payload` is the episod
     temperature (N,)        the tokens were drawn with
     cut (N,) bool           a message reached the budget before it ended
 
-A completion that cannot be judged gives an attempt without decisions and the metric `fault` 1; `faults` names them.
+A completion that cannot be judged gives an attempt without decisions whose reward is no number, and which the sampling
+side therefore leaves out; `guard` names the prompt.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -68,6 +70,7 @@ class TextWorld:
         self.generator = generator
         self.version = 0  # of the weights, noted with every attempt
         self.generated = 0  # tokens so far
+        self.played: list[Attempt] = []  # since whoever reports on them has cleared it
 
     def play(self, tasks: Sequence[Task], *, units: int | None = None) -> list[Attempt]:
         """Attempt every task once; a unit is a turn."""
@@ -86,7 +89,9 @@ class TextWorld:
                 talk.add(tokens, True, logp[place][:count], entropy[place][:count])
                 talk.cut |= cut[place]
                 self._answer(talk, tokens)
-        return [self._attempt(talk) for talk in talks]
+        attempts = [self._attempt(talk) for talk in talks]
+        self.played += attempts
+        return attempts
 
     def batch(self, attempts: Sequence[Attempt]) -> Decisions:
         """Rows of all attempts."""
@@ -205,7 +210,7 @@ class TextWorld:
         return Attempt(
             talk.task,
             decisions,
-            reward=talk.reward,
+            reward=math.nan if talk.fault else talk.reward,
             metrics={"length": float(sum(columns["own"])), "turns": float(len(talk.said)), **flags},
             version=self.version,
             finished=talk.done or len(talk.said) >= self.task.max_turns,

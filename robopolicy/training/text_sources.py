@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 import torch
 
+from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.core.decisions import Decisions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
 from robopolicy.samplers.attempts import groups_of
-from robopolicy.samplers.curricula import SAMPLERS
-from robopolicy.samplers.protocols import Attempt, Pool, Sampler, Task, degenerate, rewards_of
-from robopolicy.samplers.topologies import Flat
+from robopolicy.samplers.collector import Batch, Collector
+from robopolicy.samplers.protocols import Pool, Task, degenerate, rewards_of
 from robopolicy.text.guard import Guard
 from robopolicy.text.learner import TextRecipe, TextSFT
 from robopolicy.text.sim import TextSim
@@ -22,6 +23,7 @@ from robopolicy.text.task import TextTask
 from robopolicy.text.world import TextWorld
 
 SHOWN = 5  # faults written out per update
+MOST_EMPTY = 20  # batches without a group to learn from, after which the run ends
 
 
 class _TextSource:
@@ -55,7 +57,7 @@ class DemonstrationSource(_TextSource):
         self._next = 0
         self._known: dict[int, list[str]] = {}
 
-    def next(self, algorithm: TextSFT) -> list[list[str]]:
+    def next(self, algorithm: Algorithm) -> list[list[str]]:
         """The next conversations."""
         numbers = range(self._next, self._next + self.batch_size)
         self._next += self.batch_size
@@ -80,54 +82,69 @@ class DemonstrationSource(_TextSource):
 
 
 class AttemptSource(_TextSource):
-    """Attempts of the policy at prompts that a sampler chooses."""
+    """Attempts of the policy, played as the `rollout` section of a recipe says."""
 
     def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:
         super().__init__(sim, seed)
-        config, plain = algorithm.config, algorithm.recipe.rollout
-        self.prompts = config.prompts
-        heat, size = float(plain.get("temperature", 1.0)), algorithm.group_size
-        keys = range(seed, seed + config.problems)
-        pool = Pool([Task(key, payload=key, temperature=heat, budget=size) for key in keys])
-        self.sampler: Sampler = SAMPLERS[plain.get("sampler", {"name": "uniform"})["name"]]()
-        self.sampler.begin(pool, seed)
-        self.topology = Flat()
+        self.algorithm = algorithm
         self.world = TextWorld(algorithm.policy, self.task, torch.Generator().manual_seed(seed))
+        pool = Pool([Task(key, payload=key) for key in range(seed, seed + algorithm.config.problems)])
+        plain = algorithm.recipe.rollout
+        try:
+            self.collector = Collector(plain, pool, self.world, group_size=algorithm.group_size, seed=seed)
+        except ValueError as error:
+            raise UserError(f"Recipe '{algorithm.config.recipe}': {error}") from error
+        self._batch: Batch | None = None  # what the collector has not heard about
 
-    def next(self, algorithm: TextRecipe) -> Decisions:
-        """Tell the sampler what became of the last batch, and play the next one."""
-        if algorithm.feedback:
-            self.sampler.observe(**algorithm.feedback)
+    def next(self, algorithm: Algorithm) -> Decisions:
+        """Play the next groups; where all of them are dropped, others in their place."""
+        self._report()
         self.world.version = algorithm.updates
-        attempts = self.topology.rollout(self.world, self.sampler.propose(self.prompts))
-        self._measure(attempts)
-        judged = [attempt for attempt in attempts if not attempt.metrics["fault"]]
-        if not judged:
-            raise UserError(f"No attempt of this update could be judged; mend the reward of {self.task.name}.")
-        return self.world.batch(judged)
+        for _ in range(MOST_EMPTY):
+            groups = self.collector.play(self.algorithm.config.prompts)
+            if groups:
+                break
+        else:
+            raise UserError(
+                f"None of {MOST_EMPTY} batches had a group to learn from: {self._why()}; mend the reward of "
+                f"{self.task.name}, imitate longer, or choose another recipe."
+            )
+        self._batch = self.collector.batch(groups)
+        self._measure()
+        return self._batch.decisions
 
-    def _measure(self, attempts: Sequence[Attempt]) -> None:
-        """Means over the attempts, and the faults on the terminal."""
-        names = ("length", "turns", "success", "cut", "fault")
-        self._metrics = {
-            f"rollout/{name}": sum(attempt.metrics[name] for attempt in attempts) / len(attempts) for name in names
-        }
-        groups = groups_of(attempts)
-        self._metrics["rollout/return"] = sum(attempt.reward for attempt in attempts) / len(attempts)
-        dead = sum(degenerate(rewards_of(group)) for group in groups)
-        self._metrics["rollout/degenerate"] = dead / len(groups)
-        self._metrics["rollout/tokens"] = float(self.world.generated)
-        self.env_steps += int(sum(attempt.metrics["turns"] for attempt in attempts))
+    def _report(self) -> None:
+        """Tell sampler and interventions what became of the last batch."""
+        if self._batch is not None and self.algorithm.advantage is not None:
+            self.collector.observe(self._batch, self.algorithm.advantage)
+        self._batch = None
+
+    def _why(self) -> str:
         faults = self.world.guard.take()
-        for fault in faults[:SHOWN]:
-            print(f"{self.task.name}, {fault}", file=sys.stderr)
+        return f"their rewards failed ({faults[0]})" if faults else "all rewards of a group are equal"
+
+    def _measure(self) -> None:
+        """Means over the attempts since the last batch, and the faults on the terminal."""
+        played, self.world.played = self.world.played, []
+        names = ("length", "turns", "success", "cut", "fault")
+        self._metrics = {f"rollout/{name}": fmean(attempt.metrics[name] for attempt in played) for name in names}
+        judged = [attempt for attempt in played if not attempt.metrics["fault"]]
+        self._metrics["rollout/return"] = fmean(attempt.reward for attempt in judged)
+        dead = [degenerate(rewards_of(group)) for group in groups_of(judged)]
+        self._metrics["rollout/degenerate"] = fmean(map(float, dead))
+        self._metrics["rollout/tokens"] = float(self.world.generated)
+        self.env_steps += int(sum(attempt.metrics["turns"] for attempt in played))
+        faults = {str(fault) for fault in self.world.guard.take()}
+        for fault in sorted(faults)[:SHOWN]:
+            sys.stderr.write(f"{self.task.name}, {fault}\n")
         if len(faults) > SHOWN:
-            print(f"{self.task.name}: and {len(faults) - SHOWN} more", file=sys.stderr)
+            sys.stderr.write(f"{self.task.name}: and {len(faults) - SHOWN} more\n")
 
     def state_dict(self) -> dict[str, Any]:
-        """Sampler, choices and counts."""
+        """The parts of the sampling side, the choices of the policy, and counts."""
+        self._report()
         return {
-            "sampler": self.sampler.state_dict(),
+            "collector": self.collector.state_dict(),
             "generator": self.world.generator.get_state(),
             "generated": self.world.generated,
             "env_steps": self.env_steps,
@@ -135,7 +152,7 @@ class AttemptSource(_TextSource):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Restore `state_dict`."""
-        self.sampler.load_state_dict(state["sampler"])
+        self.collector.load_state_dict(state["collector"])
         self.world.generator.set_state(state["generator"])
         self.world.generated, self.env_steps = int(state["generated"]), int(state["env_steps"])
         return True

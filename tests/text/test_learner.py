@@ -51,13 +51,18 @@ def source(task, algorithm, seed=0):
 
 
 def test_grpo_learns_a_letter_and_leaves_out_what_cannot_be_judged(capsys):
-    algorithm = learner(Letter(), lr=3e-3, group_size=64)
+    algorithm = learner(Letter(), lr=1e-2, group_size=16)
     feed = source(Letter(), algorithm)
-    with torch.no_grad():  # one guess in eight
-        algorithm.policy.model.get_output_embeddings().weight.mul_(0.1)
-        algorithm.policy.model.get_output_embeddings().weight[[97, 98, 99, 100, 101, 102, 103, 104]] += 0.4
+    optimizer = torch.optim.Adam(algorithm.policy.parameters(), lr=1e-2)
+    for _ in range(20):  # one guess in eight
+        loss, _ = algorithm.policy.sft_loss(
+            [algorithm.policy.tokenizer.prompt(["?"])] * 8, [[97 + i] for i in range(8)]
+        )
+        optimizer.zero_grad()
+        loss.mean().backward()
+        optimizer.step()
     first = None
-    for _ in range(25):
+    for _ in range(20):
         metrics = algorithm.update(feed.next(algorithm))
         rollout = feed.metrics()
         first = rollout if first is None else first
@@ -76,7 +81,7 @@ def test_a_task_whose_reward_never_works_is_refused():
             return Question("?", lambda completion: float("nan"))
 
     algorithm = learner(Never(), group_size=2)
-    with pytest.raises(UserError, match="No attempt of this update could be judged"):
+    with pytest.raises(UserError, match="their rewards failed"):
         source(Never(), algorithm).next(algorithm)
 
 
