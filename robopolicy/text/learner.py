@@ -59,10 +59,11 @@ class TextRecipeConfig(TextLearnerConfig):
 
     lr: float = 3e-4  # of AdamW, after the warm-up
     recipe: str = "grpo"  # name in configs/text, or the path of a .yaml file
-    prompts: int = 16  # per update
+    prompts: int = 16  # groups per update
     group_size: int = 0  # attempts per prompt; 0: as the recipe says
     problems: int = 2000  # different prompts of training
     overlong: str = "score"  # score | mask, messages that reach their budget
+    data: str = ""  # JSONL or parquet file, for recipes that learn from demonstrations, pairs or offline logs
 
     def __post_init__(self) -> None:
         if self.overlong not in OVERLONG:
@@ -125,7 +126,7 @@ class TextSFT(TextLearner):
 
 
 class TextRecipe(TextLearner):
-    """Any recipe of the catalogue that learns from rollouts."""
+    """Any recipe of the catalogue."""
 
     name = "text_recipe"
     experience: ClassVar[str] = "text_rollout"
@@ -138,8 +139,6 @@ class TextRecipe(TextLearner):
             self.recipe = Recipe.from_plain(read_recipe(config.recipe))
         except ValueError as error:
             raise UserError(f"Recipe '{config.recipe}': {error}") from error
-        if self.recipe.data != "rollout":
-            raise UserError(f"Recipe '{config.recipe}' learns from {self.recipe.data}, not from rollouts.")
         self.group_size = config.group_size or self.recipe.group_size
         self.reference: TextPolicy | None = frozen_copy(policy) if _compares(self.recipe) else None
         self.advantage: torch.Tensor | None = None  # (N, 1) or (N, T) of the last batch, 0 where not selected
@@ -205,4 +204,5 @@ def _compares(recipe: Recipe) -> bool:
     """Whether a recipe may need log-probabilities under the reference."""
     plain = recipe.plain
     kl = (plain["estimator"] or {}).get("kl_coef", 0.0) != 0.0 or "kl" in plain["controllers"]
-    return bool(kl or plain["objective"] is not None or plain["regularizers"])
+    offline = recipe.data in ("pairs", "offline")
+    return bool(kl or offline or plain["objective"] is not None or plain["regularizers"])

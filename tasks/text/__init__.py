@@ -1,4 +1,4 @@
-"""Text tasks with verifiable rewards, and any task of reasoning-gym as `reasoning_gym/<id>`."""
+"""Text tasks with verifiable rewards; also any of reasoning-gym, `reasoning_gym/<id>`, and files, `prompts/<path>`."""
 
 from __future__ import annotations
 
@@ -62,6 +62,21 @@ def _gym_entry(name: str) -> TaskEntry:
     )
 
 
+def _prompts_entry(path: str) -> TaskEntry:
+    from robopolicy.text.datasets import PromptTask
+
+    task = PromptTask(path)
+
+    def make(options: SimOptions) -> VectorSim:
+        from robopolicy.text.sim import TextSim
+
+        return TextSim(task, options)
+
+    return TaskEntry(
+        name=task.name, make=make, description="The prompts of a file.", make_expert=_expert, backends=("text",)
+    )
+
+
 def register() -> None:
     """Register the text family."""
     for module, (name, description) in BUILT_IN.items():
@@ -75,3 +90,4 @@ def register() -> None:
             )
         )
     register_family("reasoning_gym", _gym_entry)
+    register_family("prompts", _prompts_entry)
