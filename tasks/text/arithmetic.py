@@ -1,4 +1,4 @@
-"""Sums of two numbers below 100, written as `37+58=`."""
+"""Sums of two numbers below 30, written as `37+58=`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import numpy as np
 
 from robopolicy.text.task import Question, TextTask
 from robopolicy.text.verify import exact
+
+LIMIT = 30
 
 
 class Arithmetic(TextTask):
@@ -15,7 +17,7 @@ class Arithmetic(TextTask):
     prompt_bytes, completion_bytes = 16, 6
 
     def episode(self, seed: int) -> Question:
-        """Two numbers drawn uniformly from 0 to 99."""
-        first, second = np.random.default_rng(seed).integers(0, 100, 2).tolist()
+        """Two numbers drawn uniformly from 0 to 29."""
+        first, second = np.random.default_rng(seed).integers(0, LIMIT, 2).tolist()
         answer = str(first + second)
         return Question(f"{first}+{second}=", lambda completion: exact(completion, answer), answer)
