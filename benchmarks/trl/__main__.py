@@ -24,6 +24,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from benchmarks.common import print_result, write_result
 from benchmarks.trl.sides import IMITATION, Setting, make_base
 from robopolicy.evaluation.intervals import Interval, paired_difference, wilson
@@ -86,7 +88,7 @@ def figures(runs: Sequence[Run]) -> dict[str, Any]:
     speed = [a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(ours, theirs, strict=True)]
     memory = [a["memory_mib"] / b["memory_mib"] for a, b in zip(ours, theirs, strict=True)]
     right = [[value for run in own for value in run["correct"]] for own in (ours, theirs)]
-    difference = paired_difference(*right).difference
+    difference = paired_difference(*(np.asarray(values, dtype=bool) for values in right)).difference
     return {
         "seeds": [run["seed"] for run in ours],
         "updates": ours[0]["updates"],
