@@ -22,8 +22,8 @@ from robopolicy.text.evaluation import sample_attempts
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.sim import TextSim
+from robopolicy.training.attempt_sources import AttemptSource
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.text_sources import AttemptSource
 
 WORK = Path("runs/text_benchmark")
 HELD_OUT = 500_000  # first held-out prompt; training starts at a million and evaluates on 10000 and onwards

@@ -23,7 +23,8 @@ from robopolicy.text.learner import TextRecipe, TextRecipeConfig, TextSFT, TextS
 from robopolicy.text.model import small_llama
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.sim import TextSim
-from robopolicy.training.text_sources import AttemptSource, DemonstrationSource
+from robopolicy.training.attempt_sources import AttemptSource
+from robopolicy.training.text_sources import DemonstrationSource
 
 TASK = "text/arithmetic"
 PROMPTS, GROUP, BUDGET = 32, 8, 6  # per update; attempts per prompt; tokens per answer

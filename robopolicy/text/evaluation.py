@@ -30,7 +30,7 @@ class Sampled:
     faults: int  # attempts that could not be judged, and count as failures
 
     def pass_at(self, k: int) -> Interval:
-        """Chance that one of k attempts succeeds at least, estimated without bias from all n; bootstrap over prompts."""
+        """Chance that one of k attempts succeeds, estimated without bias from all n; bootstrap over prompts."""
         return bootstrap_mean(pass_at_k(self.success.sum(1), self.success.shape[1], k).numpy())
 
     def facts(self) -> dict[str, Any]:

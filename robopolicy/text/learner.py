@@ -63,15 +63,16 @@ class TextRecipeConfig(TextLearnerConfig):
     group_size: int = 0  # attempts per prompt; 0: as the recipe says
     problems: int = 2000  # different prompts of training
     overlong: str = "score"  # score | mask, messages that reach their budget
+    staleness: int = 0  # updates that weights may be old; above 0 attempts are played while learning
     data: str = ""  # JSONL or parquet file, for recipes that learn from demonstrations, pairs or offline logs
 
     def __post_init__(self) -> None:
         if self.overlong not in OVERLONG:
             raise UserError(f"algorithm.overlong must be one of {', '.join(OVERLONG)}, got '{self.overlong}'.")
-        if self.prompts < 1 or self.problems < self.prompts or self.group_size < 0:
+        if self.prompts < 1 or self.problems < self.prompts or min(self.group_size, self.staleness) < 0:
             raise UserError(
-                "A text recipe needs prompts >= 1, problems >= prompts and group_size >= 0, "
-                f"got {self.prompts}, {self.problems} and {self.group_size}."
+                "A text recipe needs prompts >= 1, problems >= prompts, group_size >= 0 and staleness >= 0, "
+                f"got {self.prompts}, {self.problems}, {self.group_size} and {self.staleness}."
             )
 
 

@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from benchmarks.trl import __main__ as comparison  # noqa: E402
-from benchmarks.trl.sides import Setting, make_base, ours  # noqa: E402
+from benchmarks.trl import __main__ as comparison
+from benchmarks.trl.sides import Setting, make_base, ours
 
 
 def run(side, seed, speed, memory, right):

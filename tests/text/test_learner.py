@@ -18,7 +18,8 @@ from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Question, TextTask
 from robopolicy.text.world import TextWorld
-from robopolicy.training.text_sources import AttemptSource, conversation
+from robopolicy.training.attempt_sources import AttemptSource, OverlappedSource
+from robopolicy.training.text_sources import conversation
 from tasks.text.grid import Grid
 
 SMALL = ["policy.width=16", "policy.layers=1", "policy.heads=2", "evaluation.episodes=10", "logging.every=1"]
@@ -101,6 +102,24 @@ def test_overlong_messages_can_be_left_out():
     assert cut.any()
     assert torch.equal(kept._prepared(batch).valid(), batch.valid())
     assert not masked._prepared(batch).valid()[cut].any()
+
+
+def test_attempts_beside_learning_are_at_most_as_old_as_allowed():
+    algorithm = learner(Grid(), group_size=2, staleness=1)
+    feed = OverlappedSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
+    ages = []
+    for _ in range(4):
+        batch = feed.next(algorithm)
+        ages.append(algorithm.updates - batch.version)
+        assert len(batch) == 16 and torch.isfinite(torch.tensor(list(algorithm.update(batch).values()))).all()
+    assert all(int(age.min()) >= 0 and int(age.max()) <= 1 for age in ages)
+    assert feed.metrics()["rollout/staleness"] <= 1.0
+    state = feed.state_dict()
+    feed.close()
+    again = OverlappedSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
+    assert not again.load_state_dict(state)  # other attempts than the uninterrupted run
+    assert again.next(algorithm).version.min() == algorithm.updates
+    again.close()
 
 
 def test_solutions_of_several_turns_are_conversations():
