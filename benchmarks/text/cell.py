@@ -29,6 +29,7 @@ WORK = Path("runs/text_benchmark")
 HELD_OUT = 500_000  # first held-out prompt; training starts at a million and evaluates on 10000 and onwards
 PROMPTS, SAMPLES = 200, 16
 ROWS = 256  # attempts per update, whatever the size of a group
+STEPS = 4  # gradient steps per update: with one, all ratios are 1 and recipes that bound them are the same
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class BenchTask:
 TASKS = {
     task.name: task
     for task in (
-        BenchTask("arithmetic", "text/arithmetic", imitation=150, tokens=150_000, lr=2e-4),
-        BenchTask("countdown", "text/countdown", imitation=200, tokens=250_000, lr=2e-4),
+        BenchTask("arithmetic", "text/arithmetic", imitation=160, tokens=120_000, lr=1e-4),
+        BenchTask("countdown", "text/countdown", imitation=200, tokens=250_000, lr=1e-4),
     )
 }
 
@@ -75,7 +76,7 @@ def run_cell(recipe: str, task: BenchTask, seed: int, *, tokens: int | None = No
     policy = _load(base_policy(task))
     cell["base"] = judge(policy, task, tokens is not None)
     size = int(read_recipe(recipe).get("group_size", DEFAULTS["group_size"]))
-    settings = TextRecipeConfig(recipe=recipe, lr=task.lr, prompts=max(1, ROWS // size))
+    settings = TextRecipeConfig(recipe=recipe, lr=task.lr, prompts=max(1, ROWS // size), minibatches=STEPS)
     try:
         return (
             cell | _train(settings, policy, task, seed, tokens or task.tokens) | {"after": judge(policy, task, False)}

@@ -1,6 +1,6 @@
 """Text in files: one JSON object per line (.jsonl) or the rows of a .parquet file, with these columns.
 
-    prompts         prompt, answer; verify: exact | digits | number | math (exact)
+    prompts         prompt, answer; verify: exact | number | math (exact)
     demonstrations  prompt, completion; or messages: the world's and the demonstrator's in turn
     pairs           prompt, chosen, rejected
     offline         prompt, completion, reward

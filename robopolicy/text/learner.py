@@ -12,7 +12,7 @@ statistics (overlong filtering). Rows that could not be judged are always left o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -61,6 +61,7 @@ class TextRecipeConfig(TextLearnerConfig):
     recipe: str = "grpo"  # name in configs/text, or the path of a .yaml file
     prompts: int = 16  # groups per update
     group_size: int = 0  # attempts per prompt; 0: as the recipe says
+    minibatches: int = 0  # gradient steps per pass over a batch; 0: as the recipe says
     problems: int = 2000  # different prompts of training
     overlong: str = "score"  # score | mask, messages that reach their budget
     staleness: int = 0  # updates that weights may be old; above 0 attempts are played while learning
@@ -69,10 +70,14 @@ class TextRecipeConfig(TextLearnerConfig):
     def __post_init__(self) -> None:
         if self.overlong not in OVERLONG:
             raise UserError(f"algorithm.overlong must be one of {', '.join(OVERLONG)}, got '{self.overlong}'.")
-        if self.prompts < 1 or self.problems < self.prompts or min(self.group_size, self.staleness) < 0:
+        if (
+            self.prompts < 1
+            or self.problems < self.prompts
+            or min(self.group_size, self.staleness, self.minibatches) < 0
+        ):
             raise UserError(
-                "A text recipe needs prompts >= 1, problems >= prompts, group_size >= 0 and staleness >= 0, "
-                f"got {self.prompts}, {self.problems}, {self.group_size} and {self.staleness}."
+                "A text recipe needs prompts >= 1, problems >= prompts, group_size, staleness and minibatches >= 0, got "
+                f"{self.prompts}, {self.problems}, {self.group_size}, {self.staleness} and {self.minibatches}."
             )
 
 
@@ -146,7 +151,7 @@ class TextRecipe(TextLearner):
 
     def update(self, batch: Decisions) -> Metrics:
         """Select, compare, and the recipe's epochs."""
-        batch = self._prepared(batch)
+        batch = self._prepared(moved(batch, self.policy.device))
         self.policy.train()
         info: Info = {}
         metrics: Metrics = {}
@@ -164,7 +169,7 @@ class TextRecipe(TextLearner):
             raise UserError(f"Recipe '{self.config.recipe}' asks for more than text records: {error}") from error
         self.recipe.observe(batch, info)
         self.updates += 1
-        self.advantage = advantage.new_zeros(len(batch), advantage.shape[1]).index_copy_(0, rows, advantage)
+        self.advantage = advantage.new_zeros(len(batch), advantage.shape[1]).index_copy_(0, rows, advantage).cpu()
         metrics |= {f"actor/{key}": float(value) for key, value in info.items()}
         metrics["actor/informative"] = float((advantage != 0).any(1).float().mean())
         return metrics | {"actor/selected": len(decisions) / len(batch)}
@@ -175,9 +180,10 @@ class TextRecipe(TextLearner):
         return {**super().parts(), "recipe": self.recipe, **reference}
 
     def _minibatches(self, decisions: Decisions) -> list[torch.Tensor]:
-        if self.recipe.minibatches == 1:
+        count = self.config.minibatches or self.recipe.minibatches
+        if count == 1:
             return [torch.arange(len(decisions))]
-        size = -(-len(decisions) // self.recipe.minibatches)
+        size = -(-len(decisions) // count)
         return list(whole_groups(decisions.need("group"), size, self.generator))
 
     @torch.no_grad()
@@ -199,6 +205,13 @@ class TextRecipe(TextLearner):
     def _scored(self, policy: TextPolicy, batch: Decisions) -> torch.Tensor:
         starts = range(0, len(batch), SCORED)
         return torch.cat([score(policy, batch.select(slice(at, at + SCORED))).logp for at in starts])
+
+
+def moved(batch: Decisions, device: torch.device) -> Decisions:
+    """The batch on `device`."""
+    values = {entry.name: getattr(batch, entry.name) for entry in fields(Decisions) if entry.name != "extra"}
+    there = {name: value.to(device) for name, value in values.items() if value is not None}
+    return Decisions(**there, extra={name: value.to(device) for name, value in batch.extra.items()})
 
 
 def _compares(recipe: Recipe) -> bool:

@@ -102,8 +102,8 @@ class TextPolicy(Policy):
 
     @property
     def context(self) -> int:
-        """Most tokens of a conversation."""
-        return int(self.model.config.max_position_embeddings)  # type: ignore[union-attr, arg-type]
+        """Most tokens of a conversation; models without positions have no limit of their own."""
+        return int(getattr(self.model.config, "max_position_embeddings", None) or 2**31)
 
     @property
     def budget(self) -> int:

@@ -15,15 +15,6 @@ def exact(completion: str, answer: str) -> float:
     return float(completion.strip() == answer.strip())
 
 
-def digits(completion: str, answer: str) -> float:
-    """1 for the answer; else up to half, the share of its characters that stand in their place from the right."""
-    if exact(completion, answer):
-        return 1.0
-    written, wanted = completion.strip()[::-1], answer[::-1]
-    right = sum(a == b for a, b in zip(written, wanted, strict=False))
-    return 0.5 * right / max(len(written), len(wanted))
-
-
 def number(completion: str, answer: str) -> float:
     """The last number of the completion equals that of the answer."""
     found, wanted = _last_number(completion), _last_number(answer)
@@ -47,9 +38,4 @@ def _last_number(text: str) -> float | None:
     return float(top) / float(bottom) if bottom and float(bottom) else float(top)
 
 
-VERIFIERS: dict[str, Callable[[str, str], float]] = {
-    "exact": exact,
-    "digits": digits,
-    "number": number,
-    "math": mathematics,
-}
+VERIFIERS: dict[str, Callable[[str, str], float]] = {"exact": exact, "number": number, "math": mathematics}

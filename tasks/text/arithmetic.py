@@ -1,17 +1,17 @@
-"""Sums of two numbers below 30, written as `17+28=`; half of the reward is for single digits."""
+"""Sums of two numbers below 30, written as `17+28=`."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from robopolicy.text.task import Question, TextTask
-from robopolicy.text.verify import digits
+from robopolicy.text.verify import exact
 
 LIMIT = 30
 
 
 class Arithmetic(TextTask):
-    """Additions; the whole answer must be right for a success."""
+    """Additions; the answer must be exact."""
 
     name = "text/arithmetic"
     prompt_bytes, completion_bytes = 16, 6
@@ -20,4 +20,4 @@ class Arithmetic(TextTask):
         """Two numbers drawn uniformly from 0 to 29."""
         first, second = np.random.default_rng(seed).integers(0, LIMIT, 2).tolist()
         answer = str(first + second)
-        return Question(f"{first}+{second}=", lambda completion: digits(completion, answer), answer)
+        return Question(f"{first}+{second}=", lambda completion: exact(completion, answer), answer)

@@ -76,7 +76,7 @@ def test_a_file_of_prompts_is_a_task(tmp_path):
     rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "half?", "answer": "0.5", "verify": "number"}]
     sim = make_sim(f"prompts/{written(tmp_path / 'x.jsonl', rows)}", SimOptions(num_envs=2))
     assert unpack(sim.reset(0)["text"]) == ["1+1=", "half?"]
-    with pytest.raises(UserError, match="'verify' must be one of exact, digits, number, math"):
+    with pytest.raises(UserError, match="'verify' must be one of exact, number, math"):
         make_sim(f"prompts/{written(tmp_path / 'y.jsonl', [{**rows[0], 'verify': 'x'}])}", SimOptions())
 
 
