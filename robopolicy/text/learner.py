@@ -76,7 +76,7 @@ class TextRecipeConfig(TextLearnerConfig):
             or min(self.group_size, self.staleness, self.minibatches) < 0
         ):
             raise UserError(
-                "A text recipe needs prompts >= 1, problems >= prompts, group_size, staleness and minibatches >= 0, got "
+                "A text recipe needs prompts >= 1, problems >= prompts, group_size, staleness, minibatches >= 0, got "
                 f"{self.prompts}, {self.problems}, {self.group_size}, {self.staleness} and {self.minibatches}."
             )
 

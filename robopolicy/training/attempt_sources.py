@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -15,7 +15,7 @@ from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
 from robopolicy.samplers.attempts import groups_of
 from robopolicy.samplers.collector import Batch, Collector
-from robopolicy.samplers.protocols import Pool, Task, degenerate, rewards_of
+from robopolicy.samplers.protocols import Attempt, Pool, Task, degenerate, rewards_of
 from robopolicy.samplers.staleness import Bounded, Players, Stream
 from robopolicy.text.learner import TextRecipe
 from robopolicy.text.sim import TextSim
@@ -76,7 +76,8 @@ class AttemptSource(TextSource):
                 f"{self.task.name}, imitate longer, or choose another recipe."
             )
         self._batch = self.collector.batch(groups)
-        self._measure()
+        played, self.world.played = self.world.played, []
+        self._measure(played)
         return self._batch.decisions
 
     def _report(self) -> None:
@@ -89,9 +90,8 @@ class AttemptSource(TextSource):
         faults = self.world.guard.take()
         return f"their rewards failed ({faults[0]})" if faults else "all rewards of a group are equal"
 
-    def _measure(self) -> None:
-        """Means over the attempts since the last batch, and the faults on the terminal."""
-        played, self.world.played = self.world.played, []
+    def _measure(self, played: Sequence[Attempt]) -> None:
+        """Means over attempts, and the faults since the last batch on the terminal."""
         names = ("length", "turns", "success", "cut", "fault")
         self._metrics = {f"rollout/{name}": fmean(attempt.metrics[name] for attempt in played) for name in names}
         judged = [attempt for attempt in played if not attempt.metrics["fault"]]
@@ -154,7 +154,8 @@ class OverlappedSource(AttemptSource):
         elif algorithm.updates > self.stream.version:
             self.stream.learned(self._weights())
         self._batch = self.collector.batch(self.stream.take(self.algorithm.config.prompts))
-        self._measure()
+        self.world.played.clear()
+        self._measure(self._batch.attempts)  # others may be under way
         age = [float(algorithm.updates - attempt.version) for attempt in self._batch.attempts]
         self._metrics["rollout/staleness"] = fmean(age)
         self._metrics["rollout/too_old"] = float(self.stream.stale)
