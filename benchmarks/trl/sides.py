@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from robopolicy.evaluation.harness import evaluate
+from robopolicy.extras import need
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import PolicySpec
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig, TextSFT, TextSFTConfig
@@ -85,15 +86,14 @@ def ours(base: Path, setting: Setting) -> tuple[TextPolicy, list[float], list[fl
 
 def theirs(base: Path, setting: Setting) -> tuple[TextPolicy, list[float], list[float], int]:
     """GRPO by TRL with the same numbers."""
-    from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
 
+    datasets, trl = need("datasets", "trl"), need("trl", "trl")
     task = _sim().task
     seeds = range(2_000_000 + 10_000 * setting.seed, 2_000_000 + 10_000 * setting.seed + POOL)
     tokenizer = AutoTokenizer.from_pretrained(base)
     start = tokenizer.eos_token  # which our prompts begin with too, as there is no other
-    data = Dataset.from_list([{"prompt": start + task.episode(seed).prompt, "key": seed} for seed in seeds])
+    data = datasets.Dataset.from_list([{"prompt": start + task.episode(seed).prompt, "key": seed} for seed in seeds])
     counts: list[int] = []
     rewards: list[float] = []
     times: list[float] = []
@@ -109,7 +109,7 @@ def theirs(base: Path, setting: Setting) -> tuple[TextPolicy, list[float], list[
             times.append(time.monotonic())
 
     with TemporaryDirectory() as folder:
-        config = GRPOConfig(
+        config = trl.GRPOConfig(
             output_dir=folder,
             per_device_train_batch_size=PROMPTS * GROUP,
             num_generations=GROUP,
@@ -137,7 +137,7 @@ def theirs(base: Path, setting: Setting) -> tuple[TextPolicy, list[float], list[
             disable_tqdm=True,
         )
         model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-        trainer = GRPOTrainer(
+        trainer = trl.GRPOTrainer(
             model=model,
             reward_funcs=judge,
             args=config,
