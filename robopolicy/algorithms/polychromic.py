@@ -19,16 +19,16 @@ units of its own spread.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from math import comb
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robopolicy.algorithms.frames.on_policy import Rows, joined, normalize
 from robopolicy.algorithms.frames.places import PlaceConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.core.advantages.sets import set_advantage
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.regularizers import k3
 from robopolicy.data.rollout import GroupRollout, Rollout, VineRollout
@@ -59,29 +59,6 @@ class PolychromicConfig(PPOConfig):
             )
         if not 1 <= self.forks <= self.decisions or self.window < 1:
             raise UserError("Vines need 1 <= forks <= decisions and a window of at least 1.")
-
-
-def set_values(returns: Tensor, ways: Tensor, subsets: Tensor) -> Tensor:
-    """Mean return times the share of different ways, of each of `subsets` `(S, n)` of V vines: `(G, S)`.
-
-    Args:
-        returns: (G, V).
-        ways: (G, V) equal numbers for equal ways.
-        subsets: (S, n) members.
-    """
-    order = ways[:, subsets].sort(-1).values
-    different = 1 + (order.diff(dim=-1) != 0).sum(-1)
-    share = torch.where(different > 1, different / subsets.shape[1], 0.0)
-    return returns[:, subsets].mean(-1) * share
-
-
-def set_advantage(returns: Tensor, ways: Tensor, members: int) -> Tensor:
-    """Mean value of the sets with a vine minus that of the sets without it, `(G, V)`."""
-    count = returns.shape[1]
-    subsets = torch.tensor(list(combinations(range(count), members)), device=returns.device)
-    values = set_values(returns, ways, subsets)
-    inside = nn.functional.one_hot(subsets, count).sum(1).to(values.dtype)  # (S, V)
-    return values @ inside / inside.sum(0) - values @ (1 - inside) / (1 - inside).sum(0)
 
 
 def ways_of(places: list[Tensor], played: list[Tensor]) -> Tensor:

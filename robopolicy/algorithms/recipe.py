@@ -50,7 +50,7 @@ class RecipeTunerConfig(ActorTunerConfig):
     group_size: int = 8  # G, episodes per start state; must divide sim.num_envs
     noise_level: float = 0.3  # c of a flow's noise c sqrt((1 - t) / t)
     std_min: float = 0.1  # smallest standard deviation of a diffusion step, normalised action units
-    epochs: int = 0  # passes over each rollout; 0: as the recipe says
+    epochs: int | None = None  # passes over each rollout; null: as the recipe says
     lr: float = 1e-4  # peak learning rate
     target_kl: float | None = None  # stop the epochs when the approximate KL exceeds this
 
@@ -89,7 +89,7 @@ def decisions_of(batch: GroupRollout, scale: float, version: int) -> Decisions:
         logp_behaviour=logp,
         reward=reward,
         unit=number[played][:, None].expand_as(logp),
-        group=of_episode(batch.group),
+        group=of_episode(batch.group + version * episodes),  # every rollout has starts of its own
         trajectory=of_episode(torch.arange(episodes, device=played.device)),
         domain=zeros,
         source=zeros,
@@ -155,7 +155,7 @@ class RecipeTuner(ActorTuner):
         self.policy.observe(under("obs", everything.extra))
         self.updates += 1
         metrics = {key: float(value) for key, value in info.items()}
-        metrics["actor/informative"] = float((compared.advantage != 0).any(1).float().mean())
+        metrics["actor/informative"] = float((compared.advantage != 0).any(1).sum()) / max(len(decisions), 1)
         metrics["actor/selected"] = len(decisions) / len(everything)
         return metrics | {"actor/epochs": float(epochs), "actor/lr": rate}
 

@@ -1,4 +1,4 @@
-"""`robopolicy list`: tasks, policies, algorithms and backends, and which extra a missing one needs."""
+"""`robopolicy list`: tasks, policies, algorithms, backends and recipes, and which extra a missing one needs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add_parser(subparsers: Any) -> None:
     """Register the verb."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "list",
-        help="show tasks, policies, algorithms and backends",
+        help="show tasks, policies, algorithms, backends and recipes",
         description="Show what can be named on the command line and in configurations.",
         epilog=EXAMPLES,
     )
@@ -117,11 +117,29 @@ def backends() -> list[Row]:
     ]
 
 
+def recipes() -> list[Row]:
+    """Recipes for `algorithm=recipe` and text policies, with their source and what they learn from."""
+    from robopolicy.catalogue import read_recipe, recipe_names
+    from robopolicy.core.recipe import DEFAULTS
+
+    plain = [(name, DEFAULTS | read_recipe(name)) for name in recipe_names()]
+    return [
+        {
+            "name": name,
+            "description": f"{recipe['title']}: {recipe['status']}, learns from {recipe['data']}",
+            "missing": "",
+            "source": recipe["source"],
+        }
+        for name, recipe in plain
+    ]
+
+
 KINDS: dict[str, Callable[[], list[Row]]] = {
     "tasks": tasks,
     "policies": policies,
     "algorithms": algorithms,
     "backends": backends,
+    "recipes": recipes,
 }
 
 

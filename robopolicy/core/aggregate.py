@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from robopolicy.core.decisions import Decisions, by_group, by_trajectory
+from robopolicy.core.decisions import Decisions, by_group, by_trajectory, by_unit
 from robopolicy.core.segments import Segments
 
 Aggregate = Callable[[Tensor, Tensor | None, Decisions, float], Tensor]
@@ -37,6 +37,18 @@ def seq_mean(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: fl
     return (totals / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1)
 
 
+def unit_sum(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
+    """Mean over units (chunks, turns) of the sum over their decisions."""
+    segments = Segments(by_unit(decisions), _weights(loss, mask))
+    return segments.sum(loss).sum() / (segments.count > 0).sum().clamp(min=1)
+
+
+def unit_mean(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
+    """Mean over units of the mean over their decisions."""
+    segments = Segments(by_unit(decisions), _weights(loss, mask))
+    return segments.mean(loss).sum() / (segments.count > 0).sum().clamp(min=1)
+
+
 def const(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
     """Mean over trajectories of the sum over their decisions, divided by a fixed `length` (Dr. GRPO)."""
     return seq_sum(loss, mask, decisions) / length
@@ -52,6 +64,8 @@ AGGREGATES: dict[str, Aggregate] = {
     "tok": tok,
     "seq_sum": seq_sum,
     "seq_mean": seq_mean,
+    "unit_sum": unit_sum,
+    "unit_mean": unit_mean,
     "const": const,
     "group_mean": group_mean,
 }

@@ -166,12 +166,27 @@ def episode_ids(done: Tensor) -> Tensor:
     return before * done.shape[1] + torch.arange(done.shape[1], device=done.device)
 
 
+def row_numbers(decisions: Decisions) -> Tensor:
+    """Number (N,) of each row within its trajectory; rows of one trajectory stand in order of time."""
+    rows = torch.arange(len(decisions), device=decisions.logp_old.device)
+    if decisions.trajectory is None:
+        return torch.zeros_like(rows)
+    order = torch.argsort(decisions.trajectory, stable=True)
+    ordered = decisions.trajectory[order]
+    starts = torch.searchsorted(ordered, ordered)  # leftmost place of each row's trajectory
+    return torch.empty_like(rows).scatter_(0, order, rows - starts)
+
+
 def first_rows(decisions: Decisions) -> Tensor:
     """Index (S,) of the first row of each trajectory, in order of the rows."""
-    if decisions.trajectory is None:
-        return torch.arange(len(decisions), device=decisions.logp_old.device)
-    same = decisions.trajectory.unsqueeze(1) == decisions.trajectory.unsqueeze(0)
-    return torch.nonzero(~torch.tril(same, diagonal=-1).any(1)).squeeze(1)
+    return torch.nonzero(row_numbers(decisions) == 0).squeeze(1)
+
+
+def unit_numbers(decisions: Decisions) -> Tensor:
+    """Number (N, T) of each decision's unit (chunk, turn) within its trajectory; rows are units where none are told."""
+    if decisions.unit is not None:
+        return decisions.unit
+    return row_numbers(decisions).unsqueeze(1).expand(decisions.shape)
 
 
 Partition = Callable[[Decisions], Tensor]
@@ -217,10 +232,22 @@ def by_key(decisions: Decisions, *, key: str) -> Tensor:
     return decisions.need_extra(key, per_decision=True)
 
 
+def by_group_unit(decisions: Decisions) -> Tensor:
+    """Decisions of one group in units of the same number: the same turn or chunk of its rollouts."""
+    return pair(by_group(decisions), unit_numbers(decisions))
+
+
+def by_group_source(decisions: Decisions) -> Tensor:
+    """Rows of one group and one source."""
+    return pair(by_group(decisions), decisions.need("source").unsqueeze(1))
+
+
 PARTITIONS: dict[str, Callable[..., Tensor]] = {
     "all": everything,
     "group": by_group,
     "group_depth": by_group_depth,
+    "group_unit": by_group_unit,
+    "group_source": by_group_source,
     "trajectory": by_trajectory,
     "domain": by_domain,
     "unit": by_unit,

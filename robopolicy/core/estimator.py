@@ -35,7 +35,7 @@ class EstimatorConfig:
     hierarchy: Hierarchy = field(default_factory=Hierarchy)  # budgets of the level "hierarchical"
     log_ratio_limit: float = 20.0  # log-ratios are clamped to +- this many nats; beyond it the gradient is cut
     bounds: Bounds = field(default_factory=ConstantBounds)  # lowest and highest ratio
-    surrogate: str = "clip"  # pg | is | clip | dual_clip | aspo | mirror
+    surrogate: str = "clip"  # a key of SURROGATES
     surrogate_options: Mapping[str, float] = field(default_factory=dict[str, float])  # e.g. {"cap": 3.0}
     masks: tuple[MaskRule, ...] = ()  # rules beyond the validity mask
     importance_cap: float | None = None  # truncates the weight old / behaviour; None: no correction

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.signals import top_share
+from robopolicy.core.signals import highest, share_count
 
 MaskRule = Callable[[Decisions, Tensor, Tensor], Tensor]
 """`(decisions, advantage (N, 1 or T), log_ratio (N, T) detached) -> bool (N, T)`, True where the decision enters."""
@@ -75,6 +77,45 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Shielded:
+    """Drop decisions marked in `extra[key]`, bool (N, T), where the advantage is negative (DialTree, S120).
+
+    A marker of structure (a format token, the choice of a skill) is then never unlearned for what came after it.
+    """
+
+    key: str
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        return ~(decisions.need_extra(self.key, per_decision=True) & (advantage < 0)).expand(decisions.shape)
+
+
+@dataclass(frozen=True)
+class UncertainGiven:
+    """Of decisions that were given, `extra[key]` bool (N, T), keep the share with the highest entropy (IGPO, S100)."""
+
+    key: str
+    share: float = 0.2
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        given = decisions.need_extra(self.key, per_decision=True).expand(decisions.shape) & decisions.valid()
+        return ~given | highest(decisions.need("entropy"), given, share_count(given, self.share))
+
+
+@dataclass(frozen=True)
+class Blamed:
+    """Of a failed trajectory keep only the unit that a judge blames (A2P, S179): `extra[key]` int (N,), -1 for all."""
+
+    key: str = "blamed_unit"
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        blamed = decisions.need_extra(self.key, per_decision=True)
+        return (decisions.need("unit") == blamed) | (blamed < 0) | (outcome(decisions) > 0)
+
+
+@dataclass(frozen=True)
 class Informative:
     """Keep the share of decisions with the largest `|A| H`: uncertain, and with something at stake (D3S, S012)."""
 
@@ -83,13 +124,45 @@ class Informative:
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
         stake = advantage.abs() * decisions.need("entropy")
-        return top_share(stake.expand(decisions.shape), decisions.valid(), self.share)
+        mask = decisions.valid()
+        return highest(stake.expand(decisions.shape), mask, share_count(mask, self.share))
+
+
+@dataclass(frozen=True)
+class Uncertain:
+    """Keep decisions whose probability was below `below` when sampled: the others leave little to choose (S013)."""
+
+    below: float = 0.9
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        return decisions.logp_old < math.log(self.below)
+
+
+@dataclass(frozen=True)
+class SmallStep:
+    """Drop decisions whose gradient by the logits, `A^2 (1 - 2 p + sum p^2)`, is larger than `limit` (CAPO, S052).
+
+    p is the probability of what was chosen, and `extra["collision"]` (N, T) the sum of the squares of all.
+    """
+
+    limit: float = math.inf
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        residual = 1.0 - 2.0 * decisions.logp_old.exp() + decisions.need_extra("collision")
+        return advantage.square() * residual <= self.limit
 
 
 MASKS: dict[str, Callable[..., MaskRule]] = {
+    "blamed": Blamed,
     "depth_range": DepthRange,
     "informative": Informative,
     "ratio_outlier": RatioOutlier,
+    "shielded": Shielded,
+    "small_step": SmallStep,
     "source": Source,
+    "uncertain": Uncertain,
+    "uncertain_given": UncertainGiven,
     "unmarked": Unmarked,
 }

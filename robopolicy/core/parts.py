@@ -14,10 +14,15 @@ from functools import partial
 from typing import Any, cast
 
 from robopolicy.core.advantages.bonuses import BONUSES
+from robopolicy.core.advantages.comparisons import COMPARISONS
 from robopolicy.core.advantages.factors import FACTORS
 from robopolicy.core.advantages.pipeline import Pipeline, Scope
+from robopolicy.core.advantages.probes import PROBES
+from robopolicy.core.advantages.smooth import SMOOTH
 from robopolicy.core.advantages.stages import STAGES
 from robopolicy.core.advantages.starts import STARTS
+from robopolicy.core.advantages.structure import STRUCTURE, Subgoals
+from robopolicy.core.advantages.targets import TARGETS
 from robopolicy.core.advantages.trackers import TRACKERS
 from robopolicy.core.aggregate import AGGREGATES
 from robopolicy.core.decisions import PARTITIONS
@@ -41,8 +46,8 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "partition": PARTITIONS,
     "regularizer": REGULARIZERS,
     "selector": SELECTORS,
-    "stage": STAGES,
-    "start": STARTS,
+    "stage": STAGES | COMPARISONS | STRUCTURE | PROBES | SMOOTH | TARGETS,
+    "start": STARTS | {"subgoals": Subgoals},
     "surrogate": SURROGATES,
     "tracker": TRACKERS,
     "weight": WEIGHTS,

@@ -46,3 +46,23 @@ def squared_difference(first: Tensor, second: Tensor, target: float | Tensor) ->
     trajectories of a group it is the reward-difference regression of REBEL and CoPG.
     """
     return (first - second - target) ** 2
+
+
+def self_test_pair(passes: Tensor) -> tuple[int, int, int] | None:
+    """A preference pair from programs and tests that the policy wrote itself (DSTC, S183).
+
+    Tests are believed by the programs that pass them: the chosen program passes most tests, the rejected one fewest,
+    and the test is, of those that tell the two apart, the one that most programs pass.
+
+    Args:
+        passes: (C, T) bool, whether program c passes test t.
+
+    Returns:
+        Index of the chosen program, of the rejected one, and of the test; None where no test tells any two apart.
+    """
+    score = passes.sum(1)
+    chosen, rejected = int(score.argmax()), int(score.argmin())
+    telling = passes[chosen] & ~passes[rejected]
+    if not bool(telling.any()):
+        return None
+    return chosen, rejected, int(torch.where(telling, passes.sum(0), -1).argmax())

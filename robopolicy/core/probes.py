@@ -71,7 +71,7 @@ def effective_samples(log_ratio: Tensor, mask: Tensor | None = None) -> Tensor:
 def degenerate_share(decisions: Decisions, outcome: Tensor) -> Tensor:
     """Share of the groups whose outcomes `(N, 1)` are all equal, from which group-relative methods learn nothing."""
     group = Segments(by_group(decisions), torch.ones_like(outcome, dtype=torch.bool))
-    return (group.mean((outcome - group.spread(group.mean(outcome))).abs()) <= 1e-9).to(outcome.dtype).mean()
+    return (~group.differs(outcome)).to(outcome.dtype).mean()
 
 
 def interference(before: Tensor, after: Tensor, decisions: Decisions, trained: Tensor) -> Tensor:

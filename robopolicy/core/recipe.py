@@ -111,15 +111,18 @@ class Recipe:
         return cls(plain)
 
     def select(self, decisions: Decisions, generator: torch.Generator | None = None) -> Tensor:
-        """Indices (M,) of the rows to learn from; all in their order where there is no selector."""
+        """Indices (M,) of the rows to learn from, maybe none; all in their order where there is no selector."""
         rows = torch.arange(len(decisions), device=decisions.logp_old.device)
         for selector in self.selectors:
-            rows = rows[selector(decisions.select(rows), generator)]
+            if len(rows):
+                rows = rows[selector(decisions.select(rows), generator)]
         return rows
 
     @torch.no_grad()
     def advantage(self, decisions: Decisions) -> Tensor:
-        """Advantage (N, 1) per row or (N, T) per decision, from all selected rows."""
+        """Advantage (N, 1) per row or (N, T) per decision, from all selected rows, of which there may be none."""
+        if len(decisions) == 0:
+            return decisions.logp_old.new_zeros(0, 1)
         return self.pipeline(self.start(decisions), decisions)
 
     def loss(

@@ -16,7 +16,7 @@ from robopolicy.core.aggregate import masked_mean
 from robopolicy.core.decisions import Decisions, by_group
 from robopolicy.core.ratios import log_ratio
 from robopolicy.core.segments import Segments
-from robopolicy.core.signals import covariance, top_share
+from robopolicy.core.signals import covariance, highest, share_count
 
 
 def k1(difference: Tensor) -> Tensor:
@@ -92,8 +92,7 @@ class Imitation:
         elif self.rows == "best":
             reward = outcome(decisions)
             group = Segments(by_group(decisions), torch.ones_like(reward, dtype=torch.bool))
-            better = group.largest(reward) - group.spread(group.mean(reward)) > 1e-9
-            keep = keep & better & (reward >= group.largest(reward))
+            keep = keep & group.spread(group.differs(reward)) & (reward >= group.spread(group.largest(reward)))
         return masked_mean(-logp, keep)
 
 
@@ -105,8 +104,9 @@ class CovarianceKL:
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None) -> Tensor:
         """Penalty `(N, T)`."""
-        picked = top_share(covariance(logp.detach(), advantage, decisions), decisions.valid(), self.share)
-        return (logp - decisions.logp_old).abs().masked_fill(~picked, 0.0)
+        mask = decisions.valid()
+        picked = highest(covariance(logp.detach(), advantage, decisions), mask, share_count(mask, self.share))
+        return log_ratio(logp, decisions.logp_old, decisions).abs().masked_fill(~picked, 0.0)
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,15 @@ class Segments:
         lone = self.count < 1.5
         return (self.sum(deviation**2) / torch.where(lone, 1.0, degrees)).sqrt().masked_fill(lone, 1.0)
 
+    def largest(self, entries: Tensor) -> Tensor:
+        """Largest entry `(S,)`; -inf for an empty segment."""
+        flat = entries.masked_fill(~self.enters, -torch.inf).flatten()
+        return flat.new_full((self.size,), -torch.inf).scatter_reduce(0, self.index.flatten(), flat, "amax")
+
+    def differs(self, entries: Tensor) -> Tensor:
+        """Bool `(S,)`: not all entries of the segment are equal."""
+        return self.largest(entries) + self.largest(-entries) > 0
+
     def leave_one_out(self, entries: Tensor) -> Tensor:
         """Mean of the other entries, in the shape of the entries; 0 where there is no other."""
         others = torch.where(self.enters, self.spread(self.count) - 1.0, self.spread(self.count))
@@ -68,12 +77,6 @@ class Segments:
         half, slack = 0.5 * self.count[index], 1e-6 * self.count[index]
         reaches, passes = position >= half - slack, position > half + slack
         return 0.5 * (self._smallest(flat, index, reaches) + self._smallest(flat, index, passes))
-
-    def largest(self, entries: Tensor) -> Tensor:
-        """Largest entry of the segment that enters, in the shape of the entries; -inf for an empty segment."""
-        flat = entries.masked_fill(~self.enters, -torch.inf).flatten()
-        most = flat.new_full((self.size,), -torch.inf).scatter_reduce(0, self.index.flatten(), flat, "amax")
-        return self.spread(most)
 
     def _smallest(self, flat: Tensor, index: Tensor, chosen: Tensor) -> Tensor:
         least = flat.new_full((self.size,), torch.inf).scatter_reduce(0, index[chosen], flat[chosen], "amin")

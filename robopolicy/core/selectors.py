@@ -23,7 +23,7 @@ def mixed(decisions: Decisions, generator: torch.Generator | None) -> Tensor:
     """Groups whose outcomes differ; from the others nothing can be learned (dynamic sampling, DAPO)."""
     reward = outcome(decisions)
     segments = Segments(by_group(decisions), torch.ones_like(reward, dtype=torch.bool))
-    return torch.nonzero((reward - segments.spread(segments.mean(reward))).abs().squeeze(1) > 1e-9).squeeze(1)
+    return torch.nonzero(segments.spread(segments.differs(reward)).squeeze(1)).squeeze(1)
 
 
 def successes(decisions: Decisions, generator: torch.Generator | None, *, above: float = 0.0) -> Tensor:

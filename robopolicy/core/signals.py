@@ -38,17 +38,15 @@ def relative_entropy(decisions: Decisions, quantile: float = 0.8, *, logarithm: 
     return torch.where(offset > 0, offset / above, offset / below).masked_fill(~mask, 0.0)
 
 
-def top_share(values: Tensor, mask: Tensor, share: float) -> Tensor:
-    """Bool `(N, T)`: the `share` of the masked entries with the highest values; at least one where it is positive."""
-    count = chosen_count(mask, share)
-    if count == 0:
-        return torch.zeros_like(mask)
-    chosen = torch.zeros_like(mask).flatten()
-    chosen[values.masked_fill(~mask, -torch.inf).flatten().topk(count).indices] = True
-    return chosen.view_as(mask) & mask
-
-
-def chosen_count(mask: Tensor, share: float) -> int:
+def share_count(mask: Tensor, share: float) -> int:
     """Number of entries in a share of the masked ones: rounded down, but at least one where the share is positive."""
     total = int(mask.sum())
     return min(max(int(share * total), 1), total) if share > 0 else 0
+
+
+def highest(values: Tensor, mask: Tensor, count: int) -> Tensor:
+    """Bool `(N, T)`: the `count` masked entries with the highest values; all where there are fewer."""
+    chosen = torch.zeros_like(mask).flatten()
+    if count > 0:
+        chosen[values.masked_fill(~mask, -torch.inf).flatten().topk(min(count, chosen.numel())).indices] = True
+    return chosen.view_as(mask) & mask

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.signals import chosen_count, covariance, relative_entropy, top_share
+from robopolicy.core.ratios import EntropyBounds
+from robopolicy.core.signals import covariance, highest, relative_entropy, share_count
 
 Weight = Callable[[Decisions, Tensor, Tensor], Tensor]
 """`(decisions, advantage (N, 1 or T), log_ratio (N, T) detached) -> (N, 1) or (N, T)`, composed by product."""
@@ -34,9 +35,8 @@ class ClipCovariance:
         share = covariance(decisions.logp_old + log_ratio, advantage, decisions)
         ratio = log_ratio.exp()
         clipped = torch.where(advantage < 0, ratio < 1.0 - self.low, ratio > 1.0 + self.high)
-        candidate = (share > self.least) & (share < self.most) & ~clipped
-        count = min(chosen_count(decisions.valid(), self.share), int(candidate.sum()))
-        picked = top_share(torch.rand_like(share), candidate, count / max(int(candidate.sum()), 1))
+        candidate = decisions.valid() & (share > self.least) & (share < self.most) & ~clipped
+        picked = highest(torch.rand_like(share), candidate, share_count(decisions.valid(), self.share))
         return torch.where(picked, 0.0, 1.0).to(share)
 
 
@@ -45,30 +45,40 @@ class EntropyGate:
     """Factor `1 + beta h` with the relative entropy h of a decision (HAPO, S025).
 
     Uncertain decisions gain weight only once their ratio has left the inner half of the bounds, certain ones lose it
-    only within. The surrogates grow in proportion to the advantage, so the factor may stand outside of them.
+    only within. The clipped surrogates grow in proportion to the advantage, so the factor may stand outside of them.
     """
 
     beta: float = 1.0
-    low: float = 0.2  # the inner half of the bounds is [1 - low / 2, 1 + high / 2]
-    high: float = 0.2
-    quantile: float = 0.8
-    logarithm: bool = True  # see `relative_entropy`
+    bounds: EntropyBounds = field(default_factory=EntropyBounds)  # those of the surrogate
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Factor `(N, T)`."""
-        level = relative_entropy(decisions, self.quantile, logarithm=self.logarithm)
-        change = torch.expm1(log_ratio)
-        inside = (change > -0.5 * self.low) & (change < 0.5 * self.high)
+        level = relative_entropy(decisions, self.bounds.quantile, logarithm=self.bounds.logarithm)
+        low, high = self.bounds(decisions)
+        change = 2.0 * torch.expm1(log_ratio) + 1.0
+        inside = (change > low) & (change < high)
         return torch.where((level > 0) != inside, 1.0 + self.beta * level, 1.0)
+
+
+@dataclass(frozen=True)
+class FromSource:
+    """1 for the rows of one source, 0 for others, which still count in the denominator of the aggregation."""
+
+    source: int = 0
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Factor `(N, 1)`."""
+        return (decisions.need("source") == self.source).to(log_ratio.dtype).unsqueeze(1)
 
 
 def confidence(decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
     """Current probability `(N, T)` of the decision, for the level "token"; never above 1 where it is a density."""
-    return (decisions.logp_old + log_ratio).clamp(max=0.0).exp()
+    return (decisions.logp_old + log_ratio).clamp(max=0.0).exp().masked_fill(~decisions.valid(), 0.0)
 
 
 WEIGHTS: dict[str, Callable[..., object]] = {
     "clip_covariance": ClipCovariance,
     "entropy_gate": EntropyGate,
     "confidence": confidence,
+    "from_source": FromSource,
 }

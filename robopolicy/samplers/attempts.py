@@ -22,11 +22,9 @@ def stack(attempts: Sequence[Attempt]) -> Decisions:
 
     Rows are padded on the right to the longest, masked there. Group is the key of the task, trajectory the number of
     the attempt; source and version are those of the attempt. The reward of an attempt sits on its last decision, beside
-    what the world gave step by step. `extra` fields `(n, L, ...)` are padded with zeros to the longest L. Where some
-    attempts tell `logp_behaviour` apart, that of the others is their `logp_old`.
+    what the world gave step by step. `extra` fields `(n, L, ...)` are padded with zeros to the longest L. Attempts that
+    do not tell `logp_behaviour` apart were drawn with their `logp_old`. `extra["finished"]` (N,) says which have ended.
     """
-    if any(attempt.decisions.logp_behaviour is not None for attempt in attempts):
-        attempts = [_with_behaviour(attempt) for attempt in attempts]
     return joined([_with_ids(attempt, number) for number, attempt in enumerate(attempts)])
 
 
@@ -39,13 +37,6 @@ def joined(parts: Sequence[Decisions]) -> Decisions:
             if value.dim() > 1:
                 widths[name] = max(widths.get(name, 0), value.shape[1])
     return cat([_padded(part, longest, widths) for part in parts])
-
-
-def _with_behaviour(attempt: Attempt) -> Attempt:
-    decisions = attempt.decisions
-    if decisions.logp_behaviour is not None:
-        return attempt
-    return replace(attempt, decisions=decisions.with_fields(logp_behaviour=decisions.logp_old))
 
 
 def _with_ids(attempt: Attempt, number: int) -> Decisions:
@@ -61,12 +52,15 @@ def _with_ids(attempt: Attempt, number: int) -> Decisions:
     def same(value: int) -> Tensor:
         return torch.full((count,), value, dtype=torch.int64, device=decisions.logp_old.device)
 
+    behaviour, finished = decisions.logp_behaviour, same(attempt.finished).bool()
     return decisions.with_fields(
+        logp_behaviour=decisions.logp_old if behaviour is None else behaviour,
         reward=reward,
         group=same(attempt.task.key),
         trajectory=same(number),
         source=same(attempt.source),
         version=same(attempt.version),
+        extra={**decisions.extra, "finished": finished},
     )
 
 

@@ -37,6 +37,9 @@ DEFAULTS: dict[str, Any] = {
 }
 """The keys of `rollout` in a recipe and what they are where it is silent."""
 
+OF_LEARNERS = ("score_temperatures", "score_with", "layer", "layer_updates", "reference", "opponent")
+"""Further keys of `rollout`: which log-probabilities the learner adds to the rows."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -66,8 +69,8 @@ class Collector:
             ValueError: A key, name or option is unknown or does not fit; one line.
         """
         for key in plain:
-            if key not in DEFAULTS:
-                raise ValueError(f"Unknown key '{key}' of rollout; known: {', '.join(DEFAULTS)}.")
+            if key not in (*DEFAULTS, *OF_LEARNERS):
+                raise ValueError(f"Unknown key '{key}' of rollout; known: {', '.join((*DEFAULTS, *OF_LEARNERS))}.")
         settings = {**DEFAULTS, **plain}
         self.world, self.refill = world, int(settings["refill"])
         self.sampler: Sampler = build("sampler", settings["sampler"])
@@ -89,9 +92,8 @@ class Collector:
             with self._lock:
                 tasks = self.sampler.propose(n - len(groups))
             attempts = self.topology.rollout(world, tasks)
-            sound = [attempt for attempt in attempts if math.isfinite(attempt.reward)]
             with self._lock:
-                self._lost += [attempt.task.key for attempt in attempts if not math.isfinite(attempt.reward)]
+                sound = self._sound(attempts)
                 self._verdicts += [(attempt.task.key, attempt.reward) for attempt in sound]
                 groups += [helped for group in groups_of(sound) if (helped := self._helped(group, world))]
             if len(groups) >= n:
@@ -101,8 +103,13 @@ class Collector:
     def _helped(self, group: list[Attempt], world: World) -> list[Attempt]:
         for part in self.interventions:
             if group and part.triggered(rewards_of(group)):
-                group = part.rows(group, world)
+                group = self._sound(part.rows(group, world))
         return group
+
+    def _sound(self, attempts: Sequence[Attempt]) -> list[Attempt]:
+        """Those with a finite reward; the keys of the others are reported with the next batch."""
+        self._lost += [attempt.task.key for attempt in attempts if not math.isfinite(attempt.reward)]
+        return [attempt for attempt in attempts if math.isfinite(attempt.reward)]
 
     def batch(self, groups: Sequence[Sequence[Attempt]]) -> Batch:
         """Rewards and rows of groups.
@@ -111,14 +118,14 @@ class Collector:
             RuntimeError: There are none: everything was dropped or lost.
         """
         attempts = [attempt for group in groups for attempt in group]
-        if not attempts:
-            raise RuntimeError("No group is left to learn from; raise rollout.refill or drop fewer.")
+        composed = self.reward(outcomes_of(attempts)).tolist() if attempts else []
         with self._lock:
             for part in self.interventions:
                 part.observe(groups)
-            lost, self._lost = self._lost, []
-        composed = self.reward(outcomes_of(attempts)).tolist()
-        attempts = [replace(attempt, reward=reward) for attempt, reward in zip(attempts, composed, strict=True)]
+            rewarded = [replace(attempt, reward=reward) for attempt, reward in zip(attempts, composed, strict=True)]
+            attempts, lost, self._lost = self._sound(rewarded), self._lost, []
+        if not attempts:
+            raise RuntimeError("No group is left to learn from; raise rollout.refill or drop fewer.")
         return Batch(attempts, self.world.batch(attempts), lost)
 
     def collect(self, n: int) -> Batch:

@@ -298,7 +298,7 @@ class Instructions(Uniform):
         """Tasks of the epoch, each with an instruction as its context."""
         tasks = super().propose(n)
         self._given = {task.key: self._choose() for task in tasks}
-        return [replace(task, context=self._given[task.key]) for task in tasks]
+        return [replace(task, context={"kind": "instruction", "text": self._given[task.key]}) for task in tasks]
 
     def _choose(self) -> str:
         names = list(self.population)

@@ -26,7 +26,9 @@ POLICY, REPLAYED, TEACHER, HINTED, REPAIRED = range(5)
 class Task:
     """What is to be attempted. Payload, prefix and context are plain values or tensors, so that checkpoints hold them.
 
-    An attempt keeps the task it was played under: log-probabilities belong to the conditioning they were drawn with.
+    A context is a mapping with its `kind` ("instruction", "mode", "repair", a kind of hint) and what else the world
+    needs; of instructions and modes that is a `text`. An attempt keeps the task it was played under: log-probabilities
+    belong to the conditioning they were drawn with.
     """
 
     key: int  # prompt or start state; attempts of one key are a group

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from robopolicy.core.decisions import Decisions, cat
-from robopolicy.samplers.attempts import groups_of, joined
+from robopolicy.core.decisions import Decisions
+from robopolicy.samplers.attempts import groups_of
 from robopolicy.samplers.protocols import (
     HINTED,
     Attempt,
@@ -22,20 +22,12 @@ from robopolicy.samplers.protocols import (
     Prefixing,
     Rescoring,
     Rewriting,
-    Summarizing,
     Task,
     Topology,
     World,
     able,
 )
-
-
-class Flat(Topology):
-    """Independent attempts."""
-
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """All at once."""
-        return world.play([task for task in tasks for _ in range(task.budget)])
+from robopolicy.samplers.windows import Flat, Segments, Turns, Windows
 
 
 class Random(Topology):
@@ -275,54 +267,11 @@ class Modes(Topology):
         """Mode after mode, over and over until the budget is spent."""
         return world.play(
             [
-                replace(task, context=self.modes[number % len(self.modes)])
+                replace(task, context={"kind": "mode", "text": self.modes[number % len(self.modes)]})
                 for task in tasks
                 for number in range(task.budget)
             ]
         )
-
-
-class Segments(Topology):
-    """Long attempts in context windows (SUPO, S057): at the limit the policy sums up, and goes on from its summary.
-
-    Each window is a row of the attempt, and all share its advantage. What is unfinished after the last window is
-    masked: it enters neither loss nor statistics.
-    """
-
-    def __init__(self, units: int, summaries: int = 2) -> None:
-        """Get ready.
-
-        Args:
-            units: Of one window, the summary included.
-            summaries: Windows after the first.
-        """
-        self.units, self.summaries = units, summaries
-
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """A window of all unfinished attempts at a time."""
-        attempts = world.play([task for task in tasks for _ in range(task.budget)], units=self.units)
-        for _ in range(self.summaries):
-            places = [place for place, attempt in enumerate(attempts) if not attempt.finished]
-            asked = [able(world, Summarizing).summarize(attempts[place]) for place in places]
-            for place, window in zip(places, world.play(asked, units=self.units), strict=True):
-                rows = joined([attempts[place].decisions, window.decisions])
-                attempts[place] = replace(window, task=attempts[place].task, decisions=rows)
-        return [attempt if attempt.finished else without_decisions(attempt) for attempt in attempts]
-
-
-class Turns(Topology):
-    """Every unit becomes a row (AgentFlow, S059), each with the reward of the whole.
-
-    Statistics over rows then count long attempts more often: pitfall (a), wanted by this method.
-    """
-
-    def __init__(self, inner: Topology | None = None) -> None:
-        self.inner = inner or Flat()
-
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """Rows of units."""
-        attempts = self.inner.rollout(world, tasks)
-        return [replace(attempt, decisions=rows_of_units(attempt.decisions)) for attempt in attempts]
 
 
 def unit_entropy(decisions: Decisions) -> list[float]:
@@ -330,23 +279,6 @@ def unit_entropy(decisions: Decisions) -> list[float]:
     entropy, valid = decisions.need("entropy"), decisions.valid()
     unit = decisions.need("unit")
     return [float(entropy[(unit == number) & valid].mean()) for number in unit[valid].unique().tolist()]
-
-
-def rows_of_units(decisions: Decisions) -> Decisions:
-    """Each row repeated for each of its units, with the others masked there."""
-    unit, valid = decisions.need("unit"), decisions.valid()
-    pieces: list[Decisions] = []
-    for row in range(len(decisions)):
-        for number in unit[row][valid[row]].unique().tolist():
-            own = decisions.select(slice(row, row + 1))
-            pieces.append(own.with_fields(mask=own.valid() & (own.need("unit") == number)))
-    return cat(pieces) if pieces else decisions
-
-
-def without_decisions(attempt: Attempt) -> Attempt:
-    """The attempt with everything masked."""
-    mask = torch.zeros_like(attempt.decisions.logp_old, dtype=torch.bool)
-    return replace(attempt, decisions=attempt.decisions.with_fields(mask=mask))
 
 
 def side_by_side(first: Sequence[Attempt], second: Sequence[Attempt]) -> list[Attempt]:
@@ -365,4 +297,5 @@ TOPOLOGIES: dict[str, type[Topology]] = {
     "modes": Modes,
     "segments": Segments,
     "turns": Turns,
+    "windows": Windows,
 }

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.places import PlaceConfig
-from robopolicy.algorithms.polychromic import Polychromic, PolychromicConfig, set_advantage, set_values, ways_of
+from robopolicy.algorithms.polychromic import Polychromic, PolychromicConfig, ways_of
+from robopolicy.core.advantages.sets import set_advantage, set_values
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy

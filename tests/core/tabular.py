@@ -14,20 +14,46 @@ import torch
 from torch import Tensor
 
 from robopolicy.catalogue import read_recipe
-from robopolicy.core.decisions import Decisions
+from robopolicy.core.decisions import Decisions, by_trajectory
 from robopolicy.core.recipe import Recipe
 
 PROMPTS, ROLLOUTS, LENGTH, VOCABULARY = 4, 4, 6, 5
 Extra = Callable[[torch.Generator, Decisions], Tensor]
 EXTRAS: dict[str, Extra] = {
-    "cluster": lambda generator, d: torch.arange(len(d)) % 3,  # (N,)
+    "blamed_unit": lambda generator, d: torch.randint(-1, 2, (len(d),), generator=generator),  # (N,)
+    "cluster": lambda generator, d: by_trajectory(d).squeeze(1) % 3,  # (N,)
+    "finished": lambda generator, d: torch.arange(len(d)) % 3 != 1,  # (N,)
     "gate": lambda generator, d: (d.depths() == 0) & d.valid(),  # (N, T)
+    "injected": lambda generator, d: (d.depths() == 1) & (torch.arange(len(d)) % 4 == 1)[:, None],  # (N, T)
     "likelihood": lambda generator, d: torch.where(d.need("group") % 2 == 0, 0.1, 0.9).to(d.logp_old),  # (N,)
     "logp_cool": lambda generator, d: 1.2 * d.logp_old,  # (N, T)
     "logp_teacher": lambda generator, d: d.logp_old - 0.1 * d.depths(),  # (N, T)
     "logp_warm": lambda generator, d: 0.8 * d.logp_old,  # (N, T)
+    "seen": lambda generator, d: (d.depths() == 0) & (torch.arange(len(d)) % 4 == 2)[:, None],  # (N, T)
     "step_advantage": lambda generator, d: torch.randn(d.shape, generator=generator).to(d.logp_old),  # (N, T)
-    "value_ref": lambda generator, d: torch.full((len(d),), 0.3).to(d.logp_old),  # (N,)
+    "structural": lambda generator, d: (d.depths() == 0) & d.valid(),  # (N, T)
+    "value_ref": lambda generator, d: d.logp_old.new_full((len(d),), 0.3),  # (N,)
+    "greedy": lambda g, d: torch.rand(len(d), generator=g, dtype=torch.float64),
+    "collision": lambda g, d: torch.rand(d.shape, generator=g, dtype=torch.float64),
+    "drift": lambda g, d: 0.05 * torch.rand(len(d), generator=g, dtype=torch.float64),
+    "features": lambda g, d: torch.randn(len(d), 3, generator=g, dtype=torch.float64),
+    "prompt_features": lambda g, d: torch.randn(100, 2, generator=g, dtype=torch.float64)[d.need("group")],
+    "tokens": lambda g, d: torch.randint(2, d.shape, generator=g),
+    "answer": lambda g, d: torch.randint(2, (len(d),), generator=g),
+    "signature": lambda g, d: torch.randint(3, (len(d),), generator=g),
+    "waad": lambda g, d: torch.rand(d.shape, generator=g, dtype=torch.float64),
+    "fai": lambda g, d: torch.rand(d.shape, generator=g, dtype=torch.float64),
+    "probe_accuracy": lambda g, d: torch.rand(d.shape, generator=g, dtype=torch.float64),
+    "probe_confidence": lambda g, d: torch.rand(d.shape, generator=g, dtype=torch.float64),
+    "first_event": lambda g, d: torch.randint(-1, 4, (len(d),), generator=g),
+    "prompt_confidence": lambda g, d: torch.rand(len(d), generator=g, dtype=torch.float64),
+    "duration": lambda g, d: 0.1 + torch.rand(d.shape, generator=g, dtype=torch.float64),
+    "rollout_value": lambda g, d: torch.randn(d.shape, generator=g, dtype=torch.float64),
+    "observation": lambda g, d: torch.randint(2, d.shape, generator=g),
+    "action": lambda g, d: torch.randint(2, d.shape, generator=g),
+    "switch": lambda g, d: torch.rand(d.shape, generator=g) < 0.3,
+    "subgoal": lambda g, d: torch.rand(d.shape, generator=g) < 0.3,
+    "high_value": lambda g, d: torch.randn(d.shape, generator=g, dtype=torch.float64),
 }
 """Name of `Decisions.extra` -> something that parts which need it can work with."""
 
@@ -58,18 +84,19 @@ class Tabular:
         return -(distribution.exp() * distribution).sum(2)
 
 
-def tabular(seed: int = 0, drift: float = 0.3, **fields: Any) -> Tabular:
+def tabular(seed: int = 0, drift: float = 0.3, rollouts: int = ROLLOUTS, **fields: Any) -> Tabular:
     """A batch and a policy `drift` away from the one that drew it.
 
     Args:
         seed: Of everything.
         drift: Standard deviation of the change of the logits since the batch was drawn; 0: fresh data.
+        rollouts: Of each prompt.
         fields: Of `Decisions`, in place of those drawn here; with `extra` in place of EXTRAS.
     """
     generator = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
     old = draw(PROMPTS, LENGTH, VOCABULARY)
-    group = torch.arange(PROMPTS).repeat_interleave(ROLLOUTS)
+    group = torch.arange(PROMPTS).repeat_interleave(rollouts)
     tokens = torch.multinomial(old.softmax(-1)[group].flatten(0, 1), 1, generator=generator).view(-1, LENGTH)
     mask = torch.arange(LENGTH) < torch.randint(2, LENGTH + 1, (len(group), 1), generator=generator)
     mask[3, 1] = False  # a tool's token
@@ -82,7 +109,7 @@ def tabular(seed: int = 0, drift: float = 0.3, **fields: Any) -> Tabular:
     last = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
     success = (torch.rand(len(group), 1, generator=generator, dtype=torch.float64) < 0.5).double()
     success[:2] = torch.tensor([[1.0], [0.0]])  # at least one mixed group
-    success[ROLLOUTS : 2 * ROLLOUTS] = 0.0  # and one that agrees
+    success[rollouts : 2 * rollouts] = 0.0  # and one that agrees
     full = old.log_softmax(-1)[group]
     known: dict[str, Any] = {
         "logp_old": score(old).detach(),

@@ -87,7 +87,7 @@ def test_episode_ids_change_after_each_end():
     assert ids.unique().numel() == 3
 
 
-@pytest.mark.parametrize("name", sorted(PARTITIONS))
+@pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"key"}))
 def test_partitions_give_one_id_per_row_or_decision(decisions, name):
     ids = PARTITIONS[name](decisions)
     assert ids.shape in ((len(decisions), 1), decisions.shape)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from robopolicy.core.aggregate import AGGREGATES, masked_mean
-from robopolicy.core.decisions import Decisions, by_group, by_trajectory
+from robopolicy.core.decisions import Decisions, by_group, by_trajectory, by_unit
 from robopolicy.core.masks import DepthRange, RatioOutlier, compose
 
 
@@ -33,11 +33,15 @@ def test_aggregation_equals_a_loop(decisions, name):
     group = by_group(decisions).expand(valid.shape)
     rows = [loss[valid & (trajectory == key)] for key in trajectory[valid].unique()]
     groups = [loss[valid & (group == key)] for key in group[valid].unique()]
+    unit = by_unit(decisions).expand(valid.shape)
+    units = [loss[valid & (unit == key)] for key in unit[valid].unique()]
     mean = lambda values: sum(values) / len(values)  # noqa: E731
     expected = {
         "tok": loss[valid].mean(),
         "seq_sum": mean([row.sum() for row in rows]),
         "seq_mean": mean([row.mean() for row in rows]),
+        "unit_sum": mean([row.sum() for row in units]),
+        "unit_mean": mean([row.mean() for row in units]),
         "const": mean([row.sum() for row in rows]) / 40.0,
         "group_mean": mean([row.mean() for row in groups]),
     }[name]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
-from tabular import check_recipe, ppo, recipe_of, rewards, seq_mean, standardised, tabular
+from tabular import EXTRAS, check_recipe, ppo, recipe_of, rewards, seq_mean, standardised, tabular
 
 from robopolicy.core import surrogates
 from robopolicy.core.advantages import Baseline, BetaTracker, Mix, TrackerBaseline
@@ -170,3 +173,21 @@ def test_weights_multiply_the_losses_without_a_gradient(monkeypatch: pytest.Monk
     (wanted,) = torch.autograd.grad(formula, case.logits)
     torch.testing.assert_close(loss, formula)
     torch.testing.assert_close(found, wanted)
+
+
+def test_the_guide_names_every_extra_that_a_part_can_ask_for() -> None:
+    root = Path(__file__).parents[2]
+    guide = set(re.findall(r"`(\w+)`", (root / "docs" / "recipes.md").read_text(encoding="utf-8")))
+    parts = (root / "robopolicy" / "core").rglob("*.py")
+    asked = {key for path in parts for key in re.findall(r'need_extra\("(\w+)"', path.read_text(encoding="utf-8"))}
+    assert asked and not (asked | set(EXTRAS)) - guide, sorted((asked | set(EXTRAS)) - guide)
+
+
+def test_a_tracker_may_hold_one_estimate_per_task() -> None:
+    case = tabular()
+    stage = {"name": "tracker_baseline", "per": "domain", "tracker": {"name": "beta", "forgetting": 1.0}}
+    recipe = Recipe.from_plain({"advantage": [stage]})
+    recipe.observe(case.decisions, {})
+    reward, domain = rewards(case), case.decisions.need("domain")
+    rate = torch.stack([(1.0 + reward[domain == key].sum()) / (2.0 + (domain == key).sum()) for key in domain])
+    torch.testing.assert_close(recipe.advantage(case.decisions)[:, 0], reward - rate)

@@ -56,7 +56,8 @@ def test_a_recipe_says_what_it_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", ROLLOUTS)
 def test_a_recipe_learns_from_tokens(name: str) -> None:
-    case = tabular(drift=0.0)
+    case = tabular(drift=0.0, rollouts=6)
+    case.decisions.need("reward")[1:6] = 0.0  # one success in the first group
     score = lambda rows: (case.logp()[rows], case.entropy()[rows])  # noqa: E731
     assert gradients_of_one_update(recipe_of(name), case.decisions, score, [case.logits]) > 0
 
@@ -74,7 +75,7 @@ def test_a_recipe_updates_a_denoising_chain(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_memory_of_a_recipe_survives_a_checkpoint(name: str) -> None:
-    case, recipe, again = tabular(), recipe_of(name), recipe_of(name)
+    case, recipe, again = tabular(rollouts=6), recipe_of(name), recipe_of(name)
     if recipe.data == "rollout":
         _, info = recipe.loss(case.decisions, recipe.advantage(case.decisions), case.logp(), case.entropy())
         recipe.observe(case.decisions, info)
@@ -84,8 +85,8 @@ def test_the_memory_of_a_recipe_survives_a_checkpoint(name: str) -> None:
 
 
 def robot_batch() -> tuple[SDEChain, Decisions, torch.Tensor, torch.Tensor]:
-    """Two start states, four episodes each of three chunks, every chunk four denoising steps; rows in order of time."""
-    groups, episodes, chunks, steps = 2, 4, 3, 4
+    """Two start states, six episodes each of three chunks, every chunk four denoising steps; rows in order of time."""
+    groups, episodes, chunks, steps = 2, 6, 3, 4
     generator = torch.Generator().manual_seed(0)
     config = FlowConfig(
         hidden=(16,), steps=steps, normalization="identity", action_normalization="identity", action_clip=0.0
@@ -95,7 +96,7 @@ def robot_batch() -> tuple[SDEChain, Decisions, torch.Tensor, torch.Tensor]:
     obs = torch.randn(rows, 1, 3, generator=generator)
     sample = policy.sample({"state": obs}, generator=generator)
     trajectory = torch.arange(groups * episodes).repeat(chunks)
-    success = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0])
+    success = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0])
     reward = torch.zeros(rows, steps)
     reward[-len(success) :, -1] = success
     decisions = Decisions(

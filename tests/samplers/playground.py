@@ -16,6 +16,24 @@ from robopolicy.samplers.attempts import stack
 from robopolicy.samplers.protocols import TEACHER, Attempt, Task
 
 STEP = 2  # decisions of a unit
+JUDGED = (  # metrics that recipes read; here all of them are the share of right symbols
+    *("brevity", "brief", "consistency", "correct", "cost", "criterion", "deferred", "efficiency", "evidence"),
+    *(
+        "format",
+        "grounded",
+        "grounding",
+        "judge",
+        "legal",
+        "analysis",
+        "next",
+        "open",
+        "progress",
+        "refined",
+        "role",
+        "safe",
+    ),
+    *("suggestion", "verdict"),
+)
 
 
 class Playground:
@@ -40,7 +58,7 @@ class Playground:
 
     def logp(self, task: Task) -> torch.Tensor:
         """(T, symbols) log-probabilities under a task, differentiable."""
-        told = int(self.length * task.context["share"]) if isinstance(task.context, dict) else 0
+        told = int(self.length * task.context.get("share", 0.0)) if task.context else 0
         bonus = torch.zeros(self.length, self.symbols, dtype=torch.float64)
         bonus[:told].scatter_(1, self.secret[task.key][:told, None], 6.0)
         return torch.log_softmax((self.logits[task.key] + bonus) / task.temperature, dim=-1)
@@ -74,14 +92,18 @@ class Playground:
         def rows(value):
             return value.view(-1, STEP) if self.layout == "chain" else value.view(1, -1)
 
+        given = torch.zeros_like(own)
         extra = {"symbols": rows(symbols), "position": rows(torch.arange(end))}
+        extra |= {"injected": rows(given), "structural": rows(torch.arange(end) == 0)}
         decisions = Decisions(rows(logp), mask=rows(own), entropy=rows(entropy), unit=rows(unit), extra=extra)
         finished = end == self.length
+        share = float(right.double().mean())
         return Attempt(
             task,
             decisions,
             reward=float(finished and bool(right.all())),
-            metrics={"share": float(right.double().mean()), "length": float(end)},
+            metrics={"share": share, "length": float(end), "calls": end / STEP, "malformed": 0.0}
+            | dict.fromkeys(JUDGED, share),
             version=self.version,
             finished=finished,
             record={"symbols": symbols, "logp": logp, "own": own},

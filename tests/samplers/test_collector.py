@@ -115,6 +115,23 @@ def test_rewards_that_are_no_numbers_are_reported(world):
     assert bool(batch.decisions.need("reward").isfinite().all())
 
 
+def test_faults_under_help_and_in_rewards_are_reported_too(world):
+    for key in range(4):
+        world.know(key, -1e9)
+    play = world.play
+
+    def faulty(tasks, units=None):
+        played = play(tasks, units=units)
+        told = [replace(a, reward=float("nan")) if a.task.context and a.task.key == 1 else a for a in played]
+        return [replace(a, metrics={"share": float("nan")}) if a.task.key == 3 else a for a in told]
+
+    world.play = faulty
+    plain = {"intervention": [{"name": "hint", "shares": [1.0]}], "reward": [{"name": "sum", "terms": {"share": 1.0}}]}
+    batch = collector(world, plain).collect(4)
+    assert sorted(batch.lost) == [1] * 4 + [3] * 4 and {attempt.task.key for attempt in batch.attempts} == {0, 2}
+    assert bool(batch.decisions.need("reward").isfinite().all())
+
+
 def test_a_batch_of_nothing_is_said(world):
     for key in range(4):
         world.know(key)

@@ -118,6 +118,12 @@ def test_tool_calls_against_the_fewest():
 def test_ranks_within_groups():
     gives(Rank(), [1.0, 0.0, 0.5, 0.5], [9.0, 3.0, 5.0, 7.0], [0, 0, 0, 1])
     gives(Rank(), [0.75, 0.75, 0.0], [1.0, 1.0, 0.0])
+    gives(Rank("judge", where="open"), [1.0, 0.0, 0.3], [0.1, 0.2, 0.3], [0, 0, 1], judge=[5, 4, 9], open=[1, 1, 0])
+
+
+def test_verified_tasks_keep_their_rewards():
+    """I (6.09): without open tasks nothing is ranked."""
+    gives(Rank("judge", where="open"), [0.1, 0.7], [0.1, 0.7], judge=[5, 4], open=[0, 0])
 
 
 def test_ranks_of_failures():
@@ -197,6 +203,6 @@ def test_outcomes_of_attempts_and_what_they_lack():
     world = Playground()
     attempts = world.play(world.tasks())
     made = outcomes_of(attempts)
-    assert made.key.tolist() == [0, 1, 2, 3] and set(made.metrics) == {"share", "length"}
-    with pytest.raises(ValueError, match="needs the metric 'calls'; the world measures: length, share"):
-        ToolCalls()(made)
+    assert made.key.tolist() == [0, 1, 2, 3] and {"share", "length"} <= set(made.metrics)
+    with pytest.raises(ValueError, match="needs the metric 'questions'; the world measures: analysis, brevity"):
+        ToolCalls("questions")(made)

@@ -97,6 +97,28 @@ def test_what_is_in_flight_is_bounded():
     assert not blocked.is_alive() and tickets[2].version == 1
 
 
+def test_play_and_learning_overlap():
+    """12.01: an update costs the longer of the two, not their sum; here 40 ms each, in sleep."""
+
+    def seconds(limit: int, updates: int = 8) -> float:
+        def play(count, world):
+            time.sleep(0.04)
+            return [world.play([Task(0)])] * count
+
+        stream = Stream(Bounded(limit), batch=1)
+        team = Players(stream, play, [(Playground(), lambda weights: None)])
+        start = time.perf_counter()
+        for _ in range(updates):
+            stream.take(1)
+            time.sleep(0.04)
+            stream.learned(None)
+        team.stop()
+        return time.perf_counter() - start
+
+    synchronous, overlapped = seconds(0), seconds(1)
+    assert synchronous > 8 * 0.08 and overlapped < 0.8 * synchronous
+
+
 def test_dropped_groups_make_room():
     stream = Stream(Bounded(0), batch=2)
     ticket = stream.begin(2)

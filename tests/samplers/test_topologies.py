@@ -21,10 +21,12 @@ from robopolicy.samplers.topologies import (
     Segments,
     Tree,
     Turns,
+    Windows,
     unit_entropy,
 )
+from robopolicy.training.statetree import load_tree, save_tree
 
-SETTINGS = {"modes": {"modes": ["think", "act"]}, "segments": {"units": 1}}
+SETTINGS = {"modes": {"modes": ["think", "act"]}, "segments": {"units": 1}, "windows": {"units": 1000}}
 GROUP_MEAN = {
     "title": "group mean",
     "advantage": [{"name": "baseline", "kind": "mean", "scope": {"partition": "group", "per": "trajectory"}}],
@@ -179,7 +181,7 @@ def test_privileged_attempts_answer_the_plain_task(world):
 
 def test_modes_share_a_group(world):
     attempts = Modes(["think", "act"]).rollout(world, world.tasks(4)[:1])
-    assert [attempt.task.context for attempt in attempts] == ["think", "act", "think", "act"]
+    assert [attempt.task.context["text"] for attempt in attempts] == ["think", "act", "think", "act"]
 
 
 def test_an_endless_window_is_flat(world):
@@ -208,6 +210,32 @@ def test_segments_share_their_advantage(world):
 def test_what_never_ends_is_masked(world):
     attempts = Segments(units=1, summaries=1).rollout(world, [Task(0, budget=2)])
     assert not any(attempt.finished or bool(attempt.decisions.valid().any()) for attempt in attempts)
+
+
+def test_windows_learn_from_every_decision_once(world):
+    """I (12.02): over the batches each decision is new exactly once, and carries what it was drawn with."""
+    topology, new = Windows(units=1), 0
+    for number in range(3):
+        attempts = topology.rollout(world, [Task(0), Task(1)])
+        batch = stack(attempts)
+        fresh = batch.valid() & ~batch.extra["seen"]
+        assert len(attempts) == 2 and int(fresh.sum()) == 2 * STEP
+        assert bool(batch.extra["finished"].all()) == (number == 2)
+        new += int(fresh.sum())
+    assert new == 2 * world.length == int(batch.valid().sum())
+    assert_close(batch.logp_old[batch.valid()], world.scored(attempts).detach()[batch.valid()])
+    assert [attempt.task.prefix for attempt in topology.rollout(world, [Task(2)])] == [None]
+
+
+def test_open_windows_resume(world, tmp_path):
+    first, second = Windows(units=1), Windows(units=1)
+    first.rollout(world, [Task(0), Task(1)])
+    save_tree(tmp_path, first.state_dict())
+    second.load_state_dict(load_tree(tmp_path))
+    worlds = Playground(world.layout, seed=5), Playground(world.layout, seed=5)
+    ours, theirs = (t.rollout(w, [Task(2), Task(3)]) for t, w in zip((first, second), worlds, strict=True))
+    assert [a.task.key for a in ours] == [0, 1] == [a.task.key for a in theirs]
+    assert all(torch.equal(a.decisions.logp_old, b.decisions.logp_old) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_turns_count_in_the_statistics():

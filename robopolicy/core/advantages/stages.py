@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.advantages.pipeline import Pipeline, Scope, Stage, outcome, valid_entries
-from robopolicy.core.advantages.smooth import SmoothStandardize
-from robopolicy.core.advantages.targets import TargetDivergence, TemperedTarget
 from robopolicy.core.advantages.trackers import RunningMoments, Tracker
-from robopolicy.core.decisions import Decisions, Partition, first_rows
+from robopolicy.core.decisions import Decisions, Partition, by_group, first_rows
 from robopolicy.core.segments import Segments
 
 
@@ -64,20 +62,33 @@ class GivenBaseline:
 class TrackerBaseline:
     """Subtract a running estimate per group (single-stream methods: no second rollout is needed, S037).
 
-    The tracker is read here and written by `observe`, after the update.
+    The tracker is read here and written by `observe`, after the update. With `half_life` it forgets the more, the
+    further the policy has moved: the share `2 ** (-drift / half_life)`, within `keep`, stays, where the drift
+    `extra["drift"]` (N,) is the mean |change of log-probability| on the group's last recorded rollout [nats].
     """
 
     centres: ClassVar[bool] = True
     tracker: Tracker
+    per: Partition = by_group  # what has an estimate of its own; group ids must then mean the same in every batch
+    half_life: float | None = None  # nats
+    keep: tuple[float, float] = (0.875, 0.96)  # bounds of the share that stays
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Centre the advantage."""
-        return advantage - self.tracker.read(decisions.need("group")).to(advantage).unsqueeze(1)
+        self._kept(decisions)  # what is missing is missed before the update, not after it
+        return advantage - self.tracker.read(self.per(decisions)[:, 0]).to(advantage).unsqueeze(1)
 
     def observe(self, decisions: Decisions) -> None:
         """Write the outcome of each trajectory."""
-        first = first_rows(decisions)
-        self.tracker.write(decisions.need("group")[first], outcome(decisions)[first, 0])
+        first, kept = first_rows(decisions), self._kept(decisions)
+        keys, values = self.per(decisions)[first, 0], outcome(decisions)[first, 0]
+        self.tracker.write(keys, values, None if kept is None else kept[first])
+
+    def _kept(self, decisions: Decisions) -> Tensor | None:
+        """Share of the past that stays at each row `(N,)`."""
+        if self.half_life is None:
+            return None
+        return torch.exp2(-decisions.need_extra("drift") / self.half_life).clamp(self.keep[0], self.keep[1])
 
     def state_dict(self) -> dict[str, Any]:
         """State of the tracker."""
@@ -243,6 +254,15 @@ class Broadcast:
 
 
 @dataclass(frozen=True)
+class Indicator:
+    """1 where the advantage is positive, else 0: imitate what went better than expected (DigiRL, S157)."""
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Zeros and ones."""
+        return (advantage > 0).to(advantage.dtype)
+
+
+@dataclass(frozen=True)
 class Clip:
     """Clamp to [-limit, limit]."""
 
@@ -260,12 +280,10 @@ STAGES: dict[str, Callable[..., Stage]] = {
     "scale": Scale,
     "constant_scale": ConstantScale,
     "running_scale": RunningScale,
-    "smooth_standardize": SmoothStandardize,
-    "target_divergence": TargetDivergence,
-    "tempered_target": TemperedTarget,
     "modulate": Modulate,
     "shape": Shape,
     "mix": Mix,
     "broadcast": Broadcast,
     "clip": Clip,
+    "indicator": Indicator,
 }

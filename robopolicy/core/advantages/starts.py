@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.core.advantages.steps import step_gain, window_gae
+from robopolicy.core.advantages.timeline import Timeline, Units
 from robopolicy.core.decisions import Decisions
+from robopolicy.core.returns import sequence_gae, two_clock
 
 Start = Callable[[Decisions], Tensor]
 """`decisions -> (N, 1) per row or (N, T) per decision`."""
@@ -23,4 +28,111 @@ def given(decisions: Decisions, *, key: str) -> Tensor:
     return decisions.need_extra(key, per_decision=True)
 
 
-STARTS: dict[str, Callable[..., object]] = {"given": given, "ones": ones, "outcome": outcome}
+def along_time(
+    decisions: Decisions,
+    reward: Tensor,
+    value: Tensor,
+    gamma: tuple[float, float],
+    lam: tuple[float, float],
+    level: str,
+) -> Tensor:
+    """Generalised advantage estimates `(N, T)` along trajectories that may span several rows.
+
+    Args:
+        decisions: Gives trajectories, units and mask.
+        reward: (N, T).
+        value: (N, T).
+        gamma: Discount from unit to unit, and between decisions of one unit.
+        lam: Likewise the lambda.
+        level: "token": every decision is a moment of its own. "unit": a chunk or turn is one; its value stands at its
+            first decision, and all its decisions get its advantage.
+    """
+    if level == "unit":
+        units = Units(decisions)
+        advantage, _ = sequence_gae(units.sums(reward), units.at(value), gamma[0], lam[0], units.valid)
+        return units.spread(advantage)
+    line = Timeline(decisions)
+    discount, trace = gamma[0], lam[0]
+    if gamma[0] != gamma[1] or lam[0] != lam[1]:
+        ends = two_clock(line.unit, 1.0, 0.0, line.valid).to(reward.dtype)
+        discount, trace = (ends * outer + (1.0 - ends) * inner for outer, inner in (gamma, lam))
+    return line.back(sequence_gae(line.lay(reward), line.lay(value), discount, trace, line.valid)[0])
+
+
+@dataclass(frozen=True)
+class ReturnToGo:
+    """Discounted reward still to come, from each decision or from the beginning of its unit."""
+
+    gamma: float = 1.0
+    level: str = "token"  # token | unit
+    window: int = 1  # rewards are first replaced by the mean of this many, the own one and those that follow (S082)
+
+    def __post_init__(self) -> None:
+        _check_level(self.level)
+
+    def __call__(self, decisions: Decisions) -> Tensor:
+        """Returns `(N, T)`."""
+        reward = decisions.need("reward")
+        if self.window > 1:
+            reward = smoothed(reward, decisions, self.window)
+        return along_time(decisions, reward, torch.zeros_like(reward), (self.gamma, self.gamma), (1.0, 1.0), self.level)
+
+
+def smoothed(reward: Tensor, decisions: Decisions, window: int) -> Tensor:
+    """Sum of the rewards of `window` entries from each on, divided by `window` `(N, T)`; 0 behind the trajectory."""
+    line = Timeline(decisions)
+    laid = line.lay(reward.masked_fill(~decisions.valid(), 0.0))
+    padded = torch.cat([laid, laid.new_zeros(len(laid), window - 1)], 1)
+    return line.back(padded.unfold(1, window, 1).mean(2))
+
+
+@dataclass(frozen=True)
+class Gae:
+    """Generalised advantage estimation on `Decisions.value`.
+
+    With `inner_gamma = inner_lam = 1` tokens or denoising steps of one unit share a moment of time (two clocks, S021);
+    with `level = unit` the critic is read once per unit (S178).
+    """
+
+    gamma: float = 1.0
+    lam: float = 1.0
+    inner_gamma: float | None = None  # between decisions of one unit; None: as gamma
+    inner_lam: float | None = None  # None: as lam
+    level: str = "token"  # token | unit
+    rollout_weight: float = 0.0  # w of V = (1 - w) value + w extra["rollout_value"] (N, T), from cheap rollouts (S180)
+
+    def __post_init__(self) -> None:
+        _check_level(self.level)
+
+    def __call__(self, decisions: Decisions) -> Tensor:
+        """Advantages `(N, T)`."""
+        value = decisions.need("value")
+        if self.rollout_weight:
+            simulated = decisions.need_extra("rollout_value")
+            value = (1.0 - self.rollout_weight) * value + self.rollout_weight * simulated
+        gamma = (self.gamma, self.gamma if self.inner_gamma is None else self.inner_gamma)
+        lam = (self.lam, self.lam if self.inner_lam is None else self.inner_lam)
+        return along_time(decisions, decisions.need("reward"), value, gamma, lam, self.level)
+
+
+def unit_reward(decisions: Decisions) -> Tensor:
+    """Reward of each decision's unit `(N, T)`: no credit for what came in other turns or chunks."""
+    units = Units(decisions)
+    return units.spread(units.sums(decisions.need("reward")))
+
+
+STARTS: dict[str, Callable[..., object]] = {
+    "outcome": outcome,
+    "return_to_go": ReturnToGo,
+    "gae": Gae,
+    "unit_reward": unit_reward,
+    "given": given,
+    "ones": ones,
+    "step_gain": step_gain,
+    "window_gae": window_gae,
+}
+
+
+def _check_level(level: str) -> None:
+    if level not in ("token", "unit"):
+        raise ValueError(f"Level of a return must be 'token' or 'unit', got {level!r}.")

@@ -18,8 +18,8 @@ class Tracker(ABC):
         """Estimates `(N,)` float for keys `(N,)`; the prior where a key has not been seen."""
 
     @abstractmethod
-    def write(self, keys: Tensor, values: Tensor) -> None:
-        """Add observations `(N,)` for keys `(N,)`, in order."""
+    def write(self, keys: Tensor, values: Tensor, keep: Tensor | None = None) -> None:
+        """Add observations `(N,)` for keys `(N,)`, in order; `keep` (N,) replaces the share of the past kept."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -41,11 +41,12 @@ class MeanTracker(Tracker):
         """Averages `(N,)`."""
         return torch.tensor([self._mean.get(key, self.prior) for key in integers(keys)], dtype=torch.float64)
 
-    def write(self, keys: Tensor, values: Tensor) -> None:
+    def write(self, keys: Tensor, values: Tensor, keep: Tensor | None = None) -> None:
         """Move the averages."""
-        for key, value in zip(integers(keys), _numbers(values), strict=True):
+        kept = _numbers(torch.full_like(values, self.decay) if keep is None else keep)
+        for key, value, decay in zip(integers(keys), _numbers(values), kept, strict=True):
             old = self._mean.get(key, value)
-            self._mean[key] = self.decay * old + (1.0 - self.decay) * value
+            self._mean[key] = decay * old + (1.0 - decay) * value
 
     def state_dict(self) -> dict[str, Any]:
         """Keys (M,) and averages (M,)."""
@@ -82,11 +83,12 @@ class BetaTracker(Tracker):
         counts = [self._counts.get(key, self.prior) for key in integers(keys)]
         return torch.tensor([won / (won + lost) for won, lost in counts], dtype=torch.float64)
 
-    def write(self, keys: Tensor, values: Tensor) -> None:
+    def write(self, keys: Tensor, values: Tensor, keep: Tensor | None = None) -> None:
         """Add outcomes in [0, 1]."""
-        for key, value in zip(integers(keys), _numbers(values), strict=True):
+        kept = _numbers(torch.full_like(values, self.forgetting) if keep is None else keep)
+        for key, value, share in zip(integers(keys), _numbers(values), kept, strict=True):
             won, lost = self._counts.get(key, self.prior)
-            self._counts[key] = (self.forgetting * won + value, self.forgetting * lost + 1.0 - value)
+            self._counts[key] = (share * won + value, share * lost + 1.0 - value)
 
     def state_dict(self) -> dict[str, Any]:
         """Keys (M,) and counts (M, 2)."""

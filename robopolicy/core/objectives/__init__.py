@@ -12,9 +12,12 @@ from collections.abc import Callable
 from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
+from robopolicy.core.objectives.embeddings import EmbeddingTriplet
+from robopolicy.core.objectives.imitation import DivergenceImitation
 from robopolicy.core.objectives.pairs import AnchoredPair, Contrastive, DirectPreference, NashPair, SoftPair
 from robopolicy.core.objectives.regression import PairRegression, StepRegression
 from robopolicy.core.objectives.sets import Discriminative, KahnemanTversky, SetPreference
+from robopolicy.core.objectives.taught import Taught
 
 Objective = Callable[[Decisions, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
@@ -23,10 +26,13 @@ OBJECTIVES: dict[str, Callable[..., object]] = {
     "contrastive": Contrastive,
     "direct_preference": DirectPreference,
     "discriminative": Discriminative,
+    "divergence_imitation": DivergenceImitation,
+    "embedding_triplet": EmbeddingTriplet,
     "kahneman_tversky": KahnemanTversky,
     "nash_pair": NashPair,
     "pair_regression": PairRegression,
     "set_preference": SetPreference,
     "soft_pair": SoftPair,
     "step_regression": StepRegression,
+    "taught": Taught,
 }

@@ -40,7 +40,8 @@ class PairRegression:
 class StepRegression:
     """Direct advantage policy optimisation (S109): `(beta log pi / pi_ref - A)^2` of each unit, a step or a chunk.
 
-    The advantage of a unit is the sum over its decisions. At 0 the policy is `pi_ref exp(A / beta)`.
+    The advantage of a unit is the mean over its decisions; for rows of one unit it is that of the row (A*-PO). At
+    0 the policy is `pi_ref exp(A / beta)`.
     """
 
     beta: float = 0.1
@@ -48,7 +49,7 @@ class StepRegression:
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
         """Mean over the units."""
         segments = Segments(by_unit(decisions), decisions.valid())
-        gain = segments.sum(advantage.expand_as(logp))
+        gain = segments.mean(advantage.expand_as(logp))
         change = segments.sum(log_ratio(logp, decisions.need("logp_ref"), decisions))
         error = squared_difference(self.beta * change, gain, 0.0)
         loss = error.sum() / (segments.count > 0).sum().clamp(min=1)

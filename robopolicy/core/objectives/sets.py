@@ -45,10 +45,9 @@ class Discriminative:
         if self.temperature is None:
             beaten = losers.mean(mean)
         else:
-            top = losers.largest(mean).detach().clamp(min=-1e30)  # (S, 1) keeps the exponentials in range
-            share = losers.mean(((mean - top) / self.temperature).exp())
-            peak = losers.mean(top.expand_as(mean))
-            beaten = peak + self.temperature * share.clamp(min=1e-30).log()
+            top = losers.largest(mean).detach().clamp(min=-1e30)  # keeps the exponentials in range
+            share = losers.mean(((mean - losers.spread(top)) / self.temperature).clamp(max=0.0).exp())
+            beaten = top + self.temperature * share.clamp(min=1e-30).log()
         both = (winners.count > 0) & (losers.count > 0)
         margin = (winners.mean(mean) - beaten).masked_fill(~both, 0.0)
         groups = both.sum()
@@ -72,7 +71,8 @@ class SetPreference:
         first = first_rows(decisions)
         score, value = scores(logp, decisions)[first].unsqueeze(1), advantage[first, :1]
         ids = by_group(decisions)[first]
-        best = value >= Segments(ids, torch.ones_like(value, dtype=torch.bool)).largest(value) - 1e-9
+        everyone = Segments(ids, torch.ones_like(value, dtype=torch.bool))
+        best = value >= everyone.spread(everyone.largest(value))
         winners, losers = Segments(ids, best), Segments(ids, ~best)
         loss = -functional.logsigmoid(self.beta * (winners.mean(score) - losers.mean(score)))
         loss = loss + self.variance * winners.mean((score - winners.spread(winners.mean(score))) ** 2)

@@ -13,13 +13,18 @@ from robopolicy.samplers.protocols import Outcomes, Reward
 
 @dataclass(frozen=True)
 class Rank(Reward):
-    """Rank of a metric within its group, from 0 to 1; equal values share the mean of their ranks (URPO, S055)."""
+    """Rank of a metric within its group, from 0 to 1; equal values share the mean of their ranks (URPO, S055).
+
+    With `where` only the attempts are ranked for which that metric is positive, e.g. those at tasks without a verifier.
+    """
 
     metric: str = "reward"
+    where: str | None = None
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
-        return in_groups(outcomes.key, outcomes.need(self.metric), ranks)
+        ranked = in_groups(outcomes.key, outcomes.need(self.metric), ranks)
+        return ranked if self.where is None else torch.where(outcomes.need(self.where) > 0, ranked, outcomes.reward)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +15,13 @@ import torch
 import yaml
 
 from robopolicy.algorithms.recipe import Compared, RecipeTuner, RecipeTunerConfig, decisions_of, whole_groups
+from robopolicy.catalogue import read_recipe, recipe_names
 from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.diffusion import DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowPolicy
 
+ROLLOUTS = [name for name in recipe_names() if read_recipe(name).get("data", "rollout") == "rollout"]
 HEADS = {"flow": tools.flow_head, "diffusion": tools.diffusion_head}
 
 
@@ -65,6 +70,17 @@ def test_the_log_probabilities_are_those_of_whole_steps(head: str) -> None:
     torch.testing.assert_close(rows.logp_old, density.flatten(2).sum(2), rtol=1e-4, atol=1e-3)
 
 
+def test_a_rollout_that_teaches_nothing_changes_nothing() -> None:
+    """Dynamic sampling drops every group whose episodes agree."""
+    algorithm = tuner(recipe="dapo")
+    rollout = tools.sampler_for(algorithm).collect(algorithm.act)
+    before = [parameter.clone() for parameter in algorithm.actor_parameters]
+    metrics = algorithm.update(replace(rollout, reward=torch.zeros_like(rollout.reward)))
+    assert metrics["actor/selected"] == metrics["actor/informative"] == 0.0
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert all(torch.equal(old, new) for old, new in zip(before, algorithm.actor_parameters, strict=True))
+
+
 def test_rows_are_chunks_of_episodes_in_order_of_time() -> None:
     algorithm = tuner()
     rollout = tools.sampler_for(algorithm).collect(algorithm.act)
@@ -74,7 +90,7 @@ def test_rows_are_chunks_of_episodes_in_order_of_time() -> None:
         own = episodes == episode
         assert rows.need("unit")[own, 0].tolist() == list(range(int(own.sum())))
         torch.testing.assert_close(outcome(rows)[own][0, 0], rollout.returns[episode])
-        assert rows.need("group")[own].unique().item() == int(rollout.group[episode])
+        assert rows.need("group")[own].unique().item() == int(rollout.group[episode]) + 3 * 16
     assert float(rows.need("reward")[:, :-1].abs().sum()) == 0.0 and rows.need("version").unique().item() == 3
 
 
@@ -82,7 +98,7 @@ def test_a_minibatch_holds_whole_groups() -> None:
     group = torch.tensor([0, 1, 2, 3, 3, 2, 1, 0, 0])
     parts = list(whole_groups(group, 4, torch.Generator().manual_seed(0)))
     assert sorted(torch.cat(parts).tolist()) == list(range(9))
-    assert all(not set(group[a].tolist()) & set(group[b].tolist()) for a, b in zip(parts, parts[1:], strict=False))
+    assert all(not set(group[a].tolist()) & set(group[b].tolist()) for a, b in itertools.pairwise(parts))
     assert all(len(part) >= 4 for part in parts[:-1])
 
 
@@ -116,7 +132,7 @@ def test_a_resumed_run_ends_with_the_same_weights_and_memory(head: str, tmp_path
 
 
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="Unknown recipe 'grop'. Did you mean 'grpo'"):
+    with pytest.raises(UserError, match=r"Unknown recipe 'grop'\. Did you mean 'grpo'"):
         tuner(recipe="grop")
     file = tmp_path / "mine.yaml"
 
@@ -133,6 +149,23 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
     needy = tuner(recipe=written(advantage=[{"name": "given_baseline", "key": "greedy"}]))
     with pytest.raises(UserError, match=r"asks for more than robots record: .*extra\['greedy'\]"):
         needy.update(tools.sampler_for(needy).collect(needy.act))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in recipe_names() if read_recipe(name).get("data") in (None, "rollout")]
+)
+def test_a_recipe_updates_a_flow_or_names_what_robots_do_not_record(name: str) -> None:
+    algorithm = tuner(recipe=name, group_size=8, epochs=1)
+    before = tools.snapshot(algorithm.policy)
+    rollout = tools.sampler_for(algorithm).collect(algorithm.act)
+    try:
+        metrics = algorithm.update(rollout)
+    except UserError as error:
+        assert re.search(r"needs Decisions\.(value|extra\['\w+'\]), which is missing", str(error))
+    else:
+        learned = tools.changed(before, algorithm.policy)
+        assert learned or metrics["actor/selected"] == 0  # this task knows no success, to which some limit themselves
+        assert all(math.isfinite(value) for value in metrics.values())
 
 
 def test_grpo_improves_a_flow_that_was_never_trained() -> None:

@@ -1,0 +1,205 @@
+"""The reference family of group and critic methods: each recipe against its written formula, and their relations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tabular import Tabular, check_recipe, ppo, recipe_of, rewards, seq_mean, standardised, tabular
+from torch import Tensor
+
+CENTRED = ["grpo", "dr_grpo", "rloo", "gpg", "pass_at_k", "reinforce_pp_baseline", "opo", "s016_loop", "s038_lite_ppo"]
+CENTRED += ["s087_bnpo", "s153_canon", "s033_adora"]
+
+
+def groups(case: Tabular) -> Tensor:
+    return case.decisions.need("group")
+
+
+def valid(case: Tabular) -> Tensor:
+    return case.decisions.valid()
+
+
+def centred(case: Tabular) -> Tensor:
+    reward, group = rewards(case), groups(case)
+    return reward - torch.stack([reward[group == key].mean() for key in group])
+
+
+def left_out(case: Tabular) -> Tensor:
+    """Reward minus the mean reward of the others, by a loop."""
+    reward, group = rewards(case), groups(case)
+    result = torch.zeros_like(reward)
+    for row in range(len(reward)):
+        others = (group == group[row]) & (torch.arange(len(reward)) != row)
+        result[row] = reward[row] - reward[others].mean()
+    return result
+
+
+def seq_sum(losses: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, losses, 0.0).sum(1).mean()
+
+
+def pg(case: Tabular, advantage: Tensor) -> Tensor:
+    advantage = advantage.unsqueeze(1) if advantage.dim() == 1 else advantage
+    return -advantage * (case.logp() - case.decisions.logp_old)
+
+
+def whitened(values: Tensor, mask: Tensor) -> Tensor:
+    kept = values[mask]
+    return (values - kept.mean()) / (kept.std() + 1e-6)
+
+
+def to_go(case: Tabular) -> Tensor:
+    """Sum of the rewards from each decision on, by a loop."""
+    reward, mask = case.decisions.need("reward") * valid(case), valid(case)
+    return torch.stack([reward[:, t:].sum(1) for t in range(reward.shape[1])], 1) * mask
+
+
+def gae(case: Tabular, gamma: float, lam: float) -> Tensor:
+    """Over the decisions of each row alone, by a loop."""
+    result = torch.zeros_like(case.decisions.logp_old)
+    for row, keep in enumerate(valid(case)):
+        places = torch.nonzero(keep).flatten().tolist()
+        running, after = 0.0, 0.0
+        for t in reversed(places):
+            value = float(case.decisions.need("value")[row, t])
+            running = float(case.decisions.need("reward")[row, t]) + gamma * after - value + gamma * lam * running
+            after = value
+            result[row, t] = running
+    return result
+
+
+FORMULAS = {
+    "reinforce": lambda case: seq_sum(pg(case, rewards(case)), valid(case)),
+    "rloo": lambda case: seq_sum(pg(case, left_out(case)), valid(case)),
+    "dr_grpo": lambda case: seq_sum(ppo(case, centred(case)), valid(case)) / 100.0,
+    "reinforce_pp": lambda case: ppo(case, whitened(to_go(case), valid(case)))[valid(case)].mean(),
+    "reinforce_pp_baseline": lambda case: ppo(
+        case, whitened(centred(case).unsqueeze(1).expand_as(valid(case)), valid(case))
+    )[valid(case)].mean(),
+    "remax": lambda case: seq_sum(pg(case, rewards(case) - case.decisions.extra["greedy"]), valid(case)),
+    "ppo": lambda case: ppo(case, whitened(gae(case, 1.0, 0.95), valid(case)))[valid(case)].mean(),
+    "s016_loop": lambda case: ppo(case, left_out(case))[valid(case)].mean(),
+    "s137_retool": lambda case: ppo(case, whitened(gae(case, 1.0, 1.0), valid(case)))[valid(case)].mean(),
+    "s038_lite_ppo": lambda case: ppo(case, centred(case) / (centred(case).std() + 1e-6))[valid(case)].mean(),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_recipe_is_its_formula(name: str) -> None:
+    check_recipe(name, FORMULAS[name])
+
+
+def test_opo_weighs_rewards_by_length() -> None:
+    def formula(case: Tabular) -> Tensor:
+        reward, length = rewards(case), valid(case).sum(1)
+        baseline = torch.stack(
+            [(reward * length)[groups(case) == key].sum() / length[groups(case) == key].sum() for key in groups(case)]
+        )
+        return seq_sum(pg(case, reward - baseline), valid(case))
+
+    check_recipe("opo", formula)
+
+
+def test_gpg_divides_by_the_share_of_rollouts_that_teach() -> None:
+    def formula(case: Tabular) -> Tensor:
+        advantage = centred(case)
+        share = (advantage != 0).double().mean()
+        return pg(case, advantage / share)[valid(case)].mean()
+
+    check_recipe("gpg", formula)
+    assert (centred(tabular()) == 0).any()  # else the test would show nothing
+
+
+def test_pass_at_k_rewards_the_best_alone() -> None:
+    reward = torch.zeros(16, 6, dtype=torch.float64)
+    reward[:, 0] = torch.tensor([3.0, 1, 2, 0, 5, 5, 1, 0, 1, 1, 1, 1, 0, 0, 4, 1])
+    case = tabular(reward=reward, mask=torch.ones(16, 6, dtype=torch.bool))
+    advantage = recipe_of("pass_at_k").advantage(case.decisions).flatten()
+    std = torch.tensor([3.0, 1, 2, 0]).std(), torch.tensor([0.0, 0, 4, 1]).std()
+    expected = torch.zeros(16, dtype=torch.float64)
+    expected[0], expected[14] = 1.0 / std[0], 3.0 / std[1]
+    torch.testing.assert_close(advantage, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_the_optimal_token_baseline_is_a_weighted_mean_of_the_returns_at_a_position() -> None:
+    def formula(case: Tabular) -> Tensor:
+        d, mask = case.decisions, valid(case)
+        weight = torch.cumsum((1.0 - 2.0 * d.logp_old.exp() + d.extra["collision"]).clamp(min=0.0) * mask, 1) * mask
+        returns, advantage = to_go(case), torch.zeros_like(weight)
+        for key in groups(case).unique():
+            rows = groups(case) == key
+            total = weight[rows].sum(0)
+            advantage[rows] = returns[rows] - (returns * weight)[rows].sum(0) / torch.where(total > 0, total, 1.0)
+        return ppo(case, advantage)[mask].mean()
+
+    check_recipe("optimal_token_baseline", formula)
+
+
+@pytest.mark.parametrize("name", CENTRED)
+def test_a_constant_added_to_a_group_changes_nothing_and_equal_rewards_teach_nothing(name: str) -> None:
+    case, mask = tabular(), torch.ones(16, 6, dtype=torch.bool)
+    reward = torch.zeros(16, 6, dtype=torch.float64)
+    reward[:, 0] = rewards(case) * 0.5
+    once = case.decisions.with_fields(reward=reward, mask=mask)
+    recipe = recipe_of(name)
+    if name not in ("s087_bnpo", "s033_adora"):  # which read success rates and successes off the reward
+        shifted = reward.clone()
+        shifted[:, 0] += 0.25 * groups(case)
+        more = recipe.advantage(once.with_fields(reward=shifted))
+        torch.testing.assert_close(more, recipe.advantage(once), atol=1e-6, rtol=1e-6)
+    reward[:, 0] = 0.25
+    assert recipe.advantage(once.with_fields(reward=reward)).abs().max() < 1e-9
+
+
+def test_leave_one_out_is_dr_grpo_times_g_over_g_minus_one() -> None:
+    case = tabular()
+    loo, centre = (recipe_of(name).advantage(case.decisions) for name in ("rloo", "dr_grpo"))
+    torch.testing.assert_close(loo, 4.0 / 3.0 * centre)
+
+
+def test_lite_ppo_is_grpo_with_tokens_for_one_prompt_per_batch() -> None:
+    """Inside one group the deviation of the batch is that of the group."""
+    case = tabular()
+    one = case.decisions.select(slice(0, 4))
+    lite, grpo = (recipe_of(name).advantage(one) for name in ("s038_lite_ppo", "grpo"))
+    torch.testing.assert_close(lite, grpo)
+
+
+def test_masked_gae_is_gae_without_the_masked_columns() -> None:
+    case = tabular(group=torch.arange(16))
+    recipe = recipe_of("s137_retool", advantage=[])
+    full = recipe.advantage(case.decisions)[3]
+    keep = case.decisions.valid()[3]
+    short = {name: getattr(case.decisions, name)[3:4][:, keep] for name in ("logp_old", "reward", "value", "unit")}
+    alone = recipe.advantage(type(case.decisions)(**short))
+    torch.testing.assert_close(full[keep], alone[0])
+    assert not bool(keep[1]) and bool(keep[2])  # a tool's token stands in the middle
+
+
+def test_loop_with_a_deviation_is_a_variant_of_grpo() -> None:
+    scale = {"name": "scale", "scope": {"partition": "group", "per": "trajectory"}}
+    case = tabular()
+    loop = recipe_of("s016_loop", advantage=[*recipe_of("s016_loop").plain["advantage"], scale])
+    found = loop.advantage(case.decisions)
+    torch.testing.assert_close(found[:, 0], standardised(rewards(case), groups(case)), atol=1e-5, rtol=1e-5)
+
+
+def test_every_baseline_is_the_policy_gradient_at_ratio_one() -> None:
+    case = tabular(drift=0.0)
+    for name in FORMULAS:
+        recipe = recipe_of(name)
+        advantage = recipe.advantage(case.decisions)
+        loss, _ = recipe.loss(case.decisions, advantage, case.logp())
+        (found,) = torch.autograd.grad(loss, case.logits)
+        plain = recipe_of(name, estimator={**recipe.plain["estimator"], "surrogate": "pg", "bounds": "constant"})
+        loss, _ = plain.loss(case.decisions, advantage, case.logp())
+        (wanted,) = torch.autograd.grad(loss, case.logits)
+        torch.testing.assert_close(found, wanted)
+
+
+def test_seq_mean_of_the_helper_is_the_aggregation() -> None:
+    case = tabular()
+    loss, _ = recipe_of("grpo", estimator={"surrogate": "is", "aggregate": "seq_mean"}).loss(
+        case.decisions, torch.ones(16, 1), case.logp()
+    )
+    torch.testing.assert_close(loss, seq_mean(-(case.logp() - case.decisions.logp_old).exp(), valid(case)))

@@ -1,0 +1,247 @@
+"""Recipes of sections 3 and 4: which rows and decisions enter, and what holds the policy near a reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from formulas import DISTANCES, gradients, relative, tok, z
+from tabular import Tabular, check, check_recipe, ppo, recipe_of, rewards, seq_mean, tabular
+from torch import Tensor
+
+from robopolicy.core.references import restricted, soup, top_p_support
+
+
+def selected(name: str, case: Tabular, **changes) -> list[int]:
+    return recipe_of(name, **changes).select(case.decisions, torch.Generator().manual_seed(0)).tolist()
+
+
+def test_d3s_learns_from_the_decisions_with_most_at_stake() -> None:
+    def formula(case: Tabular) -> Tensor:
+        mask = case.decisions.valid()
+        stake = (relative(case)[:, None].abs() * case.decisions.need("entropy")).masked_fill(~mask, -1.0)
+        count = int(0.8 * int(mask.sum()))
+        keep = torch.zeros(mask.numel(), dtype=torch.bool)
+        keep[stake.flatten().topk(count).indices] = True
+        return ppo(case, relative(case))[keep.view_as(mask)].mean()
+
+    for distance in DISTANCES:
+        check(recipe_of("s012_d3s", select=[]), tabular(drift=distance), formula)
+
+
+def test_d3s_keeps_the_half_that_varies_most_and_all_of_it_is_grpo() -> None:
+    case = tabular()
+    chosen, a = selected("s012_d3s", case), relative(case)
+    assert len(chosen) == 8
+    random = torch.stack([a[torch.randperm(16, generator=torch.Generator().manual_seed(i))[:8]] for i in range(500)])
+    assert a[chosen].var(unbiased=False) >= random.var(1, unbiased=False).max()
+    everything = {"select": [{"name": "spread", "share": 1.0}], "estimator": {"masks": ["informative"]}}
+    assert selected("s012_d3s", case, **everything) == list(range(16))
+    torch.testing.assert_close(gradients("s012_d3s", case, **everything), gradients("grpo", case, estimator={}))
+
+
+def test_pf_ppo() -> None:
+    for distance in DISTANCES:
+        check(recipe_of("s128_pf_ppo", select=[]), tabular(drift=distance), lambda c: tok(ppo(c, dr_grpo(c)), c))
+
+
+def dr_grpo(case: Tabular) -> Tensor:
+    return relative(case, scaled=False)
+
+
+def test_pf_ppo_takes_both_ends_of_every_group_and_without_a_filter_all() -> None:
+    case = tabular()
+    value, chosen = rewards(case), selected("s128_pf_ppo", case)
+    for key in range(4):
+        rows = [row for row in chosen if row // 4 == key]
+        assert len(rows) == 2
+        assert {float(value[row]) for row in rows} == {float(v) for v in value[4 * key : 4 * key + 4].unique()}
+    assert selected("s128_pf_ppo", case, select=[{"name": "extremes", "rest": 1.0}]) == list(range(16))
+
+
+def test_self_keeps_prompts_the_base_policy_finds_hard() -> None:
+    case = tabular()
+    assert selected("s122_self", case) == [*range(4), *range(8, 12)]
+    every = [{"name": "unlikely", "key": "likelihood", "below": 1.0}]
+    assert selected("s122_self", case, select=every) == list(range(16))
+    check(recipe_of("s122_self", select=every), case, grpo)
+
+
+def grpo(case: Tabular) -> Tensor:
+    return seq_mean(ppo(case, relative(case)), case.decisions.valid())
+
+
+def test_capo_drops_what_would_move_the_logits_most() -> None:
+    def formula(case: Tabular) -> Tensor:
+        """The gradient of log pi by the logits is one-hot minus the distribution."""
+        d, a = case.decisions, relative(case)[:, None]
+        one_hot = torch.nn.functional.one_hot(case.tokens, old.shape[2]).double()
+        size = (a[:, :, None] * (one_hot - old)).square().sum(2)
+        keep = d.valid() & (size <= 1.5)
+        assert 0 < int(keep.sum()) < int(d.valid().sum())
+        return ppo(case, relative(case))[keep].mean()
+
+    old = tabular(drift=0.0).distribution().detach().exp()
+    check_recipe("s052_capo", formula, extra={"collision": old.square().sum(2)})
+    case = tabular(extra={"collision": old.square().sum(2)})
+    torch.testing.assert_close(
+        gradients("s052_capo", case, estimator={"masks": ["small_step"]}), gradients("grpo", case, estimator={})
+    )
+
+
+def test_nlpo_with_a_full_support_is_ppo() -> None:
+    case = tabular(drift=0.0)
+    support = top_p_support(case.logits.detach(), 1.0)
+    assert bool(support.all())
+    free = {"kl": {"name": "constant", "value": 0.0}}
+    torch.testing.assert_close(gradients("s083_nlpo", case, controllers=free), gradients("ppo", case))
+
+
+def test_nlpo_and_grammars_score_with_the_restricted_policy() -> None:
+    """What the support leaves out gets no gradient, and the ratio is that of the restricted policies."""
+    case = tabular()
+    support = torch.ones(4, 6, 5, dtype=torch.bool)
+    support[:, :, 4] = False
+    used = case.decisions.valid() & (case.tokens != 4)
+    old = case.logits.detach() + 0.1
+
+    def score(table: Tensor) -> Tensor:
+        scores = restricted(table, support)[case.state].gather(2, case.tokens.unsqueeze(2)).squeeze(2)
+        return scores.masked_fill(~used, 0.0)
+
+    chosen = case.decisions.with_fields(logp_old=score(old), mask=used)
+    for name in ("s083_nlpo", "s042_shioenv"):
+        recipe = recipe_of(name)
+        loss, info = recipe.loss(chosen, recipe.advantage(chosen), score(case.logits))
+        (gradient,) = torch.autograd.grad(loss, case.logits)
+        assert bool((gradient[:, :, 4] == 0).all()) and bool((gradient[:, :, :4] != 0).any())
+        assert info["ratio_mean"].item() == pytest.approx(1.0)
+
+
+def test_failures_teach_only_the_unit_that_is_blamed() -> None:
+    blamed = torch.tensor([0, 1, -1, 0]).repeat(4)
+
+    def formula(case: Tabular) -> Tensor:
+        losses = ppo(case, relative(case))
+        rows = []
+        for row in range(16):
+            keep = case.decisions.valid()[row].clone()
+            if rewards(case)[row] == 0 and blamed[row] >= 0:
+                keep &= case.decisions.need("unit")[row] == blamed[row]
+            rows.append(losses[row][keep])
+        return torch.cat(rows).mean()
+
+    check_recipe("s179_a2p", formula, extra={"blamed_unit": blamed})
+    nobody = tabular(extra={"blamed_unit": torch.full((16,), -1)})
+    torch.testing.assert_close(gradients("s179_a2p", nobody), gradients("grpo", nobody, estimator={}))
+
+
+def test_adacot_leaves_the_gate_alone() -> None:
+    def formula(case: Tabular) -> Tensor:
+        keep = case.decisions.valid() & ~case.decisions.extra["gate"]
+        return ppo(case, relative(case))[keep].mean()
+
+    check_recipe("s035_adacot", formula)
+    case = tabular()
+    gradient = gradients("s035_adacot", case)
+    assert bool((gradient[:, 0] == 0).all()) and bool((gradient[:, 1:] != 0).any())  # position 0 is the gate
+    none = case.decisions.with_fields(extra={"gate": torch.zeros(16, 6, dtype=torch.bool)})
+    torch.testing.assert_close(
+        gradients("s035_adacot", Tabular(none, case.tokens, case.logits)), gradients("grpo", case, estimator={})
+    )
+
+
+def test_trajectory_selection_keeps_short_successes_and_long_failures() -> None:
+    case = tabular()
+    contrast = [{"name": "contrast", "keep": 2}]
+    chosen = selected("s041_dcpo", case, select=contrast)
+    value, length = rewards(case), case.decisions.valid().sum(1)
+    for key in range(4):
+        rows = [row for row in range(16) if row // 4 == key]
+        order = sorted(rows, key=lambda row: (float(value[row]), -int(length[row])))
+        kept = [row for row in chosen if row in rows]
+        worst, best = order[0], order[-1]
+        assert {(float(value[row]), int(length[row])) for row in kept} == {
+            (float(value[row]), int(length[row])) for row in (worst, best)
+        }
+    assert selected("s041_dcpo", case) == list(range(16))  # it keeps 4 of 4
+    check(recipe_of("s041_dcpo"), case, grpo)
+
+
+def test_distribution_centric() -> None:
+    def formula(case: Tabular) -> Tensor:
+        d, value = case.decisions, rewards(case)
+        level = d.need("entropy")[d.valid()].mean()
+        strength = min(abs(0.5 - level.item()), 0.1) / (value > 0.05).double().mean()
+        share = strength / (1 + strength)
+        other = d.extra["logp_warm"] if level <= 0.5 else d.extra["logp_cool"]
+        a = (1 - share) * relative(case)[:, None] + share * (value > 0.05).double()[:, None] * (
+            other - d.logp_old
+        ).exp()
+        clipped = -torch.minimum(z(case).exp() * a, z(case).exp().clamp(0.8, 1.2) * a)
+        return tok(torch.where(a < 0, torch.minimum(clipped, -3 * a), clipped), case)
+
+    check_recipe("s007_dcpo", formula)
+    low = torch.full((16, 6), 0.3, dtype=torch.float64)
+    check(recipe_of("s007_dcpo"), tabular(entropy=low), formula)
+
+
+def test_distribution_centric_without_strength_is_grpo() -> None:
+    case = tabular()
+    stages = [*recipe_of("grpo").plain["advantage"], {"name": "tempered_target", "most": 0.0}]
+    torch.testing.assert_close(
+        gradients("s007_dcpo", case, advantage=stages),
+        gradients("grpo", case, estimator={"surrogate": "dual_clip"}),
+    )
+
+
+def test_salsa_is_grpo_near_its_reference() -> None:
+    def formula(case: Tabular) -> Tensor:
+        change = (case.logp() - case.decisions.need("logp_ref")).masked_fill(~case.decisions.valid(), 0.0)
+        return seq_mean(ppo(case, relative(case)) + 0.05 * ((-change).exp() - 1 + change), case.decisions.valid())
+
+    check_recipe("s104_salsa", formula)
+
+
+def test_a_soup_of_one_policy_is_that_policy() -> None:
+    state = {"weight": torch.randn(3, 2), "steps": torch.tensor(7)}
+    mixed = soup([state, state], [0.3, 0.7])
+    torch.testing.assert_close(mixed["weight"], state["weight"])
+    assert mixed["steps"] == 7
+
+
+def test_rpo_is_dpo_with_a_little_imitation() -> None:
+    def formula(case: Tabular) -> Tensor:
+        value, group = rewards(case), case.decisions.need("group")
+        score = (case.logp() - case.decisions.need("logp_ref")).masked_fill(~case.decisions.valid(), 0.0).sum(1)
+        pairs, best = [], torch.zeros(16, dtype=torch.bool)
+        for i in range(16):
+            for j in range(16):
+                if group[i] == group[j] and value[i] > value[j]:
+                    pairs.append(-torch.nn.functional.logsigmoid(0.01 * (score[i] - score[j])))
+                    best[i] = True
+        imitated = -case.logp()[best[:, None] & case.decisions.valid()].mean()
+        return torch.stack(pairs).mean() + 0.005 * imitated
+
+    check_recipe("s093_rpo", formula)
+    case = tabular()
+    torch.testing.assert_close(
+        gradients("s093_rpo", case, regularizers=[{"name": "imitation", "rows": "best", "coef": 0.0}]),
+        gradients("dpo", case, objective={"name": "direct_preference", "beta": 0.01}),
+    )
+
+
+@pytest.mark.parametrize("p", [0.5, 0.9, 1.0])
+def test_a_restricted_policy_gives_no_probability_outside_its_support(p: float) -> None:
+    """NLPO: the same support for the old and the new policy; all of it is the policy itself."""
+    case = tabular()
+    lagged = torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    support = top_p_support(lagged, p)
+    new = restricted(case.logits, support)
+    assert bool((new.exp()[~support] == 0).all())
+    torch.testing.assert_close(new.exp().sum(-1), torch.ones(4, 6, dtype=torch.float64))
+    inside = (lagged.softmax(-1) * support).sum(-1)
+    assert bool((inside >= p - 1e-9).all())
+    fewer = inside - lagged.softmax(-1).masked_fill(~support, 2.0).min(-1).values
+    assert bool((fewer < p).all())  # without its least likely choice it would not be enough
+    if p == 1.0:
+        torch.testing.assert_close(new, case.logits.log_softmax(-1))

@@ -1,0 +1,367 @@
+"""Recipes of the sampling side against their written formulas, value and gradient, and their limits.
+
+What they play (hints, trees, replays) is tested beside the parts in tests/samplers; here is what they make of the rows.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tabular import Tabular, check, check_recipe, ppo, recipe_of, rewards, seq_mean, standardised, tabular
+from torch import Tensor
+from torch.testing import assert_close
+
+from robopolicy.core.decisions import Decisions
+from robopolicy.core.recipe import Recipe
+from robopolicy.core.returns import sequence_gae
+
+GRPO = {  # recipe -> lower and upper clip, aggregation, weight of the KL
+    "s001_craft_gui": (0.2, 0.2, "seq_mean", 0.0),
+    "s005_arpo": (0.2, 0.3, "tok", 0.0),
+    "s008_mashost": (0.2, 0.2, "tok", 0.0),
+    "s020_fate": (0.2, 0.2, "seq_mean", 0.0),
+    "s024_otc": (0.2, 0.2, "seq_mean", 0.0),
+    "s046_a2fm": (0.2, 0.2, "seq_mean", 0.0),
+    "s048_videochat_m1": (0.2, 0.2, "seq_mean", 0.0),
+    "s055_urpo": (0.2, 0.2, "seq_mean", 0.0),
+    "s057_supo": (0.2, 0.2, "tok", 0.0),
+    "s063_scaf_grpo": (0.2, 0.2, "seq_mean", 0.0),
+    "s070_clpo": (0.2, 0.2, "seq_mean", 1e-3),
+    "s085_gui_critic_r1": (0.2, 0.2, "seq_mean", 0.0),
+    "s099_ghpo": (0.2, 0.2, "seq_mean", 0.0),
+    "s108_sec": (0.2, 0.2, "seq_mean", 0.0),
+    "s114_gradient_weights": (0.2, 0.2, "seq_mean", 0.0),
+    "s114_hypervolume": (0.2, 0.2, "seq_mean", 0.0),
+    "s118_inspo": (0.2, 0.2, "seq_mean", 0.0),
+    "s123_patho_r1": (0.2, 0.28, "tok", 0.0),
+    "s125_docthinker": (0.2, 0.2, "seq_mean", 0.04),
+    "s136_xiangqi_r1": (0.2, 0.2, "seq_mean", 0.0),
+    "s141_debate": (0.2, 0.2, "seq_mean", 0.0),
+    "s156_llava_critic_r1": (0.2, 0.2, "seq_mean", 0.0),
+    "s162_arpo": (0.2, 0.2, "tok", 0.0),
+    "s167_ssb": (0.2, 0.2, "seq_mean", 0.0),
+    "s174_r3": (0.2, 0.2, "seq_mean", 0.0),
+    "s177_critique_coder": (0.2, 0.2, "seq_mean", 0.0),
+    "s181_search_r2": (0.2, 0.2, "tok", 0.0),
+}
+
+
+def mean_of(how: str, losses: Tensor, mask: Tensor) -> Tensor:
+    return losses[mask].mean() if how == "tok" else seq_mean(losses, mask)
+
+
+def centred(case: Tabular) -> Tensor:
+    """Outcomes (N,) minus the mean of their group."""
+    values, group = rewards(case), case.decisions.need("group")
+    return torch.stack([value - values[group == key].mean() for value, key in zip(values, group, strict=True)])
+
+
+def others(case: Tabular) -> Tensor:
+    """Outcomes (N,) minus the mean of the others of their group."""
+    values, group = rewards(case), case.decisions.need("group")
+    result = torch.zeros_like(values)
+    for row in range(len(values)):
+        company = (group == group[row]) & (torch.arange(len(values)) != row)
+        result[row] = values[row] - values[company].mean()
+    return result
+
+
+def k3(case: Tabular) -> Tensor:
+    change = case.logp() - case.decisions.need("logp_ref")
+    return torch.expm1(-change) + change
+
+
+@pytest.mark.parametrize("name", GRPO)
+def test_what_is_grpo_on_its_rows(name):
+    low, high, how, kl = GRPO[name]
+
+    def formula(case: Tabular) -> Tensor:
+        advantage = standardised(rewards(case), case.decisions.need("group"))
+        mask = case.decisions.valid()
+        loss = mean_of(how, ppo(case, advantage, low, high), mask)
+        return loss + kl * mean_of(how, k3(case), mask) if kl else loss
+
+    check_recipe(name, formula)
+
+
+@pytest.mark.parametrize("name", ["s131_pcl", "s081_daslam"])
+def test_plain_policy_gradient_without_scale(name):
+    how, kl = {"s131_pcl": ("tok", 0.0), "s081_daslam": ("seq_mean", 0.1)}[name]
+
+    def formula(case: Tabular) -> Tensor:
+        losses = -centred(case)[:, None] * (case.logp() - case.decisions.logp_old) + kl * k3(case)
+        return mean_of(how, losses, case.decisions.valid())
+
+    check_recipe(name, formula)
+
+
+def test_coaches_compare_reflections():
+    """5.15."""
+    check_recipe("s064_retroformer", lambda case: ppo(case, centred(case))[case.decisions.valid()].mean())
+
+
+def test_critiques_compare_with_the_others():
+    """6.05 and 6.08."""
+
+    def critique(case: Tabular) -> Tensor:
+        losses = -others(case)[:, None] * (case.logp() - case.decisions.logp_old) + 0.01 * k3(case)
+        return seq_mean(losses, case.decisions.valid())
+
+    check_recipe("s145_critique_rl", critique)
+    check_recipe("s173_rlac", lambda case: seq_mean(ppo(case, others(case)), case.decisions.valid()))
+
+
+@pytest.mark.parametrize("name", ["s074_asyncflow", "s029_policy_rollout"])
+def test_old_rows_are_weighted_once(name):
+    """12.01 and 5.16: old / behaviour as a capped weight, new / old as the ratio."""
+
+    def formula(case: Tabular) -> Tensor:
+        d = case.decisions
+        weight = (d.logp_old - d.need("logp_behaviour")).exp().clamp(max=2.0)
+        return (weight * ppo(case, standardised(rewards(case), d.need("group"))))[d.valid()].mean()
+
+    check_recipe(name, formula)
+
+
+TAUGHT = torch.tensor([0, 0, 0, 0, 2, 2, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0])
+
+
+def ampo(case: Tabular) -> Tensor:
+    d, chance = case.decisions, case.logp().exp()
+    taught = (d.need("source") == 2)[:, None]
+    advantage = centred(case)[:, None]
+    losses = torch.where(taught, -advantage * chance / (chance + 0.1), ppo(case, advantage[:, 0]))
+    return losses[d.valid()].mean() - 1e-3 * case.entropy()[d.valid()].mean()
+
+
+def test_teachers_have_no_ratio():
+    """5.07: one mean over both kinds of rows, with the policy's own probability in those of the teacher."""
+    check_recipe("s119_ampo", ampo, source=TAUGHT)
+
+
+def test_solved_groups_are_on_policy():
+    """I (5.07): without rows of a teacher it is GRPO without scale."""
+    recipe = recipe_of("s119_ampo", objective=None)
+    check(recipe, tabular(), ampo)
+
+
+def test_rows_of_a_teacher_are_never_clipped():
+    """I (5.07): however far the policy is from what was recorded for them, they keep their gradient."""
+    case = tabular(source=TAUGHT)
+    away = case.decisions.with_fields(logp_old=torch.where(TAUGHT[:, None] == 2, -9.0, case.decisions.logp_old))
+    recipe, advantage = recipe_of("s119_ampo"), torch.ones(16, 1, dtype=torch.float64)
+    logp = case.logp().detach().requires_grad_()
+    found = [
+        torch.autograd.grad(recipe.loss(d, advantage, logp, case.entropy())[0], logp)[0] for d in (case.decisions, away)
+    ]
+    rows = TAUGHT == 2
+    assert_close(found[0][rows], found[1][rows])
+    assert bool((found[1][rows][case.decisions.valid()[rows]] < 0).all())
+
+
+def test_experts_are_imitated_beside_the_own_rows():
+    """6.10 (HILA)."""
+
+    def formula(case: Tabular) -> Tensor:
+        d, own = case.decisions, (case.decisions.need("source") == 0)[:, None]
+        losses = ppo(case, standardised(rewards(case), d.need("group"))) * own
+        return seq_mean(losses, d.valid()) - case.logp()[d.valid() & ~own].mean()
+
+    check_recipe("s026_hila", formula, source=TAUGHT)
+
+
+def test_adversaries_of_logged_games():
+    """6.07: the ratio of a row is the exponential of the mean log-ratio to what was recorded."""
+
+    def formula(case: Tabular) -> Tensor:
+        d, mask, values = case.decisions, case.decisions.valid(), rewards(case)
+        change = case.logp() - d.logp_old
+        ratio = torch.stack([row[keep].mean() for row, keep in zip(change, mask, strict=True)]).exp()[:, None]
+        advantage = values[:, None]
+        losses = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).expand(mask.shape)
+        best = torch.zeros_like(values, dtype=torch.bool)
+        for key in d.need("group").unique():
+            rows = d.need("group") == key
+            best[rows] = (values[rows] == values[rows].max()) & (values[rows].max() > values[rows].mean())
+        imitation = -case.logp()[mask & best[:, None]].mean()
+        return seq_mean(losses, mask) + 0.1 * seq_mean(k3(case), mask) + 0.15 * imitation
+
+    check_recipe("s155_spc", formula)
+
+
+def test_critics_of_pairs_are_dpo():
+    """6.06 (Critic-V): the loss of the baseline `dpo`."""
+    ours, dpo = recipe_of("s175_critic_v"), recipe_of("dpo")
+    assert type(ours.objective) is type(dpo.objective) and ours.estimator is None is dpo.estimator
+
+
+def test_halves_with_and_without_hints_are_compared_apart():
+    """5.06; I: without hints GRPO."""
+
+    def formula(case: Tabular) -> Tensor:
+        d = case.decisions
+        advantage = standardised(rewards(case), d.need("group") * 10 + d.need("source"))
+        return seq_mean(ppo(case, advantage), d.valid())
+
+    check_recipe("s164_adhint", formula)
+    check_recipe("s164_adhint", formula, source=torch.tensor([0, 0, 3, 3] * 4))
+
+
+def test_every_turn_is_a_row_with_the_final_reward():
+    """11.07: statistics over rows, so that the group's long rollouts weigh more."""
+    trajectory = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 8, 9, 10])
+
+    def formula(case: Tabular) -> Tensor:
+        d, own = case.decisions, rewards(case)
+        final = torch.stack([own[d.need("trajectory") == t].sum() for t in d.need("trajectory")])
+        return ppo(case, standardised(final, d.need("group")))[d.valid()].mean()
+
+    check_recipe("s059_agentflow", formula, trajectory=trajectory)
+    check_recipe("s059_agentflow", formula, trajectory=torch.arange(16))  # I: one turn is GRPO
+
+
+def test_markers_of_structure_are_never_unlearned():
+    """5.12: masked where the advantage is negative. I: without markers GRPO."""
+
+    def formula(case: Tabular) -> Tensor:
+        d, advantage = case.decisions, standardised(rewards(case), case.decisions.need("group"))
+        keep = d.valid() & ~(d.need_extra("structural") & (advantage < 0)[:, None])
+        return ppo(case, advantage)[keep].mean()
+
+    check_recipe("s120_dialtree", formula)
+    check_recipe("s120_dialtree", formula, extra={"structural": torch.zeros(16, 6, dtype=torch.bool)})
+
+
+def test_only_uncertain_given_pieces_are_learned():
+    """10.02: of the injected decisions the fifth with the highest entropy. I: without them GRPO with ratios of rows."""
+
+    def formula(case: Tabular) -> Tensor:
+        d, advantage = case.decisions, standardised(rewards(case), case.decisions.need("group"))
+        injected = d.need_extra("injected") & d.valid()
+        count = max(int(0.2 * int(injected.sum())), 1) if bool(injected.any()) else 0
+        level = d.need("entropy").masked_fill(~injected, -1.0).flatten().topk(count).indices
+        keep = d.valid() & ~injected
+        keep.view(-1)[level] = True
+        change = case.logp() - d.logp_old
+        ratio = torch.stack([row[on].mean() for row, on in zip(change, d.valid(), strict=True)]).exp()[:, None]
+        a = advantage[:, None]
+        losses = -torch.minimum(ratio * a, ratio.clamp(0.8, 1.2) * a).expand(d.shape)
+        rows = [row[on].mean() if bool(on.any()) else row.sum() * 0 for row, on in zip(losses, keep, strict=True)]
+        kept = keep.any(1)
+        return torch.stack(rows)[kept].mean()
+
+    check_recipe("s100_igpo", formula)
+    check_recipe("s100_igpo", formula, extra={"injected": torch.zeros(16, 6, dtype=torch.bool)})
+
+
+def gains(d: Decisions, penalty: float = 0.05, gamma: float = 0.9) -> Tensor:
+    """Gain (N, T) of the unit of every decision, unit by unit; every row is a trajectory."""
+    result = torch.zeros_like(d.logp_old)
+    for row in range(len(d)):
+        units = [u for u in (0, 1) if bool((d.valid()[row] & (d.need("unit")[row] == u)).any())]
+        places = [d.valid()[row] & (d.need("unit")[row] == u) for u in units]
+        value = [float(d.need("value")[row][place][0]) for place in places] + [0.0]
+        reward = [float(d.need("reward")[row][place].sum()) for place in places]
+        for i, place in enumerate(places):
+            togo = sum(gamma**k * r for k, r in enumerate(reward[i:]))
+            result[row][place] = value[i + 1] - value[i] - penalty + reward[i] + togo
+    return result
+
+
+def steps(d: Decisions) -> int:
+    """Units that have decisions."""
+    return sum(int((d.valid() & (d.need("unit") == unit)).any(1).sum()) for unit in (0, 1))
+
+
+def test_gains_of_steps_are_imitated():
+    """11.09."""
+
+    def formula(case: Tabular) -> Tensor:
+        d = case.decisions
+        losses = -(gains(d) > 0).double() * (case.logp() - d.logp_old) * d.valid()
+        return losses.sum() / steps(d)
+
+    check_recipe("s157_digirl", formula)
+
+
+def test_if_every_step_gains_it_is_cloning():
+    """I (11.09)."""
+    case = tabular()
+    recipe = recipe_of("s157_digirl", start={"name": "step_gain", "penalty": -100.0})
+    check(recipe, case, lambda c: -((c.logp() - c.decisions.logp_old) * c.decisions.valid()).sum() / steps(c.decisions))
+
+
+def test_gains_follow_trajectories_over_rows():
+    """Rows of one trajectory: the next unit may stand in another row."""
+    logp = torch.zeros(3, 2, dtype=torch.float64)
+    d = Decisions(
+        logp,
+        value=torch.tensor([[0.5, 0.5], [0.2, 0.2], [0.9, 0.9]], dtype=torch.float64),
+        reward=torch.tensor([[0.0, 0.0], [0.0, 1.0], [0.0, 1.0]], dtype=torch.float64),
+        unit=torch.tensor([[0, 0], [0, 0], [1, 1]]),
+        trajectory=torch.tensor([4, 7, 4]),
+    )
+    found = Recipe.from_plain({"title": "t", "start": {"name": "step_gain", "penalty": 0.0, "gamma": 0.5}}).advantage(d)
+    expected = [[0.9 - 0.5 + 0.0 + 0.5] * 2, [0.0 - 0.2 + 1.0 + 1.0] * 2, [0.0 - 0.9 + 1.0 + 1.0] * 2]
+    assert_close(found, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_windows_go_on_as_they_stood():
+    """12.02: at the cut V(next) = V(last); tokens of earlier windows are not learned from again."""
+
+    def formula(case: Tabular) -> Tensor:
+        d, mask = case.decisions, case.decisions.valid()
+        advantage = torch.zeros_like(d.logp_old)
+        for row in range(len(d)):
+            places = mask[row].nonzero().flatten().tolist()
+            following = 0.0 if bool(d.need_extra("finished")[row]) else float(d.need("value")[row, places[-1]])
+            running = 0.0
+            for t in reversed(places):
+                value = float(d.need("value")[row, t])
+                running = float(d.need("reward")[row, t]) + following - value + 0.95 * running
+                following, advantage[row, t] = value, running
+        return ppo(case, advantage)[mask & ~d.need_extra("seen")].mean()
+
+    check_recipe("s000_t_ppo", formula)
+
+
+def test_finished_rows_have_the_ordinary_advantage():
+    """I (12.02)."""
+    case = tabular(extra={"finished": torch.ones(16, dtype=torch.bool)})
+    d = case.decisions
+    expected, _ = sequence_gae(d.need("reward"), d.need("value"), 1.0, 0.95, d.valid())
+    assert_close(recipe_of("s000_t_ppo").advantage(d), expected)
+
+
+def whitened_gae(case: Tabular) -> Tensor:
+    """GAE (N, T) of every row on its own, standardised over all decisions."""
+    d = case.decisions
+    advantage, _ = sequence_gae(d.need("reward"), d.need("value"), 1.0, 0.95, d.valid())
+    kept = advantage[d.valid()]
+    return (advantage - kept.mean()) / (kept.std() + 1e-6)
+
+
+def test_resets_from_data_are_ppo_on_what_was_decided():
+    """5.13; I: without resets PPO: what was given is masked, and nothing else changes."""
+
+    def formula(case: Tabular) -> Tensor:
+        d = case.decisions
+        return (ppo(case, whitened_gae(case)) + 0.05 * k3(case))[d.valid()].mean()
+
+    check_recipe("s105_dr_po", formula)
+    given = tabular().decisions.valid() & (torch.arange(6) > 0)
+    check_recipe("s105_dr_po", formula, mask=given)
+
+
+def test_strategies_follow_discounted_turns():
+    """6.11 (EPO): the return of a turn, discounted by turns, times the mean log-probability. I: one turn, REINFORCE."""
+    trajectory, unit = torch.arange(16) // 2, (torch.arange(16) % 2)[:, None].expand(16, 6)
+
+    def formula(case: Tabular) -> Tensor:
+        d, own = case.decisions, rewards(case)
+        first = torch.arange(16) % 2 == 0
+        togo = own if d.trajectory is None else own + torch.where(first, 0.99 * own.roll(-1), 0.0)
+        return seq_mean(-togo[:, None] * (case.logp() - d.logp_old), d.valid())
+
+    check_recipe("s133_epo", formula, trajectory=trajectory, unit=unit)
+    check_recipe("s133_epo", formula, unit=torch.zeros(16, 6, dtype=torch.long))

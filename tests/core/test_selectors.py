@@ -1,0 +1,85 @@
+"""Selectors: which trajectories stay; always whole, never twice, in their order."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from robopolicy.core.advantages import outcome
+from robopolicy.core.decisions import Decisions, by_trajectory
+from robopolicy.core.parts import build
+from robopolicy.core.recipe import Recipe
+from robopolicy.core.selectors import SELECTORS, most_varied
+
+SCOPE = {"partition": "group", "per": "trajectory"}
+OPTIONS = {
+    "positive": {"key": "base"},
+    "unlikely": {"key": "likelihood", "below": 0.5},
+    "demonstration_switch": {"gate": 1},
+    "contrast": {"keep": 2},
+}
+
+
+def batch(decisions: Decisions) -> Decisions:
+    """With what the selectors read; the likelihood is that of the group."""
+    base = torch.zeros(len(decisions), dtype=torch.float64)
+    likelihood = torch.where(decisions.need("group") == decisions.need("group").min(), 0.1, 0.9).double()
+    return decisions.with_fields(extra={"base": base, "likelihood": likelihood})
+
+
+@pytest.mark.parametrize("name", sorted(SELECTORS))
+def test_rows_are_whole_trajectories_in_their_order(decisions: Decisions, name: str) -> None:
+    given = batch(decisions)
+    selector = build("selector", {"name": name, **OPTIONS.get(name, {})})
+    rows = selector(given, torch.Generator().manual_seed(0))
+    assert rows.tolist() == sorted(set(rows.tolist())) and len(rows) > 0
+    trajectory = by_trajectory(given).squeeze(1)
+    if name != "demonstration_switch":  # sources of the fixtures are not those of whole trajectories
+        assert rows.tolist() == torch.nonzero(torch.isin(trajectory, trajectory[rows])).flatten().tolist()
+
+
+def test_the_most_varied_values_are_found_by_trying_all() -> None:
+    for seed, count in itertools.product(range(20), (2, 3, 5)):
+        values = torch.randn(8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        best = max(values[list(rows)].var(unbiased=False) for rows in itertools.combinations(range(8), count))
+        torch.testing.assert_close(values[most_varied(values, count)].var(unbiased=False), best)
+
+
+def test_rows_of_better_trajectories_are_drawn_more_often() -> None:
+    decisions = Decisions(
+        torch.zeros(4, 1),
+        reward=torch.tensor([[0.0], [1.0], [3.0], [-1.0]]),
+        extra={"value_ref": torch.zeros(4)},
+    )
+    generator = torch.Generator().manual_seed(0)
+    positive = build("selector", {"name": "positive", "share": 0.5})
+    drawn = torch.cat([positive(decisions, generator) for _ in range(2000)])
+    share = (drawn == 2).double().mean().item()
+    assert set(drawn.tolist()) == {1, 2} and share == pytest.approx(0.75, abs=0.03)
+
+
+def test_nothing_above_the_reference_selects_nothing() -> None:
+    decisions = Decisions(torch.zeros(2, 1), reward=torch.zeros(2, 1), extra={"value_ref": torch.ones(2)})
+    assert len(build("selector", "positive")(decisions, None)) == 0
+
+
+def test_groups_of_equal_outcomes_are_found_whatever_the_rounding() -> None:
+    """The mean of equal single-precision numbers need not be equal to them."""
+    decisions = Decisions(torch.zeros(6, 1), reward=torch.full((6, 1), 0.1), group=torch.tensor([0, 0, 0, 1, 1, 1]))
+    assert len(build("selector", "mixed")(decisions, None)) == 0
+    one = decisions.with_fields(reward=torch.tensor([[0.1]] * 5 + [[0.1 + 1e-7]]))
+    assert build("selector", "mixed")(one, None).tolist() == [3, 4, 5]
+
+
+def test_successes_have_an_outcome_above_the_threshold(decisions: Decisions) -> None:
+    rows = build("selector", {"name": "successes", "above": 0.2})(decisions, None)
+    assert torch.equal(rows, torch.nonzero(outcome(decisions)[:, 0] > 0.2).squeeze(1))
+
+
+def test_a_batch_of_which_nothing_is_left_has_no_advantage_and_no_second_selector() -> None:
+    agreed = Decisions(torch.zeros(4, 2), reward=torch.zeros(4, 2), group=torch.tensor([0, 0, 1, 1]))
+    recipe = Recipe.from_plain({"select": ["mixed", "spread"], "advantage": [{"name": "scale", "scope": SCOPE}]})
+    rows = recipe.select(agreed)
+    assert len(rows) == 0 and recipe.advantage(agreed.select(rows)).shape == (0, 1)

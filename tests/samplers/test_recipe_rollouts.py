@@ -1,0 +1,53 @@
+"""The `rollout` section of every recipe of `configs/text`: played as tokens and as a chain, learned from, resumed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from playground import Playground
+from torch.testing import assert_close
+
+from robopolicy.catalogue import read_recipe, recipe_names
+from robopolicy.core.decisions import Decisions
+from robopolicy.core.recipe import Recipe
+from robopolicy.samplers.collector import DEFAULTS, Collector
+from robopolicy.samplers.protocols import Pool
+
+NAMES = [name for name in recipe_names() if DEFAULTS.keys() & read_recipe(name).get("rollout", {}).keys()]
+
+
+def collector(name: str, world: Playground, size: int = 4) -> Collector:
+    count = len(world.secret)
+    pool = Pool(world.tasks(), category=torch.arange(count) % 2, difficulty=torch.arange(count))
+    return Collector(read_recipe(name)["rollout"], pool, world, group_size=size, seed=0)
+
+
+def values(decisions: Decisions) -> torch.Tensor:
+    """What a critic would add (N, T)."""
+    return torch.linspace(0, 1, decisions.shape[1], dtype=torch.float64).expand(decisions.shape)
+
+
+@pytest.mark.parametrize("layout", ["tokens", "chain"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_plays_and_learns(name, layout):
+    recipe, world = Recipe.from_plain(read_recipe(name)), Playground(layout, keys=6, length=4, symbols=2)
+    side = collector(name, world)
+    for _ in range(2):
+        batch = side.collect(2)
+        scored = batch.decisions.with_fields(logp_ref=batch.decisions.logp_old - 0.1, value=values(batch.decisions))
+        decisions = scored.select(recipe.select(scored))
+        assert len(decisions) and bool(decisions.need("reward").isfinite().all())
+        advantage = recipe.advantage(decisions)
+        logp = world.scored(batch.attempts)[recipe.select(scored)]
+        loss, info = recipe.loss(decisions, advantage, logp, decisions.entropy)
+        (gradient,) = torch.autograd.grad(loss, world.logits)
+        assert bool(gradient.isfinite().all())
+        recipe.observe(decisions, info)
+        if len(advantage) == len(batch.decisions):
+            side.observe(batch, advantage)
+    again = collector(name, world)
+    again.load_state_dict(side.state_dict())
+    state = world.generator.get_state()
+    ahead = side.collect(2).decisions
+    world.generator.set_state(state)
+    assert_close(again.collect(2).decisions.logp_old, ahead.logp_old, rtol=0, atol=0)
