@@ -113,6 +113,8 @@ ALLOWED: dict[str, set[str]] = {
     "subpo": SCORED | {"recurrent gaussian"},
     "symphony": {"swaddled"},
     "td3": {"squashed gaussian"},
+    "text_recipe": set(),  # they train policy=text alone, on text tasks
+    "text_sft": set(),
     "tscac": {"squashed gaussian"},
 }
 """Algorithm -> labels of the policies it trains."""

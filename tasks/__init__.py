@@ -3,7 +3,7 @@
 
 def register_tasks() -> None:
     """Entry point `robopolicy.tasks`: register every family."""
-    from tasks import external, locomotion, manipulation, metaworld, mjlab, ogbench, push_t, toy, velocity
+    from tasks import external, locomotion, manipulation, metaworld, mjlab, ogbench, push_t, text, toy, velocity
 
     external.register()
     locomotion.register()
@@ -13,4 +13,5 @@ def register_tasks() -> None:
     mjlab.register()
     ogbench.register()
     push_t.register()
+    text.register()
     velocity.register()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from robopolicy.evaluation.latency import LateResult
     from robopolicy.evaluation.result import EvalResult
     from robopolicy.sim.registry import TaskEntry
+    from robopolicy.text.evaluation import Sampled
 
 EXAMPLES = """\
 examples:
@@ -23,10 +24,12 @@ examples:
   robopolicy eval random runs/hopper_ppo/checkpoints/best --task locomotion/hopper --json
   robopolicy eval runs/hopper_ppo/checkpoints/best --holds 1 2 4 8 16
   robopolicy eval runs/lift_reinflow/checkpoints/best --latency 0 50 150 --join ensemble
+  robopolicy eval runs/text_sft/checkpoints/last runs/text_grpo/checkpoints/last --samples 16
 """
 
 HELD = "Score with a decision every so many control steps"
 LATE = "Score as if a chunk took so long to compute"
+SAMPLED = "Chance that one of k answers is right, from {} at temperature 1"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -67,6 +70,9 @@ def add_parser(subparsers: Any) -> None:
         default="replace",
         help="with --latency, where chunks overlap: replace, hold, ensemble or rtc (default: replace)",
     )
+    parser.add_argument(
+        "--samples", type=int, default=8, help="of a text task: answers per prompt for pass@k; 0 for none (default: 8)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -79,8 +85,9 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.evaluation.latency import check_latencies, latency_facts, latency_table
     from robopolicy.evaluation.report import Report, aligned, all_notes, table, to_dict, write_report
     from robopolicy.files import atomic_folder, free_folder, refuse_foreign
+    from robopolicy.text.evaluation import sampled_facts, sampled_table
 
-    check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed", "video"))
+    check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed", "video", "samples"))
     if len(args.players) > 2 or len(set(args.players)) < len(args.players):
         raise UserError(f"Pass one player or two different ones, got {' '.join(args.players)}.")
     if args.holds:
@@ -93,8 +100,10 @@ def run(args: argparse.Namespace) -> int:
     with atomic_folder(args.out) as folder:
         video, strip, notes = _film(args, players, entry, folder)  # first, because a bad camera name fails here
         results, held, late = _evaluate(args, players, entry, latencies)
+        sampled = _sample(args, players, entry)
         tables = {HELD: frequency_table(held)} if held else {}
         tables |= {f"{LATE} (join '{args.join}')": latency_table(late)} if late else {}
+        tables |= {SAMPLED.format(args.samples): sampled_table(sampled)} if sampled else {}
         pairable = len(results) == 2 and all(result.seeded for result in results.values())
         report = Report(
             title=f"{' vs '.join(results)} on {entry.name}",
@@ -105,7 +114,9 @@ def run(args: argparse.Namespace) -> int:
             notes=notes,
             facts=_facts(args, entry),
             tables=tables,
-            extra=(frequency_facts(held) if held else {}) | (latency_facts(late) if late else {}),
+            extra=(frequency_facts(held) if held else {})
+            | (latency_facts(late) if late else {})
+            | (sampled_facts(sampled) if sampled else {}),
         )
         write_report(folder, report)
     if args.json:
@@ -149,6 +160,27 @@ def _evaluate(
             if latencies:
                 late[player.label] = latency_curve(player.make(), sim, latencies, join=args.join, **episodes)
     return results, held, late
+
+
+def _sample(args: argparse.Namespace, players: list[Player], entry: TaskEntry) -> dict[str, Sampled]:
+    """Several answers of every text policy to each prompt; nothing where the task is no text."""
+    from contextlib import closing
+
+    from robopolicy.cli.players import open_sim, sim_options
+    from robopolicy.text.evaluation import sample_attempts
+    from robopolicy.text.policy import TextPolicy
+    from robopolicy.text.sim import TextSim
+
+    seeds = range(args.seed, args.seed + args.episodes)
+    with closing(open_sim(entry, sim_options(args, players, 1), players)) as sim:
+        if not isinstance(sim, TextSim) or not args.samples:
+            return {}
+        policies = {player.label: player.make() for player in players}
+        return {
+            label: sample_attempts(policy, sim.task, seeds, samples=args.samples)
+            for label, policy in policies.items()
+            if isinstance(policy, TextPolicy)
+        }
 
 
 def _film(

@@ -33,6 +33,8 @@ LEARNS = {
     "group": "learns by playing in groups",
     "vine": "learns by playing, several times on from the same states",
     "replay": "learns from a replay memory",
+    "text_demonstrations": "learns from solved conversations",
+    "text_rollout": "learns by answering prompts",
 }
 
 Row = dict[str, Any]

@@ -35,12 +35,14 @@ from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.registry import SimOptions, get_task, views_of
 from robopolicy.spec import MEMORY
+from robopolicy.text.learner import TextRecipe, TextSFT
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TaskConfig, TrainConfig, section
 from robopolicy.training.distributed import SEEDS_PER_RANK, SharedRollouts, check_distributed
 from robopolicy.training.manifest import read_manifest
 from robopolicy.training.replay_source import ReplaySource
 from robopolicy.training.sources import DatasetSource, GroupSource, HybridSource, RolloutSource, Source, VineSource
+from robopolicy.training.text_sources import text_source
 from robopolicy.training.world_checkpoint import open_task
 
 FIRST_EPISODE = 1_000_000  # episode seeds of training start here, far above those of demonstrations and evaluation
@@ -217,6 +219,8 @@ def _source(
     sim = None
     if train_sim is not None:
         sim = ChunkedSim(train_sim, execute=spec.execute, obs_horizon=spec.obs_horizon, gamma=algorithm.step_discount)
+    if isinstance(algorithm, TextSFT | TextRecipe):
+        return text_source(train_sim, algorithm, seed)
     if isinstance(algorithm, OffPolicy):
         request, share = algorithm.request, config.replay.prioritized
         offline = Replay.from_episodes(episodes, gamma=request.gamma, prioritized=share) if episodes else None
@@ -282,7 +286,7 @@ def _spec(config: TrainConfig, sim: VectorSim | None, experience: str) -> SimSpe
 def _total_updates(config: TrainConfig, algorithm_config: Any, experience: str) -> int:
     if config.budget.updates:
         return config.budget.updates
-    if experience in ("group", "vine"):
+    if experience in ("group", "vine", TextSFT.experience, TextRecipe.experience):
         raise UserError(
             f"Algorithm '{config.algorithm['name']}' plays whole episodes, of any length; set budget.updates instead."
         )

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import robopolicy.text  # noqa: F401 - makes its policy and algorithms known
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import atomic_folder, recover, refuse_foreign

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import robopolicy.text  # noqa: F401 - makes its policy and algorithms known
 from robopolicy.algorithms import ALGORITHMS
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.interop import POLICIES

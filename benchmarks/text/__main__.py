@@ -1,0 +1,47 @@
+"""All online recipes on two generated tasks, from the same imitated checkpoints, at equal generated tokens: one table.
+
+    python -m benchmarks.text --quick                        # two recipes, one task, few tokens, nothing written
+    python -m benchmarks.text                                # everything missing; about 1.5 CPU minutes a cell
+    python -m benchmarks.text --tasks arithmetic --recipes grpo dapo --seeds 1 2 3 --jobs 2
+    python -m benchmarks.text --table                        # only rewrite the table from the finished cells
+
+A cell is one recipe on one task with one seed. All cells of a task start from one checkpoint, which `text_sft` has
+trained, play the same number of tokens (to within a batch), and are judged on held-out prompts: accuracy of the
+likeliest answers, pass@k and entropy of sampled ones. A recipe that asks for what text does not record is listed with
+that reason. Finished cells are skipped, so the table grows over many runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks.common import finished_cells, print_result, write_result
+from benchmarks.text.cell import TASKS, online_recipes
+from benchmarks.text.runner import cell_name, run_all
+from benchmarks.text.table import figures, rows
+
+
+def main() -> None:
+    """Run what is missing, then print and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two recipes, one task, few tokens, nothing written")
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--recipes", nargs="+", choices=online_recipes(), default=online_recipes())
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--jobs", type=int, default=2, help="cells at a time, one thread each")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        cells = run_all([("grpo", "arithmetic", 0), ("gspo", "arithmetic", 0)], jobs=1, tokens=6_000, keep=False)
+        print_result("text", rows(cells), figures(cells))
+        return
+    if not arguments.table:
+        keys = [(r, t, s) for s in arguments.seeds for t in arguments.tasks for r in arguments.recipes]
+        run_all(keys, jobs=arguments.jobs, tokens=None, keep=True)
+    cells = finished_cells(cell_name((r, t, s)) for t in TASKS for r in online_recipes() for s in range(100))
+    print_result("text", rows(cells), figures(cells))
+    write_result("text", rows(cells), figures(cells), command="python -m benchmarks.text")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Text in files: one JSON object per line (.jsonl) or the rows of a .parquet file, with these columns.
+
+    prompts         prompt, answer; verify: exact | number | math (exact)
+    demonstrations  prompt, completion; or messages: the world's and the demonstrator's in turn
+    pairs           prompt, chosen, rejected
+    offline         prompt, completion, reward
+
+Other columns are left alone. What is missing or of the wrong type is said with file, row and column.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from robopolicy.errors import UserError
+from robopolicy.text.task import Question, TextTask
+from robopolicy.text.verify import VERIFIERS
+from robopolicy.text.wire import check_fits
+
+MOST_PROMPT, MOST_COMPLETION = 4096, 1024  # bytes, of tasks from files
+
+
+@dataclass(frozen=True)
+class Written:
+    """A conversation somebody has written, and what it is worth."""
+
+    messages: list[str]  # the world's and the writer's in turn
+    reward: float
+    group: int  # what it is compared with: the row of a pair, the prompt of a log
+
+
+def read_rows(path: str) -> list[dict[str, Any]]:
+    """Rows of a .jsonl or .parquet file.
+
+    Raises:
+        UserError: The file is missing, empty, damaged or of another kind.
+    """
+    file = Path(path)
+    if file.suffix not in (".jsonl", ".parquet"):
+        raise UserError(f"{file} must end with .jsonl or .parquet.")
+    try:
+        if file.suffix == ".parquet":
+            rows = pyarrow.parquet.read_table(file).to_pylist()
+        else:
+            lines = file.read_text(encoding="utf-8").splitlines()
+            rows = [_json(line, file, number) for number, line in enumerate(lines, 1) if line.strip()]
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+        raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}.") from error
+    if not rows:
+        raise UserError(f"{file} has no rows.")
+    return rows
+
+
+def read_demonstrations(path: str) -> list[Written]:
+    """Solved conversations."""
+    return [_demonstration(row, f"{path} row {number}", number) for number, row in _numbered(path)]
+
+
+def read_pairs(path: str) -> list[Written]:
+    """Two per row of the file: the chosen completion with reward 1, the rejected one with 0."""
+    written: list[Written] = []
+    for number, row in _numbered(path):
+        prompt, chosen, rejected = (_text(row, key, f"{path} row {number}") for key in ("prompt", "chosen", "rejected"))
+        if chosen == rejected:
+            raise UserError(f"{path} row {number}: 'chosen' and 'rejected' are the same; drop the row.")
+        written += [Written([prompt, chosen], 1.0, number), Written([prompt, rejected], 0.0, number)]
+    return written
+
+
+def read_offline(path: str) -> list[Written]:
+    """Completions with rewards; those of one prompt are compared with each other."""
+    groups: dict[str, int] = {}
+    written: list[Written] = []
+    for number, row in _numbered(path):
+        where = f"{path} row {number}"
+        prompt, completion = (_text(row, key, where) for key in ("prompt", "completion"))
+        reward = row.get("reward")
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+            raise UserError(f"{where}: 'reward' must be a finite number, found {reward!r}.")
+        written.append(Written([prompt, completion], float(reward), groups.setdefault(prompt, len(groups))))
+    return written
+
+
+READERS: dict[str, Callable[[str], list[Written]]] = {
+    "demonstrations": read_demonstrations,
+    "pairs": read_pairs,
+    "offline": read_offline,
+}
+"""`data` of a recipe -> how its file is read."""
+
+
+class PromptTask(TextTask):
+    """The prompts of a file as a task; episode seed s asks row s modulo their number."""
+
+    prompt_bytes, completion_bytes = MOST_PROMPT, MOST_COMPLETION
+
+    def __init__(self, path: str) -> None:
+        """Read the file.
+
+        Raises:
+            UserError: It is not as described above.
+        """
+        self.name = f"prompts/{path}"
+        self._rows = [_prompt(row, f"{path} row {number}") for number, row in _numbered(path)]
+
+    def episode(self, seed: int) -> Question:
+        """One row."""
+        prompt, answer, verify = self._rows[seed % len(self._rows)]
+        return Question(prompt, lambda completion: VERIFIERS[verify](completion, answer), answer)
+
+
+def _numbered(path: str) -> list[tuple[int, dict[str, Any]]]:
+    return list(enumerate(read_rows(path), 1))
+
+
+def _json(line: str, file: Path, number: int) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{file} line {number} is no JSON: {error.msg}.") from error
+    if not isinstance(row, dict):
+        raise UserError(f"{file} line {number} must be an object, found {type(row).__name__}.")
+    return row
+
+
+def _text(row: dict[str, Any], key: str, where: str) -> str:
+    value = row.get(key)
+    if not isinstance(value, str):
+        found = "it is missing" if key not in row else f"found {value!r}"
+        raise UserError(f"{where}: '{key}' must be a text, {found}; columns: {', '.join(map(str, row))}.")
+    return value
+
+
+def _demonstration(row: dict[str, Any], where: str, number: int) -> Written:
+    said = row.get("messages")
+    if said is None:
+        return Written([_text(row, "prompt", where), _text(row, "completion", where)], 1.0, number)
+    if not isinstance(said, list) or not all(isinstance(text, str) for text in said) or len(said) < 2 or len(said) % 2:
+        raise UserError(f"{where}: 'messages' must be texts of world and demonstrator in turn, the latter's last.")
+    return Written(said, 1.0, number)
+
+
+def _prompt(row: dict[str, Any], where: str) -> tuple[str, str, str]:
+    verify = row.get("verify") or "exact"
+    if verify not in VERIFIERS:
+        raise UserError(f"{where}: 'verify' must be one of {', '.join(VERIFIERS)}, found {verify!r}.")
+    prompt = _text(row, "prompt", where)
+    check_fits(prompt, MOST_PROMPT, f"{where}: 'prompt'")
+    return prompt, _text(row, "answer", where), verify

@@ -1,0 +1,102 @@
+"""pass@k of a text policy: how often at least one of k sampled answers is right, with an interval over the prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.probes import pass_at_k
+from robopolicy.evaluation.intervals import Interval, bootstrap_mean
+from robopolicy.evaluation.report import Table, percent
+from robopolicy.samplers.protocols import Task
+from robopolicy.text.policy import TextPolicy
+from robopolicy.text.task import TextTask
+from robopolicy.text.world import TextWorld
+
+ROWS = 512  # attempts at once
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Several attempts at each of some prompts."""
+
+    success: Tensor  # (P, n) bool
+    entropy: float  # mean over the tokens that were chosen [nats]
+    length: float  # mean tokens of an attempt
+    faults: int  # attempts that could not be judged, and count as failures
+
+    def pass_at(self, k: int) -> Interval:
+        """Chance that one of k attempts succeeds, estimated without bias from all n; bootstrap over prompts."""
+        return bootstrap_mean(pass_at_k(self.success.sum(1), self.success.shape[1], k).numpy())
+
+    def facts(self) -> dict[str, Any]:
+        """Plain numbers for reports."""
+        found = {k: self.pass_at(k) for k in powers(self.success.shape[1])}
+        return {
+            "prompts": len(self.success),
+            "samples": self.success.shape[1],
+            "pass_at": {str(k): {"value": x.estimate, "low": x.low, "high": x.high} for k, x in found.items()},
+            "entropy": self.entropy,
+            "length": self.length,
+            "degenerate": self.degenerate,
+            "faults": self.faults,
+        }
+
+    @property
+    def degenerate(self) -> float:
+        """Share of the prompts at which all attempts end alike."""
+        wins = self.success.sum(1)
+        return float(((wins == 0) | (wins == self.success.shape[1])).double().mean())
+
+
+def powers(samples: int) -> list[int]:
+    """1, 2, 4, ... up to `samples`: the k of which pass@k is shown."""
+    return [2**i for i in range(samples.bit_length())]
+
+
+def sampled_table(results: Mapping[str, Sampled]) -> Table:
+    """One row per policy: pass@k for growing k, entropy, and prompts at which all attempts end alike."""
+    columns = powers(min(result.success.shape[1] for result in results.values()))
+    rows = [
+        [label, *(percent(result.pass_at(k)) for k in columns), f"{result.entropy:.3f}", f"{result.degenerate:.0%}"]
+        for label, result in results.items()
+    ]
+    return ["policy", *(f"pass@{k}" for k in columns), "entropy [nats]", "all alike"], rows
+
+
+def sampled_facts(results: Mapping[str, Sampled]) -> dict[str, Any]:
+    """JSON-ready form."""
+    return {"sampled": {label: result.facts() for label, result in results.items()}}
+
+
+def sample_attempts(
+    policy: TextPolicy, task: TextTask, seeds: Sequence[int], *, samples: int, temperature: float = 1.0, seed: int = 0
+) -> Sampled:
+    """Attempt every prompt `samples` times.
+
+    Args:
+        policy: Who answers.
+        task: What is asked.
+        seeds: Episode seeds of the prompts.
+        samples: Attempts per prompt.
+        temperature: Of the policy.
+        seed: Of its choices.
+    """
+    world = TextWorld(policy, task, torch.Generator().manual_seed(seed))
+    prompts = max(1, ROWS // samples)
+    wins: list[Tensor] = []
+    entropy, count = 0.0, 0
+    for start in range(0, len(seeds), prompts):
+        tasks = [Task(key, payload=key, temperature=temperature) for key in seeds[start : start + prompts]]
+        attempts = world.play([task for task in tasks for _ in range(samples)])
+        wins.append(torch.tensor([attempt.metrics["success"] > 0 for attempt in attempts]).view(-1, samples))
+        for attempt in attempts:
+            entropy += float(attempt.decisions.need("entropy").sum())
+            count += int(attempt.metrics["length"])
+    world.guard.close()
+    success = torch.cat(wins)
+    return Sampled(success, entropy / max(count, 1), count / success.numel(), len(world.guard.take()))

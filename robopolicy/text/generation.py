@@ -1,0 +1,141 @@
+"""Sampling from a causal language model: left-padded prompts, one cache, every chosen token with its log-probability.
+
+Each row draws from one uniform number per token, given before it starts, so what a row writes does not depend on which
+other rows there are (but for rounding). Prompts that are asked for several times are read once. Rows that have ended
+leave the batch when half of it has, so long completions do not keep short ones company.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.text.model import body_of, head_of
+from robopolicy.text.tokenizers import left_padded
+
+
+@dataclass(frozen=True)
+class Generation:
+    """N completions of at most T tokens."""
+
+    tokens: Tensor  # (N, T) int64, `eos` included, then padding
+    mask: Tensor  # (N, T) bool, tokens that were chosen
+    logp: Tensor  # (N, T) float32 at the temperature they were drawn with, 0 where not chosen
+    entropy: Tensor  # (N, T) float32 of the distributions they were drawn from, 0 where not chosen
+    cut: Tensor  # (N,) bool, the budget ended before the completion did
+
+    def completions(self) -> list[list[int]]:
+        """Tokens of each row, `eos` included."""
+        return [row[real].tolist() for row, real in zip(self.tokens, self.mask, strict=True)]
+
+
+@torch.no_grad()
+def generate(
+    model: nn.Module,
+    prompts: Sequence[Sequence[int]],
+    draws: Tensor | None,
+    *,
+    budget: int,
+    temperature: Tensor,
+    eos: int,
+    pad: int,
+) -> Generation:
+    """Complete every prompt; equal ones are read once.
+
+    Args:
+        model: Causal language model.
+        prompts: Tokens of the N prompts.
+        draws: (N, budget) uniform numbers in [0, 1); None takes the likeliest tokens.
+        budget: Most tokens of a completion.
+        temperature: (N,) of each row.
+        eos: Token that ends a completion.
+        pad: Token that fills rows up.
+    """
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    places: dict[tuple[int, ...], int] = {}  # prompt -> row of those that are read
+    copies = torch.tensor([places.setdefault(tuple(prompt), len(places)) for prompt in prompts], device=device)
+    prompt, real = (value.to(device) for value in left_padded(list(places), pad))
+    temperature = temperature.to(device)
+    draws = None if draws is None else draws.to(device)
+    count = len(prompts)
+    tokens = torch.full((count, budget), pad, dtype=torch.int64, device=device)
+    logp, entropy = (torch.zeros(count, budget, device=device) for _ in range(2))
+    mask = torch.zeros(count, budget, dtype=torch.bool, device=device)
+    out = call(model, prompt, real, positions(real), None)
+    hidden, cache = out.last_hidden_state[:, -1][copies], out.past_key_values
+    cache.batch_select_indices(copies)
+    seen = real[copies]
+    place = seen.sum(1)  # (R,) position of the next token
+    rows = torch.arange(count, device=device)  # those in the batch
+    running = torch.ones(count, dtype=torch.bool, device=device)  # of them
+    for step in range(budget):
+        chosen, *scores = _choose(model, hidden, temperature[rows], None if draws is None else draws[rows, step])
+        alive = rows[running]
+        tokens[alive, step] = chosen[running]
+        logp[alive, step], entropy[alive, step] = (score[running] for score in scores)
+        mask[alive, step] = True
+        running = running & (chosen != eos)
+        left = int(running.sum())
+        if left == 0 or step + 1 == budget:
+            break
+        if 2 * left <= len(rows):
+            kept = running.nonzero().flatten()
+            cache.batch_select_indices(kept)
+            rows, seen, place, chosen, running = (value[kept] for value in (rows, seen, place, chosen, running))
+        seen = torch.cat([seen, seen.new_ones(len(rows), 1)], 1)
+        out = call(model, chosen[:, None], seen, place[:, None], cache)
+        hidden, cache, place = out.last_hidden_state[:, -1], out.past_key_values, place + 1
+    model.train(training)
+    width = int(mask.any(0).sum())
+    tokens, mask, logp, entropy = (value[:, :width] for value in (tokens, mask, logp, entropy))
+    return Generation(tokens, mask, logp, entropy, ~((tokens == eos) & mask).any(1))
+
+
+def call(model: nn.Module, tokens: Tensor, seen: Tensor | None, position: Tensor | None, cache: Any) -> Any:
+    """Run the body of the model.
+
+    Args:
+        model: Causal language model.
+        tokens: (N, L) new ones.
+        seen: (N, L') bool over cache and tokens, False on padding; None: rows begin with their first token.
+        position: (N, L) of the tokens; None with `seen`.
+        cache: Keys and values of the tokens before, or None.
+    """
+    body = body_of(model)
+    places: dict[str, Tensor] = {}
+    if position is not None and "position_ids" in inspect.signature(body.forward).parameters:
+        places["position_ids"] = position
+    attention = None if seen is None else seen.long()
+    caching = not torch.is_grad_enabled()
+    return body(input_ids=tokens, attention_mask=attention, past_key_values=cache, use_cache=caching, **places)
+
+
+def positions(real: Tensor) -> Tensor:
+    """Position of every token `(N, L)`, counted without padding."""
+    return (real.long().cumsum(1) - 1).clamp(min=0)
+
+
+def _choose(
+    model: nn.Module, hidden: Tensor, temperature: Tensor, draw: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One token `(R,)` per row by inversion of the cumulative distribution, its log-probability, and the entropy."""
+    head = head_of(model)
+    logits = hidden.float() @ head.weight.float().T
+    if head.bias is not None:
+        logits = logits + head.bias.float()
+    logp = (logits / temperature[:, None]).log_softmax(1)
+    p = logp.exp()
+    if draw is None:
+        chosen = logp.argmax(1)
+    else:
+        cumulative = p.cumsum(1)
+        level = draw[:, None].float() * cumulative[:, -1:]
+        chosen = torch.searchsorted(cumulative, level, right=True).squeeze(1).clamp(max=logp.shape[1] - 1)
+    return chosen, logp.gather(1, chosen[:, None]).squeeze(1), -torch.special.xlogy(p, p).sum(1)

@@ -1,0 +1,104 @@
+"""Calls of code that is not ours to trust, reward functions above all: they may raise, hang or return no number.
+
+A call that hangs is abandoned in its thread, which Python cannot end; code that a model wrote belongs into
+`sandbox.run_python`, which can.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from robopolicy.errors import UserError
+from robopolicy.text.task import Episode, Turn
+
+MOST_ABANDONED = 8  # threads that hang, after which the task is at fault and not a completion
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A completion that could not be judged."""
+
+    key: int  # prompt id (episode seed)
+    kind: str  # raised | timed out | not finite
+    message: str
+
+    def __str__(self) -> str:
+        return f"prompt {self.key}: the reward {self.kind} ({self.message})"
+
+
+class Guard:
+    """Runs one call at a time on a second thread, with a time limit."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.faults: list[Fault] = []  # since they were last taken
+        self._abandoned = 0
+        self._calls: SimpleQueue[Callable[[], Any] | None] | None = None
+        self._results: SimpleQueue[Any] = SimpleQueue()
+
+    def step(self, episode: Episode, completion: str, key: int) -> Turn | None:
+        """The turn that follows, or None with a new entry in `faults`.
+
+        Raises:
+            UserError: Too many calls hang.
+        """
+        try:
+            turn = self._call(lambda: episode.step(completion))
+        except TimeoutError:
+            if self._abandoned > MOST_ABANDONED:
+                raise UserError(f"{self._abandoned} reward calls hang; this task's reward does not work.") from None
+            return self._fault(key, "timed out", f"no answer within {self.seconds:g} s")
+        except Exception as error:
+            return self._fault(key, "raised", f"{type(error).__name__}: {error}")
+        if not isinstance(turn, Turn):
+            return self._fault(key, "raised", f"no turn but {type(turn).__name__} came back")
+        if not math.isfinite(turn.reward):
+            return self._fault(key, "not finite", f"it is {turn.reward}")
+        return turn
+
+    def take(self) -> list[Fault]:
+        """The faults since the last call."""
+        faults, self.faults = self.faults, []
+        return faults
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._calls is not None:
+            self._calls.put(None)
+            self._calls = None
+
+    def _fault(self, key: int, kind: str, message: str) -> None:
+        self.faults.append(Fault(key, kind, message.splitlines()[0] if message else kind))
+
+    def _call(self, function: Callable[[], Any]) -> Any:
+        if self._calls is None:
+            self._calls, self._results = SimpleQueue(), SimpleQueue()
+            threading.Thread(target=_serve, args=(self._calls, self._results), daemon=True, name="judge").start()
+        self._calls.put(function)
+        try:
+            result = self._results.get(timeout=self.seconds)
+        except Empty:
+            self._calls = None  # the thread is left to itself
+            self._abandoned += 1
+            raise TimeoutError from None
+        if isinstance(result, _Raised):
+            raise result.error
+        return result
+
+
+@dataclass(frozen=True)
+class _Raised:
+    error: Exception
+
+
+def _serve(calls: SimpleQueue[Callable[[], Any] | None], results: SimpleQueue[Any]) -> None:
+    while (function := calls.get()) is not None:
+        try:
+            results.put(function())
+        except Exception as error:
+            results.put(_Raised(error))

@@ -1,0 +1,222 @@
+"""Learning text: imitation of solutions, and every recipe of the catalogue on what the policy writes.
+
+`text_sft` is behaviour cloning of messages. `text_recipe` hands the attempts of the sampling side to a `Recipe`
+(`configs/text`): select, compare, and per epoch and minibatch score, loss and step; all of it is the core that robots
+use. Log-probabilities of the start of an update are those recorded while sampling; in half precision, where a cache
+rounds otherwise than a whole pass, the rows are scored again and the recorded ones become those of the behaviour.
+
+Overflow: a message that reaches its budget is judged as it stands; `overlong=mask` leaves such rows out of loss and
+statistics (overlong filtering). Rows that could not be judged are always left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful, frozen_copy
+from robopolicy.algorithms.recipe import whole_groups
+from robopolicy.catalogue import read_recipe
+from robopolicy.core.decisions import Decisions, MissingField
+from robopolicy.core.recipe import Recipe
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Info, Policy
+from robopolicy.text.policy import TextPolicy
+from robopolicy.text.world import score
+
+OVERLONG = ("score", "mask")
+SCORED = 1024  # rows scored at once where no gradient is needed
+
+
+@dataclass(frozen=True)
+class TextLearnerConfig:
+    """What imitation and recipes share."""
+
+    lr: float = 1e-3  # of AdamW, after the warm-up
+    weight_decay: float = 0.0  # decoupled
+    beta1: float = 0.9  # AdamW momentum
+    beta2: float = 0.99  # AdamW second-moment decay
+    warmup: int = 10  # updates of linear warm-up
+    grad_clip: float = 1.0  # largest gradient norm
+
+
+@dataclass(frozen=True)
+class TextSFTConfig(TextLearnerConfig):
+    """Settings of imitation."""
+
+    batch_size: int = 64  # conversations per update
+    problems: int = 0  # different ones, over and over; 0: always new ones
+    data: str = ""  # JSONL or parquet file of demonstrations; empty takes the task's own solutions
+
+
+@dataclass(frozen=True)
+class TextRecipeConfig(TextLearnerConfig):
+    """Settings of learning by a recipe."""
+
+    lr: float = 3e-4  # of AdamW, after the warm-up
+    recipe: str = "grpo"  # name in configs/text, or the path of a .yaml file
+    prompts: int = 16  # groups per update
+    group_size: int = 0  # attempts per prompt; 0: as the recipe says
+    minibatches: int = 0  # gradient steps per pass over a batch; 0: as the recipe says
+    problems: int = 2000  # different prompts of training
+    overlong: str = "score"  # score | mask, messages that reach their budget
+    staleness: int = 0  # updates that weights may be old; above 0 attempts are played while learning
+    data: str = ""  # JSONL or parquet file, for recipes that learn from demonstrations, pairs or offline logs
+
+    def __post_init__(self) -> None:
+        if self.overlong not in OVERLONG:
+            raise UserError(f"algorithm.overlong must be one of {', '.join(OVERLONG)}, got '{self.overlong}'.")
+        if (
+            self.prompts < 1
+            or self.problems < self.prompts
+            or min(self.group_size, self.staleness, self.minibatches) < 0
+        ):
+            raise UserError(
+                "A text recipe needs prompts >= 1, problems >= prompts, group_size, staleness, minibatches >= 0, got "
+                f"{self.prompts}, {self.problems}, {self.group_size}, {self.staleness} and {self.minibatches}."
+            )
+
+
+class TextLearner(Algorithm):
+    """Base of both: one AdamW on what is trainable of a text policy."""
+
+    policy: TextPolicy
+    config: Any
+
+    def __init__(self, config: TextLearnerConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train `policy` in place."""
+        if not isinstance(policy, TextPolicy):
+            raise UserError(f"Algorithm '{self.name}' trains text; choose policy=text, not '{policy.name}'.")
+        super().__init__(policy, total_updates=total_updates)
+        self.config = config
+        self.optimizer = torch.optim.AdamW(
+            policy.trainable(), lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
+        )
+
+    def step(self, loss: torch.Tensor) -> Metrics:
+        """One gradient step."""
+        rate = self.config.lr * min(1.0, (self.updates + 1) / (self.config.warmup + 1))
+        self.optimizer.param_groups[0]["lr"] = rate
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.policy.trainable(), self.config.grad_clip)
+        self.optimizer.step()
+        return {"actor/loss": loss.item(), "actor/grad_norm": float(norm), "actor/lr": rate}
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """Network and optimiser."""
+        return {"policy": self.policy, "optimizer": self.optimizer}
+
+
+class TextSFT(TextLearner):
+    """Imitation of solved conversations."""
+
+    name = "text_sft"
+    experience: ClassVar[str] = "text_demonstrations"
+    config: TextSFTConfig
+
+    def update(self, batch: Sequence[Sequence[str]]) -> Metrics:
+        """One step on conversations: messages of the world and of the demonstrator in turn."""
+        self.policy.train()
+        record = self.policy.conversations(batch)
+        mask = record["mask"]
+        out = self.policy.score(**record, temperature=torch.ones(len(mask), device=mask.device))
+        nll = -out.logp.sum() / mask.sum()
+        metrics = self.step(nll)
+        self.updates += 1
+        return metrics | {"actor/entropy": float(out.entropy.detach().sum() / mask.sum())}
+
+
+class TextRecipe(TextLearner):
+    """Any recipe of the catalogue."""
+
+    name = "text_recipe"
+    experience: ClassVar[str] = "text_rollout"
+    config: TextRecipeConfig
+
+    def __init__(self, config: TextRecipeConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train `policy` in place; a recipe that compares with a reference gets a frozen copy."""
+        super().__init__(config, policy, total_updates=total_updates)
+        try:
+            self.recipe = Recipe.from_plain(read_recipe(config.recipe))
+        except ValueError as error:
+            raise UserError(f"Recipe '{config.recipe}': {error}") from error
+        self.group_size = config.group_size or self.recipe.group_size
+        self.reference: TextPolicy | None = frozen_copy(policy) if _compares(self.recipe) else None
+        self.advantage: torch.Tensor | None = None  # (N, 1) or (N, T) of the last batch, 0 where not selected
+
+    def update(self, batch: Decisions) -> Metrics:
+        """Select, compare, and the recipe's epochs."""
+        batch = self._prepared(moved(batch, self.policy.device))
+        self.policy.train()
+        info: Info = {}
+        metrics: Metrics = {}
+        try:
+            rows = self.recipe.select(batch, self.generator)
+            decisions = batch.select(rows)
+            advantage = self.recipe.advantage(decisions)
+            for _ in range(self.recipe.epochs):
+                for index in self._minibatches(decisions):
+                    part = decisions.select(index)
+                    out = score(self.policy, part)
+                    loss, info = self.recipe.loss(part, advantage[index], out.logp, out.entropy)
+                    metrics = self.step(loss)
+        except MissingField as error:
+            raise UserError(f"Recipe '{self.config.recipe}' asks for more than text records: {error}") from error
+        self.recipe.observe(batch, info)
+        self.updates += 1
+        self.advantage = advantage.new_zeros(len(batch), advantage.shape[1]).index_copy_(0, rows, advantage).cpu()
+        metrics |= {f"actor/{key}": float(value) for key, value in info.items()}
+        metrics["actor/informative"] = float((advantage != 0).any(1).float().mean())
+        return metrics | {"actor/selected": len(decisions) / len(batch)}
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """Those of the base, what the recipe remembers, and the reference."""
+        reference = {} if self.reference is None else {"reference": self.reference}
+        return {**super().parts(), "recipe": self.recipe, **reference}
+
+    def _minibatches(self, decisions: Decisions) -> list[torch.Tensor]:
+        count = self.config.minibatches or self.recipe.minibatches
+        if count == 1:
+            return [torch.arange(len(decisions))]
+        size = -(-len(decisions) // count)
+        return list(whole_groups(decisions.need("group"), size, self.generator))
+
+    @torch.no_grad()
+    def _prepared(self, batch: Decisions) -> Decisions:
+        """Without overlong rows where asked, scored again in half precision, and by the reference if there is one."""
+        mask = batch.valid()
+        if self.config.overlong == "mask":
+            mask = mask & ~batch.extra["cut"][:, None]
+        batch = batch.with_fields(mask=mask)
+        if self.policy.config.dtype != "float32":
+            behaviour = batch.logp_old if batch.logp_behaviour is None else batch.logp_behaviour
+            batch = batch.with_fields(logp_old=self._scored(self.policy, batch), logp_behaviour=behaviour)
+        elif batch.logp_behaviour is None:
+            batch = batch.with_fields(logp_behaviour=batch.logp_old)
+        if self.reference is not None:
+            batch = batch.with_fields(logp_ref=self._scored(self.reference, batch))
+        return batch
+
+    def _scored(self, policy: TextPolicy, batch: Decisions) -> torch.Tensor:
+        starts = range(0, len(batch), SCORED)
+        return torch.cat([score(policy, batch.select(slice(at, at + SCORED))).logp for at in starts])
+
+
+def moved(batch: Decisions, device: torch.device) -> Decisions:
+    """The batch on `device`."""
+    values = {entry.name: getattr(batch, entry.name) for entry in fields(Decisions) if entry.name != "extra"}
+    there = {name: value.to(device) for name, value in values.items() if value is not None}
+    return Decisions(**there, extra={name: value.to(device) for name, value in batch.extra.items()})
+
+
+def _compares(recipe: Recipe) -> bool:
+    """Whether a recipe may need log-probabilities under the reference."""
+    plain = recipe.plain
+    kl = (plain["estimator"] or {}).get("kl_coef", 0.0) != 0.0 or "kl" in plain["controllers"]
+    offline = recipe.data in ("pairs", "offline")
+    return bool(kl or offline or plain["objective"] is not None or plain["regularizers"])

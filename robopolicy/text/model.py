@@ -1,0 +1,118 @@
+"""Building causal language models: a small one from scratch, or a pretrained one, with or without LoRA."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.errors import UserError
+from robopolicy.extras import need
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PROBE = 3  # tokens with which `check_head` compares
+
+
+def small_llama(width: int, layers: int, heads: int, context: int, vocabulary: int) -> dict[str, Any]:
+    """Architecture of the embedded default, as `transformers` describes it."""
+    return {
+        "model_type": "llama",
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": 3 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "max_position_embeddings": context,
+        "tie_word_embeddings": False,
+    }
+
+
+def build_model(architecture: dict[str, Any], dtype: str) -> nn.Module:
+    """A causal language model with fresh weights.
+
+    Raises:
+        UserError: `transformers` does not know the architecture, or refuses it.
+    """
+    transformers = need("transformers", "text")
+    settings = {
+        key: value for key, value in architecture.items() if key not in ("model_type", "architectures", "dtype")
+    }
+    kind = str(architecture.get("model_type", ""))
+    try:
+        config = _without_dropout(transformers.AutoConfig.for_model(kind, **settings))
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
+    except (KeyError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"transformers cannot build a causal model of type '{kind}': {reason}") from error
+    return model
+
+
+def load_pretrained(source: str, dtype: str) -> tuple[nn.Module, Any, dict[str, Any]]:
+    """Model, tokenizer and architecture of a local folder or a hub id; weights are read from safetensors only.
+
+    Raises:
+        UserError: There is no such model, or it has no safetensors.
+    """
+    transformers = need("transformers", "text")
+    try:
+        config = _without_dropout(transformers.AutoConfig.from_pretrained(source))
+        settings = {"config": config, "dtype": DTYPES[dtype], "use_safetensors": True}
+        model = transformers.AutoModelForCausalLM.from_pretrained(source, **settings)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        where = "folder" if Path(source).exists() else "folder or hub id"
+        raise UserError(f"'{source}' is no {where} of a causal language model: {reason}") from error
+    return model, tokenizer, json.loads(model.config.to_json_string(use_diff=False))
+
+
+def _without_dropout(config: Any) -> Any:
+    """The configuration with every dropout rate 0: tokens are to be scored by the network that drew them."""
+    for key, value in config.to_dict().items():
+        if "drop" in key and isinstance(value, float):
+            setattr(config, key, 0.0)
+    return config
+
+
+def add_lora(model: nn.Module, rank: int, alpha: float) -> None:
+    """Freeze the model and put trainable low-rank updates beside all linear layers but the output one."""
+    peft = need("peft", "text")
+    config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+    peft.inject_adapter_in_model(config, model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+
+
+def check_head(model: nn.Module) -> None:
+    """Refuse a model whose logits are not its output layer on its last hidden states; we compute them in blocks.
+
+    Raises:
+        UserError: They are scaled or capped behind the output layer.
+    """
+    device = next(model.parameters()).device
+    tokens = torch.arange(PROBE, device=device)[None]
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        logits: Tensor = model(input_ids=tokens, use_cache=False).logits
+        hidden: Tensor = body_of(model)(input_ids=tokens, use_cache=False).last_hidden_state
+        same = torch.allclose(logits.float(), head_of(model)(hidden).float(), rtol=1e-2, atol=1e-2)
+    model.train(training)
+    if not same:
+        raise UserError("The logits of this model are changed behind its output layer, which is not supported.")
+
+
+def body_of(model: nn.Module) -> nn.Module:
+    """The transformer without its output layer."""
+    body: nn.Module = model.base_model  # type: ignore[assignment]
+    return body
+
+
+def head_of(model: nn.Module) -> nn.Linear:
+    """The output layer."""
+    head: nn.Linear = model.get_output_embeddings()  # type: ignore[operator]
+    return head

@@ -1,0 +1,257 @@
+"""A causal language model as a `Policy`: observations are conversations, chunks are completions, decisions are tokens.
+
+Observations and chunks are UTF-8 bytes (`wire.py`); tokenizer and chat template live inside the policy. One chunk is
+one message, so horizon and observation history are 1 and the action dimension is the longest message in bytes.
+
+Overflow: a completion ends at `spec.action_dim` tokens, whether or not it is complete, and its bytes beyond that are
+cut; a conversation longer than the model's context is refused by name, never shortened silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.errors import UserError
+from robopolicy.nets.normalizer import Statistics
+from robopolicy.policies.base import DecisionOutput, Info, Observation, Policy, Record, Sample
+from robopolicy.policies.noise import Randomness, uniform
+from robopolicy.spec import PolicySpec
+from robopolicy.text.generation import Generation, call, generate
+from robopolicy.text.model import DTYPES, add_lora, build_model, check_head, head_of, load_pretrained, small_llama
+from robopolicy.text.scoring import token_scores
+from robopolicy.text.tokenizers import TEMPLATES, ByteTokenizer, HubTokenizer, Tokenizer, right_padded
+from robopolicy.text.wire import KEY, messages, pack, unpack
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """Settings of a text policy; by default a small byte-level transformer that needs no download."""
+
+    pretrained: str = ""  # local folder or hub id to take weights and tokenizer from; empty starts from scratch
+    width: int = 128  # of the small model
+    layers: int = 3  # of the small model
+    heads: int = 4  # of the small model
+    context: int = 512  # most tokens of a conversation of the small model
+    template: str = "plain"  # plain | chat, how messages become tokens
+    temperature: float = 1.0  # of exploration
+    lora_rank: int = 0  # 0 trains all weights
+    lora_alpha: float = 16.0  # scale of the low-rank updates times their rank
+    dtype: str = "float32"  # float32 | bfloat16, of the weights
+    gradient_checkpointing: bool = False  # compute activations twice instead of keeping them
+    architecture: dict[str, Any] = field(
+        default_factory=dict
+    )  # as transformers describes it; filled in by `pretrained`
+    tokenizer_bytes: int = 0  # size of the tokenizer in the checkpoint; 0 are bytes; filled in by `pretrained`
+
+    def __post_init__(self) -> None:
+        for key, options in (("template", TEMPLATES), ("dtype", tuple(DTYPES))):
+            if getattr(self, key) not in options:
+                raise UserError(f"policy.{key} must be one of {', '.join(options)}, got '{getattr(self, key)}'.")
+        if self.temperature <= 0 or self.lora_rank < 0:
+            raise UserError(
+                f"A text policy needs temperature > 0 and lora_rank >= 0, got {self.temperature}, {self.lora_rank}."
+            )
+
+
+class TextPolicy(Policy):
+    """Writes messages with a transformers causal language model."""
+
+    name = "text"
+    config: TextConfig
+
+    def __init__(self, config: TextConfig, spec: PolicySpec) -> None:
+        """Build the model; `config.pretrained` gives the weights unless a checkpoint is about to."""
+        super().__init__()
+        if set(spec.observation) != {KEY} or (spec.horizon, spec.obs_horizon) != (1, 1):
+            raise UserError(
+                f"Policy 'text' sees '{KEY}' alone, one message at a time; choose a task such as text/arithmetic and "
+                "set chunk.horizon=1 chunk.execute=1."
+            )
+        self.spec = spec
+        blob = torch.zeros(config.tokenizer_bytes, dtype=torch.uint8)
+        self._tokenizer: Tokenizer | None = None
+        if config.pretrained and not config.architecture:
+            self.model, inner, architecture = load_pretrained(config.pretrained, config.dtype)
+            self._tokenizer = tokenizer = HubTokenizer(inner, config.template)
+            blob = tokenizer.blob()
+            config = replace(config, architecture=architecture, tokenizer_bytes=len(blob))
+        else:
+            size = ByteTokenizer.size
+            small = small_llama(config.width, config.layers, config.heads, config.context, size)
+            self.model = build_model(config.architecture or small, config.dtype)
+        self.config = config
+        self.register_buffer("tokenizer_blob", blob)
+        check_head(self.model)
+        if config.lora_rank:
+            add_lora(self.model, config.lora_rank, config.lora_alpha)
+        if config.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Read from the checkpoint when it is first needed."""
+        if self._tokenizer is None:
+            blob = self.get_buffer("tokenizer_blob")
+            self._tokenizer = HubTokenizer.from_blob(blob, self.config.template) if len(blob) else ByteTokenizer()
+        return self._tokenizer
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a conversation; models without positions have no limit of their own."""
+        return int(getattr(self.model.config, "max_position_embeddings", None) or 2**31)
+
+    @property
+    def budget(self) -> int:
+        """Most tokens of a message."""
+        return self.spec.action_dim
+
+    def prompts(self, obs: Observation) -> list[list[int]]:
+        """Tokens of the conversations `{"text": (B, 1, P)}`."""
+        return [self.tokenizer.prompt(messages(text)) for text in unpack(obs[KEY][:, 0])]
+
+    def write(
+        self,
+        prompts: Sequence[Sequence[int]],
+        generator: Randomness = None,
+        *,
+        budget: int | None = None,
+        temperature: float | Tensor | None = None,
+        deterministic: bool = False,
+    ) -> Generation:
+        """Complete the N prompts; equal ones are read once.
+
+        Args:
+            prompts: Tokens of each.
+            generator: Of the choices.
+            budget: Most tokens; that of the spec if None.
+            temperature: One, or (N,) one per row; that of the config if None.
+            deterministic: Take the likeliest tokens.
+
+        Raises:
+            UserError: A prompt and the budget do not fit into the model's context.
+        """
+        budget = self.budget if budget is None else budget
+        longest = max(map(len, prompts))
+        if longest + budget > self.context:
+            raise UserError(
+                f"A conversation of {longest} tokens and a message of {budget} exceed the model's context of "
+                f"{self.context} tokens; shorten the prompts, or set policy.context."
+            )
+        heat = self.config.temperature if temperature is None else temperature
+        heat = heat if isinstance(heat, Tensor) else torch.full((len(prompts),), heat)
+        draws = None if deterministic else uniform((len(prompts), budget), generator, self.device)
+        marks = {"eos": self.tokenizer.eos, "pad": self.tokenizer.pad}
+        return generate(self.model, prompts, draws, budget=budget, temperature=heat, **marks)
+
+    def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
+        """Messages `(B, 1, A)` in bytes."""
+        return self._chunk(self.write(self.prompts(obs), generator, deterministic=deterministic))
+
+    def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Messages with the tokens they were made of."""
+        prompts = self.prompts(obs)
+        made = self.write(prompts, generator)
+        heat = torch.full((len(prompts),), self.config.temperature, device=self.device)
+        record = {**self.rows(prompts, made.completions()), "temperature": heat}
+        return Sample(self._chunk(made), record, made.logp)
+
+    def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
+        """Score recorded tokens."""
+        return self.score(record["tokens"], record["start"], record["mask"], record["temperature"])
+
+    def rows(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Record:
+        """`tokens` (N, L) of prompts and completions, `start` (N,) of the completions and their `mask` (N, T)."""
+        whole = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
+        tokens, _ = right_padded(whole, self.tokenizer.pad)
+        _, mask = right_padded(completions, self.tokenizer.pad)
+        start = torch.tensor([len(prompt) for prompt in prompts])
+        return {"tokens": tokens.to(self.device), "start": start.to(self.device), "mask": mask.to(self.device)}
+
+    def conversations(self, batch: Sequence[Sequence[str]]) -> Record:
+        """As `rows`, of solved conversations: messages of the world and of the policy in turn, the latter's last."""
+        tokenizer = self.tokenizer
+        prompts = [tokenizer.prompt(said[:1]) for said in batch]
+        written: list[list[int]] = []
+        own: list[list[bool]] = []
+        for said in batch:
+            tokens: list[int] = []
+            chosen: list[bool] = []
+            for place, message in enumerate(said[1:]):
+                new = tokenizer.reply(message) if place % 2 else [*tokenizer.encode(message), tokenizer.eos]
+                tokens += new
+                chosen += [place % 2 == 0] * len(new)
+            written.append(tokens)
+            own.append(chosen)
+        record = self.rows(prompts, written)
+        chosen_too = torch.zeros_like(record["mask"])
+        for row, flags in zip(chosen_too, own, strict=True):
+            row[: len(flags)] = torch.tensor(flags)
+        return {**record, "mask": chosen_too}
+
+    def score(self, tokens: Tensor, start: Tensor, mask: Tensor, temperature: Tensor) -> DecisionOutput:
+        """Log-probabilities and entropies under the current parameters; logits are computed in blocks.
+
+        Args:
+            tokens: (N, L) int64 conversations, any number behind their end.
+            start: (N,) int64 place of the first decision, at least 1.
+            mask: (N, T) bool, which of the T tokens from there on the policy chose.
+            temperature: (N,) they were drawn with.
+
+        Returns:
+            `(N, T)` each, 0 where the policy did not choose.
+        """
+        row, step = mask.nonzero(as_tuple=True)  # (M,) each
+        place = start[row] + step
+        hidden = self.hidden(tokens[:, :-1])[row, place - 1]  # (M, D), each of the token before
+        head = head_of(self.model)
+        logp, entropy = token_scores(hidden, head.weight, head.bias, tokens[row, place], temperature[row])
+        blank = logp.new_zeros(mask.shape)
+        return DecisionOutput(blank.masked_scatter(mask, logp), blank.masked_scatter(mask, entropy))
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Last hidden states `(N, L, D)` of rows that begin with their first token."""
+        return call(self.model, tokens, None, None, None).last_hidden_state
+
+    def imitation_loss(
+        self,
+        obs: Observation,
+        chunk: Tensor,
+        weight: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        generator: Randomness = None,
+    ) -> tuple[Tensor, Info]:
+        """Mean negative log-likelihood `(B,)` of the tokens of each message, `eos` included [nats]."""
+        texts = unpack(chunk[:, 0])
+        loss, info = self.sft_loss(self.prompts(obs), [[*self.tokenizer.encode(t), self.tokenizer.eos] for t in texts])
+        return (loss if weight is None else loss * weight), info
+
+    def sft_loss(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> tuple[Tensor, Info]:
+        """Mean negative log-likelihood `(B,)` of the tokens of each completion [nats]."""
+        record = self.rows(prompts, completions)
+        mask = record["mask"]
+        out = self.score(record["tokens"], record["start"], mask, torch.ones(len(mask), device=self.device))
+        count = mask.sum(1).clamp(min=1)
+        loss = -out.logp.sum(1) / count
+        return loss, {"nll": loss.detach(), "entropy": out.entropy.detach().sum(1) / count}
+
+    def fit_normalizer(self, statistics: Statistics) -> None:
+        """There is none: the tokenizer is what stands between the world's units and the network's."""
+
+    def trainable(self) -> list[nn.Parameter]:
+        """All parameters, or the low-rank updates."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+    @property
+    def network_calls(self) -> int:
+        """At most one per token of a message."""
+        return self.budget
+
+    def _chunk(self, made: Generation) -> Tensor:
+        texts = [self.tokenizer.decode(row) for row in made.completions()]
+        return pack(texts, self.spec.action_dim)[:, None].to(self.device)

@@ -1,0 +1,69 @@
+"""Text tasks: an episode begins with a prompt, takes completions and answers with a reward that can be verified."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a completion leads to."""
+
+    reward: float
+    success: bool = False
+    done: bool = True
+    reply: str = ""  # the world's next message, where the episode goes on
+
+
+class Episode(ABC):
+    """One problem, possibly over several turns."""
+
+    prompt: str  # the first message
+
+    @abstractmethod
+    def step(self, completion: str) -> Turn:
+        """Take the policy's message."""
+
+    def demonstration(self) -> list[str] | None:
+        """Messages of a solution from here on, one per turn; None where the task knows none."""
+        return None
+
+
+class Question(Episode):
+    """One turn: a prompt, an answer and a function that verifies it."""
+
+    def __init__(self, prompt: str, verify: Callable[[str], float], answer: str | None = None) -> None:
+        """Describe the problem.
+
+        Args:
+            prompt: What is asked.
+            verify: Completion to reward; 1 is a success.
+            answer: A right completion, where one is known.
+        """
+        self.prompt = prompt
+        self._verify, self._answer = verify, answer
+
+    def step(self, completion: str) -> Turn:
+        """Verify the answer."""
+        reward = float(self._verify(completion))
+        return Turn(reward, success=reward >= 1.0)
+
+    def demonstration(self) -> list[str] | None:
+        """The right answer."""
+        return None if self._answer is None else [self._answer]
+
+
+class TextTask(ABC):
+    """A family of problems, one per seed."""
+
+    name: str  # registered task id
+    prompt_bytes: int  # most bytes of a conversation, as the policy sees it
+    completion_bytes: int  # most bytes of a message of the policy
+    max_turns: int = 1  # after which an episode is cut
+    seconds: float = 2.0  # most time to answer one completion
+
+    @abstractmethod
+    def episode(self, seed: int) -> Episode:
+        """The problem of a seed; the same one every time."""

@@ -1,0 +1,41 @@
+"""Verifiers of answers, by name: `(completion, answer) -> reward` in [0, 1]."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from robopolicy.extras import need
+
+NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+
+
+def exact(completion: str, answer: str) -> float:
+    """The same text but for surrounding space."""
+    return float(completion.strip() == answer.strip())
+
+
+def number(completion: str, answer: str) -> float:
+    """The last number of the completion equals that of the answer."""
+    found, wanted = _last_number(completion), _last_number(answer)
+    return float(found is not None and wanted is not None and abs(found - wanted) <= 1e-9 * max(1.0, abs(wanted)))
+
+
+def mathematics(completion: str, answer: str) -> float:
+    """`math-verify` finds both equal as expressions, LaTeX included."""
+    library = need("math_verify", "text")
+    # Its own time limit works in the main thread alone; ours is that of the guard.
+    gold = library.parse(answer, parsing_timeout=None)
+    found = library.parse(completion, parsing_timeout=None)
+    return float(library.verify(gold, found, timeout_seconds=None))
+
+
+def _last_number(text: str) -> float | None:
+    numbers = NUMBER.findall(text)
+    if not numbers:
+        return None
+    top, _, bottom = numbers[-1].replace(",", "").partition("/")
+    return float(top) / float(bottom) if bottom and float(bottom) else float(top)
+
+
+VERIFIERS: dict[str, Callable[[str, str], float]] = {"exact": exact, "number": number, "math": mathematics}

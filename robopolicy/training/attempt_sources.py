@@ -1,0 +1,176 @@
+"""Attempts of a text policy as experience: played between updates, or beside them on a second thread."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from robopolicy.algorithms.frames.base import Algorithm, frozen_copy
+from robopolicy.core.decisions import Decisions
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Observation
+from robopolicy.samplers.attempts import groups_of
+from robopolicy.samplers.collector import Batch, Collector
+from robopolicy.samplers.protocols import Attempt, Pool, Task, degenerate, rewards_of
+from robopolicy.samplers.staleness import Bounded, Players, Stream
+from robopolicy.text.learner import TextRecipe
+from robopolicy.text.sim import TextSim
+from robopolicy.text.world import TextWorld
+
+SHOWN = 5  # faults written out per update
+MOST_EMPTY = 20  # batches without a group to learn from, after which the run ends
+
+
+class TextSource:
+    """What the sources of text have in common."""
+
+    def __init__(self, sim: TextSim, seed: int) -> None:
+        self.sim, self.task, self.seed = sim, sim.task, seed
+        self.env_steps = 0  # messages of the policy
+        self._metrics: dict[str, float] = {}
+
+    def metrics(self) -> dict[str, float]:
+        """What happened since the last call."""
+        metrics, self._metrics = self._metrics, {}
+        return metrics
+
+    def observations(self) -> Observation:
+        """The first prompts of training."""
+        return {key: value.unsqueeze(1) for key, value in self.sim.reset(self.seed).items()}
+
+    def close(self) -> None:
+        """End the thread of the rewards."""
+        self.sim.close()
+
+
+class AttemptSource(TextSource):
+    """Attempts of the policy, played as the `rollout` section of a recipe says."""
+
+    def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:
+        super().__init__(sim, seed)
+        self.algorithm = algorithm
+        self.world = TextWorld(algorithm.policy, self.task, torch.Generator().manual_seed(seed))
+        pool = Pool([Task(key, payload=key) for key in range(seed, seed + algorithm.config.problems)])
+        plain = algorithm.recipe.rollout
+        try:
+            self.collector = Collector(plain, pool, self.world, group_size=algorithm.group_size, seed=seed)
+        except ValueError as error:
+            raise UserError(f"Recipe '{algorithm.config.recipe}': {error}") from error
+        self._batch: Batch | None = None  # what the collector has not heard about
+
+    def next(self, algorithm: Algorithm) -> Decisions:
+        """Play the next groups; where all of them are dropped, others in their place."""
+        self._report()
+        self.world.version = algorithm.updates
+        for _ in range(MOST_EMPTY):
+            groups = self.collector.play(self.algorithm.config.prompts)
+            if groups:
+                break
+        else:
+            raise UserError(
+                f"None of {MOST_EMPTY} batches had a group to learn from: {self._why()}; mend the reward of "
+                f"{self.task.name}, imitate longer, or choose another recipe."
+            )
+        self._batch = self.collector.batch(groups)
+        played, self.world.played = self.world.played, []
+        self._measure(played)
+        return self._batch.decisions
+
+    def _report(self) -> None:
+        """Tell sampler and interventions what became of the last batch."""
+        if self._batch is not None and self.algorithm.advantage is not None:
+            self.collector.observe(self._batch, self.algorithm.advantage)
+        self._batch = None
+
+    def _why(self) -> str:
+        faults = self.world.guard.take()
+        return f"their rewards failed ({faults[0]})" if faults else "all rewards of a group are equal"
+
+    def _measure(self, played: Sequence[Attempt]) -> None:
+        """Means over attempts, and the faults since the last batch on the terminal."""
+        names = ("length", "turns", "success", "cut", "fault")
+        self._metrics = {f"rollout/{name}": fmean(attempt.metrics[name] for attempt in played) for name in names}
+        judged = [attempt for attempt in played if not attempt.metrics["fault"]]
+        self._metrics["rollout/return"] = fmean(attempt.reward for attempt in judged)
+        dead = [degenerate(rewards_of(group)) for group in groups_of(judged)]
+        self._metrics["rollout/degenerate"] = fmean(map(float, dead))
+        self._metrics["rollout/tokens"] = float(self.world.generated)
+        self.env_steps += int(sum(attempt.metrics["turns"] for attempt in played))
+        faults = {str(fault) for fault in self.world.guard.take()}
+        for fault in sorted(faults)[:SHOWN]:
+            sys.stderr.write(f"{self.task.name}, {fault}\n")
+        if len(faults) > SHOWN:
+            sys.stderr.write(f"{self.task.name}: and {len(faults) - SHOWN} more\n")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The parts of the sampling side, the choices of the policy, and counts."""
+        self._report()
+        return {
+            "collector": self.collector.state_dict(),
+            "generator": self.world.generator.get_state(),
+            "generated": self.world.generated,
+            "env_steps": self.env_steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Restore `state_dict`."""
+        self.collector.load_state_dict(state["collector"])
+        self.world.generator.set_state(state["generator"])
+        self.world.generated, self.env_steps = int(state["generated"]), int(state["env_steps"])
+        return True
+
+    def close(self) -> None:
+        """End the threads of the rewards."""
+        super().close()
+        self.world.guard.close()
+
+
+class OverlappedSource(AttemptSource):
+    """Attempts that are played while the policy learns, by a copy with weights of bounded age (AsyncFlow, S074).
+
+    What is learned from is at most `algorithm.staleness` updates old. Its recorded log-probabilities are those of the
+    weights that wrote it, so that the recipe's ratios and bounds see the difference. Two threads do not run the same
+    way twice: a resumed run plays fresh attempts.
+    """
+
+    def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:
+        super().__init__(sim, algorithm, seed=seed)
+        self._player = frozen_copy(algorithm.policy)
+        self.world = TextWorld(self._player, self.task, torch.Generator().manual_seed(seed))
+        self._players: Players | None = None  # start with the first batch, when a resumed run has its weights
+        self.stream = Stream(Bounded(algorithm.config.staleness), algorithm.config.prompts)
+
+    def next(self, algorithm: Algorithm) -> Decisions:
+        """Publish the weights of the last update, and take the oldest groups that are recent enough."""
+        self._report()
+        if self._players is None:
+            self.stream.version, self.stream.weights = algorithm.updates, self._weights()
+            worlds = [(self.world, self._player.load_state_dict)]
+            self._players = Players(self.stream, self.collector.play, worlds, chunk=self.algorithm.config.prompts)
+        elif algorithm.updates > self.stream.version:
+            self.stream.learned(self._weights())
+        self._batch = self.collector.batch(self.stream.take(self.algorithm.config.prompts))
+        self.world.played.clear()
+        self._measure(self._batch.attempts)  # others may be under way
+        age = [float(algorithm.updates - attempt.version) for attempt in self._batch.attempts]
+        self._metrics["rollout/staleness"] = fmean(age)
+        self._metrics["rollout/too_old"] = float(self.stream.stale)
+        return self._batch.decisions
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Restore counts and samplers; what was under way is played again, otherwise."""
+        super().load_state_dict(state)
+        return False
+
+    def close(self) -> None:
+        """Stop the thread."""
+        if self._players is not None:
+            self._players.stop()
+        super().close()
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return {key: value.detach().clone() for key, value in self.algorithm.policy.state_dict().items()}

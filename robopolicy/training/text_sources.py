@@ -1,0 +1,141 @@
+"""Where text algorithms get their experience: solutions, pairs and logs of a task or a file, or the policy itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.core.decisions import Decisions
+from robopolicy.errors import UserError
+from robopolicy.text.datasets import READERS, Written, read_demonstrations
+from robopolicy.text.guard import Guard
+from robopolicy.text.learner import TextRecipe, TextSFT, TextSFTConfig
+from robopolicy.text.sim import TextSim
+from robopolicy.text.task import TextTask
+from robopolicy.text.world import score
+from robopolicy.training.attempt_sources import AttemptSource, OverlappedSource, TextSource
+from robopolicy.training.sources import Source
+
+
+class DemonstrationSource(TextSource):
+    """Solved conversations, in the order of their seeds."""
+
+    def __init__(self, sim: TextSim, config: TextSFTConfig, seed: int) -> None:
+        super().__init__(sim, seed)
+        self.batch_size = config.batch_size
+        written = [item.messages for item in read_demonstrations(config.data)] if config.data else []
+        self.problems = len(written) or config.problems
+        self._next = 0
+        self._known: dict[int, list[str]] = dict(enumerate(written))
+
+    def next(self, algorithm: Algorithm) -> list[list[str]]:
+        """The next conversations."""
+        numbers = range(self._next, self._next + self.batch_size)
+        self._next += self.batch_size
+        return [self._conversation(number) for number in numbers]
+
+    def _conversation(self, number: int) -> list[str]:
+        if not self.problems:
+            return conversation(self.task, self.seed + number)
+        place = number % self.problems
+        if place not in self._known:
+            self._known[place] = conversation(self.task, self.seed + place)
+        return self._known[place]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position in the stream."""
+        return {"next": self._next}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Restore `state_dict`."""
+        self._next = int(state["next"])
+        return True
+
+
+class WrittenSource(TextSource):
+    """Groups of a file of demonstrations, pairs or offline logs, in shuffled epochs."""
+
+    def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:
+        super().__init__(sim, seed)
+        self.algorithm = algorithm
+        kind, path = algorithm.recipe.data, algorithm.config.data
+        if not path:
+            raise UserError(f"Recipe '{algorithm.config.recipe}' learns from {kind}; pass algorithm.data=FILE.")
+        self.groups: dict[int, list[Written]] = {}
+        for item in READERS[kind](path):
+            self.groups.setdefault(item.group, []).append(item)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._order: list[int] = []
+
+    def next(self, algorithm: Algorithm) -> Decisions:
+        """The next groups, scored by the reference, or by the policy where the recipe has none."""
+        keys = list(self.groups)
+        while len(self._order) < self.algorithm.config.prompts:
+            self._order += [keys[place] for place in torch.randperm(len(keys), generator=self._generator).tolist()]
+        count = self.algorithm.config.prompts
+        chosen, self._order = self._order[:count], self._order[count:]
+        items = [item for key in chosen for item in self.groups[key]]
+        record = self.algorithm.policy.conversations([item.messages for item in items])
+        mask = record.pop("mask")
+        reward = torch.zeros(mask.shape, device=mask.device)
+        last = mask.shape[1] - 1 - mask.flip(1).long().argmax(1)
+        reward[torch.arange(len(items)), last] = torch.tensor([item.reward for item in items], device=mask.device)
+        heat = torch.ones(len(items), device=mask.device)
+        group = torch.tensor([place for place, key in enumerate(chosen) for _ in self.groups[key]], device=mask.device)
+        extra = {**record, "temperature": heat, "cut": torch.zeros_like(heat, dtype=torch.bool)}
+        rows = Decisions(reward, mask=mask, reward=reward, group=group, source=torch.ones_like(group), extra=extra)
+        self._metrics = {"data/reward": fmean(item.reward for item in items)}
+        with torch.no_grad():
+            return rows.with_fields(logp_old=score(self.algorithm.reference or self.algorithm.policy, rows).logp)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rest of the epoch."""
+        return {"order": list(self._order), "generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Restore `state_dict`."""
+        self._order = [int(key) for key in state["order"]]
+        self._generator.set_state(state["generator"])
+        return True
+
+
+def conversation(task: TextTask, seed: int) -> list[str]:
+    """Prompt, message, reply, message, ... of the task's own solution.
+
+    Raises:
+        UserError: The task knows no solutions, or one that does not solve it.
+    """
+    episode, guard = task.episode(seed), Guard(task.seconds)
+    solution = episode.demonstration()
+    if not solution:
+        raise UserError(f"Task {task.name} knows no solutions; pass algorithm.data=FILE with demonstrations.")
+    said = [episode.prompt]
+    if len(solution) == 1:
+        return [*said, *solution]
+    for message in solution:
+        turn = guard.step(episode, message, seed)
+        if turn is None:
+            raise UserError(f"The solution of {guard.take()[0]}.")
+        said += [message] if turn.done else [message, turn.reply]
+    guard.close()
+    return said
+
+
+def text_source(sim: Any, algorithm: TextSFT | TextRecipe, seed: int) -> Source:
+    """The source of a text algorithm.
+
+    Raises:
+        UserError: The task is no text.
+    """
+    if not isinstance(sim, TextSim):
+        raise UserError(f"Algorithm '{algorithm.name}' needs a text task, e.g. text/arithmetic, not {sim.spec.task}.")
+    if isinstance(algorithm, TextRecipe) and algorithm.recipe.data != "rollout":
+        return WrittenSource(sim, algorithm, seed=seed)
+    if isinstance(algorithm, TextRecipe):
+        kind = OverlappedSource if algorithm.config.staleness else AttemptSource
+        return kind(sim, algorithm, seed=seed)
+    return DemonstrationSource(sim, algorithm.config, seed)

@@ -1,0 +1,93 @@
+"""Text tasks with verifiable rewards; also any of reasoning-gym, `reasoning_gym/<id>`, and files, `prompts/<path>`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from torch import Tensor
+
+from robopolicy.sim.contract import Observation, VectorSim
+from robopolicy.sim.registry import Expert, SimOptions, TaskEntry, register_family
+from robopolicy.sim.registry import register as register_entry
+
+BUILT_IN = {
+    "arithmetic": ("Arithmetic", "Add two numbers below 30: dense success after a little imitation."),
+    "countdown": ("Countdown", "Reach a number with three others, each used once: sparse success."),
+    "grid": ("Grid", "Walk to the goal of a small grid world by words, one move a turn."),
+    "program": ("Program", "Write a Python expression that continues a table; it runs in a separate process."),
+}
+
+
+class DemonstrationExpert:
+    """Says what the task's own solution says."""
+
+    def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
+        """Messages `(N, A)` in bytes; empty where the task knows none."""
+        from robopolicy.text.wire import pack
+
+        solutions = [episode.demonstration() for episode in sim.episodes]  # type: ignore[attr-defined]
+        texts = [solution[0] if solution else "" for solution in solutions]
+        return pack(texts, sim.spec.action_dim)
+
+
+def _expert() -> Expert:
+    return DemonstrationExpert()
+
+
+def _maker(module: str, name: str) -> Callable[[SimOptions], VectorSim]:
+    def make(options: SimOptions) -> VectorSim:
+        from robopolicy.text.sim import TextSim
+
+        return TextSim(getattr(import_module(f"tasks.text.{module}"), name)(), options)
+
+    return make
+
+
+def _gym_entry(name: str) -> TaskEntry:
+    def make(options: SimOptions) -> VectorSim:
+        from robopolicy.text.sim import TextSim
+        from tasks.text.gym import GymTask
+
+        return TextSim(GymTask(name), options)
+
+    return TaskEntry(
+        name=f"reasoning_gym/{name}",
+        make=make,
+        description="A generated problem of reasoning-gym.",
+        make_expert=_expert,
+        backends=("text",),
+        requires="text",
+        module="reasoning_gym",
+    )
+
+
+def _prompts_entry(path: str) -> TaskEntry:
+    from robopolicy.text.datasets import PromptTask
+
+    task = PromptTask(path)
+
+    def make(options: SimOptions) -> VectorSim:
+        from robopolicy.text.sim import TextSim
+
+        return TextSim(task, options)
+
+    return TaskEntry(
+        name=task.name, make=make, description="The prompts of a file.", make_expert=_expert, backends=("text",)
+    )
+
+
+def register() -> None:
+    """Register the text family."""
+    for module, (name, description) in BUILT_IN.items():
+        register_entry(
+            TaskEntry(
+                name=f"text/{module}",
+                make=_maker(module, name),
+                description=description,
+                make_expert=_expert,
+                backends=("text",),
+            )
+        )
+    register_family("reasoning_gym", _gym_entry)
+    register_family("prompts", _prompts_entry)

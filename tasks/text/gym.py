@@ -1,0 +1,34 @@
+"""Any generator of reasoning-gym as a text task, judged by its own scorer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from robopolicy.errors import unknown_name
+from robopolicy.extras import need
+from robopolicy.text.task import Question, TextTask
+
+PROBLEMS = 2**31  # size of the generated set: episode seeds index it
+
+
+class GymTask(TextTask):
+    """One problem per seed, with the generator's default difficulty."""
+
+    prompt_bytes, completion_bytes = 2048, 256
+
+    def __init__(self, generator: str) -> None:
+        """Make the problems of a generator, e.g. `chain_sum`."""
+        library = need("reasoning_gym", "text")
+        known = library.factory.DATASETS
+        if generator not in known:
+            raise unknown_name("reasoning-gym task", generator, known)
+        self.name = f"reasoning_gym/{generator}"
+        self._data: Any = library.create_dataset(generator, size=PROBLEMS, seed=0)
+
+    def episode(self, seed: int) -> Question:
+        """The problem with that index."""
+        entry: dict[str, Any] = self._data[seed % PROBLEMS]
+        score = self._data.score_answer
+        return Question(
+            entry["question"], lambda completion: score(answer=completion.strip(), entry=entry), entry["answer"]
+        )

@@ -1,0 +1,103 @@
+"""Files of prompts, demonstrations, pairs and logs: what they may hold, and learning from them."""
+
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+
+from robopolicy.cli.main import main
+from robopolicy.errors import UserError
+from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.text.datasets import read_demonstrations, read_offline, read_pairs, read_rows
+from robopolicy.text.wire import unpack
+from robopolicy.training.checkpoint import load_policy
+
+SMALL = ["policy.width=16", "policy.layers=1", "policy.heads=2", "evaluation.episodes=0", "logging.every=1"]
+PAIRS = [{"prompt": f"{i}?", "chosen": "yes", "rejected": "no"} for i in range(6)]
+
+
+def written(path, rows):
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def test_parquet_and_jsonl_hold_the_same_rows(tmp_path):
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(PAIRS), tmp_path / "a.parquet")
+    assert read_rows(str(tmp_path / "a.parquet")) == read_rows(written(tmp_path / "a.jsonl", PAIRS)) == PAIRS
+
+
+def test_pairs_and_logs_become_groups(tmp_path):
+    pairs = read_pairs(written(tmp_path / "p.jsonl", PAIRS))
+    assert [(item.reward, item.group) for item in pairs[:4]] == [(1.0, 1), (0.0, 1), (1.0, 2), (0.0, 2)]
+    rows = [{"prompt": "a", "completion": "b", "reward": 1}, {"prompt": "a", "completion": "c", "reward": 0.5}]
+    logs = read_offline(written(tmp_path / "o.jsonl", rows))
+    assert [(item.reward, item.group) for item in logs] == [(1.0, 0), (0.5, 0)]
+    talk = read_demonstrations(written(tmp_path / "d.jsonl", [{"messages": ["a", "b", "c", "d"]}]))
+    assert talk[0].messages == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("read", "rows", "message"),
+    [
+        (read_pairs, [{"prompt": "a", "chosen": "b"}], "row 1: 'rejected' must be a text, it is missing; columns:"),
+        (read_pairs, [{"prompt": "a", "chosen": "b", "rejected": "b"}], "'chosen' and 'rejected' are the same"),
+        (read_offline, [{"prompt": "a", "completion": "b", "reward": "1"}], "'reward' must be a finite number"),
+        (read_offline, [{"prompt": "a", "completion": 3, "reward": 1}], "'completion' must be a text, found 3"),
+        (read_demonstrations, [{"messages": ["a"]}], "'messages' must be texts of world and demonstrator"),
+        (read_demonstrations, [[1]], "line 1 must be an object, found list"),
+    ],
+)
+def test_what_does_not_fit_is_said_with_its_place(read, rows, message, tmp_path):
+    with pytest.raises(UserError, match=r"x\.jsonl") as caught:
+        read(written(tmp_path / "x.jsonl", rows))
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("x.csv", "", "must end with .jsonl or .parquet"),
+        ("x.jsonl", "", "has no rows"),
+        ("x.jsonl", "{", "line 1 is no JSON"),
+        ("x.parquet", "no", "cannot be read"),
+    ],
+)
+def test_files_that_are_none(name, text, message, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_rows(str(tmp_path / name))
+    with pytest.raises(UserError, match="cannot be read"):
+        read_rows(str(tmp_path / "missing.jsonl"))
+
+
+def test_a_file_of_prompts_is_a_task(tmp_path):
+    rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "half?", "answer": "0.5", "verify": "number"}]
+    sim = make_sim(f"prompts/{written(tmp_path / 'x.jsonl', rows)}", SimOptions(num_envs=2))
+    assert unpack(sim.reset(0)["text"]) == ["1+1=", "half?"]
+    with pytest.raises(UserError, match="'verify' must be one of exact, number, math"):
+        make_sim(f"prompts/{written(tmp_path / 'y.jsonl', [{**rows[0], 'verify': 'x'}])}", SimOptions())
+
+
+@pytest.mark.parametrize("recipe", ["dpo", "kto", "sft"])
+def test_recipes_learn_from_files(recipe, tmp_path):
+    rows = {
+        "dpo": PAIRS,
+        "kto": [
+            {"prompt": f"{i}?", "completion": text, "reward": good}
+            for i in range(6)
+            for text, good in (("yes", 1), ("no", -1))
+        ],
+        "sft": [{"prompt": f"{i}?", "completion": "yes"} for i in range(6)],
+    }[recipe]
+    file = written(tmp_path / "x.jsonl", rows)
+    words = ["experiment=text_grpo", *SMALL, f"algorithm.recipe={recipe}", f"algorithm.data={file}"]
+    words += ["algorithm.prompts=6", "algorithm.lr=5e-3", "budget.updates=15", "evaluation.every=0"]
+    assert main(["train", *words, f"out={tmp_path}", "name=run"]) == 0
+    policy, _ = load_policy(tmp_path / "run" / "checkpoints" / "last")
+    prompt = policy.tokenizer.prompt(["3?"])
+    with torch.no_grad():
+        loss, _ = policy.sft_loss([prompt, prompt], [[*b"yes", 258], [*b"no", 258]])
+    assert loss[0] < loss[1] - 0.3
+    assert main(["train", *words[:-4], "algorithm.data=", "budget.updates=1", f"out={tmp_path}", "name=no"]) == 2

@@ -1,0 +1,214 @@
+"""Learning text by the existing loop: imitation, recipes, faults, overflow, exact resume, the command line."""
+
+import json
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from robopolicy.cli.main import main
+from robopolicy.core.ratios import importance_weight
+from robopolicy.core.surrogates import SURROGATES
+from robopolicy.samplers.protocols import Task
+from robopolicy.sim.registry import SimOptions
+from robopolicy.spec import PolicySpec
+from robopolicy.text import TextConfig, TextPolicy
+from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.sim import TextSim
+from robopolicy.text.task import Question, TextTask
+from robopolicy.text.world import TextWorld
+from robopolicy.training.attempt_sources import AttemptSource, OverlappedSource
+from robopolicy.training.text_sources import conversation
+from tasks.text.grid import Grid
+
+SMALL = ["policy.width=16", "policy.layers=1", "policy.heads=2", "evaluation.episodes=10", "logging.every=1"]
+SFT = ["experiment=text_sft", *SMALL, "budget.updates=6", "evaluation.every=3", "algorithm.batch_size=8"]
+
+
+class Letter(TextTask):
+    """Say `b`: one byte decides, so that learning is a matter of seconds."""
+
+    name, prompt_bytes, completion_bytes = "text/letter", 4, 1
+
+    def episode(self, seed):
+        if seed % 5 == 4:
+            return Question("?", lambda completion: 1 / 0)
+        return Question("?", lambda completion: float(completion == "b"), "b")
+
+
+def learner(task, **settings):
+    torch.manual_seed(0)
+    spec = PolicySpec({"text": (task.prompt_bytes,)}, task.completion_bytes)
+    policy = TextPolicy(
+        TextConfig(width=16, layers=1, heads=2, context=128, dtype=settings.pop("dtype", "float32")), spec
+    )
+    config = TextRecipeConfig(prompts=8, problems=50, warmup=0, **settings)
+    return TextRecipe(config, policy, total_updates=10)
+
+
+def source(task, algorithm, seed=0):
+    return AttemptSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=seed)
+
+
+def test_grpo_learns_a_letter_and_leaves_out_what_cannot_be_judged(capsys):
+    algorithm = learner(Letter(), lr=1e-2, group_size=16)
+    feed = source(Letter(), algorithm)
+    optimizer = torch.optim.Adam(algorithm.policy.parameters(), lr=1e-2)
+    for _ in range(20):  # one guess in eight
+        loss, _ = algorithm.policy.sft_loss(
+            [algorithm.policy.tokenizer.prompt(["?"])] * 8, [[97 + i] for i in range(8)]
+        )
+        optimizer.zero_grad()
+        loss.mean().backward()
+        optimizer.step()
+    first = None
+    for _ in range(20):
+        metrics = algorithm.update(feed.next(algorithm))
+        rollout = feed.metrics()
+        first = rollout if first is None else first
+        assert all(torch.isfinite(torch.tensor(value)) for value in metrics.values())
+        assert metrics["actor/ratio_max"] < 1e-4  # one step per batch: fresh data
+    assert first["rollout/fault"] > 0
+    assert rollout["rollout/success"] / (1 - rollout["rollout/fault"]) > 0.8 > first["rollout/success"] + 0.3
+    assert "the reward raised (ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_task_whose_reward_never_works_is_refused():
+    from robopolicy.errors import UserError
+
+    class Never(Letter):
+        def episode(self, seed):
+            return Question("?", lambda completion: float("nan"))
+
+    algorithm = learner(Never(), group_size=2)
+    with pytest.raises(UserError, match="their rewards failed"):
+        source(Never(), algorithm).next(algorithm)
+
+
+def test_half_precision_scores_again_and_keeps_the_recorded_as_behaviour():
+    algorithm = learner(Grid(), group_size=2, dtype="bfloat16")
+    batch = source(Grid(), algorithm).next(algorithm)
+    prepared = algorithm._prepared(batch)
+    assert torch.equal(prepared.logp_behaviour, batch.logp_old)
+    weight = importance_weight(prepared)[batch.valid()]
+    assert 0 < float((weight - 1).abs().max()) < 0.1
+
+
+def test_overlong_messages_can_be_left_out():
+    kept, masked = (learner(Grid(), group_size=2, overlong=overlong) for overlong in ("score", "mask"))
+    batch = source(Grid(), kept).next(kept)
+    cut = batch.extra["cut"]
+    assert cut.any()
+    assert torch.equal(kept._prepared(batch).valid(), batch.valid())
+    assert not masked._prepared(batch).valid()[cut].any()
+
+
+def test_attempts_beside_learning_are_at_most_as_old_as_allowed():
+    algorithm = learner(Grid(), group_size=2, staleness=1)
+    feed = OverlappedSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
+    ages = []
+    for _ in range(4):
+        batch = feed.next(algorithm)
+        ages.append(algorithm.updates - batch.version)
+        assert len(batch) == 16 and torch.isfinite(torch.tensor(list(algorithm.update(batch).values()))).all()
+    assert all(int(age.min()) >= 0 and int(age.max()) <= 1 for age in ages)
+    assert feed.metrics()["rollout/staleness"] <= 1.0
+    state = feed.state_dict()
+    feed.close()
+    again = OverlappedSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
+    assert not again.load_state_dict(state)  # other attempts than the uninterrupted run
+    assert again.next(algorithm).version.min() == algorithm.updates
+    again.close()
+
+
+def test_solutions_of_several_turns_are_conversations():
+    said = conversation(Grid(), 3)
+    assert said[0] == Grid().episode(3).prompt and len(said) % 2 == 0
+    assert all(message in "nsew" for message in said[1::2]) and all(reply.startswith(" at ") for reply in said[2::2])
+    torch.manual_seed(0)
+    policy = TextPolicy(TextConfig(width=16, layers=1, heads=2), PolicySpec({"text": (96,)}, 3))
+    record = policy.conversations([said])
+    chosen = record["tokens"][0][int(record["start"]) :][record["mask"][0]]
+    assert policy.tokenizer.decode(chosen.tolist()) == "".join(said[1::2])
+    world = TextWorld(policy, Grid(), torch.Generator())
+    taught = world.teach(Task(3, payload=3), 1)[0].decisions  # tokenised the same way as when playing
+    assert torch.equal(taught.extra["tokens"], record["tokens"]) and torch.equal(taught.mask, record["mask"])
+
+
+def test_text_surrogates_are_those_of_robots():
+    from robopolicy.core import surrogates
+
+    algorithm = learner(Grid(), group_size=2)
+    assert SURROGATES[algorithm.recipe.estimator.config.surrogate] is surrogates.clip
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    assert main(["train", *SFT, f"out={out}", "name=sft"]) == 0
+    return out / "sft" / "checkpoints" / "last"
+
+
+def recipe_run(base, *extra):
+    common = ["experiment=text_grpo", f"init_from={base}", "budget.updates=6", "algorithm.prompts=4"]
+    return [
+        *common,
+        "algorithm.group_size=4",
+        "evaluation.episodes=10",
+        "checkpoint_every=2",
+        "logging.every=1",
+        *extra,
+    ]
+
+
+def test_a_run_learns_evaluates_and_reports(base, tmp_path, capsys):
+    assert main(["train", *recipe_run(base), f"out={tmp_path}", "name=run"]) == 0
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["task"] == "text/arithmetic" and report["policy"] == "text"
+    assert report["base"]["n"] == 10 == report["final"]["n"]
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert {"rollout/degenerate", "rollout/tokens", "actor/entropy"} <= {key for row in rows for key in row}
+    assert main(["verify", str(tmp_path / "run" / "checkpoints" / "last")]) == 0
+
+
+@pytest.mark.parametrize("kind", ["sft", "grpo"])
+def test_interrupted_text_runs_resume_with_the_same_bits(kind, base, tmp_path, monkeypatch):
+    import os
+
+    from robopolicy.training.loggers import JsonlLogger
+
+    settings = [*SFT, "checkpoint_every=2"] if kind == "sft" else recipe_run(base)
+    assert main(["train", *settings, f"out={tmp_path}", "name=whole"]) == 0
+    log = JsonlLogger.log
+
+    def interrupt(self, update, row):
+        if update == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        log(self, update, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JsonlLogger, "log", interrupt)
+        assert main(["train", *settings, f"out={tmp_path}", "name=stopped"]) == 130
+    assert main(["train", "--resume", str(tmp_path / "stopped")]) == 0
+    for file in ("model.safetensors", "training_state/tensors.safetensors"):
+        one, two = (load_file(tmp_path / name / "checkpoints" / "last" / file) for name in ("whole", "stopped"))
+        assert one.keys() == two.keys()
+        assert [key for key in one if not torch.equal(one[key], two[key])] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["algorithm.recipe=nothing"], "Unknown recipe 'nothing'"),
+        (["algorithm.overlong=cut"], "algorithm.overlong must be one of score, mask"),
+        (["algorithm.prompts=0"], "prompts >= 1"),
+        (["task=lift", "chunk.horizon=1", "chunk.execute=1"], "text"),
+    ],
+)
+def test_wrong_settings_give_one_line(settings, message, base, tmp_path, capsys):
+    start = [] if "task=lift" in settings else [f"init_from={base}"]
+    words = ["train", "experiment=text_grpo", *start, *settings, f"out={tmp_path}", "name=run"]
+    assert main(words) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error and len(error.splitlines()) == 1

@@ -1,0 +1,141 @@
+"""The text policy: checkpoints, pretrained folders, chat templates, LoRA, gradient checkpointing, imitation."""
+
+import pytest
+import torch
+from text_forms import SPEC
+
+from robopolicy.errors import UserError
+from robopolicy.spec import PolicySpec
+from robopolicy.text import TextConfig, TextPolicy
+from robopolicy.text.wire import TURN, pack, unpack
+from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
+
+TEXTS = ("1+1=", "grüß", f"a{TURN}b{TURN}c", "")
+
+
+def observed(texts=TEXTS):
+    return {"text": pack(texts, 48)[:, None]}
+
+
+def test_texts_survive_the_wire():
+    assert unpack(pack(TEXTS, 48)) == list(TEXTS)
+    assert unpack(pack(["grüß"], 3)) == ["gr"]  # half a letter is left out
+
+
+@pytest.mark.parametrize("source", ["bytes", "folder"])
+def test_a_checkpoint_holds_everything(source, policy, folder, tmp_path):
+    if source == "folder":
+        policy = TextPolicy(TextConfig(pretrained=str(folder), template="chat"), SPEC)
+    save_checkpoint(tmp_path / "c", policy, task="text/arithmetic", obs_sample=observed())
+    if source == "folder":
+        policy.config.architecture["_name_or_path"] = "gone"
+    loaded, manifest = load_policy(tmp_path / "c")
+    assert manifest.policy == "text"
+    assert torch.equal(loaded.act(observed(), deterministic=True), policy.act(observed(), deterministic=True))
+    assert loaded.prompts(observed()) == policy.prompts(observed())
+    assert verify_checkpoint(tmp_path / "c").ok
+
+
+def test_loading_is_strict(policy, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    from robopolicy.training.manifest import read_manifest, sha256, write_manifest
+
+    save_checkpoint(tmp_path / "c", policy, task="t", obs_sample=observed())
+    weights = load_file(tmp_path / "c" / "model.safetensors")
+    weights.pop("model.model.norm.weight")
+    save_file(weights, tmp_path / "c" / "model.safetensors")
+    manifest = read_manifest(tmp_path / "c")
+    manifest.files["model.safetensors"] = sha256(tmp_path / "c" / "model.safetensors")
+    write_manifest(tmp_path / "c", manifest)
+    with pytest.raises(UserError, match=r"lacks weight 'model\.model\.norm\.weight'"):
+        load_policy(tmp_path / "c")
+
+
+def test_a_pretrained_folder_keeps_its_weights_and_loses_its_dropout(folder):
+    policy = TextPolicy(TextConfig(pretrained=str(folder)), SPEC).train()
+    sample = policy.sample(observed(), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(policy.decisions(observed(), sample.record).logp, sample.logp, rtol=0, atol=2e-5)
+
+
+def test_the_chat_template_places_the_messages(folder):
+    policy = TextPolicy(TextConfig(pretrained=str(folder), template="chat"), SPEC)
+    inner = policy.tokenizer.inner
+
+    def shown(tokens):
+        return inner.decode(tokens)
+
+    assert shown(policy.tokenizer.prompt(["hi"])) == "<|user|>hi<|end|><|assistant|>"
+    assert shown(policy.tokenizer.prompt(["a", "b", "c"])).endswith("b<|end|><|user|>c<|end|><|assistant|>")
+    assert shown(policy.tokenizer.reply("next")) == "<|user|>next<|end|><|assistant|>"
+    whole = [*policy.tokenizer.prompt(["a"]), *policy.tokenizer.encode("b"), policy.tokenizer.eos]
+    assert whole + policy.tokenizer.reply("c") == policy.tokenizer.prompt(["a", "b", "c"])
+
+
+def test_what_a_folder_lacks_is_said_in_one_line(tmp_path, folder):
+    with pytest.raises(UserError, match="is no folder of a causal language model"):
+        TextPolicy(TextConfig(pretrained=str(tmp_path)), SPEC)
+    with pytest.raises(UserError, match="template must be one of plain, chat"):
+        TextConfig(template="jinja")
+    with pytest.raises(UserError, match="sees 'text' alone"):
+        TextPolicy(TextConfig(), PolicySpec({"state": (3,)}, 2))
+    with pytest.raises(UserError, match="cannot build a causal model of type 'nothing'"):
+        TextPolicy(TextConfig(architecture={"model_type": "nothing"}), SPEC)
+
+
+def test_a_conversation_longer_than_the_context_is_refused(policy):
+    with pytest.raises(UserError, match="exceed the model's context of 96 tokens"):
+        policy.write([[1] * 90])
+
+
+def test_lora_trains_its_own_weights_alone(folder):
+    policy = TextPolicy(TextConfig(pretrained=str(folder), lora_rank=2), SPEC)
+    before = {key: value.clone() for key, value in policy.state_dict().items()}
+    optimizer = torch.optim.SGD(policy.trainable(), lr=1.0)
+    for _ in range(2):  # the first step moves only the factor that begins at 0
+        loss, _ = policy.imitation_loss(observed(), pack(["2", "x", "y", "z"], 12)[:, None])
+        optimizer.zero_grad()
+        loss.mean().backward()
+        optimizer.step()
+    moved = {key for key, value in policy.state_dict().items() if not torch.equal(value, before[key])}
+    assert moved and all("lora_" in key for key in moved)
+    assert sum(p.numel() for p in policy.trainable()) < 0.2 * sum(p.numel() for p in policy.parameters())
+
+
+def test_lora_checkpoints_are_whole(folder, tmp_path):
+    policy = TextPolicy(TextConfig(pretrained=str(folder), lora_rank=2), SPEC)
+    save_checkpoint(tmp_path / "c", policy, task="t", obs_sample=observed())
+    assert verify_checkpoint(tmp_path / "c").ok
+
+
+def test_gradient_checkpointing_changes_no_gradient(folder):
+    gradients = []
+    for flag in (False, True):
+        policy = TextPolicy(TextConfig(pretrained=str(folder), gradient_checkpointing=flag), SPEC).train()
+        loss, _ = policy.imitation_loss(observed(), pack(["2", "x", "y", "z"], 12)[:, None])
+        loss.mean().backward()
+        gradients.append([parameter.grad for parameter in policy.parameters() if parameter.grad is not None])
+    for plain, saved in zip(*gradients, strict=True):
+        torch.testing.assert_close(saved, plain)
+
+
+def test_the_imitation_loss_is_the_mean_over_the_tokens_of_the_message(policy):
+    chunk = pack(["42", "7"], 12)[:, None]
+    loss, _ = policy.imitation_loss(observed(["1+1=", "x"]), chunk, torch.tensor([1.0, 2.0]))
+    tokens = torch.tensor([[257, *b"1+1=", *b"42", 258]])
+    log_p = policy.model(input_ids=tokens).logits.log_softmax(-1)[0]
+    expected = -torch.stack([log_p[4 + i, token] for i, token in enumerate([*b"42", 258])]).mean()
+    torch.testing.assert_close(loss[0], expected)
+    single, _ = policy.imitation_loss(observed(["x"]), chunk[1:])
+    torch.testing.assert_close(loss[1], 2 * single[0])
+
+
+def test_one_prompt_can_be_learned(policy):
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+    obs, chunk = observed(["2+3=", "2+4="]), pack(["5", "6"], 12)[:, None]
+    for _ in range(40):
+        loss, _ = policy.imitation_loss(obs, chunk)
+        optimizer.zero_grad()
+        loss.mean().backward()
+        optimizer.step()
+    assert unpack(policy.act(obs, deterministic=True)[:, 0]) == ["5", "6"]

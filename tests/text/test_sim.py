@@ -1,0 +1,109 @@
+"""Text tasks on the simulator contract, experts, faults of rewards."""
+
+import time
+
+import pytest
+import torch
+
+from robopolicy.errors import UserError
+from robopolicy.evaluation.actors import ExpertActor
+from robopolicy.evaluation.harness import evaluate
+from robopolicy.sim.checker import check_simulator
+from robopolicy.sim.registry import SimOptions, get_task, make_sim
+from robopolicy.text import guard as guarding
+from robopolicy.text.guard import Guard
+from robopolicy.text.sim import TextSim
+from robopolicy.text.task import Question, TextTask
+from robopolicy.text.wire import pack, unpack
+from tasks.text.countdown import value_of
+
+NAMES = ["text/arithmetic", "text/countdown", "text/grid", "reasoning_gym/chain_sum"]
+
+
+class Faulty(TextTask):
+    """Seed modulo 4: right, raises, hangs, not a number."""
+
+    name, prompt_bytes, completion_bytes, seconds = "text/faulty", 8, 4, 0.1
+
+    def episode(self, seed):
+        def verify(completion):
+            if seed % 4 == 1:
+                raise ZeroDivisionError("by zero")
+            if seed % 4 == 2:
+                time.sleep(0.4)
+            return float("nan") if seed % 4 == 3 else 1.0
+
+        return Question(str(seed), verify)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_tasks_keep_the_contract(name):
+    def make(count):
+        return make_sim(name, SimOptions(num_envs=count))
+
+    assert check_simulator(make(3), make) == []
+
+
+@pytest.mark.parametrize("name", [*NAMES, "text/program"])
+def test_demonstrations_succeed(name):
+    entry = get_task(name)
+    sim = make_sim(name, SimOptions(num_envs=4))
+    result = evaluate(ExpertActor(entry.need_expert()()), sim, episodes=12)
+    assert result.success.all()
+
+
+def test_a_text_policy_is_evaluated_like_any_other(policy):
+    sim = make_sim("text/grid", SimOptions(num_envs=3))
+    from robopolicy.spec import PolicySpec
+    from robopolicy.text import TextConfig, TextPolicy
+
+    walker = TextPolicy(TextConfig(width=16, layers=1, heads=1), PolicySpec({"text": (96,)}, 3))
+    few = evaluate(walker, sim, episodes=5, deterministic=False)
+    many = evaluate(walker, make_sim("text/grid", SimOptions(num_envs=5)), episodes=5, deterministic=False)
+    assert few.lengths.max() <= 8
+    assert (few.returns == many.returns).all()
+
+
+def test_faults_are_reported_with_the_prompt_and_fail_alone():
+    sim = TextSim(Faulty(), SimOptions(num_envs=4))
+    sim.reset(100)
+    step = sim.step(pack(["a"] * 4, 4))
+    assert step.reward.tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert step.done.all() and torch.isfinite(step.reward).all()
+    faults = sim.faults()
+    assert [(fault.key, fault.kind) for fault in faults] == [(101, "raised"), (102, "timed out"), (103, "not finite")]
+    assert str(faults[0]) == "prompt 101: the reward raised (ZeroDivisionError: by zero)"
+    assert sim.faults() == []
+
+
+def test_a_reward_that_always_hangs_is_refused(monkeypatch):
+    monkeypatch.setattr(guarding, "MOST_ABANDONED", 1)
+    guard = Guard(0.02)
+    episode = Faulty().episode(2)
+    assert guard.step(episode, "", 2) is None
+    with pytest.raises(UserError, match="reward calls hang"):
+        guard.step(episode, "", 2)
+
+
+def test_a_prompt_that_does_not_fit_is_refused_by_name():
+    class Long(Faulty):
+        def episode(self, seed):
+            return Question("a" * 9, float)
+
+    with pytest.raises(UserError, match="Prompt 5 of text/faulty has 9 bytes, but there is room for 8"):
+        TextSim(Long(), SimOptions(num_envs=1)).reset(5)
+
+
+def test_conversations_show_both_sides():
+    sim = make_sim("text/grid", SimOptions(num_envs=1))
+    first = unpack(sim.reset(3)["text"])[0]
+    step = sim.step(pack(["x"], 3))
+    assert unpack(step.obs["text"])[0].startswith(f"{first}\x1ex\x1e at ")
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"), [("3*5+7", 22), ("3+5*7", 38), ("9-2-3", 4), ("2-3*4", -10), ("3+5", None), ("a", None)]
+)
+def test_expressions_are_read_with_precedence(expression, value):
+    found = value_of(expression)
+    assert (None if found is None else found[0]) == value

@@ -1,0 +1,172 @@
+"""A text task as the world of the sampling side: attempts, rows, and what samplers ask of it."""
+
+import math
+
+import pytest
+import torch
+
+from robopolicy.samplers.attempts import from_plain, to_plain
+from robopolicy.samplers.interventions import INTERVENTIONS
+from robopolicy.samplers.protocols import (
+    TEACHER,
+    Branching,
+    Hinting,
+    Prefixing,
+    Repairing,
+    Rescoring,
+    Task,
+    Teaching,
+    rewards_of,
+)
+from robopolicy.samplers.topologies import Flat
+from robopolicy.spec import PolicySpec
+from robopolicy.text import TextConfig, TextPolicy
+from robopolicy.text.task import Question, TextTask
+from robopolicy.text.world import TextWorld, score
+from tasks.text.arithmetic import Arithmetic
+from tasks.text.grid import Grid
+
+
+def world_of(task, seed=0):
+    torch.manual_seed(seed)
+    spec = PolicySpec({"text": (task.prompt_bytes,)}, task.completion_bytes)
+    policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=160), spec)
+    return TextWorld(policy, task, torch.Generator().manual_seed(seed))
+
+
+def tasks(budget=3, keys=(5, 6), temperature=1.0):
+    return [Task(key, payload=key, budget=budget, temperature=temperature) for key in keys]
+
+
+@pytest.mark.parametrize("task", [Arithmetic(), Grid()], ids=["one turn", "turns"])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_ratio_of_a_batch_is_one(task, temperature):
+    world = world_of(task)
+    batch = world.batch(Flat().rollout(world, tasks(temperature=temperature)))
+    assert len(batch) == 6 and batch.group.tolist() == [5, 5, 5, 6, 6, 6]
+    out = score(world.policy, batch)
+    torch.testing.assert_close(out.logp, batch.logp_old, rtol=0, atol=2e-5)
+    torch.testing.assert_close(out.entropy, batch.entropy, rtol=0, atol=1e-4)
+
+
+def test_only_what_the_policy_wrote_is_a_decision():
+    world = world_of(Grid())
+    attempt = Flat().rollout(world, tasks(1, (5,)))[0]
+    decisions, talk = attempt.decisions, attempt.record
+    tokens, start = decisions.extra["tokens"][0], int(decisions.extra["start"])
+    written = [token for token, own in zip(tokens[start:].tolist(), decisions.mask[0].tolist(), strict=True) if own]
+    assert attempt.metrics["turns"] == 8 == len(talk.said)
+    assert world.policy.tokenizer.decode(written) == "".join(talk.said)
+    assert decisions.unit[0].max() == 7
+    prompt = world.policy.tokenizer.decode(tokens[:start].tolist())
+    assert prompt == Grid().episode(5).prompt
+    whole = world.policy.tokenizer.decode(tokens.tolist())
+    assert whole.count(" at ") == 8  # the prompt's and a reply between each two messages
+
+
+def test_a_group_reads_its_prompt_once(monkeypatch):
+    from robopolicy.text import generation
+
+    sizes, inner = [], generation.call
+
+    def watched(model, tokens, *args):
+        sizes.append(tuple(tokens.shape))
+        return inner(model, tokens, *args)
+
+    monkeypatch.setattr(generation, "call", watched)
+    Flat().rollout(world := world_of(Arithmetic()), tasks(8))
+    assert sizes[0][0] == 2 and sizes[1] == (16, 1)
+    assert world.generated > 0
+
+
+class Broken(TextTask):
+    name, prompt_bytes, completion_bytes, seconds = "text/broken", 8, 4, 0.5
+
+    def episode(self, seed):
+        def verify(completion):
+            return float("nan") if seed == 6 else 1.0
+
+        return Question(str(seed), verify, "ok")
+
+
+def test_an_attempt_that_cannot_be_judged_has_no_decisions():
+    world = world_of(Broken())
+    attempts = Flat().rollout(world, tasks(2))
+    assert [attempt.metrics["fault"] for attempt in attempts] == [0.0, 0.0, 1.0, 1.0]
+    assert [math.isnan(attempt.reward) for attempt in attempts] == [False, False, True, True]
+    batch = world.batch(attempts)
+    assert batch.valid().any(1).tolist() == [True, True, False, False]
+    assert {fault.key for fault in world.guard.take()} == {6}
+
+
+def test_abilities():
+    world = world_of(Grid())
+    for ability in (Branching, Hinting, Prefixing, Repairing, Rescoring, Teaching):
+        assert isinstance(world, ability)
+
+
+def test_solutions_are_taught_with_probability_one():
+    world = world_of(Grid())
+    (taught,) = world.teach(tasks()[0], 1)
+    assert taught.success and taught.source == TEACHER
+    assert (taught.decisions.logp_old == 0).all()
+    assert torch.isfinite(score(world.policy, world.batch([taught])).logp).all()
+
+
+@pytest.mark.parametrize("task", [Arithmetic(), Grid()], ids=["one turn", "turns"])
+def test_a_given_beginning_is_no_decision(task):
+    world = world_of(task)
+    key = next(key for key in range(50) if len(" ".join(task.episode(key).demonstration())) >= 3)
+    begun = world.begin(tasks(1, (key,))[0], 0.7)
+    attempt = world.play([begun])[0]
+    given = begun.prefix["tokens"]
+    assert given and not attempt.decisions.mask[0, : len(given)].any()
+    batch = world.batch([attempt])
+    torch.testing.assert_close(score(world.policy, batch).logp, batch.logp_old, rtol=0, atol=2e-5)
+    whole = world.begin(tasks()[0], 0.0)
+    assert whole.prefix["tokens"] == []
+
+
+def test_branches_keep_the_decisions_before_them():
+    world = world_of(Grid())
+    first = world.play(tasks(1, (5,)))[0]
+    branched = world.play([world.branch(first, 3)])[0]
+    kept = int((first.decisions.unit[0] < 3).sum())
+    for name in ("logp_old", "mask", "unit"):
+        one, two = (getattr(attempt.decisions, name)[0, :kept] for attempt in (first, branched))
+        assert torch.equal(one, two)
+    assert branched.record.said[:3] == first.record.said[:3]
+    batch = world.batch([branched])
+    torch.testing.assert_close(score(world.policy, batch).logp, batch.logp_old, rtol=0, atol=2e-5)
+
+
+def test_a_hint_changes_what_is_seen_and_rescoring_keeps_both():
+    world = world_of(Arithmetic())
+    task = tasks(1, (5,))[0]
+    hinted = world.hint(task, "solution", 1.0)
+    attempt = world.play([hinted])[0]
+    (plain,) = world.rescore([attempt], [task])
+    assert torch.equal(plain.decisions.logp_behaviour, attempt.decisions.logp_old)
+    assert not torch.allclose(plain.decisions.logp_old, attempt.decisions.logp_old)
+    batch = world.batch([plain])
+    torch.testing.assert_close(score(world.policy, batch).logp, batch.logp_old, rtol=0, atol=2e-5)
+
+
+def test_attempts_survive_a_checkpoint():
+    world = world_of(Grid())
+    attempt = world.play(tasks(1, (5,)))[0]
+    again = from_plain(to_plain(attempt))
+    assert torch.equal(again.decisions.extra["tokens"], attempt.decisions.extra["tokens"])
+
+
+def test_interventions_of_the_sampling_side_run_on_text():
+    world = world_of(Arithmetic())
+    task = tasks(4, (5,))[0]
+    group = world.play([task] * 4)
+    for name in ("hint", "scaffold", "teacher", "demonstration", "repair", "replay", "drop"):
+        part = INTERVENTIONS[name]()
+        if part.triggered(rewards_of(group)):
+            rows = part.rows(group, world)
+            if rows:
+                batch = world.batch(rows)
+                assert torch.isfinite(score(world.policy, batch).logp).all()
