@@ -69,10 +69,9 @@ class ControlLoop:
         self._wanted_running = False  # an operator has armed it
         self._ready = False  # chunks are asked for and followed
         self._warm, self._retry = 0, -np.inf  # answers of the policy so far; when to try again [s]
-        self._hold_reason = Reason.OPERATOR
+        self._hold_reason, self._joint_fault = Reason.OPERATOR, "no joint state yet"
         self._filter_state: FilterState | None = None  # from the first command on
         self._measured: Measured | None = None
-        self._joint_fault = "no joint state yet"
         self._closing = threading.RLock()  # no tick while a stop of another thread brakes
         self.configure(transport, embodiment)
 
@@ -362,14 +361,12 @@ class ControlLoop:
         return wanted, command, done
 
     def _hold(self, held: Held) -> None:
-        if self.state is State.HOLD and self._hold_reason in LASTING and held.reason not in LASTING:
-            self._ready = False  # what passes does not take the place of what an operator has to see
-            return
         if held.found is not None and (self.state is not State.HOLD or held.reason is not self._hold_reason):
             self.log.add(held.found)
-        self._ready, self._hold_reason = False, held.reason
-        if held.reason in LASTING:
-            self._wanted_running = False
+        self._ready = False
+        if self.state is State.HOLD and self._hold_reason in LASTING and held.reason not in LASTING:
+            return  # what passes does not take the place of what an operator has to see
+        self._hold_reason, self._wanted_running = held.reason, self._wanted_running and held.reason not in LASTING
         self._enter(State.HOLD, str(held))
 
     def _send(self, command: Array | None) -> None:

@@ -270,11 +270,7 @@ class Trainer:
         self._save("last", self.state_dict())
 
     def _about(self) -> dict[str, Any]:
-        return {
-            "run": self.config.name,
-            "task": self.config.task.name,
-            "policy": self.config.policy["name"],
-        }
+        return {"run": self.config.name, "task": self.config.task.name, "policy": self.config.policy["name"]}
 
     def _summary(self) -> dict[str, Any]:
         return {
