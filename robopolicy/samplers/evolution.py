@@ -1,4 +1,4 @@
-"""P19, search without gradients over chosen parameters of a network: a genetic algorithm, and CMA-ES (`ask` / `tell`).
+"""P19, search without gradients over parameters of a network: genetic algorithm, CMA-ES, archive (`ask` / `tell`).
 
 A *space* says which numbers of a network are searched: all of some parameters, the singular values of some matrices
 (adapters), or a scale per row of some matrices. What the fitness is, mean reward of a batch of texts or the success of
@@ -227,6 +227,82 @@ class CMAES(BlackBox):
         for ranks in state["told"]:
             self.ask()
             self.tell(-ranks)
+
+
+class Archive(BlackBox):
+    """Candidates at least `distance` apart, each with the mean of its noisy fitness (POLCA, S045, with mutations).
+
+    Those with the highest `mean + bonus / sqrt(trials)` are tried again and mutated. What lies nearer than `distance`
+    to a candidate counts as another trial of it, so that the archive covers the space with few of them.
+    """
+
+    def __init__(
+        self,
+        start: Tensor,
+        sigma: float = 0.1,
+        distance: float = 0.1,
+        bonus: float = 1.0,
+        population: int = 16,
+        parents: int = 4,
+        seed: int = 0,
+    ) -> None:
+        """Get ready.
+
+        Args:
+            start: (D,) the first candidate.
+            sigma: Standard deviation of a mutation.
+            distance: Between candidates, Euclidean.
+            bonus: Of what was tried seldom, in units of fitness.
+            population: P, trials per round.
+            parents: Candidates that are tried again and mutated.
+            seed: Of the mutations.
+        """
+        self.sigma, self.distance, self.bonus = sigma, distance, bonus
+        self.population, self.parents = population, parents
+        self.candidates = start.detach().clone().unsqueeze(0)  # (C, D)
+        self.mean, self.trials = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._asked = self.candidates[:0]
+
+    def ask(self) -> Tensor:
+        """The most promising candidates and mutants of them `(P, D)`."""
+        priority = torch.where(self.trials > 0, self.mean + self.bonus / self.trials.sqrt(), torch.inf)
+        first = torch.argsort(priority, descending=True, stable=True)[: min(self.parents, self.population)]
+        parents = self.candidates[first]
+        drawn = torch.randint(len(parents), (self.population - len(parents),), generator=self._generator)
+        noise = torch.randn(len(drawn), parents.shape[1], generator=self._generator).to(parents)
+        self._asked = torch.cat([parents, parents[drawn] + self.sigma * noise])
+        return self._asked
+
+    def tell(self, fitness: Tensor) -> None:
+        """Credit the nearest candidates, and admit what is far from all."""
+        for vector, value in zip(self._asked, fitness.double().tolist(), strict=True):
+            if value != value:
+                continue
+            gaps = (self.candidates - vector).norm(dim=1)
+            place = int(gaps.argmin())
+            if float(gaps[place]) >= self.distance:
+                self.candidates = torch.cat([self.candidates, vector.unsqueeze(0)])
+                self.mean, self.trials = (torch.cat([old, old.new_zeros(1)]) for old in (self.mean, self.trials))
+                place = len(self.candidates) - 1
+            self.trials[place] += 1.0
+            self.mean[place] += (value - float(self.mean[place])) / float(self.trials[place])
+
+    def best(self) -> Tensor:
+        """The candidate (D,) whose mean is highest after as much as `bonus / sqrt(trials)` is taken off."""
+        cautious = torch.where(self.trials > 0, self.mean - self.bonus / self.trials.sqrt(), -torch.inf)
+        return self.candidates[int(cautious.argmax())]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Candidates with means and trials, what was asked, and the generator."""
+        kept = {name: getattr(self, name).clone() for name in ("candidates", "mean", "trials", "_asked")}
+        return {**kept, "generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        for name in ("candidates", "mean", "trials", "_asked"):
+            setattr(self, name, state[name].clone())
+        self._generator.set_state(state["generator"])
 
 
 def evolve(box: BlackBox, space: Space, fitness: Callable[[], float], generations: int) -> list[float]:

@@ -1,7 +1,7 @@
 """P13, how the attempts at a task hang together: side by side, as a tree, from demonstrations, in segments or modes.
 
-Every topology returns exactly `task.budget` attempts per task, those of one task side by side, so that methods can be
-compared at equal cost. `inner` topologies play; what wraps them changes what they were asked or what they return.
+A topology returns exactly `task.budget` attempts per task, those of one task side by side, so that methods can be
+compared at equal cost; where it cannot, it says so (`Rewritten`, `Windows`).
 """
 
 from __future__ import annotations

@@ -5,10 +5,11 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from robopolicy.samplers.evolution import CMAES, AllOf, DeepGA, RowScales, SingularValues, evolve
+from robopolicy.samplers.evolution import CMAES, AllOf, Archive, DeepGA, RowScales, SingularValues, evolve
 from robopolicy.sim.registry import SimOptions, make_sim
 
-BOXES = {"deep_ga": DeepGA, "cmaes": CMAES}
+BOXES = {"deep_ga": DeepGA, "cmaes": CMAES, "archive": Archive}
+RANKED = ("deep_ga", "cmaes")  # to whom only the order of fitness counts
 
 
 def bowl(vectors: torch.Tensor) -> torch.Tensor:
@@ -26,6 +27,7 @@ def run(box, generations: int, fitness=bowl) -> torch.Tensor:
 
 def make(name: str, size: int = 4):
     settings = {"deep_ga": {"sigma": 0.3, "population": 32, "parents": 4}, "cmaes": {"sigma": 0.3}}
+    settings["archive"] = {"sigma": 0.3, "distance": 0.2, "population": 32}
     return BOXES[name](torch.zeros(size), **settings[name])
 
 
@@ -35,7 +37,7 @@ def test_they_climb(name):
     assert float(bowl(best[None])) > -0.15
 
 
-@pytest.mark.parametrize("name", BOXES)
+@pytest.mark.parametrize("name", RANKED)
 def test_only_the_order_of_fitness_counts(name):
     """I (9.01)."""
     assert_close(run(make(name), 6), run(make(name), 6, lambda vectors: torch.exp(3.0 * bowl(vectors)) - 7.0))
@@ -56,6 +58,17 @@ def test_a_fitness_that_is_no_number_is_the_worst(name):
         return torch.where(vectors[:, 0] < 0, torch.nan, fitness)
 
     assert float(run(make(name), 10, broken)[0]) > 0
+
+
+def test_the_archive_keeps_its_candidates_apart_and_averages_noise():
+    """9.01 (POLCA): a net of candidates, and the best of them by its mean although single trials are misleading."""
+    box, generator = make("archive", size=2), torch.Generator().manual_seed(0)
+    for _ in range(60):
+        asked = box.ask()
+        box.tell(bowl(asked) + torch.randn(len(asked), generator=generator))
+    gaps = torch.cdist(box.candidates, box.candidates) + 9.0 * torch.eye(len(box.candidates))
+    assert float(gaps.min()) >= 0.2 and float(box.trials.sum()) == 60 * 32
+    assert float(bowl(box.best()[None])) > -0.5  # from -2, with noise of standard deviation 1 on every trial
 
 
 def test_a_genome_is_a_chain_of_seeds():
@@ -133,7 +146,7 @@ def mean_return(policy: nn.Module, episodes: int = 16) -> float:
     return float(total.mean())
 
 
-@pytest.mark.parametrize("name", BOXES)
+@pytest.mark.parametrize("name", RANKED)
 def test_a_robot_learns_the_scales_of_its_last_layer(name):
     """R (9.01): the part that evolves adapters of a text policy, on a robot that first drives away from its goal."""
     policy = controller()
