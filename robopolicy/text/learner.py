@@ -40,6 +40,7 @@ class TextLearnerConfig:
     weight_decay: float = 0.0  # decoupled
     beta1: float = 0.9  # AdamW momentum
     beta2: float = 0.99  # AdamW second-moment decay
+    lr_final: float | None = None  # at the last update, reached linearly; None keeps the rate
     warmup: int = 10  # updates of linear warm-up
     grad_clip: float = 1.0  # largest gradient norm
 
@@ -99,7 +100,10 @@ class TextLearner(Algorithm):
 
     def step(self, loss: torch.Tensor) -> Metrics:
         """One gradient step."""
-        rate = self.config.lr * min(1.0, (self.updates + 1) / (self.config.warmup + 1))
+        config = self.config
+        final = config.lr if config.lr_final is None else config.lr_final
+        rate = config.lr + (final - config.lr) * min(1.0, self.updates / self.total_updates)
+        rate *= min(1.0, (self.updates + 1) / (config.warmup + 1))
         self.optimizer.param_groups[0]["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
