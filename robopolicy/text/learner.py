@@ -40,6 +40,7 @@ class TextLearnerConfig:
     weight_decay: float = 0.0  # decoupled
     beta1: float = 0.9  # AdamW momentum
     beta2: float = 0.99  # AdamW second-moment decay
+    lr_final: float | None = None  # at the last update, reached linearly; None keeps the rate
     warmup: int = 10  # updates of linear warm-up
     grad_clip: float = 1.0  # largest gradient norm
 
@@ -99,7 +100,10 @@ class TextLearner(Algorithm):
 
     def step(self, loss: torch.Tensor) -> Metrics:
         """One gradient step."""
-        rate = self.config.lr * min(1.0, (self.updates + 1) / (self.config.warmup + 1))
+        config = self.config
+        final = config.lr if config.lr_final is None else config.lr_final
+        rate = config.lr + (final - config.lr) * min(1.0, self.updates / self.total_updates)
+        rate *= min(1.0, (self.updates + 1) / (config.warmup + 1))
         self.optimizer.param_groups[0]["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -150,13 +154,23 @@ class TextRecipe(TextLearner):
         self.advantage: torch.Tensor | None = None  # (N, 1) or (N, T) of the last batch, 0 where not selected
 
     def update(self, batch: Decisions) -> Metrics:
-        """Select, compare, and the recipe's epochs."""
-        batch = self._prepared(moved(batch, self.policy.device))
+        """Select, compare, and the recipe's epochs; a batch without a row to learn from changes nothing."""
+        try:
+            return self._update(moved(batch, self.policy.device))
+        except MissingField as error:
+            if "logp_ref" in str(error) and self.reference is None and self.updates == 0:
+                self.reference = frozen_copy(self.policy)  # nothing has been learned yet
+                return self.update(batch)
+            raise UserError(f"Recipe '{self.config.recipe}' asks for more than text records: {error}") from error
+
+    def _update(self, batch: Decisions) -> Metrics:
+        batch = self._prepared(batch)
         self.policy.train()
         info: Info = {}
-        metrics: Metrics = {}
-        try:
-            rows = self.recipe.select(batch, self.generator)
+        metrics: Metrics = {"actor/informative": 0.0}
+        rows = self.recipe.select(batch, self.generator)
+        self.advantage = torch.zeros(len(batch), 1)
+        if len(rows) and bool(batch.select(rows).valid().any()):
             decisions = batch.select(rows)
             advantage = self.recipe.advantage(decisions)
             for _ in range(self.recipe.epochs):
@@ -164,15 +178,20 @@ class TextRecipe(TextLearner):
                     part = decisions.select(index)
                     out = score(self.policy, part)
                     loss, info = self.recipe.loss(part, advantage[index], out.logp, out.entropy)
-                    metrics = self.step(loss)
-        except MissingField as error:
-            raise UserError(f"Recipe '{self.config.recipe}' asks for more than text records: {error}") from error
+                    metrics |= self.step(loss)
+            metrics["actor/informative"] = float((advantage != 0).any(1).float().mean())
+            blank = advantage.new_zeros(len(batch), advantage.shape[1])
+            self.advantage = blank.index_copy_(0, rows, advantage).cpu()
         self.recipe.observe(batch, info)
         self.updates += 1
-        self.advantage = advantage.new_zeros(len(batch), advantage.shape[1]).index_copy_(0, rows, advantage).cpu()
         metrics |= {f"actor/{key}": float(value) for key, value in info.items()}
-        metrics["actor/informative"] = float((advantage != 0).any(1).float().mean())
-        return metrics | {"actor/selected": len(decisions) / len(batch)}
+        return metrics | {"actor/selected": len(rows) / len(batch)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`, with the reference that the first update may have asked for."""
+        if "reference" in state and self.reference is None:
+            self.reference = frozen_copy(self.policy)
+        super().load_state_dict(state)
 
     def parts(self) -> Mapping[str, Stateful]:
         """Those of the base, what the recipe remembers, and the reference."""

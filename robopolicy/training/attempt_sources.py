@@ -67,7 +67,7 @@ class AttemptSource(TextSource):
         self._report()
         self.world.version = algorithm.updates
         for _ in range(MOST_EMPTY):
-            groups = self.collector.play(self.algorithm.config.prompts)
+            groups = self._played()
             if groups:
                 break
         else:
@@ -75,10 +75,25 @@ class AttemptSource(TextSource):
                 f"None of {MOST_EMPTY} batches had a group to learn from: {self._why()}; mend the reward of "
                 f"{self.task.name}, imitate longer, or choose another recipe."
             )
-        self._batch = self.collector.batch(groups)
+        self._batch = self._rewarded(groups)
         played, self.world.played = self.world.played, []
         self._measure(played)
         return self._batch.decisions
+
+    def _played(self) -> list[list[Attempt]]:
+        try:
+            return self.collector.play(self.algorithm.config.prompts)
+        except (KeyError, ValueError) as error:  # a part asks for a metric that text does not have
+            raise self._asks(error) from error
+
+    def _rewarded(self, groups: Sequence[Sequence[Attempt]]) -> Batch:
+        try:
+            return self.collector.batch(groups)
+        except ValueError as error:
+            raise self._asks(error) from error
+
+    def _asks(self, error: Exception) -> UserError:
+        return UserError(f"Recipe '{self.algorithm.config.recipe}' asks for more than text measures: {error}")
 
     def _report(self) -> None:
         """Tell sampler and interventions what became of the last batch."""
@@ -153,7 +168,7 @@ class OverlappedSource(AttemptSource):
             self._players = Players(self.stream, self.collector.play, worlds, chunk=self.algorithm.config.prompts)
         elif algorithm.updates > self.stream.version:
             self.stream.learned(self._weights())
-        self._batch = self.collector.batch(self.stream.take(self.algorithm.config.prompts))
+        self._batch = self._rewarded(self.stream.take(self.algorithm.config.prompts))
         self.world.played.clear()
         self._measure(self._batch.attempts)  # others may be under way
         age = [float(algorithm.updates - attempt.version) for attempt in self._batch.attempts]

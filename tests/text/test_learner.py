@@ -122,6 +122,35 @@ def test_attempts_beside_learning_are_at_most_as_old_as_allowed():
     again.close()
 
 
+def test_what_text_does_not_measure_or_record_is_refused_by_name():
+    from robopolicy.errors import UserError
+
+    for recipe, message in (("s024_otc", "needs the metric 'calls'"), ("s178_vl_dac", "needs Decisions.value")):
+        algorithm = learner(Grid(), group_size=2, recipe=recipe)
+        feed = source(Grid(), algorithm)
+        with pytest.raises(UserError, match=f"Recipe '{recipe}' asks for more than text .*{message}"):
+            algorithm.update(feed.next(algorithm))
+
+
+def test_a_batch_without_a_row_to_learn_from_changes_nothing():
+    algorithm = learner(Grid(), group_size=2, recipe="rft")  # successes alone, of which there are none
+    before = {key: value.clone() for key, value in algorithm.policy.state_dict().items()}
+    batch = source(Grid(), algorithm).next(algorithm)
+    metrics = algorithm.update(batch.with_fields(reward=torch.zeros_like(batch.logp_old)))
+    assert metrics["actor/selected"] == 0.0 and algorithm.updates == 1
+    assert all(torch.equal(value, before[key]) for key, value in algorithm.policy.state_dict().items())
+
+
+def test_a_recipe_that_asks_for_a_reference_gets_the_policy_it_started_from():
+    algorithm = learner(Grid(), group_size=4, recipe="s077_f_dpg")
+    before = algorithm.policy.state_dict()["model.model.norm.weight"].clone()
+    algorithm.update(source(Grid(), algorithm).next(algorithm))
+    assert torch.equal(algorithm.reference.state_dict()["model.model.norm.weight"], before)
+    again = learner(Grid(), group_size=4, recipe="s077_f_dpg")
+    again.load_state_dict(algorithm.state_dict())
+    assert torch.equal(again.reference.state_dict()["model.model.norm.weight"], before)
+
+
 def test_solutions_of_several_turns_are_conversations():
     said = conversation(Grid(), 3)
     assert said[0] == Grid().episode(3).prompt and len(said) % 2 == 0
