@@ -24,7 +24,7 @@ examples:
   robopolicy eval random runs/hopper_ppo/checkpoints/best --task locomotion/hopper --json
   robopolicy eval runs/hopper_ppo/checkpoints/best --holds 1 2 4 8 16
   robopolicy eval runs/lift_reinflow/checkpoints/best --latency 0 50 150 --join ensemble
-  robopolicy eval runs/text_sft/checkpoints/last runs/text_grpo/checkpoints/last --samples 16
+  robopolicy eval runs/text_grpo/checkpoints/last --samples 16
 """
 
 HELD = "Score with a decision every so many control steps"

@@ -2,8 +2,10 @@
 
 `text_sft` is behaviour cloning of messages. `text_recipe` hands the attempts of the sampling side to a `Recipe`
 (`configs/text`): select, compare, and per epoch and minibatch score, loss and step; all of it is the core that robots
-use. Log-probabilities of the start of an update are those recorded while sampling; in half precision, where a cache
-rounds otherwise than a whole pass, the rows are scored again and the recorded ones become those of the behaviour.
+use. A policy that is fresh may first imitate the task's own solutions (`imitation`), as nothing can be compared where
+nobody ever succeeds. Log-probabilities of the start of an update are those recorded while sampling; in half precision,
+where a cache rounds otherwise than a whole pass, the rows are scored again and the recorded ones become those of the
+behaviour.
 
 Overflow: a message that reaches its budget is judged as it stands; `overlong=mask` leaves such rows out of loss and
 statistics (overlong filtering). Rows that could not be judged are always left out.
@@ -60,6 +62,8 @@ class TextRecipeConfig(TextLearnerConfig):
 
     lr: float = 3e-4  # of AdamW, after the warm-up
     recipe: str = "grpo"  # name in configs/text, or the path of a .yaml file
+    imitation: int = 0  # first updates, which imitate the task's own solutions
+    imitation_lr: float = 1e-3  # learning rate of these
     prompts: int = 16  # groups per update
     group_size: int = 0  # attempts per prompt; 0: as the recipe says
     minibatches: int = 0  # gradient steps per pass over a batch; 0: as the recipe says
@@ -74,11 +78,12 @@ class TextRecipeConfig(TextLearnerConfig):
         if (
             self.prompts < 1
             or self.problems < self.prompts
-            or min(self.group_size, self.staleness, self.minibatches) < 0
+            or min(self.group_size, self.staleness, self.minibatches, self.imitation) < 0
         ):
             raise UserError(
-                "A text recipe needs prompts >= 1, problems >= prompts, group_size, staleness, minibatches >= 0, got "
-                f"{self.prompts}, {self.problems}, {self.group_size}, {self.staleness} and {self.minibatches}."
+                "A text recipe needs prompts >= 1, problems >= prompts, group_size, staleness, minibatches, imitation "
+                f">= 0, got {self.prompts}, {self.problems}, {self.group_size}, {self.staleness}, {self.minibatches} "
+                f"and {self.imitation}."
             )
 
 
@@ -98,13 +103,26 @@ class TextLearner(Algorithm):
             policy.trainable(), lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
         )
 
-    def step(self, loss: torch.Tensor) -> Metrics:
-        """One gradient step."""
+    def rate(self) -> float:
+        """Learning rate of the running update."""
         config = self.config
         final = config.lr if config.lr_final is None else config.lr_final
-        rate = config.lr + (final - config.lr) * min(1.0, self.updates / self.total_updates)
-        rate *= min(1.0, (self.updates + 1) / (config.warmup + 1))
-        self.optimizer.param_groups[0]["lr"] = rate
+        return ramped(config.lr, final, self.updates, self.total_updates, config.warmup)
+
+    def imitate(self, batch: Sequence[Sequence[str]]) -> Metrics:
+        """One step towards conversations: messages of the world and of the demonstrator in turn."""
+        self.policy.train()
+        record = self.policy.conversations(batch)
+        mask = record["mask"]
+        out = self.policy.score(**record, temperature=torch.ones(len(mask), device=mask.device))
+        nll = -out.logp.sum() / mask.sum()
+        metrics = self.step(nll)
+        self.updates += 1
+        return metrics | {"actor/entropy": float(out.entropy.detach().sum() / mask.sum())}
+
+    def step(self, loss: torch.Tensor) -> Metrics:
+        """One gradient step."""
+        self.optimizer.param_groups[0]["lr"] = rate = self.rate()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.policy.trainable(), self.config.grad_clip)
@@ -124,15 +142,8 @@ class TextSFT(TextLearner):
     config: TextSFTConfig
 
     def update(self, batch: Sequence[Sequence[str]]) -> Metrics:
-        """One step on conversations: messages of the world and of the demonstrator in turn."""
-        self.policy.train()
-        record = self.policy.conversations(batch)
-        mask = record["mask"]
-        out = self.policy.score(**record, temperature=torch.ones(len(mask), device=mask.device))
-        nll = -out.logp.sum() / mask.sum()
-        metrics = self.step(nll)
-        self.updates += 1
-        return metrics | {"actor/entropy": float(out.entropy.detach().sum() / mask.sum())}
+        """One step."""
+        return self.imitate(batch)
 
 
 class TextRecipe(TextLearner):
@@ -149,16 +160,37 @@ class TextRecipe(TextLearner):
             self.recipe = Recipe.from_plain(read_recipe(config.recipe))
         except ValueError as error:
             raise UserError(f"Recipe '{config.recipe}': {error}") from error
+        if config.imitation and (config.imitation >= total_updates or self.recipe.data != "rollout"):
+            raise UserError(
+                f"Imitation comes before updates by a recipe that learns from rollouts, but recipe '{config.recipe}' "
+                f"learns from {self.recipe.data} and {config.imitation} of {total_updates} updates are to imitate."
+            )
         self.group_size = config.group_size or self.recipe.group_size
         self.reference: TextPolicy | None = frozen_copy(policy) if _compares(self.recipe) else None
         self.advantage: torch.Tensor | None = None  # (N, 1) or (N, T) of the last batch, 0 where not selected
 
-    def update(self, batch: Decisions) -> Metrics:
-        """Select, compare, and the recipe's epochs; a batch without a row to learn from changes nothing."""
+    def rate(self) -> float:
+        """Learning rate of the running update; the recipe's own schedule begins behind imitation."""
+        config, done = self.config, self.updates - self.config.imitation
+        if done < 0:
+            return ramped(config.imitation_lr, config.imitation_lr, self.updates, config.imitation, config.warmup)
+        final = config.lr if config.lr_final is None else config.lr_final
+        return ramped(config.lr, final, done, self.total_updates - config.imitation, config.warmup)
+
+    def update(self, batch: Decisions | Sequence[Sequence[str]]) -> Metrics:
+        """Select, compare, and the recipe's epochs; a batch without a row to learn from changes nothing.
+
+        Conversations, the batches of the first `imitation` updates, are imitated.
+        """
+        if not isinstance(batch, Decisions):
+            return self.imitate(batch)
+        if self.updates == self.config.imitation > 0:  # as a run of its own that starts from what was imitated
+            self.optimizer.state.clear()
+            self.reference = None if self.reference is None else frozen_copy(self.policy)
         try:
             return self._update(moved(batch, self.policy.device))
         except MissingField as error:
-            if "logp_ref" in str(error) and self.reference is None and self.updates == 0:
+            if "logp_ref" in str(error) and self.reference is None and self.updates == self.config.imitation:
                 self.reference = frozen_copy(self.policy)  # nothing has been learned yet
                 return self.update(batch)
             raise UserError(f"Recipe '{self.config.recipe}' asks for more than text records: {error}") from error
@@ -224,6 +256,12 @@ class TextRecipe(TextLearner):
     def _scored(self, policy: TextPolicy, batch: Decisions) -> torch.Tensor:
         starts = range(0, len(batch), SCORED)
         return torch.cat([score(policy, batch.select(slice(at, at + SCORED))).logp for at in starts])
+
+
+def ramped(start: float, final: float, done: int, total: int, warmup: int) -> float:
+    """Learning rate after `done` of `total` updates: linear from `start` to `final`, below it while warming up."""
+    rate = start + (final - start) * min(1.0, done / total)
+    return rate * min(1.0, (done + 1) / (warmup + 1))
 
 
 def moved(batch: Decisions, device: torch.device) -> Decisions:

@@ -56,6 +56,37 @@ class DemonstrationSource(TextSource):
         return True
 
 
+class ImitationFirst(DemonstrationSource):
+    """Solved conversations for the first updates of a recipe, then its attempts."""
+
+    def __init__(self, sim: TextSim, attempts: AttemptSource, seed: int) -> None:
+        super().__init__(sim, TextSFTConfig(), seed)
+        self.attempts, self.updates = attempts, attempts.algorithm.config.imitation
+
+    def next(self, algorithm: Algorithm) -> Any:
+        """Conversations or attempts."""
+        if algorithm.updates < self.updates:
+            return super().next(algorithm)
+        batch = self.attempts.next(algorithm)
+        self.env_steps, self._metrics = self.attempts.env_steps, self.attempts.metrics()
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of both."""
+        return {**super().state_dict(), "attempts": self.attempts.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Restore `state_dict`."""
+        super().load_state_dict(state)
+        exact = self.attempts.load_state_dict(state["attempts"])
+        self.env_steps = self.attempts.env_steps
+        return exact
+
+    def close(self) -> None:
+        """Stop what plays and judges."""
+        self.attempts.close()
+
+
 class WrittenSource(TextSource):
     """Groups of a file of demonstrations, pairs or offline logs, in shuffled epochs."""
 
@@ -137,5 +168,6 @@ def text_source(sim: Any, algorithm: TextSFT | TextRecipe, seed: int) -> Source:
         return WrittenSource(sim, algorithm, seed=seed)
     if isinstance(algorithm, TextRecipe):
         kind = OverlappedSource if algorithm.config.staleness else AttemptSource
-        return kind(sim, algorithm, seed=seed)
+        attempts = kind(sim, algorithm, seed=seed)
+        return ImitationFirst(sim, attempts, seed) if algorithm.config.imitation else attempts
     return DemonstrationSource(sim, algorithm.config, seed)

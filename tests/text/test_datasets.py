@@ -92,8 +92,14 @@ def test_recipes_learn_from_files(recipe, tmp_path):
         "sft": [{"prompt": f"{i}?", "completion": "yes"} for i in range(6)],
     }[recipe]
     file = written(tmp_path / "x.jsonl", rows)
-    words = ["experiment=text_grpo", *SMALL, f"algorithm.recipe={recipe}", f"algorithm.data={file}"]
-    words += ["algorithm.prompts=6", "algorithm.lr=5e-3", "budget.updates=15", "evaluation.every=0"]
+    words = ["experiment=text_grpo", *SMALL, "algorithm.imitation=0", f"algorithm.recipe={recipe}"]
+    words += [
+        f"algorithm.data={file}",
+        "algorithm.prompts=6",
+        "algorithm.lr=5e-3",
+        "budget.updates=15",
+        "evaluation.every=0",
+    ]
     assert main(["train", *words, f"out={tmp_path}", "name=run"]) == 0
     policy, _ = load_policy(tmp_path / "run" / "checkpoints" / "last")
     prompt = policy.tokenizer.prompt(["3?"])

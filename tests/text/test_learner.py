@@ -23,6 +23,7 @@ from robopolicy.training.text_sources import conversation
 from tasks.text.grid import Grid
 
 SMALL = ["policy.width=16", "policy.layers=1", "policy.heads=2", "evaluation.episodes=10", "logging.every=1"]
+FIXED = [word.split("=")[0] for word in SMALL]
 SFT = ["experiment=text_sft", *SMALL, "budget.updates=6", "evaluation.every=3", "algorithm.batch_size=8"]
 
 
@@ -180,9 +181,10 @@ def base(tmp_path_factory):
 
 
 def recipe_run(base, *extra):
-    common = ["experiment=text_grpo", f"init_from={base}", "budget.updates=6", "algorithm.prompts=4"]
+    common = ["experiment=text_grpo", f"init_from={base}", "algorithm.imitation=0", "budget.updates=6"]
     return [
         *common,
+        "algorithm.prompts=4",
         "algorithm.group_size=4",
         "evaluation.episodes=10",
         "checkpoint_every=2",
@@ -201,13 +203,16 @@ def test_a_run_learns_evaluates_and_reports(base, tmp_path, capsys):
     assert main(["verify", str(tmp_path / "run" / "checkpoints" / "last")]) == 0
 
 
-@pytest.mark.parametrize("kind", ["sft", "grpo"])
+@pytest.mark.parametrize("kind", ["sft", "grpo", "both"])
 def test_interrupted_text_runs_resume_with_the_same_bits(kind, base, tmp_path, monkeypatch):
     import os
 
     from robopolicy.training.loggers import JsonlLogger
 
     settings = [*SFT, "checkpoint_every=2"] if kind == "sft" else recipe_run(base)
+    if kind == "both":
+        own = [word for word in settings[2:] if word.split("=")[0] not in (*FIXED, "algorithm.imitation")]
+        settings = [settings[0], *SMALL, *own, "algorithm.imitation=4", "algorithm.warmup=1"]
     assert main(["train", *settings, f"out={tmp_path}", "name=whole"]) == 0
     log = JsonlLogger.log
 
@@ -230,6 +235,7 @@ def test_interrupted_text_runs_resume_with_the_same_bits(kind, base, tmp_path, m
     ("settings", "message"),
     [
         (["algorithm.recipe=nothing"], "Unknown recipe 'nothing'"),
+        (["algorithm.imitation=460"], "460 of 460 updates are to imitate"),
         (["algorithm.overlong=cut"], "algorithm.overlong must be one of score, mask"),
         (["algorithm.prompts=0"], "prompts >= 1"),
         (["task=lift", "chunk.horizon=1", "chunk.execute=1"], "text"),
