@@ -5,7 +5,7 @@ of a module, or hand it to the cross-attention. So names of parameters stay thos
 
 diffusers' networks count from data to noise and predict noise - data; `Family.velocity` speaks the house's language
 (time 0 is noise, 1 is data, velocity = data - noise), with a time of its own for every frame. A transformer must have
-been trained with rectified flow, as all of these were (Cosmos from Predict2 on, whose scaling equals it).
+been trained with rectified flow, as all of these were (Cosmos from Predict2 on, whose scaling amounts to it).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Family:
     text: str  # entry of the config: width of an embedded word
     blocks: str | None  # whose `attn2` may be handed one action per frame; None where that was not built
     pure_noise: float  # timestep of pure noise
-    call: Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]  # network, latents, timesteps, text -> output
+    call: Callable[[nn.Module, Tensor, Tensor, Tensor, int], Tensor]  # network, latents, timesteps, text, given
 
 
 def _tokens(x: Tensor, times: Tensor, patch: tuple[int, int]) -> Tensor:
@@ -47,17 +47,17 @@ def _tokens(x: Tensor, times: Tensor, patch: tuple[int, int]) -> Tensor:
     return times.repeat_interleave((x.shape[3] // patch[0]) * (x.shape[4] // patch[1]), 1)
 
 
-def _wan(network: Any, x: Tensor, times: Tensor, text: Tensor) -> Tensor:
+def _wan(network: Any, x: Tensor, times: Tensor, text: Tensor, given: int) -> Tensor:
     times = _tokens(x, times, network.config.patch_size[1:])
     return network(x, timestep=times, encoder_hidden_states=text, return_dict=False)[0]
 
 
-def _skyreels(network: Any, x: Tensor, times: Tensor, text: Tensor) -> Tensor:
+def _skyreels(network: Any, x: Tensor, times: Tensor, text: Tensor, given: int) -> Tensor:
     told = {"timestep": times, "encoder_hidden_states": text}
     return network(x, **told, enable_diffusion_forcing=True, return_dict=False)[0]
 
 
-def _ltx(network: Any, x: Tensor, times: Tensor, text: Tensor) -> Tensor:
+def _ltx(network: Any, x: Tensor, times: Tensor, text: Tensor, given: int) -> Tensor:
     frames, height, width = x.shape[2:]
     out = network(
         x.flatten(2).transpose(1, 2),  # (B, T h w, Z)
@@ -72,10 +72,11 @@ def _ltx(network: Any, x: Tensor, times: Tensor, text: Tensor) -> Tensor:
     return out.transpose(1, 2).unflatten(2, (frames, height, width))
 
 
-def _cosmos(network: Any, x: Tensor, times: Tensor, text: Tensor) -> Tensor:
+def _cosmos(network: Any, x: Tensor, times: Tensor, text: Tensor, given: int) -> Tensor:
     if network.config.in_channels > network.config.out_channels:  # video to world: which frames are given
-        given = (times == 0)[:, None, :, None, None].expand(-1, -1, -1, *x.shape[3:])
-        x = torch.cat([x, given.to(x.dtype)], 1)
+        mask = torch.zeros_like(x[:, :1])
+        mask[:, :, :given] = 1
+        x = torch.cat([x, mask], 1)
     wanted = network.patch_embed.proj.in_features // math.prod(network.config.patch_size)
     x = functional.pad(x, (0, 0, 0, 0, 0, 0, 0, wanted - x.shape[1]))  # a padding mask says that nothing is padded
     told = {"timestep": times[:, None, :, None, None], "encoder_hidden_states": text}
@@ -145,18 +146,19 @@ class ToldTransformer(nn.Module):
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
 
-    def velocity(self, x: Tensor, time: Tensor, actions: Tensor | None) -> Tensor:
+    def velocity(self, x: Tensor, time: Tensor, actions: Tensor | None, given: int = 0) -> Tensor:
         """Velocity, data - noise, of latents.
 
         Args:
             x: Latents, more or less noisy, `(B, T, Z, h, w)`.
             time: Of each frame, `(B, T)`: 0 is noise, 1 is data.
             actions: That led to each frame, normalised, `(B, T, A)`; None runs the network as it came.
+            given: Frames that are known, the first ones; some networks have a channel that says so.
         """
         text = x.new_zeros(len(x), 1, self.words)
         with self._hooked(actions):
             timesteps = self.family.pure_noise * (1 - time)
-            return -self.family.call(self.network, x.transpose(1, 2), timesteps, text).transpose(1, 2)
+            return -self.family.call(self.network, x.transpose(1, 2), timesteps, text, given).transpose(1, 2)
 
     @contextmanager
     def _hooked(self, actions: Tensor | None) -> Iterator[None]:

@@ -204,9 +204,10 @@ class PretrainedWorldModel(nn.Module):
     # Denoising
 
     def velocity(self, film: Tensor, time: Tensor, actions: Tensor) -> Tensor:
-        """Velocity of latents `(B, T, Z, h, w)` at times `(B, T)`, after actions `(B, T - 1, A)` in the task's units."""
+        """Velocity of latents `(B, T, Z, h, w)` at times `(B, T)`; actions `(B, T - 1, A)` in the task's units."""
         told = (actions - self.action_mean) / self.action_std
-        return self.told.velocity(film, time, functional.pad(told, (0, 0, 1, 0)))  # nothing led to the first frame
+        told = functional.pad(told, (0, 0, 1, 0))  # nothing led to the first frame
+        return self.told.velocity(film, time, told, given=self.spec.context)
 
     def sample(self, noise: Tensor, given: Tensor, actions: Tensor) -> Tensor:
         """Latents `(B, k, ...)` made of standard normal `noise` by Euler steps, after the frames `given`."""
