@@ -8,7 +8,7 @@ autoencoder.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from robopolicy.errors import UserError
 from robopolicy.worldmodel.films import Films, FrameSampler
 from robopolicy.worldmodel.pretrained.codec import cached_latents
-from robopolicy.worldmodel.pretrained.model import PretrainedWorldModel, shifted
+from robopolicy.worldmodel.pretrained.model import AdapterConfig, PretrainedWorldModel, open_pretrained, shifted
 
 Metrics = dict[str, float]
 
@@ -33,6 +34,23 @@ class PretrainedLearnerConfig:
     weight_decay: float = 0.01
     grad_clip: float = 1.0  # largest norm of the gradient
     history_noise: float = 0.1  # largest share of noise in the frames that are given; the model is told how much
+
+    def __post_init__(self) -> None:
+        if min(self.updates, self.batch_size) < 1 or min(self.lr, self.grad_clip) <= 0 or self.weight_decay < 0:
+            raise UserError(f"Updates, batches, lr and grad_clip of a learner must be positive, got {self}.")
+        if not 0 <= self.history_noise < 1:
+            raise UserError(f"history_noise is a share below 1, got {self.history_noise}.")
+
+
+@dataclass(frozen=True)
+class PretrainedTrainConfig:
+    """A pretrained model in place of the small one."""
+
+    source: str = ""  # folder of diffusers, or hub:OWNER/NAME, which is downloaded; empty trains the small model
+    autoencoder: str = ""  # likewise, whose autoencoder is taken instead of that of `source`
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    learner: PretrainedLearnerConfig = field(default_factory=PretrainedLearnerConfig)
+    cache: str = ""  # folder that keeps latents of films between runs; empty keeps none
 
 
 @dataclass(frozen=True)
@@ -184,3 +202,16 @@ class LatentFilmSource:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+def parts_of(
+    config: PretrainedTrainConfig, films: Films, device: torch.device, seed: int
+) -> tuple[PretrainedLearner, LatentFilmSource]:
+    """What a run consists of.
+
+    Raises:
+        UserError: As in `open_pretrained`.
+    """
+    model = open_pretrained(config.source, films.spec, config.adapter, autoencoder=config.autoencoder).to(device)
+    cache = Path(config.cache) if config.cache else None
+    return PretrainedLearner(config.learner, model, seed), LatentFilmSource(films, device, seed, cache)
