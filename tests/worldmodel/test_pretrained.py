@@ -252,20 +252,19 @@ def test_frames_that_were_not_filmed_do_not_count(world, monkeypatch):
 
 
 def test_a_trained_model_needs_its_actions(folder):
+    """Three seeds gave 4.4 to 6.4 times the loss to the actions of other films; tokens 2.4 to 3.0."""
     torch.manual_seed(0)
-    learner = PretrainedLearner(
-        PretrainedLearnerConfig(updates=120, lr=1e-2), open_pretrained(folder, SPEC, replace(SMALL, lora_rank=4))
-    )
+    config = PretrainedLearnerConfig(updates=120, lr=1e-2)
+    learner = PretrainedLearner(config, open_pretrained(folder, SPEC, SMALL))
     for seed in range(120):
         learner.update(batch(seed))
     held = batch(1000, 64)
     others = replace(held, actions=held.actions.roll(1, 0))
     with torch.no_grad():
-        true, wrong = (
-            flow_loss(learner.model, films, torch.Generator().manual_seed(0), 0.0)[1]["flow/loss"]
-            for films in (held, others)
-        )
-    assert wrong > 1.2 * true
+        noise = [torch.Generator().manual_seed(0) for _ in range(2)]
+        pairs = zip((held, others), noise, strict=True)
+        true, wrong = (flow_loss(learner.model, films, draws, 0.0)[1]["flow/loss"] for films, draws in pairs)
+    assert wrong > 2 * true
 
 
 def test_training_goes_on_with_the_same_bits(folder):
@@ -313,6 +312,18 @@ def test_an_interrupted_run_ends_with_the_same_bits_and_needs_its_folder_no_more
     pictures = {"top": torch.zeros(1, 4, 3, 16, 16, dtype=torch.uint8)}
     state = whole.reset(pictures, torch.zeros(1, 4, whole.spec.proprio_dim), seeds=torch.tensor([1]))
     assert whole.step(state, torch.zeros(1, 1, 2))[1].images["top"].shape == (1, 1, 3, 16, 16)
+
+
+@pytest.mark.parametrize("name", tiny.TRANSFORMERS)
+def test_every_family_is_built_again_from_its_configuration(tmp_path, name):
+    torch.manual_seed(0)
+    model = open_pretrained(tiny.write(tmp_path, name), SPEC, SMALL)
+    speak(model.told)
+    again = PretrainedWorldModel(model.config, SPEC).eval()
+    again.load_state_dict(model.state_dict())
+    actions = torch.randn(1, 2, 2)
+    first, second = (one.step(begin(one, [3], [4]), actions)[1].images["top"] for one in (model, again))
+    assert torch.equal(first, second)
 
 
 def edit(folder, part: str, **changes) -> None:

@@ -273,8 +273,8 @@ def open_pretrained(
     """
     transformer = _load(source, "transformer", FAMILIES, "video transformer")
     vae = _load(autoencoder or source, "vae", AUTOENCODERS, "autoencoder")
-    plain = [_plain(module) for module in (transformer, vae)]
-    return PretrainedWorldModel(PretrainedConfig(*plain, adapter or AdapterConfig()), spec, transformer, vae).eval()
+    config = PretrainedConfig(_plain(transformer), _plain(vae), adapter or AdapterConfig())
+    return PretrainedWorldModel(config, spec, transformer, vae).eval()
 
 
 def _plain(module: Any) -> dict[str, Any]:
