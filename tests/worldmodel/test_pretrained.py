@@ -57,10 +57,10 @@ def transformer(name: str, how: str) -> ToldTransformer:
     return ToldTransformer(tiny.build(tiny.TRANSFORMERS[name]), how, action_dim=2, width=16).eval()
 
 
-def film(channels: int = 4) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def film() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Latents, times of frames, and actions."""
     torch.manual_seed(1)
-    return torch.randn(2, 4, channels, 8, 8), torch.rand(2, 4), torch.randn(2, 4, 2)
+    return torch.randn(2, 4, 4, 8, 8), torch.rand(2, 4), torch.randn(2, 4, 2)
 
 
 def begin(model: PretrainedWorldModel, rows: list[int], seeds: list[int]):
@@ -352,6 +352,12 @@ def test_what_does_not_fit_is_refused(tmp_path, folder, world):
     edit(other, "transformer", _class_name="CogVideoXTransformer3DModel")
     with pytest.raises(UserError, match="is a CogVideoXTransformer3DModel; the video transformer must be one of"):
         open_pretrained(other, SPEC)
+    with pytest.raises(UserError, match="is Cosmos 1, which was trained with EDM"):
+        old = {**tiny.TRANSFORMERS["cosmos"][1], "extra_pos_embed_type": "learnable"}
+        ToldTransformer(tiny.build(("CosmosTransformer3DModel", old)), "modulation", 2, 16)
+    with pytest.raises(UserError, match="reads 9 channels and predicts 4"):
+        wide = {**tiny.TRANSFORMERS["wan"][1], "in_channels": 9}
+        ToldTransformer(tiny.build(("WanTransformer3DModel", wide)), "modulation", 2, 16)
     merged = tiny.write(tmp_path / "merged")
     edit(merged, "transformer", num_layers=3)
     with pytest.raises(UserError, match="do not fit its configuration"):

@@ -135,7 +135,8 @@ class ToldTransformer(nn.Module):
         self.channels = _check(name, network.config)
         if network.config.get("concat_padding_mask"):  # diffusers would resize one with torchvision; `_cosmos` adds it
             network.register_to_config(concat_padding_mask=False)
-        self.words = int(network.config[self.family.text])
+        projected = network.config.get("use_crossattn_projection")  # Cosmos-Predict2.5 reads longer words
+        self.words = int(network.config["crossattn_proj_in_channels" if projected else self.family.text])
         inner = int(network.config["num_attention_heads"]) * int(network.config["attention_head_dim"])
         out = {"modulation": inner * self.family.modulations, "tokens": self.words, "channels": inner}[conditioning]
         self.told = nn.Sequential(
@@ -222,8 +223,15 @@ def _check(name: str, config: Any) -> int:
     if config["in_channels"] - config["out_channels"] not in ((0, 1) if "max_size" in config else (0,)):
         sizes = f"{config['in_channels']} channels and predicts {config['out_channels']}"
         raise UserError(f"{name} reads {sizes}; choose a checkpoint that continues latents alone (text to video).")
-    if config.get("inject_sample_info") or (config.get("num_frame_per_block") or 1) > 1:
-        raise UserError(f"{name} with inject_sample_info or blocks of frames is not supported.")
+    if config.get("extra_pos_embed_type"):
+        raise UserError(
+            f"{name} with learnt positions is Cosmos 1, which was trained with EDM; choose Predict2 or 2.5."
+        )
+    if (config.get("num_frame_per_block") or 1) > 1:
+        raise UserError(f"{name} sees frames in blocks, so an action would reach frames before its own.")
+    for entry in ("inject_sample_info", "img_context_dim_in"):
+        if config.get(entry):
+            raise UserError(f"{name} wants to be told more than actions ({entry}), which is not supported.")
     return int(config["out_channels"])
 
 

@@ -302,7 +302,7 @@ def _load(source: str | Path, part: str, known: dict[str, Any], kind: str) -> An
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{name}/{part} cannot be loaded: {str(error).splitlines()[0]}") from error
-    wrong = {key: found for key, found in report.items() if found}
+    wrong = [f"{len(found)} {kind}, e.g. {next(iter(found))}" for kind, found in report.items() if found]
     if wrong:
-        raise UserError(f"Weights of {name}/{part} do not fit its configuration: {wrong}.")
+        raise UserError(f"Weights of {name}/{part} do not fit its configuration: {'; '.join(wrong)}.")
     return module
