@@ -3,8 +3,8 @@
 None is forked: forward hooks, present only while the network runs, add what an action says for its frame to the output
 of a module, or hand it to the cross-attention. So names of parameters stay those of the checkpoint.
 
-diffusers' networks count from data to noise and predict noise - data; `Family.velocity` speaks the house's language
-(time 0 is noise, 1 is data, velocity = data - noise), with a time of its own for every frame. A transformer must have
+diffusers' networks count from data to noise and predict noise - data; `ToldTransformer.velocity` speaks the house's
+language (time 0 is noise, 1 is data, velocity = data - noise), with a time of its own for every frame. A transformer must have
 been trained with rectified flow, as all of these were (Cosmos from Predict2 on, whose scaling amounts to it).
 """
 
