@@ -4,8 +4,8 @@ None is forked: forward hooks, present only while the network runs, add what an 
 of a module, or hand it to the cross-attention. So names of parameters stay those of the checkpoint.
 
 diffusers' networks count from data to noise and predict noise - data; `ToldTransformer.velocity` speaks the house's
-language (time 0 is noise, 1 is data, velocity = data - noise), with a time of its own for every frame. A transformer must have
-been trained with rectified flow, as all of these were (Cosmos from Predict2 on, whose scaling amounts to it).
+language (time 0 is noise, 1 is data, velocity = data - noise), with a time of its own for every frame. A transformer
+must have been trained with rectified flow, as all of these were (Cosmos from Predict2 on, whose scaling amounts to it).
 """
 
 from __future__ import annotations
@@ -224,9 +224,7 @@ def _check(name: str, config: Any) -> int:
         sizes = f"{config['in_channels']} channels and predicts {config['out_channels']}"
         raise UserError(f"{name} reads {sizes}; choose a checkpoint that continues latents alone (text to video).")
     if config.get("extra_pos_embed_type"):
-        raise UserError(
-            f"{name} with learnt positions is Cosmos 1, which was trained with EDM; choose Predict2 or 2.5."
-        )
+        raise UserError(f"{name} with learnt positions is Cosmos 1, trained with EDM; choose Predict2 or 2.5.")
     if (config.get("num_frame_per_block") or 1) > 1:
         raise UserError(f"{name} sees frames in blocks, so an action would reach frames before its own.")
     for entry in ("inject_sample_info", "img_context_dim_in"):
