@@ -360,6 +360,9 @@ def test_what_does_not_fit_is_refused(tmp_path, folder, world):
     with pytest.raises(UserError, match="reads 9 channels and predicts 4"):
         wide = {**tiny.TRANSFORMERS["wan"][1], "in_channels": 9}
         ToldTransformer(tiny.build(("WanTransformer3DModel", wide)), "modulation", 2, 16)
+    noisy = {**tiny.AUTOENCODERS["ltx"][1], "timestep_conditioning": True}
+    with pytest.raises(UserError, match="decodes with noise of its own"):
+        FrameCodec(tiny.build(("AutoencoderKLLTXVideo", noisy)), ("top",), 16)
     merged = tiny.write(tmp_path / "merged")
     edit(merged, "transformer", num_layers=3)
     with pytest.raises(UserError, match="do not fit its configuration"):

@@ -41,6 +41,8 @@ class FrameCodec(nn.Module):
         name = type(autoencoder).__name__
         if name not in AUTOENCODERS:
             raise unknown_name("autoencoder", name, AUTOENCODERS)
+        if autoencoder.config.get("timestep_conditioning") or any(autoencoder.config.get("decoder_inject_noise") or ()):
+            raise UserError(f"{name} decodes with noise of its own (LTX from 0.9.1 on); choose one that does not.")
         self.axes, self.cameras = AUTOENCODERS[name], cameras
         self.autoencoder = autoencoder.eval().requires_grad_(False)
         mean, std = _scale(autoencoder)
@@ -52,9 +54,8 @@ class FrameCodec(nn.Module):
         except RuntimeError as error:
             raise UserError(f"{name} cannot encode pictures of {size} pixels; choose another size.") from error
         self.height = height * len(cameras)
-        if tuple(self._decode(torch.zeros(1, self.channels, height, self.width, device=mean.device)).shape) != (
-            *(1, 3, size, size),
-        ):
+        shown = self._decode(torch.zeros(1, self.channels, height, self.width, device=mean.device))
+        if shown.shape != black.shape:
             raise UserError(f"{name} does not give back {size} pixels; choose a multiple of its compression.")
 
     @torch.no_grad()
