@@ -29,9 +29,14 @@ from robopolicy.worldmodel.backend import SimStarts, WorldSim, WorldSimConfig
 from robopolicy.worldmodel.contract import WorldSpec
 from robopolicy.worldmodel.diagnostics import Verdict
 from robopolicy.worldmodel.latent import LatentConfig, LatentWorldModel
+from robopolicy.worldmodel.pretrained.model import PretrainedConfig, PretrainedWorldModel
 
 SCHEMA = 1  # raise it with every change that an older reader would misunderstand
-WORLD_MODELS = {LatentWorldModel.name: (LatentConfig, LatentWorldModel)}
+AnyWorldModel = LatentWorldModel | PretrainedWorldModel
+WORLD_MODELS: dict[str, tuple[type[Any], type[AnyWorldModel]]] = {
+    LatentWorldModel.name: (LatentConfig, LatentWorldModel),
+    PretrainedWorldModel.name: (PretrainedConfig, PretrainedWorldModel),
+}
 BACKEND = "worldmodel:"  # what a backend's name begins with that is the folder of a world model
 
 
@@ -63,7 +68,7 @@ class WorldManifest:
 
 
 def save_world(
-    folder: Path, model: LatentWorldModel, manifest: WorldManifest, training_state: Mapping[str, Any] | None = None
+    folder: Path, model: AnyWorldModel, manifest: WorldManifest, training_state: Mapping[str, Any] | None = None
 ) -> None:
     """Write a checkpoint folder atomically, replacing an older one of the same name.
 
@@ -97,7 +102,7 @@ def read_world_manifest(folder: Path) -> WorldManifest:
     return from_plain(WorldManifest, data, str(folder / MANIFEST))
 
 
-def load_world(path: str | Path, device: str | torch.device = "cpu") -> tuple[LatentWorldModel, WorldManifest]:
+def load_world(path: str | Path, device: str | torch.device = "cpu") -> tuple[AnyWorldModel, WorldManifest]:
     """Load a world model strictly, in evaluation mode.
 
     Raises:
@@ -133,7 +138,7 @@ def open_task(name: str, options: SimOptions) -> VectorSim:
     return world_sim(name, options, model, manifest)
 
 
-def world_sim(name: str, options: SimOptions, model: LatentWorldModel, manifest: WorldManifest) -> WorldSim:
+def world_sim(name: str, options: SimOptions, model: AnyWorldModel, manifest: WorldManifest) -> WorldSim:
     """A world model as simulator of the task `name`, whose episodes start where those of the real one do."""
     entry, spec = get_task(name), model.spec
     if manifest.task != entry.name:

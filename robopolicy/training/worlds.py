@@ -28,6 +28,12 @@ from robopolicy.worldmodel.diagnostics import GateConfig, failure_share, follow,
 from robopolicy.worldmodel.films import Films, spec_of, split
 from robopolicy.worldmodel.latent import PRESETS, LatentConfig, LatentWorldModel
 from robopolicy.worldmodel.learner import FilmSource, LearnerConfig, WorldLearner
+from robopolicy.worldmodel.pretrained.learner import (
+    LatentFilmSource,
+    PretrainedLearner,
+    PretrainedTrainConfig,
+    parts_of,
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class WorldTrainConfig:
     dataset: str = ""  # folder of films (`robopolicy collect --render`)
     model: LatentConfig = field(default_factory=LatentConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    pretrained: PretrainedTrainConfig = field(default_factory=PretrainedTrainConfig)  # in place of model and learner
     cameras: tuple[str, ...] = ()  # views to predict; empty: all
     proprio: tuple[str, ...] | None = None  # vector observations to predict beside them; null: all
     context: int = 4  # frames to look back
@@ -69,8 +76,8 @@ class WorldParts:
     """Everything a run consists of."""
 
     config: WorldTrainConfig
-    algorithm: WorldLearner
-    source: FilmSource
+    algorithm: WorldLearner | PretrainedLearner
+    source: FilmSource | LatentFilmSource
     validation: Films
     task: str
 
@@ -145,9 +152,12 @@ def build(config: WorldTrainConfig) -> WorldParts:
     spec = spec_of(episodes, cameras=config.cameras, proprio=config.proprio, context=config.context)
     train, validation = split(episodes, share=config.validation, held_out=config.held_out, seed=config.seed)
     films = Films(spec, train, config.dataset)
-    with torch.device(device):
-        learner = WorldLearner(config.learner, LatentWorldModel(config.model, spec), config.seed)
-    source = FilmSource(films, device, config.seed)
+    if config.pretrained.source:
+        learner, source = parts_of(config.pretrained, films, device, config.seed)
+    else:
+        with torch.device(device):
+            learner = WorldLearner(config.learner, LatentWorldModel(config.model, spec), config.seed)
+        source = FilmSource(films, device, config.seed)
     return WorldParts(config, learner, source, Films(spec, validation, config.dataset), episodes.tasks[0])
 
 

@@ -1,0 +1,1 @@
+"""Video transformers and autoencoders of diffusers as world models that are told actions."""

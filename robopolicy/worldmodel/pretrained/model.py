@@ -1,0 +1,308 @@
+"""A pretrained video transformer as world model: it continues latent films frame by frame of actions.
+
+The film is a window of C latents that are given (time 1) and k that are drawn together from noise by Euler steps, each
+frame told the action that led to it. The state vector is regressed beside, frame after frame, from what changed.
+
+When not to use it: without a GPU (a model of a billion parameters takes minutes a second there), or where the small
+model (`robopolicy.worldmodel.latent`) will do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from robopolicy.errors import UserError
+from robopolicy.extras import need
+from robopolicy.policies.noise import RowStreams, seats
+from robopolicy.worldmodel.contract import (
+    Frames,
+    Images,
+    Judgement,
+    WorldSpec,
+    WorldState,
+    check_actions,
+    check_inputs,
+)
+from robopolicy.worldmodel.networks import OutcomeHead
+from robopolicy.worldmodel.pretrained.codec import AUTOENCODERS, FrameCodec
+from robopolicy.worldmodel.pretrained.families import EXTRA, FAMILIES, ToldTransformer, build
+
+HUB = "hub:"  # what a source begins with that is to be downloaded
+_APART = 1 << 40  # added to the step in the key of a film's noise, so that it is not that of the policy in the film
+_POOLED = 4  # latent cells along each axis that judge and state vector see
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """What is added to a pretrained model, and how it is sampled."""
+
+    conditioning: str = "modulation"  # how actions enter: modulation | tokens (Wan, SkyReels) | channels
+    action_width: int = 256  # of the layers that read actions
+    lora_rank: int = 0  # of the low-rank updates of all attentions, while the rest is frozen; 0 trains everything
+    steps: int = 10  # Euler steps per call
+    shift: float = 3.0  # of the times, in sampling and training, towards noise; 1 spaces them evenly
+    samples: int = 1  # futures drawn per call; more than one measure how uncertain it is, at their cost
+    rows: int = 4  # films per network call; a fixed number keeps rounding independent of the batch
+
+    def __post_init__(self) -> None:
+        if min(self.action_width, self.steps, self.samples, self.rows) < 1 or self.lora_rank < 0 or self.shift <= 0:
+            raise UserError(f"Widths, steps, samples, rows and shift of an adapter must be positive, got {self}.")
+
+
+@dataclass(frozen=True)
+class PretrainedConfig:
+    """Everything but the weights."""
+
+    transformer: dict[str, Any]  # configuration in diffusers, with `_class_name`
+    autoencoder: dict[str, Any]  # likewise
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
+
+    @property
+    def rows(self) -> int:
+        """Films per network call."""
+        return self.adapter.rows
+
+
+class PretrainedWorldModel(nn.Module):
+    """A `VideoWorldModel` with its own judge, `outcome`. `open_pretrained` makes one of a model of diffusers."""
+
+    name: ClassVar[str] = "pretrained"
+    proprio_mean: Tensor
+    proprio_std: Tensor
+    proprio_change_mean: Tensor
+    proprio_change_std: Tensor
+    action_mean: Tensor
+    action_std: Tensor
+
+    def __init__(
+        self, config: PretrainedConfig, spec: WorldSpec, transformer: Any = None, autoencoder: Any = None
+    ) -> None:
+        """Build from configurations, or around networks that have been loaded."""
+        super().__init__()
+        if spec.needs_text:
+            raise UserError("Pretrained world models read no text here; leave needs_text false.")
+        self.config, self.spec = config, spec
+        adapter = config.adapter
+        autoencoder = autoencoder or build(config.autoencoder, AUTOENCODERS, "autoencoder")
+        self.codec = FrameCodec(autoencoder, spec.cameras, spec.size)
+        transformer = transformer or build(config.transformer, FAMILIES, "video transformer")
+        self.told = ToldTransformer(transformer, adapter.conditioning, spec.action_dim, adapter.action_width)
+        if self.told.channels != self.codec.channels:
+            sizes = f"{self.told.channels} channels, those of the autoencoder {self.codec.channels}"
+            raise UserError(f"Latents of the transformer have {sizes}; take both from one model.")
+        patch = transformer.config["patch_size"]
+        across = tuple(patch[1:]) if isinstance(patch, list | tuple) else (patch, patch)
+        if self.codec.height % across[0] or self.codec.width % across[1]:
+            raise UserError(f"{spec.size} pixels do not divide into patches; choose a multiple of the model's.")
+        film = (spec.context + spec.frames_per_call, self.codec.height, self.codec.width)
+        largest = tuple(transformer.config.get("max_size") or film)
+        if any(size > most for size, most in zip(film, largest, strict=True)):
+            raise UserError(f"Films of {film} latents are larger than the {largest} that the transformer takes.")
+        if adapter.lora_rank:
+            _add_lora(transformer, adapter.lora_rank)
+        cells, proprio, actions = 2 * self.codec.channels * _POOLED**2, spec.proprio_dim, spec.action_dim
+        self.state = nn.Sequential(nn.Linear(cells + proprio + actions, 128), nn.SiLU(), nn.Linear(128, proprio))
+        self.outcome = OutcomeHead(self.codec.channels, _POOLED, proprio)
+        for name, size in {"proprio": proprio, "proprio_change": proprio, "action": actions}.items():
+            self.register_buffer(f"{name}_mean", torch.zeros(size))
+            self.register_buffer(f"{name}_std", torch.ones(size))
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.action_mean.device
+
+    def fit_vectors(self, **values: Tensor) -> None:
+        """Take the statistics of rows `(F, D)` of `proprio`, of its `proprio_change` per frame, and of `action`."""
+        for name, rows in values.items():
+            spread = rows.std(0)
+            getattr(self, f"{name}_mean").copy_(rows.mean(0))
+            getattr(self, f"{name}_std").copy_(torch.where(spread > 1e-6, spread, 1.0))
+
+    # The contract
+
+    @torch.no_grad()
+    def reset(
+        self, images: Images, proprio: Tensor, *, seeds: Tensor, actions: Tensor | None = None, text: str = ""
+    ) -> WorldState:
+        """Encode the context."""
+        check_inputs(self.spec, images, proprio, actions)
+        rows, context = proprio.shape[:2]
+        frames = {camera: views.flatten(0, 1) for camera, views in images.items()}
+        # One by one, since rounding depends on the size of a batch.
+        parts = [
+            self.codec.encode({camera: view[i : i + 1] for camera, view in frames.items()})
+            for i in range(rows * context)
+        ]
+        if actions is None:
+            actions = torch.zeros(rows, context - 1, self.spec.action_dim)
+        memory = {
+            "latents": torch.cat(parts).unflatten(0, (rows, context)),
+            "proprio": proprio.to(self.device, torch.float32),
+            "actions": actions.to(self.device, torch.float32),
+        }
+        return WorldState(seeds.cpu().clone(), torch.zeros_like(seeds, device="cpu"), memory)
+
+    @torch.no_grad()
+    def step(self, state: WorldState, actions: Tensor) -> tuple[WorldState, Frames]:
+        """Draw `frames_per_call` frames after the other."""
+        check_actions(self.spec, state, actions)
+        shown: list[Frames] = []
+        for chunk in actions.to(self.device, torch.float32).split(self.spec.frames_per_call, 1):
+            state, frames = self._next(state, chunk)
+            shown.append(frames)
+        images = {camera: torch.cat([frames.images[camera] for frames in shown], 1) for camera in self.spec.cameras}
+        proprio = torch.cat([frames.proprio for frames in shown], 1)
+        return state, Frames(images, proprio, torch.cat([frames.uncertainty for frames in shown], 1))
+
+    def _next(self, state: WorldState, chunk: Tensor) -> tuple[WorldState, Frames]:
+        """The frames of one call, `rows` films at a time, each in the place that its seed gives it."""
+        calls = seats(state.seeds.tolist(), self.config.rows)
+        parts = [self._draw(state.select(torch.tensor(call.members)), chunk[call.members]) for call in calls]
+        order = torch.tensor([index for call in calls for index in call.seated]).argsort().to(self.device)
+        kept = [[value[call.places] for value in part] for call, part in zip(calls, parts, strict=True)]
+        latents, proprio, uncertainty, *views = (torch.cat(values)[order] for values in zip(*kept, strict=True))
+        context = self.spec.context
+        memory = {
+            "latents": torch.cat([state.memory["latents"], latents], 1)[:, -context:],
+            "proprio": torch.cat([state.memory["proprio"], proprio], 1)[:, -context:],
+            "actions": torch.cat([state.memory["actions"], chunk], 1)[:, 1 - context :][:, : context - 1],
+        }
+        images = dict(zip(self.spec.cameras, views, strict=True))
+        return WorldState(state.seeds, state.steps + chunk.shape[1], memory), Frames(images, proprio, uncertainty)
+
+    def _draw(self, state: WorldState, chunk: Tensor) -> tuple[Tensor, ...]:
+        """Latents, state vectors, uncertainties and views of the next frames."""
+        given = state.memory["latents"]
+        actions = torch.cat([state.memory["actions"], chunk], 1)
+        streams = RowStreams(state.seeds.tolist(), (state.steps + _APART).tolist())
+        shape = (len(given), chunk.shape[1], *given.shape[2:])
+        draws = [
+            self.sample(streams.normal(shape).to(self.device), given, actions)
+            for _ in range(self.config.adapter.samples)
+        ]
+        latents = draws[0]
+        film = torch.cat([given[:, -1:], latents], 1)
+        proprio = [state.memory["proprio"][:, -1]]
+        for frame in range(chunk.shape[1]):
+            change = self.state_change(film[:, frame], film[:, frame + 1], proprio[-1], chunk[:, frame])
+            proprio.append(proprio[-1] + change * self.proprio_change_std + self.proprio_change_mean)
+        drawn = torch.stack(draws)
+        spread = drawn.var(0, unbiased=True) if len(draws) > 1 else torch.zeros_like(latents)
+        views = self.codec.decode(latents.flatten(0, 1))
+        seen = [views[camera].unflatten(0, shape[:2]) for camera in self.spec.cameras]
+        return latents, torch.stack(proprio[1:], 1), spread.flatten(2).mean(2).sqrt(), *seen
+
+    # Denoising
+
+    def velocity(self, film: Tensor, time: Tensor, actions: Tensor) -> Tensor:
+        """Velocity of latents `(B, T, Z, h, w)` at times `(B, T)`; actions `(B, T - 1, A)` in the task's units."""
+        told = (actions - self.action_mean) / self.action_std
+        told = functional.pad(told, (0, 0, 1, 0))  # nothing led to the first frame
+        return self.told.velocity(film, time, told, given=self.spec.context)
+
+    def sample(self, noise: Tensor, given: Tensor, actions: Tensor) -> Tensor:
+        """Latents `(B, k, ...)` made of standard normal `noise` by Euler steps, after the frames `given`."""
+        adapter, context = self.config.adapter, given.shape[1]
+        x, grid = noise, 1 - shifted(torch.linspace(1, 0, adapter.steps + 1), adapter.shift)
+        for now, later in itertools.pairwise(grid.tolist()):
+            time = noise.new_ones(len(x), context + x.shape[1])
+            time[:, context:] = now
+            x = x + (later - now) * self.velocity(torch.cat([given, x], 1), time, actions)[:, context:]
+        return x
+
+    def state_change(self, before: Tensor, after: Tensor, proprio: Tensor, action: Tensor) -> Tensor:
+        """Normalised change of the state vector `(B, P)` between two latents `(B, Z, h, w)`."""
+        seen = [_pooled(latent).flatten(1) for latent in (before, after - before)]
+        vector = (proprio - self.proprio_mean) / self.proprio_std
+        return self.state(torch.cat([*seen, vector, (action - self.action_mean) / self.action_std], 1))
+
+    # The judge
+
+    @torch.no_grad()
+    def judge(self, images: Images, proprio: Tensor) -> Judgement:
+        """Success and progress in the last frame of each clip; it never abstains."""
+        latent = self.codec.encode({camera: frames[:, -1] for camera, frames in images.items()})
+        success, progress = self.judged(latent, proprio[:, -1].to(self.device)).sigmoid().unbind(1)
+        return Judgement(success, progress, torch.zeros_like(success, dtype=torch.bool))
+
+    def judged(self, latent: Tensor, proprio: Tensor) -> Tensor:
+        """Logits `(B, 2)` of success and progress at latents `(B, Z, h, w)` and state vectors `(B, P)`."""
+        return self.outcome(_pooled(latent), (proprio - self.proprio_mean) / self.proprio_std)
+
+
+def _pooled(latent: Tensor) -> Tensor:
+    return functional.adaptive_avg_pool2d(latent, _POOLED)
+
+
+def shifted(share: Tensor, shift: float) -> Tensor:
+    """Shares of noise, moved towards more of it where `shift` is above 1 (Esser et al. 2024)."""
+    return shift * share / (1 + (shift - 1) * share)
+
+
+def _add_lora(transformer: nn.Module, rank: int) -> None:
+    """Freeze a transformer and add low-rank updates to its attentions; they change nothing at first."""
+    peft = need("peft", EXTRA)
+    transformer.requires_grad_(False)
+    attentions = ["to_q", "to_k", "to_v", "to_out.0"]
+    peft.inject_adapter_in_model(peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=attentions), transformer)
+
+
+def open_pretrained(
+    source: str | Path, spec: WorldSpec, adapter: AdapterConfig | None = None, *, autoencoder: str | Path = ""
+) -> PretrainedWorldModel:
+    """A pretrained model with a fresh adapter, which must be trained before it follows actions.
+
+    Args:
+        source: A local folder as diffusers saves pipelines, with `transformer` and `vae` in it; or `hub:OWNER/NAME`,
+            which downloads. Nothing is downloaded otherwise.
+        spec: The world.
+        adapter: What is added.
+        autoencoder: A folder (or `hub:...`) whose `vae` is taken instead.
+
+    Raises:
+        UserError: The folder is missing, a class is not supported, or weights do not fit their configuration.
+    """
+    transformer = _load(source, "transformer", FAMILIES, "video transformer")
+    vae = _load(autoencoder or source, "vae", AUTOENCODERS, "autoencoder")
+    config = PretrainedConfig(_plain(transformer), _plain(vae), adapter or AdapterConfig())
+    return PretrainedWorldModel(config, spec, transformer, vae).eval()
+
+
+def _plain(module: Any) -> dict[str, Any]:
+    """Configuration of a module of diffusers, with its class and without where it came from."""
+    kept = {key: value for key, value in module.config.items() if not key.startswith("_")}
+    return {"_class_name": type(module).__name__, **kept}
+
+
+def _load(source: str | Path, part: str, known: dict[str, Any], kind: str) -> Any:
+    """Load one network of a pipeline strictly."""
+    name, local = str(source), not str(source).startswith(HUB)
+    if local and not (Path(source) / part / "config.json").is_file():
+        raise UserError(f"There is no {part}/config.json in {name}; pass a folder of diffusers, or {HUB}OWNER/NAME.")
+    if not local and not re.fullmatch(r"hub:[\w.-]+/[\w.-]+", name):
+        raise UserError(f"'{name}' is not {HUB}OWNER/NAME.")
+    diffusers, place = need("diffusers", EXTRA), name.removeprefix(HUB)
+    options = {"subfolder": part, "local_files_only": local}
+    try:
+        config = getattr(diffusers, next(iter(known))).load_config(place, **options)  # of whatever class
+        if config.get("_class_name") not in known:
+            raise UserError(f"{name}/{part} is a {config.get('_class_name')}; the {kind} must be one of {list(known)}.")
+        cls = getattr(diffusers, config["_class_name"])
+        module, report = cls.from_pretrained(
+            place, **options, use_safetensors=True, output_loading_info=True, torch_dtype=torch.float32
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"{name}/{part} cannot be loaded: {str(error).splitlines()[0]}") from error
+    wrong = [f"{len(found)} {kind}, e.g. {next(iter(found))}" for kind, found in report.items() if found]
+    if wrong:
+        raise UserError(f"Weights of {name}/{part} do not fit its configuration: {'; '.join(wrong)}.")
+    return module
