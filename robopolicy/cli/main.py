@@ -72,11 +72,19 @@ _OUT_OF_MEMORY = ("allocate memory", "out of memory")  # how torch says it
 _SIMULATORS = r"(gymnasium|envpool|metaworld|ogbench)\b"  # they warn of their own internals
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Keeps line breaks, and has room for every verb beside its help."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog)
+        self._action_max_length = 2 + len("worldmodel") + 2  # argparse forgets that verbs are indented once more
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that keeps the line breaks of its examples and reports mistakes in one line."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
-        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        kwargs.setdefault("formatter_class", _Help)
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
 

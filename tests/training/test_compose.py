@@ -53,6 +53,9 @@ def test_tasks_can_be_presets_full_names_or_last_parts():
     assert compose_config(["task=point_mass"]).task.name == "toy/point_mass"
 
 
+OTHERS = ("experiment", "text")  # presets of whole runs, and recipes
+
+
 @pytest.mark.parametrize("name", sorted(file.stem for file in (PRESETS / "experiment").glob("*.yaml")))
 def test_every_experiment_composes(name):
     config = compose_config([f"experiment={name}"])
@@ -62,7 +65,7 @@ def test_every_experiment_composes(name):
 
 @pytest.mark.parametrize(
     "group, name",
-    [(path.parent.name, path.stem) for path in sorted(PRESETS.glob("*/*.yaml")) if path.parent.name != "experiment"],
+    [(path.parent.name, path.stem) for path in sorted(PRESETS.glob("*/*.yaml")) if path.parent.name not in OTHERS],
 )
 def test_every_preset_composes(group, name):
     compose_config([f"{group}={name}"])
