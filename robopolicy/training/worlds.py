@@ -27,13 +27,9 @@ from robopolicy.training.world_checkpoint import SCHEMA, WorldManifest, read_wor
 from robopolicy.worldmodel.diagnostics import GateConfig, failure_share, follow, judge
 from robopolicy.worldmodel.films import Films, spec_of, split
 from robopolicy.worldmodel.latent import PRESETS, LatentConfig, LatentWorldModel
-from robopolicy.worldmodel.learner import FilmSource, LearnerConfig, WorldLearner
-from robopolicy.worldmodel.pretrained.learner import (
-    LatentFilmSource,
-    PretrainedLearner,
-    PretrainedTrainConfig,
-    parts_of,
-)
+from robopolicy.worldmodel.learner import LearnerConfig, StagedFilms, WorldLearner
+from robopolicy.worldmodel.pretrained.learner import PretrainedLearner, PretrainedTrainConfig, parts_of
+from robopolicy.worldmodel.source import FilmSource
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ class WorldParts:
 
     config: WorldTrainConfig
     algorithm: WorldLearner | PretrainedLearner
-    source: FilmSource | LatentFilmSource
+    source: FilmSource
     validation: Films
     task: str
 
@@ -157,7 +153,7 @@ def build(config: WorldTrainConfig) -> WorldParts:
     else:
         with torch.device(device):
             learner = WorldLearner(config.learner, LatentWorldModel(config.model, spec), config.seed)
-        source = FilmSource(films, device, config.seed)
+        source = StagedFilms(films, device, config.seed)
     return WorldParts(config, learner, source, Films(spec, validation, config.dataset), episodes.tasks[0])
 
 

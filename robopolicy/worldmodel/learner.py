@@ -16,9 +16,9 @@ from torch.nn import functional
 
 from robopolicy.errors import UserError
 from robopolicy.nets.ema import EMA
-from robopolicy.worldmodel.films import Films, FrameSampler
 from robopolicy.worldmodel.latent import LatentWorldModel, to_float
 from robopolicy.worldmodel.networks import AutoEncoder
+from robopolicy.worldmodel.source import FilmSource
 
 Metrics = dict[str, float]
 
@@ -155,24 +155,6 @@ class WorldLearner:
         done = self.updates - config.autoencoder_updates
         return config.lr * min(1.0, (done + 1) / 100) * (1 - 0.9 * done / config.updates)
 
-    @torch.no_grad()
-    def encode(self, films: Films) -> Tensor:
-        """Latents `(F, Z, h, w)` of all frames, on the CPU; the model takes their statistics."""
-        model = self.model
-        model.latent_mean.zero_()
-        model.latent_std.fill_(1.0)
-        model.autoencoder.requires_grad_(False)
-        size = 256
-        parts = [
-            model.encode({camera: value[i : i + size] for camera, value in films.images.items()}).cpu()
-            for i in range(0, len(films), size)
-        ]
-        latents = model.fit_latents(torch.cat(parts), films.targets - 1, films.targets)
-        played = films.targets - 1
-        change = films.proprio[films.targets] - films.proprio[played]
-        model.fit_vectors(proprio=films.proprio, proprio_change=change, action=films.actions[played])
-        return latents
-
     def update(self, batch: FrameBatch | LatentBatch) -> Metrics:
         """One gradient step of the stage that `batch` is for."""
         model, config, rate = self.model, self.config, self.rate()
@@ -226,15 +208,21 @@ class WorldLearner:
         self.generator.set_state(state["generator"])
 
 
-class FilmSource:
-    """Batches of the stage that a learner is in; the latents of the second are computed once, when it begins."""
+class StagedFilms(FilmSource):
+    """Batches of the stage that a learner is in."""
 
-    env_steps = 0
-
-    def __init__(self, films: Films, device: torch.device, seed: int = 0) -> None:
-        self.films, self.device = films, device
-        self.sampler = FrameSampler(films, seed)
-        self._latents: Tensor | None = None
+    def encode(self, model: LatentWorldModel) -> Tensor:
+        """With an autoencoder that learns no more; the model takes the latents' statistics."""
+        model.latent_mean.zero_()
+        model.latent_std.fill_(1.0)
+        model.autoencoder.requires_grad_(False)
+        films, size = self.films, 256
+        with torch.no_grad():
+            parts = [
+                model.encode({camera: value[i : i + size] for camera, value in films.images.items()}).cpu()
+                for i in range(0, len(films), size)
+            ]
+        return model.fit_latents(torch.cat(parts), films.targets - 1, films.targets)
 
     def next(self, algorithm: WorldLearner) -> FrameBatch | LatentBatch:
         """The next batch."""
@@ -243,28 +231,8 @@ class FilmSource:
             chosen = self.sampler.frames(algorithm.config.autoencoder_batch)
             parts = [view[chosen[index :: len(views)]] for index, view in enumerate(views)]
             return FrameBatch(torch.cat(parts).to(self.device))
-        if self._latents is None:
-            self._latents = algorithm.encode(self.films)
-        size = algorithm.config.batch_size
+        model, size = algorithm.model, algorithm.config.batch_size
+        latents = self.latents(model)
         frames, actions, _ = self.films.window(self.sampler.targets(size))
-        judged = self.sampler.frames(size)
-        outcome = torch.stack([self.films.success[judged], self.films.progress[judged]], 1)
-        proprio = self.films.proprio
-        parts = (self._latents[frames], proprio[frames], actions, self._latents[judged], proprio[judged], outcome)
+        parts = (latents[frames], self.films.proprio[frames], actions, *self.judged(model, size))
         return LatentBatch(*(part.to(self.device) for part in parts))
-
-    def metrics(self) -> dict[str, float]:
-        """Nothing of its own."""
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Position in the stream."""
-        return self.sampler.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Restore `state_dict`."""
-        self.sampler.load_state_dict(state)
-        return True
-
-    def close(self) -> None:
-        """Nothing to free."""

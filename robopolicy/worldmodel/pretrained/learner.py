@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from robopolicy.errors import UserError
-from robopolicy.worldmodel.films import Films, FrameSampler
+from robopolicy.worldmodel.films import Films
 from robopolicy.worldmodel.pretrained.codec import cached_latents
 from robopolicy.worldmodel.pretrained.model import AdapterConfig, PretrainedWorldModel, open_pretrained, shifted
+from robopolicy.worldmodel.source import FilmSource
 
 Metrics = dict[str, float]
 
@@ -161,52 +162,29 @@ class PretrainedLearner:
         self.generator.set_state(state["generator"])
 
 
-class LatentFilmSource:
-    """Batches of windows; the latents of all frames are computed once, or found where an earlier run kept them."""
-
-    env_steps = 0
+class CachedFilms(FilmSource):
+    """Batches of windows; latents that an earlier run kept in the folder `cache` are found there."""
 
     def __init__(self, films: Films, device: torch.device, seed: int = 0, cache: Path | None = None) -> None:
-        self.films, self.device, self.cache = films, device, cache
-        self.sampler = FrameSampler(films, seed)
-        self._latents: Tensor | None = None
+        super().__init__(films, device, seed)
+        self.cache = cache
+
+    def encode(self, model: PretrainedWorldModel) -> Tensor:
+        """With the autoencoder of the pretrained model."""
+        return cached_latents(model.codec, self.films.images, self.cache)
 
     def next(self, algorithm: PretrainedLearner) -> FilmBatch:
         """The next batch."""
-        model, films = algorithm.model, self.films
-        if self._latents is None:
-            self._latents = cached_latents(model.codec, films.images, self.cache)
-            played = films.targets - 1
-            change = films.proprio[films.targets] - films.proprio[played]
-            model.fit_vectors(proprio=films.proprio, proprio_change=change, action=films.actions[played])
-        size = algorithm.config.batch_size
+        model, films, size = algorithm.model, self.films, algorithm.config.batch_size
+        latents = self.latents(model)
         frames, actions, real = films.window(self.sampler.targets(size), films.spec.frames_per_call)
-        judged = self.sampler.frames(size)
-        outcome = torch.stack([films.success[judged], films.progress[judged]], 1)
-        parts = (self._latents[frames], films.proprio[frames], actions, real)
-        parts += (self._latents[judged], films.proprio[judged], outcome)
+        parts = (latents[frames], films.proprio[frames], actions, real, *self.judged(model, size))
         return FilmBatch(*(part.to(self.device) for part in parts))
-
-    def metrics(self) -> dict[str, float]:
-        """Nothing of its own."""
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Position in the stream."""
-        return self.sampler.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Restore `state_dict`."""
-        self.sampler.load_state_dict(state)
-        return True
-
-    def close(self) -> None:
-        """Nothing to free."""
 
 
 def parts_of(
     config: PretrainedTrainConfig, films: Films, device: torch.device, seed: int
-) -> tuple[PretrainedLearner, LatentFilmSource]:
+) -> tuple[PretrainedLearner, CachedFilms]:
     """What a run consists of.
 
     Raises:
@@ -214,4 +192,4 @@ def parts_of(
     """
     model = open_pretrained(config.source, films.spec, config.adapter, autoencoder=config.autoencoder).to(device)
     cache = Path(config.cache) if config.cache else None
-    return PretrainedLearner(config.learner, model, seed), LatentFilmSource(films, device, seed, cache)
+    return PretrainedLearner(config.learner, model, seed), CachedFilms(films, device, seed, cache)

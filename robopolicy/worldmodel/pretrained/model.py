@@ -21,22 +21,14 @@ from torch.nn import functional
 
 from robopolicy.errors import UserError
 from robopolicy.extras import need
-from robopolicy.policies.noise import RowStreams, seats
-from robopolicy.worldmodel.contract import (
-    Frames,
-    Images,
-    Judgement,
-    WorldSpec,
-    WorldState,
-    check_actions,
-    check_inputs,
-)
+from robopolicy.policies.noise import RowStreams
+from robopolicy.worldmodel.base import LatentFilms, disagreement
+from robopolicy.worldmodel.contract import Images, WorldSpec
 from robopolicy.worldmodel.networks import OutcomeHead
 from robopolicy.worldmodel.pretrained.codec import AUTOENCODERS, FrameCodec
 from robopolicy.worldmodel.pretrained.families import EXTRA, FAMILIES, ToldTransformer, build
 
 HUB = "hub:"  # what a source begins with that is to be downloaded
-_APART = 1 << 40  # added to the step in the key of a film's noise, so that it is not that of the policy in the film
 _POOLED = 4  # latent cells along each axis that judge and state vector see
 
 
@@ -71,25 +63,20 @@ class PretrainedConfig:
         return self.adapter.rows
 
 
-class PretrainedWorldModel(nn.Module):
+class PretrainedWorldModel(LatentFilms):
     """A `VideoWorldModel` with its own judge, `outcome`. `open_pretrained` makes one of a model of diffusers."""
 
     name: ClassVar[str] = "pretrained"
-    proprio_mean: Tensor
-    proprio_std: Tensor
-    proprio_change_mean: Tensor
-    proprio_change_std: Tensor
-    action_mean: Tensor
-    action_std: Tensor
+    config: PretrainedConfig
 
     def __init__(
         self, config: PretrainedConfig, spec: WorldSpec, transformer: Any = None, autoencoder: Any = None
     ) -> None:
         """Build from configurations, or around networks that have been loaded."""
-        super().__init__()
+        super().__init__(spec)
         if spec.needs_text:
             raise UserError("Pretrained world models read no text here; leave needs_text false.")
-        self.config, self.spec = config, spec
+        self.config = config
         adapter = config.adapter
         autoencoder = autoencoder or build(config.autoencoder, AUTOENCODERS, "autoencoder")
         self.codec = FrameCodec(autoencoder, spec.cameras, spec.size)
@@ -111,97 +98,35 @@ class PretrainedWorldModel(nn.Module):
         cells, proprio, actions = 2 * self.codec.channels * _POOLED**2, spec.proprio_dim, spec.action_dim
         self.state = nn.Sequential(nn.Linear(cells + proprio + actions, 128), nn.SiLU(), nn.Linear(128, proprio))
         self.outcome = OutcomeHead(self.codec.channels, _POOLED, proprio)
-        for name, size in {"proprio": proprio, "proprio_change": proprio, "action": actions}.items():
-            self.register_buffer(f"{name}_mean", torch.zeros(size))
-            self.register_buffer(f"{name}_std", torch.ones(size))
 
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        return self.action_mean.device
+    # Frames and latents
 
-    def fit_vectors(self, **values: Tensor) -> None:
-        """Take the statistics of rows `(F, D)` of `proprio`, of its `proprio_change` per frame, and of `action`."""
-        for name, rows in values.items():
-            spread = rows.std(0)
-            getattr(self, f"{name}_mean").copy_(rows.mean(0))
-            getattr(self, f"{name}_std").copy_(torch.where(spread > 1e-6, spread, 1.0))
+    def encode(self, images: Images) -> Tensor:
+        """As the autoencoder does."""
+        return self.codec.encode(images)
 
-    # The contract
+    def decode(self, latent: Tensor) -> Images:
+        """As the autoencoder does."""
+        return self.codec.decode(latent)
 
-    @torch.no_grad()
-    def reset(
-        self, images: Images, proprio: Tensor, *, seeds: Tensor, actions: Tensor | None = None, text: str = ""
-    ) -> WorldState:
-        """Encode the context."""
-        check_inputs(self.spec, images, proprio, actions)
-        rows, context = proprio.shape[:2]
-        frames = {camera: views.flatten(0, 1) for camera, views in images.items()}
-        # One by one, since rounding depends on the size of a batch.
-        parts = [
-            self.codec.encode({camera: view[i : i + 1] for camera, view in frames.items()})
-            for i in range(rows * context)
-        ]
-        if actions is None:
-            actions = torch.zeros(rows, context - 1, self.spec.action_dim)
-        memory = {
-            "latents": torch.cat(parts).unflatten(0, (rows, context)),
-            "proprio": proprio.to(self.device, torch.float32),
-            "actions": actions.to(self.device, torch.float32),
-        }
-        return WorldState(seeds.cpu().clone(), torch.zeros_like(seeds, device="cpu"), memory)
+    # Denoising
 
-    @torch.no_grad()
-    def step(self, state: WorldState, actions: Tensor) -> tuple[WorldState, Frames]:
-        """Draw `frames_per_call` frames after the other."""
-        check_actions(self.spec, state, actions)
-        shown: list[Frames] = []
-        for chunk in actions.to(self.device, torch.float32).split(self.spec.frames_per_call, 1):
-            state, frames = self._next(state, chunk)
-            shown.append(frames)
-        images = {camera: torch.cat([frames.images[camera] for frames in shown], 1) for camera in self.spec.cameras}
-        proprio = torch.cat([frames.proprio for frames in shown], 1)
-        return state, Frames(images, proprio, torch.cat([frames.uncertainty for frames in shown], 1))
-
-    def _next(self, state: WorldState, chunk: Tensor) -> tuple[WorldState, Frames]:
-        """The frames of one call, `rows` films at a time, each in the place that its seed gives it."""
-        calls = seats(state.seeds.tolist(), self.config.rows)
-        parts = [self._draw(state.select(torch.tensor(call.members)), chunk[call.members]) for call in calls]
-        order = torch.tensor([index for call in calls for index in call.seated]).argsort().to(self.device)
-        kept = [[value[call.places] for value in part] for call, part in zip(calls, parts, strict=True)]
-        latents, proprio, uncertainty, *views = (torch.cat(values)[order] for values in zip(*kept, strict=True))
-        context = self.spec.context
-        memory = {
-            "latents": torch.cat([state.memory["latents"], latents], 1)[:, -context:],
-            "proprio": torch.cat([state.memory["proprio"], proprio], 1)[:, -context:],
-            "actions": torch.cat([state.memory["actions"], chunk], 1)[:, 1 - context :][:, : context - 1],
-        }
-        images = dict(zip(self.spec.cameras, views, strict=True))
-        return WorldState(state.seeds, state.steps + chunk.shape[1], memory), Frames(images, proprio, uncertainty)
-
-    def _draw(self, state: WorldState, chunk: Tensor) -> tuple[Tensor, ...]:
-        """Latents, state vectors, uncertainties and views of the next frames."""
-        given = state.memory["latents"]
-        actions = torch.cat([state.memory["actions"], chunk], 1)
-        streams = RowStreams(state.seeds.tolist(), (state.steps + _APART).tolist())
-        shape = (len(given), chunk.shape[1], *given.shape[2:])
+    def draw(
+        self, streams: RowStreams, given: Tensor, proprio: Tensor, actions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The frames of one call, and the state vector step by step through them."""
+        played = actions[:, self.spec.context - 1 :]
+        shape = (len(given), played.shape[1], *given.shape[2:])
         draws = [
             self.sample(streams.normal(shape).to(self.device), given, actions)
             for _ in range(self.config.adapter.samples)
         ]
-        latents = draws[0]
-        film = torch.cat([given[:, -1:], latents], 1)
-        proprio = [state.memory["proprio"][:, -1]]
-        for frame in range(chunk.shape[1]):
-            change = self.state_change(film[:, frame], film[:, frame + 1], proprio[-1], chunk[:, frame])
-            proprio.append(proprio[-1] + change * self.proprio_change_std + self.proprio_change_mean)
-        drawn = torch.stack(draws)
-        spread = drawn.var(0, unbiased=True) if len(draws) > 1 else torch.zeros_like(latents)
-        views = self.codec.decode(latents.flatten(0, 1))
-        seen = [views[camera].unflatten(0, shape[:2]) for camera in self.spec.cameras]
-        return latents, torch.stack(proprio[1:], 1), spread.flatten(2).mean(2).sqrt(), *seen
-
-    # Denoising
+        film = torch.cat([given[:, -1:], draws[0]], 1)
+        vectors = [proprio[:, -1]]
+        for frame, action in enumerate(played.unbind(1)):
+            change = self.state_change(film[:, frame], film[:, frame + 1], vectors[-1], action)
+            vectors.append(vectors[-1] + change * self.proprio_change_std + self.proprio_change_mean)
+        return draws[0], torch.stack(vectors[1:], 1), disagreement(draws)
 
     def velocity(self, film: Tensor, time: Tensor, actions: Tensor) -> Tensor:
         """Velocity of latents `(B, T, Z, h, w)` at times `(B, T)`; actions `(B, T - 1, A)` in the task's units."""
@@ -226,13 +151,6 @@ class PretrainedWorldModel(nn.Module):
         return self.state(torch.cat([*seen, vector, (action - self.action_mean) / self.action_std], 1))
 
     # The judge
-
-    @torch.no_grad()
-    def judge(self, images: Images, proprio: Tensor) -> Judgement:
-        """Success and progress in the last frame of each clip; it never abstains."""
-        latent = self.codec.encode({camera: frames[:, -1] for camera, frames in images.items()})
-        success, progress = self.judged(latent, proprio[:, -1].to(self.device)).sigmoid().unbind(1)
-        return Judgement(success, progress, torch.zeros_like(success, dtype=torch.bool))
 
     def judged(self, latent: Tensor, proprio: Tensor) -> Tensor:
         """Logits `(B, 2)` of success and progress at latents `(B, Z, h, w)` and state vectors `(B, P)`."""
