@@ -19,7 +19,7 @@ from robopolicy.errors import UserError
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.policies.noise import seats
 from robopolicy.sim.contract import Observation, SimSpec, Step, VectorSim
-from robopolicy.sim.seeds import SeedCounter
+from robopolicy.sim.rows import RowSim
 from robopolicy.worldmodel.contract import Images, Judge, VideoWorldModel, WorldSpec, WorldState, first_frames
 from robopolicy.worldmodel.films import Films
 
@@ -102,7 +102,7 @@ class LoggedStarts:
         """Nothing to free."""
 
 
-class WorldSim(VectorSim):
+class WorldSim(RowSim):
     """N films of a world model, stepped together."""
 
     def __init__(
@@ -134,7 +134,7 @@ class WorldSim(VectorSim):
         _check_world(model.spec, task)
         self.model, self.judge, self.starts = model, judge, starts
         shown = {*model.spec.proprio, *(IMAGE_PREFIX + camera for camera in model.spec.cameras)}
-        self.spec = replace(
+        spec = replace(
             task,
             observation={key: value for key, value in task.observation.items() if key in shown},
             max_episode_steps=self.config.max_episode_steps or task.max_episode_steps,
@@ -143,33 +143,19 @@ class WorldSim(VectorSim):
             final_obs_exact=True,
             mirror=None,
         )
-        self.num_envs = num_envs
-        self.device = torch.device("cpu")
-        self.episode_step = torch.zeros(num_envs, dtype=torch.int64)
+        super().__init__(spec, num_envs)
         self._rows = rows
-        self._seeds = SeedCounter(num_envs)
         self._low, self._high = task.action_low.cpu(), task.action_high.cpu()
         self._state: WorldState | None = None
         self._images: Images = {}
         self._proprio = torch.zeros(num_envs, model.spec.proprio_dim)
         self._progress = torch.zeros(num_envs)
 
-    @property
-    def episode_seed(self) -> Tensor:  # type: ignore[override]
-        """(N,) seeds of the episodes now running."""
-        return torch.from_numpy(self._seeds.current.copy())
-
-    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
-        """Start every environment anew."""
-        self._seeds.reset(seed)
-        self._start(torch.ones(self.num_envs, dtype=torch.bool))
-        return self._observe()
-
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Let the model predict one frame of every active film, and judge it."""
         assert self._state is not None, "reset first"
         config, count = self.config, self.num_envs
-        active = torch.ones(count, dtype=torch.bool) if active is None else active.cpu()
+        active = self.moving(active)
         rows = active.nonzero().flatten()
         success, progress = torch.zeros(count, dtype=torch.bool), self._progress.clone()
         uncertainty = torch.zeros(count)
@@ -188,11 +174,11 @@ class WorldSim(VectorSim):
         terminated = success & config.ends_on_success
         lost = uncertainty > config.max_uncertainty
         truncated = active & ~terminated & (lost | (self.episode_step >= self.spec.max_episode_steps))
-        final = self._observe()
+        final = self.observe()
         ended = terminated | truncated
-        self._start(ended)
+        self.restart(ended)
         return Step(
-            obs=self._observe() if bool(ended.any()) else final,
+            obs=self.observe() if bool(ended.any()) else final,
             reward=torch.where(active, reward, 0.0),
             terminated=terminated,
             truncated=truncated,
@@ -219,13 +205,11 @@ class WorldSim(VectorSim):
     def state_dict(self) -> dict[str, Any]:
         """The films as far as they go."""
         assert self._state is not None, "reset first"
-        return {
+        return super().state_dict() | {
             "films": {"seeds": self._state.seeds, "steps": self._state.steps, "memory": dict(self._state.memory)},
             "images": dict(self._images),
             "proprio": self._proprio,
             "progress": self._progress,
-            "step": self.episode_step,
-            "seeds": self._seeds.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
@@ -235,20 +219,14 @@ class WorldSim(VectorSim):
         self._state = WorldState(films["seeds"].clone(), films["steps"].clone(), memory)
         self._images = {camera: view.clone() for camera, view in state["images"].items()}
         self._proprio, self._progress = state["proprio"].clone(), state["progress"].clone()
-        self.episode_step = state["step"].clone()
-        self._seeds.load_state_dict(state["seeds"])
-        return self._observe()
+        return super().load_state_dict(state)
 
-    def _start(self, ended: Tensor) -> None:
-        rows = ended.nonzero().flatten()
-        if not len(rows):
-            return
-        seeds = self._seeds.take(rows.numpy())
+    def begin(self, rows: Tensor, seeds: list[int]) -> None:
+        """Begin films."""
         images, proprio = self.starts(seeds)
         state = self.model.reset(*first_frames(self.model.spec, images, proprio), seeds=torch.tensor(seeds))
         self._state = state if self._state is None or len(rows) == self.num_envs else self._state.put(rows, state)
         self._show(rows, images, proprio)
-        self.episode_step = torch.where(ended, 0, self.episode_step)
         self._progress = self._progress.clone()
         self._progress[rows] = self._judged(rows)[1]
 
@@ -276,7 +254,8 @@ class WorldSim(VectorSim):
             progress[call.seated] = judgement.progress[call.places].cpu().float()
         return success, progress
 
-    def _observe(self) -> Observation:
+    def observe(self) -> Observation:
+        """State vectors and frames."""
         names = self.model.spec.proprio
         sizes = [int(np.prod(self.spec.observation[name].shape)) for name in names]
         seen = dict(zip(names, self._proprio.split(sizes, 1), strict=True)) if names else {}
