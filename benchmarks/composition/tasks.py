@@ -53,6 +53,7 @@ class PairTask:
 
 DIFFUSION = {"steps": 10, "sampler": "ddim"}
 FLOW = {"steps": 10}
+WIDE = {"hidden": (512, 512, 512)}
 STATE = ("state",)
 
 TASKS = {
@@ -86,12 +87,11 @@ TASKS = {
         ),
         PairTask(
             "push_t",
-            "push_t/push_t",
-            demonstrations=40,
-            horizon=8,
-            first=Parent("diffusion, state", "diffusion", ("agent", "keypoints"), DIFFUSION),
-            second=Parent("flow, image", "flow", ("agent", "image.top"), FLOW, batch_size=64),
-            cameras=("top",),
+            "push_t/near",
+            demonstrations=400,
+            horizon=16,
+            first=Parent("diffusion, state", "diffusion", ("agent", "keypoints"), DIFFUSION | WIDE, updates=12_000),
+            second=Parent("flow, state", "flow", ("agent", "keypoints"), FLOW | WIDE, updates=12_000),
             reward="shaped",  # a return is then the largest coverage
         ),
     )
