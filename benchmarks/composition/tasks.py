@@ -39,6 +39,7 @@ class PairTask:
     cameras: tuple[str, ...] = ()  # whose images a parent sees
     image_size: int = 48  # pixels, square
     reward: str = "sparse"  # of the returns in the table
+    measure: str = "success"  # what weights are chosen and policies compared by; `return` where success is too rare
     mode: tuple[str, int] | None = None  # observation and its element by whose first value demonstrations are sorted
 
     @property
@@ -93,6 +94,7 @@ TASKS = {
             first=Parent("diffusion, state", "diffusion", ("agent", "keypoints"), DIFFUSION | WIDE, updates=12_000),
             second=Parent("flow, state", "flow", ("agent", "keypoints"), FLOW | WIDE, updates=12_000),
             reward="shaped",  # a return is then the largest coverage
+            measure="return",
         ),
     )
 }
