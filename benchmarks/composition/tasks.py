@@ -91,7 +91,7 @@ TASKS = {
             "push_t/near",
             demonstrations=400,
             horizon=16,
-            first=Parent("diffusion, state", "diffusion", ("agent", "keypoints"), DIFFUSION | WIDE, updates=12_000),
+            first=Parent("diffusion, state", "diffusion", ("agent", "keypoints"), DIFFUSION | WIDE, updates=20_000),
             second=Parent("flow, state", "flow", ("agent", "keypoints"), FLOW | WIDE, updates=12_000),
             reward="shaped",  # a return is then the largest coverage
             measure="return",
