@@ -45,6 +45,7 @@ from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.wrappers.composed import compose
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
 from robopolicy.policies.wrappers.selected import select
+from robopolicy.spec import IMAGE_PREFIX
 from robopolicy.training.checkpoint import save_checkpoint
 
 SPEC = PolicySpec({"state": (32,)}, action_dim=7, horizon=8, execute=8)
@@ -128,7 +129,7 @@ def prepare(name: str, folder: Path) -> tuple[Contest, dict[str, Any]]:
     obs: dict[str, torch.Tensor] = {}
     for key, shape in policy.spec.observation.items():
         size = (4, policy.spec.obs_horizon, *shape)
-        picture = key.startswith("image.")
+        picture = key.startswith(IMAGE_PREFIX)
         obs[key] = torch.randint(0, 256, size, dtype=torch.uint8) if picture else torch.randn(size)
     save_checkpoint(folder / "checkpoint", policy, task="none/none", obs_sample=obs)
     start = time.perf_counter()

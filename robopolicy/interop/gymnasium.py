@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import Observation, SimSpec, VectorSim
+from robopolicy.spec import IMAGE_PREFIX
 
 Obs = NDArray[Any] | dict[str, NDArray[Any]]
 
@@ -25,7 +26,7 @@ def observation_space(spec: SimSpec) -> spaces.Space[Any]:
     """Space of one observation: a Box for `state` alone, else a Dict."""
     boxes: dict[str, spaces.Space[Any]] = {}
     for key, entry in spec.observation.items():
-        if key.startswith("image."):
+        if key.startswith(IMAGE_PREFIX):
             boxes[key] = spaces.Box(0, 255, (*entry.shape[1:], entry.shape[0]), np.uint8)
         else:
             boxes[key] = spaces.Box(-np.inf, np.inf, entry.shape, np.float32)
@@ -40,7 +41,7 @@ def action_space(spec: SimSpec) -> spaces.Box:
 def to_numpy(obs: Observation) -> Obs:
     """Observation as `observation_space` describes it, with the batch dimension."""
     arrays = {
-        key: (value.permute(0, 2, 3, 1) if key.startswith("image.") else value).cpu().numpy().copy()
+        key: (value.permute(0, 2, 3, 1) if key.startswith(IMAGE_PREFIX) else value).cpu().numpy().copy()
         for key, value in obs.items()
     }
     return arrays["state"] if set(arrays) == {"state"} else arrays

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.sim.contract import Observation, Step, TensorSpec, VectorSim
+from robopolicy.spec import IMAGE_PREFIX
 
 _SEED = 17
 _STEPS = 8  # control steps of the short comparisons
@@ -71,7 +72,7 @@ class _Checker:
             self._check_entry(key, entry)
 
     def _check_entry(self, key: str, entry: TensorSpec) -> None:
-        image = key.startswith("image.")
+        image = key.startswith(IMAGE_PREFIX)
         if image:
             shaped = len(entry.shape) == 3 and entry.shape[0] == 3 and entry.dtype == torch.uint8
             self.expect(shaped, f"Image '{key}' must be uint8 (3, height, width), got {entry.dtype} {entry.shape}.")

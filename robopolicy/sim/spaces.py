@@ -14,6 +14,7 @@ from torch import Tensor
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import TensorSpec
 from robopolicy.sim.host import Arrays
+from robopolicy.spec import IMAGE_PREFIX
 
 
 class ObservationMap:
@@ -31,7 +32,7 @@ class ObservationMap:
             key = ".".join(path)
             image = _image_size(leaf)
             if image is not None:
-                key = f"image.{key or 'pixels'}"
+                key = IMAGE_PREFIX + (key or "pixels")
                 self.specs[key] = TensorSpec((3, *image), torch.uint8)
             else:
                 key = key or "state"

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from robopolicy.data.episodes import is_image
 from robopolicy.errors import UserError
+from robopolicy.spec import IMAGE_PREFIX
 
 VERSION = "v3.0"
 INFO = "meta/info.json"
@@ -48,14 +49,14 @@ def feature_of(key: str) -> str:
     if "/" in key:
         raise UserError(f"LeRobot feature names have no '/', found '{key}'; rename the observation or camera.")
     if is_image(key):
-        return _IMAGES + key.removeprefix("image.")
+        return _IMAGES + key.removeprefix(IMAGE_PREFIX)
     return _STEP_FEATURES.get(key, _OBSERVATION + key)
 
 
 def key_of(feature: str, *, camera: bool) -> str | None:
     """Our key of a LeRobot feature; None for features that are no part of an episode."""
     if camera:
-        return "image." + feature.removeprefix(_IMAGES).removeprefix(_OBSERVATION)
+        return IMAGE_PREFIX + feature.removeprefix(_IMAGES).removeprefix(_OBSERVATION)
     if feature.startswith(_OBSERVATION):
         return feature.removeprefix(_OBSERVATION)
     return _STEP_KEYS.get(feature)

@@ -30,6 +30,7 @@ from robopolicy.data.lerobot.layout import key_of
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.extras import need
 from robopolicy.interop.lerobot.package import EXTRA
+from robopolicy.spec import IMAGE_PREFIX
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
@@ -229,7 +230,7 @@ def _named(
         if kind == "LANGUAGE" or ".empty_camera_" in feature:
             continue  # made by the processors from the instruction, and padding
         key = chosen.pop(feature, None) or key_of(feature, camera=kind == "VISUAL")
-        if key is None or (key.startswith("image.") != (kind == "VISUAL")):
+        if key is None or (key.startswith(IMAGE_PREFIX) != (kind == "VISUAL")):
             raise UserError(f"Input '{feature}' of {folder} cannot be the observation '{key}'; choose another key.")
         if key in names:
             raise UserError(f"Inputs '{names[key]}' and '{feature}' of {folder} are both '{key}'; choose another key.")
