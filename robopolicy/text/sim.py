@@ -73,7 +73,9 @@ class TextSim(VectorSim):
         rows = moving.nonzero().flatten().tolist()
         reward = torch.zeros(self.num_envs)
         terminated, truncated, success = (torch.zeros(self.num_envs, dtype=torch.bool) for _ in range(3))
-        for row, completion in zip(rows, unpack(action[rows]), strict=True):
+        said = unpack(action[rows])
+        self.guard.prepare(self.task, [self._episodes[row] for row in rows], said)
+        for row, completion in zip(rows, said, strict=True):
             turn = self.guard.step(self._episodes[row], completion, int(self._seeds.current[row]))
             self.episode_step[row] += 1
             if turn is None:
@@ -106,8 +108,9 @@ class TextSim(VectorSim):
         return self._observe()
 
     def close(self) -> None:
-        """End the thread of the rewards."""
+        """End the thread of the rewards, and what the task holds."""
         self.guard.close()
+        self.task.close()
 
     def _begin(self, row: int, seed: int) -> Episode:
         episode = self.task.episode(seed)

@@ -28,7 +28,6 @@ from robopolicy.samplers.protocols import TEACHER, Attempt, Task
 from robopolicy.text.guard import Guard
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.task import Episode, TextTask
-from robopolicy.text.tokenizers import Tokenizer
 from robopolicy.text.wire import shortened
 
 COLUMNS = ("tokens", "own", "logp", "entropy", "unit")  # of what follows the prompt, one entry per token
@@ -84,11 +83,14 @@ class TextWorld:
             made = self.policy.write(seen, self.generator, temperature=heat)
             self.generated += int(made.mask.sum())
             logp, entropy, cut = made.logp.tolist(), made.entropy.tolist(), made.cut.tolist()
-            for place, (talk, tokens) in enumerate(zip(running, made.completions(), strict=True)):
+            written = made.completions()
+            said = [self._message(talk, tokens) for talk, tokens in zip(running, written, strict=True)]
+            self.guard.prepare(self.task, [talk.episode for talk in running], said)
+            for place, (talk, tokens) in enumerate(zip(running, written, strict=True)):
                 count = len(tokens)
                 talk.add(tokens, True, logp[place][:count], entropy[place][:count])
                 talk.cut |= cut[place]
-                self._answer(talk, tokens)
+                self._answer(talk, said[place])
         attempts = [self._attempt(talk) for talk in talks]
         self.played += attempts
         return attempts
@@ -177,12 +179,14 @@ class TextWorld:
         """Let a demonstration say a message."""
         tokens = [*self.policy.tokenizer.encode(message), self.policy.tokenizer.eos]
         talk.add(tokens, own)
-        self._answer(talk, tokens)
+        self._answer(talk, self._message(talk, tokens))
 
-    def _answer(self, talk: _Talk, tokens: Sequence[int]) -> None:
+    def _message(self, talk: _Talk, tokens: Sequence[int]) -> str:
+        """The message that ends with these tokens, as the episode gets it."""
+        return shortened(self.policy.tokenizer.decode([*talk.begun, *tokens]), self.task.completion_bytes)
+
+    def _answer(self, talk: _Talk, message: str) -> None:
         """Hand a message to the episode and write down what it replies."""
-        tokenizer: Tokenizer = self.policy.tokenizer
-        message = shortened(tokenizer.decode([*talk.begun, *tokens]), self.task.completion_bytes)
         turn = self.guard.step(talk.episode, message, int(talk.task.payload))
         talk.said.append(message)
         talk.begun = []
@@ -193,7 +197,7 @@ class TextWorld:
         talk.success |= turn.success
         talk.done = turn.done
         if not turn.done and len(talk.said) < self.task.max_turns:
-            talk.add(tokenizer.reply(turn.reply), False)
+            talk.add(self.policy.tokenizer.reply(turn.reply), False)
 
     def _attempt(self, talk: _Talk) -> Attempt:
         columns = talk.columns
