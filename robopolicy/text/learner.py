@@ -112,13 +112,10 @@ class TextLearner(Algorithm):
     def imitate(self, batch: Sequence[Sequence[str]]) -> Metrics:
         """One step towards conversations: messages of the world and of the demonstrator in turn."""
         self.policy.train()
-        record = self.policy.conversations(batch)
-        mask = record["mask"]
-        out = self.policy.score(**record, temperature=torch.ones(len(mask), device=mask.device))
-        nll = -out.logp.sum() / mask.sum()
+        nll, entropy = self.policy.conversation_loss(batch, self.generator)
         metrics = self.step(nll)
         self.updates += 1
-        return metrics | {"actor/entropy": float(out.entropy.detach().sum() / mask.sum())}
+        return metrics | {"actor/entropy": float(entropy.detach())}
 
     def step(self, loss: torch.Tensor) -> Metrics:
         """One gradient step."""

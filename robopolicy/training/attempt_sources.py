@@ -19,7 +19,7 @@ from robopolicy.samplers.protocols import Attempt, Pool, Task, degenerate, rewar
 from robopolicy.samplers.staleness import Bounded, Players, Stream
 from robopolicy.text.learner import TextRecipe
 from robopolicy.text.sim import TextSim
-from robopolicy.text.world import TextWorld
+from robopolicy.text.worlds import make_world
 
 SHOWN = 5  # faults written out per update
 MOST_EMPTY = 20  # batches without a group to learn from, after which the run ends
@@ -53,7 +53,7 @@ class AttemptSource(TextSource):
     def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:
         super().__init__(sim, seed)
         self.algorithm = algorithm
-        self.world = TextWorld(algorithm.policy, self.task, torch.Generator().manual_seed(seed))
+        self.world = make_world(algorithm.policy, self.task, torch.Generator().manual_seed(seed))
         pool = Pool([Task(key, payload=key) for key in range(seed, seed + algorithm.config.problems)])
         plain = algorithm.recipe.rollout
         try:
@@ -155,7 +155,7 @@ class OverlappedSource(AttemptSource):
     def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:
         super().__init__(sim, algorithm, seed=seed)
         self._player = frozen_copy(algorithm.policy)
-        self.world = TextWorld(self._player, self.task, torch.Generator().manual_seed(seed))
+        self.world = make_world(self._player, self.task, torch.Generator().manual_seed(seed))
         self._players: Players | None = None  # start with the first batch, when a resumed run has its weights
         self.stream = Stream(Bounded(algorithm.config.staleness), algorithm.config.prompts)
 

@@ -107,7 +107,8 @@ class WrittenSource(TextSource):
         count = self.algorithm.config.prompts
         chosen, self._order = self._order[:count], self._order[count:]
         items = [item for key in chosen for item in self.groups[key]]
-        record = self.algorithm.policy.conversations([item.messages for item in items])
+        policy = self.algorithm.policy
+        record = policy.conversations([item.messages for item in items], self._generator)
         mask = record.pop("mask")
         reward = torch.zeros(mask.shape, device=mask.device)
         last = mask.shape[1] - 1 - mask.flip(1).long().argmax(1)
@@ -117,8 +118,9 @@ class WrittenSource(TextSource):
         extra = {**record, "temperature": heat, "cut": torch.zeros_like(heat, dtype=torch.bool)}
         rows = Decisions(reward, mask=mask, reward=reward, group=group, source=torch.ones_like(group), extra=extra)
         self._metrics = {"data/reward": fmean(item.reward for item in items)}
+        rows = policy.decided(rows, self._generator)
         with torch.no_grad():
-            return rows.with_fields(logp_old=score(self.algorithm.reference or self.algorithm.policy, rows).logp)
+            return rows.with_fields(logp_old=score(self.algorithm.reference or policy, rows).logp)
 
     def state_dict(self) -> dict[str, Any]:
         """The rest of the epoch."""
