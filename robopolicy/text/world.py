@@ -26,6 +26,7 @@ from torch import Tensor
 from robopolicy.core.decisions import Decisions
 from robopolicy.samplers.attempts import stack
 from robopolicy.samplers.protocols import TEACHER, Attempt, Task
+from robopolicy.text.engines import Engine
 from robopolicy.text.generation import Generation
 from robopolicy.text.guard import Guard
 from robopolicy.text.policy import TextPolicy
@@ -70,6 +71,7 @@ class TextWorld:
         self.guard = Guard(task.seconds)
         self.generator = generator
         self.version = 0  # of the weights, noted with every attempt
+        self.engine: Engine | None = None  # writes in place of the policy, with weights of that version
         self.generated = 0  # tokens so far
         self.played: list[Attempt] = []  # since whoever reports on them has cleared it
 
@@ -97,6 +99,12 @@ class TextWorld:
         attempts = [self._attempt(talk) for talk in talks]
         self.played += attempts
         return attempts
+
+    def renew(self, version: int) -> None:
+        """Hear that the policy has other weights now."""
+        if self.engine is not None and version != self.version:
+            self.engine.load(self.policy)
+        self.version = version
 
     def batch(self, attempts: Sequence[Attempt]) -> Decisions:
         """Rows of all attempts."""
@@ -161,7 +169,7 @@ class TextWorld:
 
     def _write(self, talks: Sequence[Talk], seen: Sequence[Sequence[int]], temperature: Tensor) -> Generation:
         """The next messages of conversations of which these tokens were seen."""
-        return self.policy.write(seen, self.generator, temperature=temperature)
+        return (self.engine or self.policy).write(seen, self.generator, temperature=temperature)
 
     def _solution(self, task: Task) -> list[str] | None:
         return self.task.episode(int(task.payload)).demonstration()

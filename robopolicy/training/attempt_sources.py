@@ -17,8 +17,11 @@ from robopolicy.samplers.attempts import groups_of
 from robopolicy.samplers.collector import Batch, Collector
 from robopolicy.samplers.protocols import Attempt, Pool, Task, degenerate, rewards_of
 from robopolicy.samplers.staleness import Bounded, Players, Stream
+from robopolicy.text.engines import ENGINES, OWN
 from robopolicy.text.learner import TextRecipe
+from robopolicy.text.policy import TextPolicy
 from robopolicy.text.sim import TextSim
+from robopolicy.text.world import TextWorld
 from robopolicy.text.worlds import make_world
 
 SHOWN = 5  # faults written out per update
@@ -53,7 +56,7 @@ class AttemptSource(TextSource):
     def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:
         super().__init__(sim, seed)
         self.algorithm = algorithm
-        self.world = make_world(algorithm.policy, self.task, torch.Generator().manual_seed(seed))
+        self.world = self._world(algorithm.policy)
         pool = Pool([Task(key, payload=key) for key in range(seed, seed + algorithm.config.problems)])
         plain = algorithm.recipe.rollout
         try:
@@ -65,7 +68,7 @@ class AttemptSource(TextSource):
     def next(self, algorithm: Algorithm) -> Decisions:
         """Play the next groups; where all of them are dropped, others in their place."""
         self._report()
-        self.world.version = algorithm.updates
+        self.world.renew(algorithm.updates)
         for _ in range(MOST_EMPTY):
             groups = self._played()
             if groups:
@@ -79,6 +82,12 @@ class AttemptSource(TextSource):
         played, self.world.played = self.world.played, []
         self._measure(played)
         return self._batch.decisions
+
+    def _world(self, policy: TextPolicy) -> TextWorld:
+        world = make_world(policy, self.task, torch.Generator().manual_seed(self.seed))
+        if self.algorithm.config.engine != OWN:
+            world.engine = ENGINES[self.algorithm.config.engine](policy)
+        return world
 
     def _played(self) -> list[list[Attempt]]:
         try:
@@ -155,7 +164,7 @@ class OverlappedSource(AttemptSource):
     def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:
         super().__init__(sim, algorithm, seed=seed)
         self._player = frozen_copy(algorithm.policy)
-        self.world = make_world(self._player, self.task, torch.Generator().manual_seed(seed))
+        self.world = self._world(self._player)
         self._players: Players | None = None  # start with the first batch, when a resumed run has its weights
         self.stream = Stream(Bounded(algorithm.config.staleness), algorithm.config.prompts)
 
