@@ -32,6 +32,7 @@ from robopolicy.text.policy import TextPolicy
 from robopolicy.text.world import score
 
 OVERLONG = ("score", "mask")
+PLACES = ("process", "ray")  # where players are
 SCORED = 1024  # rows scored at once where no gradient is needed
 
 
@@ -73,6 +74,8 @@ class TextRecipeConfig(TextLearnerConfig):
     engine: str = OWN  # own | vllm, what writes the attempts
     importance_cap: float = 2.0  # largest weight for the mismatch of another engine, where the recipe names none
     staleness: int = 0  # updates that weights may be old; above 0 attempts are played while learning
+    players: int = 0  # processes that play; 0: this one, on a second thread where staleness is above 0
+    players_on: str = "process"  # process | ray, of this machine or of a cluster
     data: str = ""  # JSONL or parquet file, for recipes that learn from demonstrations, pairs or offline logs
 
     def __post_init__(self) -> None:
@@ -80,6 +83,12 @@ class TextRecipeConfig(TextLearnerConfig):
             raise UserError(f"algorithm.overlong must be one of {', '.join(OVERLONG)}, got '{self.overlong}'.")
         if self.engine not in (OWN, *ENGINES):
             raise unknown_name("engine", self.engine, (OWN, *ENGINES))
+        if self.players_on not in PLACES:
+            raise unknown_name("place", self.players_on, PLACES, "of players")
+        if self.players < 0 or (self.players and self.engine != OWN):
+            raise UserError(
+                f"A text recipe needs players >= 0, and none with engine={self.engine}, got {self.players}."
+            )
         if self.importance_cap <= 0:
             raise UserError(f"algorithm.importance_cap must be positive, got {self.importance_cap}.")
         if (

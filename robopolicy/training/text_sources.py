@@ -170,7 +170,8 @@ def text_source(sim: Any, algorithm: TextSFT | TextRecipe, seed: int) -> Source:
     if isinstance(algorithm, TextRecipe) and algorithm.recipe.data != "rollout":
         return WrittenSource(sim, algorithm, seed=seed)
     if isinstance(algorithm, TextRecipe):
-        kind = OverlappedSource if algorithm.config.staleness else AttemptSource
+        config = algorithm.config
+        kind = OverlappedSource if config.staleness or config.players else AttemptSource
         attempts = kind(sim, algorithm, seed=seed)
-        return ImitationFirst(sim, attempts, seed) if algorithm.config.imitation else attempts
+        return ImitationFirst(sim, attempts, seed) if config.imitation else attempts
     return DemonstrationSource(sim, algorithm.config, seed)
