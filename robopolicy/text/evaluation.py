@@ -15,7 +15,7 @@ from robopolicy.evaluation.report import Table, percent
 from robopolicy.samplers.protocols import Task
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.task import TextTask
-from robopolicy.text.world import TextWorld
+from robopolicy.text.worlds import make_world
 
 ROWS = 512  # attempts at once
 
@@ -86,7 +86,7 @@ def sample_attempts(
         temperature: Of the policy.
         seed: Of its choices.
     """
-    world = TextWorld(policy, task, torch.Generator().manual_seed(seed))
+    world = make_world(policy, task, torch.Generator().manual_seed(seed))
     prompts = max(1, ROWS // samples)
     wins: list[Tensor] = []
     entropy, count = 0.0, 0

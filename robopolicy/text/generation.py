@@ -28,6 +28,7 @@ class Generation:
     logp: Tensor  # (N, T) float32 at the temperature they were drawn with, 0 where not chosen
     entropy: Tensor  # (N, T) float32 of the distributions they were drawn from, 0 where not chosen
     cut: Tensor  # (N,) bool, the budget ended before the completion did
+    order: Tensor  # (N, T) int64, 1 + the step in which a token was chosen, 0 where not chosen
 
     def completions(self) -> list[list[int]]:
         """Tokens of each row, `eos` included."""
@@ -76,7 +77,7 @@ def generate(
     rows = torch.arange(count, device=device)  # those in the batch
     running = torch.ones(count, dtype=torch.bool, device=device)  # of them
     for step in range(budget):
-        chosen, *scores = _choose(model, hidden, temperature[rows], None if draws is None else draws[rows, step])
+        chosen, *scores, _ = choose(model, hidden, temperature[rows], None if draws is None else draws[rows, step])
         alive = rows[running]
         tokens[alive, step] = chosen[running]
         logp[alive, step], entropy[alive, step] = (score[running] for score in scores)
@@ -95,7 +96,7 @@ def generate(
     model.train(training)
     width = int(mask.any(0).sum())
     tokens, mask, logp, entropy = (value[:, :width] for value in (tokens, mask, logp, entropy))
-    return Generation(tokens, mask, logp, entropy, ~((tokens == eos) & mask).any(1))
+    return Generation(tokens, mask, logp, entropy, ~((tokens == eos) & mask).any(1), mask.long().cumsum(1) * mask)
 
 
 def call(model: nn.Module, tokens: Tensor, seen: Tensor | None, position: Tensor | None, cache: Any) -> Any:
@@ -122,10 +123,20 @@ def positions(real: Tensor) -> Tensor:
     return (real.long().cumsum(1) - 1).clamp(min=0)
 
 
-def _choose(
+def choose(
     model: nn.Module, hidden: Tensor, temperature: Tensor, draw: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One token `(R,)` per row by inversion of the cumulative distribution, its log-probability, and the entropy."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One token per row by inversion of the cumulative distribution.
+
+    Args:
+        model: Language model.
+        hidden: (R, D) last hidden states.
+        temperature: (R,).
+        draw: (R,) uniform numbers in [0, 1); None takes the likeliest tokens.
+
+    Returns:
+        `(R,)` tokens, their log-probabilities, the entropies, and the largest log-probabilities.
+    """
     head = head_of(model)
     logits = hidden.float() @ head.weight.float().T
     if head.bias is not None:
@@ -138,4 +149,4 @@ def _choose(
         cumulative = p.cumsum(1)
         level = draw[:, None].float() * cumulative[:, -1:]
         chosen = torch.searchsorted(cumulative, level, right=True).squeeze(1).clamp(max=logp.shape[1] - 1)
-    return chosen, logp.gather(1, chosen[:, None]).squeeze(1), -torch.special.xlogy(p, p).sum(1)
+    return chosen, logp.gather(1, chosen[:, None]).squeeze(1), -torch.special.xlogy(p, p).sum(1), logp.amax(1)

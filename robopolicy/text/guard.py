@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from robopolicy.errors import UserError
-from robopolicy.text.task import Episode, Turn
+from robopolicy.text.task import Episode, TextTask, Turn
 
 MOST_ABANDONED = 8  # threads that hang, after which the task is at fault and not a completion
 
@@ -48,7 +49,7 @@ class Guard:
             UserError: Too many calls hang.
         """
         try:
-            turn = self._call(lambda: episode.step(completion))
+            turn = self._call(lambda: episode.step(completion), self.seconds)
         except TimeoutError:
             if self._abandoned > MOST_ABANDONED:
                 raise UserError(f"{self._abandoned} reward calls hang; this task's reward does not work.") from None
@@ -60,6 +61,13 @@ class Guard:
         if not math.isfinite(turn.reward):
             return self._fault(key, "not finite", f"it is {turn.reward}")
         return turn
+
+    def prepare(self, task: TextTask, episodes: Sequence[Episode], completions: Sequence[str]) -> None:
+        """Let the task find out at once what the messages lead to; what goes wrong there shows in `step`."""
+        if type(task).prepare is TextTask.prepare or not episodes:
+            return
+        with suppress(Exception):
+            self._call(lambda: task.prepare(episodes, completions), self.seconds * len(episodes))
 
     def take(self) -> list[Fault]:
         """The faults since the last call."""
@@ -75,13 +83,13 @@ class Guard:
     def _fault(self, key: int, kind: str, message: str) -> None:
         self.faults.append(Fault(key, kind, message.splitlines()[0] if message else kind))
 
-    def _call(self, function: Callable[[], Any]) -> Any:
+    def _call(self, function: Callable[[], Any], seconds: float) -> Any:
         if self._calls is None:
             self._calls, self._results = SimpleQueue(), SimpleQueue()
             threading.Thread(target=_serve, args=(self._calls, self._results), daemon=True, name="judge").start()
         self._calls.put(function)
         try:
-            result = self._results.get(timeout=self.seconds)
+            result = self._results.get(timeout=seconds)
         except Empty:
             self._calls = None  # the thread is left to itself
             self._abandoned += 1

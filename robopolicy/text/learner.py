@@ -3,9 +3,9 @@
 `text_sft` is behaviour cloning of messages. `text_recipe` hands the attempts of the sampling side to a `Recipe`
 (`configs/text`): select, compare, and per epoch and minibatch score, loss and step; all of it is the core that robots
 use. A policy that is fresh may first imitate the task's own solutions (`imitation`), as nothing can be compared where
-nobody ever succeeds. Log-probabilities of the start of an update are those recorded while sampling; in half precision,
-where a cache rounds otherwise than a whole pass, the rows are scored again and the recorded ones become those of the
-behaviour.
+nobody ever succeeds. Log-probabilities of the start of an update are those recorded while sampling; where an
+engine of its own wrote, or in half precision, where a cache rounds otherwise than a whole pass, the rows are scored
+again and the recorded ones become those of the behaviour.
 
 Overflow: a message that reaches its budget is judged as it stands; `overlong=mask` leaves such rows out of loss and
 statistics (overlong filtering). Rows that could not be judged are always left out.
@@ -25,12 +25,14 @@ from robopolicy.algorithms.recipe import whole_groups
 from robopolicy.catalogue import read_recipe
 from robopolicy.core.decisions import Decisions, MissingField
 from robopolicy.core.recipe import Recipe
-from robopolicy.errors import UserError
-from robopolicy.policies.base import Info, Policy
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.policies.base import DecisionOutput, Info, Policy
+from robopolicy.text.engines import ENGINES, OWN, corrected
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.world import score
 
 OVERLONG = ("score", "mask")
+PLACES = ("process", "ray")  # where players are
 SCORED = 1024  # rows scored at once where no gradient is needed
 
 
@@ -69,12 +71,26 @@ class TextRecipeConfig(TextLearnerConfig):
     minibatches: int = 0  # gradient steps per pass over a batch; 0: as the recipe says
     problems: int = 2000  # different prompts of training
     overlong: str = "score"  # score | mask, messages that reach their budget
+    engine: str = OWN  # own | vllm, what writes the attempts
+    importance_cap: float = 2.0  # largest weight for the mismatch of another engine, where the recipe names none
     staleness: int = 0  # updates that weights may be old; above 0 attempts are played while learning
+    players: int = 0  # processes that play; 0: this one, on a second thread where staleness is above 0
+    players_on: str = "process"  # process | ray, of this machine or of a cluster
     data: str = ""  # JSONL or parquet file, for recipes that learn from demonstrations, pairs or offline logs
 
     def __post_init__(self) -> None:
         if self.overlong not in OVERLONG:
             raise UserError(f"algorithm.overlong must be one of {', '.join(OVERLONG)}, got '{self.overlong}'.")
+        if self.engine not in (OWN, *ENGINES):
+            raise unknown_name("engine", self.engine, (OWN, *ENGINES))
+        if self.players_on not in PLACES:
+            raise unknown_name("place", self.players_on, PLACES, "of players")
+        if self.players < 0 or (self.players and self.engine != OWN):
+            raise UserError(
+                f"A text recipe needs players >= 0, and none with engine={self.engine}, got {self.players}."
+            )
+        if self.importance_cap <= 0:
+            raise UserError(f"algorithm.importance_cap must be positive, got {self.importance_cap}.")
         if (
             self.prompts < 1
             or self.problems < self.prompts
@@ -112,13 +128,10 @@ class TextLearner(Algorithm):
     def imitate(self, batch: Sequence[Sequence[str]]) -> Metrics:
         """One step towards conversations: messages of the world and of the demonstrator in turn."""
         self.policy.train()
-        record = self.policy.conversations(batch)
-        mask = record["mask"]
-        out = self.policy.score(**record, temperature=torch.ones(len(mask), device=mask.device))
-        nll = -out.logp.sum() / mask.sum()
+        nll, entropy = self.policy.conversation_loss(batch, self.generator)
         metrics = self.step(nll)
         self.updates += 1
-        return metrics | {"actor/entropy": float(out.entropy.detach().sum() / mask.sum())}
+        return metrics | {"actor/entropy": float(entropy.detach())}
 
     def step(self, loss: torch.Tensor) -> Metrics:
         """One gradient step."""
@@ -157,7 +170,8 @@ class TextRecipe(TextLearner):
         """Prepare to train `policy` in place; a recipe that compares with a reference gets a frozen copy."""
         super().__init__(config, policy, total_updates=total_updates)
         try:
-            self.recipe = Recipe.from_plain(read_recipe(config.recipe))
+            plain = read_recipe(config.recipe)
+            self.recipe = Recipe.from_plain(corrected(plain, config.importance_cap) if config.engine != OWN else plain)
         except ValueError as error:
             raise UserError(f"Recipe '{config.recipe}': {error}") from error
         if config.imitation and (config.imitation >= total_updates or self.recipe.data != "rollout"):
@@ -244,18 +258,20 @@ class TextRecipe(TextLearner):
         if self.config.overlong == "mask":
             mask = mask & ~batch.extra["cut"][:, None]
         batch = batch.with_fields(mask=mask)
-        if self.policy.config.dtype != "float32":
+        if self.policy.config.dtype != "float32" or self.config.engine != OWN:
             behaviour = batch.logp_old if batch.logp_behaviour is None else batch.logp_behaviour
-            batch = batch.with_fields(logp_old=self._scored(self.policy, batch), logp_behaviour=behaviour)
+            out = self._scored(self.policy, batch)
+            batch = batch.with_fields(logp_old=out.logp, logp_behaviour=behaviour, entropy=out.entropy)
         elif batch.logp_behaviour is None:
             batch = batch.with_fields(logp_behaviour=batch.logp_old)
         if self.reference is not None:
-            batch = batch.with_fields(logp_ref=self._scored(self.reference, batch))
+            batch = batch.with_fields(logp_ref=self._scored(self.reference, batch).logp)
         return batch
 
-    def _scored(self, policy: TextPolicy, batch: Decisions) -> torch.Tensor:
+    def _scored(self, policy: TextPolicy, batch: Decisions) -> DecisionOutput:
         starts = range(0, len(batch), SCORED)
-        return torch.cat([score(policy, batch.select(slice(at, at + SCORED))).logp for at in starts])
+        parts = [score(policy, batch.select(slice(at, at + SCORED))) for at in starts]
+        return DecisionOutput(torch.cat([part.logp for part in parts]), torch.cat([part.entropy for part in parts]))
 
 
 def ramped(start: float, final: float, done: int, total: int, warmup: int) -> float:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from robopolicy.core.decisions import Decisions
 from robopolicy.errors import UserError
 from robopolicy.nets.normalizer import Statistics
 from robopolicy.policies.base import DecisionOutput, Info, Observation, Policy, Record, Sample
@@ -63,6 +64,8 @@ class TextPolicy(Policy):
 
     name = "text"
     config: TextConfig
+    marks: ClassVar[int] = 0  # tokens of its own beside those of the tokenizer
+    recorded: ClassVar[tuple[str, ...]] = ("tokens", "start", "temperature")  # what `score` needs beside the mask
 
     def __init__(self, config: TextConfig, spec: PolicySpec) -> None:
         """Build the model; `config.pretrained` gives the weights unless a checkpoint is about to."""
@@ -81,7 +84,7 @@ class TextPolicy(Policy):
             blob = tokenizer.blob()
             config = replace(config, architecture=architecture, tokenizer_bytes=len(blob))
         else:
-            size = ByteTokenizer.size
+            size = ByteTokenizer.size + self.marks
             small = small_llama(config.width, config.layers, config.heads, config.context, size)
             self.model = build_model(config.architecture or small, config.dtype)
         self.config = config
@@ -136,17 +139,28 @@ class TextPolicy(Policy):
             UserError: A prompt and the budget do not fit into the model's context.
         """
         budget = self.budget if budget is None else budget
-        longest = max(map(len, prompts))
-        if longest + budget > self.context:
-            raise UserError(
-                f"A conversation of {longest} tokens and a message of {budget} exceed the model's context of "
-                f"{self.context} tokens; shorten the prompts, or set policy.context."
-            )
-        heat = self.config.temperature if temperature is None else temperature
-        heat = heat if isinstance(heat, Tensor) else torch.full((len(prompts),), heat)
+        self.check_fits(max(map(len, prompts)), budget)
+        heat = self.heat(temperature, len(prompts))
         draws = None if deterministic else uniform((len(prompts), budget), generator, self.device)
         marks = {"eos": self.tokenizer.eos, "pad": self.tokenizer.pad}
         return generate(self.model, prompts, draws, budget=budget, temperature=heat, **marks)
+
+    def check_fits(self, prompt: int, budget: int) -> None:
+        """Refuse a conversation of `prompt` tokens that leaves no room for a message of `budget`.
+
+        Raises:
+            UserError: Together they exceed the model's context.
+        """
+        if prompt + budget > self.context:
+            raise UserError(
+                f"A conversation of {prompt} tokens and a message of {budget} exceed the model's context of "
+                f"{self.context} tokens; shorten the prompts, or set policy.context."
+            )
+
+    def heat(self, temperature: float | Tensor | None, count: int) -> Tensor:
+        """Temperatures `(count,)`: one for all or one each; that of the config if None."""
+        heat = self.config.temperature if temperature is None else temperature
+        return (heat if isinstance(heat, Tensor) else torch.full((count,), heat)).to(self.device)
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
         """Messages `(B, 1, A)` in bytes."""
@@ -156,8 +170,7 @@ class TextPolicy(Policy):
         """Messages with the tokens they were made of."""
         prompts = self.prompts(obs)
         made = self.write(prompts, generator)
-        heat = torch.full((len(prompts),), self.config.temperature, device=self.device)
-        record = {**self.rows(prompts, made.completions()), "temperature": heat}
+        record = {**self.rows(prompts, made.completions()), "temperature": self.heat(None, len(prompts))}
         return Sample(self._chunk(made), record, made.logp)
 
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
@@ -172,7 +185,24 @@ class TextPolicy(Policy):
         start = torch.tensor([len(prompt) for prompt in prompts])
         return {"tokens": tokens.to(self.device), "start": start.to(self.device), "mask": mask.to(self.device)}
 
-    def conversations(self, batch: Sequence[Sequence[str]]) -> Record:
+    def message(self, text: str) -> list[int]:
+        """Tokens of a finished message."""
+        return [*self.tokenizer.encode(text), self.tokenizer.eos]
+
+    def messages(self, chunk: Tensor) -> list[list[int]]:
+        """Tokens of the messages `(B, 1, A)`."""
+        return [self.message(text) for text in unpack(chunk[:, 0])]
+
+    def read(self, tokens: Sequence[int]) -> str:
+        """Text of a message, which ends at its first `eos`."""
+        eos = self.tokenizer.eos
+        return self.tokenizer.decode(tokens[: tokens.index(eos)] if eos in tokens else tokens)
+
+    def order(self, count: int, generator: Randomness = None) -> list[int]:
+        """In which steps the tokens of a message that another wrote count as chosen."""
+        return list(range(1, count + 1))
+
+    def conversations(self, batch: Sequence[Sequence[str]], generator: Randomness = None) -> Record:
         """As `rows`, of solved conversations: messages of the world and of the policy in turn, the latter's last."""
         tokenizer = self.tokenizer
         prompts = [tokenizer.prompt(said[:1]) for said in batch]
@@ -182,7 +212,7 @@ class TextPolicy(Policy):
             tokens: list[int] = []
             chosen: list[bool] = []
             for place, message in enumerate(said[1:]):
-                new = tokenizer.reply(message) if place % 2 else [*tokenizer.encode(message), tokenizer.eos]
+                new = tokenizer.reply(message) if place % 2 else self.message(message)
                 tokens += new
                 chosen += [place % 2 == 0] * len(new)
             written.append(tokens)
@@ -217,6 +247,10 @@ class TextPolicy(Policy):
         """Last hidden states `(N, L, D)` of rows that begin with their first token."""
         return call(self.model, tokens, None, None, None).last_hidden_state
 
+    def decided(self, rows: Decisions, generator: Randomness = None) -> Decisions:
+        """Rows of tokens as the decisions that a recipe compares: the tokens themselves."""
+        return rows
+
     def imitation_loss(
         self,
         obs: Observation,
@@ -227,8 +261,7 @@ class TextPolicy(Policy):
         generator: Randomness = None,
     ) -> tuple[Tensor, Info]:
         """Mean negative log-likelihood `(B,)` of the tokens of each message, `eos` included [nats]."""
-        texts = unpack(chunk[:, 0])
-        loss, info = self.sft_loss(self.prompts(obs), [[*self.tokenizer.encode(t), self.tokenizer.eos] for t in texts])
+        loss, info = self.sft_loss(self.prompts(obs), self.messages(chunk))
         return (loss if weight is None else loss * weight), info
 
     def sft_loss(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> tuple[Tensor, Info]:
@@ -239,6 +272,13 @@ class TextPolicy(Policy):
         count = mask.sum(1).clamp(min=1)
         loss = -out.logp.sum(1) / count
         return loss, {"nll": loss.detach(), "entropy": out.entropy.detach().sum(1) / count}
+
+    def conversation_loss(self, batch: Sequence[Sequence[str]], generator: Randomness = None) -> tuple[Tensor, Tensor]:
+        """Mean negative log-likelihood per token of the policy in solved conversations [nats], and mean entropy."""
+        record = self.conversations(batch)
+        count = record["mask"].sum()
+        out = self.score(**record, temperature=self.heat(1.0, len(batch)))
+        return -out.logp.sum() / count, out.entropy.sum() / count
 
     def fit_normalizer(self, statistics: Statistics) -> None:
         """There is none: the tokenizer is what stands between the world's units and the network's."""
@@ -253,5 +293,5 @@ class TextPolicy(Policy):
         return self.budget
 
     def _chunk(self, made: Generation) -> Tensor:
-        texts = [self.tokenizer.decode(row) for row in made.completions()]
+        texts = [self.read(row) for row in made.completions()]
         return pack(texts, self.spec.action_dim)[:, None].to(self.device)

@@ -58,7 +58,9 @@ class TextSim(RowSim):
         self.episode_step = self.episode_step + active
         reward = torch.zeros(self.num_envs)
         terminated, truncated, success = (torch.zeros(self.num_envs, dtype=torch.bool) for _ in range(3))
-        for row, completion in zip(rows, unpack(action[rows]), strict=True):
+        said = unpack(action[rows])
+        self.guard.prepare(self.task, [self._episodes[row] for row in rows], said)
+        for row, completion in zip(rows, said, strict=True):
             turn = self.guard.step(self._episodes[row], completion, int(self._seeds.current[row]))
             if turn is None:
                 terminated[row] = True
@@ -85,8 +87,9 @@ class TextSim(RowSim):
         return shown
 
     def close(self) -> None:
-        """End the thread of the rewards."""
+        """End the thread of the rewards, and what the task holds."""
         self.guard.close()
+        self.task.close()
 
     def begin(self, rows: Tensor, seeds: list[int]) -> None:
         """Pose the problems of `seeds`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -67,3 +67,12 @@ class TextTask(ABC):
     @abstractmethod
     def episode(self, seed: int) -> Episode:
         """The problem of a seed; the same one every time."""
+
+    def prepare(self, episodes: Sequence[Episode], completions: Sequence[str]) -> None:  # noqa: B027 - optional
+        """Hear which messages the episodes are about to get.
+
+        A task that simulates finds out here for all of them at once what `Episode.step` then tells; others need not.
+        """
+
+    def close(self) -> None:  # noqa: B027 - a task that holds nothing has nothing to free
+        """Free what the task holds; it can be used again."""

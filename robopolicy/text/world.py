@@ -7,6 +7,7 @@ policy decided those in its mask; a unit is a turn. `Task.payload` is the episod
     start (N,) int64        place of the first column of the decisions in `tokens`
     temperature (N,)        the tokens were drawn with
     cut (N,) bool           a message reached the budget before it ended
+    order (N, T) int64      of masked diffusion (`diffusion.py`)
 
 A completion that cannot be judged gives an attempt without decisions whose reward is no number, and which the sampling
 side therefore leaves out; `guard` names the prompt.
@@ -25,17 +26,18 @@ from torch import Tensor
 from robopolicy.core.decisions import Decisions
 from robopolicy.samplers.attempts import stack
 from robopolicy.samplers.protocols import TEACHER, Attempt, Task
+from robopolicy.text.engines import Engine
+from robopolicy.text.generation import Generation
 from robopolicy.text.guard import Guard
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.task import Episode, TextTask
-from robopolicy.text.tokenizers import Tokenizer
 from robopolicy.text.wire import shortened
 
-COLUMNS = ("tokens", "own", "logp", "entropy", "unit")  # of what follows the prompt, one entry per token
+COLUMNS = ("tokens", "own", "logp", "entropy", "order", "unit")  # of what follows the prompt, one entry per token
 
 
 @dataclass
-class _Talk:
+class Talk:
     """A conversation under way."""
 
     task: Task
@@ -50,13 +52,13 @@ class _Talk:
     cut: bool = False
     fault: bool = False
 
-    def add(self, tokens: Sequence[int], own: bool, logp: Sequence[float] = (), entropy: Sequence[float] = ()) -> None:
-        """Append tokens that the policy chose (`own`), or that the world or a demonstration gave."""
-        blank = [0.0] * len(tokens)
+    def add(self, tokens: Sequence[int], order: Sequence[int] = (), **scores: Sequence[float]) -> None:
+        """Append tokens that the policy chose in this order, or, without one, that the world or a solution gave."""
         self.columns["tokens"] += tokens
-        self.columns["own"] += [own] * len(tokens)
-        self.columns["logp"] += logp or blank
-        self.columns["entropy"] += entropy or blank
+        self.columns["own"] += [bool(order)] * len(tokens)
+        self.columns["order"] += order or [0] * len(tokens)
+        for name in ("logp", "entropy"):
+            self.columns[name] += scores.get(name, [0.0] * len(tokens))
         self.columns["unit"] += [len(self.said)] * len(tokens)
 
 
@@ -69,6 +71,7 @@ class TextWorld:
         self.guard = Guard(task.seconds)
         self.generator = generator
         self.version = 0  # of the weights, noted with every attempt
+        self.engine: Engine | None = None  # writes in place of the policy, with weights of that version
         self.generated = 0  # tokens so far
         self.played: list[Attempt] = []  # since whoever reports on them has cleared it
 
@@ -81,21 +84,31 @@ class TextWorld:
                 break
             heat = torch.tensor([talk.task.temperature for talk in running])
             seen = [talk.prompt + talk.columns["tokens"] for talk in running]
-            made = self.policy.write(seen, self.generator, temperature=heat)
+            made = self._write(running, seen, heat)
             self.generated += int(made.mask.sum())
-            logp, entropy, cut = made.logp.tolist(), made.entropy.tolist(), made.cut.tolist()
-            for place, (talk, tokens) in enumerate(zip(running, made.completions(), strict=True)):
+            scores = {name: getattr(made, name).tolist() for name in ("order", "logp", "entropy")}
+            cut = made.cut.tolist()
+            written = made.completions()
+            said = [self._message(talk, tokens) for talk, tokens in zip(running, written, strict=True)]
+            self.guard.prepare(self.task, [talk.episode for talk in running], said)
+            for place, (talk, tokens) in enumerate(zip(running, written, strict=True)):
                 count = len(tokens)
-                talk.add(tokens, True, logp[place][:count], entropy[place][:count])
+                talk.add(tokens, **{name: values[place][:count] for name, values in scores.items()})
                 talk.cut |= cut[place]
-                self._answer(talk, tokens)
+                self._answer(talk, said[place])
         attempts = [self._attempt(talk) for talk in talks]
         self.played += attempts
         return attempts
 
+    def renew(self, version: int) -> None:
+        """Hear that the policy has other weights now."""
+        if self.engine is not None and version != self.version:
+            self.engine.load(self.policy)
+        self.version = version
+
     def batch(self, attempts: Sequence[Attempt]) -> Decisions:
         """Rows of all attempts."""
-        decisions = stack(attempts)
+        decisions = self.policy.decided(stack(attempts), self.generator)
         return decisions.with_fields(domain=torch.zeros_like(decisions.need("group")))
 
     def hint(self, task: Task, kind: str, share: float) -> Task | None:
@@ -116,7 +129,7 @@ class TextWorld:
             self._hear(talk, message)
         rest = "" if talk.done else _share(solution[int(turns)], turns % 1.0)
         talk.begun = self.policy.tokenizer.encode(rest)
-        talk.add(talk.begun, False)
+        talk.add(talk.begun)
         return task if talk.done else replace(task, prefix=_prefix(talk))
 
     def teach(self, task: Task, count: int) -> list[Attempt]:
@@ -131,7 +144,7 @@ class TextWorld:
 
     def branch(self, attempt: Attempt, unit: int) -> Task:
         """The task that goes on after `unit` turns of the attempt."""
-        talk: _Talk = attempt.record
+        talk: Talk = attempt.record
         kept = sum(number < unit for number in talk.columns["unit"])
         prefix = {name: values[:kept] for name, values in talk.columns.items()}
         return replace(attempt.task, prefix={**prefix, "said": talk.said[:unit], "begun": []})
@@ -151,8 +164,12 @@ class TextWorld:
 
     def repair(self, attempt: Attempt) -> Task:
         """The same problem with the failed messages in front of the prompt."""
-        talk: _Talk = attempt.record
+        talk: Talk = attempt.record
         return replace(attempt.task, prefix=None, context={"kind": "repair", "text": " ".join(talk.said)})
+
+    def _write(self, talks: Sequence[Talk], seen: Sequence[Sequence[int]], temperature: Tensor) -> Generation:
+        """The next messages of conversations of which these tokens were seen."""
+        return (self.engine or self.policy).write(seen, self.generator, temperature=temperature)
 
     def _solution(self, task: Task) -> list[str] | None:
         return self.task.episode(int(task.payload)).demonstration()
@@ -162,9 +179,9 @@ class TextWorld:
         told = task.context["text"] if isinstance(task.context, Mapping) else ""
         return self.policy.tokenizer.prompt([f"({told}){episode.prompt}" if told else episode.prompt])
 
-    def _open(self, task: Task) -> _Talk:
+    def _open(self, task: Task) -> Talk:
         episode = self.task.episode(int(task.payload))
-        talk = _Talk(task, episode, self._prompt(task, episode))
+        talk = Talk(task, episode, self._prompt(task, episode))
         if task.prefix is not None:
             talk.columns = {name: list(task.prefix[name]) for name in COLUMNS}
             talk.begun = list(task.prefix["begun"])
@@ -173,16 +190,18 @@ class TextWorld:
                 episode.step(message)
         return talk
 
-    def _hear(self, talk: _Talk, message: str, own: bool = False) -> None:
+    def _hear(self, talk: Talk, message: str, own: bool = False) -> None:
         """Let a demonstration say a message."""
-        tokens = [*self.policy.tokenizer.encode(message), self.policy.tokenizer.eos]
-        talk.add(tokens, own)
-        self._answer(talk, tokens)
+        tokens = self.policy.message(message)
+        talk.add(tokens, self.policy.order(len(tokens), self.generator) if own else ())
+        self._answer(talk, self._message(talk, tokens))
 
-    def _answer(self, talk: _Talk, tokens: Sequence[int]) -> None:
+    def _message(self, talk: Talk, tokens: Sequence[int]) -> str:
+        """The message that ends with these tokens, as the episode gets it."""
+        return shortened(self.policy.read([*talk.begun, *tokens]), self.task.completion_bytes)
+
+    def _answer(self, talk: Talk, message: str) -> None:
         """Hand a message to the episode and write down what it replies."""
-        tokenizer: Tokenizer = self.policy.tokenizer
-        message = shortened(tokenizer.decode([*talk.begun, *tokens]), self.task.completion_bytes)
         turn = self.guard.step(talk.episode, message, int(talk.task.payload))
         talk.said.append(message)
         talk.begun = []
@@ -193,9 +212,9 @@ class TextWorld:
         talk.success |= turn.success
         talk.done = turn.done
         if not turn.done and len(talk.said) < self.task.max_turns:
-            talk.add(tokenizer.reply(turn.reply), False)
+            talk.add(self.policy.tokenizer.reply(turn.reply))
 
-    def _attempt(self, talk: _Talk) -> Attempt:
+    def _attempt(self, talk: Talk) -> Attempt:
         columns = talk.columns
         own = torch.tensor([columns["own"]]) & (not talk.fault)
         extra = {
@@ -204,6 +223,8 @@ class TextWorld:
             "temperature": torch.tensor([talk.task.temperature]),
             "cut": torch.tensor([talk.cut]),
         }
+        if "order" in self.policy.recorded:
+            extra["order"] = torch.tensor([columns["order"]])
         values = {name: torch.tensor([columns[name]]) for name in ("logp", "entropy", "unit")}
         decisions = Decisions(values["logp"], mask=own, entropy=values["entropy"], unit=values["unit"], extra=extra)
         flags = {name: float(getattr(talk, name)) for name in ("success", "cut", "fault")}
@@ -220,9 +241,7 @@ class TextWorld:
 
 def score(policy: TextPolicy, decisions: Decisions) -> Any:
     """`DecisionOutput` of the rows of a text batch under the current parameters; differentiable."""
-    extra: dict[str, Tensor] = {
-        name: decisions.extra[name].to(policy.device) for name in ("tokens", "start", "temperature")
-    }
+    extra: dict[str, Tensor] = {name: decisions.extra[name].to(policy.device) for name in policy.recorded}
     return policy.score(mask=decisions.valid().to(policy.device), **extra)
 
 
@@ -230,5 +249,5 @@ def _share(text: str, share: float) -> str:
     return text[: round(share * len(text))]
 
 
-def _prefix(talk: _Talk) -> dict[str, Any]:
+def _prefix(talk: Talk) -> dict[str, Any]:
     return {**talk.columns, "said": talk.said, "begun": talk.begun}

@@ -1,13 +1,14 @@
-"""Attempts of a text policy as experience: played between updates, or beside them on a second thread."""
+"""Attempts of a text policy as experience: played between updates, or beside them on a thread or in processes."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 import torch
+from safetensors.torch import load
 
 from robopolicy.algorithms.frames.base import Algorithm, frozen_copy
 from robopolicy.core.decisions import Decisions
@@ -15,11 +16,15 @@ from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
 from robopolicy.samplers.attempts import groups_of
 from robopolicy.samplers.collector import Batch, Collector
-from robopolicy.samplers.protocols import Attempt, Pool, Task, degenerate, rewards_of
+from robopolicy.samplers.protocols import Attempt, Pool, Task, World, degenerate, rewards_of
 from robopolicy.samplers.staleness import Bounded, Players, Stream
+from robopolicy.text.engines import ENGINES, OWN
 from robopolicy.text.learner import TextRecipe
+from robopolicy.text.policy import TextPolicy
 from robopolicy.text.sim import TextSim
 from robopolicy.text.world import TextWorld
+from robopolicy.text.worlds import make_world
+from robopolicy.training.remote import RemoteWorld, hire, packed_weights
 
 SHOWN = 5  # faults written out per update
 MOST_EMPTY = 20  # batches without a group to learn from, after which the run ends
@@ -53,7 +58,7 @@ class AttemptSource(TextSource):
     def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:
         super().__init__(sim, seed)
         self.algorithm = algorithm
-        self.world = TextWorld(algorithm.policy, self.task, torch.Generator().manual_seed(seed))
+        self.world = self._world(algorithm.policy)
         pool = Pool([Task(key, payload=key) for key in range(seed, seed + algorithm.config.problems)])
         plain = algorithm.recipe.rollout
         try:
@@ -65,7 +70,7 @@ class AttemptSource(TextSource):
     def next(self, algorithm: Algorithm) -> Decisions:
         """Play the next groups; where all of them are dropped, others in their place."""
         self._report()
-        self.world.version = algorithm.updates
+        self.world.renew(algorithm.updates)
         for _ in range(MOST_EMPTY):
             groups = self._played()
             if groups:
@@ -79,6 +84,12 @@ class AttemptSource(TextSource):
         played, self.world.played = self.world.played, []
         self._measure(played)
         return self._batch.decisions
+
+    def _world(self, policy: TextPolicy) -> TextWorld:
+        world = make_world(policy, self.task, torch.Generator().manual_seed(self.seed))
+        if self.algorithm.config.engine != OWN:
+            world.engine = ENGINES[self.algorithm.config.engine](policy)
+        return world
 
     def _played(self) -> list[list[Attempt]]:
         try:
@@ -145,30 +156,44 @@ class AttemptSource(TextSource):
 
 
 class OverlappedSource(AttemptSource):
-    """Attempts that are played while the policy learns, by a copy with weights of bounded age (AsyncFlow, S074).
+    """Attempts that are played while the policy learns, by copies with weights of bounded age (AsyncFlow, S074).
 
     What is learned from is at most `algorithm.staleness` updates old. Its recorded log-probabilities are those of the
-    weights that wrote it, so that the recipe's ratios and bounds see the difference. Two threads do not run the same
-    way twice: a resumed run plays fresh attempts.
+    weights that wrote it, so that the recipe's ratios and bounds see the difference. One copy plays on a second thread,
+    or `algorithm.players` do in processes of their own, which share the groups of an update. What comes first is not
+    the same twice: a resumed run plays fresh attempts.
     """
 
     def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:
         super().__init__(sim, algorithm, seed=seed)
         self._player = frozen_copy(algorithm.policy)
-        self.world = TextWorld(self._player, self.task, torch.Generator().manual_seed(seed))
+        self.world = self._world(self._player)
+        self._remote: list[RemoteWorld] = []
         self._players: Players | None = None  # start with the first batch, when a resumed run has its weights
         self.stream = Stream(Bounded(algorithm.config.staleness), algorithm.config.prompts)
+
+    def _start(self) -> Players:
+        config = self.algorithm.config
+        if not config.players:
+            worlds: list[tuple[World, Callable[[Any], Any]]] = [(self.world, self._load)]
+            return Players(self.stream, self.collector.play, worlds, chunk=config.prompts)
+        place = {"count": config.players, "where": config.players_on, "seed": self.seed}
+        self._remote = hire(self.algorithm.policy, self.task.name, self.world, **place)
+        share = max(1, config.prompts // config.players)
+        return Players(self.stream, self.collector.play, [(world, world.load) for world in self._remote], chunk=share)
+
+    def _load(self, weights: bytes) -> None:
+        self._player.load_state_dict(load(weights))
 
     def next(self, algorithm: Algorithm) -> Decisions:
         """Publish the weights of the last update, and take the oldest groups that are recent enough."""
         self._report()
         if self._players is None:
-            self.stream.version, self.stream.weights = algorithm.updates, self._weights()
-            worlds = [(self.world, self._player.load_state_dict)]
-            self._players = Players(self.stream, self.collector.play, worlds, chunk=self.algorithm.config.prompts)
+            self.stream.version, self.stream.weights = algorithm.updates, packed_weights(algorithm.policy)
+            self._players = self._start()
         elif algorithm.updates > self.stream.version:
-            self.stream.learned(self._weights())
-        self._batch = self._rewarded(self.stream.take(self.algorithm.config.prompts))
+            self.stream.learned(packed_weights(algorithm.policy))
+        self._batch = self._rewarded(self._taken())
         self.world.played.clear()
         self._measure(self._batch.attempts)  # others may be under way
         age = [float(algorithm.updates - attempt.version) for attempt in self._batch.attempts]
@@ -176,16 +201,23 @@ class OverlappedSource(AttemptSource):
         self._metrics["rollout/too_old"] = float(self.stream.stale)
         return self._batch.decisions
 
+    def _taken(self) -> list[list[Attempt]]:
+        try:
+            return self.stream.take(self.algorithm.config.prompts)
+        except RuntimeError as error:
+            if isinstance(error.__cause__, UserError):  # e.g. a recipe asks for more than these players can
+                raise error.__cause__ from error
+            raise
+
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Restore counts and samplers; what was under way is played again, otherwise."""
         super().load_state_dict(state)
         return False
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop threads and processes."""
         if self._players is not None:
             self._players.stop()
+        for world in self._remote:
+            world.close()
         super().close()
-
-    def _weights(self) -> dict[str, torch.Tensor]:
-        return {key: value.detach().clone() for key, value in self.algorithm.policy.state_dict().items()}

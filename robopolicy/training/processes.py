@@ -24,7 +24,7 @@ def in_processes(
         items: What to call it with.
         jobs: Processes at a time.
     """
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_start) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=start_process) as pool:
         running = {pool.submit(function, item): item for item in items}
         try:
             for future in as_completed(running):
@@ -33,8 +33,8 @@ def in_processes(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _start() -> None:
-    """One thread for every process, and none of them without the one that waits for it."""
+def start_process() -> None:
+    """What every process begins with: one thread of torch, and an end when the one that waits for it ends."""
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -36,15 +36,12 @@ class DemonstrationSource(TextSource):
         """The next conversations."""
         numbers = range(self._next, self._next + self.batch_size)
         self._next += self.batch_size
-        return [self._conversation(number) for number in numbers]
-
-    def _conversation(self, number: int) -> list[str]:
         if not self.problems:
-            return conversation(self.task, self.seed + number)
-        place = number % self.problems
-        if place not in self._known:
-            self._known[place] = conversation(self.task, self.seed + place)
-        return self._known[place]
+            return conversations(self.task, [self.seed + number for number in numbers])
+        places = [number % self.problems for number in numbers]
+        missing = [place for place in dict.fromkeys(places) if place not in self._known]
+        self._known |= zip(missing, conversations(self.task, [self.seed + place for place in missing]), strict=True)
+        return [self._known[place] for place in places]
 
     def state_dict(self) -> dict[str, Any]:
         """Position in the stream."""
@@ -110,7 +107,8 @@ class WrittenSource(TextSource):
         count = self.algorithm.config.prompts
         chosen, self._order = self._order[:count], self._order[count:]
         items = [item for key in chosen for item in self.groups[key]]
-        record = self.algorithm.policy.conversations([item.messages for item in items])
+        policy = self.algorithm.policy
+        record = policy.conversations([item.messages for item in items], self._generator)
         mask = record.pop("mask")
         reward = torch.zeros(mask.shape, device=mask.device)
         last = mask.shape[1] - 1 - mask.flip(1).long().argmax(1)
@@ -120,8 +118,9 @@ class WrittenSource(TextSource):
         extra = {**record, "temperature": heat, "cut": torch.zeros_like(heat, dtype=torch.bool)}
         rows = Decisions(reward, mask=mask, reward=reward, group=group, source=torch.ones_like(group), extra=extra)
         self._metrics = {"data/reward": fmean(item.reward for item in items)}
+        rows = policy.decided(rows, self._generator)
         with torch.no_grad():
-            return rows.with_fields(logp_old=score(self.algorithm.reference or self.algorithm.policy, rows).logp)
+            return rows.with_fields(logp_old=score(self.algorithm.reference or policy, rows).logp)
 
     def state_dict(self) -> dict[str, Any]:
         """The rest of the epoch."""
@@ -134,24 +133,28 @@ class WrittenSource(TextSource):
         return True
 
 
-def conversation(task: TextTask, seed: int) -> list[str]:
-    """Prompt, message, reply, message, ... of the task's own solution.
+def conversations(task: TextTask, seeds: Sequence[int]) -> list[list[str]]:
+    """Prompt, message, reply, message, ... of the task's own solutions.
 
     Raises:
         UserError: The task knows no solutions, or one that does not solve it.
     """
-    episode, guard = task.episode(seed), Guard(task.seconds)
-    solution = episode.demonstration()
-    if not solution:
+    episodes, guard = [task.episode(seed) for seed in seeds], Guard(task.seconds)
+    solutions = [episode.demonstration() or [] for episode in episodes]
+    if not all(solutions):
         raise UserError(f"Task {task.name} knows no solutions; pass algorithm.data=FILE with demonstrations.")
-    said = [episode.prompt]
-    if len(solution) == 1:
-        return [*said, *solution]
-    for message in solution:
-        turn = guard.step(episode, message, seed)
-        if turn is None:
-            raise UserError(f"The solution of {guard.take()[0]}.")
-        said += [message] if turn.done else [message, turn.reply]
+    said = [[episode.prompt] for episode in episodes]
+    for turn in range(max(map(len, solutions), default=0)):
+        for row, solution in enumerate(solutions):
+            said[row] += solution[turn : turn + 1]
+        going = [row for row, solution in enumerate(solutions) if turn + 1 < len(solution)]
+        messages = [solutions[row][turn] for row in going]
+        guard.prepare(task, [episodes[row] for row in going], messages)
+        for row, message in zip(going, messages, strict=True):
+            answer = guard.step(episodes[row], message, seeds[row])
+            if answer is None:
+                raise UserError(f"The solution of {guard.take()[0]}.")
+            said[row].append(answer.reply)
     guard.close()
     return said
 
@@ -167,7 +170,8 @@ def text_source(sim: Any, algorithm: TextSFT | TextRecipe, seed: int) -> Source:
     if isinstance(algorithm, TextRecipe) and algorithm.recipe.data != "rollout":
         return WrittenSource(sim, algorithm, seed=seed)
     if isinstance(algorithm, TextRecipe):
-        kind = OverlappedSource if algorithm.config.staleness else AttemptSource
+        config = algorithm.config
+        kind = OverlappedSource if config.staleness or config.players else AttemptSource
         attempts = kind(sim, algorithm, seed=seed)
-        return ImitationFirst(sim, attempts, seed) if algorithm.config.imitation else attempts
+        return ImitationFirst(sim, attempts, seed) if config.imitation else attempts
     return DemonstrationSource(sim, algorithm.config, seed)

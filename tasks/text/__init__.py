@@ -15,8 +15,12 @@ BUILT_IN = {
     "arithmetic": ("Arithmetic", "Add two numbers below 30: dense success after a little imitation."),
     "countdown": ("Countdown", "Reach a number with three others, each used once: sparse success."),
     "grid": ("Grid", "Walk to the goal of a small grid world by words, one move a turn."),
+    "panda": ("Panda", "Write a program of commands that makes a simulated Panda do as it is told."),
+    "panda_turns": ("PandaTurns", "The same with one command a turn, after each of which the hand reports."),
     "program": ("Program", "Write a Python expression that continues a table; it runs in a separate process."),
 }
+
+MODULES = {"panda_turns": "panda"}  # of the tasks that are not in one of their own name
 
 
 class DemonstrationExpert:
@@ -79,11 +83,11 @@ def _prompts_entry(path: str) -> TaskEntry:
 
 def register() -> None:
     """Register the text family."""
-    for module, (name, description) in BUILT_IN.items():
+    for task, (name, description) in BUILT_IN.items():
         register_entry(
             TaskEntry(
-                name=f"text/{module}",
-                make=_maker(module, name),
+                name=f"text/{task}",
+                make=_maker(MODULES.get(task, task), name),
                 description=description,
                 make_expert=_expert,
                 backends=("text",),

@@ -19,7 +19,7 @@ from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Question, TextTask
 from robopolicy.text.world import TextWorld
 from robopolicy.training.attempt_sources import AttemptSource, OverlappedSource
-from robopolicy.training.text_sources import conversation
+from robopolicy.training.text_sources import conversations
 from tasks.text.grid import Grid
 
 SMALL = ["policy.width=16", "policy.layers=1", "policy.heads=2", "evaluation.episodes=10", "logging.every=1"]
@@ -153,7 +153,7 @@ def test_a_recipe_that_asks_for_a_reference_gets_the_policy_it_started_from():
 
 
 def test_solutions_of_several_turns_are_conversations():
-    said = conversation(Grid(), 3)
+    (said,) = conversations(Grid(), [3])
     assert said[0] == Grid().episode(3).prompt and len(said) % 2 == 0
     assert all(message in "nsew" for message in said[1::2]) and all(reply.startswith(" at ") for reply in said[2::2])
     torch.manual_seed(0)

@@ -1,0 +1,117 @@
+"""Generation by another engine than the policy's own, whose log-probabilities therefore differ from the policy's.
+
+An engine has a copy of the weights and answers prompts with tokens and with its own log-probabilities of them. The
+learner scores the tokens again: `logp_old` is the policy's, `logp_behaviour` the engine's, and every recipe weights
+decisions by `min(policy / engine, cap)` (truncated importance sampling, S065).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.extras import need
+from robopolicy.text.generation import Generation
+from robopolicy.text.policy import TextPolicy
+from robopolicy.text.tokenizers import right_padded
+
+OWN = "own"  # the policy itself
+
+
+class Engine(Protocol):
+    """What a world needs to let another engine write; `TextPolicy.write` is the policy's own."""
+
+    def load(self, policy: TextPolicy) -> None:
+        """Take over the weights."""
+        ...
+
+    def write(self, prompts: Sequence[Sequence[int]], generator: torch.Generator, *, temperature: Tensor) -> Generation:
+        """Complete the N prompts at temperatures (N,); the entropy of the result may be 0 everywhere."""
+        ...
+
+
+class VLLM:
+    """vLLM in this process (extra `vllm`, an environment of its own); it needs a device that vLLM supports.
+
+    Written after its public documentation: `LLM.generate` on token ids, log-probabilities as they were sampled from
+    (`logprobs_mode="processed_logprobs"`), weights by `LLM.apply_model`.
+    """
+
+    def __init__(self, policy: TextPolicy) -> None:
+        """Hand the model over through a folder.
+
+        Raises:
+            UserError: vLLM is not installed, or cannot play this policy.
+        """
+        if policy.name != TextPolicy.name:
+            raise UserError(f"Engine 'vllm' plays causal models (policy=text), not '{policy.name}'.")
+        if policy.config.lora_rank:
+            raise UserError("Engine 'vllm' plays whole models; set policy.lora_rank=0.")
+        self._library = need("vllm", "vllm")
+        self._policy = policy
+        with TemporaryDirectory() as folder:
+            policy.model.save_pretrained(folder)  # type: ignore[operator]
+            limit = {"max_model_len": policy.context} if policy.context < 2**31 else {}
+            self._llm: Any = self._library.LLM(
+                model=folder,
+                skip_tokenizer_init=True,
+                dtype=policy.config.dtype,
+                logprobs_mode="processed_logprobs",
+                **limit,
+            )
+
+    def load(self, policy: TextPolicy) -> None:
+        """Replace the weights, and forget what was cached under the old ones."""
+        weights = {name: value.detach() for name, value in policy.model.state_dict().items()}
+        self._llm.apply_model(partial(_replace, weights=weights))
+        self._llm.reset_prefix_cache()
+
+    def write(self, prompts: Sequence[Sequence[int]], generator: torch.Generator, *, temperature: Tensor) -> Generation:
+        """Complete the prompts, each with a seed of its own."""
+        tokenizer, budget = self._policy.tokenizer, self._policy.budget
+        self._policy.check_fits(max(map(len, prompts)), budget)
+        seeds = torch.randint(2**31 - 1, (len(prompts),), generator=generator).tolist()
+        common = {"max_tokens": budget, "stop_token_ids": [tokenizer.eos], "logprobs": 0, "detokenize": False}
+        settings = [
+            self._library.SamplingParams(temperature=heat, seed=seed, **common)
+            for heat, seed in zip(temperature.tolist(), seeds, strict=True)
+        ]
+        asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        answers = [answer.outputs[0] for answer in self._llm.generate(asked, settings, use_tqdm=False)]
+        rows = [list(answer.token_ids) for answer in answers]
+        scores = [
+            [step[token].logprob for step, token in zip(answer.logprobs, row, strict=True)]
+            for answer, row in zip(answers, rows, strict=True)
+        ]
+        return made_of(rows, scores, eos=tokenizer.eos, pad=tokenizer.pad)
+
+
+def made_of(rows: Sequence[Sequence[int]], logp: Sequence[Sequence[float]], *, eos: int, pad: int) -> Generation:
+    """The completions of an engine: tokens of each row with `eos`, and their log-probabilities."""
+    tokens, mask = right_padded(rows, pad)
+    scores = torch.zeros(tokens.shape)
+    for row, values in enumerate(logp):
+        scores[row, : len(values)] = torch.tensor(values)
+    cut = ~((tokens == eos) & mask).any(1)
+    return Generation(tokens, mask, scores, torch.zeros_like(scores), cut, mask.long().cumsum(1) * mask)
+
+
+ENGINES: dict[str, Callable[[TextPolicy], Engine]] = {"vllm": VLLM}
+
+
+def corrected(recipe: Mapping[str, Any], cap: float) -> dict[str, Any]:
+    """A plain recipe that weights decisions for the mismatch of an engine, truncated at `cap` where it does not yet."""
+    estimator = recipe.get("estimator", {})
+    if estimator is None or estimator.get("importance_cap") is not None:
+        return dict(recipe)
+    return {**recipe, "estimator": {**estimator, "importance_cap": cap}}
+
+
+def _replace(model: Any, *, weights: Mapping[str, Tensor]) -> None:
+    model.load_weights(weights.items())

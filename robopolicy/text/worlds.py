@@ -1,0 +1,70 @@
+"""The world of a text policy, which can do what the family of the policy can: masked diffusion fills gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from robopolicy.samplers.protocols import Attempt, Task
+from robopolicy.text.diffusion import DiffusionTextPolicy
+from robopolicy.text.generation import Generation
+from robopolicy.text.policy import TextPolicy
+from robopolicy.text.task import TextTask
+from robopolicy.text.world import Talk, TextWorld, score
+
+PIECES = 4  # into which a message is cut before some of it is given
+
+
+class DiffusionWorld(TextWorld):
+    """Plays a text task with masked diffusion; what was written around given pieces answers the plain task."""
+
+    policy: DiffusionTextPolicy
+
+    def inpaint(self, task: Task, share: float) -> Task | None:
+        """The task with random pieces of the solution's first message fixed; None where there is no solution."""
+        solution = self._solution(task)
+        if solution is None:
+            return None
+        tokens = self.policy.message(solution[0])
+        length = min(len(self.policy.tokenizer.encode(solution[0])) + 1, len(tokens))  # with the first `eos`
+        pieces = torch.arange(length).tensor_split(min(PIECES, length))
+        count = max(1, round(share * len(pieces)))
+        places = [pieces[i] for i in torch.randperm(len(pieces), generator=self.generator)[:count].tolist()]
+        given = {int(place): tokens[int(place)] for place in torch.cat(places)}
+        return replace(task, prefix=None, context={"kind": "inpaint", "text": "", "given": given})
+
+    def _write(self, talks: Sequence[Talk], seen: Sequence[Sequence[int]], temperature: Tensor) -> Generation:
+        given = [_given(talk.task) if not talk.said else {} for talk in talks]
+        return self.policy.write(seen, self.generator, temperature=temperature, given=given)
+
+    @torch.no_grad()
+    def _attempt(self, talk: Talk) -> Attempt:
+        """The attempt; what was given counts as written in a random order, and `extra["injected"]` tells it apart."""
+        attempt = super()._attempt(talk)
+        old = attempt.decisions
+        order, first = old.extra["order"].clone(), old.valid() & (old.need("unit") == 0)
+        injected = old.valid() & (order == 0)
+        extra = {**old.extra, "injected": injected}
+        if not injected.any():
+            return replace(attempt, decisions=old.with_fields(extra=extra))
+        order[first] = torch.tensor(self.policy.order(int(first.sum()), self.generator))
+        decisions = old.with_fields(extra={**extra, "order": order})
+        if self.policy.config.likelihood == "chain":
+            out = score(self.policy, decisions)
+            logp, entropy = out.logp.cpu(), out.entropy.cpu()
+            behaviour = torch.where(injected, logp, old.logp_old)
+            decisions = decisions.with_fields(logp_old=logp, logp_behaviour=behaviour, entropy=entropy)
+        return replace(attempt, decisions=decisions)
+
+
+def make_world(policy: TextPolicy, task: TextTask, generator: torch.Generator) -> TextWorld:
+    """The world in which a policy of any family plays a task, drawing from `generator`."""
+    kind = DiffusionWorld if isinstance(policy, DiffusionTextPolicy) else TextWorld
+    return kind(policy, task, generator)
+
+
+def _given(task: Task) -> dict[int, int]:
+    return task.context.get("given", {}) if isinstance(task.context, dict) else {}

@@ -1,0 +1,76 @@
+"""The language in which text policies drive a robot: a few commands, read by a pattern and never run as code.
+
+    program = command { ";" command }
+    command = "grasp" | "lift" | "release" | "carry" place
+    place   = ("pad" | "start") [ ("left" | "right" | "forward" | "back") centimetres ]
+
+Directions are those of the robot: forward is x, left is y.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from robopolicy.sim.mujoco.task import Array
+
+VERBS = ("grasp", "lift", "carry", "release")
+DIRECTIONS = {"left": (0.0, 1.0), "right": (0.0, -1.0), "forward": (1.0, 0.0), "back": (-1.0, 0.0)}
+MOST_COMMANDS = 6
+FORM = re.compile(r"(grasp|lift|release)|carry (pad|start)(?: (left|right|forward|back) (\d{1,2}))?")
+
+
+class ProgramError(ValueError):
+    """A program that is not in the language."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place on the table, told from the pad or from where the cube stood at the start."""
+
+    anchor: str  # pad | start
+    direction: str = "left"
+    centimetres: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.anchor} {self.direction} {self.centimetres}" if self.centimetres else self.anchor
+
+    @property
+    def offset(self) -> Array:
+        """(2,) [m] from the anchor."""
+        return 0.01 * self.centimetres * np.array(DIRECTIONS[self.direction])
+
+
+@dataclass(frozen=True)
+class Command:
+    """One step of a program."""
+
+    verb: str  # one of VERBS
+    place: Place | None = None  # of "carry"
+
+    def __str__(self) -> str:
+        return self.verb if self.place is None else f"{self.verb} {self.place}"
+
+
+def parse(program: str) -> list[Command]:
+    """The commands of a program.
+
+    Raises:
+        ProgramError: It is not in the language, or longer than `MOST_COMMANDS`.
+    """
+    words = [part.strip() for part in program.split(";")]
+    if len(words) > MOST_COMMANDS:
+        raise ProgramError(f"{len(words)} commands, at most {MOST_COMMANDS}")
+    return [_command(text) for text in words]
+
+
+def _command(text: str) -> Command:
+    match = FORM.fullmatch(text)
+    if match is None:
+        raise ProgramError(f"'{text}' is no command")
+    verb, anchor, direction, number = match.groups()
+    if verb:
+        return Command(verb)
+    return Command("carry", Place(anchor, direction, int(number)) if direction else Place(anchor))

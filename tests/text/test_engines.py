@@ -1,0 +1,118 @@
+"""Another engine writes: its log-probabilities are the behaviour's, and the mismatch is weighted once."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from text_forms import SPEC
+
+from robopolicy.catalogue import read_recipe
+from robopolicy.core.ratios import importance_weight
+from robopolicy.errors import UserError
+from robopolicy.sim.registry import SimOptions
+from robopolicy.spec import PolicySpec
+from robopolicy.text import TextConfig, TextPolicy
+from robopolicy.text.engines import ENGINES, VLLM, corrected
+from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.sim import TextSim
+from robopolicy.training.attempt_sources import AttemptSource
+from tasks.text.arithmetic import Arithmetic
+
+SHIFT = 1.1  # nats by which the stand-in is less sure of every second token
+
+
+class StandIn:
+    """The policy's own generator with log-probabilities that are off by a known amount."""
+
+    def __init__(self, policy):
+        self.policy, self.loads = policy, 0
+
+    def load(self, policy):
+        self.loads += 1
+
+    def write(self, prompts, generator, *, temperature):
+        made = self.policy.write(prompts, generator, temperature=temperature)
+        made.logp[:, ::2] -= SHIFT * made.mask[:, ::2]
+        made.entropy.zero_()
+        return made
+
+
+@pytest.fixture
+def learner(monkeypatch):
+    monkeypatch.setitem(ENGINES, "stand_in", StandIn)
+    torch.manual_seed(0)
+    policy = TextPolicy(TextConfig(width=16, layers=1, heads=2), PolicySpec({"text": (16,)}, 6))
+    config = TextRecipeConfig(prompts=4, group_size=2, problems=8, engine="stand_in", importance_cap=2.0)
+    return TextRecipe(config, policy, total_updates=4)
+
+
+def test_the_mismatch_of_an_engine_is_a_truncated_weight(learner):
+    feed = AttemptSource(TextSim(Arithmetic(), SimOptions(num_envs=1)), learner, seed=0)
+    batch = learner._prepared(feed.next(learner))
+    valid = batch.valid()
+    expected = torch.where(torch.arange(batch.shape[1]) % 2 == 0, SHIFT, 0.0).expand(batch.shape)
+    torch.testing.assert_close((batch.logp_old - batch.logp_behaviour)[valid], expected[valid], rtol=0, atol=3e-5)
+    cap = learner.recipe.estimator.config.importance_cap
+    weight = importance_weight(batch, "token", cap)
+    torch.testing.assert_close(weight[valid], expected.exp().clamp(max=2.0)[valid], rtol=1e-4, atol=0)
+    assert (batch.entropy[valid] > 0).all(), "the engine tells no entropies, the policy does"
+    feed.close()
+
+
+def test_an_engine_gets_the_weights_of_every_update(learner):
+    feed = AttemptSource(TextSim(Arithmetic(), SimOptions(num_envs=1)), learner, seed=0)
+    for _ in range(3):
+        learner.update(feed.next(learner))
+    assert feed.world.engine.loads == 2 == feed.world.version
+    feed.close()
+
+
+def test_recipes_keep_a_cap_of_their_own():
+    assert corrected(read_recipe("grpo"), 3.0)["estimator"]["importance_cap"] == 3.0
+    assert corrected(read_recipe("s065_minirl"), 3.0)["estimator"]["importance_cap"] == 2.0
+    dpo = read_recipe("dpo")
+    assert corrected(dpo, 3.0) == dpo or dpo.get("estimator", {}) is not None
+
+
+class FakeLLM:
+    """What of vLLM's interface we use, answering `7` and the end."""
+
+    def __init__(self, **settings):
+        self.settings, self.asked, self.resets = settings, None, 0
+
+    def generate(self, prompts, settings, use_tqdm):
+        self.asked = (prompts, settings)
+        steps = [{55: SimpleNamespace(logprob=-0.5)}, {258: SimpleNamespace(logprob=-0.25)}]
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=(55, 258), logprobs=steps)]) for _ in prompts]
+
+    def apply_model(self, function):
+        loaded = []
+        function(SimpleNamespace(load_weights=lambda items: loaded.extend(name for name, _ in items)))
+        self.loaded = loaded
+
+    def reset_prefix_cache(self):
+        self.resets += 1
+
+
+def test_vllm_is_asked_for_tokens_and_what_they_were_drawn_with(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=FakeLLM, SamplingParams=SimpleNamespace))
+    policy = TextPolicy(TextConfig(width=16, layers=1, heads=2), SPEC)
+    engine = VLLM(policy)
+    assert engine._llm.settings["logprobs_mode"] == "processed_logprobs"
+    made = engine.write([[257, 49], [257]], torch.Generator().manual_seed(0), temperature=torch.tensor([0.5, 2.0]))
+    prompts, settings = engine._llm.asked
+    assert prompts == [{"prompt_token_ids": [257, 49]}, {"prompt_token_ids": [257]}]
+    assert [item.temperature for item in settings] == [0.5, 2.0] and settings[0].seed != settings[1].seed
+    assert settings[0].stop_token_ids == [258] and settings[0].max_tokens == 12
+    assert made.completions() == [[55, 258]] * 2 and made.logp.tolist() == [[-0.5, -0.25]] * 2 and not made.cut.any()
+    engine.load(policy)
+    assert "model.embed_tokens.weight" in engine._llm.loaded and engine._llm.resets == 1
+
+
+def test_what_an_engine_cannot_do_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(UserError, match=r"pip install 'robopolicy\[vllm\]'"):
+        VLLM(TextPolicy(TextConfig(width=16, layers=1, heads=2), SPEC))
+    with pytest.raises(UserError, match=r"Unknown engine 'vlm'\. Did you mean 'vllm'"):
+        TextRecipeConfig(engine="vlm")

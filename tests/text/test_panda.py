@@ -1,0 +1,108 @@
+"""Programs for a Panda: the language, what programs lead to, and that what they lead to is their own affair."""
+
+import numpy as np
+import pytest
+import torch
+
+from robopolicy.samplers.protocols import Task
+from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.spec import PolicySpec
+from robopolicy.text import TextConfig, TextPolicy
+from robopolicy.text.wire import pack
+from robopolicy.text.world import TextWorld
+from robopolicy.training.text_sources import conversations
+from tasks.text.commands import Command, Place, ProgramError, parse
+from tasks.text.panda import Panda, PandaTurns
+
+PROGRAMS = ("lift", "grasp", "grasp;carry pad left 7;release", "carry start; release ;grasp")
+
+
+@pytest.fixture(scope="module")
+def task():
+    task = Panda()
+    yield task
+    task.close()
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_are_written_as_they_are_read(program):
+    assert parse(";".join(map(str, parse(program)))) == parse(program)
+
+
+def test_places_are_told_from_an_anchor():
+    (carry,) = parse("carry pad back 12")
+    assert carry == Command("carry", Place("pad", "back", 12))
+    assert carry.place is not None
+    np.testing.assert_allclose(carry.place.offset, [-0.12, 0.0])
+
+
+@pytest.mark.parametrize(
+    "program", ["", "grasp;", "jump", "carry", "carry cup", "carry pad left", "carry pad up 5", "lift 3", "lift;" * 9]
+)
+def test_what_is_not_in_the_language_fails_its_episode(task, program):
+    with pytest.raises(ProgramError):
+        parse(program)
+    turn = task.episode(3).step(program)
+    assert turn.done and not turn.success and turn.reward == 0.0
+
+
+def test_solutions_solve(task):
+    episodes = [task.episode(seed) for seed in range(24)]
+    solutions = [episode.demonstration()[0] for episode in episodes]
+    task.prepare(episodes, solutions)
+    assert all(episode.step(solution).success for episode, solution in zip(episodes, solutions, strict=True))
+    kinds = {episode.errand.place and episode.errand.place.anchor for episode in episodes}
+    assert kinds == {None, "pad", "start"}
+    assert max(len(solution) for solution in solutions) <= task.completion_bytes
+    assert max(len(episode.prompt) for episode in episodes) <= task.prompt_bytes
+
+
+def test_programs_that_do_something_else_fail(task):
+    beside = next(seed for seed in range(50) if (place := task.episode(seed).errand.place) and place.centimetres)
+    place = task.episode(beside).errand.place
+    off = Place(place.anchor, place.direction, place.centimetres + 1)
+    wrong = ["grasp", "grasp;lift", f"grasp;carry {off};release", f"grasp;carry {place}", f"carry {place};release"]
+    episodes = [task.episode(beside) for _ in wrong]
+    task.prepare(episodes, wrong)
+    assert not any(episode.step(program).success for episode, program in zip(episodes, wrong, strict=True))
+
+
+def test_company_changes_nothing(task):
+    """A program leads to the same moment alone, in a batch, and a command at a time."""
+    wanted = [(seed, tuple(parse(program))) for seed in (1, 2) for program in PROGRAMS[:3]]
+    together = task.after(wanted)
+    alone = Panda()
+    for key, moment in zip(wanted[3:], together[3:], strict=True):
+        (again,) = alone.after([key])
+        np.testing.assert_array_equal(again.cube, moment.cube)
+        assert again.width == moment.width
+    alone.close()
+
+
+def test_a_miss_is_felt_and_mended():
+    task = PandaTurns()
+    seed = next(seed for seed in range(50) if task.episode(seed).errand.misses)
+    episode = task.episode(seed)
+    assert episode.step("grasp").reply == " empty:"
+    assert episode.step("grasp").reply == " held:"
+    rest = episode.demonstration()
+    turns = [episode.step(command) for command in rest]
+    assert len(rest) >= 1 and turns[-1].success and turns[-1].done
+    assert task.episode(seed).step("grab").done
+    said = conversations(task, [seed])[0]
+    assert said[1:5] == ["grasp", " empty:", "grasp", " held:"]
+    task.close()
+
+
+def test_they_play_in_the_simulator_and_in_the_world():
+    sim = make_sim("text/panda_turns", SimOptions(num_envs=3))
+    sim.reset(0)
+    step = sim.step(pack(["grasp", "jump", "grasp"], sim.spec.action_dim))
+    assert step.terminated.tolist() == [False, True, False] and not step.info["success"].any()
+    policy = TextPolicy(
+        TextConfig(width=16, layers=1, heads=2), PolicySpec({"text": (sim.task.prompt_bytes,)}, sim.spec.action_dim)
+    )
+    world = TextWorld(policy, sim.task, torch.Generator().manual_seed(0))
+    (taught,) = world.teach(Task(0, payload=0), 1)
+    assert taught.success and taught.reward == 1.0
+    sim.close()

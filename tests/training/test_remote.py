@@ -1,0 +1,119 @@
+"""Players in other processes: they play what they are sent, with the weights they were sent, and failures are heard."""
+
+import importlib.util
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from robopolicy.errors import UserError
+from robopolicy.samplers.protocols import Task
+from robopolicy.sim.registry import SimOptions
+from robopolicy.spec import PolicySpec
+from robopolicy.text import TextConfig, TextPolicy
+from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.sim import TextSim
+from robopolicy.text.world import TextWorld, score
+from robopolicy.training.attempt_sources import OverlappedSource
+from robopolicy.training.remote import (
+    LINES,
+    Line,
+    Player,
+    ProcessLine,
+    RayLine,
+    RemoteWorld,
+    Role,
+    arrays_to_tensors,
+    packed_weights,
+    tensors_to_arrays,
+)
+from tasks.text.arithmetic import Arithmetic
+
+
+class Here(Line):
+    """To a player in this process, which starts at once."""
+
+    def __init__(self, role):
+        self.player = Player(role)
+
+    def call(self, name, *arguments):
+        return getattr(self.player, name)(*arguments)
+
+    def close(self):
+        self.player.world.guard.close()
+
+
+def small(seed=0):
+    torch.manual_seed(seed)
+    return TextPolicy(TextConfig(width=16, layers=1, heads=2), PolicySpec({"text": (16,)}, 6))
+
+
+def source(**settings):
+    algorithm = TextRecipe(TextRecipeConfig(prompts=4, group_size=2, problems=16, **settings), small(), total_updates=9)
+    return algorithm, OverlappedSource(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, seed=0)
+
+
+def plays(line, policy):
+    """Tasks come back as attempts, drawn with the weights that were sent."""
+    home = TextWorld(policy, Arithmetic(), torch.Generator())
+    world = RemoteWorld(line, home)
+    try:
+        world.load(packed_weights(policy))
+        attempts = world.play([Task(key, payload=key, temperature=0.8) for key in (5, 5, 6)])
+        batch = world.batch(attempts)
+        torch.testing.assert_close(score(policy, batch).logp, batch.logp_old, rtol=0, atol=2e-5)
+        assert batch.group.tolist() == [5, 5, 6] and home.generated == int(batch.valid().sum()) > 0
+        with pytest.raises(RuntimeError, match="A player failed"):
+            world.load(b"no weights")
+    finally:
+        world.close()
+
+
+def test_trees_of_tensors_survive_as_arrays():
+    tree = {"a": [torch.arange(3), {"b": torch.tensor([True])}], "c": ("text", 1, None)}
+    again = arrays_to_tensors(tensors_to_arrays(tree))
+    assert torch.equal(again["a"][0], tree["a"][0]) and torch.equal(again["a"][1]["b"], tree["a"][1]["b"])
+    assert again["c"] == tree["c"]
+
+
+def test_a_process_plays_with_the_weights_it_was_sent():
+    policy = small(seed=3)
+    plays(ProcessLine(Role.of(policy, "text/arithmetic", seed=1)), policy)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+def test_ray_plays_with_the_weights_it_was_sent():
+    policy = small(seed=3)
+    plays(RayLine(Role.of(policy, "text/arithmetic", seed=1)), policy)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")
+def test_without_ray_the_extra_is_named():
+    with pytest.raises(UserError, match=r"pip install 'robopolicy\[ray\]'"):
+        RayLine(Role.of(small(), "text/arithmetic", seed=1))
+
+
+def test_two_players_share_the_groups_and_stay_within_the_bound(monkeypatch):
+    monkeypatch.setitem(LINES, "process", Here)
+    algorithm, feed = source(staleness=1, players=2)
+    try:
+        for _ in range(4):
+            batch = feed.next(algorithm)
+            age = algorithm.updates - batch.version
+            assert len(batch) == 8 and int(age.min()) >= 0 and int(age.max()) <= 1
+            algorithm.update(batch)
+    finally:
+        feed.close()
+    assert algorithm.updates == 4
+
+
+def test_what_players_cannot_do_is_said(monkeypatch):
+    monkeypatch.setitem(LINES, "process", Here)
+    algorithm, feed = source(players=1, recipe="s099_ghpo")
+    with pytest.raises(UserError, match="ability 'Hinting', which RemoteWorld lacks"):
+        for _ in range(4):
+            feed.next(algorithm)
+    feed.close()
+    with pytest.raises(UserError, match="Unknown place 'rai' of players"):
+        TextRecipeConfig(players_on="rai")
