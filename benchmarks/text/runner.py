@@ -41,4 +41,4 @@ def _progress(cell: dict[str, Any]) -> str:
     if cell["refused"]:
         return f"refused: {cell['refused']}"
     before, after = (cell[stage]["correct"] / cell[stage]["n"] for stage in ("base", "after"))
-    return f"{before:.0%} -> {after:.0%} in {cell['seconds']:.0f} s"
+    return f"{before:.0%} -> {after:.0%} in {cell['cpu_seconds']:.0f} CPU s"

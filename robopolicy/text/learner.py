@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from statistics import fmean
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +28,7 @@ from robopolicy.core.decisions import Decisions, MissingField
 from robopolicy.core.recipe import Recipe
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Policy
+from robopolicy.text.critic import ValueHead, score_with_value
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.world import score
 
@@ -62,6 +64,7 @@ class TextRecipeConfig(TextLearnerConfig):
 
     lr: float = 3e-4  # of AdamW, after the warm-up
     recipe: str = "grpo"  # name in configs/text, or the path of a .yaml file
+    critic_lr: float = 1e-3  # of the value head, where the recipe has a critic
     imitation: int = 0  # first updates, which imitate the task's own solutions
     imitation_lr: float = 1e-3  # learning rate of these
     prompts: int = 16  # groups per update
@@ -125,7 +128,8 @@ class TextLearner(Algorithm):
         self.optimizer.param_groups[0]["lr"] = rate = self.rate()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.policy.trainable(), self.config.grad_clip)
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        norm = nn.utils.clip_grad_norm_(trained, self.config.grad_clip)
         self.optimizer.step()
         return {"actor/loss": loss.item(), "actor/grad_norm": float(norm), "actor/lr": rate}
 
@@ -167,6 +171,10 @@ class TextRecipe(TextLearner):
             )
         self.group_size = config.group_size or self.recipe.group_size
         self.reference: TextPolicy | None = frozen_copy(policy) if _compares(self.recipe) else None
+        self.critic: ValueHead | None = None
+        if self.recipe.critic is not None:
+            self.critic = ValueHead(self.policy)
+            self.optimizer.add_param_group({"params": list(self.critic.parameters()), "lr": config.critic_lr})
         self.advantage: torch.Tensor | None = None  # (N, 1) or (N, T) of the last batch, 0 where not selected
 
     def rate(self) -> float:
@@ -200,24 +208,45 @@ class TextRecipe(TextLearner):
         self.policy.train()
         info: Info = {}
         metrics: Metrics = {"actor/informative": 0.0}
+        seen: list[Info] = []  # of each minibatch
         rows = self.recipe.select(batch, self.generator)
         self.advantage = torch.zeros(len(batch), 1)
         if len(rows) and bool(batch.select(rows).valid().any()):
             decisions = batch.select(rows)
             advantage = self.recipe.advantage(decisions)
+            targets = None if self.critic is None else self.recipe.value_targets(decisions)
             for _ in range(self.recipe.epochs):
                 for index in self._minibatches(decisions):
-                    part = decisions.select(index)
-                    out = score(self.policy, part)
-                    loss, info = self.recipe.loss(part, advantage[index], out.logp, out.entropy)
+                    fitted = None if targets is None else (targets[0][index], targets[1][index])
+                    loss, info = self._loss(decisions.select(index), advantage[index], fitted)
                     metrics |= self.step(loss)
+                    seen.append(info)
             metrics["actor/informative"] = float((advantage != 0).any(1).float().mean())
             blank = advantage.new_zeros(len(batch), advantage.shape[1])
             self.advantage = blank.index_copy_(0, rows, advantage).cpu()
         self.recipe.observe(batch, info)
         self.updates += 1
-        metrics |= {f"actor/{key}": float(value) for key, value in info.items()}
+        for key in info:
+            metrics[f"actor/{key}"] = fmean(float(part[key]) for part in seen)
         return metrics | {"actor/selected": len(rows) / len(batch)}
+
+    def _loss(
+        self, part: Decisions, advantage: torch.Tensor, fitted: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> tuple[torch.Tensor, Info]:
+        """The recipe's loss of a minibatch, and that of its critic beside it or, while that warms up, alone."""
+        critic = self.recipe.critic
+        if self.critic is None or critic is None or fitted is None:
+            out = score(self.policy, part)
+            return self.recipe.loss(part, advantage, out.logp, out.entropy)
+        out, value = score_with_value(self.policy, self.critic, part, detach=critic.detach)
+        loss, info = self.recipe.loss(part, advantage, out.logp, out.entropy)
+        error = critic.loss(value, part, *fitted)
+        explained = explained_variance(value.detach(), *fitted)
+        alone = self.updates - self.config.imitation < critic.warmup
+        return critic.coef * error + (0.0 if alone else 1.0) * loss, info | {
+            "value_loss": error.detach(),
+            "value_explained": explained,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`, with the reference that the first update may have asked for."""
@@ -227,8 +256,8 @@ class TextRecipe(TextLearner):
 
     def parts(self) -> Mapping[str, Stateful]:
         """Those of the base, what the recipe remembers, and the reference."""
-        reference = {} if self.reference is None else {"reference": self.reference}
-        return {**super().parts(), "recipe": self.recipe, **reference}
+        others = {"recipe": self.recipe, "reference": self.reference, "critic": self.critic}
+        return {**super().parts(), **{name: part for name, part in others.items() if part is not None}}
 
     def _minibatches(self, decisions: Decisions) -> list[torch.Tensor]:
         count = self.config.minibatches or self.recipe.minibatches
@@ -251,11 +280,13 @@ class TextRecipe(TextLearner):
             batch = batch.with_fields(logp_behaviour=batch.logp_old)
         if self.reference is not None:
             batch = batch.with_fields(logp_ref=self._scored(self.reference, batch))
+        if self.critic is not None:
+            pieces = [score_with_value(self.policy, self.critic, part)[1] for part in _blocks(batch)]
+            batch = batch.with_fields(value=torch.cat(pieces))
         return batch
 
     def _scored(self, policy: TextPolicy, batch: Decisions) -> torch.Tensor:
-        starts = range(0, len(batch), SCORED)
-        return torch.cat([score(policy, batch.select(slice(at, at + SCORED))).logp for at in starts])
+        return torch.cat([score(policy, part).logp for part in _blocks(batch)])
 
 
 def ramped(start: float, final: float, done: int, total: int, warmup: int) -> float:
@@ -269,6 +300,18 @@ def moved(batch: Decisions, device: torch.device) -> Decisions:
     values = {entry.name: getattr(batch, entry.name) for entry in fields(Decisions) if entry.name != "extra"}
     there = {name: value.to(device) for name, value in values.items() if value is not None}
     return Decisions(**there, extra={name: value.to(device) for name, value in batch.extra.items()})
+
+
+def explained_variance(value: torch.Tensor, target: torch.Tensor, fitted: torch.Tensor) -> torch.Tensor:
+    """Share of the variance of the targets that the values explain, where there are any; 1 is perfect, 0 useless."""
+    if not bool(fitted.any()):
+        return value.new_zeros(())
+    spread = target[fitted].var(correction=0)
+    return 1.0 - (target - value)[fitted].var(correction=0) / spread.clamp(min=1e-8)
+
+
+def _blocks(batch: Decisions) -> list[Decisions]:
+    return [batch.select(slice(at, at + SCORED)) for at in range(0, len(batch), SCORED)]
 
 
 def _compares(recipe: Recipe) -> bool:

@@ -205,11 +205,20 @@ class TextPolicy(Policy):
         Returns:
             `(N, T)` each, 0 where the policy did not choose.
         """
+        return self.score_states(self.states(tokens, start, mask), tokens, start, mask, temperature)
+
+    def states(self, tokens: Tensor, start: Tensor, mask: Tensor) -> Tensor:
+        """Last hidden states `(M, D)` from which the M chosen tokens are drawn: those of the tokens before."""
         row, step = mask.nonzero(as_tuple=True)  # (M,) each
-        place = start[row] + step
-        hidden = self.hidden(tokens[:, :-1])[row, place - 1]  # (M, D), each of the token before
-        head = head_of(self.model)
-        logp, entropy = token_scores(hidden, head.weight, head.bias, tokens[row, place], temperature[row])
+        return self.hidden(tokens[:, :-1])[row, start[row] + step - 1]
+
+    def score_states(
+        self, states: Tensor, tokens: Tensor, start: Tensor, mask: Tensor, temperature: Tensor
+    ) -> DecisionOutput:
+        """`score` of what was drawn from `states` `(M, D)`."""
+        row, step = mask.nonzero(as_tuple=True)
+        head, chosen = head_of(self.model), tokens[row, start[row] + step]
+        logp, entropy = token_scores(states, head.weight, head.bias, chosen, temperature[row])
         blank = logp.new_zeros(mask.shape)
         return DecisionOutput(blank.masked_scatter(mask, logp), blank.masked_scatter(mask, entropy))
 

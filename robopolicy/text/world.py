@@ -7,6 +7,10 @@ policy decided those in its mask; a unit is a turn. `Task.payload` is the episod
     start (N,) int64        place of the first column of the decisions in `tokens`
     temperature (N,)        the tokens were drawn with
     cut (N,) bool           a message reached the budget before it ended
+    first_event (N,) int64  column of the first message that called a tool, -1 without; of tasks with tools
+
+Metrics of an attempt are `length` in tokens, `turns`, `success`, `cut`, `fault`, `helped`, `calls` of tools if any, and
+the task's own measures as means over its turns (`format`: the share of messages that have the form of an answer).
 
 A completion that cannot be judged gives an attempt without decisions whose reward is no number, and which the sampling
 side therefore leaves out; `guard` names the prompt.
@@ -17,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -27,7 +32,7 @@ from robopolicy.samplers.attempts import stack
 from robopolicy.samplers.protocols import TEACHER, Attempt, Task
 from robopolicy.text.guard import Guard
 from robopolicy.text.policy import TextPolicy
-from robopolicy.text.task import Episode, TextTask
+from robopolicy.text.task import Episode, TextTask, Turn
 from robopolicy.text.tokenizers import Tokenizer
 from robopolicy.text.wire import shortened
 
@@ -49,6 +54,9 @@ class _Talk:
     done: bool = False
     cut: bool = False
     fault: bool = False
+    calls: int | None = None  # of tools, where the task has any
+    first_call: int = -1  # number of the message with the first one
+    measures: dict[str, list[float]] = field(default_factory=dict[str, list[float]])  # grades of each turn
 
     def add(self, tokens: Sequence[int], own: bool, logp: Sequence[float] = (), entropy: Sequence[float] = ()) -> None:
         """Append tokens that the policy chose (`own`), or that the world or a demonstration gave."""
@@ -58,6 +66,32 @@ class _Talk:
         self.columns["logp"] += logp or blank
         self.columns["entropy"] += entropy or blank
         self.columns["unit"] += [len(self.said)] * len(tokens)
+
+    def hear(self, turn: Turn) -> None:
+        """Write down what was measured of the last message."""
+        for name, value in turn.measures.items():
+            self.measures.setdefault(name, []).append(value)
+        if turn.calls is not None:
+            self.calls = (self.calls or 0) + turn.calls
+            if turn.calls and self.first_call < 0:
+                self.first_call = len(self.said) - 1
+
+    @property
+    def helped(self) -> bool:
+        """Whether a hint was told, a failure shown or a beginning given; instructions and modes are no help."""
+        context: Mapping[str, Any] = self.task.context or {}
+        began = self.task.prefix is not None and bool(self.task.prefix["helped"])
+        return began or context.get("kind", "mode") not in ("instruction", "mode")
+
+    def measured(self) -> dict[str, float]:
+        """Means of the grades, and the calls of tools."""
+        calls = {} if self.calls is None else {"calls": float(self.calls)}
+        return {name: fmean(values) for name, values in self.measures.items()} | calls
+
+    def first_event(self) -> int:
+        """Column of the message with the first call, -1 without."""
+        columns = zip(self.columns["unit"], self.columns["own"], strict=True)
+        return next((place for place, (unit, own) in enumerate(columns) if own and unit == self.first_call), -1)
 
 
 class TextWorld:
@@ -117,7 +151,7 @@ class TextWorld:
         rest = "" if talk.done else _share(solution[int(turns)], turns % 1.0)
         talk.begun = self.policy.tokenizer.encode(rest)
         talk.add(talk.begun, False)
-        return task if talk.done else replace(task, prefix=_prefix(talk))
+        return task if talk.done else replace(task, prefix={**_prefix(talk), "helped": True})
 
     def teach(self, task: Task, count: int) -> list[Attempt]:
         """The solution, `count` times: demonstrated tokens with log-probability 0."""
@@ -133,8 +167,9 @@ class TextWorld:
         """The task that goes on after `unit` turns of the attempt."""
         talk: _Talk = attempt.record
         kept = sum(number < unit for number in talk.columns["unit"])
-        prefix = {name: values[:kept] for name, values in talk.columns.items()}
-        return replace(attempt.task, prefix={**prefix, "said": talk.said[:unit], "begun": []})
+        prefix: dict[str, Any] = {name: values[:kept] for name, values in talk.columns.items()}
+        prefix |= {"said": talk.said[:unit], "begun": [], "helped": talk.helped}
+        return replace(attempt.task, prefix=prefix)
 
     @torch.no_grad()
     def rescore(self, attempts: Sequence[Attempt], tasks: Sequence[Task]) -> list[Attempt]:
@@ -170,7 +205,7 @@ class TextWorld:
             talk.begun = list(task.prefix["begun"])
             for message in task.prefix["said"]:
                 talk.said.append(message)
-                episode.step(message)
+                talk.hear(episode.step(message))
         return talk
 
     def _hear(self, talk: _Talk, message: str, own: bool = False) -> None:
@@ -189,6 +224,7 @@ class TextWorld:
         if turn is None:
             talk.fault = talk.done = True
             return
+        talk.hear(turn)
         talk.reward += turn.reward
         talk.success |= turn.success
         talk.done = turn.done
@@ -204,14 +240,16 @@ class TextWorld:
             "temperature": torch.tensor([talk.task.temperature]),
             "cut": torch.tensor([talk.cut]),
         }
+        if talk.calls is not None:
+            extra["first_event"] = torch.tensor([talk.first_event()])
         values = {name: torch.tensor([columns[name]]) for name in ("logp", "entropy", "unit")}
         decisions = Decisions(values["logp"], mask=own, entropy=values["entropy"], unit=values["unit"], extra=extra)
-        flags = {name: float(getattr(talk, name)) for name in ("success", "cut", "fault")}
+        flags = {name: float(getattr(talk, name)) for name in ("success", "cut", "fault", "helped")}
         return Attempt(
             talk.task,
             decisions,
             reward=math.nan if talk.fault else talk.reward,
-            metrics={"length": float(sum(columns["own"])), "turns": float(len(talk.said)), **flags},
+            metrics={"length": float(sum(columns["own"])), "turns": float(len(talk.said)), **flags, **talk.measured()},
             version=self.version,
             finished=talk.done or len(talk.said) >= self.task.max_turns,
             record=talk,

@@ -11,6 +11,7 @@ import torch
 
 from robopolicy.algorithms.frames.base import Algorithm, frozen_copy
 from robopolicy.core.decisions import Decisions
+from robopolicy.core.probes import pass_at_k
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
 from robopolicy.samplers.attempts import groups_of
@@ -106,13 +107,8 @@ class AttemptSource(TextSource):
         return f"their rewards failed ({faults[0]})" if faults else "all rewards of a group are equal"
 
     def _measure(self, played: Sequence[Attempt]) -> None:
-        """Means over attempts, and the faults since the last batch on the terminal."""
-        names = ("length", "turns", "success", "cut", "fault")
-        self._metrics = {f"rollout/{name}": fmean(attempt.metrics[name] for attempt in played) for name in names}
-        judged = [attempt for attempt in played if not attempt.metrics["fault"]]
-        self._metrics["rollout/return"] = fmean(attempt.reward for attempt in judged)
-        dead = [degenerate(rewards_of(group)) for group in groups_of(judged)]
-        self._metrics["rollout/degenerate"] = fmean(map(float, dead))
+        """What the attempts show, and the faults since the last batch on the terminal."""
+        self._metrics = {f"rollout/{name}": value for name, value in measured(played).items()}
         self._metrics["rollout/tokens"] = float(self.world.generated)
         self.env_steps += int(sum(attempt.metrics["turns"] for attempt in played))
         faults = {str(fault) for fault in self.world.guard.take()}
@@ -142,6 +138,31 @@ class AttemptSource(TextSource):
         """End the threads of the rewards."""
         super().close()
         self.world.guard.close()
+
+
+def measured(attempts: Sequence[Attempt]) -> dict[str, float]:
+    """Means over attempts and groups, by name.
+
+    Of attempts without help, where there are any, that could be judged: all that every one of them measures (`length`,
+    `success`, `format`, `calls`, ...); `return`; `entropy` of the tokens as they were drawn [nats]; `degenerate`, the
+    share of groups whose verdicts are all equal; and pass@k for k the size of the smallest group of at least two. Of
+    all attempts: `fault` and `helped`.
+    """
+    alone = [attempt for attempt in attempts if not attempt.metrics["helped"]] or attempts
+    judged = [attempt for attempt in alone if not attempt.metrics["fault"]]
+    names = set[str].intersection(*(set(attempt.metrics) for attempt in judged))
+    found = {name: fmean(attempt.metrics[name] for attempt in judged) for name in sorted(names)}
+    found |= {name: fmean(attempt.metrics[name] for attempt in attempts) for name in ("fault", "helped")}
+    found["return"] = fmean(attempt.reward for attempt in judged)
+    tokens = sum(attempt.metrics["length"] for attempt in judged)
+    found["entropy"] = sum(float(attempt.decisions.need("entropy").sum()) for attempt in judged) / max(tokens, 1.0)
+    groups = [group for group in groups_of(judged) if len(group) > 1]
+    if groups:
+        found["degenerate"] = fmean(float(degenerate(rewards_of(group))) for group in groups)
+        k = min(map(len, groups))
+        wins = torch.tensor([sum(attempt.metrics["success"] > 0 for attempt in group) for group in groups])
+        found[f"pass_at_{k}"] = float(pass_at_k(wins, torch.tensor([len(group) for group in groups]), k).mean())
+    return found
 
 
 class OverlappedSource(AttemptSource):
