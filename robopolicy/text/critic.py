@@ -55,6 +55,6 @@ def score_with_value(
     mask = decisions.valid()
     tokens, start, temperature = (decisions.extra[name] for name in ("tokens", "start", "temperature"))
     states = policy.states(tokens, start, mask)
-    out = policy.score_states(states, tokens, start, mask, temperature)
+    out = policy.score_states(states, tokens, start, mask, temperature, decisions.extra.get("support"))
     value = head(states.detach() if detach else states)
     return out, torch.zeros_like(out.logp).masked_scatter(mask, value)

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
+from robopolicy.policies.base import DecisionOutput
 from robopolicy.samplers.attempts import stack
 from robopolicy.samplers.protocols import TEACHER, Attempt, Task
 from robopolicy.text.guard import Guard
@@ -36,7 +37,7 @@ from robopolicy.text.task import Episode, TextTask, Turn
 from robopolicy.text.tokenizers import Tokenizer
 from robopolicy.text.wire import shortened
 
-COLUMNS = ("tokens", "own", "logp", "entropy", "unit")  # of what follows the prompt, one entry per token
+COLUMNS = ("tokens", "own", "logp", "entropy", "unit", "support")  # of what follows the prompt, one entry per token
 
 
 @dataclass
@@ -58,7 +59,14 @@ class _Talk:
     first_call: int = -1  # number of the message with the first one
     measures: dict[str, list[float]] = field(default_factory=dict[str, list[float]])  # grades of each turn
 
-    def add(self, tokens: Sequence[int], own: bool, logp: Sequence[float] = (), entropy: Sequence[float] = ()) -> None:
+    def add(
+        self,
+        tokens: Sequence[int],
+        own: bool,
+        logp: Sequence[float] = (),
+        entropy: Sequence[float] = (),
+        support: Sequence[Tensor] = (),
+    ) -> None:
         """Append tokens that the policy chose (`own`), or that the world or a demonstration gave."""
         blank = [0.0] * len(tokens)
         self.columns["tokens"] += tokens
@@ -66,6 +74,7 @@ class _Talk:
         self.columns["logp"] += logp or blank
         self.columns["entropy"] += entropy or blank
         self.columns["unit"] += [len(self.said)] * len(tokens)
+        self.columns["support"] += support or [None] * len(tokens)
 
     def hear(self, turn: Turn) -> None:
         """Write down what was measured of the last message."""
@@ -97,9 +106,18 @@ class _Talk:
 class TextWorld:
     """Plays a text task with a policy; hints, begins, teaches, branches, rescores and repairs."""
 
-    def __init__(self, policy: TextPolicy, task: TextTask, generator: torch.Generator) -> None:
-        """Play `task` with `policy`, which draws from `generator`."""
+    def __init__(
+        self,
+        policy: TextPolicy,
+        task: TextTask,
+        generator: torch.Generator,
+        *,
+        guide: TextPolicy | None = None,
+        top_p: float = 1.0,
+    ) -> None:
+        """Play `task` with `policy`, which draws from `generator`, maybe only what a guide finds likely (`write`)."""
         self.policy, self.task = policy, task
+        self.limits: dict[str, Any] = {"guide": guide, "top_p": top_p}
         self.guard = Guard(task.seconds)
         self.generator = generator
         self.version = 0  # of the weights, noted with every attempt
@@ -115,12 +133,13 @@ class TextWorld:
                 break
             heat = torch.tensor([talk.task.temperature for talk in running])
             seen = [talk.prompt + talk.columns["tokens"] for talk in running]
-            made = self.policy.write(seen, self.generator, temperature=heat)
+            made = self.policy.write(seen, self.generator, temperature=heat, **self.limits)
             self.generated += int(made.mask.sum())
             logp, entropy, cut = made.logp.tolist(), made.entropy.tolist(), made.cut.tolist()
             for place, (talk, tokens) in enumerate(zip(running, made.completions(), strict=True)):
                 count = len(tokens)
-                talk.add(tokens, True, logp[place][:count], entropy[place][:count])
+                support = () if made.support is None else made.support[place, :count].cpu().unbind()
+                talk.add(tokens, True, logp[place][:count], entropy[place][:count], support)
                 talk.cut |= cut[place]
                 self._answer(talk, tokens)
         attempts = [self._attempt(talk) for talk in talks]
@@ -240,6 +259,10 @@ class TextWorld:
             "temperature": torch.tensor([talk.task.temperature]),
             "cut": torch.tensor([talk.cut]),
         }
+        if self.limits["guide"] is not None:
+            all_of_them = torch.ones(self.limits["guide"].vocabulary, dtype=torch.bool)
+            rows = [all_of_them if row is None else row for row in columns["support"]]
+            extra["support"] = torch.stack(rows)[None]
         if talk.calls is not None:
             extra["first_event"] = torch.tensor([talk.first_event()])
         values = {name: torch.tensor([columns[name]]) for name in ("logp", "entropy", "unit")}
@@ -256,12 +279,14 @@ class TextWorld:
         )
 
 
-def score(policy: TextPolicy, decisions: Decisions) -> Any:
-    """`DecisionOutput` of the rows of a text batch under the current parameters; differentiable."""
+def score(policy: TextPolicy, decisions: Decisions, layer: int | None = None) -> DecisionOutput:
+    """Scores of the rows of a text batch under the current parameters, differentiable; `layer` as in `policy.score`."""
     extra: dict[str, Tensor] = {
         name: decisions.extra[name].to(policy.device) for name in ("tokens", "start", "temperature")
     }
-    return policy.score(mask=decisions.valid().to(policy.device), **extra)
+    support = decisions.extra.get("support")
+    support = None if support is None else support.to(policy.device)
+    return policy.score(mask=decisions.valid().to(policy.device), support=support, layer=layer, **extra)
 
 
 def _share(text: str, share: float) -> str:

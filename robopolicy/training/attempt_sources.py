@@ -15,10 +15,12 @@ from robopolicy.core.probes import pass_at_k
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
 from robopolicy.samplers.attempts import groups_of
-from robopolicy.samplers.collector import Batch, Collector
-from robopolicy.samplers.protocols import Attempt, Pool, Task, degenerate, rewards_of
+from robopolicy.samplers.collector import DEFAULTS, Batch, Collector
+from robopolicy.samplers.parts import build
+from robopolicy.samplers.protocols import Attempt, Pool, Staleness, Task, degenerate, rewards_of
 from robopolicy.samplers.staleness import Bounded, Players, Stream
 from robopolicy.text.learner import TextRecipe
+from robopolicy.text.policy import TextPolicy
 from robopolicy.text.sim import TextSim
 from robopolicy.text.world import TextWorld
 
@@ -54,7 +56,7 @@ class AttemptSource(TextSource):
     def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:
         super().__init__(sim, seed)
         self.algorithm = algorithm
-        self.world = TextWorld(algorithm.policy, self.task, torch.Generator().manual_seed(seed))
+        self.world = self._world(algorithm.policy)
         pool = Pool([Task(key, payload=key) for key in range(seed, seed + algorithm.config.problems)])
         plain = algorithm.recipe.rollout
         try:
@@ -62,6 +64,11 @@ class AttemptSource(TextSource):
         except ValueError as error:
             raise UserError(f"Recipe '{algorithm.config.recipe}': {error}") from error
         self._batch: Batch | None = None  # what the collector has not heard about
+
+    def _world(self, policy: TextPolicy) -> TextWorld:
+        choice = torch.Generator().manual_seed(self.seed)
+        top_p = self.algorithm.views.top_p
+        return TextWorld(policy, self.task, choice, guide=self.algorithm.guide, top_p=top_p)
 
     def next(self, algorithm: Algorithm) -> Decisions:
         """Play the next groups; where all of them are dropped, others in their place."""
@@ -140,6 +147,20 @@ class AttemptSource(TextSource):
         self.world.guard.close()
 
 
+def allowed_age(algorithm: TextRecipe) -> Staleness:
+    """How old the weights may be that played: as configured, or as the recipe says.
+
+    Raises:
+        UserError: The recipe says nothing sensible.
+    """
+    if algorithm.config.staleness is not None:
+        return Bounded(algorithm.config.staleness)
+    try:
+        return build("staleness", {**DEFAULTS, **algorithm.recipe.rollout}["staleness"])
+    except ValueError as error:
+        raise UserError(f"Recipe '{algorithm.config.recipe}': {error}") from error
+
+
 def measured(attempts: Sequence[Attempt]) -> dict[str, float]:
     """Means over attempts and groups, by name.
 
@@ -168,17 +189,17 @@ def measured(attempts: Sequence[Attempt]) -> dict[str, float]:
 class OverlappedSource(AttemptSource):
     """Attempts that are played while the policy learns, by a copy with weights of bounded age (AsyncFlow, S074).
 
-    What is learned from is at most `algorithm.staleness` updates old. Its recorded log-probabilities are those of the
-    weights that wrote it, so that the recipe's ratios and bounds see the difference. Two threads do not run the same
+    What is learned from is as old as `allowed_age` at most. Its recorded log-probabilities are those of the weights
+    that wrote it, so that the recipe's ratios and bounds see the difference. Two threads do not run the same
     way twice: a resumed run plays fresh attempts.
     """
 
     def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:
         super().__init__(sim, algorithm, seed=seed)
         self._player = frozen_copy(algorithm.policy)
-        self.world = TextWorld(self._player, self.task, torch.Generator().manual_seed(seed))
+        self.world = self._world(self._player)
         self._players: Players | None = None  # start with the first batch, when a resumed run has its weights
-        self.stream = Stream(Bounded(algorithm.config.staleness), algorithm.config.prompts)
+        self.stream = Stream(allowed_age(algorithm), algorithm.config.prompts)
 
     def next(self, algorithm: Algorithm) -> Decisions:
         """Publish the weights of the last update, and take the oldest groups that are recent enough."""
