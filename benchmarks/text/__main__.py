@@ -36,7 +36,8 @@ def main() -> None:
         print_result("text", rows(cells), figures(cells))
         return
     if not arguments.table:
-        keys = [(r, t, s) for s in arguments.seeds for t in arguments.tasks for r in arguments.recipes]
+        pairs = [(r, t) for t in arguments.tasks for r in arguments.recipes if TASKS[t].plays(r)]
+        keys = [(recipe, task, seed) for seed in arguments.seeds for recipe, task in pairs]
         run_all(keys, jobs=arguments.jobs, tokens=None, keep=True)
     cells = finished_cells(cell_name((r, t, s)) for t in TASKS for r in online_recipes() for s in range(100))
     print_result("text", rows(cells), figures(cells))

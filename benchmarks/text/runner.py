@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.parallel import run_cells
-from benchmarks.text.cell import TASKS, base_policy, run_cell
+from benchmarks.text.cell import ACCOMPANIED, TASKS, imitated, run_cell
 
 Key = tuple[str, str, int]  # recipe, task, seed
 
@@ -33,12 +33,14 @@ def _run(key: Key, tokens: int | None) -> dict[str, Any]:
 
 def _prepare(keys: Sequence[Key]) -> None:
     torch.set_num_threads(1)
-    for task in dict.fromkeys(key[1] for key in keys):
-        base_policy(TASKS[task])
+    for name in dict.fromkeys(key[1] for key in keys):
+        imitated(TASKS[name], TASKS[name].imitation)
+    for name in dict.fromkeys(key[1] for key in keys if key[0] in ACCOMPANIED):
+        imitated(TASKS[name], TASKS[name].taught)
 
 
 def _progress(cell: dict[str, Any]) -> str:
     if cell["refused"]:
         return f"refused: {cell['refused']}"
     before, after = (cell[stage]["correct"] / cell[stage]["n"] for stage in ("base", "after"))
-    return f"{before:.0%} -> {after:.0%} in {cell['seconds']:.0f} s"
+    return f"{before:.0%} -> {after:.0%} in {cell['cpu_seconds']:.0f} CPU s"

@@ -1,15 +1,16 @@
-"""From cells to the table: accuracy, pass@k, entropy and dead groups with intervals over seeds and prompts."""
+"""From cells to the table: accuracy, pass@k, entropy and dead groups with intervals, and a verdict on every claim."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Any
 
+from benchmarks.text.claims import claim_of, difference, mean_of, verdict
 from robopolicy.evaluation.intervals import Interval, wilson
 
 Cell = dict[str, Any]
-WIDEST = 8  # k of the second pass@k
+SHOWN = ("pass@1", "pass@8", "entropy", "tokens", "format", "tool calls")  # of held-out prompts
+TRAINING = ("dead groups", "informative rows", "clipped")
 
 
 def rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
@@ -17,18 +18,15 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
     table: list[dict[str, object]] = []
     for task in dict.fromkeys(cell["task"] for cell in cells):
         inside = [cell for cell in cells if cell["task"] == task]
-        table.append(_row(task, "(imitation)", 1, inside[:1], "base", None))
+        base = _base(inside)
+        table.append(_row(task, "(imitation)", [base], [], {"claim": "-", "difference": "-", "verdict": "-"}))
         for recipe in dict.fromkeys(cell["recipe"] for cell in inside):
-            runs = [cell for cell in inside if cell["recipe"] == recipe]
-            played = [run for run in runs if not run["refused"]]
+            played = _played(inside, recipe)
             if played:
-                dead = fmean(run["degenerate"] for run in played)
-                table.append(_row(task, recipe, len(played), played, "after", dead))
+                table.append(_row(task, recipe, played, TRAINING, _judged(recipe, inside)))
             else:
-                blank = dict.fromkeys(
-                    ("accuracy", "pass@1", f"pass@{WIDEST}", "entropy", "dead groups", "seconds"), "-"
-                )
-                table.append({"task": task, "recipe": f"{recipe} (refused)", "seeds": 0, **blank})
+                blank = dict.fromkeys((*table[0],), "-")
+                table.append({**blank, "task": task, "recipe": f"{recipe} (refused)", "seeds": 0})
     return table
 
 
@@ -37,49 +35,76 @@ def figures(cells: Sequence[Cell]) -> dict[str, Any]:
     result: dict[str, Any] = {"seeds": sorted({cell["seed"] for cell in cells})}
     for task in dict.fromkeys(cell["task"] for cell in cells):
         inside = [cell for cell in cells if cell["task"] == task]
-        entries: dict[str, Any] = {"(imitation)": _figures(inside[:1], "base")}
+        base = _base(inside)
+        entries: dict[str, Any] = {"(imitation)": _figures([base], ())}
         for recipe in dict.fromkeys(cell["recipe"] for cell in inside):
-            played = [cell for cell in inside if cell["recipe"] == recipe and not cell["refused"]]
-            if played:
-                entries[recipe] = _figures(played, "after") | {
-                    "degenerate": fmean(run["degenerate"] for run in played),
-                    "tokens": fmean(run["tokens"] for run in played),
-                    "gain": _accuracy(played, "after").estimate - _accuracy(played, "base").estimate,
-                }
-            else:
+            played = _played(inside, recipe)
+            if not played:
                 entries[recipe] = {"refused": next(run["refused"] for run in inside if run["recipe"] == recipe)}
+                continue
+            claim, gap = claim_of(recipe), _gap(recipe, inside)
+            entries[recipe] = _figures(played, TRAINING) | {
+                "tokens_generated": sum(run["tokens"] for run in played) / len(played),
+                "gain": _accuracy(played).estimate - _accuracy([base]).estimate,
+                "claim": {
+                    "is": str(claim),
+                    "difference": None if gap is None else gap.to_dict(),
+                    "verdict": verdict(claim, gap),
+                },
+            }
         result[task] = entries
     return result
 
 
-def _row(task: str, recipe: str, seeds: int, runs: Sequence[Cell], stage: str, dead: float | None) -> dict[str, object]:
+def _base(inside: Sequence[Cell]) -> Cell:
+    """What all cells of a task start from, in the form of a cell."""
+    return {**inside[0], "after": inside[0]["base"]}
+
+
+def _played(inside: Sequence[Cell], recipe: str) -> list[Cell]:
+    return [cell for cell in inside if cell["recipe"] == recipe and not cell["refused"]]
+
+
+def _gap(recipe: str, inside: Sequence[Cell]) -> Interval | None:
+    claim = claim_of(recipe)
+    return difference(claim, _played(inside, recipe), _played(inside, claim.against))
+
+
+def _judged(recipe: str, inside: Sequence[Cell]) -> dict[str, str]:
+    claim, gap = claim_of(recipe), _gap(recipe, inside)
+    shown = "-" if gap is None else f"{gap:+.3f}" if gap.n > 1 else f"{gap.estimate:+.3f}"
+    return {"claim": str(claim), "difference": shown, "verdict": verdict(claim, gap)}
+
+
+def _row(
+    task: str, recipe: str, runs: Sequence[Cell], training: Sequence[str], judged: dict[str, str]
+) -> dict[str, object]:
+    seconds = [run["cpu_seconds"] for run in runs] if training else []
     return {
         "task": task,
         "recipe": recipe,
-        "seeds": seeds,
-        "accuracy": f"{_accuracy(runs, stage):.1%}",
-        "pass@1": f"{_mean(runs, stage, 1):.1%}",
-        f"pass@{WIDEST}": f"{_mean(runs, stage, WIDEST):.1%}",
-        "entropy": round(fmean(run[stage]["entropy"] for run in runs), 3),
-        "dead groups": "-" if dead is None else f"{dead:.0%}",
-        "seconds": "-" if dead is None else round(fmean(run["seconds"] for run in runs)),
+        "seeds": len(runs),
+        "accuracy": f"{_accuracy(runs):.1%}",
+        **{name: _shown(mean_of(name, runs)) for name in SHOWN},
+        **{name: _shown(mean_of(name, runs)) if training else "-" for name in TRAINING},
+        "CPU s": round(sum(seconds) / len(seconds)) if seconds else "-",
+        **judged,
     }
 
 
-def _figures(runs: Sequence[Cell], stage: str) -> dict[str, Any]:
-    accuracy = _accuracy(runs, stage)
+def _figures(runs: Sequence[Cell], training: Sequence[str]) -> dict[str, Any]:
+    accuracy = _accuracy(runs)
     return {
         "accuracy": {"value": accuracy.estimate, "low": accuracy.low, "high": accuracy.high},
-        "by_seed": [run[stage]["correct"] / run[stage]["n"] for run in runs],
-        "pass_at": {str(k): _mean(runs, stage, k) for k in (1, WIDEST)},
-        "entropy": fmean(run[stage]["entropy"] for run in runs),
+        "by_seed": [run["after"]["correct"] / run["after"]["n"] for run in runs],
+        **{name: value for name in (*SHOWN, *training) if (value := mean_of(name, runs)) is not None},
     }
 
 
-def _accuracy(runs: Sequence[Cell], stage: str) -> Interval:
+def _accuracy(runs: Sequence[Cell]) -> Interval:
     """Pooled over seeds and prompts, with its Wilson interval."""
-    return wilson(sum(run[stage]["correct"] for run in runs), sum(run[stage]["n"] for run in runs))
+    return wilson(sum(run["after"]["correct"] for run in runs), sum(run["after"]["n"] for run in runs))
 
 
-def _mean(runs: Sequence[Cell], stage: str, k: int) -> float:
-    return fmean(run[stage]["pass_at"][str(k)]["value"] for run in runs)
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

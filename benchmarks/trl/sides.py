@@ -20,7 +20,8 @@ from robopolicy.evaluation.harness import evaluate
 from robopolicy.extras import need
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import PolicySpec
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig, TextSFT, TextSFTConfig
+from robopolicy.text.imitation import TextSFT, TextSFTConfig
+from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.model import small_llama
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.sim import TextSim

@@ -25,6 +25,7 @@ from robopolicy.core.advantages.structure import STRUCTURE, Subgoals
 from robopolicy.core.advantages.targets import TARGETS
 from robopolicy.core.advantages.trackers import TRACKERS
 from robopolicy.core.aggregate import AGGREGATES
+from robopolicy.core.critics import Critic
 from robopolicy.core.decisions import PARTITIONS
 from robopolicy.core.estimator import EstimatorConfig
 from robopolicy.core.masks import MASKS
@@ -54,7 +55,12 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
 }
 """Slot -> its parts: a class is instantiated with the options; a function takes them as keyword-only arguments."""
 
-UNNAMED: dict[str, Callable[..., Any]] = {"scope": Scope, "hierarchy": Hierarchy, "estimator": EstimatorConfig}
+UNNAMED: dict[str, Callable[..., Any]] = {
+    "scope": Scope,
+    "hierarchy": Hierarchy,
+    "estimator": EstimatorConfig,
+    "critic": Critic,
+}
 """Slots of a single part, written as its options alone."""
 
 NESTED = {

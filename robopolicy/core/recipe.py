@@ -14,6 +14,7 @@ from torch import Tensor
 
 from robopolicy.core.advantages.pipeline import Pipeline, Stateful
 from robopolicy.core.aggregate import AGGREGATES
+from robopolicy.core.critics import Critic, Fitted
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.objectives import Objective
@@ -35,6 +36,7 @@ DEFAULTS: dict[str, Any] = {
     "objective": None,  # a loss that sees whole groups, with its weight `coef` (1)
     "regularizers": [],  # further penalties, each with its weight `coef` (1)
     "controllers": {},  # term -> controller in place of its constant weight
+    "critic": None,  # how the values that the start needs are learned: fields of Critic; null: they are not
     "epochs": 1,  # passes over a batch
     "minibatches": 1,  # gradient steps per pass
     "group_size": 8,  # rollouts per prompt or start state
@@ -62,6 +64,9 @@ class Recipe:
         self.rollout: Mapping[str, Any] = self.plain["rollout"]
         self.selectors: list[Selector] = [build("selector", entry) for entry in self.plain["select"]]
         self.start: Callable[[Decisions], Tensor] = build("start", self.plain["start"])
+        self.critic: Critic | None = None if self.plain["critic"] is None else build("critic", self.plain["critic"])
+        if self.critic is not None and not isinstance(self.start, Fitted):
+            raise ValueError(f"A critic needs a start with values to fit, such as gae; got {self.plain['start']!r}.")
         self.pipeline: Pipeline = build("pipeline", self.plain["advantage"])
         controllers: dict[str, Controller] = {
             name: build("controller", entry) for name, entry in self.plain["controllers"].items()
@@ -124,6 +129,12 @@ class Recipe:
         if len(decisions) == 0:
             return decisions.logp_old.new_zeros(0, 1)
         return self.pipeline(self.start(decisions), decisions)
+
+    @torch.no_grad()
+    def value_targets(self, decisions: Decisions) -> tuple[Tensor, Tensor]:
+        """Returns (N, T) that the critic is fitted to, and where, bool (N, T); of recipes that have one."""
+        assert isinstance(self.start, Fitted)
+        return self.start.targets(decisions)
 
     def loss(
         self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None = None

@@ -1,6 +1,7 @@
 """Intervals and tests for success rates and returns: how sure a number from n episodes is.
 
 * `wilson`: success rate (Wilson 1927). Unlike the normal approximation it is honest at 0 % and 100 %.
+* `student_mean`: mean of a few values that are about normal, one per training seed (Student 1908).
 * `bootstrap_mean`: mean of anything (Efron 1987, BCa by default, percentile on request).
 * `stratified_iqm`, `stratified_gap`, `probability_of_improvement`: many runs on many tasks (Agarwal et al. 2021).
 * `paired_difference`: two policies on the same seeds (Newcombe 1998b); far narrower than two separate intervals.
@@ -105,6 +106,18 @@ def bootstrap_mean(
         tails = np.array([normal.cdf(float(value)) for value in bias + z / (1 - skew * z)])
     low, high = np.quantile(means, tails)
     return Interval(mean, float(low), float(high), n, level)
+
+
+def student_mean(values: ArrayLike, *, level: float = 0.95) -> Interval:
+    """Student's interval of the mean of a few values `(n,)`, such as one per training seed."""
+    data = np.asarray(values, dtype=np.float64).ravel()
+    if data.size == 0:
+        raise ValueError("A mean needs at least one value.")
+    mean = float(data.mean())
+    if data.size == 1:
+        return Interval(mean, math.nan, math.nan, 1, level)
+    half = _student_quantile(level, data.size - 1) * float(data.std(ddof=1)) / math.sqrt(data.size)
+    return Interval(mean, mean - half, mean + half, data.size, level)
 
 
 def iqm(values: ArrayLike) -> float:
@@ -233,6 +246,22 @@ def sample_warning(n: int, *, rate: bool = True, minimum: int = MINIMUM_EPISODES
         f"Only {episodes}: a success rate near 50 % is uncertain by ±{half:.0f} points; "
         f"use at least {minimum} (±{enough:.0f})."
     )
+
+
+def _student_quantile(level: float, freedom: int) -> float:
+    """T with P(|T| < t) = level, by bisection of Student's finite sums (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    low, high = 0.0, math.pi / 2  # angle whose tangent is t / sqrt(freedom)
+    for _ in range(60):
+        angle = (low + high) / 2
+        term = math.cos(angle) if freedom % 2 else 1.0
+        total = term if freedom > 1 else 0.0
+        for k in range(3 if freedom % 2 else 2, freedom, 2):
+            term *= (k - 1) / k * math.cos(angle) ** 2
+            total += term
+        inside = math.sin(angle) * total
+        inside = 2 / math.pi * (angle + inside) if freedom % 2 else inside
+        low, high = (angle, high) if inside < level else (low, angle)
+    return math.tan(low) * math.sqrt(freedom)
 
 
 def _resampled_means(data: Array, resamples: int, rng: np.random.Generator) -> Array:

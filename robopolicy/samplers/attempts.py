@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from robopolicy.core.decisions import PER_DECISION, Decisions, cat
+from robopolicy.core.decisions import PER_DECISION, PER_ROW, Decisions
 from robopolicy.samplers.protocols import Attempt, Task
 
 PLAIN = ("reward", "source", "version", "finished")  # fields of an attempt that checkpoints keep as they are
@@ -25,55 +24,78 @@ def stack(attempts: Sequence[Attempt]) -> Decisions:
     what the world gave step by step. `extra` fields `(n, L, ...)` are padded with zeros to the longest L. Attempts that
     do not tell `logp_behaviour` apart were drawn with their `logp_old`. `extra["finished"]` (N,) says which have ended.
     """
-    return joined([_with_ids(attempt, number) for number, attempt in enumerate(attempts)])
+    counts = torch.tensor([len(attempt.decisions) for attempt in attempts])
+
+    def of_rows(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values).repeat_interleave(counts).to(rows.logp_old.device)
+
+    rows = joined([_complete(attempt.decisions) for attempt in attempts])
+    trajectory = of_rows(range(len(attempts)))
+    rows = rows.with_fields(
+        group=of_rows([attempt.task.key for attempt in attempts]),
+        trajectory=trajectory,
+        source=of_rows([attempt.source for attempt in attempts]),
+        version=of_rows([attempt.version for attempt in attempts]),
+        extra={**rows.extra, "finished": of_rows([attempt.finished for attempt in attempts]).bool()},
+    )
+    total = torch.tensor([attempt.reward for attempt in attempts], dtype=torch.float64)
+    return rows.with_fields(reward=_settled(rows.need("reward"), rows.valid(), trajectory, total))
 
 
 def joined(parts: Sequence[Decisions]) -> Decisions:
-    """Rows of all parts under each other, padded on the right and masked there; ids stay as they are."""
+    """Rows of all parts under each other, padded on the right and masked there; ids stay as they are.
+
+    Raises:
+        ValueError: Some parts have a field or an extra entry that others lack.
+    """
     longest = max(part.shape[1] for part in parts)
-    widths: dict[str, int] = {}
-    for part in parts:
-        for name, value in part.extra.items():
-            if value.dim() > 1:
-                widths[name] = max(widths.get(name, 0), value.shape[1])
-    return cat([_padded(part, longest, widths) for part in parts])
+    named: dict[str, Tensor] = {}
+    for name in (*PER_DECISION, *PER_ROW):
+        values = [part.valid() if name == "mask" else getattr(part, name) for part in parts]
+        if any(value is not None for value in values):
+            if any(value is None for value in values):
+                raise ValueError(f"Some rows to join have {name} and some have not.")
+            named[name] = _padded(values, longest) if name in PER_DECISION else torch.cat(values)
+    if any(part.extra.keys() != parts[0].extra.keys() for part in parts):
+        raise ValueError("Rows to join must have the same extra fields.")
+    extra = {name: _padded([part.extra[name] for part in parts]) for name in parts[0].extra}
+    return Decisions(**named, extra=extra)
 
 
-def _with_ids(attempt: Attempt, number: int) -> Decisions:
-    """Rows of one attempt with its ids and its reward."""
-    decisions, count = attempt.decisions, len(attempt.decisions)
-    valid, reward = decisions.valid(), decisions.reward
-    reward = torch.zeros_like(decisions.logp_old) if reward is None else reward.masked_fill(~valid, 0.0)
-    places = valid.nonzero()
-    if len(places):
-        row, column = places[-1].tolist()
-        reward[row, column] += attempt.reward - float(reward.sum())
+def _padded(values: Sequence[Tensor], width: int = 0) -> Tensor:
+    """`(n_i, ...)` or `(n_i, L_i, ...)` under each other, the latter with zeros behind up to `width` at least."""
+    if values[0].dim() == 1:
+        return torch.cat(list(values))
+    width = max(width, max(value.shape[1] for value in values))
+    whole = values[0].new_zeros(sum(map(len, values)), width, *values[0].shape[2:])
+    start = 0
+    for value in values:
+        whole[start : start + len(value), : value.shape[1]] = value
+        start += len(value)
+    return whole
 
-    def same(value: int) -> Tensor:
-        return torch.full((count,), value, dtype=torch.int64, device=decisions.logp_old.device)
 
-    behaviour, finished = decisions.logp_behaviour, same(attempt.finished).bool()
+def _complete(decisions: Decisions) -> Decisions:
+    """With a reward, and with a log-probability of the behaviour."""
+    if decisions.reward is not None and decisions.logp_behaviour is not None:
+        return decisions
+    reward, behaviour = decisions.reward, decisions.logp_behaviour
     return decisions.with_fields(
+        reward=torch.zeros_like(decisions.logp_old) if reward is None else reward,
         logp_behaviour=decisions.logp_old if behaviour is None else behaviour,
-        reward=reward,
-        group=same(attempt.task.key),
-        trajectory=same(number),
-        source=same(attempt.source),
-        version=same(attempt.version),
-        extra={**decisions.extra, "finished": finished},
     )
 
 
-def _padded(decisions: Decisions, width: int, widths: Mapping[str, int]) -> Decisions:
-    """Rows of `width` decisions, and extra fields of their widths, with zeros behind."""
-
-    def wide(value: Tensor, columns: int) -> Tensor:
-        return functional.pad(value, [0, 0] * (value.dim() - 2) + [0, columns - value.shape[1]])
-
-    named = {name: getattr(decisions, name) for name in PER_DECISION} | {"mask": decisions.valid()}
-    grown = {name: wide(value, width) for name, value in named.items() if value is not None}
-    extra = {name: wide(value, widths[name]) if value.dim() > 1 else value for name, value in decisions.extra.items()}
-    return replace(decisions, **grown, extra=extra)
+def _settled(reward: Tensor, valid: Tensor, trajectory: Tensor, total: Tensor) -> Tensor:
+    """Rewards `(N, T)` of decisions, of which the last of each trajectory makes up for what is missing from `total`."""
+    reward = reward.masked_fill(~valid, 0.0)
+    place = torch.arange(valid.numel(), device=valid.device).view(valid.shape)
+    last = torch.full((len(total),), -1, device=valid.device)
+    last = last.scatter_reduce(0, trajectory, place.masked_fill(~valid, -1).amax(1), "amax")
+    given = torch.zeros(len(total), dtype=torch.float64, device=valid.device)
+    given.index_add_(0, trajectory, reward.double().sum(1))
+    missing = (total.to(valid.device) - given)[last >= 0].to(reward.dtype)
+    return reward.flatten().index_add(0, last[last >= 0], missing).view(reward.shape)
 
 
 def groups_of(attempts: Sequence[Attempt]) -> list[list[Attempt]]:

@@ -37,8 +37,8 @@ DEFAULTS: dict[str, Any] = {
 }
 """The keys of `rollout` in a recipe and what they are where it is silent."""
 
-OF_LEARNERS = ("score_temperatures", "score_with", "layer", "layer_updates", "reference", "opponent")
-"""Further keys of `rollout`: which log-probabilities the learner adds to the rows."""
+OF_LEARNERS = ("score_temperatures", "score_with", "layer", "layer_updates", "reference", "support")
+"""Further keys of `rollout`, which the learner reads: how else rows are scored (`text/views.py`)."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ imported when it is used.
 from robopolicy.algorithms import ALGORITHMS
 from robopolicy.policies.registry import POLICIES
 from robopolicy.text.diffusion import DiffusionTextConfig, DiffusionTextPolicy
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig, TextSFT, TextSFTConfig
+from robopolicy.text.imitation import TextSFT, TextSFTConfig
+from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
 
 __all__ = ["DiffusionTextConfig", "DiffusionTextPolicy", "TextConfig", "TextPolicy"]

@@ -26,7 +26,7 @@ from robopolicy.core.decisions import PER_ROW, Decisions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import DecisionOutput, Info, Observation, Record, Sample
 from robopolicy.policies.noise import Randomness, uniform
-from robopolicy.text.generation import Generation, choose
+from robopolicy.text.generation import Generation, choose, logits_of
 from robopolicy.text.model import body_of, head_of
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.scoring import token_scores
@@ -60,6 +60,7 @@ class DiffusionTextPolicy(TextPolicy):
 
     name = "text_diffusion"
     config: DiffusionTextConfig
+    causal: ClassVar[bool] = False
     marks: ClassVar[int] = 1  # the mask
 
     @property
@@ -122,9 +123,8 @@ class DiffusionTextPolicy(TextPolicy):
                 continue
             record = self.rows(prompts, tokens.tolist())
             hidden = self._encoded(record["tokens"], record["start"] + budget)[row, record["start"][row] + place]
-            chosen, *scores, surest = choose(
-                self.model, hidden, heat[row], None if deterministic else draws[row, place, 1]
-            )
+            level = None if deterministic else draws[row, place, 1]
+            chosen, *scores, surest = choose(logits_of(self.model, hidden), heat[row], level)
             if by_certainty:
                 taken = self._surest(surest, row, place, (step == now).sum(1), tokens.shape)[row, place]
                 row, place, chosen, scores = row[taken], place[taken], chosen[taken], [x[taken] for x in scores]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from robopolicy.text.task import TextTask
 from robopolicy.text.worlds import make_world
 
 ROWS = 512  # attempts at once
+OWN = {"success", "length", "turns", "cut", "fault", "helped"}  # metrics of every task
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Sampled:
     entropy: float  # mean over the tokens that were chosen [nats]
     length: float  # mean tokens of an attempt
     faults: int  # attempts that could not be judged, and count as failures
+    measures: Mapping[str, float] = field(default_factory=dict[str, float])  # means of "format", "calls", ...
 
     def pass_at(self, k: int) -> Interval:
         """Chance that one of k attempts succeeds, estimated without bias from all n; bootstrap over prompts."""
@@ -44,6 +47,7 @@ class Sampled:
             "length": self.length,
             "degenerate": self.degenerate,
             "faults": self.faults,
+            **self.measures,
         }
 
     @property
@@ -59,13 +63,21 @@ def powers(samples: int) -> list[int]:
 
 
 def sampled_table(results: Mapping[str, Sampled]) -> Table:
-    """One row per policy: pass@k for growing k, entropy, and prompts at which all attempts end alike."""
+    """One row per policy: pass@k for growing k, entropy, length, what the task measures, and prompts that end alike."""
     columns = powers(min(result.success.shape[1] for result in results.values()))
+    names = sorted(set[str].intersection(*(set(result.measures) for result in results.values())))
     rows = [
-        [label, *(percent(result.pass_at(k)) for k in columns), f"{result.entropy:.3f}", f"{result.degenerate:.0%}"]
+        [
+            label,
+            *(percent(result.pass_at(k)) for k in columns),
+            f"{result.entropy:.3f}",
+            f"{result.length:.1f}",
+            *(f"{result.measures[name]:.3f}" for name in names),
+            f"{result.degenerate:.0%}",
+        ]
         for label, result in results.items()
     ]
-    return ["policy", *(f"pass@{k}" for k in columns), "entropy [nats]", "all alike"], rows
+    return ["policy", *(f"pass@{k}" for k in columns), "entropy [nats]", "tokens", *names, "all alike"], rows
 
 
 def sampled_facts(results: Mapping[str, Sampled]) -> dict[str, Any]:
@@ -89,6 +101,7 @@ def sample_attempts(
     world = make_world(policy, task, torch.Generator().manual_seed(seed))
     prompts = max(1, ROWS // samples)
     wins: list[Tensor] = []
+    measures: dict[str, list[float]] = {}
     entropy, count = 0.0, 0
     for start in range(0, len(seeds), prompts):
         tasks = [Task(key, payload=key, temperature=temperature) for key in seeds[start : start + prompts]]
@@ -97,6 +110,9 @@ def sample_attempts(
         for attempt in attempts:
             entropy += float(attempt.decisions.need("entropy").sum())
             count += int(attempt.metrics["length"])
+            for name in attempt.metrics.keys() - OWN:
+                measures.setdefault(name, []).append(attempt.metrics[name])
     world.guard.close()
     success = torch.cat(wins)
-    return Sampled(success, entropy / max(count, 1), count / success.numel(), len(world.guard.take()))
+    means = {name: fmean(values) for name, values in sorted(measures.items())}
+    return Sampled(success, entropy / max(count, 1), count / success.numel(), len(world.guard.take()), means)

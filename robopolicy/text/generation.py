@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robopolicy.core.references import top_p_support
 from robopolicy.text.model import body_of, head_of
 from robopolicy.text.tokenizers import left_padded
 
@@ -29,10 +30,36 @@ class Generation:
     entropy: Tensor  # (N, T) float32 of the distributions they were drawn from, 0 where not chosen
     cut: Tensor  # (N,) bool, the budget ended before the completion did
     order: Tensor  # (N, T) int64, 1 + the step in which a token was chosen, 0 where not chosen
+    support: Tensor | None = None  # (N, T, V) bool, what might have been chosen; None: everything
 
     def completions(self) -> list[list[int]]:
         """Tokens of each row, `eos` included."""
         return [row[real].tolist() for row, real in zip(self.tokens, self.mask, strict=True)]
+
+
+@dataclass
+class _Reader:
+    """A model in the middle of the rows of a batch."""
+
+    model: nn.Module
+    hidden: Tensor  # (R, D) behind the last token
+    cache: Any
+
+    @classmethod
+    def read(cls, model: nn.Module, prompt: Tensor, real: Tensor, copies: Tensor) -> _Reader:
+        """Read the prompts, and go on with copies of them."""
+        out = call(model, prompt, real, positions(real), None)
+        out.past_key_values.batch_select_indices(copies)
+        return cls(model, out.last_hidden_state[:, -1][copies], out.past_key_values)
+
+    def step(self, chosen: Tensor, seen: Tensor, place: Tensor) -> None:
+        """Read the next token `(R,)` of each row."""
+        out = call(self.model, chosen[:, None], seen, place[:, None], self.cache)
+        self.hidden, self.cache = out.last_hidden_state[:, -1], out.past_key_values
+
+    def logits(self) -> Tensor:
+        """`(R, V)` in float32."""
+        return logits_of(self.model, self.hidden)
 
 
 @torch.no_grad()
@@ -45,6 +72,8 @@ def generate(
     temperature: Tensor,
     eos: int,
     pad: int,
+    guide: nn.Module | None = None,
+    top_p: float = 1.0,
 ) -> Generation:
     """Complete every prompt; equal ones are read once.
 
@@ -56,6 +85,8 @@ def generate(
         temperature: (N,) of each row.
         eos: Token that ends a completion.
         pad: Token that fills rows up.
+        guide: Only its likeliest tokens may be chosen, ...
+        top_p: ... those that have this probability together.
     """
     device = next(model.parameters()).device
     training = model.training
@@ -69,15 +100,19 @@ def generate(
     tokens = torch.full((count, budget), pad, dtype=torch.int64, device=device)
     logp, entropy = (torch.zeros(count, budget, device=device) for _ in range(2))
     mask = torch.zeros(count, budget, dtype=torch.bool, device=device)
-    out = call(model, prompt, real, positions(real), None)
-    hidden, cache = out.last_hidden_state[:, -1][copies], out.past_key_values
-    cache.batch_select_indices(copies)
+    readers = [_Reader.read(reader, prompt, real, copies) for reader in (model, guide) if reader is not None]
+    supports: list[Tensor] = []  # (N, V) of each step
     seen = real[copies]
     place = seen.sum(1)  # (R,) position of the next token
     rows = torch.arange(count, device=device)  # those in the batch
     running = torch.ones(count, dtype=torch.bool, device=device)  # of them
     for step in range(budget):
-        chosen, *scores, _ = choose(model, hidden, temperature[rows], None if draws is None else draws[rows, step])
+        logits = readers[0].logits()
+        if guide is not None:
+            support = top_p_support(readers[1].logits(), top_p)
+            supports.append(support.new_ones(count, support.shape[1]).index_copy(0, rows, support))
+            logits = logits.masked_fill(~support, -torch.inf)
+        chosen, *scores, _ = choose(logits, temperature[rows], None if draws is None else draws[rows, step])
         alive = rows[running]
         tokens[alive, step] = chosen[running]
         logp[alive, step], entropy[alive, step] = (score[running] for score in scores)
@@ -88,18 +123,30 @@ def generate(
             break
         if 2 * left <= len(rows):
             kept = running.nonzero().flatten()
-            cache.batch_select_indices(kept)
+            for reader in readers:
+                reader.cache.batch_select_indices(kept)
             rows, seen, place, chosen, running = (value[kept] for value in (rows, seen, place, chosen, running))
         seen = torch.cat([seen, seen.new_ones(len(rows), 1)], 1)
-        out = call(model, chosen[:, None], seen, place[:, None], cache)
-        hidden, cache, place = out.last_hidden_state[:, -1], out.past_key_values, place + 1
+        for reader in readers:
+            reader.step(chosen, seen, place)
+        place = place + 1
     model.train(training)
     width = int(mask.any(0).sum())
     tokens, mask, logp, entropy = (value[:, :width] for value in (tokens, mask, logp, entropy))
-    return Generation(tokens, mask, logp, entropy, ~((tokens == eos) & mask).any(1), mask.long().cumsum(1) * mask)
+    support = torch.stack(supports, 1)[:, :width] if supports else None
+    cut, order = ~((tokens == eos) & mask).any(1), mask.long().cumsum(1) * mask
+    return Generation(tokens, mask, logp, entropy, cut, order, support)
 
 
-def call(model: nn.Module, tokens: Tensor, seen: Tensor | None, position: Tensor | None, cache: Any) -> Any:
+def call(
+    model: nn.Module,
+    tokens: Tensor,
+    seen: Tensor | None,
+    position: Tensor | None,
+    cache: Any,
+    *,
+    every_layer: bool = False,
+) -> Any:
     """Run the body of the model.
 
     Args:
@@ -108,11 +155,14 @@ def call(model: nn.Module, tokens: Tensor, seen: Tensor | None, position: Tensor
         seen: (N, L') bool over cache and tokens, False on padding; None: rows begin with their first token.
         position: (N, L) of the tokens; None with `seen`.
         cache: Keys and values of the tokens before, or None.
+        every_layer: Return the hidden states of all layers, too.
     """
     body = body_of(model)
-    places: dict[str, Tensor] = {}
+    places: dict[str, Any] = {}
     if position is not None and "position_ids" in inspect.signature(body.forward).parameters:
         places["position_ids"] = position
+    if every_layer:
+        places["output_hidden_states"] = True
     attention = None if seen is None else seen.long()
     caching = not torch.is_grad_enabled()
     return body(input_ids=tokens, attention_mask=attention, past_key_values=cache, use_cache=caching, **places)
@@ -123,24 +173,24 @@ def positions(real: Tensor) -> Tensor:
     return (real.long().cumsum(1) - 1).clamp(min=0)
 
 
-def choose(
-    model: nn.Module, hidden: Tensor, temperature: Tensor, draw: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def logits_of(model: nn.Module, hidden: Tensor) -> Tensor:
+    """`(R, V)` in float32 of hidden states `(R, D)`."""
+    head = head_of(model)
+    logits = hidden.float() @ head.weight.float().T
+    return logits if head.bias is None else logits + head.bias.float()
+
+
+def choose(logits: Tensor, temperature: Tensor, draw: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One token per row by inversion of the cumulative distribution.
 
     Args:
-        model: Language model.
-        hidden: (R, D) last hidden states.
+        logits: (R, V).
         temperature: (R,).
         draw: (R,) uniform numbers in [0, 1); None takes the likeliest tokens.
 
     Returns:
         `(R,)` tokens, their log-probabilities, the entropies, and the largest log-probabilities.
     """
-    head = head_of(model)
-    logits = hidden.float() @ head.weight.float().T
-    if head.bias is not None:
-        logits = logits + head.bias.float()
     logp = (logits / temperature[:, None]).log_softmax(1)
     p = logp.exp()
     if draw is None:

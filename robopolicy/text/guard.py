@@ -58,8 +58,8 @@ class Guard:
             return self._fault(key, "raised", f"{type(error).__name__}: {error}")
         if not isinstance(turn, Turn):
             return self._fault(key, "raised", f"no turn but {type(turn).__name__} came back")
-        if not math.isfinite(turn.reward):
-            return self._fault(key, "not finite", f"it is {turn.reward}")
+        if not all(map(math.isfinite, turn.numbers())):
+            return self._fault(key, "not finite", f"it is {turn.reward}, with {dict(turn.measures)}")
         return turn
 
     def prepare(self, task: TextTask, episodes: Sequence[Episode], completions: Sequence[str]) -> None:

@@ -1,11 +1,10 @@
-"""Learning text: imitation of solutions, and every recipe of the catalogue on what the policy writes.
+"""Learning text by any recipe of the catalogue from what the policy writes.
 
-`text_sft` is behaviour cloning of messages. `text_recipe` hands the attempts of the sampling side to a `Recipe`
-(`configs/text`): select, compare, and per epoch and minibatch score, loss and step; all of it is the core that robots
-use. A policy that is fresh may first imitate the task's own solutions (`imitation`), as nothing can be compared where
-nobody ever succeeds. Log-probabilities of the start of an update are those recorded while sampling; where an
-engine of its own wrote, or in half precision, where a cache rounds otherwise than a whole pass, the rows are scored
-again and the recorded ones become those of the behaviour.
+`text_recipe` hands the attempts of the sampling side to a `Recipe` (`configs/text`): select, compare, and per epoch and
+minibatch score, loss and step; all of it is the core that robots use. A policy that is fresh may first imitate the
+task's own solutions (`imitation.py`), as nothing can be compared where nobody ever succeeds. Log-probabilities of the
+start of an update are those recorded while sampling; where another engine wrote, or in half precision, where a cache
+rounds otherwise than a whole pass, the rows are scored again and the recorded ones become those of the behaviour.
 
 Overflow: a message that reaches its budget is judged as it stands; `overlong=mask` leaves such rows out of loss and
 statistics (overlong filtering). Rows that could not be judged are always left out.
@@ -15,47 +14,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from statistics import fmean
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
-from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful, frozen_copy
+from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
 from robopolicy.algorithms.recipe import whole_groups
 from robopolicy.catalogue import read_recipe
 from robopolicy.core.decisions import Decisions, MissingField
 from robopolicy.core.recipe import Recipe
+from robopolicy.core.references import soup
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import DecisionOutput, Info, Policy
+from robopolicy.text.critic import ValueHead, score_with_value
 from robopolicy.text.engines import ENGINES, OWN, corrected
+from robopolicy.text.imitation import TextLearner, TextLearnerConfig, ramped
 from robopolicy.text.policy import TextPolicy
+from robopolicy.text.views import Views
 from robopolicy.text.world import score
 
 OVERLONG = ("score", "mask")
 PLACES = ("process", "ray")  # where players are
+WIDEST = 4096  # largest vocabulary of which a support is noted
 SCORED = 1024  # rows scored at once where no gradient is needed
-
-
-@dataclass(frozen=True)
-class TextLearnerConfig:
-    """What imitation and recipes share."""
-
-    lr: float = 1e-3  # of AdamW, after the warm-up
-    weight_decay: float = 0.0  # decoupled
-    beta1: float = 0.9  # AdamW momentum
-    beta2: float = 0.99  # AdamW second-moment decay
-    lr_final: float | None = None  # at the last update, reached linearly; None keeps the rate
-    warmup: int = 10  # updates of linear warm-up
-    grad_clip: float = 1.0  # largest gradient norm
-
-
-@dataclass(frozen=True)
-class TextSFTConfig(TextLearnerConfig):
-    """Settings of imitation."""
-
-    batch_size: int = 64  # conversations per update
-    problems: int = 0  # different ones, over and over; 0: always new ones
-    data: str = ""  # JSONL or parquet file of demonstrations; empty takes the task's own solutions
 
 
 @dataclass(frozen=True)
@@ -64,6 +46,7 @@ class TextRecipeConfig(TextLearnerConfig):
 
     lr: float = 3e-4  # of AdamW, after the warm-up
     recipe: str = "grpo"  # name in configs/text, or the path of a .yaml file
+    critic_lr: float = 1e-3  # of the value head, where the recipe has a critic
     imitation: int = 0  # first updates, which imitate the task's own solutions
     imitation_lr: float = 1e-3  # learning rate of these
     prompts: int = 16  # groups per update
@@ -73,9 +56,10 @@ class TextRecipeConfig(TextLearnerConfig):
     overlong: str = "score"  # score | mask, messages that reach their budget
     engine: str = OWN  # own | vllm, what writes the attempts
     importance_cap: float = 2.0  # largest weight for the mismatch of another engine, where the recipe names none
-    staleness: int = 0  # updates that weights may be old; above 0 attempts are played while learning
+    staleness: int | None = None  # updates that weights may be old, above 0 played while learning; None: the recipe's
     players: int = 0  # processes that play; 0: this one, on a second thread where staleness is above 0
     players_on: str = "process"  # process | ray, of this machine or of a cluster
+    companion: str = ""  # checkpoint of a second policy, for recipes with a teacher or a mean of two references
     data: str = ""  # JSONL or parquet file, for recipes that learn from demonstrations, pairs or offline logs
 
     def __post_init__(self) -> None:
@@ -94,69 +78,13 @@ class TextRecipeConfig(TextLearnerConfig):
         if (
             self.prompts < 1
             or self.problems < self.prompts
-            or min(self.group_size, self.staleness, self.minibatches, self.imitation) < 0
+            or min(self.group_size, self.staleness or 0, self.minibatches, self.imitation) < 0
         ):
             raise UserError(
                 "A text recipe needs prompts >= 1, problems >= prompts, group_size, staleness, minibatches, imitation "
                 f">= 0, got {self.prompts}, {self.problems}, {self.group_size}, {self.staleness}, {self.minibatches} "
                 f"and {self.imitation}."
             )
-
-
-class TextLearner(Algorithm):
-    """Base of both: one AdamW on what is trainable of a text policy."""
-
-    policy: TextPolicy
-    config: Any
-
-    def __init__(self, config: TextLearnerConfig, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to train `policy` in place."""
-        if not isinstance(policy, TextPolicy):
-            raise UserError(f"Algorithm '{self.name}' trains text; choose policy=text, not '{policy.name}'.")
-        super().__init__(policy, total_updates=total_updates)
-        self.config = config
-        self.optimizer = torch.optim.AdamW(
-            policy.trainable(), lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
-        )
-
-    def rate(self) -> float:
-        """Learning rate of the running update."""
-        config = self.config
-        final = config.lr if config.lr_final is None else config.lr_final
-        return ramped(config.lr, final, self.updates, self.total_updates, config.warmup)
-
-    def imitate(self, batch: Sequence[Sequence[str]]) -> Metrics:
-        """One step towards conversations: messages of the world and of the demonstrator in turn."""
-        self.policy.train()
-        nll, entropy = self.policy.conversation_loss(batch, self.generator)
-        metrics = self.step(nll)
-        self.updates += 1
-        return metrics | {"actor/entropy": float(entropy.detach())}
-
-    def step(self, loss: torch.Tensor) -> Metrics:
-        """One gradient step."""
-        self.optimizer.param_groups[0]["lr"] = rate = self.rate()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.policy.trainable(), self.config.grad_clip)
-        self.optimizer.step()
-        return {"actor/loss": loss.item(), "actor/grad_norm": float(norm), "actor/lr": rate}
-
-    def parts(self) -> Mapping[str, Stateful]:
-        """Network and optimiser."""
-        return {"policy": self.policy, "optimizer": self.optimizer}
-
-
-class TextSFT(TextLearner):
-    """Imitation of solved conversations."""
-
-    name = "text_sft"
-    experience: ClassVar[str] = "text_demonstrations"
-    config: TextSFTConfig
-
-    def update(self, batch: Sequence[Sequence[str]]) -> Metrics:
-        """One step."""
-        return self.imitate(batch)
 
 
 class TextRecipe(TextLearner):
@@ -172,6 +100,7 @@ class TextRecipe(TextLearner):
         try:
             plain = read_recipe(config.recipe)
             self.recipe = Recipe.from_plain(corrected(plain, config.importance_cap) if config.engine != OWN else plain)
+            self.views = Views.of(self.recipe.rollout)
         except ValueError as error:
             raise UserError(f"Recipe '{config.recipe}': {error}") from error
         if config.imitation and (config.imitation >= total_updates or self.recipe.data != "rollout"):
@@ -179,9 +108,34 @@ class TextRecipe(TextLearner):
                 f"Imitation comes before updates by a recipe that learns from rollouts, but recipe '{config.recipe}' "
                 f"learns from {self.recipe.data} and {config.imitation} of {total_updates} updates are to imitate."
             )
+        self._check_family()
         self.group_size = config.group_size or self.recipe.group_size
+        self.companion: TextPolicy | None = None  # see `accompany`
         self.reference: TextPolicy | None = frozen_copy(policy) if _compares(self.recipe) else None
+        self.guide: TextPolicy | None = frozen_copy(policy) if self.views.support else None
+        if self.guide is not None and self.guide.vocabulary > WIDEST:
+            raise UserError(
+                f"Recipe '{config.recipe}' notes which others might have been chosen for every token, too much for a "
+                f"vocabulary of {self.guide.vocabulary}; at most {WIDEST} are possible."
+            )
+        self.critic: ValueHead | None = None
+        if self.recipe.critic is not None:
+            self.critic = ValueHead(self.policy)
+            self.optimizer.add_param_group({"params": list(self.critic.parameters()), "lr": config.critic_lr})
         self.advantage: torch.Tensor | None = None  # (N, 1) or (N, T) of the last batch, 0 where not selected
+
+    def _check_family(self) -> None:
+        """Refuse what needs the hidden states of a causal model, or its choices token by token, where there are none.
+
+        Raises:
+            UserError: Another family of policies, or another engine, is to do that.
+        """
+        parts = {"critic": self.recipe.critic, "layer": self.views.layer_updates, "support": self.views.support}
+        asked = [name for name, part in parts.items() if part]
+        if asked and not self.policy.causal:
+            raise UserError(f"Recipe '{self.config.recipe}' needs policy=text for its {asked[0]}.")
+        if self.views.support and (self.config.engine != OWN or self.config.players):
+            raise UserError(f"Recipe '{self.config.recipe}' needs engine={OWN} and players=0 for its support.")
 
     def rate(self) -> float:
         """Learning rate of the running update; the recipe's own schedule begins behind imitation."""
@@ -200,38 +154,92 @@ class TextRecipe(TextLearner):
             return self.imitate(batch)
         if self.updates == self.config.imitation > 0:  # as a run of its own that starts from what was imitated
             self.optimizer.state.clear()
-            self.reference = None if self.reference is None else frozen_copy(self.policy)
+            self.reference = None if self.reference is None else self._start()
+            self._renew()
         try:
             return self._update(moved(batch, self.policy.device))
         except MissingField as error:
             if "logp_ref" in str(error) and self.reference is None and self.updates == self.config.imitation:
-                self.reference = frozen_copy(self.policy)  # nothing has been learned yet
+                self.reference = self._start()  # nothing has been learned yet
                 return self.update(batch)
             raise UserError(f"Recipe '{self.config.recipe}' asks for more than text records: {error}") from error
+
+    def accompany(self, companion: Policy) -> None:
+        """Get to know the second policy, before the first update.
+
+        Raises:
+            UserError: It writes no text, or cannot be averaged with the first.
+        """
+        if not isinstance(companion, TextPolicy):
+            raise UserError(f"algorithm.companion must be a text policy, not '{companion.name}'.")
+        self.companion = companion.to(self.policy.device)
+        self.reference = None if self.reference is None else self._start()
+
+    def _start(self) -> TextPolicy:
+        """What a reference is at the start: a copy of the policy, or its mean with the companion."""
+        start: TextPolicy = frozen_copy(self.policy)
+        if self.views.reference == "soup" and self.companion is not None:
+            try:
+                start.load_state_dict(soup([start.state_dict(), self.companion.state_dict()]))
+            except (RuntimeError, ValueError) as error:
+                raise UserError(f"algorithm.companion is of another architecture than the policy: {error}") from error
+        return start
+
+    def _renew(self) -> None:
+        if self.guide is not None:
+            self.guide.load_state_dict(self.policy.state_dict())
+
+    @property
+    def layer(self) -> int | None:
+        """The hidden layer that is scored in the running update; None: the last."""
+        return self.views.layer_of(self.updates - self.config.imitation)
 
     def _update(self, batch: Decisions) -> Metrics:
         batch = self._prepared(batch)
         self.policy.train()
         info: Info = {}
         metrics: Metrics = {"actor/informative": 0.0}
+        seen: list[Info] = []  # of each minibatch
         rows = self.recipe.select(batch, self.generator)
         self.advantage = torch.zeros(len(batch), 1)
         if len(rows) and bool(batch.select(rows).valid().any()):
             decisions = batch.select(rows)
             advantage = self.recipe.advantage(decisions)
+            targets = None if self.critic is None else self.recipe.value_targets(decisions)
             for _ in range(self.recipe.epochs):
                 for index in self._minibatches(decisions):
-                    part = decisions.select(index)
-                    out = score(self.policy, part)
-                    loss, info = self.recipe.loss(part, advantage[index], out.logp, out.entropy)
+                    fitted = None if targets is None else (targets[0][index], targets[1][index])
+                    loss, info = self._loss(decisions.select(index), advantage[index], fitted)
                     metrics |= self.step(loss)
+                    seen.append(info)
             metrics["actor/informative"] = float((advantage != 0).any(1).float().mean())
             blank = advantage.new_zeros(len(batch), advantage.shape[1])
             self.advantage = blank.index_copy_(0, rows, advantage).cpu()
         self.recipe.observe(batch, info)
         self.updates += 1
-        metrics |= {f"actor/{key}": float(value) for key, value in info.items()}
+        if self.updates % self.views.refresh == 0:
+            self._renew()
+        for key in info:
+            metrics[f"actor/{key}"] = fmean(float(part[key]) for part in seen)
         return metrics | {"actor/selected": len(rows) / len(batch)}
+
+    def _loss(
+        self, part: Decisions, advantage: torch.Tensor, fitted: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> tuple[torch.Tensor, Info]:
+        """The recipe's loss of a minibatch, and that of its critic beside it or, while that warms up, alone."""
+        critic = self.recipe.critic
+        if self.critic is None or critic is None or fitted is None:
+            out = score(self.policy, part, self.layer)
+            return self.recipe.loss(part, advantage, out.logp, out.entropy)
+        out, value = score_with_value(self.policy, self.critic, part, detach=critic.detach)
+        loss, info = self.recipe.loss(part, advantage, out.logp, out.entropy)
+        error = critic.loss(value, part, *fitted)
+        explained = explained_variance(value.detach(), *fitted)
+        alone = self.updates - self.config.imitation < critic.warmup
+        return critic.coef * error + (0.0 if alone else 1.0) * loss, info | {
+            "value_loss": error.detach(),
+            "value_explained": explained,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`, with the reference that the first update may have asked for."""
@@ -241,8 +249,8 @@ class TextRecipe(TextLearner):
 
     def parts(self) -> Mapping[str, Stateful]:
         """Those of the base, what the recipe remembers, and the reference."""
-        reference = {} if self.reference is None else {"reference": self.reference}
-        return {**super().parts(), "recipe": self.recipe, **reference}
+        others = {"recipe": self.recipe, "reference": self.reference, "critic": self.critic, "guide": self.guide}
+        return {**super().parts(), **{name: part for name, part in others.items() if part is not None}}
 
     def _minibatches(self, decisions: Decisions) -> list[torch.Tensor]:
         count = self.config.minibatches or self.recipe.minibatches
@@ -258,26 +266,30 @@ class TextRecipe(TextLearner):
         if self.config.overlong == "mask":
             mask = mask & ~batch.extra["cut"][:, None]
         batch = batch.with_fields(mask=mask)
-        if self.policy.config.dtype != "float32" or self.config.engine != OWN:
+        if self.policy.config.dtype != "float32" or self.config.engine != OWN or self.layer is not None:
             behaviour = batch.logp_old if batch.logp_behaviour is None else batch.logp_behaviour
-            out = self._scored(self.policy, batch)
+            out = self._scored(self.policy, batch, self.layer)
             batch = batch.with_fields(logp_old=out.logp, logp_behaviour=behaviour, entropy=out.entropy)
         elif batch.logp_behaviour is None:
             batch = batch.with_fields(logp_behaviour=batch.logp_old)
         if self.reference is not None:
             batch = batch.with_fields(logp_ref=self._scored(self.reference, batch).logp)
+        extra = dict(batch.extra)
+        for key, factor in self.views.score_temperatures.items():
+            heat = batch.extra["temperature"] * factor
+            extra[key] = self._scored(self.policy, batch.with_fields(extra={**batch.extra, "temperature": heat})).logp
+        for key in self.views.score_with:
+            assert self.companion is not None
+            extra[key] = self._scored(self.companion, batch).logp
+        batch = batch.with_fields(extra=extra)
+        if self.critic is not None:
+            pieces = [score_with_value(self.policy, self.critic, part)[1] for part in _blocks(batch)]
+            batch = batch.with_fields(value=torch.cat(pieces))
         return batch
 
-    def _scored(self, policy: TextPolicy, batch: Decisions) -> DecisionOutput:
-        starts = range(0, len(batch), SCORED)
-        parts = [score(policy, batch.select(slice(at, at + SCORED))) for at in starts]
+    def _scored(self, policy: TextPolicy, batch: Decisions, layer: int | None = None) -> DecisionOutput:
+        parts = [score(policy, part, layer) for part in _blocks(batch)]
         return DecisionOutput(torch.cat([part.logp for part in parts]), torch.cat([part.entropy for part in parts]))
-
-
-def ramped(start: float, final: float, done: int, total: int, warmup: int) -> float:
-    """Learning rate after `done` of `total` updates: linear from `start` to `final`, below it while warming up."""
-    rate = start + (final - start) * min(1.0, done / total)
-    return rate * min(1.0, (done + 1) / (warmup + 1))
 
 
 def moved(batch: Decisions, device: torch.device) -> Decisions:
@@ -285,6 +297,18 @@ def moved(batch: Decisions, device: torch.device) -> Decisions:
     values = {entry.name: getattr(batch, entry.name) for entry in fields(Decisions) if entry.name != "extra"}
     there = {name: value.to(device) for name, value in values.items() if value is not None}
     return Decisions(**there, extra={name: value.to(device) for name, value in batch.extra.items()})
+
+
+def explained_variance(value: torch.Tensor, target: torch.Tensor, fitted: torch.Tensor) -> torch.Tensor:
+    """Share of the variance of the targets that the values explain, where there are any; 1 is perfect, 0 useless."""
+    if not bool(fitted.any()):
+        return value.new_zeros(())
+    spread = target[fitted].var(correction=0)
+    return 1.0 - (target - value)[fitted].var(correction=0) / spread.clamp(min=1e-8)
+
+
+def _blocks(batch: Decisions) -> list[Decisions]:
+    return [batch.select(slice(at, at + SCORED)) for at in range(0, len(batch), SCORED)]
 
 
 def _compares(recipe: Recipe) -> bool:

@@ -24,7 +24,7 @@ from robopolicy.policies.noise import Randomness, uniform
 from robopolicy.spec import PolicySpec
 from robopolicy.text.generation import Generation, call, generate
 from robopolicy.text.model import DTYPES, add_lora, build_model, check_head, head_of, load_pretrained, small_llama
-from robopolicy.text.scoring import token_scores
+from robopolicy.text.scoring import supported_scores, token_scores
 from robopolicy.text.tokenizers import TEMPLATES, ByteTokenizer, HubTokenizer, Tokenizer, right_padded
 from robopolicy.text.wire import KEY, messages, pack, unpack
 
@@ -64,6 +64,7 @@ class TextPolicy(Policy):
 
     name = "text"
     config: TextConfig
+    causal: ClassVar[bool] = True  # a token is chosen from the hidden state behind those before it
     marks: ClassVar[int] = 0  # tokens of its own beside those of the tokenizer
     recorded: ClassVar[tuple[str, ...]] = ("tokens", "start", "temperature")  # what `score` needs beside the mask
 
@@ -109,6 +110,11 @@ class TextPolicy(Policy):
         return int(getattr(self.model.config, "max_position_embeddings", None) or 2**31)
 
     @property
+    def vocabulary(self) -> int:
+        """Rows of the output layer."""
+        return len(head_of(self.model).weight)
+
+    @property
     def budget(self) -> int:
         """Most tokens of a message."""
         return self.spec.action_dim
@@ -125,6 +131,8 @@ class TextPolicy(Policy):
         budget: int | None = None,
         temperature: float | Tensor | None = None,
         deterministic: bool = False,
+        guide: TextPolicy | None = None,
+        top_p: float = 1.0,
     ) -> Generation:
         """Complete the N prompts; equal ones are read once.
 
@@ -134,6 +142,8 @@ class TextPolicy(Policy):
             budget: Most tokens; that of the spec if None.
             temperature: One, or (N,) one per row; that of the config if None.
             deterministic: Take the likeliest tokens.
+            guide: Choose only from its likeliest tokens, ...
+            top_p: ... those that have this probability together.
 
         Raises:
             UserError: A prompt and the budget do not fit into the model's context.
@@ -143,7 +153,8 @@ class TextPolicy(Policy):
         heat = self.heat(temperature, len(prompts))
         draws = None if deterministic else uniform((len(prompts), budget), generator, self.device)
         marks = {"eos": self.tokenizer.eos, "pad": self.tokenizer.pad}
-        return generate(self.model, prompts, draws, budget=budget, temperature=heat, **marks)
+        inner = None if guide is None else guide.model
+        return generate(self.model, prompts, draws, budget=budget, temperature=heat, guide=inner, top_p=top_p, **marks)
 
     def check_fits(self, prompt: int, budget: int) -> None:
         """Refuse a conversation of `prompt` tokens that leaves no room for a message of `budget`.
@@ -223,7 +234,16 @@ class TextPolicy(Policy):
             row[: len(flags)] = torch.tensor(flags)
         return {**record, "mask": chosen_too}
 
-    def score(self, tokens: Tensor, start: Tensor, mask: Tensor, temperature: Tensor) -> DecisionOutput:
+    def score(
+        self,
+        tokens: Tensor,
+        start: Tensor,
+        mask: Tensor,
+        temperature: Tensor,
+        *,
+        support: Tensor | None = None,
+        layer: int | None = None,
+    ) -> DecisionOutput:
         """Log-probabilities and entropies under the current parameters; logits are computed in blocks.
 
         Args:
@@ -231,21 +251,49 @@ class TextPolicy(Policy):
             start: (N,) int64 place of the first decision, at least 1.
             mask: (N, T) bool, which of the T tokens from there on the policy chose.
             temperature: (N,) they were drawn with.
+            support: (N, T, V) bool, from which they were drawn; None: from all tokens.
+            layer: Number of the hidden layer that the output layer reads; None: the last.
 
         Returns:
             `(N, T)` each, 0 where the policy did not choose.
         """
+        return self.score_states(self.states(tokens, start, mask, layer), tokens, start, mask, temperature, support)
+
+    def states(self, tokens: Tensor, start: Tensor, mask: Tensor, layer: int | None = None) -> Tensor:
+        """Last hidden states `(M, D)` from which the M chosen tokens are drawn: those of the tokens before."""
         row, step = mask.nonzero(as_tuple=True)  # (M,) each
-        place = start[row] + step
-        hidden = self.hidden(tokens[:, :-1])[row, place - 1]  # (M, D), each of the token before
-        head = head_of(self.model)
-        logp, entropy = token_scores(hidden, head.weight, head.bias, tokens[row, place], temperature[row])
+        return self.hidden(tokens[:, :-1], layer)[row, start[row] + step - 1]
+
+    def score_states(
+        self,
+        states: Tensor,
+        tokens: Tensor,
+        start: Tensor,
+        mask: Tensor,
+        temperature: Tensor,
+        support: Tensor | None = None,
+    ) -> DecisionOutput:
+        """`score` of what was drawn from `states` `(M, D)`."""
+        row, step = mask.nonzero(as_tuple=True)
+        head, chosen = head_of(self.model), tokens[row, start[row] + step]
+        if support is None:
+            logp, entropy = token_scores(states, head.weight, head.bias, chosen, temperature[row])
+        else:
+            logits = nn.functional.linear(states, head.weight, head.bias).float() / temperature[row, None]
+            logp, entropy = supported_scores(logits, support[row, step], chosen)
         blank = logp.new_zeros(mask.shape)
         return DecisionOutput(blank.masked_scatter(mask, logp), blank.masked_scatter(mask, entropy))
 
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """Last hidden states `(N, L, D)` of rows that begin with their first token."""
-        return call(self.model, tokens, None, None, None).last_hidden_state
+    def hidden(self, tokens: Tensor, layer: int | None = None) -> Tensor:
+        """Hidden states `(N, L, D)` of rows that begin with their first token.
+
+        Those of the last layer, or those behind `layer` of them; of models with fewer layers the last but one.
+        """
+        out = call(self.model, tokens, None, None, None, every_layer=layer is not None)
+        if layer is None:
+            return out.last_hidden_state
+        layers = out.hidden_states
+        return layers[layer if layer < len(layers) else len(layers) - 2]
 
     def decided(self, rows: Decisions, generator: Randomness = None) -> Decisions:
         """Rows of tokens as the decisions that a recipe compares: the tokens themselves."""
@@ -277,7 +325,7 @@ class TextPolicy(Policy):
         """Mean negative log-likelihood per token of the policy in solved conversations [nats], and mean entropy."""
         record = self.conversations(batch)
         count = record["mask"].sum()
-        out = self.score(**record, temperature=self.heat(1.0, len(batch)))
+        out = self.score(record["tokens"], record["start"], record["mask"], self.heat(1.0, len(batch)))
         return -out.logp.sum() / count, out.entropy.sum() / count
 
     def fit_normalizer(self, statistics: Statistics) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.core.references import restricted
+
 ROWS, COLUMNS = 1024, 8192  # of a block of logits: 32 MiB
 
 
@@ -33,6 +35,19 @@ def token_scores(
     bias = weight.new_zeros(0) if bias is None else bias
     logp, entropy = _TokenScores.apply(hidden, weight, bias, targets, temperature)  # type: ignore[misc]
     return logp, entropy
+
+
+def supported_scores(logits: Tensor, support: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy `(M,)` [nats] of the softmax over a support; for small vocabularies, all at once.
+
+    Args:
+        logits: (M, V), the temperature included.
+        support: (M, V) bool.
+        targets: (M,) int64 tokens to score, of the support.
+    """
+    logp = restricted(logits, support)
+    inside = logp.masked_fill(~support, 0.0)
+    return logp.gather(1, targets[:, None]).squeeze(1), -(inside.exp().masked_fill(~support, 0.0) * inside).sum(1)
 
 
 class _TokenScores(torch.autograd.Function):

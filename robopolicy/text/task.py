@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+FORMAT = "format"  # name of the grade of form: 1 where a message has the form of an answer
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,12 @@ class Turn:
     success: bool = False
     done: bool = True
     reply: str = ""  # the world's next message, where the episode goes on
+    calls: int | None = None  # tool calls that the completion made; None: the task has no tools
+    measures: Mapping[str, float] = field(default_factory=dict[str, float])  # further grades by name, e.g. "format"
+
+    def numbers(self) -> list[float]:
+        """All that has to be finite."""
+        return [self.reward, float(self.calls or 0), *self.measures.values()]
 
 
 class Episode(ABC):
@@ -34,21 +42,29 @@ class Episode(ABC):
 class Question(Episode):
     """One turn: a prompt, an answer and a function that verifies it."""
 
-    def __init__(self, prompt: str, verify: Callable[[str], float], answer: str | None = None) -> None:
+    def __init__(
+        self,
+        prompt: str,
+        verify: Callable[[str], float],
+        answer: str | None = None,
+        formed: Callable[[str], bool] | None = None,
+    ) -> None:
         """Describe the problem.
 
         Args:
             prompt: What is asked.
             verify: Completion to reward; 1 is a success.
             answer: A right completion, where one is known.
+            formed: Whether a completion has the form of an answer, right or wrong; None: not told.
         """
         self.prompt = prompt
-        self._verify, self._answer = verify, answer
+        self._verify, self._answer, self._formed = verify, answer, formed
 
     def step(self, completion: str) -> Turn:
         """Verify the answer."""
         reward = float(self._verify(completion))
-        return Turn(reward, success=reward >= 1.0)
+        measures = {} if self._formed is None else {FORMAT: float(self._formed(completion))}
+        return Turn(reward, success=reward >= 1.0, measures=measures)
 
     def demonstration(self) -> list[str] | None:
         """The right answer."""

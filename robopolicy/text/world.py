@@ -8,6 +8,10 @@ policy decided those in its mask; a unit is a turn. `Task.payload` is the episod
     temperature (N,)        the tokens were drawn with
     cut (N,) bool           a message reached the budget before it ended
     order (N, T) int64      of masked diffusion (`diffusion.py`)
+    first_event (N,) int64  column of the first message that called a tool, -1 without; of tasks with tools
+
+Metrics of an attempt are `length` in tokens, `turns`, `success`, `cut`, `fault`, `helped`, `calls` of tools if any, and
+the task's own measures as means over its turns (`format`: the share of messages that have the form of an answer).
 
 A completion that cannot be judged gives an attempt without decisions whose reward is no number, and which the sampling
 side therefore leaves out; `guard` names the prompt.
@@ -18,22 +22,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
+from robopolicy.policies.base import DecisionOutput
 from robopolicy.samplers.attempts import stack
 from robopolicy.samplers.protocols import TEACHER, Attempt, Task
 from robopolicy.text.engines import Engine
 from robopolicy.text.generation import Generation
 from robopolicy.text.guard import Guard
 from robopolicy.text.policy import TextPolicy
-from robopolicy.text.task import Episode, TextTask
+from robopolicy.text.task import Episode, TextTask, Turn
 from robopolicy.text.wire import shortened
 
-COLUMNS = ("tokens", "own", "logp", "entropy", "order", "unit")  # of what follows the prompt, one entry per token
+COLUMNS = ("tokens", "own", "logp", "entropy", "order", "unit", "support")  # one entry per token behind the prompt
 
 
 @dataclass
@@ -51,8 +57,18 @@ class Talk:
     done: bool = False
     cut: bool = False
     fault: bool = False
+    calls: int | None = None  # of tools, where the task has any
+    first_call: int = -1  # number of the message with the first one
+    measures: dict[str, list[float]] = field(default_factory=dict[str, list[float]])  # grades of each turn
 
-    def add(self, tokens: Sequence[int], order: Sequence[int] = (), **scores: Sequence[float]) -> None:
+    def add(
+        self,
+        tokens: Sequence[int],
+        order: Sequence[int] = (),
+        *,
+        support: Sequence[Tensor] = (),
+        **scores: Sequence[float],
+    ) -> None:
         """Append tokens that the policy chose in this order, or, without one, that the world or a solution gave."""
         self.columns["tokens"] += tokens
         self.columns["own"] += [bool(order)] * len(tokens)
@@ -60,14 +76,50 @@ class Talk:
         for name in ("logp", "entropy"):
             self.columns[name] += scores.get(name, [0.0] * len(tokens))
         self.columns["unit"] += [len(self.said)] * len(tokens)
+        self.columns["support"] += support or [None] * len(tokens)
+
+    def hear(self, turn: Turn) -> None:
+        """Write down what was measured of the last message."""
+        for name, value in turn.measures.items():
+            self.measures.setdefault(name, []).append(value)
+        if turn.calls is not None:
+            self.calls = (self.calls or 0) + turn.calls
+            if turn.calls and self.first_call < 0:
+                self.first_call = len(self.said) - 1
+
+    @property
+    def helped(self) -> bool:
+        """Whether a hint was told, a failure shown or a beginning given; instructions and modes are no help."""
+        context: Mapping[str, Any] = self.task.context or {}
+        began = self.task.prefix is not None and bool(self.task.prefix["helped"])
+        return began or context.get("kind", "mode") not in ("instruction", "mode")
+
+    def measured(self) -> dict[str, float]:
+        """Means of the grades, and the calls of tools."""
+        calls = {} if self.calls is None else {"calls": float(self.calls)}
+        return {name: fmean(values) for name, values in self.measures.items()} | calls
+
+    def first_event(self) -> int:
+        """Column of the message with the first call, -1 without."""
+        columns = zip(self.columns["unit"], self.columns["own"], strict=True)
+        return next((place for place, (unit, own) in enumerate(columns) if own and unit == self.first_call), -1)
 
 
 class TextWorld:
     """Plays a text task with a policy; hints, begins, teaches, branches, rescores and repairs."""
 
-    def __init__(self, policy: TextPolicy, task: TextTask, generator: torch.Generator) -> None:
-        """Play `task` with `policy`, which draws from `generator`."""
+    def __init__(
+        self,
+        policy: TextPolicy,
+        task: TextTask,
+        generator: torch.Generator,
+        *,
+        guide: TextPolicy | None = None,
+        top_p: float = 1.0,
+    ) -> None:
+        """Play `task` with `policy`, which draws from `generator`, maybe only what a guide finds likely (`write`)."""
         self.policy, self.task = policy, task
+        self.limits: dict[str, Any] = {} if guide is None else {"guide": guide, "top_p": top_p}
         self.guard = Guard(task.seconds)
         self.generator = generator
         self.version = 0  # of the weights, noted with every attempt
@@ -93,7 +145,8 @@ class TextWorld:
             self.guard.prepare(self.task, [talk.episode for talk in running], said)
             for place, (talk, tokens) in enumerate(zip(running, written, strict=True)):
                 count = len(tokens)
-                talk.add(tokens, **{name: values[place][:count] for name, values in scores.items()})
+                support = () if made.support is None else made.support[place, :count].cpu().unbind()
+                talk.add(tokens, support=support, **{name: values[place][:count] for name, values in scores.items()})
                 talk.cut |= cut[place]
                 self._answer(talk, said[place])
         attempts = [self._attempt(talk) for talk in talks]
@@ -130,7 +183,7 @@ class TextWorld:
         rest = "" if talk.done else _share(solution[int(turns)], turns % 1.0)
         talk.begun = self.policy.tokenizer.encode(rest)
         talk.add(talk.begun)
-        return task if talk.done else replace(task, prefix=_prefix(talk))
+        return task if talk.done else replace(task, prefix={**_prefix(talk), "helped": True})
 
     def teach(self, task: Task, count: int) -> list[Attempt]:
         """The solution, `count` times: demonstrated tokens with log-probability 0."""
@@ -146,8 +199,9 @@ class TextWorld:
         """The task that goes on after `unit` turns of the attempt."""
         talk: Talk = attempt.record
         kept = sum(number < unit for number in talk.columns["unit"])
-        prefix = {name: values[:kept] for name, values in talk.columns.items()}
-        return replace(attempt.task, prefix={**prefix, "said": talk.said[:unit], "begun": []})
+        prefix: dict[str, Any] = {name: values[:kept] for name, values in talk.columns.items()}
+        prefix |= {"said": talk.said[:unit], "begun": [], "helped": talk.helped}
+        return replace(attempt.task, prefix=prefix)
 
     @torch.no_grad()
     def rescore(self, attempts: Sequence[Attempt], tasks: Sequence[Task]) -> list[Attempt]:
@@ -169,7 +223,9 @@ class TextWorld:
 
     def _write(self, talks: Sequence[Talk], seen: Sequence[Sequence[int]], temperature: Tensor) -> Generation:
         """The next messages of conversations of which these tokens were seen."""
-        return (self.engine or self.policy).write(seen, self.generator, temperature=temperature)
+        if self.engine is not None:
+            return self.engine.write(seen, self.generator, temperature=temperature)
+        return self.policy.write(seen, self.generator, temperature=temperature, **self.limits)
 
     def _solution(self, task: Task) -> list[str] | None:
         return self.task.episode(int(task.payload)).demonstration()
@@ -187,7 +243,7 @@ class TextWorld:
             talk.begun = list(task.prefix["begun"])
             for message in task.prefix["said"]:
                 talk.said.append(message)
-                episode.step(message)
+                talk.hear(episode.step(message))
         return talk
 
     def _hear(self, talk: Talk, message: str, own: bool = False) -> None:
@@ -208,6 +264,7 @@ class TextWorld:
         if turn is None:
             talk.fault = talk.done = True
             return
+        talk.hear(turn)
         talk.reward += turn.reward
         talk.success |= turn.success
         talk.done = turn.done
@@ -225,23 +282,32 @@ class TextWorld:
         }
         if "order" in self.policy.recorded:
             extra["order"] = torch.tensor([columns["order"]])
+        if self.limits:
+            all_of_them = torch.ones(self.policy.vocabulary, dtype=torch.bool)
+            rows = [all_of_them if row is None else row for row in columns["support"]]
+            extra["support"] = torch.stack(rows)[None]
+        if talk.calls is not None:
+            extra["first_event"] = torch.tensor([talk.first_event()])
         values = {name: torch.tensor([columns[name]]) for name in ("logp", "entropy", "unit")}
         decisions = Decisions(values["logp"], mask=own, entropy=values["entropy"], unit=values["unit"], extra=extra)
-        flags = {name: float(getattr(talk, name)) for name in ("success", "cut", "fault")}
+        flags = {name: float(getattr(talk, name)) for name in ("success", "cut", "fault", "helped")}
         return Attempt(
             talk.task,
             decisions,
             reward=math.nan if talk.fault else talk.reward,
-            metrics={"length": float(sum(columns["own"])), "turns": float(len(talk.said)), **flags},
+            metrics={"length": float(sum(columns["own"])), "turns": float(len(talk.said)), **flags, **talk.measured()},
             version=self.version,
             finished=talk.done or len(talk.said) >= self.task.max_turns,
             record=talk,
         )
 
 
-def score(policy: TextPolicy, decisions: Decisions) -> Any:
-    """`DecisionOutput` of the rows of a text batch under the current parameters; differentiable."""
-    extra: dict[str, Tensor] = {name: decisions.extra[name].to(policy.device) for name in policy.recorded}
+def score(policy: TextPolicy, decisions: Decisions, layer: int | None = None) -> DecisionOutput:
+    """Scores of the rows of a text batch under the current parameters, differentiable; `layer` as in `policy.score`."""
+    names = (*policy.recorded, *({"support"} & decisions.extra.keys()))
+    extra: dict[str, Any] = {name: decisions.extra[name].to(policy.device) for name in names}
+    if layer is not None:
+        extra["layer"] = layer
     return policy.score(mask=decisions.valid().to(policy.device), **extra)
 
 

@@ -60,10 +60,17 @@ class DiffusionWorld(TextWorld):
         return replace(attempt, decisions=decisions)
 
 
-def make_world(policy: TextPolicy, task: TextTask, generator: torch.Generator) -> TextWorld:
-    """The world in which a policy of any family plays a task, drawing from `generator`."""
+def make_world(
+    policy: TextPolicy,
+    task: TextTask,
+    generator: torch.Generator,
+    *,
+    guide: TextPolicy | None = None,
+    top_p: float = 1.0,
+) -> TextWorld:
+    """The world in which a policy of any family plays a task; arguments as of `TextWorld`."""
     kind = DiffusionWorld if isinstance(policy, DiffusionTextPolicy) else TextWorld
-    return kind(policy, task, generator)
+    return kind(policy, task, generator, guide=guide, top_p=top_p)
 
 
 def _given(task: Task) -> dict[int, int]:

@@ -12,11 +12,13 @@ from safetensors.torch import load
 
 from robopolicy.algorithms.frames.base import Algorithm, frozen_copy
 from robopolicy.core.decisions import Decisions
+from robopolicy.core.probes import pass_at_k
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
 from robopolicy.samplers.attempts import groups_of
-from robopolicy.samplers.collector import Batch, Collector
-from robopolicy.samplers.protocols import Attempt, Pool, Task, World, degenerate, rewards_of
+from robopolicy.samplers.collector import DEFAULTS, Batch, Collector
+from robopolicy.samplers.parts import build
+from robopolicy.samplers.protocols import Attempt, Pool, Staleness, Task, World, degenerate, rewards_of
 from robopolicy.samplers.staleness import Bounded, Players, Stream
 from robopolicy.text.engines import ENGINES, OWN
 from robopolicy.text.learner import TextRecipe
@@ -86,7 +88,8 @@ class AttemptSource(TextSource):
         return self._batch.decisions
 
     def _world(self, policy: TextPolicy) -> TextWorld:
-        world = make_world(policy, self.task, torch.Generator().manual_seed(self.seed))
+        generator, views = torch.Generator().manual_seed(self.seed), self.algorithm.views
+        world = make_world(policy, self.task, generator, guide=self.algorithm.guide, top_p=views.top_p)
         if self.algorithm.config.engine != OWN:
             world.engine = ENGINES[self.algorithm.config.engine](policy)
         return world
@@ -117,13 +120,8 @@ class AttemptSource(TextSource):
         return f"their rewards failed ({faults[0]})" if faults else "all rewards of a group are equal"
 
     def _measure(self, played: Sequence[Attempt]) -> None:
-        """Means over attempts, and the faults since the last batch on the terminal."""
-        names = ("length", "turns", "success", "cut", "fault")
-        self._metrics = {f"rollout/{name}": fmean(attempt.metrics[name] for attempt in played) for name in names}
-        judged = [attempt for attempt in played if not attempt.metrics["fault"]]
-        self._metrics["rollout/return"] = fmean(attempt.reward for attempt in judged)
-        dead = [degenerate(rewards_of(group)) for group in groups_of(judged)]
-        self._metrics["rollout/degenerate"] = fmean(map(float, dead))
+        """What the attempts show, and the faults since the last batch on the terminal."""
+        self._metrics = {f"rollout/{name}": value for name, value in measured(played).items()}
         self._metrics["rollout/tokens"] = float(self.world.generated)
         self.env_steps += int(sum(attempt.metrics["turns"] for attempt in played))
         faults = {str(fault) for fault in self.world.guard.take()}
@@ -155,13 +153,52 @@ class AttemptSource(TextSource):
         self.world.guard.close()
 
 
+def allowed_age(algorithm: TextRecipe) -> Staleness:
+    """How old the weights may be that played: as configured, or as the recipe says.
+
+    Raises:
+        UserError: The recipe says nothing sensible.
+    """
+    if algorithm.config.staleness is not None:
+        return Bounded(algorithm.config.staleness)
+    try:
+        return build("staleness", {**DEFAULTS, **algorithm.recipe.rollout}["staleness"])
+    except ValueError as error:
+        raise UserError(f"Recipe '{algorithm.config.recipe}': {error}") from error
+
+
+def measured(attempts: Sequence[Attempt]) -> dict[str, float]:
+    """Means over attempts and groups, by name.
+
+    Of attempts without help, where there are any, that could be judged: all that every one of them measures (`length`,
+    `success`, `format`, `calls`, ...); `return`; `entropy` of the tokens as they were drawn [nats]; `degenerate`, the
+    share of groups whose verdicts are all equal; and pass@k for k the size of the smallest group of at least two. Of
+    all attempts: `fault` and `helped`.
+    """
+    alone = [attempt for attempt in attempts if not attempt.metrics["helped"]] or attempts
+    judged = [attempt for attempt in alone if not attempt.metrics["fault"]]
+    names = set[str].intersection(*(set(attempt.metrics) for attempt in judged))
+    found = {name: fmean(attempt.metrics[name] for attempt in judged) for name in sorted(names)}
+    found |= {name: fmean(attempt.metrics[name] for attempt in attempts) for name in ("fault", "helped")}
+    found["return"] = fmean(attempt.reward for attempt in judged)
+    tokens = sum(attempt.metrics["length"] for attempt in judged)
+    found["entropy"] = sum(float(attempt.decisions.need("entropy").sum()) for attempt in judged) / max(tokens, 1.0)
+    groups = [group for group in groups_of(judged) if len(group) > 1]
+    if groups:
+        found["degenerate"] = fmean(float(degenerate(rewards_of(group))) for group in groups)
+        k = min(map(len, groups))
+        wins = torch.tensor([sum(attempt.metrics["success"] > 0 for attempt in group) for group in groups])
+        found[f"pass_at_{k}"] = float(pass_at_k(wins, torch.tensor([len(group) for group in groups]), k).mean())
+    return found
+
+
 class OverlappedSource(AttemptSource):
     """Attempts that are played while the policy learns, by copies with weights of bounded age (AsyncFlow, S074).
 
-    What is learned from is at most `algorithm.staleness` updates old. Its recorded log-probabilities are those of the
-    weights that wrote it, so that the recipe's ratios and bounds see the difference. One copy plays on a second thread,
-    or `algorithm.players` do in processes of their own, which share the groups of an update. What comes first is not
-    the same twice: a resumed run plays fresh attempts.
+    What is learned from is as old as `allowed_age` at most. Its recorded log-probabilities are those of the weights
+    that wrote it, so that the recipe's ratios and bounds see the difference. One copy plays on a second thread, or
+    `algorithm.players` do in processes of their own, which share the groups of an update. What comes first is not the
+    same twice: a resumed run plays fresh attempts.
     """
 
     def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:
@@ -170,7 +207,7 @@ class OverlappedSource(AttemptSource):
         self.world = self._world(self._player)
         self._remote: list[RemoteWorld] = []
         self._players: Players | None = None  # start with the first batch, when a resumed run has its weights
-        self.stream = Stream(Bounded(algorithm.config.staleness), algorithm.config.prompts)
+        self.stream = Stream(allowed_age(algorithm), algorithm.config.prompts)
 
     def _start(self) -> Players:
         config = self.algorithm.config
@@ -189,10 +226,10 @@ class OverlappedSource(AttemptSource):
         """Publish the weights of the last update, and take the oldest groups that are recent enough."""
         self._report()
         if self._players is None:
-            self.stream.version, self.stream.weights = algorithm.updates, packed_weights(algorithm.policy)
+            self.stream.version, self.stream.weights = algorithm.updates, packed_weights(self.algorithm.policy)
             self._players = self._start()
         elif algorithm.updates > self.stream.version:
-            self.stream.learned(packed_weights(algorithm.policy))
+            self.stream.learned(packed_weights(self.algorithm.policy))
         self._batch = self._rewarded(self._taken())
         self.world.played.clear()
         self._measure(self._batch.attempts)  # others may be under way

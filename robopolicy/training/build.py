@@ -35,7 +35,8 @@ from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.registry import SimOptions, get_task, views_of
 from robopolicy.spec import MEMORY
-from robopolicy.text.learner import TextRecipe, TextSFT
+from robopolicy.text.imitation import TextSFT
+from robopolicy.text.learner import TextRecipe
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TaskConfig, TrainConfig, section
 from robopolicy.training.distributed import SEEDS_PER_RANK, SharedRollouts, check_distributed

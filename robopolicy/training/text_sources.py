@@ -13,11 +13,13 @@ from robopolicy.core.decisions import Decisions
 from robopolicy.errors import UserError
 from robopolicy.text.datasets import READERS, Written, read_demonstrations
 from robopolicy.text.guard import Guard
-from robopolicy.text.learner import TextRecipe, TextSFT, TextSFTConfig
+from robopolicy.text.imitation import TextSFT, TextSFTConfig
+from robopolicy.text.learner import TextRecipe
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import TextTask
 from robopolicy.text.world import score
-from robopolicy.training.attempt_sources import AttemptSource, OverlappedSource, TextSource
+from robopolicy.training.attempt_sources import AttemptSource, OverlappedSource, TextSource, allowed_age
+from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.sources import Source
 
 
@@ -170,8 +172,13 @@ def text_source(sim: Any, algorithm: TextSFT | TextRecipe, seed: int) -> Source:
     if isinstance(algorithm, TextRecipe) and algorithm.recipe.data != "rollout":
         return WrittenSource(sim, algorithm, seed=seed)
     if isinstance(algorithm, TextRecipe):
-        config = algorithm.config
-        kind = OverlappedSource if config.staleness or config.players else AttemptSource
-        attempts = kind(sim, algorithm, seed=seed)
-        return ImitationFirst(sim, attempts, seed) if config.imitation else attempts
+        if algorithm.views.companion and algorithm.companion is None:
+            if not algorithm.config.companion:
+                raise UserError(
+                    f"Recipe '{algorithm.config.recipe}' needs a second policy; set algorithm.companion=CHECKPOINT."
+                )
+            algorithm.accompany(load_policy(algorithm.config.companion)[0])
+        overlapped = allowed_age(algorithm).in_flight(1) > 1 or algorithm.config.players
+        attempts = (OverlappedSource if overlapped else AttemptSource)(sim, algorithm, seed=seed)
+        return ImitationFirst(sim, attempts, seed) if algorithm.config.imitation else attempts
     return DemonstrationSource(sim, algorithm.config, seed)

@@ -20,4 +20,9 @@ class Arithmetic(TextTask):
         """Two numbers drawn uniformly from 0 to 29."""
         first, second = np.random.default_rng(seed).integers(0, LIMIT, 2).tolist()
         answer = str(first + second)
-        return Question(f"{first}+{second}=", lambda completion: exact(completion, answer), answer)
+        return Question(f"{first}+{second}=", lambda completion: exact(completion, answer), answer, is_number)
+
+
+def is_number(completion: str) -> bool:
+    """Whether it is digits alone."""
+    return completion.strip().isdigit()

@@ -27,7 +27,12 @@ class Countdown(TextTask):
         target = value_of(solution)
         assert target is not None
         prompt = f"{' '.join(map(str, numbers))} {target[0]}:"
-        return Question(prompt, lambda completion: _verify(completion, numbers, target[0]), solution)
+        return Question(
+            prompt,
+            lambda completion: _verify(completion, numbers, target[0]),
+            solution,
+            lambda completion: value_of(completion) is not None,
+        )
 
 
 def value_of(expression: str) -> tuple[int, list[int]] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from robopolicy.text.task import Episode, TextTask, Turn
+from robopolicy.text.task import FORMAT, Episode, TextTask, Turn
 
 SIZE = 4
 MOVES = {"n": (0, 1), "s": (0, -1), "e": (1, 0), "w": (-1, 0)}
@@ -20,11 +20,13 @@ class Walk(Episode):
 
     def step(self, completion: str) -> Turn:
         """Move."""
-        dx, dy = MOVES.get(completion.strip(), (0, 0))
+        word = completion.strip()
+        dx, dy = MOVES.get(word, (0, 0))
+        form = {FORMAT: float(word in MOVES)}
         self.at = (min(max(self.at[0] + dx, 0), SIZE - 1), min(max(self.at[1] + dy, 0), SIZE - 1))
         if self.at == self.goal:
-            return Turn(1.0, success=True)
-        return Turn(0.0, done=False, reply=f" at {self.at[0]}{self.at[1]}:")
+            return Turn(1.0, success=True, measures=form)
+        return Turn(0.0, done=False, reply=f" at {self.at[0]}{self.at[1]}:", measures=form)
 
     def demonstration(self) -> list[str]:
         """East or west first, then north or south."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import numpy as np
 
 from robopolicy.text.sandbox import run_python
@@ -23,7 +25,15 @@ class Program(TextTask):
         a, b = np.random.default_rng(seed).integers(1, 10, 2).tolist()
         prompt = " ".join(f"{x}->{a * x + b}" for x in SHOWN) + ":"
         wanted = [a * x + b for x in HELD_OUT]
-        return Question(prompt, lambda completion: _verify(completion, wanted), f"{a}*x+{b}")
+        return Question(prompt, lambda completion: _verify(completion, wanted), f"{a}*x+{b}", _is_expression)
+
+
+def _is_expression(completion: str) -> bool:
+    try:
+        ast.parse(completion.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def _verify(completion: str, wanted: list[int]) -> float:

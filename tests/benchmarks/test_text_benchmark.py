@@ -1,45 +1,95 @@
-"""The table of the text benchmark: from cells to rows and figures, and which recipes are played."""
+"""The table of the text benchmark: from cells to rows, figures and verdicts, and which recipes are played."""
 
 import pytest
 
 pytest.importorskip("transformers")
 
 from benchmarks.text.cell import TASKS, online_recipes
+from benchmarks.text.claims import CLAIMS, QUANTITIES, Claim, claim_of, difference, verdict
 from benchmarks.text.runner import cell_name
 from benchmarks.text.table import figures, rows
+from robopolicy.catalogue import recipe_names
 from robopolicy.sim.registry import get_task
 
-
-def stage(correct, entropy=0.5):
-    rate = {"value": correct / 100, "low": 0.0, "high": 1.0}
-    return {"correct": correct, "n": 100, "pass_at": {"1": rate, "8": {**rate, "value": 0.9}}, "entropy": entropy}
+SAMPLES = 16
 
 
-def cell(recipe, seed, after):
-    played = {"tokens": 1000, "updates": 5, "degenerate": 0.25, "seconds": 10.0, "after": stage(after, 0.2)}
-    common = {"recipe": recipe, "task": "arithmetic", "seed": seed, "base": stage(30)}
-    return common | ({"refused": "no critic"} if after is None else {"refused": None, **played})
+def stage(correct, wins=(0, 4, 16, 8), entropy=0.5, **measures):
+    return {"correct": correct, "n": 100, "wins": list(wins), "samples": SAMPLES, "entropy": entropy, **measures}
 
 
-CELLS = [cell("grpo", 1, 70), cell("grpo", 2, 80), {**cell("ppo", 1, 1), "refused": "no critic"}]
+def cell(recipe, seed, after, task="arithmetic", **training):
+    common = {"recipe": recipe, "task": task, "seed": seed, "base": stage(30, length=3.0)}
+    if isinstance(after, str):
+        return common | {"refused": after}
+    played = {"tokens": 1000, "updates": 5, "cpu_seconds": 10.0, "training": {"degenerate": 0.25, **training}}
+    return common | {"refused": None, **played, "after": after}
+
+
+CELLS = [
+    *(cell("reinforce", seed, stage(40 + seed)) for seed in (1, 2, 3)),
+    *(cell("grpo", seed, stage(70 + 2 * seed), informative=0.5) for seed in (1, 2, 3)),
+    *(cell("dapo", seed, stage(70, entropy=0.5 + (-1) ** seed)) for seed in (1, 2, 3)),
+    *(cell("s089_dcpo", seed, stage(70), informative=0.8 + 0.01 * seed) for seed in (1, 2, 3)),
+    *(cell("s066_kl_cov", seed, stage(70, entropy=0.3 - 0.01 * seed)) for seed in (1, 2, 3)),
+    *(cell("s053_hpt", seed, stage(70, wins=(4 + seed, 4, 16, 8))) for seed in (1, 2, 3)),
+    cell("gspo", 1, stage(75)),
+    cell("ppo", 1, "no critic"),
+]
 
 
 def test_rows_pool_seeds_and_list_what_is_refused():
-    base, grpo, ppo = rows(CELLS)
-    assert base["recipe"] == "(imitation)" and base["accuracy"].startswith("30.0%")
-    assert grpo["seeds"] == 2 and grpo["accuracy"].startswith("75.0%") and grpo["dead groups"] == "25%"
-    assert ppo["recipe"] == "ppo (refused)" and ppo["accuracy"] == "-"
+    table = {row["recipe"]: row for row in rows(CELLS)}
+    assert table["(imitation)"]["accuracy"].startswith("30.0%") and table["(imitation)"]["verdict"] == "-"
+    assert table["grpo"]["seeds"] == 3 and table["grpo"]["accuracy"].startswith("74.0%")
+    assert table["grpo"]["dead groups"] == "0.250" and table["grpo"]["format"] == "-"
+    assert table["ppo (refused)"]["accuracy"] == "-" and table["ppo (refused)"].keys() == table["grpo"].keys()
+
+
+def test_every_claim_has_a_verdict_with_an_interval():
+    found = {row["recipe"]: (row["claim"], row["verdict"]) for row in rows(CELLS)}
+    assert found["grpo"] == ("more accuracy than reinforce", "confirmed")
+    assert found["dapo"] == ("more entropy than grpo", "not seen at this scale")
+    assert found["s089_dcpo"] == ("more informative rows than grpo", "confirmed")
+    assert found["s066_kl_cov"] == ("more entropy than grpo", "the opposite at this scale")
+    assert found["s053_hpt"] == ("more hard prompts than grpo", "confirmed")  # the base never solves the first one
+    assert found["gspo"] == ("more accuracy than grpo", "one seed")
+    gap = figures(CELLS)["arithmetic"]["grpo"]["claim"]["difference"]  # 31, 32 and 33 points
+    assert gap["estimate"] == pytest.approx(0.32)
+    assert gap["high"] - gap["low"] == pytest.approx(2 * 4.3026527 * 0.01 / 3**0.5)
+
+
+def test_what_a_task_does_not_measure_is_said():
+    claim = claim_of("s024_otc")
+    assert claim == Claim("tool calls", larger=False)
+    own, other = cell("s024_otc", 1, stage(50)), cell("grpo", 1, stage(50))
+    assert verdict(claim, difference(claim, [own], [other])) == "not measured"
+    calls = [
+        [cell(name, s, stage(50, calls=mean + 0.01 * s)) for s in (1, 2)] for name, mean in (("a", 0.2), ("b", 0.7))
+    ]
+    assert verdict(claim, difference(claim, *calls)) == "confirmed"
+    fewer = Claim("tokens", larger=False)
+    longer = [[cell(name, s, stage(50, length=size + s)) for s in (1, 2)] for name, size in (("a", 9.0), ("b", 3.0))]
+    assert verdict(fewer, difference(fewer, *longer)) == "the opposite at this scale"
 
 
 def test_figures_have_intervals_and_gains():
     found = figures(CELLS)["arithmetic"]
-    assert found["grpo"]["gain"] == pytest.approx(0.45)
-    assert found["grpo"]["accuracy"]["low"] < 0.75 < found["grpo"]["accuracy"]["high"]
-    assert found["ppo"] == {"refused": "no critic"}
+    assert found["grpo"]["gain"] == pytest.approx(0.44)
+    assert found["grpo"]["accuracy"]["low"] < 0.74 < found["grpo"]["accuracy"]["high"]
+    assert found["ppo"] == {"refused": "no critic"} and found["grpo"]["pass@1"] == pytest.approx(28 / 64)
+
+
+def test_claims_are_about_recipes_and_quantities_that_exist():
+    names = set(recipe_names())
+    assert set(CLAIMS) | {claim.against for claim in CLAIMS.values()} <= names
+    assert {claim.quantity for claim in CLAIMS.values()} <= set(QUANTITIES)
 
 
 def test_only_recipes_that_play_are_in_the_table():
     names = online_recipes()
     assert "grpo" in names and "dpo" not in names and "sft" not in names
     assert all(get_task(task.task) for task in TASKS.values())
+    assert all(set(task.recipes) <= set(names) for task in TASKS.values())
+    assert TASKS["calculator"].plays("s024_otc") and not TASKS["calculator"].plays("dapo")
     assert cell_name(("grpo", "arithmetic", 1)) == "text/grpo-arithmetic-1"

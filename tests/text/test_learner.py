@@ -71,7 +71,7 @@ def test_grpo_learns_a_letter_and_leaves_out_what_cannot_be_judged(capsys):
         assert all(torch.isfinite(torch.tensor(value)) for value in metrics.values())
         assert metrics["actor/ratio_max"] < 1e-4  # one step per batch: fresh data
     assert first["rollout/fault"] > 0
-    assert rollout["rollout/success"] / (1 - rollout["rollout/fault"]) > 0.8 > first["rollout/success"] + 0.3
+    assert rollout["rollout/success"] > 0.8 > first["rollout/success"] + 0.3
     assert "the reward raised (ZeroDivisionError" in capsys.readouterr().err
 
 
@@ -126,11 +126,10 @@ def test_attempts_beside_learning_are_at_most_as_old_as_allowed():
 def test_what_text_does_not_measure_or_record_is_refused_by_name():
     from robopolicy.errors import UserError
 
-    for recipe, message in (("s024_otc", "needs the metric 'calls'"), ("s178_vl_dac", "needs Decisions.value")):
-        algorithm = learner(Grid(), group_size=2, recipe=recipe)
-        feed = source(Grid(), algorithm)
-        with pytest.raises(UserError, match=f"Recipe '{recipe}' asks for more than text .*{message}"):
-            algorithm.update(feed.next(algorithm))
+    algorithm = learner(Grid(), group_size=2, recipe="s024_otc")
+    feed = source(Grid(), algorithm)
+    with pytest.raises(UserError, match="Recipe 's024_otc' asks for more than text .*needs the metric 'calls'"):
+        algorithm.update(feed.next(algorithm))
 
 
 def test_a_batch_without_a_row_to_learn_from_changes_nothing():

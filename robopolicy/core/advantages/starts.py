@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.advantages.pipeline import outcome
-from robopolicy.core.advantages.steps import step_gain, window_gae
+from robopolicy.core.advantages.steps import StepGain, WindowGae
 from robopolicy.core.advantages.timeline import Timeline, Units
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.returns import sequence_gae, two_clock
@@ -106,13 +106,21 @@ class Gae:
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Advantages `(N, T)`."""
-        value = decisions.need("value")
-        if self.rollout_weight:
-            simulated = decisions.need_extra("rollout_value")
-            value = (1.0 - self.rollout_weight) * value + self.rollout_weight * simulated
+        value = self._value(decisions)
         gamma = (self.gamma, self.gamma if self.inner_gamma is None else self.inner_gamma)
         lam = (self.lam, self.lam if self.inner_lam is None else self.inner_lam)
         return along_time(decisions, decisions.need("reward"), value, gamma, lam, self.level)
+
+    def targets(self, decisions: Decisions) -> tuple[Tensor, Tensor]:
+        """Lambda returns; on level `unit` at the first decision of each."""
+        fitted = Units(decisions).beginnings() if self.level == "unit" else decisions.valid()
+        return self(decisions) + self._value(decisions), fitted
+
+    def _value(self, decisions: Decisions) -> Tensor:
+        value = decisions.need("value")
+        if not self.rollout_weight:
+            return value
+        return (1.0 - self.rollout_weight) * value + self.rollout_weight * decisions.need_extra("rollout_value")
 
 
 def unit_reward(decisions: Decisions) -> Tensor:
@@ -128,8 +136,8 @@ STARTS: dict[str, Callable[..., object]] = {
     "unit_reward": unit_reward,
     "given": given,
     "ones": ones,
-    "step_gain": step_gain,
-    "window_gae": window_gae,
+    "step_gain": StepGain,
+    "window_gae": WindowGae,
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -10,29 +12,54 @@ from robopolicy.core.decisions import Decisions
 from robopolicy.core.returns import sequence_gae
 
 
-def step_gain(decisions: Decisions, *, penalty: float = 0.05, gamma: float = 0.9) -> Tensor:
-    """`V(next) - V - penalty + r + return-to-go` of each unit, at its decisions `(N, T)` (DigiRL, S157).
+@dataclass(frozen=True)
+class StepGain:
+    """`V(next) - V - penalty + r + return-to-go` of each unit, at its decisions (DigiRL, S157).
 
     The value of a unit stands at its first decision, that after the last is 0; the return is discounted per unit.
     """
-    units = Units(decisions)
-    value, reward = units.at(decisions.need("value")), units.sums(decisions.need("reward"))
-    togo, _ = sequence_gae(reward, torch.zeros_like(reward), gamma, 1.0, units.valid)
-    return units.spread(following(value) - value - penalty + reward + togo)
+
+    penalty: float = 0.05
+    gamma: float = 0.9
+
+    def __call__(self, decisions: Decisions) -> Tensor:
+        """Gains `(N, T)`."""
+        units = Units(decisions)
+        value, reward = units.at(decisions.need("value")), units.sums(decisions.need("reward"))
+        togo, _ = sequence_gae(reward, torch.zeros_like(reward), self.gamma, 1.0, units.valid)
+        return units.spread(following(value) - value - self.penalty + reward + togo)
+
+    def targets(self, decisions: Decisions) -> tuple[Tensor, Tensor]:
+        """1 at the first decision of a unit behind which there is reward, 0 at others: the value is a probability."""
+        units = Units(decisions)
+        reward = units.sums(decisions.need("reward"))
+        togo, _ = sequence_gae(reward, torch.zeros_like(reward), 1.0, 1.0, units.valid)
+        return units.spread((togo > 0).to(reward.dtype)), units.beginnings()
 
 
-def window_gae(decisions: Decisions, *, gamma: float = 1.0, lam: float = 1.0) -> Tensor:
-    """GAE `(N, T)` in which rows that were cut off go on as they stood: V(next) = V(last) at the cut (T-PPO, S000).
+@dataclass(frozen=True)
+class WindowGae:
+    """GAE in which rows that were cut off go on as they stood: V(next) = V(last) at the cut (T-PPO, S000).
 
     Needs `value`, and `extra["finished"]` (N,) bool; finished rows have the ordinary GAE.
     """
-    value, valid = decisions.need("value"), decisions.valid()
-    finished = decisions.need_extra("finished")
-    last = value.gather(1, _last(valid)).squeeze(1)
-    advantage, _ = sequence_gae(
-        decisions.need("reward"), value, gamma, lam, valid, last.masked_fill(finished.bool(), 0.0)
-    )
-    return advantage
+
+    gamma: float = 1.0
+    lam: float = 1.0
+
+    def __call__(self, decisions: Decisions) -> Tensor:
+        """Advantages `(N, T)`."""
+        value, valid = decisions.need("value"), decisions.valid()
+        finished = decisions.need_extra("finished")
+        last = value.gather(1, _last(valid)).squeeze(1)
+        behind = last.masked_fill(finished.bool(), 0.0)
+        advantage, _ = sequence_gae(decisions.need("reward"), value, self.gamma, self.lam, valid, behind)
+        return advantage
+
+    def targets(self, decisions: Decisions) -> tuple[Tensor, Tensor]:
+        """Lambda returns of finished rows."""
+        finished = decisions.need_extra("finished", per_decision=True).bool()
+        return self(decisions) + decisions.need("value"), decisions.valid() & finished
 
 
 def _last(valid: Tensor) -> Tensor:

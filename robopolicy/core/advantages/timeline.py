@@ -63,6 +63,11 @@ class Units:
         laid = self.line.lay(value).masked_fill(~self.line.valid, 0)
         return laid.new_zeros(len(laid), self.count).scatter_add(1, self.index, laid)
 
+    def beginnings(self) -> Tensor:
+        """The first decision of each unit, bool `(N, T)`."""
+        begins = torch.zeros_like(self.line.unit).scatter_add(1, self.starts, self.valid.to(self.line.unit.dtype))
+        return self.line.back(begins > 0)
+
     def spread(self, value: Tensor) -> Tensor:
         """One number per unit `(S, U)` to its decisions `(N, T)`; 0 where the mask is off."""
         return self.line.back(value.gather(1, self.index).masked_fill(~self.line.valid, 0))

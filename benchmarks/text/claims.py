@@ -1,0 +1,164 @@
+"""What each recipe claims to improve, over which recipe, and whether the cells show it.
+
+A claim names one quantity of a cell. For every seed the recipe is compared with another one on the same task from the
+same checkpoint; the interval is that of Student over the seeds, so that three of them say little about small effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from robopolicy.core.probes import pass_at_k
+from robopolicy.evaluation.intervals import Interval, student_mean
+
+Cell = Mapping[str, Any]
+HARD = 1  # most successes of the base at a hard prompt, of all its samples
+CONFIRMED, UNSEEN, OPPOSITE = "confirmed", "not seen at this scale", "the opposite at this scale"
+
+
+def _held_out(name: str) -> Callable[[Cell], float | None]:
+    return lambda cell: cell["after"].get(name)
+
+
+def _training(name: str) -> Callable[[Cell], float | None]:
+    return lambda cell: cell["training"].get(name)
+
+
+def _pass_at(k: int) -> Callable[[Cell], float]:
+    def measure(cell: Cell) -> float:
+        return _solved(cell["after"]["wins"], cell["after"]["samples"], k)
+
+    return measure
+
+
+def _hard(cell: Cell) -> float | None:
+    """pass@1 where the base succeeds almost never."""
+    wins = [after for before, after in zip(cell["base"]["wins"], cell["after"]["wins"], strict=True) if before <= HARD]
+    return _solved(wins, cell["after"]["samples"], 1) if wins else None
+
+
+def _solved(wins: Sequence[int], samples: int, k: int) -> float:
+    return float(pass_at_k(torch.tensor(wins), samples, k).mean())
+
+
+QUANTITIES: dict[str, Callable[[Cell], float | None]] = {
+    "accuracy": lambda cell: cell["after"]["correct"] / cell["after"]["n"],
+    "pass@1": _pass_at(1),
+    "pass@8": _pass_at(8),
+    "hard prompts": _hard,
+    "entropy": _held_out("entropy"),
+    "tokens": _held_out("length"),
+    "format": _held_out("format"),
+    "tool calls": _held_out("calls"),
+    "informative rows": _training("informative"),
+    "dead groups": _training("degenerate"),
+    "clipped": _training("clip_fraction"),
+    "drift": _training("approx_kl"),
+}
+"""Name -> its value in a cell, None where the cell has none.
+
+Held-out prompts: accuracy of the likeliest answers, pass@k, pass@1 of hard prompts (of which the base solved one sample
+at most), entropy [nats per token], tokens and tool calls per answer, share of well-formed answers. Training, as means
+over the updates: rows with an advantage that is not 0, groups whose verdicts are all equal, clipped decisions, and KL
+of the ratios [nats per decision].
+"""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A quantity that should be larger, or smaller, than with another recipe."""
+
+    quantity: str  # a key of QUANTITIES
+    larger: bool = True
+    against: str = "grpo"
+
+    def __str__(self) -> str:
+        return f"{'more' if self.larger else 'less'} {self.quantity} than {self.against}"
+
+
+BETTER = Claim("accuracy")
+"""Of recipes that promise nothing else."""
+
+CLAIMS: dict[str, Claim] = {
+    "grpo": Claim("accuracy", against="reinforce"),
+    "dapo": Claim("entropy"),
+    "s066_clip_cov": Claim("entropy"),
+    "s066_kl_cov": Claim("entropy"),
+    "s077_f_dpg": Claim("entropy"),
+    "s158_progrpo": Claim("entropy"),
+    "s153_canon": Claim("entropy"),
+    "s025_hapo": Claim("entropy", against="dapo"),
+    "s007_dcpo": Claim("entropy"),
+    "pass_at_k": Claim("pass@8"),
+    "s060_polychromic": Claim("pass@8"),
+    "s122_self": Claim("pass@8"),
+    "s005_arpo": Claim("informative rows"),
+    "s089_dcpo": Claim("informative rows"),
+    "s091_copo": Claim("informative rows"),
+    "s167_ssb": Claim("informative rows"),
+    "s174_r3": Claim("informative rows"),
+    "s131_pcl": Claim("dead groups", larger=False),
+    "s108_sec": Claim("dead groups", larger=False),
+    "s053_hpt": Claim("hard prompts"),
+    "s063_scaf_grpo": Claim("hard prompts"),
+    "s099_ghpo": Claim("hard prompts"),
+    "s100_igpo": Claim("hard prompts"),
+    "s119_ampo": Claim("hard prompts"),
+    "s164_adhint": Claim("hard prompts"),
+    "s105_dr_po": Claim("hard prompts", against="ppo"),
+    "s024_otc": Claim("tool calls", larger=False),
+    "s011_aspo": Claim("tool calls"),
+    "dr_grpo": Claim("tokens", larger=False),
+    "s041_dcpo": Claim("tokens", larger=False),
+    "s033_adora": Claim("tokens"),
+    "s123_patho_r1": Claim("format", against="dapo"),
+    "s002_gbpo": Claim("drift", larger=False),
+    "s044_fiberpo": Claim("drift", larger=False),
+    "s047_r2vpo": Claim("drift", larger=False, against="reinforce"),
+    "s103_disco": Claim("drift", larger=False),
+    "s098_nft": Claim("accuracy", against="rft"),
+    "s083_nlpo": Claim("accuracy", against="ppo"),
+    "s000_t_ppo": Claim("accuracy", against="ppo"),
+    "s021_poad": Claim("accuracy", against="ppo"),
+    "s178_vl_dac": Claim("accuracy", against="ppo"),
+    "s180_proact": Claim("accuracy", against="ppo"),
+    "reinforce_pp_baseline": Claim("accuracy", against="reinforce_pp"),
+    "reinforce": Claim("accuracy", against="rft"),
+}
+"""Recipe -> its claim."""
+
+
+def claim_of(recipe: str) -> Claim:
+    """The claim that is judged."""
+    return CLAIMS.get(recipe, BETTER)
+
+
+def difference(claim: Claim, own: Sequence[Cell], other: Sequence[Cell]) -> Interval | None:
+    """Mean over the seeds that both have played, own minus other; None where no seed has the quantity in both."""
+    measure = QUANTITIES[claim.quantity]
+    theirs = {cell["seed"]: measure(cell) for cell in other}
+    pairs = [(measure(cell), theirs.get(cell["seed"])) for cell in own]
+    gaps = [mine - their for mine, their in pairs if mine is not None and their is not None]
+    return student_mean(gaps) if gaps else None
+
+
+def verdict(claim: Claim, gap: Interval | None) -> str:
+    """Confirmed where the whole interval lies on the claimed side."""
+    if gap is None:
+        return "not measured"
+    if gap.n < 2:
+        return "one seed"
+    if gap.low > 0 or gap.high < 0:
+        return CONFIRMED if (gap.low > 0) == claim.larger else OPPOSITE
+    return UNSEEN
+
+
+def mean_of(name: str, cells: Sequence[Cell]) -> float | None:
+    """Mean of a quantity over the cells that have it."""
+    found = [value for cell in cells if (value := QUANTITIES[name](cell)) is not None]
+    return fmean(found) if found else None

@@ -1,0 +1,60 @@
+"""A value head on the hidden states of a text policy, for recipes with a critic.
+
+The head belongs to the learner and not to the policy: a policy that has learned without one, or that only writes, never
+has or loads one. It reads the state from which a token is chosen, the one that is scored.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.core.decisions import Decisions
+from robopolicy.errors import UserError
+from robopolicy.policies.base import DecisionOutput
+from robopolicy.text.model import head_of
+from robopolicy.text.policy import TextPolicy
+
+
+class ValueHead(nn.Module):
+    """One hidden layer in float32, whose last weights are 0: before learning, every value is 0."""
+
+    def __init__(self, policy: TextPolicy) -> None:
+        """Build a head for the hidden states that the policy's output layer reads.
+
+        Raises:
+            UserError: No output layer tells their width.
+        """
+        super().__init__()
+        weight = getattr(head_of(policy.model), "weight", None)
+        if not isinstance(weight, Tensor) or weight.dim() != 2:
+            kind = type(head_of(policy.model)).__name__
+            raise UserError(f"This model cannot have a critic: its output layer ({kind}) is no matrix.")
+        width = weight.shape[1]
+        last = nn.Linear(width, 1)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.layers = nn.Sequential(nn.Linear(width, width), nn.SiLU(), last).to(policy.device)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Values `(M,)` of hidden states `(M, D)`."""
+        return self.layers(states.float()).squeeze(1)
+
+
+def score_with_value(
+    policy: TextPolicy, head: ValueHead, decisions: Decisions, *, detach: bool = False
+) -> tuple[DecisionOutput, Tensor]:
+    """Scores of the rows of a text batch, and values `(N, T)` before each decision, 0 elsewhere; in one pass.
+
+    Args:
+        policy: Who wrote.
+        head: Of the values.
+        decisions: On the device of the policy.
+        detach: No gradient of the values flows into the policy.
+    """
+    mask = decisions.valid()
+    tokens, start, temperature = (decisions.extra[name] for name in ("tokens", "start", "temperature"))
+    states = policy.states(tokens, start, mask)
+    out = policy.score_states(states, tokens, start, mask, temperature, decisions.extra.get("support"))
+    value = head(states.detach() if detach else states)
+    return out, torch.zeros_like(out.logp).masked_scatter(mask, value)

@@ -1,0 +1,68 @@
+"""How else rows are to be scored: the keys of `rollout` in a recipe that the learner reads, and not the sampling side.
+
+score_temperatures: {KEY: FACTOR}   extra[KEY] (N, T): log-probabilities at FACTOR times the temperature of the row
+score_with: {KEY: teacher}          extra[KEY] (N, T): log-probabilities under the companion
+reference: soup                     the reference is the mean of the weights of the start and of the companion
+layer: K, layer_updates: U          the first U updates learn what the output layer reads off hidden layer K
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Views:
+    """What a recipe asks for."""
+
+    score_temperatures: Mapping[str, float] = field(default_factory=dict[str, float])
+    score_with: Mapping[str, str] = field(default_factory=dict[str, str])
+    reference: str = ""  # "" | soup
+    layer: int = 0
+    layer_updates: int = 0
+    support: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        if self.reference not in ("", "soup"):
+            raise ValueError(f"rollout.reference must be soup, got {self.reference!r}.")
+        if strangers := set(self.score_with.values()) - {"teacher"}:
+            raise ValueError(f"rollout.score_with knows teacher, got {', '.join(sorted(strangers))}.")
+        if any(factor <= 0 for factor in self.score_temperatures.values()):
+            raise ValueError(f"rollout.score_temperatures must be positive, got {dict(self.score_temperatures)}.")
+        if min(self.layer, self.layer_updates) < 0:
+            raise ValueError(f"rollout.layer and layer_updates must be >= 0, got {self.layer}, {self.layer_updates}.")
+        fits = set(self.support) == {"top_p", "refresh"} and 0 < self.top_p <= 1 and self.refresh >= 1
+        if self.support and not fits:
+            raise ValueError(
+                f"rollout.support of text takes 0 < top_p <= 1 and refresh >= 1, no grammar; got {dict(self.support)}."
+            )
+
+    @classmethod
+    def of(cls, rollout: Mapping[str, Any]) -> Views:
+        """Those keys of a `rollout` section that are read here.
+
+        Raises:
+            ValueError: A value makes no sense; one line.
+        """
+        return cls(**{key: rollout[key] for key in cls.__dataclass_fields__ if key in rollout})
+
+    @property
+    def companion(self) -> bool:
+        """Whether a second policy is needed."""
+        return bool(self.score_with) or self.reference == "soup"
+
+    @property
+    def top_p(self) -> float:
+        """Probability of what may be chosen."""
+        return float(self.support.get("top_p", 1.0))
+
+    @property
+    def refresh(self) -> int:
+        """Updates after which the copy is renewed."""
+        return int(self.support.get("refresh", 1))
+
+    def layer_of(self, update: int) -> int | None:
+        """The hidden layer that is scored in this update; None: the last one."""
+        return self.layer if update < self.layer_updates else None

@@ -1,0 +1,183 @@
+"""Values of text: a head on hidden states, returns worked out by hand, and recipes with a critic."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from robopolicy.core.critics import Critic
+from robopolicy.core.decisions import Decisions
+from robopolicy.core.recipe import Recipe
+from robopolicy.errors import UserError
+from robopolicy.sim.registry import SimOptions
+from robopolicy.spec import PolicySpec
+from robopolicy.text import TextConfig, TextPolicy
+from robopolicy.text.critic import ValueHead, score_with_value
+from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.sim import TextSim
+from robopolicy.text.world import score
+from robopolicy.training.attempt_sources import AttemptSource
+from tasks.text.grid import Grid
+
+SPEC = PolicySpec({"text": (Grid.prompt_bytes,)}, Grid.completion_bytes)
+
+
+def learner(recipe, **settings):
+    torch.manual_seed(0)
+    policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=128), SPEC)
+    config = TextRecipeConfig(recipe=recipe, prompts=8, problems=50, warmup=0, **settings)
+    algorithm = TextRecipe(config, policy, total_updates=10)
+    return algorithm, AttemptSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
+
+
+def test_a_fresh_head_says_zero_and_the_scores_are_the_same():
+    algorithm, feed = learner("ppo")
+    batch = feed.next(algorithm)
+    out, value = score_with_value(algorithm.policy, algorithm.critic, batch)
+    plain = score(algorithm.policy, batch)
+    assert torch.equal(out.logp, plain.logp) and torch.equal(out.entropy, plain.entropy)
+    assert value.shape == batch.shape and not value.any()
+
+
+def test_values_are_read_before_the_token_they_belong_to():
+    algorithm, feed = learner("ppo")
+    batch = feed.next(algorithm)
+    for parameter in algorithm.critic.parameters():
+        torch.nn.init.normal_(parameter)
+    _, value = score_with_value(algorithm.policy, algorithm.critic, batch)
+    row, column = batch.valid().nonzero()[-1].tolist()
+    tokens = batch.extra["tokens"].clone()
+    tokens[row, int(batch.extra["start"][row]) + column] += 1  # the last choice itself
+    changed = batch.with_fields(extra={**batch.extra, "tokens": tokens})
+    assert torch.equal(score_with_value(algorithm.policy, algorithm.critic, changed)[1], value)
+    assert not value[~batch.valid()].any() and value[batch.valid()].std() > 0
+
+
+def test_a_detached_critic_leaves_the_policy_alone():
+    algorithm, feed = learner("s178_vl_dac")
+    batch = feed.next(algorithm)
+    torch.nn.init.normal_(algorithm.critic.layers[-1].weight)
+    for detach in (True, False):
+        _, value = score_with_value(algorithm.policy, algorithm.critic, batch, detach=detach)
+        algorithm.policy.zero_grad()
+        value.square().sum().backward()
+        touched = any(p.grad is not None and bool(p.grad.any()) for p in algorithm.policy.parameters())
+        assert touched is not detach
+
+
+def rows(**fields):
+    """Three tokens, a token of the world between the first two; values 0.5, -, 0.25 and 1."""
+    mask = torch.tensor([[True, False, True, True]])
+    value = torch.tensor([[0.5, 9.0, 0.25, 1.0]])
+    reward = torch.tensor([[0.0, 0.0, 0.0, 2.0]])
+    unit = torch.tensor([[0, 1, 1, 1]])
+    return Decisions(torch.zeros(1, 4), mask=mask, value=value, reward=reward, unit=unit, **fields)
+
+
+def plain(**start):
+    return Recipe.from_plain({"title": "t", "start": {"name": "gae", **start}, "critic": {"clip": 0.2}})
+
+
+def test_returns_by_hand():
+    # errors: 0.9 * 0.25 - 0.5 = -0.275, 0.9 * 1 - 0.25 = 0.65, 2 - 1 = 1; trace 0.9 * 0.5 = 0.45
+    last, middle = 1.0, 0.65 + 0.45 * 1.0
+    first = -0.275 + 0.45 * middle
+    target, fitted = plain(gamma=0.9, lam=0.5).value_targets(rows())
+    torch.testing.assert_close(target[0, [0, 2, 3]], torch.tensor([first + 0.5, middle + 0.25, last + 1.0]))
+    assert torch.equal(fitted, rows().valid())
+
+
+def test_on_two_clocks_tokens_of_one_message_share_a_moment():
+    # POAD: inside the second message neither discount nor, with inner_lam 1, decay; between messages 0.9 and 0.5
+    last, middle = 1.0, (1.0 - 0.25) + 1.0
+    first = (0.9 * 0.25 - 0.5) + 0.45 * middle
+    target, _ = plain(gamma=0.9, lam=0.5, inner_gamma=1.0, inner_lam=1.0).value_targets(rows())
+    torch.testing.assert_close(target[0, [0, 2, 3]], torch.tensor([first + 0.5, middle + 0.25, last + 1.0]))
+
+
+def test_a_critic_of_units_is_fitted_where_they_begin():
+    target, fitted = plain(gamma=1.0, lam=1.0, level="unit").value_targets(rows())
+    assert fitted.tolist() == [[True, False, True, False]]
+    assert target[fitted].tolist() == [2.0, 2.0]
+
+
+def test_unfinished_windows_teach_the_critic_nothing():
+    recipe = Recipe.from_plain({"title": "t", "start": "window_gae", "critic": {}})
+    for finished in (True, False):
+        batch = rows(extra={"finished": torch.tensor([finished])})
+        _, fitted = recipe.value_targets(batch)
+        assert torch.equal(fitted, batch.valid() & finished)
+
+
+def test_the_loss_counts_the_larger_error_of_a_clipped_value():
+    batch, target = rows(), torch.full((1, 4), 1.0)
+    value = torch.tensor([[1.0, 7.0, 0.25, 1.3]])  # moved by 0.5, not at all, 0.3
+    bounded = torch.tensor([0.7, 0.25, 1.2])
+    plain_error = (value[0, [0, 2, 3]] - 1.0).square()
+    assert float(Critic().loss(value, batch, target, batch.valid())) == pytest.approx(float(plain_error.mean()))
+    larger = torch.maximum(plain_error, (bounded - 1.0).square())
+    clipped = Critic(clip=0.2).loss(value, batch, target, batch.valid())
+    assert float(clipped) == pytest.approx(float(larger.mean()))
+
+
+@pytest.mark.parametrize("recipe", ["ppo", "s000_t_ppo", "s021_poad", "s105_dr_po", "s137_retool", "s157_digirl"])
+def test_recipes_with_a_critic_learn_values(recipe):
+    algorithm, feed = learner(recipe, critic_lr=3e-3)
+    batch = feed.next(algorithm)
+    ends = torch.ones(len(batch), dtype=torch.bool)
+    batch = batch.with_fields(reward=batch.valid().float(), extra={**batch.extra, "finished": ends})
+    metrics = algorithm.update(batch)
+    assert all(torch.isfinite(torch.tensor(value)) for value in metrics.values())
+    assert algorithm.critic.layers[-1].weight.any() and metrics["actor/value_loss"] > 0
+    assert algorithm._prepared(batch).value[batch.valid()].mean() > 0
+
+
+def test_the_first_minibatch_has_ratios_of_one_and_warming_up_leaves_the_policy_alone(monkeypatch):
+    algorithm, feed = learner("s178_vl_dac")
+    assert algorithm.recipe.critic.warmup == 5
+    first, loss = [], Recipe.loss
+
+    def watched(self, decisions, advantage, logp, entropy=None):
+        first.append(float(torch.expm1(logp.detach() - decisions.logp_old)[decisions.valid()].abs().max()))
+        return loss(self, decisions, advantage, logp, entropy)
+
+    monkeypatch.setattr(Recipe, "loss", watched)
+    before = {key: value.clone() for key, value in algorithm.policy.state_dict().items()}
+    algorithm.update(feed.next(algorithm))
+    assert first[0] < 1e-4
+    assert all(torch.equal(value, before[key]) for key, value in algorithm.policy.state_dict().items())
+
+
+def test_critic_and_its_optimiser_are_restored():
+    algorithm, feed = learner("ppo", minibatches=2)
+    algorithm.update(feed.next(algorithm))
+    batch = feed.next(algorithm)
+    again, _ = learner("ppo", minibatches=2)
+    again.load_state_dict(algorithm.state_dict())
+    for one in (algorithm, again):
+        one.update(batch)
+    for mine, theirs in zip(algorithm.critic.parameters(), again.critic.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert all(
+        torch.equal(value, again.policy.state_dict()[key]) for key, value in algorithm.policy.state_dict().items()
+    )
+
+
+def test_policies_without_a_critic_have_none_and_pretrained_ones_can():
+    algorithm, _ = learner("grpo")
+    assert algorithm.critic is None and "critic" not in algorithm.state_dict()
+
+
+def test_a_pretrained_model_gets_a_head_of_its_width(folder: Path):
+    policy = TextPolicy(TextConfig(pretrained=str(folder), lora_rank=2), SPEC)
+    assert ValueHead(policy).layers[0].in_features == 32
+    policy.model.get_output_embeddings = lambda: torch.nn.Identity()
+    with pytest.raises(UserError, match="cannot have a critic: its output layer"):
+        ValueHead(policy)
+
+
+def test_a_critic_without_values_to_fit_is_refused():
+    with pytest.raises(ValueError, match="needs a start with values to fit"):
+        Recipe.from_plain({"title": "t", "start": "outcome", "critic": {}})
+    with pytest.raises(ValueError, match="coef > 0"):
+        Recipe.from_plain({"title": "t", "start": "gae", "critic": {"coef": 0.0}})
