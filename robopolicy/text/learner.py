@@ -29,6 +29,7 @@ from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import DecisionOutput, Info, Policy
 from robopolicy.text.engines import ENGINES, OWN, corrected
 from robopolicy.text.policy import TextPolicy
+from robopolicy.text.summaries import summaries_of, summarised
 from robopolicy.text.world import score
 
 OVERLONG = ("score", "mask")
@@ -179,6 +180,7 @@ class TextRecipe(TextLearner):
                 f"Imitation comes before updates by a recipe that learns from rollouts, but recipe '{config.recipe}' "
                 f"learns from {self.recipe.data} and {config.imitation} of {total_updates} updates are to imitate."
             )
+        self.summaries = summaries_of(self.recipe.plain)
         self.group_size = config.group_size or self.recipe.group_size
         self.reference: TextPolicy | None = frozen_copy(policy) if _compares(self.recipe) else None
         self.advantage: torch.Tensor | None = None  # (N, 1) or (N, T) of the last batch, 0 where not selected
@@ -253,7 +255,7 @@ class TextRecipe(TextLearner):
 
     @torch.no_grad()
     def _prepared(self, batch: Decisions) -> Decisions:
-        """Without overlong rows where asked, scored again in half precision, and by the reference if there is one."""
+        """Without overlong rows where asked, scored again where needed, and with what the recipe reads beside."""
         mask = batch.valid()
         if self.config.overlong == "mask":
             mask = mask & ~batch.extra["cut"][:, None]
@@ -266,7 +268,7 @@ class TextRecipe(TextLearner):
             batch = batch.with_fields(logp_behaviour=batch.logp_old)
         if self.reference is not None:
             batch = batch.with_fields(logp_ref=self._scored(self.reference, batch).logp)
-        return batch
+        return summarised(self.policy, batch, self.summaries)
 
     def _scored(self, policy: TextPolicy, batch: Decisions) -> DecisionOutput:
         starts = range(0, len(batch), SCORED)
