@@ -31,6 +31,7 @@ from robopolicy.text.critic import ValueHead, score_with_value
 from robopolicy.text.engines import ENGINES, OWN, corrected
 from robopolicy.text.imitation import TextLearner, TextLearnerConfig, ramped
 from robopolicy.text.policy import TextPolicy
+from robopolicy.text.summaries import summaries_of, summarised
 from robopolicy.text.views import Views
 from robopolicy.text.world import score
 
@@ -109,6 +110,7 @@ class TextRecipe(TextLearner):
                 f"learns from {self.recipe.data} and {config.imitation} of {total_updates} updates are to imitate."
             )
         self._check_family()
+        self.summaries = summaries_of(self.recipe.plain)
         self.group_size = config.group_size or self.recipe.group_size
         self.companion: TextPolicy | None = None  # see `accompany`
         self.reference: TextPolicy | None = frozen_copy(policy) if _compares(self.recipe) else None
@@ -261,7 +263,7 @@ class TextRecipe(TextLearner):
 
     @torch.no_grad()
     def _prepared(self, batch: Decisions) -> Decisions:
-        """Without overlong rows where asked, scored again in half precision, and by the reference if there is one."""
+        """Without overlong rows where asked, scored again where needed, and with what the recipe reads beside."""
         mask = batch.valid()
         if self.config.overlong == "mask":
             mask = mask & ~batch.extra["cut"][:, None]
@@ -281,7 +283,7 @@ class TextRecipe(TextLearner):
         for key in self.views.score_with:
             assert self.companion is not None
             extra[key] = self._scored(self.companion, batch).logp
-        batch = batch.with_fields(extra=extra)
+        batch = summarised(self.policy, batch.with_fields(extra=extra), self.summaries)
         if self.critic is not None:
             pieces = [score_with_value(self.policy, self.critic, part)[1] for part in _blocks(batch)]
             batch = batch.with_fields(value=torch.cat(pieces))

@@ -1,0 +1,169 @@
+"""Asynchronous play against synchronous: GRPO on additions with players on a thread or in processes, at equal updates.
+
+    python -m benchmarks.asynchronous --quick       # one seed, six updates, nothing written
+    python -m benchmarks.asynchronous               # 3 seeds, about 2 CPU minutes a cell
+    python -m benchmarks.asynchronous --updates 30 --seeds 1
+
+All cells start from the checkpoint of `benchmarks.text` and make the same number of updates with recipe
+`s074_asyncflow`; they differ in who plays (this process in turns with learning, a thread, two processes) and in how
+many updates old its weights may be. Seconds begin after the first update, when all players run. Cells run one at a
+time, as they are timed; times mean something on an idle machine alone. Finished cells are skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from benchmarks.common import print_result, write_result
+from benchmarks.parallel import run_cells
+from benchmarks.text.cell import TASKS, base_policy, judge
+from robopolicy.evaluation.intervals import wilson
+from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.policy import TextPolicy
+from robopolicy.text.sim import TextSim
+from robopolicy.training.checkpoint import load_policy
+from robopolicy.training.text_sources import text_source
+
+TASK = TASKS["arithmetic"]
+UPDATES, QUICK = 60, 6
+Key = tuple[str, int]  # mode, seed
+
+
+@dataclass(frozen=True)
+class Mode:
+    """Who plays, and how old the weights may be."""
+
+    text: str
+    staleness: int
+    players: int
+
+
+MODES = {
+    "synchronous": Mode("in turns with learning", 0, 0),
+    "thread-1": Mode("a thread, 1 update old", 1, 0),
+    "processes-0": Mode("2 processes, up to date", 0, 2),
+    "processes-1": Mode("2 processes, 1 update old", 1, 2),
+    "processes-2": Mode("2 processes, 2 updates old", 2, 2),
+}
+
+
+def run(key: Key, updates: int) -> dict[str, Any]:
+    """One cell: updates from the imitated checkpoint, their time, and accuracy before and after."""
+    name, seed = key
+    mode = MODES[name]
+    torch.manual_seed(seed)
+    policy, _ = load_policy(base_policy(TASK))
+    assert isinstance(policy, TextPolicy)
+    base = judge(policy, TASK, True)
+    config = TextRecipeConfig(
+        recipe="s074_asyncflow",
+        lr=TASK.lr,
+        prompts=32,
+        minibatches=4,
+        staleness=mode.staleness,
+        players=mode.players,
+    )
+    algorithm = TextRecipe(config, policy, total_updates=updates)
+    sim = make_sim(TASK.task, SimOptions(num_envs=1))
+    assert isinstance(sim, TextSim)
+    start, tokens, ages = 0.0, 0.0, []
+    with closing(text_source(sim, algorithm, 1_000_000 * (1 + seed))) as source:  # type: ignore[type-var]
+        for update in range(updates):
+            batch = source.next(algorithm)
+            if update == 1:
+                start = time.monotonic()
+            if update:
+                tokens += float(batch.valid().sum())
+            ages.append(float((algorithm.updates - batch.need("version")).double().mean()))
+            algorithm.update(batch)
+        seconds = time.monotonic() - start
+    after = judge(policy, TASK, updates <= QUICK)
+    return {
+        "mode": name,
+        "seed": seed,
+        "updates": updates,
+        "seconds": round(seconds, 2),
+        "tokens_per_second": tokens / seconds,
+        "staleness": fmean(ages),
+        "base": {key: base[key] for key in ("correct", "n")},
+        "after": {key: after[key] for key in ("correct", "n")},
+    }
+
+
+def rows(cells: Sequence[dict[str, Any]]) -> list[dict[str, object]]:
+    """One row per mode."""
+    table: list[dict[str, object]] = []
+    for name, mode in MODES.items():
+        found = [cell for cell in cells if cell["mode"] == name]
+        if found:
+            rate = fmean(cell["tokens_per_second"] for cell in found)
+            after = wilson(*(sum(cell["after"][key] for cell in found) for key in ("correct", "n")))
+            table.append(
+                {
+                    "who plays": mode.text,
+                    "seeds": len(found),
+                    "tokens/s": round(rate),
+                    "against synchronous": _against(found, cells),
+                    "mean age [updates]": round(fmean(cell["staleness"] for cell in found), 2),
+                    "accuracy": f"{after:.1%}",
+                }
+            )
+    return table
+
+
+def _against(found: Sequence[dict[str, Any]], cells: Sequence[dict[str, Any]]) -> str:
+    """Mean of the ratios of tokens per second, seed by seed."""
+    plain = {cell["seed"]: cell["tokens_per_second"] for cell in cells if cell["mode"] == "synchronous"}
+    ratios = [cell["tokens_per_second"] / plain[cell["seed"]] for cell in found if cell["seed"] in plain]
+    return f"{fmean(ratios):.2f}x" if ratios else "-"
+
+
+def _progress(cell: dict[str, Any]) -> str:
+    before, after = (cell[stage]["correct"] / cell[stage]["n"] for stage in ("base", "after"))
+    return f"{before:.0%} -> {after:.0%}, {cell['tokens_per_second']:.0f} tokens/s"
+
+
+def _name(key: Key) -> str:
+    return f"asynchronous/{key[0]}-arithmetic-{key[1]}"
+
+
+def _prepare(keys: Sequence[Key]) -> None:
+    if keys:
+        base_policy(TASK)
+
+
+def main() -> None:
+    """Run every missing cell, then print and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one seed, six updates, nothing written")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--updates", type=int, default=UPDATES, help="of every cell")
+    arguments = parser.parse_args()
+    seeds, updates = ([0], QUICK) if arguments.quick else (arguments.seeds, arguments.updates)
+    cells = run_cells(
+        [(mode, seed) for seed in seeds for mode in MODES],
+        partial(run, updates=updates),
+        name=_name,
+        progress=_progress,
+        jobs=1,
+        keep=not arguments.quick,
+        prepare=_prepare,
+    )
+    figures = {"task": TASK.task, "updates": updates, "cells": cells}
+    print_result("asynchronous", rows(cells), figures)
+    if not arguments.quick:
+        write_result("asynchronous", rows(cells), figures, command="python -m benchmarks.asynchronous")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Hidden states and attention of conversations, as recipes read them."""
+
+import pytest
+import torch
+from text_forms import SPEC
+
+from robopolicy.core.advantages.factors import attention_distance
+from robopolicy.errors import UserError
+from robopolicy.sim.registry import SimOptions
+from robopolicy.spec import PolicySpec
+from robopolicy.text import DiffusionTextConfig, DiffusionTextPolicy, TextConfig, TextPolicy
+from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.sim import TextSim
+from robopolicy.text.summaries import attention, attention_summary, hidden_features, summarised
+from robopolicy.training.attempt_sources import AttemptSource
+from tasks.text.arithmetic import Arithmetic
+
+
+def rows_of(policy):
+    prompts = [policy.tokenizer.prompt([text]) for text in ("1+1=", "a longer one")]
+    return policy.rows(prompts, [[*b"2", 258], [*b"abcdef", 258]])
+
+
+def test_attention_is_causal_and_sums_to_one(policy):
+    before = policy.model.config._attn_implementation
+    found = attention(policy, rows_of(policy)["tokens"])
+    torch.testing.assert_close(found.sum(-1), torch.ones(found.shape[:2]))
+    assert (found.triu(1) == 0).all() and policy.model.config._attn_implementation == before
+
+
+def test_decisions_have_the_distance_of_the_state_that_chose_them(policy):
+    record = rows_of(policy)
+    summary = attention_summary(policy, **record)
+    whole = attention_distance(attention(policy, record["tokens"]))
+    start = int(record["start"][1])
+    torch.testing.assert_close(summary["waad"][1], whole[1, start - 1 : start + 6])
+    assert (summary["waad"][0, 2:] == 0).all() and summary["fai"].shape == record["mask"].shape
+
+
+def test_padding_changes_no_summary(policy):
+    record = rows_of(policy)
+    alone = {"tokens": record["tokens"][:1, :7], "start": record["start"][:1], "mask": record["mask"][:1, :2]}
+    for summary in (attention_summary, hidden_features):
+        together, single = summary(policy, **record), summary(policy, **alone)
+        for name, value in single.items():
+            torch.testing.assert_close(together[name][0, : value.shape[1]], value[0], rtol=0, atol=1e-5)
+
+
+def test_features_are_means_of_hidden_states(policy):
+    record = rows_of(policy)
+    found, hidden = hidden_features(policy, **record), policy.hidden(record["tokens"])
+    torch.testing.assert_close(found["prompt_features"][0], hidden[0, :5].mean(0))
+    torch.testing.assert_close(found["features"][0], hidden[0, 5:7].mean(0))
+
+
+@pytest.mark.parametrize("recipe", ["s030_poise", "s130_attention_rhythm"])
+def test_recipes_that_look_inside_run(recipe):
+    torch.manual_seed(0)
+    policy = TextPolicy(TextConfig(width=16, layers=1, heads=2), PolicySpec({"text": (16,)}, 6))
+    config = TextRecipeConfig(prompts=4, group_size=4, problems=16, recipe=recipe)
+    algorithm = TextRecipe(config, policy, total_updates=4)
+    feed = AttemptSource(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, seed=0)
+    for _ in range(2):
+        metrics = algorithm.update(feed.next(algorithm))
+        assert all(torch.isfinite(torch.tensor(value)) for value in metrics.values())
+    feed.close()
+
+
+def test_masked_diffusion_has_no_such_summaries():
+    diffusion = DiffusionTextPolicy(DiffusionTextConfig(width=16, layers=1, heads=2), SPEC)
+    with pytest.raises(UserError, match="Part 'rhythm' of this recipe reads a causal model"):
+        summarised(diffusion, None, ["rhythm"])
