@@ -128,7 +128,7 @@ def test_what_text_does_not_measure_or_record_is_refused_by_name():
 
     algorithm = learner(Grid(), group_size=2, recipe="s024_otc")
     feed = source(Grid(), algorithm)
-    with pytest.raises(UserError, match="Recipe 's024_otc' asks for more than text .*needs the metric 'calls'"):
+    with pytest.raises(UserError, match=r"Recipe 's024_otc' asks for more than text .*needs the metric 'calls'"):
         algorithm.update(feed.next(algorithm))
 
 
