@@ -20,7 +20,8 @@ from robopolicy.evaluation.ope.fqe import FQE
 from robopolicy.evaluation.ope.logs import Logs
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.world_checkpoint import load_world, world_sim
+from robopolicy.training.world_checkpoint import load_world
+from robopolicy.training.world_sims import world_sim
 
 WORK = Path("runs/worldmodel")
 HELD_OUT = 50_000  # first seed of the starts; films and demonstrations start below it

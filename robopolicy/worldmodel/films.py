@@ -194,6 +194,14 @@ class Films:
             raise ValueError("A clip reaches beyond the end of its episode.")
         return Window({camera: value[frames] for camera, value in self.images.items()}, self.proprio[frames], actions)
 
+    def context(self, frames: Tensor) -> Window:
+        """The C frames up to `frames` `(B,)`, the first one of an episode repeated, and the actions between them."""
+        first = self.first[frames][:, None]
+        index = frames[:, None] + torch.arange(1 - self.spec.context, 1)
+        real, index = index[:, :-1] >= first, torch.maximum(index, first)
+        images = {camera: value[index] for camera, value in self.images.items()}
+        return Window(images, self.proprio[index], self.actions[index[:, :-1]] * real[..., None])
+
     def starts(self, horizon: int, count: int, seed: int = 0) -> Tensor:
         """`count` targets, or fewer where there are no more, that `horizon` frames follow, spread over the dataset."""
         room = self._last(self.targets) - self.targets + 1 >= horizon
