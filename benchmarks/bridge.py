@@ -241,7 +241,8 @@ def main() -> None:
     rows = rows_of(figures)
     print_result("bridge", rows, figures)
     if not arguments.quick and not arguments.only:
-        write_result("bridge", rows, figures, command=f"python -m benchmarks.bridge --policy {arguments.policy}")
+        said = f" --priority {arguments.priority}" if arguments.priority else ""
+        write_result("bridge", rows, figures, command=f"python -m benchmarks.bridge --policy {arguments.policy}{said}")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def run_cell(task: BenchTask, player: str, seed: int) -> dict[str, Any]:
     manifest.require(folder)
     options = SimOptions(num_envs=min(32, task.episodes), cameras=(task.camera,), image_size=task.size)
     name, noise = parse_noise(player)
-    checkpoint = None if name == "expert" else cloned(task, int(name.removeprefix("bc")), seed)
+    checkpoint = None if name == "expert" else cloned(task, name, seed)
     who = name if checkpoint is None else str(checkpoint)
     (chosen,) = disturbed_players([f"{who}+{noise:g}"], task.task, "cpu")
     sides: dict[str, Any] = {}
@@ -84,10 +84,11 @@ def world(task: BenchTask, seed: int) -> Path:
     return folder / "checkpoints" / "best"
 
 
-def cloned(task: BenchTask, updates: int, seed: int) -> Path:
-    """A policy cloned from the expert for so many updates."""
+def cloned(task: BenchTask, name: str, seed: int) -> Path:
+    """Policy `HEAD-UPDATES`, cloned from the expert."""
+    head, _, updates = name.partition("-")
     place = WORK / f"{task.name}-{seed}"
-    data, folder = place / "demonstrations", place / f"bc{updates}"
+    data, folder = place / "demonstrations", place / name
     if not data.exists():
         size = ["--episodes", str(task.demonstrations), "--seed", str(100_000 + 1_000 * seed)]
         views = ["--cameras", task.camera, "--image-size", str(task.size)]
@@ -96,7 +97,8 @@ def cloned(task: BenchTask, updates: int, seed: int) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         views = [f"task.cameras=[{task.camera}]", f"task.image_size={task.size}", "evaluation.episodes=0"]
         run = [f"budget.updates={updates}", f"seed={seed}", f"out={place}", f"name={folder.name}"]
-        _verb("train", f"task.name={task.task}", "algorithm=bc", f"dataset={data}", *task.policy, *views, *run)
+        what = [f"task.name={task.task}", "algorithm=bc", f"policy={head}", f"dataset={data}"]
+        _verb("train", *what, *task.policy, *views, *run)
     return folder / "checkpoints" / "last"
 
 
@@ -123,8 +125,8 @@ def _prepare(keys: Sequence[Key]) -> None:
     torch.set_num_threads(1)
     for name, seed in dict.fromkeys((key[0], key[2]) for key in keys):
         world(_task(name), seed)
-        for updates in _task(name).budgets:
-            cloned(_task(name), updates, seed)
+        for head, updates in _task(name).cloned:
+            cloned(_task(name), f"{head}-{updates}", seed)
 
 
 def _task(name: str) -> BenchTask:

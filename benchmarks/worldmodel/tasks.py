@@ -19,7 +19,7 @@ class BenchTask:
     films: int  # episodes of all of them together
     preset: str  # of the world model
     settings: tuple[str, ...]  # of its training
-    budgets: tuple[int, ...] = ()  # updates of the cloned policies; none ranks the scripted expert instead
+    cloned: tuple[tuple[str, int], ...] = ()  # head and updates of each; none ranks the scripted expert instead
     noises: tuple[float, ...] = (0.0, 0.3, 0.6)  # disturbances, with each of which every policy is ranked
     demonstrations: int = 200  # episodes that are cloned
     policy: tuple[str, ...] = ()  # settings of the cloning
@@ -29,7 +29,7 @@ class BenchTask:
     @property
     def players(self) -> list[str]:
         """Names of those that are ranked."""
-        who = [f"bc{budget}" for budget in self.budgets] or ["expert"]
+        who = [f"{head}-{updates}" for head, updates in self.cloned] or ["expert"]
         return [name + (f"+{noise:g}" if noise else "") for name in who for noise in self.noises]
 
 
@@ -58,8 +58,8 @@ TASKS = {
             films=2400,
             preset="tiny",
             settings=FULL,
-            budgets=(50, 200, 800, 2500),
-            policy=("policy=flow", "task.observe=[image.top,gripper]", "algorithm.batch_size=32"),
+            cloned=(("flow", 50), ("flow", 200), ("gaussian", 800), ("diffusion", 2500)),
+            policy=("task.observe=[image.top,gripper]", "algorithm.batch_size=32"),
             fqe=FQEConfig(steps=1500, batch_size=32),  # it learns from pictures, too
         ),
         BenchTask(
@@ -71,9 +71,9 @@ TASKS = {
             films=2400,
             preset="tiny",
             settings=FULL,
-            budgets=(100, 300, 1000, 3000),
+            cloned=(("flow", 100), ("flow", 300), ("gaussian", 1000), ("diffusion", 3000)),
             noises=(0.0, 0.1, 0.2),
-            policy=("policy=flow", "task.observe=[state]"),
+            policy=("task.observe=[state]",),
         ),
     )
 }

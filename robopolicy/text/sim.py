@@ -6,23 +6,22 @@ judged ends its episode as a failure and is reported with the prompt id (`faults
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
+from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec
 from robopolicy.sim.registry import SimOptions
-from robopolicy.sim.seeds import SeedCounter
+from robopolicy.sim.rows import RowSim
 from robopolicy.text.guard import Fault, Guard
 from robopolicy.text.task import Episode, TextTask
 from robopolicy.text.wire import KEY, TURN, check_fits, pack, unpack
 
 
-class TextSim(VectorSim):
+class TextSim(RowSim):
     """N episodes of a text task."""
 
     def __init__(self, task: TextTask, options: SimOptions) -> None:
@@ -30,7 +29,7 @@ class TextSim(VectorSim):
         if options.cameras or options.point_clouds or options.reward != "sparse":
             raise UserError(f"Task {task.name} is text: it has no cameras, and its reward is what it verifies.")
         self.task = task
-        self.spec = SimSpec(
+        spec = SimSpec(
             task=task.name,
             observation={KEY: TensorSpec((task.prompt_bytes,))},
             action_low=torch.zeros(task.completion_bytes),
@@ -38,18 +37,10 @@ class TextSim(VectorSim):
             control_dt=1.0,
             max_episode_steps=task.max_turns,
         )
-        self.num_envs = options.num_envs
-        self.device = torch.device("cpu")
-        self.episode_step = torch.zeros(self.num_envs, dtype=torch.int64)
+        super().__init__(spec, options.num_envs)
         self.guard = Guard(task.seconds)
-        self._seeds = SeedCounter(self.num_envs)
-        self._episodes: list[Episode] = []
+        self._episodes: list[Episode] = []  # of each row, none before the first reset
         self._said: list[list[str]] = [[] for _ in range(self.num_envs)]  # messages of each row, the world's first
-
-    @property
-    def episode_seed(self) -> Tensor:  # type: ignore[override]
-        """(N,) seeds of the episodes now running."""
-        return torch.from_numpy(self._seeds.current.copy())
 
     @property
     def episodes(self) -> list[Episode]:
@@ -60,60 +51,52 @@ class TextSim(VectorSim):
         """Completions since the last call that could not be judged."""
         return self.guard.take()
 
-    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
-        """Start every row anew."""
-        self._seeds.reset(seed)
-        seeds = self._seeds.take(np.arange(self.num_envs))
-        self._episodes = [self._begin(row, seed) for row, seed in enumerate(seeds)]
-        return self._observe()
-
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Hand every row its message."""
-        moving = torch.ones(self.num_envs, dtype=torch.bool) if active is None else active.cpu()
-        rows = moving.nonzero().flatten().tolist()
+        active = self.moving(active)
+        rows = active.nonzero().flatten().tolist()
+        self.episode_step = self.episode_step + active
         reward = torch.zeros(self.num_envs)
         terminated, truncated, success = (torch.zeros(self.num_envs, dtype=torch.bool) for _ in range(3))
         for row, completion in zip(rows, unpack(action[rows]), strict=True):
             turn = self.guard.step(self._episodes[row], completion, int(self._seeds.current[row]))
-            self.episode_step[row] += 1
             if turn is None:
                 terminated[row] = True
                 continue
             reward[row], success[row], terminated[row] = turn.reward, turn.success, turn.done
             truncated[row] = not turn.done and int(self.episode_step[row]) >= self.task.max_turns
             self._said[row] += [completion, turn.reply] if not turn.done else [completion]
-        final = self._observe()
-        self.episode_step = self.episode_step.clone()
-        ended = (terminated | truncated).nonzero().flatten()
-        if len(ended):
-            for row, seed in zip(ended.tolist(), self._seeds.take(ended.numpy()), strict=True):
-                self._episodes[row] = self._begin(row, seed)
-        return Step(self._observe(), reward, terminated, truncated, final, {"success": success})
+        final = self.observe()
+        self.restart(terminated | truncated)
+        return Step(self.observe(), reward, terminated, truncated, final, {"success": success})
 
     def state_dict(self) -> dict[str, Any]:
-        """Seeds and what was said; problems are functions of both."""
-        return {"seeds": self._seeds.state_dict(), "said": [list(row) for row in self._said]}
+        """What was said beside seeds and steps; problems are functions of these."""
+        return super().state_dict() | {"said": [list(row) for row in self._said]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
         """Begin the problems again and say the same."""
-        self._seeds.load_state_dict(state["seeds"])
         self._said = [list(row) for row in state["said"]]
+        shown = super().load_state_dict(state)
         self._episodes = [self.task.episode(int(seed)) for seed in self._seeds.current]
         for row, episode in enumerate(self._episodes):
             for completion in self._said[row][1::2]:
                 episode.step(completion)
-        self.episode_step = torch.tensor([len(row) // 2 for row in self._said])
-        return self._observe()
+        return shown
 
     def close(self) -> None:
         """End the thread of the rewards."""
         self.guard.close()
 
-    def _begin(self, row: int, seed: int) -> Episode:
-        episode = self.task.episode(seed)
-        check_fits(episode.prompt, self.task.prompt_bytes, f"Prompt {seed} of {self.task.name}")
-        self._said[row], self.episode_step[row] = [episode.prompt], 0
-        return episode
+    def begin(self, rows: Tensor, seeds: list[int]) -> None:
+        """Pose the problems of `seeds`."""
+        begun = {row: self.task.episode(seed) for row, seed in zip(rows.tolist(), seeds, strict=True)}
+        for episode, seed in zip(begun.values(), seeds, strict=True):
+            check_fits(episode.prompt, self.task.prompt_bytes, f"Prompt {seed} of {self.task.name}")
+        self._episodes = [begun.get(row) or self._episodes[row] for row in range(self.num_envs)]
+        for row, episode in begun.items():
+            self._said[row] = [episode.prompt]
 
-    def _observe(self) -> Observation:
+    def observe(self) -> Observation:
+        """What was said, as far as the window of the prompt goes."""
         return {KEY: pack([TURN.join(row) for row in self._said], self.task.prompt_bytes)}

@@ -19,7 +19,7 @@ from robopolicy.errors import UserError
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.policies.noise import seats
 from robopolicy.sim.contract import Observation, SimSpec, Step, VectorSim
-from robopolicy.sim.seeds import SeedCounter
+from robopolicy.sim.rows import RowSim
 from robopolicy.worldmodel.contract import Images, Judge, VideoWorldModel, WorldSpec, WorldState, first_frames
 from robopolicy.worldmodel.films import Films, Window
 
@@ -120,7 +120,7 @@ class LoggedStarts:
         """Nothing to free."""
 
 
-class WorldSim(VectorSim):
+class WorldSim(RowSim):
     """N films of a world model, stepped together."""
 
     def __init__(
@@ -152,7 +152,7 @@ class WorldSim(VectorSim):
         _check_world(model.spec, task)
         self.model, self.judge, self.starts = model, judge, starts
         shown = {*model.spec.proprio, *(IMAGE_PREFIX + camera for camera in model.spec.cameras)}
-        self.spec = replace(
+        spec = replace(
             task,
             observation={key: value for key, value in task.observation.items() if key in shown},
             max_episode_steps=self.config.max_episode_steps or task.max_episode_steps,
@@ -161,11 +161,8 @@ class WorldSim(VectorSim):
             final_obs_exact=True,
             mirror=None,
         )
-        self.num_envs = num_envs
-        self.device = torch.device("cpu")
-        self.episode_step = torch.zeros(num_envs, dtype=torch.int64)
+        super().__init__(spec, num_envs)
         self._rows = rows
-        self._seeds = SeedCounter(num_envs)
         self._low, self._high = task.action_low.cpu(), task.action_high.cpu()
         self._state: WorldState | None = None
         clip, size = self.config.clip, model.spec.size
@@ -175,23 +172,16 @@ class WorldSim(VectorSim):
         self._progress = torch.zeros(num_envs)
         self.judged = self.abstained = 0  # clips since the last reset, and those of them on which the judge abstained
 
-    @property
-    def episode_seed(self) -> Tensor:  # type: ignore[override]
-        """(N,) seeds of the episodes now running."""
-        return torch.from_numpy(self._seeds.current.copy())
-
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
         """Start every environment anew."""
         self.judged = self.abstained = 0
-        self._seeds.reset(seed)
-        self._start(torch.ones(self.num_envs, dtype=torch.bool))
-        return self._observe()
+        return super().reset(seed)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Let the model predict one frame of every active film, and judge it."""
         assert self._state is not None, "reset first"
         config, count = self.config, self.num_envs
-        active = torch.ones(count, dtype=torch.bool) if active is None else active.cpu()
+        active = self.moving(active)
         rows = active.nonzero().flatten()
         success, abstained = torch.zeros(2, count, dtype=torch.bool)
         progress, uncertainty = self._progress.clone(), torch.zeros(count)
@@ -211,11 +201,11 @@ class WorldSim(VectorSim):
         self._progress = progress
         terminated = success & config.ends_on_success
         truncated = active & ~terminated & last
-        final = self._observe()
+        final = self.observe()
         ended = terminated | truncated
-        self._start(ended)
+        self.restart(ended)
         return Step(
-            obs=self._observe() if bool(ended.any()) else final,
+            obs=self.observe() if bool(ended.any()) else final,
             reward=torch.where(active, reward, 0.0),
             terminated=terminated,
             truncated=truncated,
@@ -242,13 +232,11 @@ class WorldSim(VectorSim):
     def state_dict(self) -> dict[str, Any]:
         """The films as far as they go."""
         assert self._state is not None, "reset first"
-        return {
+        return super().state_dict() | {
             "films": {"seeds": self._state.seeds, "steps": self._state.steps, "memory": dict(self._state.memory)},
             "images": dict(self._images),
             "proprio": self._proprio,
             "progress": self._progress,
-            "step": self.episode_step,
-            "seeds": self._seeds.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
@@ -258,22 +246,16 @@ class WorldSim(VectorSim):
         self._state = WorldState(films["seeds"].clone(), films["steps"].clone(), memory)
         self._images = {camera: view.clone() for camera, view in state["images"].items()}
         self._proprio, self._progress = state["proprio"].clone(), state["progress"].clone()
-        self.episode_step = state["step"].clone()
-        self._seeds.load_state_dict(state["seeds"])
-        return self._observe()
+        return super().load_state_dict(state)
 
-    def _start(self, ended: Tensor) -> None:
-        rows = ended.nonzero().flatten()
-        if not len(rows):
-            return
-        seeds = self._seeds.take(rows.numpy())
+    def begin(self, rows: Tensor, seeds: list[int]) -> None:
+        """Begin films."""
         start = self.starts(seeds)
         state = self.model.reset(start.images, start.proprio, seeds=torch.tensor(seeds), actions=start.actions)
         self._state = state if self._state is None or len(rows) == self.num_envs else self._state.put(rows, state)
         before = self.config.clip  # copies of the first frame, so that nothing of the last episode stays
         images = {camera: _padded(view, before) for camera, view in start.images.items()}
         self._show(rows, images, _padded(start.proprio, before))
-        self.episode_step = torch.where(ended, 0, self.episode_step)
         self._progress = self._progress.clone()
         self._progress[rows] = self._judged(rows)[1] if self.config.reward == "shaped" else 0.0
 
@@ -298,7 +280,8 @@ class WorldSim(VectorSim):
         self.abstained += int(abstained.sum())
         return success, progress, abstained
 
-    def _observe(self) -> Observation:
+    def observe(self) -> Observation:
+        """State vectors and frames."""
         names = self.model.spec.proprio
         sizes = [int(np.prod(self.spec.observation[name].shape)) for name in names]
         seen = dict(zip(names, self._proprio[:, -1].split(sizes, 1), strict=True)) if names else {}

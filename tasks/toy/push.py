@@ -7,7 +7,7 @@ without sliding on. Success, and the end of the episode, is the block's centre w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from robopolicy.errors import UserError
 from robopolicy.mirror import Mirror, Reflection
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
 from robopolicy.sim.registry import SimOptions
-from robopolicy.sim.seeds import SeedCounter
+from robopolicy.sim.rows import RowSim
 
 DT = 0.1  # seconds per control step
 MAX_SPEED = 0.7  # [m/s] of the gripper, along each axis
@@ -30,7 +30,7 @@ CAMERA = "top"
 COLOURS = {"table": (217, 217, 217), "mark": (153, 230, 153), "block": (51, 76, 204), "gripper": (217, 51, 51)}
 
 
-class PushSim(VectorSim):
+class PushSim(RowSim):
     """N tables, stepped and drawn in torch."""
 
     def __init__(self, options: SimOptions) -> None:
@@ -45,7 +45,7 @@ class PushSim(VectorSim):
             "block": TensorSpec((2,), names=("block_x [m]", "block_y [m]")),
         }
         image = TensorSpec((3, options.image_size, options.image_size), torch.uint8)
-        self.spec = SimSpec(
+        spec = SimSpec(
             task="toy/push",
             observation=observation | ({f"image.{CAMERA}": image} if self._draws else {}),
             action_low=-torch.full((2,), MAX_SPEED),
@@ -57,29 +57,14 @@ class PushSim(VectorSim):
             if self._draws
             else Mirror({key: Reflection.of([1, -1]) for key in observation}, Reflection.of([1, -1])),
         )
-        self.num_envs = options.num_envs
-        self.device = torch.device("cpu")
-        self.episode_step = torch.zeros(self.num_envs, dtype=torch.int64)
+        super().__init__(spec, options.num_envs)
         self._shaped = options.reward == "shaped"
-        self._seeds = SeedCounter(self.num_envs)
         self._gripper = torch.zeros(self.num_envs, 2)
         self._block = torch.zeros(self.num_envs, 2)
 
-    @property
-    def episode_seed(self) -> Tensor:  # type: ignore[override]
-        """(N,) seeds of the episodes now running."""
-        return torch.from_numpy(self._seeds.current.copy())
-
-    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
-        """Start every environment anew."""
-        self._seeds.reset(seed)
-        self._start(torch.ones(self.num_envs, dtype=torch.bool))
-        return self._observe()
-
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Move the grippers for one control step."""
-        if active is None:
-            active = torch.ones(self.num_envs, dtype=torch.bool)
+        active = self.moving(active)
         before = _distance(self._block)
         gripper, block = push(self._gripper, self._block, action)
         self._gripper = torch.where(active[:, None], gripper, self._gripper)
@@ -89,11 +74,11 @@ class PushSim(VectorSim):
         success = active & solved(self._block)
         truncated = active & ~success & (self.episode_step >= self.spec.max_episode_steps)
         reward = success.float() + (before - distance if self._shaped else 0.0)
-        final = self._observe()
+        final = self.observe()
         ended = success | truncated
-        self._start(ended)
+        self.restart(ended)
         return Step(
-            obs=self._observe() if bool(ended.any()) else final,
+            obs=self.observe() if bool(ended.any()) else final,
             reward=torch.where(active, reward, 0.0),
             terminated=success,
             truncated=truncated,
@@ -107,34 +92,29 @@ class PushSim(VectorSim):
             raise UserError(f"Task toy/push has the camera '{CAMERA}' alone, not '{camera}'.")
         return draw(self._gripper[:envs], self._block[:envs], height, width)
 
-    def _observe(self) -> Observation:
+    def observe(self) -> Observation:
+        """Positions, and the picture where it is asked for."""
         seen = {"gripper": self._gripper.clone(), "block": self._block.clone()}
         if self._draws:
             seen[f"image.{CAMERA}"] = draw(self._gripper, self._block, self._size, self._size)
         return seen
 
-    def _start(self, rows: Tensor) -> None:
-        indices = rows.nonzero().flatten()
-        if not len(indices):
-            return
+    def begin(self, rows: Tensor, seeds: list[int]) -> None:
+        """Draw where grippers and blocks are."""
         gripper, block = self._gripper.clone(), self._block.clone()
-        for index, seed in zip(indices.tolist(), self._seeds.take(indices.numpy()), strict=True):
+        for row, seed in zip(rows.tolist(), seeds, strict=True):
             draws = np.random.default_rng(seed).uniform((0.05, -0.4, 0.3, -0.25), (0.2, 0.4, 0.5, 0.25))
-            gripper[index], block[index] = torch.tensor(draws, dtype=torch.float32).split(2)
+            gripper[row], block[row] = torch.tensor(draws, dtype=torch.float32).split(2)
         self._gripper, self._block = gripper, block
-        self.episode_step = torch.where(rows, 0, self.episode_step)
 
     def state_dict(self) -> dict[str, Any]:
         """Positions, counters and seeds."""
-        places = {"gripper": self._gripper, "block": self._block}
-        return {**places, "step": self.episode_step, "seeds": self._seeds.state_dict()}
+        return super().state_dict() | {"gripper": self._gripper, "block": self._block}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
         """Restore `state_dict`."""
         self._gripper, self._block = state["gripper"].clone(), state["block"].clone()
-        self.episode_step = state["step"].clone()
-        self._seeds.load_state_dict(state["seeds"])
-        return self._observe()
+        return super().load_state_dict(state)
 
 
 def push(gripper: Tensor, block: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from robopolicy.data.transitions import Transitions
-from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
-from robopolicy.sim.seeds import SeedCounter
+from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec
+from robopolicy.sim.rows import RowSim
 
 ACTIONS = 5  # equal parts of [-1, 1]
 
 
-class LockSim(VectorSim):
+class LockSim(RowSim):
     """`state`: one-hot of the step, zeros once a wrong action was played."""
 
     def __init__(self, num_envs: int, length: int) -> None:
-        self.spec = SimSpec(
+        spec = SimSpec(
             task="toy/lock",
             observation={"state": TensorSpec((length,))},
             action_low=-torch.ones(1),
@@ -28,45 +28,33 @@ class LockSim(VectorSim):
             control_dt=0.1,
             max_episode_steps=length,
         )
+        super().__init__(spec, num_envs)
         self.length = length
-        self.num_envs = num_envs
-        self.device = torch.device("cpu")
-        self._seeds = SeedCounter(num_envs)
         self.code = torch.from_numpy(np.random.default_rng(0).integers(0, ACTIONS, length))
-        self.episode_step = torch.zeros(num_envs, dtype=torch.int64)
         self._good = torch.ones(num_envs, dtype=torch.bool)
 
-    @property
-    def episode_seed(self) -> Tensor:  # type: ignore[override]
-        return torch.from_numpy(self._seeds.current.copy())
-
-    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
-        self._seeds.reset(seed)
-        self._seeds.take(np.arange(self.num_envs))
-        self.episode_step, self._good = torch.zeros_like(self.episode_step), torch.ones_like(self._good)
-        return self._observe()
+    def begin(self, rows: Tensor, seeds: list[int]) -> None:
+        self._good = self._good.index_fill(0, rows, True)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        active = torch.ones_like(self._good) if active is None else active
+        active = self.moving(active)
         wanted = self.code[self.episode_step]
         self._good = self._good & (~active | (choice(action[:, 0]) == wanted))
         self.episode_step = self.episode_step + active
         done = self.episode_step == self.length
         reward = (done & self._good).float()
-        final = self._observe()
-        self._seeds.take(done.nonzero()[:, 0].numpy())
-        self.episode_step, self._good = torch.where(done, 0, self.episode_step), self._good | done
-        return Step(self._observe(), reward, done, torch.zeros_like(done), final, {"success": reward > 0})
+        final = self.observe()
+        self.restart(done)
+        return Step(self.observe(), reward, done, torch.zeros_like(done), final, {"success": reward > 0})
 
     def state_dict(self) -> dict[str, Any]:
-        return {"good": self._good, "step": self.episode_step, "seeds": self._seeds.state_dict()}
+        return super().state_dict() | {"good": self._good}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
-        self._good, self.episode_step = state["good"].clone(), state["step"].clone()
-        self._seeds.load_state_dict(state["seeds"])
-        return self._observe()
+        self._good = state["good"].clone()
+        return super().load_state_dict(state)
 
-    def _observe(self) -> Observation:
+    def observe(self) -> Observation:
         code = torch.nn.functional.one_hot(self.episode_step, self.length + 1)[:, : self.length].float()
         return {"state": code * self._good[:, None]}
 
