@@ -191,11 +191,11 @@ def play(out: Path, request: Request, ingredients: Ingredients, ledger: Ledger |
             predicted: dict[str, EvalResult] = {}
             tried = dict(zip(request.names, [*ingredients.policies, policy], strict=True))
             if request.report_episodes:
-                player = evaluator(request.report_backend, probe=True)
-                results = hold_out(tried, player, request.reported, ledger=record)
+                real = evaluator(request.report_backend, probe=True)
+                results = hold_out(tried, real, request.reported, ledger=record)
             if request.dreamt:
-                player = evaluator(request.backend, probe=False)
-                predicted = hold_out(tried, player, request.reported, ledger=record, where=" in the world model")
+                dream = evaluator(request.backend, probe=False)
+                predicted = hold_out(tried, dream, request.reported, ledger=record, where=" in the world model")
     return Outcome(policy, weights, found, results, predicted)
 
 

@@ -20,6 +20,7 @@ from robopolicy.worldmodel.ensemble import EnsembleWorldModel
 from robopolicy.worldmodel.judge.classifier import SuccessClassifier
 from robopolicy.worldmodel.judge.store import load_judge
 from robopolicy.worldmodel.judge.vlm import Local, Served, VLMJudge
+from robopolicy.worldmodel.latent import LatentWorldModel
 
 BACKEND = "worldmodel:"  # what a backend's name begins with that is a world model, or several: FOLDER[,FOLDER...]
 VLM = "vlm:"  # what a judge's name begins with that is a vision-language model
@@ -74,7 +75,7 @@ def load_worlds(
         model, manifest = load_world(folder, device)
         manifest.require(folder)
         if samples:
-            model.config = replace(model.config, samples=samples)  # type: ignore[arg-type, assignment]
+            _draw(model, samples)
         members.append(model)
         manifests.append(manifest)
     if any(manifest.task != manifests[0].task for manifest in manifests):
@@ -93,7 +94,7 @@ def world_sim(
     entry, spec, world = get_task(name), model.spec, options.world
     if manifest.task != entry.name:
         raise UserError(f"The world model was filmed in {manifest.task}; it cannot stand in for {entry.name}.")
-    several = len(model.members) if isinstance(model, EnsembleWorldModel) else model.config.samples
+    several = len(model.members) if isinstance(model, EnsembleWorldModel) else _samples(model)
     if (world.penalty or world.max_uncertainty) and several < 2:
         raise UserError(
             "One future of one world model is never uncertain; set world.samples=3, or name several models, "
@@ -119,6 +120,19 @@ def world_sim(
     first: Any = model.members[0] if isinstance(model, EnsembleWorldModel) else model
     size = {"num_envs": options.num_envs, "rows": judging.rows or first.config.rows}
     return WorldSim(model, judging.judge, starts, real.spec, config=rules, **size)
+
+
+def _samples(model: AnyWorldModel) -> int:
+    """Futures that it draws per call."""
+    return (model.config if isinstance(model, LatentWorldModel) else model.config.adapter).samples
+
+
+def _draw(model: AnyWorldModel, samples: int) -> None:
+    """Let it draw so many."""
+    if isinstance(model, LatentWorldModel):
+        model.config = replace(model.config, samples=samples)
+    else:
+        model.config = replace(model.config, adapter=replace(model.config.adapter, samples=samples))
 
 
 def _judging(

@@ -110,6 +110,7 @@ def test_an_ensemble_is_uncertain_where_its_members_differ(folder):
     model, _ = load_worlds(f"{folder / 'world0'},{folder / 'world1'}")
     assert isinstance(model, EnsembleWorldModel)
     for member in model.members:
+        assert isinstance(member, LatentWorldModel)
         torch.nn.init.normal_(member.denoiser.out.weight, std=0.3)
     sim = world(folder, "world0,world1")
     start = sim.starts([4, 5])
@@ -151,8 +152,12 @@ def test_a_judge_without_a_world_model_is_refused(folder, capsys):
     assert "belong to --backend worldmodel:FOLDER" in refused(
         capsys, "eval", "random", "--task", "push", "--judge", "x", "--out", str(folder / "no")
     )
-    named = {"policy": {**to_plain(FlowConfig()), "name": "flow"}, "algorithm": {**to_plain(BCConfig()), "name": "bc"}}
-    settings = TrainConfig(**named, budget=BudgetConfig(updates=1), world=WorldOptions(steps=3))
+    settings = TrainConfig(
+        policy={**to_plain(FlowConfig()), "name": "flow"},
+        algorithm={**to_plain(BCConfig()), "name": "bc"},
+        budget=BudgetConfig(updates=1),
+        world=WorldOptions(steps=3),
+    )
     with pytest.raises(UserError, match=r"Settings of world\.\* belong to a world model"):
         complete(settings)
     with pytest.raises(UserError, match=r"world\.penalty must be a number of 0 or more"):
