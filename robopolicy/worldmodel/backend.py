@@ -21,7 +21,7 @@ from robopolicy.policies.noise import seats
 from robopolicy.sim.contract import Observation, SimSpec, Step, VectorSim
 from robopolicy.sim.rows import RowSim
 from robopolicy.worldmodel.contract import Images, Judge, VideoWorldModel, WorldSpec, WorldState, first_frames
-from robopolicy.worldmodel.films import Films, Window
+from robopolicy.worldmodel.films import Films, Window, check_names
 
 _KEPT = 4096  # start frames remembered
 
@@ -325,3 +325,5 @@ def _check_world(world: WorldSpec, task: SimSpec) -> None:
     size = sum(int(np.prod(task.observation[name].shape)) for name in world.proprio)
     if size != world.proprio_dim:
         raise UserError(f"State vectors of the world model have {world.proprio_dim} entries, those of the task {size}.")
+    names = {key: shown.names for key, shown in task.observation.items()} | {"action": task.action_names}
+    check_names(world, task.task, names)
