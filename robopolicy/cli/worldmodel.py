@@ -26,6 +26,7 @@ examples:
   robopolicy worldmodel rank runs/push_world/checkpoints/best runs/push_bc/checkpoints/best expert expert+0.5 random
   robopolicy worldmodel play runs/push_world/checkpoints/best expert
   robopolicy worldmodel play runs/push_world/checkpoints/best --keys dddwww
+  robopolicy worldmodel play runs/push_world/checkpoints/best --browser
   robopolicy eval runs/push_bc/checkpoints/best --backend worldmodel:runs/push_world/checkpoints/best
 """
 
@@ -77,6 +78,13 @@ def add_parser(subparsers: Any) -> None:
     play.add_argument("world", metavar="WORLD", help="checkpoint of a world model, or several with commas: an ensemble")
     play.add_argument("player", nargs="?", metavar="CKPT", help="checkpoint, 'expert' or 'random' (default: keyboard)")
     play.add_argument("--keys", help="keys to play instead of those pressed, e.g. ddddww")
+    play.add_argument(
+        "--browser",
+        nargs="?",
+        const="8780",
+        metavar="ADDRESS",
+        help="play or watch in a browser; loopback unless ROBOPOLICY_TOKEN is set (default: 8780)",
+    )
     play.add_argument("--episodes", type=int, default=4, help="episodes to film (default: 4)")
     play.add_argument("--out", type=Path, default=Path("runs/world.mp4"), help="video (default: runs/world.mp4)")
     for action in (rank, play):
@@ -220,12 +228,18 @@ def _film(args: argparse.Namespace, sims: _Sims, real: dict[str, EvalResult], fo
 
 
 def _play(args: argparse.Namespace) -> int:
+    from robopolicy.deploy.page import parse_address
     from robopolicy.errors import UserError
 
     check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed",))
-    if args.player is not None and args.keys is not None:
-        raise UserError("Who plays? Pass a policy or --keys, not both.")
+    if args.keys is not None and (args.player is not None or args.browser is not None):
+        raise UserError("Who plays? Pass a policy, --keys or --browser, not several.")
+    if args.browser is not None:
+        parse_address(args.browser)
     sims = _Sims(args, [] if args.player is None else [args.player])
+    if args.browser is not None:
+        _in_browser(args, sims)
+        return 0
     if args.player is not None:
         sims.film(sims.players[0], range(args.seed, args.seed + args.episodes), args.out)
         print(f"video: {args.out}")
@@ -235,6 +249,19 @@ def _play(args: argparse.Namespace) -> int:
     with closing(sims.open("predicted", 1)) as sim:
         _by_keys(args, sim)
     return 0
+
+
+def _in_browser(args: argparse.Namespace, sims: _Sims) -> None:
+    from contextlib import ExitStack, closing
+
+    from robopolicy.cli.world_view import by_keys, by_policy
+
+    with ExitStack() as stack:
+        predicted = stack.enter_context(closing(sims.open("predicted", 1)))
+        if sims.players:
+            by_policy(args.browser, predicted, sims.players[0], range(args.seed, args.seed + args.episodes))
+        else:
+            by_keys(args.browser, predicted, stack.enter_context(closing(sims.open("real", 1))), args.seed)
 
 
 def _by_keys(args: argparse.Namespace, sim: VectorSim) -> None:
