@@ -10,7 +10,8 @@ convex and of the OR compositions searched on a grid with 50 episodes each, and 
 compositions that neither training nor search has played. Seeds are pooled (Wilson, 95 %); differences are paired by
 episode (Newcombe; McNemar's exact test). Finished cells are skipped, so the tables grow over many runs; an interrupted
 cell goes on from what it left in `runs/composition`. Meta-World has 50 starts per task, so its held-out seeds repeat
-starts that the demonstrations have shown; what is drawn anew is the noise of the policies.
+starts that the demonstrations have shown; what is drawn anew is the noise of the policies. On PushT clones hardly ever
+reach the coverage that counts as success, so weights and policies are compared by the largest coverage, the return.
 """
 
 from __future__ import annotations

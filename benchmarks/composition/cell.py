@@ -58,7 +58,7 @@ def run_cell(task: PairTask, seed: int, settings: Settings) -> dict[str, Any]:
     names = [parent.label for parent in task.parents]
     with closing(make_sim(task.task, task.options(ENVS))) as sim:
         parents = [train_parent(task, side, data, sim.spec, seed, folder / f"parent-{side}") for side in (0, 1)]
-        evaluator = SimEvaluator(sim)
+        evaluator = SimEvaluator(sim, measure=task.measure)
         policies: dict[str, Policy] = dict(zip(names, parents, strict=True))
         weights: dict[str, Weights] = {}
         curves: dict[str, list[dict[str, Any]]] = {}
@@ -71,7 +71,7 @@ def run_cell(task: PairTask, seed: int, settings: Settings) -> dict[str, Any]:
             curves[operator] = [{"weight": c.weights[0], **_outcomes(c.result)} for c in found.candidates]
         policies |= {name: compose(parents, OPERATORS[name]) for name in OPERATORS if name not in SEARCHED}
         seeds = range(HELD_OUT + shift, HELD_OUT + shift + settings.episodes)
-        results = hold_out(policies, evaluator, seeds, ledger=_ledger(folder / "held_out.jsonl"))
+        results = hold_out(policies, SimEvaluator(sim), seeds, ledger=_ledger(folder / "held_out.jsonl"))
         obs = {key: value.unsqueeze(1) for key, value in sim.reset(SEARCH).items()}
     # Timed with fixed weights in the middle: the chosen ones may leave a single parent.
     timed = {**policies, **{name: compose(parents, operator) for name, operator in OPERATORS.items()}}
@@ -129,5 +129,5 @@ def _ledger(path: Path) -> Ledger:
 
 def _outcomes(result: EvalResult) -> dict[str, Any]:
     """What pooling and pairing need: one entry per episode."""
-    assert result.success is not None
-    return {"success": result.success.astype(int).tolist(), "return": np.round(result.returns, 4).tolist()}
+    success = {} if result.success is None else {"success": result.success.astype(int).tolist()}
+    return {**success, "return": np.round(result.returns, 4).tolist()}

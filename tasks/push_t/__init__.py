@@ -6,12 +6,12 @@ from tasks.packages import register_package_task
 
 
 def register() -> None:
-    """Register the task without importing gym-pusht."""
-    register_package_task(
-        "push_t",
-        "push_t",
-        "PushT: push a T onto its mark, which it must cover by 95 %.",
-        rewards=("sparse", "shaped"),
-        cameras=("top",),
-        module_name="gym_pusht",
-    )
+    """Register the tasks without importing gym-pusht."""
+    described = {
+        "push_t": "PushT: push a T onto its mark, which it must cover by 95 %.",
+        "near": "PushT with the T near its mark from the start: within 60 px and 35 degrees.",
+    }
+    for task, description in described.items():
+        register_package_task(
+            "push_t", task, description, rewards=("sparse", "shaped"), cameras=("top",), module_name="gym_pusht"
+        )

@@ -18,9 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.sim.registry import Expert, SimOptions
+from tasks.push_t import tee
 
 ARENA = 512.0  # [px] side
-MAX_STEPS = 300
+MAX_STEPS = {"push_t": 300, "near": 150}
+NEAR = (60.0, 0.6)  # [px] along x and y, and [rad]: how far the block of `near` starts from its mark
+APART = 10.0  # [px] at least between finger and block there
 
 
 class PushTEnv(gymnasium.Wrapper):
@@ -32,7 +35,8 @@ class PushTEnv(gymnasium.Wrapper):
 
     control_dt = 0.1  # [s] gym-pusht's own `dt` is that of its physics
 
-    def __init__(self, options: SimOptions) -> None:
+    def __init__(self, options: SimOptions, *, near: bool = False) -> None:
+        """Episodes start as gym-pusht's do or, if `near`, close to the goal and may take half as long."""
         super().__init__(
             gymnasium.make(
                 "gym_pusht/PushT-v0",
@@ -40,11 +44,12 @@ class PushTEnv(gymnasium.Wrapper):
                 render_mode="rgb_array",
                 observation_width=options.image_size,
                 observation_height=options.image_size,
-                max_episode_steps=MAX_STEPS,
+                max_episode_steps=MAX_STEPS["near" if near else "push_t"],
                 disable_env_checker=True,
             )
         )
         self.inside: Any = self.unwrapped
+        self._near = near
         self._shaped = options.reward == "shaped"
         self._best = 0.0
         spaces: dict[str, gymnasium.Space[Any]] = {
@@ -60,6 +65,8 @@ class PushTEnv(gymnasium.Wrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Draw where finger and block start."""
         _, info = super().reset(seed=seed, options=options)
+        if self._near and options is None:
+            _, info = super().reset(options={"reset_to_state": self._start()})
         self._best = 0.0
         return self._observe(), info
 
@@ -70,6 +77,15 @@ class PushTEnv(gymnasium.Wrapper):
         self._best += gain
         reward = gain if self._shaped else float(info["is_success"])
         return self._observe(), reward, bool(terminated), truncated, info
+
+    def _start(self) -> list[float]:
+        """Finger, place and angle of a block near its mark."""
+        shift, turn = NEAR
+        while True:
+            finger = self.np_random.uniform(50.0, 450.0, 2)
+            pose = tee.GOAL + self.np_random.uniform((-shift, -shift, -turn), (shift, shift, turn))
+            if tee.clearance(tee.to_block(finger[None, None], pose[None]))[0, 0] > tee.FINGER + APART:
+                return [*finger, *(pose[:2] - tee.CENTRE), pose[2]]  # gym-pusht places the block, then turns it
 
     def keypoints(self) -> NDArray[np.float64]:
         """Corners of the two rectangles of the block `(8, 2)` [px]."""
@@ -86,7 +102,7 @@ class PushTEnv(gymnasium.Wrapper):
 
 def make_env(task: str, options: SimOptions) -> PushTEnv:
     """One environment."""
-    return PushTEnv(options)
+    return PushTEnv(options, near=task == "near")
 
 
 def make_expert(task: str) -> Expert:

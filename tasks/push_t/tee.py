@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-_CENTRE = np.array([0.0, 45.0])  # [px] centre of mass in gym-pusht's coordinates of the block
+CENTRE = np.array([0.0, 45.0])  # [px] centre of mass in gym-pusht's coordinates of the block
 OUTLINE: Array = (
-    np.array([[-60, 0], [60, 0], [60, 30], [15, 30], [15, 120], [-15, 120], [-15, 30], [-60, 30]]) - _CENTRE
+    np.array([[-60, 0], [60, 0], [60, 30], [15, 30], [15, 120], [-15, 120], [-15, 30], [-60, 30]]) - CENTRE
 )  # (8, 2) [px] corners, one after the other
 HULL = (0, 1, 2, 4, 5, 7)  # corners of the convex hull
 INNER = (3, 6)  # corners in which bar and stem meet
@@ -34,7 +34,7 @@ def _rotation(angle: Array) -> Array:
 
 def pose_of(position: Array, angle: float) -> Array:
     """Pose `(3,)` of a block at gym-pusht's `position` `(2,)` and `angle`."""
-    centre = position + _CENTRE @ _rotation(np.array([angle]))[0].T
+    centre = position + CENTRE @ _rotation(np.array([angle]))[0].T
     return np.array([*centre, angle])
 
 

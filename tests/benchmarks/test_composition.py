@@ -81,10 +81,21 @@ def test_compositions_are_paired_with_the_better_parent_over_all_seeds() -> None
     assert found["n"] == 300 and found["minus_better_parent"]["low"] > 0.15 and found["latency_ratio"] == 1.1
 
 
+def test_where_success_is_rare_returns_decide() -> None:
+    one = cell(0, "push_t")
+    for index, name in enumerate(one["held_out"]):
+        one["held_out"][name] = {"success": [0] * 100, "return": [0.5 + 0.05 * index + 0.001 * i for i in range(100)]}
+    one["curves"] = {name: [{"weight": 1.0, "return": [0.25] * 50}] for name in SEARCHED}
+    assert better_parent([one]) == "b"
+    convex = next(row for row in rows([one]) if row["policy"] == "convex")
+    assert str(convex["minus better parent [95 %]"]).startswith("+5.0%")
+    assert str(curve_rows([one])[0]["found [95 %]"]).startswith("25.0%")
+
+
 def test_the_curve_pools_the_search_episodes_and_is_drawn(tmp_path: Path) -> None:
-    cells = [cell(0), cell(1, "drawer")]
+    cells = [cell(0), cell(1, "pick_place")]
     table = curve_rows(cells)
     assert len(table) == 2 * 3 * 3
     middle = [row for row in table if row["weight of the first"] == 0.5]
-    assert all(str(row["success [95 %]"]).startswith("100.0%") and row["episodes"] == 50 for row in middle)
+    assert all(str(row["found [95 %]"]).startswith("100.0%") and row["episodes"] == 50 for row in middle)
     assert plot(cells, tmp_path / "curve.png").stat().st_size > 1000

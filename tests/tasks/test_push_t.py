@@ -119,6 +119,24 @@ def test_push_t_obeys_the_contract_and_shows_the_block() -> None:
 
 
 @pytest.mark.usefixtures("gym_pusht")
+def test_near_starts_close_to_the_mark_and_clear_of_the_finger() -> None:
+    sim = make_sim("push_t/near", SimOptions(num_envs=2))
+    assert sim.spec.max_episode_steps == 150
+    offsets = []
+    for seed in range(0, 20, 2):
+        sim.reset(seed)
+        for env in sim.envs:  # type: ignore[attr-defined]
+            pose = tee.pose_of(np.array(env.inside.block.position), env.inside.block.angle)
+            offsets.append(pose - tee.GOAL)
+            finger = np.array(env.inside.agent.position)
+            assert tee.clearance(tee.to_block(finger[None, None], pose[None])) > tee.FINGER + 9.0
+    spread = np.abs(offsets).max(0)
+    assert (spread < [60.1, 60.1, 0.61]).all() and (spread > [40.0, 40.0, 0.4]).all()
+    again = sim.reset(18)["keypoints"]
+    assert torch.equal(sim.reset(18)["keypoints"], again) and not torch.equal(sim.reset(3)["keypoints"], again)
+
+
+@pytest.mark.usefixtures("gym_pusht")
 def test_the_model_predicts_gym_pusht() -> None:
     sim = make_sim("push_t", SimOptions(num_envs=1))
     sim.reset(3)

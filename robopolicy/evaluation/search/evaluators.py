@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from robopolicy.evaluation.harness import play
@@ -28,6 +29,7 @@ class SimEvaluator:
         *,
         deterministic: bool = True,
         probe: bool = False,
+        measure: str = "success",
         progress: Callable[[int], None] | None = None,
     ) -> None:
         """Play in `sim`.
@@ -36,13 +38,18 @@ class SimEvaluator:
             sim: Simulator of the task, with any number of environments.
             deterministic: Switch exploration noise off.
             probe: Measure the latency of single decisions, too.
+            measure: What to tell of the episodes: success where the task defines it, or `return` alone.
             progress: Called after every decision with the number of finished episodes.
         """
         self.sim = sim
         self.deterministic = deterministic
         self.probe = probe
+        self.measure = measure
         self.progress = progress
 
     def __call__(self, policy: Policy, seeds: Sequence[int]) -> EvalResult:
         """Play the episodes."""
-        return play(policy, self.sim, seeds, deterministic=self.deterministic, probe=self.probe, progress=self.progress)
+        played = play(
+            policy, self.sim, seeds, deterministic=self.deterministic, probe=self.probe, progress=self.progress
+        )
+        return played if self.measure == "success" else replace(played, success=None)
