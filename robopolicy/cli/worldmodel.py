@@ -159,6 +159,7 @@ def _eval(args: argparse.Namespace) -> int:
 
 def _rank(args: argparse.Namespace) -> int:
     from contextlib import closing
+    from dataclasses import replace
 
     from robopolicy.cli.progress import progress_bars
     from robopolicy.errors import UserError
@@ -166,6 +167,7 @@ def _rank(args: argparse.Namespace) -> int:
     from robopolicy.evaluation.plots import rank_scatter
     from robopolicy.evaluation.ranking import rank
     from robopolicy.files import atomic_folder, free_folder
+    from robopolicy.training.world_sims import doubts
 
     check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed", "video"))
     args.out = args.out or free_folder(Path("runs/rank"))
@@ -173,6 +175,7 @@ def _rank(args: argparse.Namespace) -> int:
     if len({player.label for player in sims.players}) < len(sims.players):
         raise UserError(f"Pass different players, got {' '.join(args.players)}.")
     sides: dict[str, dict[str, EvalResult]] = {"real": {}, "predicted": {}}
+    notes: list[str] = []
     episodes = {"episodes": args.episodes, "seed": args.seed}
     with progress_bars() as add_bar:
         for kind, results in sides.items():
@@ -180,7 +183,9 @@ def _rank(args: argparse.Namespace) -> int:
                 for player in sims.players:
                     progress = add_bar(f"{kind} {player.label}", args.episodes)
                     results[player.label] = evaluate(player.make(), sim, progress=progress, **episodes)
+                    notes += doubts(player.label, sim)
     ranking = rank(sides["real"], sides["predicted"])
+    ranking = replace(ranking, notes=(*ranking.notes, *notes))
     with atomic_folder(args.out) as folder:
         rank_scatter(ranking, folder / "scatter.png", ylabel="in the world model")
         _film(args, sims, sides["real"], folder)

@@ -83,6 +83,13 @@ def load_worlds(
     return members[0] if len(members) == 1 else EnsembleWorldModel(members), manifests[0]
 
 
+def doubts(who: str, sim: VectorSim) -> list[str]:
+    """What to tell the reader where the judge of a world model abstained from what `who` played last."""
+    if not isinstance(sim, WorldSim) or not sim.abstained:
+        return []
+    return [f"{who}: the judge abstained from {sim.abstained} of {sim.judged} frames, none of which counts as success."]
+
+
 def world_sim(
     name: str, options: SimOptions, model: AnyWorldModel | EnsembleWorldModel, manifest: WorldManifest
 ) -> WorldSim:

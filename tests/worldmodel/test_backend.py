@@ -16,6 +16,7 @@ from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.training.world_sims import doubts
 from robopolicy.worldmodel.backend import LoggedStarts, SimStarts, WorldSim, WorldSimConfig
 from robopolicy.worldmodel.contract import Images, Judgement
 from robopolicy.worldmodel.films import Films
@@ -127,8 +128,14 @@ def test_an_abstaining_judge_never_sees_success(films):
         def __call__(self, images, proprio):
             return replace(super().__call__(images, proprio), uncertain=torch.ones(len(proprio), dtype=torch.bool))
 
-    result = evaluate(ExpertActor(PushExpert()), dream(films, 4, judge=Shy()), episodes=4)
+    sim = dream(films, 4, judge=Shy())
+    result = evaluate(ExpertActor(PushExpert()), sim, episodes=4)
     assert result.success is not None and not result.success.any()
+    assert sim.judged == sim.abstained == result.lengths.sum()
+    assert doubts("expert", sim) == [
+        "expert: the judge abstained from 160 of 160 frames, none of which counts as success."
+    ]
+    assert doubts("expert", dream(films, 4)) == []
 
 
 @pytest.mark.parametrize(
