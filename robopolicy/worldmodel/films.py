@@ -223,20 +223,12 @@ class Films:
 
     def starts(self, horizon: int, count: int, seed: int = 0) -> Tensor:
         """`count` targets, or fewer where there are no more, that `horizon` frames follow, spread over the dataset."""
-        candidates = self.followed(horizon)
-        order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed))
-        return candidates[order[:count]].sort().values
-
-    def followed(self, horizon: int) -> Tensor:
-        """All targets from which `horizon` frames of their episode are left, themselves included.
-
-        Raises:
-            UserError: There is none.
-        """
-        candidates = self.targets[self._last(self.targets) - self.targets + 1 >= horizon]
+        room = self._last(self.targets) - self.targets + 1 >= horizon
+        candidates = self.targets[room]
         if not len(candidates):
             raise UserError(f"No episode has {horizon + 1} frames; lower the horizon or collect longer episodes.")
-        return candidates
+        order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed))
+        return candidates[order[:count]].sort().values
 
     def _last(self, frames: Tensor) -> Tensor:
         ends = torch.from_numpy(self.episodes.ends)
@@ -259,18 +251,9 @@ class FrameSampler:
         self.films = films
         self._generator = torch.Generator().manual_seed(seed)
 
-    def targets(self, count: int, ahead: int = 0) -> Tensor:
-        """`count` frames that another one precedes and `ahead` others of their episode follow.
-
-        Raises:
-            UserError: No episode is as long.
-        """
-        candidates = self.films.followed(1 + ahead)
-        return candidates[self._draw(len(candidates), count)]
-
-    def depth(self, most: int) -> int:
-        """A number from 0 to `most`."""
-        return int(self._draw(most + 1, 1))
+    def targets(self, count: int) -> Tensor:
+        """`count` frames that another one precedes."""
+        return self.films.targets[self._draw(len(self.films.targets), count)]
 
     def frames(self, count: int) -> Tensor:
         """`count` frames, half of them successes where there are any."""

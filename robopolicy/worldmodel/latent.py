@@ -121,12 +121,10 @@ class LatentWorldModel(LatentFilms):
             self.sample(streams.normal(shape).to(self.device), given, proprio, actions)
             for _ in range(self.config.samples)
         ]
-        latent, after = self.moved(given[:, -1], proprio[:, -1], *draws[0])
+        change, moved = draws[0]
+        latent = given[:, -1] + change * self.change_std
+        after = proprio[:, -1] + moved * self.proprio_change_std + self.proprio_change_mean
         return latent[:, None], after[:, None], disagreement([change[:, None] for change, _ in draws])
-
-    def moved(self, latent: Tensor, proprio: Tensor, change: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Where normalised changes of latents `(B, Z, h, w)` and of state vectors `(B, P)` lead to."""
-        return latent + change * self.change_std, proprio + vector * self.proprio_change_std + self.proprio_change_mean
 
     def denoise(
         self, noisy: Tensor, sigma: Tensor, context: Tensor, proprio: Tensor, actions: Tensor

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,14 +38,11 @@ class LearnerConfig:
     ema: float = 0.99  # largest decay of the average of the weights
     history_noise: float = 0.3  # largest standard deviation of the noise on the past, in units of the latents' own
     latent_noise: float = 0.05  # standard deviation of the noise on what the decoder reads
-    unroll: int = 0  # in the last quarter of the updates, most predictions of its own that stand for the past; 0: none
 
     def __post_init__(self) -> None:
         for name in ("autoencoder_updates", "updates", "autoencoder_batch", "batch_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"learner.{name} must be at least 1, got {getattr(self, name)}.")
-        if self.unroll < 0:
-            raise UserError(f"learner.unroll must not be negative, got {self.unroll}.")
         for name in ("autoencoder_lr", "lr", "grad_clip"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UserError(f"learner.{name} must be a positive number, got {getattr(self, name)}.")
@@ -60,11 +57,11 @@ class FrameBatch:
 
 @dataclass(frozen=True)
 class LatentBatch:
-    """Latents for denoiser and judge; u of the frames are for the model to predict before the target."""
+    """Latents for denoiser and judge."""
 
-    latents: Tensor  # (B, C + u + 1, Z, h, w) context, what it predicts itself, and target
-    proprio: Tensor  # (B, C + u + 1, P)
-    actions: Tensor  # (B, C + u, A)
+    latents: Tensor  # (B, C + 1, Z, h, w) context and target
+    proprio: Tensor  # (B, C + 1, P)
+    actions: Tensor  # (B, C, A)
     judged: Tensor  # (B, Z, h, w) other frames
     judged_proprio: Tensor  # (B, P)
     outcome: Tensor  # (B, 2) success and progress they show
@@ -78,23 +75,6 @@ def autoencoder_loss(autoencoder: AutoEncoder, images: Tensor, noise: Tensor, sc
     weight = 1 + 4 * (picture - picture.mean((2, 3), keepdim=True)).abs()
     loss = (error * weight).mean() + 1e-3 * latent.pow(2).mean()
     return loss, {"autoencoder/psnr": float(10 * torch.log10(4 / error.detach().mean()))}
-
-
-@torch.no_grad()
-def unrolled(model: LatentWorldModel, batch: LatentBatch, generator: torch.Generator) -> LatentBatch:
-    """The batch with the model's own predictions for its past: it learns to come back from where it drifts to."""
-    context, actions = model.spec.context, batch.actions
-    past, proprio = batch.latents[:, :context], batch.proprio[:, :context]
-    for step in range(actions.shape[1] - context):
-        noise = torch.randn(past[:, -1].shape, generator=generator).to(past.device)
-        change, moved = model.sample(noise, past, proprio, actions[:, step : step + context])
-        latent, vector = model.moved(past[:, -1], proprio[:, -1], change, moved)
-        past = torch.cat([past[:, 1:], latent[:, None]], 1)
-        proprio = torch.cat([proprio[:, 1:], vector[:, None]], 1)
-    latents = torch.cat([past, batch.latents[:, -1:]], 1)
-    return replace(
-        batch, latents=latents, proprio=torch.cat([proprio, batch.proprio[:, -1:]], 1), actions=actions[:, -context:]
-    )
 
 
 def denoising_loss(
@@ -167,11 +147,6 @@ class WorldLearner:
         """What the next update trains."""
         return "autoencoder" if self.updates < self.config.autoencoder_updates else "dynamics"
 
-    @property
-    def unrolls(self) -> bool:
-        """Whether the next update is one of those whose past the model may predict itself."""
-        return self.config.unroll > 0 and self.updates >= self.total_updates - self.config.updates // 4
-
     def rate(self) -> float:
         """Learning rate of the next update."""
         config = self.config
@@ -191,8 +166,7 @@ class WorldLearner:
             noise = torch.randn(shape, generator=self.generator).to(batch.images.device)
             loss, metrics = autoencoder_loss(model.autoencoder, batch.images, noise, config.latent_noise)
         else:
-            told = unrolled(model, batch, self.generator)
-            loss, metrics = denoising_loss(model, told, self.generator, config.history_noise)
+            loss, metrics = denoising_loss(model, batch, self.generator, config.history_noise)
             judging, judged = outcome_loss(model, batch)
             loss, metrics = loss + judging, metrics | judged
         optimizer.zero_grad(set_to_none=True)
@@ -259,7 +233,6 @@ class StagedFilms(FilmSource):
             return FrameBatch(torch.cat(parts).to(self.device))
         model, size = algorithm.model, algorithm.config.batch_size
         latents = self.latents(model)
-        ahead = self.sampler.depth(algorithm.config.unroll) if algorithm.unrolls else 0
-        frames, actions, _ = self.films.window(self.sampler.targets(size, ahead), 1 + ahead)
+        frames, actions, _ = self.films.window(self.sampler.targets(size))
         parts = (latents[frames], self.films.proprio[frames], actions, *self.judged(model, size))
         return LatentBatch(*(part.to(self.device) for part in parts))
