@@ -1,21 +1,16 @@
 """The viewer in a browser, the control loop's end of it: hands over what is worth seeing, and never waits for anyone.
 
-The viewer is a process of its own (`real_robot.browser_server`), at the other end of a pair of sockets: a web server
-within the control loop's process would take the interpreter from it. A packet that does not fit into the socket at once
-is left out, nothing is handed over while nobody watches, and if the viewer dies the robot goes on. Back comes one
-thing alone: that somebody pressed the button.
+The viewer is a process of its own (`robopolicy.deploy.page`). A packet that does not fit at once is left out, nothing
+is handed over while nobody watches, and if the viewer dies the robot goes on. Back comes one thing alone: that somebody
+pressed the button.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
-import socket
-import struct
-import subprocess
-import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,36 +20,16 @@ from real_robot.messages import CATALOGUE, CompressedImage, Image
 from real_robot.robot import QUALITIES, RobotSpec
 from real_robot.states import State, Tick
 from real_robot.transports.base import Subscription, Transport
+from robopolicy.deploy.page import ALONE, ENCODED, WATCHED, Page, pixels_packet
 from robopolicy.deploy.safety.limits import Array
-from robopolicy.deploy.wire import TOKEN, is_loopback
-from robopolicy.errors import UserError
 
 log = logging.getLogger(__name__)
 PERIOD = 0.1  # [s] between figures
 TRACE = 0.02  # [s] between points of the plots
 PICTURES = 5.0  # a second, of each camera
 EDGE = 160  # most pixels of a picture's longer side; others are left out, in rows and columns
-LARGEST = 2**18  # bytes of a packet
-PIXELS, ENCODED = b"P", b"E"  # first byte of a packet with a picture: raw, or a file
-WATCHED, ALONE, PRESSED = b"watched", b"alone", b"estop"  # what the viewer says
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT` or `PORT`.
-
-    Raises:
-        UserError: It is neither, or needs a token that is not there.
-    """
-    host, _, port = text.rpartition(":")
-    host = host.strip("[]") or "127.0.0.1"
-    if not port.isdecimal() or not int(port) < 2**16:
-        raise UserError(f"The viewer listens on PORT or HOST:PORT, such as 127.0.0.1:8780; got '{text}'.")
-    if not is_loopback(host) and not os.environ.get(TOKEN):
-        raise UserError(
-            f"{host} can be reached from other machines, so the viewer needs a token; put one into {TOKEN}, or listen "
-            "on 127.0.0.1."
-        )
-    return host, int(port)
+PAGE = Path(__file__).parent / "browser_page.html"
+PRESSED = "estop"  # what the page says
 
 
 class BrowserView:
@@ -69,7 +44,6 @@ class BrowserView:
     """
 
     def __init__(self, address: str, figures: Figures) -> None:
-        host, port = parse_address(address)
         self.pressed = False  # somebody pressed the emergency stop
         self.left_out = 0  # packets that did not fit
         self._figures, self._robot = figures, figures.robot
@@ -79,19 +53,8 @@ class BrowserView:
         self._traced = self._told = self._looked = -np.inf  # [s]
         self._state: State | None = None  # that was handed over last
         self._shown: dict[str, int] = {}  # {camera: sequence of the picture that was handed over}
-        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # packets, and an end of file
-        self._link.setblocking(False)
-        self._link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LARGEST)
-        command = [sys.executable, "-m", "real_robot.browser_server", host, str(port), str(theirs.fileno())]
-        self._process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, text=True, start_new_session=True
-        )  # in a session of its own, so that Ctrl-C ends the run and not the viewer of its end
-        theirs.close()
-        assert self._process.stdout is not None
-        self.url, _, error = self._process.stdout.readline().strip().partition(" ")
-        if not self.url.startswith("http"):
-            self.close()
-            raise UserError(error or "The viewer did not start; see its message above.")
+        self._page = Page(address, PAGE, [PRESSED])
+        self.url = self._page.url
 
     def watch(self, transport: Transport) -> None:
         """Show the robot's cameras as they come over `transport`."""
@@ -114,14 +77,7 @@ class BrowserView:
 
     def close(self) -> None:
         """End the viewer; may be called twice."""
-        self._link.close()  # which ends it
-        try:
-            self._process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        self._page.close()
 
     def _hand_over(self, tick: Tick) -> None:
         now = time.monotonic()
@@ -139,13 +95,10 @@ class BrowserView:
             self._look()
 
     def _hear(self) -> None:
-        try:
-            said = self._link.recv(64)
-        except BlockingIOError:
+        said = self._page.hear()
+        if said is None:
             return
-        except OSError:
-            said = b""
-        if said == PRESSED:
+        if said == PRESSED.encode():
             self.pressed = True
         elif said in (WATCHED, ALONE):
             self._watched, self._rows = said == WATCHED, []
@@ -154,10 +107,7 @@ class BrowserView:
             log.warning("The viewer in the browser has ended; the robot goes on")
 
     def _send(self, packet: bytes) -> None:
-        try:
-            self._link.send(packet)
-        except OSError:  # full, too long, or gone, which `_hear` finds out
-            self.left_out += 1
+        self.left_out += not self._page.send(packet)  # full, too long, or gone, which `_hear` finds out
 
     def _look(self) -> None:
         """Hand over the picture of the camera whose turn it is, if there is a new one."""
@@ -168,9 +118,8 @@ class BrowserView:
             return
         self._shown[name] = received.sequence
         message = received.message
-        head = name.encode() + b"\0"
         if isinstance(message, CompressedImage):
-            self._send(ENCODED + head + message.data.tobytes())
+            self._send(ENCODED + name.encode() + b"\0" + message.data.tobytes())
         elif isinstance(message, Image):
             try:
                 pixels = message.pixels
@@ -180,7 +129,7 @@ class BrowserView:
             small = pixels[::skip, ::skip, :3]
             if message.encoding.startswith("bgr"):
                 small = small[:, :, ::-1]
-            self._send(PIXELS + head + struct.pack("<HHB", *small.shape) + small.tobytes())
+            self._send(pixels_packet(name, small))
 
 
 def joints_of(robot: RobotSpec) -> list[list[Any]]:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.browser_view import parse_address
 from real_robot.check import Subject, check, show
 from real_robot.figures import Figures
 from real_robot.filter_log import RecordedFilter
@@ -34,6 +33,7 @@ from real_robot.transports.base import TRANSPORTS
 from real_robot.wiring import prefix_of
 from robopolicy.deploy.chunk_buffer import JOINS
 from robopolicy.deploy.contract import ChunkSource
+from robopolicy.deploy.page import parse_address
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.evaluation.intervals import wilson
 from robopolicy.files import free_folder, write_text

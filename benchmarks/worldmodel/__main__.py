@@ -4,6 +4,7 @@
     python -m benchmarks.worldmodel                        # everything missing; see below
     python -m benchmarks.worldmodel --tasks push --seeds 0 --jobs 2
     python -m benchmarks.worldmodel --table                # only rewrite the table from the finished cells
+    python -m benchmarks.worldmodel --tasks push-few push-narrow    # ablations of push: fewer films, two behaviours
 
 A cell is one policy on one task with one seed: 100 held-out starts in the simulator and in the world model, and its
 value by FQE on the films that the world model learnt from. Films, world model and policies are made first and kept.
@@ -18,14 +19,14 @@ import argparse
 from benchmarks.common import finished_cells, print_result, write_result
 from benchmarks.worldmodel.cell import Key, cell_name, run_all
 from benchmarks.worldmodel.table import figures, rows
-from benchmarks.worldmodel.tasks import SMALL, TASKS
+from benchmarks.worldmodel.tasks import ABLATIONS, SMALL, TASKS
 
 
 def main() -> None:
     """Run what is missing, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="six policies, one small world, nothing written")
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", choices=[*TASKS, *ABLATIONS], default=list(TASKS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--jobs", type=int, default=2, help="cells at a time, one thread each")
     parser.add_argument("--table", action="store_true", help="run nothing")
@@ -36,14 +37,14 @@ def main() -> None:
         return
     if not arguments.table:
         run_all(keys(arguments.tasks, arguments.seeds), jobs=arguments.jobs, keep=True)
-    cells = finished_cells(cell_name(key) for key in keys(list(TASKS), range(100)))
+    cells = finished_cells(cell_name(key) for key in keys([*TASKS, *ABLATIONS], range(100)))
     print_result("worldmodel", rows(cells), figures(cells))
     write_result("worldmodel", rows(cells), figures(cells), command="python -m benchmarks.worldmodel")
 
 
 def keys(tasks: list[str], seeds: list[int] | range) -> list[Key]:
     """Every policy of `tasks`."""
-    return [(task, player, seed) for task in tasks for seed in seeds for player in TASKS[task].players]
+    return [(task, player, seed) for task in tasks for seed in seeds for player in (TASKS | ABLATIONS)[task].players]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.parallel import run_cells
-from benchmarks.worldmodel.tasks import SMALL, TASKS, BenchTask
+from benchmarks.worldmodel.tasks import ABLATIONS, SMALL, TASKS, BenchTask
 from robopolicy.cli.main import main as robopolicy
 from robopolicy.cli.players import disturbed_players, parse_noise
 from robopolicy.data.lerobot import read_lerobot
@@ -20,7 +20,8 @@ from robopolicy.evaluation.ope.fqe import FQE
 from robopolicy.evaluation.ope.logs import Logs
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.world_checkpoint import load_world, world_sim
+from robopolicy.training.world_checkpoint import load_world
+from robopolicy.training.world_sims import world_sim
 
 WORK = Path("runs/worldmodel")
 HELD_OUT = 50_000  # first seed of the starts; films and demonstrations start below it
@@ -86,7 +87,7 @@ def world(task: BenchTask, seed: int) -> Path:
 def cloned(task: BenchTask, name: str, seed: int) -> Path:
     """Policy `HEAD-UPDATES`, cloned from the expert."""
     head, _, updates = name.partition("-")
-    place = WORK / f"{task.name}-{seed}"
+    place = WORK / f"{task.base or task.name}-{seed}"
     data, folder = place / "demonstrations", place / name
     if not data.exists():
         size = ["--episodes", str(task.demonstrations), "--seed", str(100_000 + 1_000 * seed)]
@@ -129,7 +130,7 @@ def _prepare(keys: Sequence[Key]) -> None:
 
 
 def _task(name: str) -> BenchTask:
-    return SMALL if name == SMALL.name else TASKS[name]
+    return {SMALL.name: SMALL, **TASKS, **ABLATIONS}[name]
 
 
 def _progress(cell: dict[str, Any]) -> str:

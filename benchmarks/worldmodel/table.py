@@ -48,8 +48,26 @@ def figures(cells: Sequence[Cell]) -> dict[str, Any]:
         values = _fqe(members)
         fqe = None if values is None else dict(zip(("pearson", "spearman", "mmrv"), values, strict=True))
         gate = {key: members[0]["gate"][key] for key in ("passed", "psnr", "directions")}
-        result.setdefault(task, {})[str(seed)] = {**ranking.to_dict(), "fqe": fqe, "gate": gate}
+        own = {"fqe": fqe, "gate": gate, "horizons": by_horizon(members)}
+        result.setdefault(task, {})[str(seed)] = {**ranking.to_dict(), **own}
     return {"tasks": result}
+
+
+def by_horizon(members: Sequence[Cell]) -> dict[str, dict[str, float | None]]:
+    """Pearson and bias of success within a quarter, half and all of the longest episode, for tasks that end with it."""
+    both = [[EvalResult.from_dict(cell[kind]) for cell in members] for kind in ("real", "predicted")]
+    longest = max(int(result.lengths.max()) for side in both for result in side)
+    found: dict[str, dict[str, float | None]] = {}
+    for steps in (longest // 4, longest // 2, longest):
+        real, predicted = (
+            np.array([float((result.outcomes * (result.lengths <= steps)).mean()) for result in side]) for side in both
+        )
+        order = float(pearson(real, predicted))
+        found[str(steps)] = {
+            "pearson": order if np.isfinite(order) else None,
+            "bias": float((predicted - real).mean()),
+        }
+    return found
 
 
 def _fqe(members: Sequence[Cell]) -> tuple[float, float, float] | None:

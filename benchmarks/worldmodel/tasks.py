@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from robopolicy.evaluation.ope.fqe import FQEConfig
 
@@ -25,6 +25,7 @@ class BenchTask:
     policy: tuple[str, ...] = ()  # settings of the cloning
     episodes: int = 100  # of every policy on both sides
     fqe: FQEConfig = field(default_factory=FQEConfig)
+    base: str = ""  # of an ablation: the task whose policies it ranks
 
     @property
     def players(self) -> list[str]:
@@ -75,6 +76,14 @@ TASKS = {
             noises=(0.0, 0.1, 0.2),
             policy=("task.observe=[state]",),
         ),
+    )
+}
+ABLATIONS = {
+    task.name: task
+    for task in (  # what the source studies: diversity of the data, and pretrained weights
+        replace(TASKS["push"], name="push-few", base="push", films=300),
+        replace(TASKS["push"], name="push-narrow", base="push", behaviours=("expert", "random")),
+        replace(TASKS["push"], name="push-pretrained", base="push", settings=("pretrained.source=models/wan",)),
     )
 }
 SMALL = BenchTask(

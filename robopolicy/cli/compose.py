@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.options import check_numbers
+from robopolicy.cli.options import add_judge_option, check_numbers
 from robopolicy.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ examples:
   robopolicy compose A B --weights 0.3 0.7 --out runs/both
   robopolicy compose A B --search grid --episodes 50 --out runs/searched
   robopolicy compose A B --operator or --search halving --out runs/mixture
+  robopolicy compose A B --search grid --backend worldmodel:runs/push_world/checkpoints/best --out runs/dreamt
   robopolicy compose A B --operator and --set operator.sampler=sde --out runs/agreed
   robopolicy compose A --operator affine --set unconditioned=[0] --weights 2 -1 --out runs/guided
   robopolicy compose A B --critic runs/idql/checkpoints/best --set candidates=16 --out runs/best_of_16
@@ -85,7 +86,13 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--report-seed", type=int, default=30_000, help="first of their seeds (default: 30000)")
     parser.add_argument("--resume", type=Path, metavar="OUT", help="go on with what was interrupted")
     parser.add_argument("--task", help="task to play (default: the one the checkpoints were trained on)")
-    parser.add_argument("--backend", default="auto", help="simulator backend (default: the task's own)")
+    parser.add_argument("--backend", default="auto", help="simulator, or worldmodel:FOLDER (default: the task's own)")
+    parser.add_argument(
+        "--report-backend",
+        default="",
+        help="simulator of the other episodes (default: --backend, or the task's own where that is a world model)",
+    )
+    add_judge_option(parser)
     parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
     parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
     parser.add_argument("--stochastic", action="store_true", help="act with exploration noise")
@@ -121,6 +128,7 @@ def _requested(args: argparse.Namespace) -> Request:
     from robopolicy.evaluation.search import check_disjoint
     from robopolicy.training.manifest import read_manifest
     from robopolicy.training.parents import record_parent
+    from robopolicy.training.world_sims import is_world
 
     if args.out is None:
         raise UserError("Where to? Pass --out FOLDER for the composed checkpoint.")
@@ -150,6 +158,8 @@ def _requested(args: argparse.Namespace) -> Request:
         report_seed=args.report_seed,
         task=args.task or tasks[0],
         backend=args.backend,
+        report_backend=args.report_backend or ("auto" if is_world(args.backend) else args.backend),
+        judge=args.judge,
         reward=args.reward,
         num_envs=args.num_envs,
         stochastic=args.stochastic,
@@ -235,7 +245,7 @@ def _resumed(args: argparse.Namespace) -> tuple[Path, Request, Ledger]:
 
 
 def _say(args: argparse.Namespace, out: Path, request: Request, outcome: Outcome) -> None:
-    from robopolicy.cli.composition import weights_text
+    from robopolicy.cli.composition import PREDICTED, weights_text
     from robopolicy.evaluation.report import aligned, table
     from robopolicy.evaluation.search.present import search_summary, search_table
 
@@ -248,6 +258,7 @@ def _say(args: argparse.Namespace, out: Path, request: Request, outcome: Outcome
             "weights": list(outcome.weights),
             "search": None if found is None else search_summary(found),
             "results": {name: result.summary() for name, result in results.items()},
+            "predicted": {name: result.summary() for name, result in outcome.predicted.items()},
             "against": {name: comparison.to_dict() for name, comparison in compared.items()},
         }
         print(json.dumps(content))
@@ -257,6 +268,8 @@ def _say(args: argparse.Namespace, out: Path, request: Request, outcome: Outcome
     print(f"{request.recipe.operator['name']} composition: {weights_text(request, outcome)}")
     if results:
         print(aligned(*table(results)))
+    if outcome.predicted:
+        print(f"{PREDICTED}:\n{aligned(*table(outcome.predicted))}")
     for name, comparison in compared.items():
         print(comparison.sentence(name, own))
     if results:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from robopolicy.cli.progress import progress_bars
 from robopolicy.cli.recipe import Ingredients, Recipe, load_ingredients
 from robopolicy.evaluation import plots
 from robopolicy.evaluation.compare import Comparison
-from robopolicy.evaluation.report import Report, write_report
+from robopolicy.evaluation.report import Report, table, write_report
 from robopolicy.evaluation.result import EvalResult
 from robopolicy.evaluation.search import (
     Ledger,
@@ -32,12 +32,15 @@ from robopolicy.files import atomic_folder
 from robopolicy.policies.base import Policy
 from robopolicy.provenance import versions
 from robopolicy.schema import to_plain
+from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import get_task
 from robopolicy.training.checkpoint import golden_observations, save_checkpoint
 from robopolicy.training.manifest import Parent
 from robopolicy.training.parents import place_of, shared_observations
+from robopolicy.training.world_sims import is_world
 
 LEDGER = "search.jsonl"  # what was played so far, in the output folder
+PREDICTED = "The same episodes in the world model"
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,9 @@ class Request:
     report_episodes: int  # per policy, on other seeds; 0 for no report
     report_seed: int
     task: str
-    backend: str
+    backend: str  # of the search
+    report_backend: str  # of the report
+    judge: str  # of a world model
     reward: str
     num_envs: int
     stochastic: bool
@@ -71,6 +76,11 @@ class Request:
     def plays(self) -> bool:
         """Whether any episode is to be played."""
         return self.search is not None or self.report_episodes > 0
+
+    @property
+    def dreamt(self) -> bool:
+        """Whether the report puts what a world model says beside what a simulator does."""
+        return self.report_episodes > 0 and is_world(self.backend) and not is_world(self.report_backend)
 
     @property
     def reported(self) -> range:
@@ -107,6 +117,7 @@ class Outcome:
     weights: tuple[float, ...]  # of what is weighed
     found: WeightSearch | None  # None: the weights were given
     results: dict[str, EvalResult]  # of the parents and, last, the composition; empty where nothing was played
+    predicted: dict[str, EvalResult] = field(default_factory=dict[str, EvalResult])  # the same in the world model
 
     @property
     def compared(self) -> dict[str, Comparison]:
@@ -131,9 +142,19 @@ def play(out: Path, request: Request, ingredients: Ingredients, ledger: Ledger |
     plan = None if method is None else method.plan(len(request.readings))
     player = Player(own, lambda: policy, policy.spec)
     envs = min(request.num_envs, max(request.report_episodes, 0 if plan is None else plan.seeds))
-    wanted = argparse.Namespace(backend=request.backend, reward=request.reward)
-    options = sim_options(wanted, [player], envs, request.device)
-    with closing(open_sim(get_task(request.task), options, [player])) as sim:
+    with ExitStack() as stack:
+
+        def opened(backend: str) -> VectorSim:
+            judge = request.judge if backend == request.backend or is_world(backend) else ""
+            wanted = argparse.Namespace(backend=backend, reward=request.reward, judge=judge)
+            options = sim_options(wanted, [player], envs, request.device)
+            return stack.enter_context(closing(open_sim(get_task(request.task), options, [player])))
+
+        needed = {
+            request.backend: method is not None or request.dreamt,
+            request.report_backend: request.report_episodes > 0,
+        }
+        sims = {backend: opened(backend) for backend, used in needed.items() if used}
         if plan is not None:
             print(f"{request.search} search: {plan}", file=sys.stderr)
         if request.report_episodes:
@@ -144,11 +165,12 @@ def play(out: Path, request: Request, ingredients: Ingredients, ledger: Ledger |
             ledger = Ledger(out / LEDGER, to_plain(request))
         record, weights = ledger, request.nominal
         with progress_bars() as add_bar:
-            advance = add_bar("compose", request.report_episodes * len(request.names) + (plan.episodes if plan else 0))
+            reports = request.report_episodes * len(request.names) * (1 + request.dreamt)
+            advance = add_bar("compose", reports + (plan.episodes if plan else 0))
 
-            def evaluator(*, probe: bool) -> SimEvaluator:
+            def evaluator(backend: str, *, probe: bool) -> SimEvaluator:
                 return SimEvaluator(
-                    sim,
+                    sims[backend],
                     deterministic=not request.stochastic,
                     probe=probe,
                     progress=lambda finished: advance(record.episodes + finished),
@@ -160,16 +182,21 @@ def play(out: Path, request: Request, ingredients: Ingredients, ledger: Ledger |
                     method,
                     request.identities,
                     ingredients.policy,
-                    evaluator(probe=False),
+                    evaluator(request.backend, probe=False),
                     seed=request.seed,
                     ledger=record,
                 )
                 policy, weights = ingredients.policy(found.weights), found.weights
             results: dict[str, EvalResult] = {}
+            predicted: dict[str, EvalResult] = {}
+            tried = dict(zip(request.names, [*ingredients.policies, policy], strict=True))
             if request.report_episodes:
-                tried = dict(zip(request.names, [*ingredients.policies, policy], strict=True))
-                results = hold_out(tried, evaluator(probe=True), request.reported, ledger=record)
-    return Outcome(policy, weights, found, results)
+                real = evaluator(request.report_backend, probe=True)
+                results = hold_out(tried, real, request.reported, ledger=record)
+            if request.dreamt:
+                dream = evaluator(request.backend, probe=False)
+                predicted = hold_out(tried, dream, request.reported, ledger=record, where=" in the world model")
+    return Outcome(policy, weights, found, results, predicted)
 
 
 def write(out: Path, request: Request, outcome: Outcome) -> None:
@@ -204,6 +231,8 @@ def _report(folder: Path, request: Request, outcome: Outcome) -> Report:
         curves["Search over the weights"] = weight_curve(found, request.readings, folder / "curve.png")
         tables["Search over the weights"] = search_table(found, request.readings)
         write_table(found, request.readings, folder / "search.csv")
+    if outcome.predicted:
+        tables[PREDICTED] = table(outcome.predicted)
     for number, (name, comparison) in enumerate(outcome.compared.items(), 1):
         if comparison.outcomes is not None:
             picture = folder / f"paired_{number}.png"
@@ -218,14 +247,17 @@ def _report(folder: Path, request: Request, outcome: Outcome) -> Report:
         extra={
             "search": None if found is None else search_summary(found),
             "against": {name: comparison.to_dict() for name, comparison in outcome.compared.items()},
+            "predicted": {name: result.summary() for name, result in outcome.predicted.items()},
         },
     )
 
 
 def _facts(request: Request, outcome: Outcome) -> dict[str, str]:
     searched = {} if outcome.found is None else {"searched on seeds": _span(outcome.found.seeds)}
+    backend = {"searched in": request.backend, "reported in": request.report_backend} if request.dreamt else {}
     return {
         "task": request.task,
+        **backend,
         "operator": request.recipe.operator["name"],
         "weights": weights_text(request, outcome),
         **searched,

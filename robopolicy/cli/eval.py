@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     players, entry = load_players(args.players, args.task, args.device)
     with atomic_folder(args.out) as folder:
         video, strip, notes = _film(args, players, entry, folder)  # first, because a bad camera name fails here
-        results, held, late = _evaluate(args, players, entry, latencies)
+        results, held, late = _evaluate(args, players, entry, latencies, notes)
         sampled = _sample(args, players, entry)
         tables = {HELD: frequency_table(held)} if held else {}
         tables |= {f"{LATE} (join '{args.join}')": latency_table(late)} if late else {}
@@ -135,9 +135,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluate(
-    args: argparse.Namespace, players: list[Player], entry: TaskEntry, latencies: list[float]
+    args: argparse.Namespace, players: list[Player], entry: TaskEntry, latencies: list[float], notes: list[str]
 ) -> tuple[dict[str, EvalResult], dict[str, dict[int, EvalResult]], dict[str, dict[float, LateResult]]]:
-    """Results of the players, and where asked for those with held actions by length and those by latency."""
+    """Results of the players, and where asked for those with held actions by length and those by latency.
+
+    What the reader should know about them is added to `notes`.
+    """
     from contextlib import closing
 
     from robopolicy.cli.players import open_sim, sim_options
@@ -145,6 +148,7 @@ def _evaluate(
     from robopolicy.evaluation.frequency import frequency_curve
     from robopolicy.evaluation.harness import evaluate
     from robopolicy.evaluation.latency import latency_curve
+    from robopolicy.training.world_sims import doubts
 
     results: dict[str, EvalResult] = {}
     held: dict[str, dict[int, EvalResult]] = {}
@@ -155,6 +159,7 @@ def _evaluate(
         for player in players:
             progress = add_bar(f"eval {player.label}", args.episodes)
             results[player.label] = evaluate(player.make(), sim, progress=progress, **episodes)
+            notes += doubts(player.label, sim)
             if args.holds:
                 held[player.label] = frequency_curve(player.make(), sim, args.holds, **episodes)
             if latencies:

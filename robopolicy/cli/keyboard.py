@@ -26,10 +26,14 @@ def action_of(key: str, sim: VectorSim) -> Tensor | None:
     return action if key == REST else None
 
 
+def action_names(sim: VectorSim) -> tuple[str, ...]:
+    """Those of the simulator, or numbers."""
+    return sim.spec.action_names or tuple(f"action {index}" for index in range(sim.spec.action_dim))
+
+
 def keys_help(sim: VectorSim) -> str:
     """Which key does what."""
-    names = sim.spec.action_names or tuple(f"action {index}" for index in range(sim.spec.action_dim))
-    pairs = [f"{low}/{high} {name}" for low, high, name in zip(DOWN, UP, names, strict=False)]
+    pairs = [f"{low}/{high} {name}" for low, high, name in zip(DOWN, UP, action_names(sim), strict=False)]
     return f"{', '.join(pairs)}, space rests, {QUIT} quits"
 
 

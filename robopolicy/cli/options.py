@@ -14,11 +14,18 @@ def add_player_options(parser: argparse.ArgumentParser) -> None:
     """Options that `eval` and `play` share."""
     parser.add_argument("--task", help="task id (default: the one the checkpoint was trained on)")
     parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
-    parser.add_argument("--backend", default="auto", help="simulator, or worldmodel:FOLDER (default: the task's own)")
+    parser.add_argument("--backend", default="auto", help="simulator, or worldmodel:FOLDER[,FOLDER] (default: its own)")
+    add_judge_option(parser)
     parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
     parser.add_argument("--stochastic", action="store_true", help="act with exploration noise")
     parser.add_argument("--device", default="cpu", help="where policies compute, and physics that can (default: cpu)")
     parser.add_argument("--camera", help="camera of the video (default: the task's own)")
+
+
+def add_judge_option(parser: argparse.ArgumentParser) -> None:
+    """Who sees success in a world model."""
+    text = "of a world model: folder of 'worldmodel judge', vlm:MODEL@URL or vlm:FOLDER (default: the model's own)"
+    parser.add_argument("--judge", default="", help=text)
 
 
 def check_alone(what: str) -> None:

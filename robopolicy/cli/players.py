@@ -18,10 +18,10 @@ from robopolicy.evaluation.actors import (
 )
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.sim.contract import VectorSim
-from robopolicy.sim.registry import SimOptions, TaskEntry, get_task, views_of
+from robopolicy.sim.registry import SimOptions, TaskEntry, WorldOptions, get_task, views_of
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.manifest import Manifest
-from robopolicy.training.world_checkpoint import open_task
+from robopolicy.training.world_sims import open_task
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ def load_players(names: Sequence[str], task: str | None, device: str) -> tuple[l
 def sim_options(args: argparse.Namespace, players: Sequence[Player], num_envs: int, device: str = "cpu") -> SimOptions:
     """Options for the simulator of all players, with the images and point clouds that their policies see."""
     views = views_of([player.spec.observation for player in players if player.spec is not None])
-    return SimOptions(num_envs=num_envs, backend=args.backend, device=device, reward=args.reward, **views)
+    world = WorldOptions(judge=args.judge)
+    return SimOptions(num_envs=num_envs, backend=args.backend, device=device, reward=args.reward, world=world, **views)
 
 
 def open_sim(entry: TaskEntry, options: SimOptions, players: Sequence[Player]) -> VectorSim:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.options import check_numbers
+from robopolicy.cli.options import add_judge_option, check_numbers
 
 if TYPE_CHECKING:
     from robopolicy.cli.players import Player
@@ -22,9 +22,11 @@ examples:
   robopolicy worldmodel train data/films --set learner.updates=30000 learner.lr=5e-4 --device cuda
   robopolicy worldmodel train --resume runs/push_world
   robopolicy worldmodel eval runs/push_world/checkpoints/best data/films
+  robopolicy worldmodel judge runs/push_world/checkpoints/best data/films --out runs/push_judge
   robopolicy worldmodel rank runs/push_world/checkpoints/best runs/push_bc/checkpoints/best expert expert+0.5 random
   robopolicy worldmodel play runs/push_world/checkpoints/best expert
   robopolicy worldmodel play runs/push_world/checkpoints/best --keys dddwww
+  robopolicy worldmodel play runs/push_world/checkpoints/best --browser
   robopolicy eval runs/push_bc/checkpoints/best --backend worldmodel:runs/push_world/checkpoints/best
 """
 
@@ -55,8 +57,17 @@ def add_parser(subparsers: Any) -> None:
     tests.add_argument("--windows", type=int, default=64, help="films to continue (default: 64)")
     tests.add_argument("--horizon", type=int, default=20, help="frames to predict (default: 20)")
     tests.add_argument("--out", type=Path, help="contact sheet to write, .png (default: none)")
+    judge = actions.add_parser("judge", help="train a judge of films as a world model shows them, and measure it")
+    judge.add_argument("world", type=Path, metavar="WORLD", help="checkpoint of a world model")
+    judge.add_argument("dataset", metavar="FILMS", help="films, of which a tenth is held back to measure it")
+    judge.add_argument("--kind", default="classifier", help="classifier, or probe of the state (default: classifier)")
+    judge.add_argument("--steps", type=int, default=1500, help="gradient steps (default: 1500)")
+    judge.add_argument("--members", type=int, default=3, help="networks that may disagree (default: 3)")
+    judge.add_argument("--frames", type=int, default=1, help="last frames that it looks at (default: 1)")
+    judge.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
+    judge.add_argument("--out", type=Path, required=True, help="folder to write")
     rank = actions.add_parser("rank", help="rank policies in the world model and in the simulator")
-    rank.add_argument("world", type=Path, metavar="WORLD", help="checkpoint of a world model")
+    rank.add_argument("world", metavar="WORLD", help="checkpoint of a world model, or several with commas: an ensemble")
     rank.add_argument(
         "players", nargs="+", metavar="CKPT", help="checkpoint, 'expert' or 'random'; CKPT+0.3 disturbs it"
     )
@@ -64,14 +75,23 @@ def add_parser(subparsers: Any) -> None:
     rank.add_argument("--out", type=Path, help="report folder (default: the next free one of runs/rank)")
     rank.add_argument("--video", type=int, default=4, help="episodes to film side by side (default: 4)")
     play = actions.add_parser("play", help="film a policy in the world model beside the simulator, or play by keys")
-    play.add_argument("world", type=Path, metavar="WORLD", help="checkpoint of a world model")
+    play.add_argument("world", metavar="WORLD", help="checkpoint of a world model, or several with commas: an ensemble")
     play.add_argument("player", nargs="?", metavar="CKPT", help="checkpoint, 'expert' or 'random' (default: keyboard)")
     play.add_argument("--keys", help="keys to play instead of those pressed, e.g. ddddww")
+    play.add_argument(
+        "--browser",
+        nargs="?",
+        const="8780",
+        metavar="ADDRESS",
+        help="play or watch in a browser; loopback unless ROBOPOLICY_TOKEN is set (default: 8780)",
+    )
     play.add_argument("--episodes", type=int, default=4, help="episodes to film (default: 4)")
     play.add_argument("--out", type=Path, default=Path("runs/world.mp4"), help="video (default: runs/world.mp4)")
-    for action in (tests, rank, play):
+    for action in (rank, play):
+        add_judge_option(action)
+    for action in (tests, judge, rank, play):
         action.add_argument("--device", default="cpu", help="where it computes (default: cpu)")
-    for action in (tests, rank):
+    for action in (tests, judge, rank):
         action.add_argument("--json", action="store_true", help="print one JSON object")
     for action in (rank, play):
         action.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
@@ -80,7 +100,9 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do what was asked for; 0 when it is done, 130 after Ctrl-C in training."""
-    return {"train": _train, "eval": _eval, "rank": _rank, "play": _play}[args.action](args)
+    from robopolicy.cli.world_judge import fit
+
+    return {"train": _train, "eval": _eval, "judge": fit, "rank": _rank, "play": _play}[args.action](args)
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -137,6 +159,7 @@ def _eval(args: argparse.Namespace) -> int:
 
 def _rank(args: argparse.Namespace) -> int:
     from contextlib import closing
+    from dataclasses import replace
 
     from robopolicy.cli.progress import progress_bars
     from robopolicy.errors import UserError
@@ -144,6 +167,7 @@ def _rank(args: argparse.Namespace) -> int:
     from robopolicy.evaluation.plots import rank_scatter
     from robopolicy.evaluation.ranking import rank
     from robopolicy.files import atomic_folder, free_folder
+    from robopolicy.training.world_sims import doubts
 
     check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed", "video"))
     args.out = args.out or free_folder(Path("runs/rank"))
@@ -151,6 +175,7 @@ def _rank(args: argparse.Namespace) -> int:
     if len({player.label for player in sims.players}) < len(sims.players):
         raise UserError(f"Pass different players, got {' '.join(args.players)}.")
     sides: dict[str, dict[str, EvalResult]] = {"real": {}, "predicted": {}}
+    notes: list[str] = []
     episodes = {"episodes": args.episodes, "seed": args.seed}
     with progress_bars() as add_bar:
         for kind, results in sides.items():
@@ -158,7 +183,9 @@ def _rank(args: argparse.Namespace) -> int:
                 for player in sims.players:
                     progress = add_bar(f"{kind} {player.label}", args.episodes)
                     results[player.label] = evaluate(player.make(), sim, progress=progress, **episodes)
+                    notes += doubts(player.label, sim)
     ranking = rank(sides["real"], sides["predicted"])
+    ranking = replace(ranking, notes=(*ranking.notes, *notes))
     with atomic_folder(args.out) as folder:
         rank_scatter(ranking, folder / "scatter.png", ylabel="in the world model")
         _film(args, sims, sides["real"], folder)
@@ -206,12 +233,18 @@ def _film(args: argparse.Namespace, sims: _Sims, real: dict[str, EvalResult], fo
 
 
 def _play(args: argparse.Namespace) -> int:
+    from robopolicy.deploy.page import parse_address
     from robopolicy.errors import UserError
 
     check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed",))
-    if args.player is not None and args.keys is not None:
-        raise UserError("Who plays? Pass a policy or --keys, not both.")
+    if args.keys is not None and (args.player is not None or args.browser is not None):
+        raise UserError("Who plays? Pass a policy, --keys or --browser, not several.")
+    if args.browser is not None:
+        parse_address(args.browser)
     sims = _Sims(args, [] if args.player is None else [args.player])
+    if args.browser is not None:
+        _in_browser(args, sims)
+        return 0
     if args.player is not None:
         sims.film(sims.players[0], range(args.seed, args.seed + args.episodes), args.out)
         print(f"video: {args.out}")
@@ -221,6 +254,19 @@ def _play(args: argparse.Namespace) -> int:
     with closing(sims.open("predicted", 1)) as sim:
         _by_keys(args, sim)
     return 0
+
+
+def _in_browser(args: argparse.Namespace, sims: _Sims) -> None:
+    from contextlib import ExitStack, closing
+
+    from robopolicy.cli.world_view import by_keys, by_policy
+
+    with ExitStack() as stack:
+        predicted = stack.enter_context(closing(sims.open("predicted", 1)))
+        if sims.players:
+            by_policy(args.browser, predicted, sims.players[0], range(args.seed, args.seed + args.episodes))
+        else:
+            by_keys(args.browser, predicted, stack.enter_context(closing(sims.open("real", 1))), args.seed)
 
 
 def _by_keys(args: argparse.Namespace, sim: VectorSim) -> None:
@@ -246,11 +292,11 @@ class _Sims:
     def __init__(self, args: argparse.Namespace, players: list[str]) -> None:
         """Load the world model, which must have passed its tests, and the players."""
         from robopolicy.cli.players import disturbed_players
-        from robopolicy.sim.registry import SimOptions, get_task
-        from robopolicy.training.world_checkpoint import load_world
+        from robopolicy.sim.registry import SimOptions, WorldOptions, get_task
+        from robopolicy.training.world_sims import load_worlds
 
-        self.model, self.manifest = load_world(args.world, args.device)
-        self.manifest.require(args.world)
+        self.model, self.manifest = load_worlds(args.world, args.device)
+        self.world = WorldOptions(judge=args.judge)
         self.task = get_task(self.manifest.task).name
         self.players: list[Player] = disturbed_players(players, self.task, args.device)
         spec = self.model.spec
@@ -262,12 +308,13 @@ class _Sims:
 
         from robopolicy.evaluation.actors import check_compatible
         from robopolicy.sim.registry import make_sim
-        from robopolicy.training.world_checkpoint import world_sim
+        from robopolicy.training.world_sims import world_sim
 
         options = replace(self.options, num_envs=num_envs)
-        sim = (
-            make_sim(self.task, options) if kind == "real" else world_sim(self.task, options, self.model, self.manifest)
-        )
+        if kind == "real":
+            sim = make_sim(self.task, options)
+        else:
+            sim = world_sim(self.task, replace(options, world=self.world), self.model, self.manifest)
         for player in self.players:
             if player.spec is not None:
                 check_compatible(player.spec, sim.spec)

@@ -9,8 +9,8 @@ format.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,7 @@ class Episodes:
     seeds: NDArray[np.int64]  # (E,) -1 where unknown
     control_dt: float  # seconds between two frames
     behaviours: tuple[str, ...] = ()  # (E,) who acted, empty where unknown; () is unknown for all
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])  # of entries, where known
 
     def __post_init__(self) -> None:
         _check(self)
@@ -127,11 +128,13 @@ class Episodes:
         """
         chosen = np.asarray(selection)
         indices = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
-        return Episodes.from_list([self.episode(int(index)) for index in indices], self.control_dt)
+        return Episodes.from_list([self.episode(int(index)) for index in indices], self.control_dt, self.names)
 
     @classmethod
-    def from_list(cls, episodes: Iterable[Episode], control_dt: float) -> Episodes:
-        """Lay episodes with the same keys one after the other."""
+    def from_list(
+        cls, episodes: Iterable[Episode], control_dt: float, names: Mapping[str, tuple[str, ...]] | None = None
+    ) -> Episodes:
+        """Lay episodes with the same keys, whose entries are called `names`, one after the other."""
         episodes = list(episodes)
         if not episodes:
             raise UserError("A dataset needs at least one episode, got none; collect or select more episodes.")
@@ -150,6 +153,7 @@ class Episodes:
             seeds=np.array([episode.seed for episode in episodes], np.int64),
             control_dt=control_dt,
             behaviours=tuple(episode.behaviour for episode in episodes),
+            names=dict(names or {}),
         )
 
     @classmethod
@@ -160,8 +164,12 @@ class Episodes:
             raise UserError(
                 f"Datasets with different control steps {sorted(rates)} s cannot be joined; resample first."
             )
+        names: dict[str, tuple[str, ...]] = {}
+        for key, called in [pair for part in parts for pair in part.names.items()]:
+            if names.setdefault(key, called) != called:
+                raise UserError(f"Datasets whose '{key}' holds {names[key]} and {called} cannot be joined.")
         episodes = [part.episode(index) for part in parts for index in range(part.num_episodes)]
-        return cls.from_list(episodes, parts[0].control_dt if parts else 0.0)
+        return cls.from_list(episodes, parts[0].control_dt if parts else 0.0, names)
 
 
 def _check(data: Episodes) -> None:
@@ -174,6 +182,9 @@ def _check(data: Episodes) -> None:
         raise UserError(f"Episode ends must rise to the number of frames {frames}, got {ends.tolist()[:8]}.")
     if len(data.tasks) != len(ends) or len(data.seeds) != len(ends):
         raise UserError(f"{len(ends)} episodes need as many tasks and seeds, got {len(data.tasks)}, {len(data.seeds)}.")
+    for key, called in data.names.items():
+        if key in data.arrays and data.arrays[key].shape[1:] != (len(called),):
+            raise UserError(f"'{key}' has frames of shape {data.arrays[key].shape[1:]}, but {len(called)} names.")
     if data.behaviours and len(data.behaviours) != len(ends):
         raise UserError(f"{len(ends)} episodes need as many behaviours, got {len(data.behaviours)}.")
     for key, array in data.arrays.items():

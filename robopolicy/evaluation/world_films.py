@@ -12,6 +12,7 @@ from torch import Tensor
 
 from robopolicy.evaluation.video import BACKGROUND, CAPTION, GAP, TEXT, font
 from robopolicy.worldmodel.contract import VideoWorldModel
+from robopolicy.worldmodel.diagnostics import frame_psnr
 from robopolicy.worldmodel.films import Films
 
 
@@ -22,42 +23,58 @@ def contact_sheet(
     path: Path,
     *,
     horizons: Sequence[int] = (1, 10, 20),
-    rows: int = 4,
+    typical: int = 2,
+    worst: int = 2,
+    windows: int = 64,
     side: int = 128,
     seed: int = 0,
 ) -> Path:
     """Write a picture: per row one film, its last frame seen, then what happened and what was predicted, by horizon.
+
+    The films are those of `windows` drawn ones that were predicted as well as half of them at the last horizon, and
+    those that were predicted worst, with their PSNR [dB] there.
 
     Args:
         model: The world model.
         films: Films to continue, with the actions that were played.
         path: PNG file.
         horizons: Frames ahead; those beyond the longest film are left out.
-        rows: Films, of every camera one row.
+        typical: Films of median quality, of every camera one row each.
+        worst: Films where it went most wrong.
+        windows: Films to choose them from.
         side: Pixels of each picture.
         seed: Of the choice of films.
     """
     horizons = [h for h in horizons if h < films.longest]
-    starts = films.starts(max(horizons), rows, seed)
+    starts = films.starts(max(horizons), windows, seed)
     clip, context = films.clip(starts, max(horizons)), model.spec.context
     past = {camera: view[:, :context] for camera, view in clip.images.items()}
     state = model.reset(
         past, clip.proprio[:, :context], seeds=torch.arange(len(starts)), actions=clip.actions[:, : context - 1]
     )
     predicted = model.step(state, clip.actions[:, context - 1 :])[1].images
+    end = {camera: view[:, -1:] for camera, view in predicted.items()}
+    quality = frame_psnr(end, {camera: view[:, -1:] for camera, view in clip.images.items()})[:, 0]
+    order = quality.argsort().tolist()
+    middle = max((len(order) - typical) // 2, min(worst, len(order)))
+    chosen = [("typical", row) for row in order[middle : middle + typical]] + [("worst", row) for row in order[:worst]]
     titles = ["last seen"] + [f"{kind} +{h}" for h in horizons for kind in ("real", "predicted")]
-    lines = [(row, camera) for row in range(len(starts)) for camera in model.spec.cameras]
-    canvas = Image.new("RGB", (GAP + len(titles) * (side + GAP), CAPTION + len(lines) * (side + GAP)), BACKGROUND)
+    lines = [(name, row, camera) for name, row in chosen for camera in model.spec.cameras]
+    height = CAPTION + side + GAP
+    canvas = Image.new("RGB", (GAP + len(titles) * (side + GAP), CAPTION + len(lines) * height), BACKGROUND)
     draw = ImageDraw.Draw(canvas)
     for column, title in enumerate(titles):
         draw.text((GAP + column * (side + GAP), CAPTION / 2), title, TEXT, font(), anchor="lm")
-    for line, (row, camera) in enumerate(lines):
+    for line, (name, row, camera) in enumerate(lines):
+        top = CAPTION + line * height
+        title = f"{name}: {quality[row]:.1f} dB at +{max(horizons)}, camera {camera}"
+        draw.text((GAP, top + CAPTION / 2), title, TEXT, font(), anchor="lm")
         real, told = clip.images[camera][row], predicted[camera][row].cpu()
         pictures = [real[context - 1]]
         for h in horizons:
             pictures += [real[context - 1 + h], told[h - 1]]
         for column, picture in enumerate(pictures):
-            canvas.paste(_image(picture, side), (GAP + column * (side + GAP), CAPTION + line * (side + GAP)))
+            canvas.paste(_image(picture, side), (GAP + column * (side + GAP), top + CAPTION))
     path.parent.mkdir(parents=True, exist_ok=True)
     canvas.save(path)
     return path

@@ -22,6 +22,19 @@ REWARDS = ("sparse", "shaped")
 
 
 @dataclass(frozen=True)
+class WorldOptions:
+    """How a world model is played in, where one takes the place of the simulator (backend `worldmodel:FOLDER`)."""
+
+    judge: str = ""  # who sees success: the model's own head, a folder of 'worldmodel judge', vlm:MODEL@URL, vlm:FOLDER
+    every: int = 0  # control steps between judgements, the last one always; 0 is each, of a vlm every 20th
+    samples: int = 0  # futures drawn per step, whose disagreement is the uncertainty; 0 is as the model was trained
+    penalty: float = 0.0  # taken off the reward per unit of uncertainty
+    max_uncertainty: float = 0.0  # an episode is cut where the uncertainty is larger; 0 never cuts
+    steps: int = 0  # longest episode in control steps; 0 is the task's
+    films: str = ""  # dataset in whose frames episodes start; empty: where the task's own do
+
+
+@dataclass(frozen=True)
 class SimOptions:
     """How to build a simulator; a task ignores nothing here, it refuses what it cannot do with a `UserError`."""
 
@@ -35,6 +48,7 @@ class SimOptions:
     reward: str = "sparse"  # sparse | shaped, where the task has both
     threads: int = 0  # physics threads; 0 is one per core
     stock: float = 0.0  # discount of the observation `stock.<discount>`; 0 leaves it out
+    world: WorldOptions = WorldOptions()  # of the backend `worldmodel:FOLDER` alone
 
 
 def views_of(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str, Any]:
@@ -84,6 +98,7 @@ class TaskEntry:
     backends: tuple[str, ...] = ("mujoco",)
     requires: str = ""  # extra to install, empty when the core suffices
     module: str = ""  # what that extra brings, where it is not called like the extra
+    solved: Callable[[Observation], Tensor] | None = None  # success `(N,)` bool of observations, where these tell it
 
     def need_expert(self) -> Callable[[], Expert]:
         """`make_expert`, where there is one.
@@ -157,6 +172,8 @@ def make_sim(name: str, options: SimOptions | None = None) -> VectorSim:
         raise UserError(f"The number of environments must be at least 1, got {options.num_envs}.")
     if options.backend not in ("auto", *entry.backends):
         raise unknown_name("backend", options.backend, ("auto", *entry.backends), f"of task {entry.name}")
+    if options.world != WorldOptions():
+        raise UserError("A judge and other settings of a world model belong to --backend worldmodel:FOLDER.")
     if options.reward not in REWARDS:
         raise unknown_name("reward", options.reward, REWARDS, f"of task {entry.name}")
     sim = entry.make(options)

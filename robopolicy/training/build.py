@@ -33,7 +33,7 @@ from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.schema import filling, to_plain
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import SimSpec, VectorSim
-from robopolicy.sim.registry import SimOptions, get_task, views_of
+from robopolicy.sim.registry import WorldOptions, get_task, views_of
 from robopolicy.spec import MEMORY
 from robopolicy.text.imitation import TextSFT
 from robopolicy.text.learner import TextRecipe
@@ -42,9 +42,10 @@ from robopolicy.training.config import TaskConfig, TrainConfig, section
 from robopolicy.training.distributed import SEEDS_PER_RANK, SharedRollouts, check_distributed
 from robopolicy.training.manifest import read_manifest
 from robopolicy.training.replay_source import ReplaySource
+from robopolicy.training.simulators import eval_simulator, simulator
 from robopolicy.training.sources import DatasetSource, GroupSource, HybridSource, RolloutSource, Source, VineSource
 from robopolicy.training.text_sources import text_source
-from robopolicy.training.world_checkpoint import open_task
+from robopolicy.training.world_sims import is_world
 
 FIRST_EPISODE = 1_000_000  # episode seeds of training start here, far above those of demonstrations and evaluation
 
@@ -78,6 +79,8 @@ def complete(config: TrainConfig) -> TrainConfig:
         raise UserError(
             "Set exactly one of budget.updates and budget.env_steps, and leave the other 0, e.g. budget.updates=5000."
         )
+    if config.world != WorldOptions() and not any(map(is_world, (config.sim.backend, config.evaluation.backend))):
+        raise UserError("Settings of world.* belong to a world model; set sim.backend=worldmodel:FOLDER, too.")
     task = config.task.name
     if config.init_from:
         manifest = read_manifest(Path(config.init_from))
@@ -171,8 +174,8 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
     episodes = _episodes(config.dataset) if config.dataset else None
     _episodes.cache_clear()
     judges = config.evaluation.episodes > 0 and rank() == 0
-    eval_sim = _simulator(config, config.evaluation.num_envs) if judges else None
-    train_sim = _simulator(config, config.sim.num_envs // world_size()) if _plays(config, experience) else None
+    eval_sim = eval_simulator(config) if judges else None
+    train_sim = simulator(config, config.sim.num_envs // world_size()) if _plays(config, experience) else None
     sim = _spec(config, train_sim or eval_sim, experience)
     if episodes is not None and sim is not None:
         _check_dataset(episodes, sim, config.dataset)
@@ -260,26 +263,10 @@ def _source(
     return rollouts if world_size() == 1 else SharedRollouts(rollouts)
 
 
-def _simulator(config: TrainConfig, num_envs: int) -> VectorSim:
-    options = SimOptions(
-        num_envs=num_envs,
-        backend=config.sim.backend,
-        device=config.device,
-        cameras=config.task.cameras,
-        image_size=config.task.image_size,
-        point_clouds=config.task.point_clouds,
-        points=config.task.points,
-        reward=config.task.reward,
-        stock=config.task.stock,
-        threads=config.sim.threads,
-    )
-    return open_task(config.task.name, options)
-
-
 def _spec(config: TrainConfig, sim: VectorSim | None, experience: str) -> SimSpec | None:
     """What the task looks like; learning from replay needs its action bounds even where nothing is played."""
     if sim is None and experience == "replay":
-        sim = _simulator(config, 1)
+        sim = simulator(config, 1)
         sim.close()
     return None if sim is None else sim.spec
 

@@ -16,6 +16,7 @@ from robopolicy.algorithms import ALGORITHMS
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.interop import POLICIES
 from robopolicy.schema import from_plain
+from robopolicy.sim.registry import WorldOptions
 from robopolicy.training.limits import check_count
 
 
@@ -38,7 +39,7 @@ class SimConfig:
     """How to simulate it."""
 
     num_envs: int = 16  # parallel environments
-    backend: str = "auto"  # auto | mujoco | mujoco-exact | warp | envpool | gymnasium | ...
+    backend: str = "auto"  # auto | mujoco | mujoco-exact | warp | envpool | gymnasium | worldmodel:FOLDER | ...
     threads: int = 0  # physics threads; 0 is one per core
 
 
@@ -78,6 +79,7 @@ class EvaluationConfig:
     episodes: int = 100  # episodes each time; 0 never evaluates
     seed: int = 10_000  # first episode seed; training episodes start at a million
     num_envs: int = 32  # parallel environments; does not change the result
+    backend: str = ""  # simulator; empty: that of training, or the task's own where that is a world model
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class TrainConfig:
     algorithm: dict[str, Any] = field(default_factory=dict)  # name and settings
     task: TaskConfig = TaskConfig()
     sim: SimConfig = SimConfig()
+    world: WorldOptions = field(default_factory=WorldOptions)  # used where a backend is a world model
     chunk: ChunkConfig = ChunkConfig()  # that of init_from wins
     budget: BudgetConfig = BudgetConfig()
     replay: ReplayConfig = ReplayConfig()  # used by algorithms that learn from replay
@@ -166,12 +169,18 @@ def check_ranges(config: TrainConfig) -> None:
         "replay.warmup_steps": config.replay.warmup_steps,
         "replay.offline_updates": config.replay.offline_updates,
         "seed": config.seed,
+        "world.every": config.world.every,
+        "world.samples": config.world.samples,
+        "world.steps": config.world.steps,
     }
     for key, value in not_negative.items():
         check_count(key, value, 0)
     for key, share in (("offline_share", config.replay.offline_share), ("prioritized", config.replay.prioritized)):
         if not 0 <= share <= 1:
             raise UserError(f"replay.{key} must lie in [0, 1], got {share}.")
+    for key, number in (("penalty", config.world.penalty), ("max_uncertainty", config.world.max_uncertainty)):
+        if not 0 <= number < math.inf:
+            raise UserError(f"world.{key} must be a number of 0 or more, got {number}.")
     if config.chunk.execute > config.chunk.horizon:
         raise UserError(
             f"chunk.execute must not exceed chunk.horizon, got {config.chunk.execute} > {config.chunk.horizon}."

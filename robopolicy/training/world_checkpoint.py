@@ -1,4 +1,4 @@
-"""Checkpoints of world models, and simulators made from them.
+"""Checkpoints of world models.
 
 A checkpoint is a folder like that of a policy: `model.safetensors`, `manifest.json`, `training_state/`. Its manifest
 says what the model achieved in the tests of `robopolicy.worldmodel.diagnostics`, and so whether it may judge policies.
@@ -20,12 +20,9 @@ from robopolicy.device import usable_device
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import atomic_folder, recover, refuse_foreign, write_text
 from robopolicy.schema import from_plain, to_plain
-from robopolicy.sim.contract import VectorSim
-from robopolicy.sim.registry import SimOptions, get_task, make_sim
 from robopolicy.training.checkpoint import MODEL, STATE
 from robopolicy.training.manifest import MANIFEST, check_files, manifest_content, sha256
 from robopolicy.training.statetree import portable, save_tree
-from robopolicy.worldmodel.backend import SimStarts, WorldSim, WorldSimConfig
 from robopolicy.worldmodel.contract import WorldSpec
 from robopolicy.worldmodel.diagnostics import Verdict
 from robopolicy.worldmodel.latent import LatentConfig, LatentWorldModel
@@ -37,7 +34,6 @@ WORLD_MODELS: dict[str, tuple[type[Any], type[AnyWorldModel]]] = {
     LatentWorldModel.name: (LatentConfig, LatentWorldModel),
     PretrainedWorldModel.name: (PretrainedConfig, PretrainedWorldModel),
 }
-BACKEND = "worldmodel:"  # what a backend's name begins with that is the folder of a world model
 
 
 @dataclass(frozen=True)
@@ -122,29 +118,3 @@ def load_world(path: str | Path, device: str | torch.device = "cpu") -> tuple[An
     except (OSError, SafetensorError, RuntimeError) as error:
         raise UserError(f"{folder / MODEL} does not fit its manifest; copy the checkpoint again.") from error
     return model.to(device).eval(), manifest
-
-
-def open_task(name: str, options: SimOptions) -> VectorSim:
-    """The simulator of a task, or a world model of it where the backend is `worldmodel:FOLDER`.
-
-    Raises:
-        UserError: As in `make_sim`, or the world model shows another task or failed its tests.
-    """
-    if not options.backend.startswith(BACKEND):
-        return make_sim(name, options)
-    folder = Path(options.backend.removeprefix(BACKEND))
-    model, manifest = load_world(folder, options.device)
-    manifest.require(folder)
-    return world_sim(name, options, model, manifest)
-
-
-def world_sim(name: str, options: SimOptions, model: AnyWorldModel, manifest: WorldManifest) -> WorldSim:
-    """A world model as simulator of the task `name`, whose episodes start where those of the real one do."""
-    entry, spec = get_task(name), model.spec
-    if manifest.task != entry.name:
-        raise UserError(f"The world model was filmed in {manifest.task}; it cannot stand in for {entry.name}.")
-    real = make_sim(entry.name, SimOptions(num_envs=1, cameras=spec.cameras, image_size=spec.size))
-    rules = WorldSimConfig(ends_on_success=manifest.ends_on_success, reward=options.reward)
-    starts = SimStarts(real, spec)
-    size = {"num_envs": options.num_envs, "rows": model.config.rows}
-    return WorldSim(model, model.judge, starts, real.spec, config=rules, **size)

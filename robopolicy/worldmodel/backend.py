@@ -21,7 +21,7 @@ from robopolicy.policies.noise import seats
 from robopolicy.sim.contract import Observation, SimSpec, Step, VectorSim
 from robopolicy.sim.rows import RowSim
 from robopolicy.worldmodel.contract import Images, Judge, VideoWorldModel, WorldSpec, WorldState, first_frames
-from robopolicy.worldmodel.films import Films
+from robopolicy.worldmodel.films import Films, Window, check_names
 
 _KEPT = 4096  # start frames remembered
 
@@ -36,13 +36,15 @@ class WorldSimConfig:
     penalty: float = 0.0  # taken off the reward per unit of the model's uncertainty
     max_uncertainty: float = float("inf")  # an episode is cut where the model is less certain
     reward: str = "sparse"  # sparse: 1 at success | shaped: gain of progress on top of that
+    clip: int = 1  # last frames that the judge is shown, the first one of an episode repeated
+    every: int = 1  # control steps between judgements; the last step of an episode is always judged
 
 
 class Starts(Protocol):
     """Where episodes begin."""
 
-    def __call__(self, seeds: Sequence[int]) -> tuple[Images, Tensor]:
-        """First frames `{camera: (R, 3, S, S)}` uint8 and state vectors `(R, P)` of the episodes `seeds`."""
+    def __call__(self, seeds: Sequence[int]) -> Window:
+        """The C frames of the R episodes `seeds` that come before their first prediction."""
         ...
 
     def close(self) -> None:
@@ -65,7 +67,7 @@ class SimStarts:
         self.sim, self.spec = sim, spec
         self._kept: dict[int, Observation] = {}
 
-    def __call__(self, seeds: Sequence[int]) -> tuple[Images, Tensor]:
+    def __call__(self, seeds: Sequence[int]) -> Window:
         """Reset the simulator to each seed; a start that was seen lately is remembered."""
         found: list[Observation] = []
         for seed in seeds:
@@ -76,7 +78,11 @@ class SimStarts:
             found.append(self._kept[seed])
         images = {camera: torch.cat([obs[IMAGE_PREFIX + camera] for obs in found]) for camera in self.spec.cameras}
         vectors = [torch.cat([obs[name] for obs in found]) for name in self.spec.proprio]
-        return images, torch.cat(vectors, 1) if vectors else torch.zeros(len(seeds), 0)
+        proprio = torch.cat(vectors, 1) if vectors else torch.zeros(len(seeds), 0)
+        return Window(
+            *first_frames(self.spec, images, proprio),
+            actions=torch.zeros(len(seeds), self.spec.context - 1, self.spec.action_dim),
+        )
 
     def close(self) -> None:
         """Close the simulator."""
@@ -84,19 +90,31 @@ class SimStarts:
 
 
 class LoggedStarts:
-    """The first frames of logged episodes: those of the seed where one was logged, else the seed-th, counted around."""
+    """The first frames of logged episodes: those of the seed where one was logged, else the seed-th, counted around.
 
-    def __init__(self, episodes: Episodes, spec: WorldSpec) -> None:
+    With `anywhere` episodes start in the middle of the logged ones, in a frame drawn by the seed that another frame
+    follows and that does not show success: short rollouts then see all of a task, not its beginning alone.
+    """
+
+    def __init__(self, episodes: Episodes, spec: WorldSpec, *, anywhere: bool = False) -> None:
         """Take starts from `episodes`, which must show the world of `spec`."""
-        self._films = Films(spec, episodes, "The log")
+        self._films = films = Films(spec, episodes, "The log")
         self._index = {int(seed): index for index, seed in enumerate(episodes.seeds) if seed >= 0}
+        self._anywhere: Tensor | None = None
+        if anywhere:
+            played = films.targets - 1
+            self._anywhere = played[films.success[played] == 0]
+            if not len(self._anywhere):
+                raise UserError("Every frame of the log shows success, so no episode can start there.")
 
-    def __call__(self, seeds: Sequence[int]) -> tuple[Images, Tensor]:
-        """Look the first frames up."""
+    def __call__(self, seeds: Sequence[int]) -> Window:
+        """Look the frames up."""
         films = self._films
+        if self._anywhere is not None:
+            draws = [int(np.random.default_rng(seed).integers(len(self._anywhere))) for seed in seeds]
+            return films.context(self._anywhere[draws])
         chosen = [self._index.get(seed, seed % films.episodes.num_episodes) for seed in seeds]
-        frames = torch.from_numpy(films.episodes.starts[chosen])
-        return {camera: view[frames] for camera, view in films.images.items()}, films.proprio[frames]
+        return films.context(torch.from_numpy(films.episodes.starts[chosen]))
 
     def close(self) -> None:
         """Nothing to free."""
@@ -147,9 +165,17 @@ class WorldSim(RowSim):
         self._rows = rows
         self._low, self._high = task.action_low.cpu(), task.action_high.cpu()
         self._state: WorldState | None = None
-        self._images: Images = {}
-        self._proprio = torch.zeros(num_envs, model.spec.proprio_dim)
+        clip, size = self.config.clip, model.spec.size
+        frames = torch.zeros(num_envs, clip, 3, size, size, dtype=torch.uint8)
+        self._images: Images = dict.fromkeys(model.spec.cameras, frames)  # the last frames, as the judge sees them
+        self._proprio = torch.zeros(num_envs, clip, model.spec.proprio_dim)
         self._progress = torch.zeros(num_envs)
+        self.judged = self.abstained = 0  # clips since the last reset, and those of them on which the judge abstained
+
+    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
+        """Start every environment anew."""
+        self.judged = self.abstained = 0
+        return super().reset(seed)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Let the model predict one frame of every active film, and judge it."""
@@ -157,23 +183,24 @@ class WorldSim(RowSim):
         config, count = self.config, self.num_envs
         active = self.moving(active)
         rows = active.nonzero().flatten()
-        success, progress = torch.zeros(count, dtype=torch.bool), self._progress.clone()
-        uncertainty = torch.zeros(count)
+        success, abstained = torch.zeros(2, count, dtype=torch.bool)
+        progress, uncertainty = self._progress.clone(), torch.zeros(count)
         if len(rows):
             played = action.cpu().float()[rows].clamp(self._low, self._high)
             state, frames = self.model.step(self._state.select(rows), played[:, None])
             self._state = self._state.put(rows, state)
-            self._show(rows, {camera: view[:, -1] for camera, view in frames.images.items()}, frames.proprio[:, -1])
+            self._show(rows, frames.images, frames.proprio)
             uncertainty[rows] = frames.uncertainty[:, -1].cpu().float()
-            success[rows], progress[rows] = self._judged(rows)
         self.episode_step = self.episode_step + active
+        last = (uncertainty > config.max_uncertainty) | (self.episode_step >= self.spec.max_episode_steps)
+        due = (active & (last | (self.episode_step % config.every == 0))).nonzero().flatten()
+        success[due], progress[due], abstained[due] = self._judged(due)
         reward = success.float() - config.penalty * uncertainty
         if config.reward == "shaped":
             reward = reward + progress - self._progress
         self._progress = progress
         terminated = success & config.ends_on_success
-        lost = uncertainty > config.max_uncertainty
-        truncated = active & ~terminated & (lost | (self.episode_step >= self.spec.max_episode_steps))
+        truncated = active & ~terminated & last
         final = self.observe()
         ended = terminated | truncated
         self.restart(ended)
@@ -183,7 +210,7 @@ class WorldSim(RowSim):
             terminated=terminated,
             truncated=truncated,
             final_obs=final,
-            info={"success": success, "uncertainty": uncertainty, "progress": progress},
+            info={"success": success, "uncertainty": uncertainty, "progress": progress, "abstained": abstained},
         )
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
@@ -192,7 +219,7 @@ class WorldSim(RowSim):
         if name not in self._images:
             raise UserError(f"The world model shows the cameras {sorted(self._images)}, not '{name}'.")
         side = min(width, height)
-        view = torch.nn.functional.interpolate(self._images[name][:envs].float(), size=(side, side))
+        view = torch.nn.functional.interpolate(self._images[name][:envs, -1].float(), size=(side, side))
         picture = torch.zeros(len(view), 3, height, width, dtype=torch.uint8)
         top, left = (height - side) // 2, (width - side) // 2
         picture[..., top : top + side, left : left + side] = view.to(torch.uint8)
@@ -223,43 +250,54 @@ class WorldSim(RowSim):
 
     def begin(self, rows: Tensor, seeds: list[int]) -> None:
         """Begin films."""
-        images, proprio = self.starts(seeds)
-        state = self.model.reset(*first_frames(self.model.spec, images, proprio), seeds=torch.tensor(seeds))
+        start = self.starts(seeds)
+        state = self.model.reset(start.images, start.proprio, seeds=torch.tensor(seeds), actions=start.actions)
         self._state = state if self._state is None or len(rows) == self.num_envs else self._state.put(rows, state)
-        self._show(rows, images, proprio)
+        before = self.config.clip  # copies of the first frame, so that nothing of the last episode stays
+        images = {camera: _padded(view, before) for camera, view in start.images.items()}
+        self._show(rows, images, _padded(start.proprio, before))
         self._progress = self._progress.clone()
-        self._progress[rows] = self._judged(rows)[1]
+        self._progress[rows] = self._judged(rows)[1] if self.config.reward == "shaped" else 0.0
 
     def _show(self, rows: Tensor, images: Images, proprio: Tensor) -> None:
-        """Take what `rows` now look like; what was handed out before stays as it is."""
-        if not self._images:
-            self._images = {c: view.new_zeros(self.num_envs, *view.shape[1:]).cpu() for c, view in images.items()}
-        for camera, view in images.items():
-            shown = self._images[camera].clone()
-            shown[rows] = view.cpu()
-            self._images[camera] = shown
-        self._proprio = self._proprio.clone()
-        self._proprio[rows] = proprio.cpu().float()
+        """Append frames `(R, T, ...)` to those of `rows`; what was handed out before stays as it is."""
+        self._images = {camera: _appended(film, rows, images[camera]) for camera, film in self._images.items()}
+        self._proprio = _appended(self._proprio, rows, proprio)
 
-    def _judged(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Success and progress `(R,)` of what `rows` show, a fixed number of clips at a time."""
-        success = torch.zeros(len(rows), dtype=torch.bool)
+    def _judged(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Success, progress and abstention `(R,)` for what `rows` show, a fixed number of clips at a time."""
+        success, abstained = torch.zeros(2, len(rows), dtype=torch.bool)
         progress = torch.zeros(len(rows))
         for call in seats(self.episode_seed[rows].tolist(), self._rows):
             members = rows[call.members]
-            clips = {camera: view[members][:, None] for camera, view in self._images.items()}
-            judgement = self.judge(clips, self._proprio[members][:, None])
+            clips = {camera: view[members] for camera, view in self._images.items()}
+            judgement = self.judge(clips, self._proprio[members])
             sure = (judgement.success >= self.config.success) & ~judgement.uncertain
             success[call.seated] = sure[call.places].cpu()
             progress[call.seated] = judgement.progress[call.places].cpu().float()
-        return success, progress
+            abstained[call.seated] = judgement.uncertain[call.places].cpu()
+        self.judged += len(rows)
+        self.abstained += int(abstained.sum())
+        return success, progress, abstained
 
     def observe(self) -> Observation:
         """State vectors and frames."""
         names = self.model.spec.proprio
         sizes = [int(np.prod(self.spec.observation[name].shape)) for name in names]
-        seen = dict(zip(names, self._proprio.split(sizes, 1), strict=True)) if names else {}
-        return seen | {IMAGE_PREFIX + camera: view for camera, view in self._images.items()}
+        seen = dict(zip(names, self._proprio[:, -1].split(sizes, 1), strict=True)) if names else {}
+        return seen | {IMAGE_PREFIX + camera: film[:, -1] for camera, film in self._images.items()}
+
+
+def _appended(film: Tensor, rows: Tensor, frames: Tensor) -> Tensor:
+    """A copy of `film` `(N, K, ...)` with `frames` `(R, T, ...)` after those of `rows`; the last K are kept."""
+    film = film.clone()
+    film[rows] = torch.cat([film[rows], frames.to(film.device, film.dtype)], 1)[:, -film.shape[1] :]
+    return film
+
+
+def _padded(frames: Tensor, count: int) -> Tensor:
+    """`frames` `(R, T, ...)` after `count` copies of the first."""
+    return torch.cat([frames[:, :1].expand(-1, count, *frames.shape[2:]), frames], 1)
 
 
 def _check_world(world: WorldSpec, task: SimSpec) -> None:
@@ -287,3 +325,5 @@ def _check_world(world: WorldSpec, task: SimSpec) -> None:
     size = sum(int(np.prod(task.observation[name].shape)) for name in world.proprio)
     if size != world.proprio_dim:
         raise UserError(f"State vectors of the world model have {world.proprio_dim} entries, those of the task {size}.")
+    names = {key: shown.names for key, shown in task.observation.items()} | {"action": task.action_names}
+    check_names(world, task.task, names)

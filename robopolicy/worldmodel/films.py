@@ -27,16 +27,14 @@ def spec_of(
     cameras: Sequence[str] = (),
     proprio: Sequence[str] | None = None,
     context: int = 4,
-    action_names: tuple[str, ...] = (),
 ) -> WorldSpec:
-    """The world that a dataset shows.
+    """The world that a dataset shows; rate and names are those of its metadata.
 
     Args:
         episodes: The dataset.
         cameras: Views to predict, all by default.
         proprio: Vector observations to predict beside them, all by default.
         context: Frames to look back.
-        action_names: With units.
 
     Raises:
         UserError: A camera or an observation is missing, or the pictures are not squares of one size.
@@ -67,8 +65,14 @@ def spec_of(
         proprio_dim=sum(episodes.arrays[name].shape[1] for name in proprio),
         proprio=proprio,
         context=context,
-        action_names=action_names,
+        action_names=episodes.names.get("action", ()),
+        proprio_names=vector_names(episodes.names, proprio),
     )
+
+
+def vector_names(names: Mapping[str, tuple[str, ...]], keys: Sequence[str]) -> tuple[str, ...]:
+    """Names of the entries of a state vector made of `keys`; () where one of them has none."""
+    return tuple(name for key in keys for name in names[key]) if all(names.get(key) for key in keys) else ()
 
 
 def check_films(spec: WorldSpec, episodes: Episodes, what: str) -> None:
@@ -97,6 +101,21 @@ def check_films(spec: WorldSpec, episodes: Episodes, what: str) -> None:
     found = sum(episodes.arrays[name].shape[1] for name in spec.proprio)
     if found != spec.proprio_dim:
         raise UserError(f"State vectors of {what} have {found} entries, expected {spec.proprio_dim}.")
+    check_names(spec, what, episodes.names)
+
+
+def check_names(spec: WorldSpec, what: str, names: Mapping[str, tuple[str, ...]]) -> None:
+    """Refuse actions and state vectors of `what` that mean something else, as far as both sides name them.
+
+    Raises:
+        UserError: Says what was expected.
+    """
+    for kind, expected, found in (
+        ("Actions", spec.action_names, names.get("action", ())),
+        ("State vectors", spec.proprio_names, vector_names(names, spec.proprio)),
+    ):
+        if expected and found and expected != found:
+            raise UserError(f"{kind} of {what} are {', '.join(found)}; expected {', '.join(expected)}.")
 
 
 def split(
@@ -193,6 +212,14 @@ class Films:
         if not bool(whole.all()):
             raise ValueError("A clip reaches beyond the end of its episode.")
         return Window({camera: value[frames] for camera, value in self.images.items()}, self.proprio[frames], actions)
+
+    def context(self, frames: Tensor) -> Window:
+        """The C frames up to `frames` `(B,)`, the first one of an episode repeated, and the actions between them."""
+        first = self.first[frames][:, None]
+        index = frames[:, None] + torch.arange(1 - self.spec.context, 1)
+        real, index = index[:, :-1] >= first, torch.maximum(index, first)
+        images = {camera: value[index] for camera, value in self.images.items()}
+        return Window(images, self.proprio[index], self.actions[index[:, :-1]] * real[..., None])
 
     def starts(self, horizon: int, count: int, seed: int = 0) -> Tensor:
         """`count` targets, or fewer where there are no more, that `horizon` frames follow, spread over the dataset."""

@@ -34,6 +34,12 @@ def _make_push_expert() -> Expert:
     return PushExpert()
 
 
+def _push_solved(obs: Observation) -> Tensor:
+    from tasks.toy.push import solved
+
+    return solved(obs["block"])
+
+
 def _point_mass_pd(obs: Observation) -> Tensor:
     from tasks.toy.point_mass import steer
 
@@ -59,5 +65,6 @@ def register() -> None:
             description="Push a disc to a mark with another one, seen from above; films by the thousand.",
             make_expert=_make_push_expert,
             backends=("torch",),
+            solved=_push_solved,
         )
     )

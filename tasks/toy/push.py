@@ -71,7 +71,7 @@ class PushSim(RowSim):
         self._block = torch.where(active[:, None], block, self._block)
         self.episode_step = self.episode_step + active
         distance = _distance(self._block)
-        success = active & (distance < RADIUS)
+        success = active & solved(self._block)
         truncated = active & ~success & (self.episode_step >= self.spec.max_episode_steps)
         reward = success.float() + (before - distance if self._shaped else 0.0)
         final = self.observe()
@@ -164,6 +164,11 @@ def steer(gripper: Tensor, block: Tensor) -> Tensor:
     target = torch.where(behind, goal, torch.where(passed, around, block - (GRIPPER + BLOCK + 0.04) * ahead))
     wanted = (target - gripper) / DT
     return wanted * (MAX_SPEED / wanted.abs().amax(-1, keepdim=True).clamp(min=MAX_SPEED))
+
+
+def solved(block: Tensor) -> Tensor:
+    """Whether blocks `(N, 2)` [m] are where they should be `(N,)`."""
+    return _distance(block) < RADIUS
 
 
 def _distance(block: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from benchmarks.worldmodel.table import figures, rows
-from benchmarks.worldmodel.tasks import SMALL, TASKS
+from benchmarks.worldmodel.tasks import ABLATIONS, SMALL, TASKS
 from robopolicy.evaluation.result import Cost, EvalResult
 
 
@@ -35,3 +35,13 @@ def test_the_table_shows_both_estimators():
     assert fqe["pearson"] == "-1.00" and fqe["bias"] == "-"
     found = figures(cells)["tasks"]["push"]["0"]
     assert found["metrics"]["bias"]["estimate"] == -0.125 and found["fqe"]["spearman"] == -1.0
+    assert found["horizons"]["5"] == {"pearson": None, "bias": 0.0}  # all episodes last ten steps
+    assert found["horizons"]["10"] == {"pearson": 1.0, "bias": -0.125}
+
+
+def test_ablations_change_what_the_model_learns_from_and_nothing_else():
+    for name, task in ABLATIONS.items():
+        base = TASKS[task.base]
+        assert task.players == base.players and task.cloned == base.cloned and name not in TASKS
+        differing = {key for key, value in vars(task).items() if value != vars(base)[key]}
+        assert differing - {"name", "base"} in ({"films"}, {"behaviours"}, {"settings"})

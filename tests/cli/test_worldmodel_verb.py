@@ -120,7 +120,8 @@ def test_half_blocks_show_two_pixels_a_character():
         (["train", "nowhere"], "No LeRobot dataset at nowhere"),
         (["train", "nowhere", "--resume", "run"], "pass --resume RUN alone"),
         (["eval", "nowhere", "films"], "nowhere does not exist"),
-        (["play", "nowhere", "expert", "--keys", "d"], "not both"),
+        (["play", "nowhere", "expert", "--keys", "d"], "not several"),
+        (["play", "nowhere", "--browser", "0.0.0.0:1"], "needs a token"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments, message, capsys):

@@ -17,13 +17,14 @@ import pytest
 from rig import robot_spec
 from scripted import ScriptedLift
 
-from real_robot.browser_view import TRACE, BrowserView, parse_address
+from real_robot.browser_view import TRACE, BrowserView
 from real_robot.figures import WINDOW, Figures
 from real_robot.messages import CompressedImage, Header, Image
 from real_robot.states import State, Tick
 from real_robot.transports.base import IMAGE
 from real_robot.transports.loopback import LoopbackTransport
 from robopolicy.cli import main as cli
+from robopolicy.deploy.page import parse_address
 from robopolicy.deploy.safety.interventions import Intervention
 from robopolicy.deploy.wire import TOKEN
 from robopolicy.errors import UserError
@@ -253,7 +254,7 @@ def test_without_the_token_nothing_is_seen_or_pressed(monkeypatch: pytest.Monkey
 def test_a_viewer_that_hangs_or_dies_keeps_nobody_waiting(own: BrowserView) -> None:
     with live(own) as page:
         newest(page, own)
-        own._process.send_signal(signal.SIGSTOP)
+        own._page.process.send_signal(signal.SIGSTOP)
         longest = 0.0
         for i in range(3000):
             own._told = own._traced = -np.inf  # every tick hands over
@@ -262,8 +263,8 @@ def test_a_viewer_that_hangs_or_dies_keeps_nobody_waiting(own: BrowserView) -> N
             longest = max(longest, time.thread_time() - start)
         assert own.left_out > 100  # what did not fit
         assert longest < 0.02
-        own._process.send_signal(signal.SIGKILL)
-        own._process.wait()
+        own._page.process.send_signal(signal.SIGKILL)
+        own._page.process.wait()
     for i in range(3):
         say_once(own, 4000.0 + i)
     assert own._gone and not own._watched and not own.pressed
@@ -283,8 +284,8 @@ def test_what_cannot_be_shown_stops_nothing(view: BrowserView, monkeypatch: pyte
 def test_it_ends_with_the_program_that_started_it(own: BrowserView) -> None:
     with live(own) as page:
         newest(page, own)
-        own._link.close()  # as when the process is killed
-        assert own._process.wait(5.0) == 0
+        own._page.link.close()  # as when the process is killed
+        assert own._page.process.wait(5.0) == 0
         with pytest.raises(exceptions.ConnectionClosed) as end:
             while True:
                 page.recv(timeout=5)

@@ -6,6 +6,8 @@ from robopolicy.evaluation.actors import RandomExpert
 from robopolicy.sim.registry import SimOptions, make_sim
 from tasks.toy.push import DT, PushExpert
 
+ACTIONS = ("gripper_vx [m/s]", "gripper_vy [m/s]")
+
 
 def push_films(episodes: int = 8, *, size: int = 32, seed: int = 0, failures: bool = True) -> Episodes:
     """Films of the expert, undisturbed and disturbed, and of random actions; of the expert's successes alone without
@@ -25,4 +27,4 @@ def push_films(episodes: int = 8, *, size: int = 32, seed: int = 0, failures: bo
         sim, first = make_sim("toy/push", with_images), seed + index * count
         options = {"seed": first, "noise": noise, "film": name, "only_success": not failures}
         collect(sim, expert, Sink(), episodes=count, **options)
-    return Episodes.from_list(found, DT)
+    return Episodes.from_list(found, DT, {"action": ACTIONS})

@@ -18,7 +18,7 @@ CONFIG = LatentConfig(autoencoder_width=8, latent_channels=4, width=16, blocks=1
 def small_films(episodes: int = 8, **options: Any) -> Films:
     """Films of 16 pixels."""
     found = push_films(episodes, size=16, **options)
-    return Films(spec_of(found, action_names=("x", "y")), found)
+    return Films(spec_of(found), found)
 
 
 def small_world(films: Films, config: LatentConfig = CONFIG) -> LatentWorldModel:

@@ -16,6 +16,7 @@ from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.training.world_sims import doubts
 from robopolicy.worldmodel.backend import LoggedStarts, SimStarts, WorldSim, WorldSimConfig
 from robopolicy.worldmodel.contract import Images, Judgement
 from robopolicy.worldmodel.films import Films
@@ -79,12 +80,24 @@ def test_a_search_evaluates_policies_inside_the_model(films):
 
 
 def test_logged_starts_are_those_of_their_seeds(films):
-    images, proprio = LoggedStarts(films.episodes, films.spec)([3, 1003])
+    found = LoggedStarts(films.episodes, films.spec)([3, 1003])
     start = int(films.episodes.starts[3])
-    assert torch.equal(images["top"][0], films.images["top"][start]) and torch.equal(proprio[0], films.proprio[start])
-    assert torch.equal(proprio[1], proprio[0])  # 1003 modulo 8 episodes
-    sim_images, sim_proprio = SimStarts(real(), films.spec)([3])
-    assert torch.equal(sim_images["top"][0], images["top"][0]) and torch.equal(sim_proprio[0], proprio[0])
+    assert (found.images["top"][0] == films.images["top"][start]).all()  # every frame of the context
+    assert (found.proprio[0] == films.proprio[start]).all() and not found.actions.any()
+    assert torch.equal(found.proprio[1], found.proprio[0])  # 1003 modulo 8 episodes
+    simulated = SimStarts(real(), films.spec)([3])
+    assert torch.equal(simulated.images["top"][0], found.images["top"][0])
+    assert torch.equal(simulated.proprio[0], found.proprio[0])
+
+
+def test_starts_anywhere_go_on_where_a_film_was(films):
+    starts = LoggedStarts(films.episodes, films.spec, anywhere=True)
+    found, again = starts(range(40)), starts([7])
+    assert torch.equal(again.proprio[0], found.proprio[7])  # a function of the seed
+    moved = (found.proprio[:, 1:] != found.proprio[:, :-1]).any(2)  # (40, C - 1)
+    assert bool(moved.any()) and not bool((moved & ~found.actions.any(2)).any())  # no frame moves without its action
+    index = [int((films.proprio == row).all(1).nonzero()[0]) for row in found.proprio[:, -1]]
+    assert len(set(index)) > 20 and not films.success[index].any()
 
 
 def test_uncertainty_costs_reward_and_cuts_episodes(films):
@@ -115,8 +128,14 @@ def test_an_abstaining_judge_never_sees_success(films):
         def __call__(self, images, proprio):
             return replace(super().__call__(images, proprio), uncertain=torch.ones(len(proprio), dtype=torch.bool))
 
-    result = evaluate(ExpertActor(PushExpert()), dream(films, 4, judge=Shy()), episodes=4)
+    sim = dream(films, 4, judge=Shy())
+    result = evaluate(ExpertActor(PushExpert()), sim, episodes=4)
     assert result.success is not None and not result.success.any()
+    assert sim.judged == sim.abstained == result.lengths.sum()
+    assert doubts("expert", sim) == [
+        "expert: the judge abstained from 160 of 160 frames, none of which counts as success."
+    ]
+    assert doubts("expert", dream(films, 4)) == []
 
 
 @pytest.mark.parametrize(

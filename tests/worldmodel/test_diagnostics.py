@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from films import push_films
+from films import ACTIONS, push_films
 from small_world import small_films
 from torch import Tensor
 
@@ -52,7 +52,7 @@ def test_psnr_is_that_of_the_definition():
 def test_the_true_world_passes(films):
     following = follow(TrueWorld(films.spec), films, horizon=5, windows=16)
     assert following.gap() > 10 and following.gap("zero") > 10
-    assert following.directions == {"x": 1.0, "y": 1.0}
+    assert following.directions == dict.fromkeys(ACTIONS, 1.0)
     assert judge(following, failures=failure_share(films)).passed
     assert [row[0] for row in table(following)[1]] == ["true", "shuffled", "zero"]
 
@@ -68,9 +68,9 @@ def test_a_model_that_ignores_actions_is_refused(films):
 
 def test_a_model_that_moves_the_wrong_way_is_refused(films):
     following = follow(TrueWorld(films.spec, hearing=-1.0), films, horizon=5, windows=16)
-    assert following.directions == {"x": 0.0, "y": 0.0}
+    assert following.directions == dict.fromkeys(ACTIONS, 0.0)
     reasons = judge(following, failures=0.5).reasons
-    assert any("'x' moves things the wrong way from 100% of the frames" in reason for reason in reasons)
+    assert any("'gripper_vx [m/s]' moves things the wrong way from 100% of the frames" in reason for reason in reasons)
 
 
 def test_a_model_that_was_trained_on_successes_alone_is_refused(films):

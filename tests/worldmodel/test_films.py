@@ -5,11 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from films import push_films
+from films import ACTIONS, push_films
 
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.lerobot import read_lerobot, write_lerobot
+from robopolicy.data.lerobot.layout import names_of
 from robopolicy.errors import UserError
+from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.worldmodel.backend import SimStarts
 from robopolicy.worldmodel.films import Films, FrameSampler, check_films, spec_of, split
 
 
@@ -43,6 +46,31 @@ def test_the_spec_is_read_off_the_data(episodes):
 def test_other_worlds_are_refused_with_what_was_expected(episodes, change, message):
     with pytest.raises(UserError, match=message):
         check_films(replace(spec_of(episodes), **change), episodes, "DATA")
+
+
+def test_names_and_rate_are_those_of_the_dataset_and_others_are_refused(episodes, tmp_path):
+    names = {**episodes.names, "gripper": ("x [m]", "y [m]"), "block": ("block x [m]", "block y [m]")}
+    write_lerobot(replace(episodes, names=names), tmp_path / "films", video=False)
+    spec = spec_of(again := read_lerobot(tmp_path / "films"))
+    assert spec.action_names == ACTIONS and spec.fps == 10.0
+    assert set(spec.proprio_names) == {"x [m]", "y [m]", "block x [m]", "block y [m]"}
+    assert Episodes.concat([again, again]).subset([0]).names == again.names
+    swapped = replace(again, names={**names, "action": ACTIONS[::-1]})
+    with pytest.raises(UserError, match=r"Actions of DATA are gripper_vy .*; expected gripper_vx .*, gripper_vy"):
+        check_films(spec, swapped, "DATA")
+    check_films(spec, replace(again, names={}), "DATA")  # where nothing is named, nothing contradicts
+    with pytest.raises(UserError, match="cannot be joined"):
+        Episodes.concat([again, swapped])
+    with pytest.raises(UserError, match="State vectors of toy/push are"):
+        SimStarts(make_sim("toy/push", SimOptions(num_envs=1, cameras=("top",), image_size=16)), spec)
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [({"motors": ["a", "b"]}, ("a", "b")), (["a", "b"], ("a", "b")), (["a"], ()), (None, ()), ({"a": 0, "b": 1}, ())],
+)
+def test_names_are_read_as_lerobot_writes_them(names, found):
+    assert names_of({"dtype": "float32", "shape": [2], "names": names}) == found
 
 
 def test_a_corrupt_video_is_refused_in_one_line(episodes, tmp_path):

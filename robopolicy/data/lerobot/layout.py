@@ -73,6 +73,16 @@ def vector_feature(array: NDArray[Any], names: Sequence[str] = ()) -> dict[str, 
     return {"dtype": array.dtype.name, "shape": shape, "names": list(names) or None}
 
 
+def names_of(feature: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the entries of a vector: a list, or one behind a word such as "motors"; () where there are none."""
+    names = feature.get("names")
+    if isinstance(names, Mapping) and len(names) == 1:
+        (names,) = names.values()
+    if not isinstance(names, list) or [len(names)] != list(feature["shape"]):
+        return ()
+    return tuple(map(str, names))
+
+
 def image_feature(images: NDArray[Any], video_info: Mapping[str, Any] | None) -> dict[str, Any]:
     """Description of a camera `(T, 3, height, width)`, stored as video where `video_info` is given."""
     shape = [int(images.shape[2]), int(images.shape[3]), 3]

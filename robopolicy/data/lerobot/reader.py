@@ -84,6 +84,11 @@ def _read(source: _Source, episodes: Sequence[int] | None, images: bool) -> Epis
         seeds=np.array([row.seed for row in rows], np.int64),
         control_dt=float(1 / source.rate),
         behaviours=tuple(row.behaviour for row in rows),
+        names={
+            key: called
+            for name in vectors
+            if (key := layout.key_of(name, camera=False)) in arrays and (called := layout.names_of(features[name]))
+        },
     )
 
 

@@ -299,7 +299,8 @@ class _ParquetFiles:
 
 def write_lerobot(episodes: Episodes, path: str | Path, *, video: bool = True, overwrite: bool = False) -> None:
     """Write episodes in memory as a LeRobotDataset."""
-    with LeRobotWriter(path, control_dt=episodes.control_dt, video=video, overwrite=overwrite) as writer:
+    options = {"video": video, "overwrite": overwrite, "names": episodes.names}
+    with LeRobotWriter(path, control_dt=episodes.control_dt, **options) as writer:
         for index in range(episodes.num_episodes):
             writer.add(episodes.episode(index))
 

@@ -123,12 +123,15 @@ def search_weights(
 
 
 def hold_out(
-    policies: Mapping[str, Policy], evaluator: Evaluator, seeds: range, *, ledger: Ledger | None = None
+    policies: Mapping[str, Policy], evaluator: Evaluator, seeds: range, *, ledger: Ledger | None = None, where: str = ""
 ) -> dict[str, EvalResult]:
-    """Play `seeds`, which no search has seen, with every policy: results by name, in the same order."""
+    """Play `seeds`, which no search has seen, with every policy: results by name, in the same order.
+
+    The ledger tells evaluators of one trial apart by `where`.
+    """
     record = ledger or Ledger()
     return {
-        name: record.recall(f"policy {name}", seeds, lambda policy=policy: evaluator(policy, seeds))
+        name: record.recall(f"policy {name}{where}", seeds, lambda policy=policy: evaluator(policy, seeds))
         for name, policy in policies.items()
     }
 

@@ -44,6 +44,20 @@ def save_judge(path: str | Path, judge: SuccessClassifier | StateProbe) -> None:
         (temporary / FACTS).write_text(json.dumps(facts, indent=2), encoding="utf-8")
 
 
+def load_judge(path: str | Path, solved: Predicate | None, device: str = "cpu") -> SuccessClassifier | StateProbe:
+    """Load a judge of either kind; a probe applies the predicate of the task, `solved`.
+
+    Raises:
+        UserError: The folder holds no judge, or a probe of a task whose success cannot be told from observations.
+    """
+    facts, _ = _read(Path(path), SuccessClassifier, StateProbe)
+    if facts["kind"] == SuccessClassifier.__name__:
+        return load_classifier(path, device)
+    if solved is None:
+        raise UserError(f"{path} reads states, but the task cannot tell success from them; fit --kind classifier.")
+    return load_probe(path, solved, device=device)
+
+
 def load_classifier(path: str | Path, device: str = "cpu") -> SuccessClassifier:
     """Load a `SuccessClassifier`.
 
@@ -68,16 +82,17 @@ def load_probe(
     return StateProbe(ensemble, facts["names"], tensors["mean"], tensors["std"], success, progress, facts["spread"])
 
 
-def _read(folder: Path, kind: type) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def _read(folder: Path, *kinds: type) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     recover(folder)
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
         tensors = load_file(folder / MODEL)
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"{folder} is not a complete judge: {error}") from error
-    if facts.get("version") != VERSION or facts.get("kind") != kind.__name__:
+    names = [kind.__name__ for kind in kinds]
+    if facts.get("version") != VERSION or facts.get("kind") not in names:
         found = f"{facts.get('kind')} of version {facts.get('version')}"
-        raise UserError(f"{folder} holds a {found}, expected {kind.__name__} of version {VERSION}.")
+        raise UserError(f"{folder} holds a {found}, expected {' or '.join(names)} of version {VERSION}.")
     return facts, tensors
 
 

@@ -1,8 +1,9 @@
 """A vision-language model as judge: some frames of a clip and a question, asked several times.
 
-The first and the last frame are always shown, and every `stride`-th between them (WorldGym asks about every 20th, five
-votes, and tells the model to excuse how objects look). The share of the votes that say yes is the probability; where
-the votes split, or too few can be understood, the judge abstains.
+The first and the last frame are always shown, and every `stride`-th between them; copies of the first, with which short
+films are padded, count once (WorldGym asks about every 20th, five votes, and tells the model to excuse how objects
+look). The share of the votes that say yes is the probability; where the votes split, or too few can be understood, the
+judge abstains.
 
 No single model is reliable: published ones reach an F1 of 0.7 at best, with biases that point either way. Measure yours
 on labelled clips first (`robopolicy.evaluation.judging`) and correct the rates by what you find. Backends are functions
@@ -81,6 +82,7 @@ class VLMJudge:
         return Judgement(torch.tensor(success), torch.tensor(progress), torch.tensor(uncertain))
 
     def _judge(self, clip: Sequence[Picture]) -> tuple[float, float, bool]:
+        clip = clip[_copies(clip) :]
         shown = [clip[index] for index in chosen_frames(len(clip), self.stride)]
         prompt = self.template.format(task=self.task, count=len(shown))
         answers = [parse_answer(self.backend(prompt, shown, seed)) for seed in range(self.votes)]
@@ -91,6 +93,11 @@ class VLMJudge:
         progress = sum(done for _, done in understood) / len(understood)
         split = max(success, 1 - success) < self.agreement
         return success, progress, split or 2 * len(understood) <= self.votes
+
+
+def _copies(clip: Sequence[Picture]) -> int:
+    """Frames at the start of a clip that only repeat the one after them: padding of a film that is still short."""
+    return next((i for i in range(len(clip) - 1) if not np.array_equal(clip[i], clip[i + 1])), len(clip) - 1)
 
 
 def chosen_frames(count: int, stride: int) -> list[int]:

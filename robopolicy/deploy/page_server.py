@@ -1,11 +1,11 @@
-"""The viewer in a browser: the process that serves one page and passes on what the control loop hands over.
+"""A page in a browser: the process that serves it and passes on what a program hands over.
 
-    python -m real_robot.browser_server HOST PORT DESCRIPTOR      (started by `real_robot.browser_view`)
+    python -m robopolicy.deploy.page_server HOST PORT DESCRIPTOR PAGE WORD...      (started by `robopolicy.deploy.page`)
 
-`/` is the page, `/live` a websocket on which figures (text, JSON) and pictures (binary) come. Back goes the press of
-the emergency stop and nothing else. Where there is a token, as beyond loopback there has to be, it is the first message
-of a websocket; the page itself says nothing about the robot and needs none. Other web pages of the same browser are
-kept out by the names that they have to give (Host and Origin).
+`/` is the page, `/live` a websocket on which figures (text, JSON) and pictures (binary) come. Back go the words of the
+command line, such as the press of an emergency stop, and nothing else. Where there is a token, as beyond loopback there
+has to be, it is the first message of a websocket; the page itself says nothing about the run and needs none. Other web
+pages of the same browser are kept out by the names that they have to give (Host and Origin).
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from real_robot.browser_view import ALONE, ENCODED, LARGEST, PIXELS, PRESSED, WATCHED
+from robopolicy.deploy.page import ALONE, ENCODED, LARGEST, PIXELS, WATCHED
 from robopolicy.deploy.wire import TOKEN, is_loopback
 from robopolicy.errors import UserError
 from robopolicy.extras import need
 
-PAGE = Path(__file__).parent / "browser_page.html"
 CLIENTS = 16
 PATIENCE = 10.0  # [s] for a token, and for an answer to a sign of life
 GUESSING = 1.0  # [s] that a wrong token costs
@@ -44,22 +43,25 @@ class Viewer:
     """One page for one run.
 
     Args:
-        link: The other end of the control loop's pair of sockets.
+        link: The other end of the program's pair of sockets.
         host: Where it listens.
         token: What has to be shown; "" asks for none.
+        page: File of the page.
+        words: What it may say.
     """
 
-    def __init__(self, link: socket.socket, host: str, token: str) -> None:
-        self._link, self._host, self._token = link, host, token
-        self._asyncio = need("websockets.asyncio.server", "ros")
-        self._http, self._headers = need("websockets.http11", "ros"), need("websockets.datastructures", "ros")
-        self._closed = need("websockets.exceptions", "ros").ConnectionClosed
+    def __init__(self, link: socket.socket, host: str, token: str, page: Path, words: Sequence[str]) -> None:
+        self._link, self._host, self._token, self._page = link, host, token, page
+        self._words = {json.dumps({word: True}): word.encode() for word in words}
+        self._asyncio = need("websockets.asyncio.server", "remote")
+        self._http, self._headers = need("websockets.http11", "remote"), need("websockets.datastructures", "remote")
+        self._closed = need("websockets.exceptions", "remote").ConnectionClosed
         self._clients: set[Any] = set()  # that may see
         self._open = 0  # websockets, these and those that have not shown a token yet
         link.setblocking(False)
 
     async def run(self, port: int) -> None:
-        """Serve until the control loop has gone.
+        """Serve until the program has gone.
 
         Raises:
             UserError: It cannot listen there.
@@ -113,7 +115,7 @@ class Viewer:
         if path != "/":
             return connection.respond(404, "There is nothing here.\n")
         nonce = secrets.token_urlsafe(16)
-        page = PAGE.read_text(encoding="utf-8").replace("NONCE", nonce)
+        page = self._page.read_text(encoding="utf-8").replace("NONCE", nonce)
         body = page.replace('"TOKEN"', '"needed"' if self._token else '"none"').encode()
         policy = (
             f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src blob:; "
@@ -138,10 +140,10 @@ class Viewer:
                 if len(self._clients) == 1:
                     self._tell(WATCHED)
                 async for message in connection:
-                    if message != '{"estop": true}':
+                    if message not in self._words:
                         await connection.close(1003, "not understood")
                     else:
-                        self._tell(PRESSED)
+                        self._tell(self._words[message])
         except self._closed:
             pass
         finally:
@@ -164,7 +166,7 @@ class Viewer:
         return False
 
     def _tell(self, word: bytes) -> None:
-        with contextlib.suppress(OSError):  # the control loop has gone, which `_relay` finds out
+        with contextlib.suppress(OSError):  # the program has gone, which `_relay` finds out
             self._link.send(word)
 
 
@@ -189,14 +191,14 @@ def _say(line: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve; 0 once the run is over, 2 where it cannot."""
-    host, port, descriptor = sys.argv[1:] if argv is None else argv
+    host, port, descriptor, page, *words = sys.argv[1:] if argv is None else argv
     if hasattr(os, "sched_setscheduler"):  # a control loop with real-time priority hands it on
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    os.nice(10)  # the control loop goes first
+    os.nice(10)  # the program goes first
     try:
         token = os.environ.get(TOKEN, "")  # beyond loopback there is one, see `parse_address`
         with socket.socket(fileno=int(descriptor)) as link:
-            asyncio.run(Viewer(link, host, token).run(int(port)))
+            asyncio.run(Viewer(link, host, token, Path(page), words).run(int(port)))
     except UserError as error:
         _say(f"error {error}")
         return 2

@@ -1,0 +1,68 @@
+"""What `worldmodel judge` does: train a judge on films as they are and as a world model shows them, and measure it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from robopolicy.cli.options import check_numbers
+from robopolicy.errors import unknown_name
+
+KINDS = ("classifier", "probe")
+
+
+def fit(args: argparse.Namespace) -> int:
+    """Train, measure and write; 0 when the judge is written."""
+    from robopolicy.data.lerobot import read_lerobot
+    from robopolicy.evaluation.judging import episode_confusions, frame_confusions
+    from robopolicy.training.world_checkpoint import load_world
+    from robopolicy.worldmodel.films import Films, split
+    from robopolicy.worldmodel.judge import Examples, FitConfig, JudgeConfig, SuccessClassifier, save_judge
+
+    check_numbers(args, positive=("steps", "members", "frames"), non_negative=("seed",))
+    if args.kind not in KINDS:
+        raise unknown_name("kind of judge", args.kind, KINDS)
+    model, manifest = load_world(args.world, args.device)
+    train, held_out = (
+        Examples.of(Films(model.spec, part, args.dataset), lambda frames: model.decode(model.encode(frames)))
+        for part in split(read_lerobot(args.dataset), seed=args.seed)
+    )
+    config = JudgeConfig(members=args.members, frames=args.frames)
+    settings = {"config": config, "fit": FitConfig(steps=args.steps, seed=args.seed, device=args.device)}
+    judge = _fitted(args.kind, manifest.task, train, held_out, settings)
+    save_judge(args.out, judge)
+    threshold = judge.threshold if isinstance(judge, SuccessClassifier) else 0.5
+    measured = {
+        "frames": frame_confusions(judge, held_out, threshold),
+        "episodes": episode_confusions(judge, held_out, threshold),
+    }
+    if args.json:
+        plain = {of: {view: found.to_dict() for view, found in views.items()} for of, views in measured.items()}
+        print(json.dumps({"out": str(args.out), "threshold": threshold, **plain}))
+        return 0
+    _say(measured)
+    print(f"judge: {args.out}")
+    return 0
+
+
+def _fitted(kind: str, task: str, train: Any, held_out: Any, settings: dict[str, Any]) -> Any:
+    from robopolicy.errors import UserError
+    from robopolicy.sim.registry import get_task
+    from robopolicy.worldmodel.judge import fit_classifier, fit_probe
+
+    if kind == "classifier":
+        return fit_classifier(train, held_out, **settings)
+    entry, states = get_task(task), train.films.spec.proprio
+    if entry.solved is None or not states:
+        raise UserError(f"Success in {entry.name} cannot be told from its observations; pass --kind classifier.")
+    return fit_probe(train, held_out, states, entry.solved, **settings)
+
+
+def _say(measured: dict[str, Any]) -> None:
+    from robopolicy.evaluation.report import aligned
+
+    for of, views in measured.items():
+        for view, found in views.items():
+            print(f"{of} held back, {view}; it abstained from {found.abstained}")
+            print(aligned(*found.table()))

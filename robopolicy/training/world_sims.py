@@ -1,0 +1,158 @@
+"""Simulators made of world models: who judges them, how sure they must be, and where their episodes start."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from robopolicy.data.lerobot import read_lerobot
+from robopolicy.errors import UserError
+from robopolicy.sim.contract import VectorSim
+from robopolicy.sim.registry import SimOptions, TaskEntry, get_task, make_sim
+from robopolicy.training.world_checkpoint import AnyWorldModel, WorldManifest, load_world
+from robopolicy.worldmodel.backend import LoggedStarts, SimStarts, Starts, WorldSim, WorldSimConfig
+from robopolicy.worldmodel.contract import Judge
+from robopolicy.worldmodel.ensemble import EnsembleWorldModel
+from robopolicy.worldmodel.judge.classifier import SuccessClassifier
+from robopolicy.worldmodel.judge.store import load_judge
+from robopolicy.worldmodel.judge.vlm import Local, Served, VLMJudge
+from robopolicy.worldmodel.latent import LatentWorldModel
+
+BACKEND = "worldmodel:"  # what a backend's name begins with that is a world model, or several: FOLDER[,FOLDER...]
+VLM = "vlm:"  # what a judge's name begins with that is a vision-language model
+VLM_EVERY = 20  # control steps between the questions to one, as in WorldGym
+JUDGE_TOKEN = "ROBOPOLICY_JUDGE_TOKEN"  # environment variable that holds the token of a served judge
+
+
+@dataclass(frozen=True)
+class _Judging:
+    """A judge and how it wants to be asked."""
+
+    judge: Judge
+    success: float = 0.5  # probability from which it sees success
+    clip: int = 1  # last frames that it looks at
+    every: int = 1  # control steps between questions
+    rows: int | None = None  # clips per call; None is as many as the model predicts at once
+
+
+def open_task(name: str, options: SimOptions) -> VectorSim:
+    """The simulator of a task, or a world model of it where the backend is `worldmodel:FOLDER[,FOLDER...]`.
+
+    Raises:
+        UserError: As in `make_sim`, or the world model shows another task or failed its tests.
+    """
+    if not is_world(options.backend):
+        return make_sim(name, options)
+    model, manifest = load_worlds(options.backend.removeprefix(BACKEND), options.device, options.world.samples)
+    return world_sim(name, options, model, manifest)
+
+
+def is_world(backend: str) -> bool:
+    """Whether a backend is a world model."""
+    return backend.startswith(BACKEND)
+
+
+def load_worlds(
+    folders: str, device: str | torch.device = "cpu", samples: int = 0
+) -> tuple[AnyWorldModel | EnsembleWorldModel, WorldManifest]:
+    """One world model, or an ensemble of those whose folders are separated by commas; all must have passed their tests.
+
+    Args:
+        folders: Checkpoints.
+        device: Where they compute.
+        samples: Futures drawn per step; 0 is as the checkpoints say.
+
+    Raises:
+        UserError: A checkpoint is bad, failed its tests, or shows another world than the first.
+    """
+    members: list[AnyWorldModel] = []
+    manifests: list[WorldManifest] = []
+    for folder in folders.split(","):
+        model, manifest = load_world(folder, device)
+        manifest.require(folder)
+        if samples:
+            _draw(model, samples)
+        members.append(model)
+        manifests.append(manifest)
+    if any(manifest.task != manifests[0].task for manifest in manifests):
+        raise UserError(f"World models of one ensemble must show one task, got {[m.task for m in manifests]}.")
+    return members[0] if len(members) == 1 else EnsembleWorldModel(members), manifests[0]
+
+
+def doubts(who: str, sim: VectorSim) -> list[str]:
+    """What to tell the reader where the judge of a world model abstained from what `who` played last."""
+    if not isinstance(sim, WorldSim) or not sim.abstained:
+        return []
+    return [f"{who}: the judge abstained from {sim.abstained} of {sim.judged} frames, none of which counts as success."]
+
+
+def world_sim(
+    name: str, options: SimOptions, model: AnyWorldModel | EnsembleWorldModel, manifest: WorldManifest
+) -> WorldSim:
+    """A world model as simulator of the task `name`, whose episodes start where those of the real one do.
+
+    Raises:
+        UserError: It shows another task, or `options.world` asks for what there is not.
+    """
+    entry, spec, world = get_task(name), model.spec, options.world
+    if manifest.task != entry.name:
+        raise UserError(f"The world model was filmed in {manifest.task}; it cannot stand in for {entry.name}.")
+    several = len(model.members) if isinstance(model, EnsembleWorldModel) else _samples(model)
+    if (world.penalty or world.max_uncertainty) and several < 2:
+        raise UserError(
+            "One future of one world model is never uncertain; set world.samples=3, or name several models, "
+            "worldmodel:FOLDER,FOLDER."
+        )
+    real = make_sim(entry.name, SimOptions(num_envs=1, cameras=spec.cameras, image_size=spec.size))
+    steps = world.steps or real.spec.max_episode_steps
+    judging = _judging(world.judge, model, entry, options.device, steps)
+    rules = WorldSimConfig(
+        max_episode_steps=steps,
+        ends_on_success=manifest.ends_on_success,
+        success=judging.success,
+        penalty=world.penalty,
+        max_uncertainty=world.max_uncertainty or float("inf"),
+        reward=options.reward,
+        clip=judging.clip,
+        every=world.every or judging.every,
+    )
+    starts: Starts = SimStarts(real, spec)
+    if world.films:
+        starts.close()
+        starts = LoggedStarts(read_lerobot(world.films), spec, anywhere=True)
+    first: Any = model.members[0] if isinstance(model, EnsembleWorldModel) else model
+    size = {"num_envs": options.num_envs, "rows": judging.rows or first.config.rows}
+    return WorldSim(model, judging.judge, starts, real.spec, config=rules, **size)
+
+
+def _samples(model: AnyWorldModel) -> int:
+    """Futures that it draws per call."""
+    return (model.config if isinstance(model, LatentWorldModel) else model.config.adapter).samples
+
+
+def _draw(model: AnyWorldModel, samples: int) -> None:
+    """Let it draw so many."""
+    if isinstance(model, LatentWorldModel):
+        model.config = replace(model.config, samples=samples)
+    else:
+        model.config = replace(model.config, adapter=replace(model.config.adapter, samples=samples))
+
+
+def _judging(
+    name: str, model: AnyWorldModel | EnsembleWorldModel, entry: TaskEntry, device: str, steps: int
+) -> _Judging:
+    """The judge called `name`, empty for the model's own, of episodes of `steps` control steps."""
+    if not name:
+        return _Judging(model.judge)
+    if name.startswith(VLM):
+        where = name.removeprefix(VLM)
+        who, at, url = where.partition("@")
+        backend = Served(url, who, token=os.environ.get(JUDGE_TOKEN, "")) if at else Local(where, device=device)
+        return _Judging(VLMJudge(backend, entry.description), clip=steps + 1, every=VLM_EVERY, rows=1)
+    judge = load_judge(Path(name), entry.solved, device)
+    threshold = judge.threshold if isinstance(judge, SuccessClassifier) else 0.5
+    return _Judging(judge, threshold, clip=judge.ensemble.config.frames)

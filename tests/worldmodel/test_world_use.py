@@ -1,0 +1,204 @@
+"""World models in use: judges by name, ensembles, searches and fine-tuning in them that the simulator checks."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from films import push_films
+from small_world import CONFIG, small_films
+
+from robopolicy.algorithms.bc import BCConfig
+from robopolicy.cli.main import main
+from robopolicy.data.lerobot import write_lerobot
+from robopolicy.errors import UserError
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.schema import to_plain
+from robopolicy.sim.registry import SimOptions, WorldOptions, make_sim
+from robopolicy.training.build import complete
+from robopolicy.training.checkpoint import save_checkpoint
+from robopolicy.training.config import BudgetConfig, TrainConfig, check_ranges
+from robopolicy.training.world_checkpoint import SCHEMA, WorldManifest, save_world
+from robopolicy.training.world_sims import load_worlds, open_task
+from robopolicy.worldmodel.backend import WorldSim
+from robopolicy.worldmodel.ensemble import EnsembleWorldModel
+from robopolicy.worldmodel.judge import StateProbe, SuccessClassifier
+from robopolicy.worldmodel.latent import LatentWorldModel
+
+NO = "SUCCESS: no\nPROGRESS: 25"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Films, two untrained world models that claim to have passed their tests, and two policies."""
+    out = tmp_path_factory.mktemp("use")
+    write_lerobot(push_films(8, size=16), out / "films", video=False)
+    spec = small_films().spec
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        model = LatentWorldModel(CONFIG, spec).eval()
+        torch.nn.init.constant_(model.outcome.judge[2].bias, -2.0)  # type: ignore[arg-type]  # sees no success
+        gate = {"passed": True, "reasons": []}
+        facts = {"config": to_plain(CONFIG), "spec": to_plain(spec), "task": "toy/push", "ends_on_success": True}
+        manifest = WorldManifest(SCHEMA, "latent", gate=gate, training={}, versions={}, commit=None, **facts)
+        save_world(out / f"world{seed}", model, manifest)
+        seen = {"gripper": (2,), "block": (2,)}
+        flow = FlowConfig(steps=2, hidden=(8,))
+        policy = FlowPolicy(flow, PolicySpec(seen, action_dim=2, horizon=4, execute=2))
+        ones = torch.ones(2)
+        policy.fit_normalizer({key: {"min": -ones, "max": ones} for key in (*seen, "action")})
+        sample = {key: torch.rand(3, 1, 2) for key in seen}
+        save_checkpoint(out / f"policy{seed}", policy, task="toy/push", obs_sample=sample)
+    return out
+
+
+def world(folder: Path, backend: str = "world0", **settings) -> WorldSim:
+    """A world model of `folder` as simulator."""
+    backend = ",".join(str(folder / name) for name in backend.split(","))
+    sim = open_task("push", SimOptions(num_envs=3, backend=f"worldmodel:{backend}", world=WorldOptions(**settings)))
+    assert isinstance(sim, WorldSim)
+    return sim
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Error line of a command that must fail with exit code 2."""
+    capsys.readouterr()
+    assert main(list(arguments)) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+@pytest.mark.parametrize("kind", ["classifier", "probe"])
+def test_judges_are_trained_measured_and_called_by_their_folder(folder, kind, capsys):
+    judge, model = str(folder / kind), str(folder / "world0")
+    size = ["--steps", "3", "--members", "2", "--frames", "2", "--kind", kind]
+    assert main(["worldmodel", "judge", model, str(folder / "films"), *size, "--out", judge, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["frames"]) == {"as filmed", "as reconstructed"} and found["episodes"]
+    sim = world(folder, judge=judge)
+    assert type(sim.judge) is {"classifier": SuccessClassifier, "probe": StateProbe}[kind]
+    assert sim.config.clip == 2 and sim.config.success == found["threshold"]
+    words = ["--backend", f"worldmodel:{model}", "--judge", judge, "--episodes", "2", "--video", "0"]
+    out = ["--out", str(folder / f"eval_{kind}"), "--json"]
+    assert main(["eval", "random", "--task", "push", *words, *out]) == 0
+    ranked = ["random", "expert", "--judge", judge, "--episodes", "2", "--video", "0", "--json"]
+    assert main(["worldmodel", "rank", model, *ranked, "--out", str(folder / f"rank_{kind}")]) == 0
+
+
+def test_a_vision_language_model_sees_the_film_every_twentieth_step(folder, monkeypatch):
+    shown: list[int] = []
+
+    class Watching:
+        def __init__(self, url: str, model: str, **options) -> None:
+            assert (url, model) == ("http://127.0.0.1:1/v1", "name")
+
+        def __call__(self, prompt, frames, seed) -> str:
+            shown.append(len(frames))
+            return NO
+
+    monkeypatch.setattr("robopolicy.training.world_sims.Served", Watching)
+    sim = world(folder, judge="vlm:name@http://127.0.0.1:1/v1", steps=25)
+    sim.reset(0)
+    done = [sim.step(torch.zeros(3, 2)) for _ in range(25)]
+    assert shown == [2] * 15 + [3] * 15  # five votes on three films: frames 0 and 20, then 0, 20 and 25
+    assert float(done[19].info["progress"][0]) == 0.25 and bool(done[-1].truncated.all())
+
+
+def test_an_ensemble_is_uncertain_where_its_members_differ(folder):
+    model, _ = load_worlds(f"{folder / 'world0'},{folder / 'world1'}")
+    assert isinstance(model, EnsembleWorldModel)
+    for member in model.members:
+        assert isinstance(member, LatentWorldModel)
+        torch.nn.init.normal_(member.denoiser.out.weight, std=0.3)
+    sim = world(folder, "world0,world1")
+    start = sim.starts([4, 5])
+    state = model.reset(start.images, start.proprio, seeds=torch.tensor([4, 5]))
+    after, frames = model.step(state, torch.ones(2, 3, 2))
+    for row, member in enumerate(model.members):  # seed 4 shows the first, seed 5 the second
+        alone = member.reset(start.images, start.proprio, seeds=torch.tensor([4, 5]))
+        assert torch.equal(member.step(alone, torch.ones(2, 3, 2))[1].images["top"][row], frames.images["top"][row])
+    assert bool((frames.uncertainty > 0).all()) and after.steps.tolist() == [3, 3]
+    twins = EnsembleWorldModel([model.members[0]] * 2)
+    state = twins.reset(start.images, start.proprio, seeds=state.seeds)
+    assert not twins.step(state, torch.ones(2, 3, 2))[1].uncertainty.any()
+
+
+def test_short_rollouts_start_within_films_and_end_where_the_models_differ(folder):
+    sim = world(folder, "world0,world1", films=str(folder / "films"), steps=5, max_uncertainty=1e-9, penalty=2.0)
+    sim.reset(0)
+    step = sim.step(torch.zeros(3, 2))
+    assert bool(step.truncated.all()) and bool((step.reward == -2 * step.info["uncertainty"]).all())
+    longer = world(folder, films=str(folder / "films"), steps=5)
+    obs = longer.reset(0)
+    assert [bool(longer.step(torch.zeros(3, 2)).truncated.any()) for _ in range(5)] == [False] * 4 + [True]
+    assert not torch.equal(obs["block"], make_sim("push", SimOptions(num_envs=3)).reset(0)["block"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"penalty": 1.0}, "One future of one world model is never uncertain"),
+        ({"judge": "nowhere"}, "not a complete judge"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(folder, settings, message):
+    with pytest.raises(UserError, match=message):
+        world(folder, **settings)
+
+
+def test_a_judge_without_a_world_model_is_refused(folder, capsys):
+    assert "belong to --backend worldmodel:FOLDER" in refused(
+        capsys, "eval", "random", "--task", "push", "--judge", "x", "--out", str(folder / "no")
+    )
+    settings = TrainConfig(
+        policy={**to_plain(FlowConfig()), "name": "flow"},
+        algorithm={**to_plain(BCConfig()), "name": "bc"},
+        budget=BudgetConfig(updates=1),
+        world=WorldOptions(steps=3),
+    )
+    with pytest.raises(UserError, match=r"Settings of world\.\* belong to a world model"):
+        complete(settings)
+    with pytest.raises(UserError, match=r"world\.penalty must be a number of 0 or more"):
+        check_ranges(replace(settings, world=WorldOptions(penalty=-1.0)))
+
+
+def test_weights_found_in_a_world_model_are_reported_on_in_the_simulator(folder, capsys):
+    policies = [str(folder / name) for name in ("policy0", "policy1")]
+    search = ["--search", "grid", "--divisions", "2", "--episodes", "3", "--report-episodes", "4"]
+    backend = ["--backend", f"worldmodel:{folder / 'world0'}"]
+    assert main(["compose", *policies, *search, *backend, "--out", str(folder / "both"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["results"]) == set(found["predicted"]) and len(found["results"]) == 3
+    report = json.loads((folder / "both" / "report" / "report.json").read_text())
+    assert report["predicted"] == found["predicted"]
+    played = [json.loads(line) for line in (folder / "both" / "search.jsonl").read_text().splitlines()[1:]]
+    assert sum(row["who"].endswith("in the world model") for row in played) == 3
+    real = next(row["result"] for row in played if row["who"] == "policy use0/policy0" or "policy0" in row["who"])
+    words = [policies[0], "--episodes", "4", "--seed", "30000", "--video", "0", "--out", str(folder / "own"), "--json"]
+    assert main(["eval", *words]) == 0
+    evaluated = json.loads(capsys.readouterr().out)["results"]
+    assert next(iter(evaluated.values()))["success"] == rate(real)
+
+
+def rate(result: dict) -> float:
+    """Success rate of a recorded result."""
+    return sum(result["episodes"]["success"]) / len(result["episodes"]["success"])
+
+
+def test_fine_tuning_in_a_world_model_is_judged_by_the_simulator(folder, capsys):
+    algorithm = ["algorithm=reinflow", "algorithm.decisions=4", "algorithm.epochs=1", "algorithm.batch_size=16"]
+    settings = ["sim.num_envs=4", "world.samples=2", "world.penalty=0.1", "world.steps=6", "budget.updates=2"]
+    place = [f"world.films={folder / 'films'}", f"sim.backend=worldmodel:{folder / 'world0'}", f"out={folder}"]
+    rest = ["evaluation.episodes=4", "evaluation.every=2", f"init_from={folder / 'policy0'}", "name=tuned"]
+    assert main(["train", *algorithm, *settings, *place, *rest]) == 0
+    capsys.readouterr()
+    found = json.loads((folder / "tuned" / "report.json").read_text())["final"]
+    words = ["--episodes", "4", "--video", "0", "--out", str(folder / "check"), "--json"]
+    assert main(["eval", str(folder / "tuned" / "checkpoints" / "last"), *words]) == 0
+    (real,) = json.loads(capsys.readouterr().out)["results"].values()
+    assert found["success"] == real["success"]  # of the simulator; the model, untrained, sees none
+    rows = [json.loads(row) for row in (folder / "tuned" / "metrics.jsonl").read_text().splitlines()]
+    lengths = [row[key] for row in rows for key in row if "length" in key and "eval" not in key]
+    assert lengths and max(lengths) <= 6
