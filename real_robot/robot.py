@@ -26,7 +26,7 @@ from real_robot.messages import (
     JointTrajectory,
     String,
 )
-from real_robot.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, TOPIC, TRANSPORTS, QoS
+from real_robot.transports.base import COMMAND, IMAGE, LARGEST_DOMAIN, LATCHED, SENSOR, TOPIC, TRANSPORTS, QoS
 from robopolicy.deploy.safety.filter import FilterConfig
 from robopolicy.deploy.safety.limits import Array, JointLimits
 from robopolicy.errors import UserError, unknown_name
@@ -37,7 +37,6 @@ QUALITIES: dict[str, QoS] = {"sensor": SENSOR, "image": IMAGE, "command": COMMAN
 COMMANDS = (JointTrajectory.ros_name, Float64MultiArray.ros_name, JointState.ros_name)
 PICTURES = (Image.ros_name, CompressedImage.ros_name)
 JOINTS, CAMERA = "joints", "image."  # keys of what the embodiment reads
-DOMAINS = 232  # largest ROS_DOMAIN_ID; beyond it DDS has no ports
 # {unit: largest position and velocity of a joint}; what lies beyond was meant in degrees or millimetres
 PLAUSIBLE = {"rad": (8 * math.pi, 100.0), "m": (10.0, 10.0)}
 
@@ -132,7 +131,7 @@ class RobotSpec:
     command_timeout: float | None = None  # [s] after which the robot's own side stops without commands; None: unknown
     transport: str = "dds"  # how it is reached, see `real_robot.transports`
     connections: dict[str, dict[str, Any]] = field(default_factory=dict)  # settings of transports, by their names
-    domain: int = 0  # ROS_DOMAIN_ID
+    domain: int | None = None  # ROS_DOMAIN_ID; None: that of the environment, or 0
     simulated: bool = False  # `real_robot.sim_node` plays it
     estop: Topic = Topic("/estop", "std_msgs/msg/Bool", "latched")
     status: Topic = Topic("/robopolicy/status", "std_msgs/msg/String", "latched")
@@ -161,8 +160,8 @@ class RobotSpec:
             raise UserError(f"{self.name}: connections are written {{transport: {{setting: value}}}}.")
         if self.mode not in ("absolute", "velocity"):
             raise UserError(f"{self.name}: mode must be absolute or velocity, found '{self.mode}'.")
-        if not 0 <= self.domain <= DOMAINS:
-            raise UserError(f"{self.name}: domain must lie in [0, {DOMAINS}], got {self.domain}.")
+        if self.domain is not None and not 0 <= self.domain <= LARGEST_DOMAIN:
+            raise UserError(f"{self.name}: domain must lie in [0, {LARGEST_DOMAIN}], got {self.domain}.")
         for joint in self.joints:
             _check_joint(joint, self.name)
         if not self.limits.inside(self.home).all():

@@ -27,6 +27,7 @@ from real_robot.transports.base import (
     Subscription,
     Transport,
     TransportError,
+    ros_domain,
 )
 from real_robot.transports.names import dds_type
 from robopolicy.deploy.wire import is_loopback
@@ -133,7 +134,7 @@ class ZenohTransport(Transport):
     ) -> None:
         super().__init__()
         zenoh = need("zenoh", "ros")
-        self.domain = int(os.environ.get("ROS_DOMAIN_ID") or 0) if domain is None else domain
+        self.domain = ros_domain(domain)
         self.node = node
         try:
             self.session: Any = zenoh.open(_config(zenoh, router, listen))
