@@ -21,7 +21,7 @@ from real_robot.messages import CATALOGUE, Bool, Message
 from real_robot.playback import Embodied
 from real_robot.policy_source import Wanted, misfits
 from real_robot.robot import QUALITIES, RobotSpec
-from real_robot.simulation import Simulation
+from real_robot.simulated.client import Simulation
 from real_robot.transports.base import Publisher, Transport
 from robopolicy.deploy.bundle import Bundle
 from robopolicy.deploy.chunk_buffer import delay_steps

@@ -28,8 +28,8 @@ from real_robot.policy_source import InlineRunner, Kept, Wanted, misfits, open_s
 from real_robot.reach import connect, repeated
 from real_robot.recorder import RecordedTransport, Recorder
 from real_robot.robot import CAMERA, RobotSpec, load_robot
-from real_robot.sim_node import build, node_parser, task_of
-from real_robot.simulation import PATIENCE, SimulatedTime, Simulation, simulated
+from real_robot.simulated.client import PATIENCE, SimulatedTime, Simulation, simulated
+from real_robot.simulated.node import build, node_parser, task_of
 from real_robot.states import State, Tick
 from real_robot.task_embodiment import TaskEmbodiment
 from real_robot.transports.base import TRANSPORTS

@@ -132,7 +132,7 @@ class RobotSpec:
     transport: str = "dds"  # how it is reached, see `real_robot.transports`
     connections: dict[str, dict[str, Any]] = field(default_factory=dict)  # settings of transports, by their names
     domain: int | None = None  # ROS_DOMAIN_ID; None: that of the environment, or 0
-    simulated: bool = False  # `real_robot.sim_node` plays it
+    simulated: bool = False  # `real_robot.simulated.node` plays it
     estop: Topic = Topic("/estop", "std_msgs/msg/Bool", "latched")
     status: Topic = Topic("/robopolicy/status", "std_msgs/msg/String", "latched")
     heartbeat: Topic = Topic("/operator/heartbeat", "std_msgs/msg/Bool", "sensor")

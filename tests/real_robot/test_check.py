@@ -72,8 +72,8 @@ def test_a_time_out_that_is_not_stated_or_not_kept_fails(monkeypatch, capsys, tm
 
 def test_silence_is_named(monkeypatch, capsys, tmp_path):
     topic = {"topic": "/nowhere", "kind": "geometry_msgs/msg/PoseStamped", "qos": "sensor"}
-    monkeypatch.setattr("real_robot.sim_node.SimNode._report", lambda self: None)
-    monkeypatch.setattr("real_robot.simulation.Simulation.reset", lambda self, seed: None)
+    monkeypatch.setattr("real_robot.simulated.node.SimNode._report", lambda self: None)
+    monkeypatch.setattr("real_robot.simulated.client.Simulation.reset", lambda self, seed: None)
     code, rows = run(monkeypatch, capsys, other(tmp_path, sources={"object.cube": topic}))
     assert code == 2 and rows["source object.cube FAIL"] == "1 publishers of /nowhere, 0 Hz"
     assert "no joint state yet" in rows["joints FAIL"]

@@ -170,7 +170,7 @@ def test_help_is_cheap_and_shows_examples(capsys):
 
 @pytest.mark.slow
 def test_wrong_arguments_of_the_node_are_one_line():
-    command = [sys.executable, "-m", "real_robot.sim_node", "--robot", "nobody"]
+    command = [sys.executable, "-m", "real_robot.simulated.node", "--robot", "nobody"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2 and done.stderr.startswith("sim_node: error: Unknown robot 'nobody'")
+    assert done.returncode == 2 and done.stderr.startswith("simulated robot: error: Unknown robot 'nobody'")
     assert done.stderr.count("\n") == 1

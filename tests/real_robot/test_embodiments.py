@@ -19,7 +19,7 @@ from real_robot import deploy_verb
 from real_robot.embodiment import picture
 from real_robot.messages import CompressedImage, Header, Image, Imu, JointState, Time, TwistStamped
 from real_robot.robot import SHIPPED
-from real_robot.sim_node import png
+from real_robot.simulated.node import png
 from real_robot.task_embodiment import TaskEmbodiment
 from real_robot.transports.base import Received
 from real_robot.wiring import twist_of
