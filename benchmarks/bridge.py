@@ -38,7 +38,7 @@ from real_robot.pace import prioritise
 from real_robot.parts import Parts
 from real_robot.policy_runner import PolicyRunner
 from real_robot.robot import load_robot
-from real_robot.sim_node import build, node_parser, task_of
+from real_robot.simulated.node import build, node_parser, task_of
 from real_robot.states import State, Tick
 from real_robot.task_embodiment import TaskEmbodiment
 from real_robot.transports.base import open_transport

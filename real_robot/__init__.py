@@ -11,7 +11,7 @@ From the wire to the policy and back:
     loop, parts, states, pace          fixed rate, states and holds, priority
     commands                           the safe command as a message, and back
     robot, robots/, describe           what a robot is: joints, limits, topics, one YAML file each; from URDF or MJCF
-    sim_node, sim_robot, simulation    the simulated robot in a process of its own, and how to drive it
+    simulated/                         the simulated robot in a process of its own, and how to drive it
     recorder, filter_log               MCAP recordings, and running them through the filter again
     figures, live_view, browser_*      what a run looks like meanwhile: on the terminal and, by a process, in a browser
     deployment, check, deploy_verb     all of it put together, or only looked at: `robopolicy deploy [--check]`

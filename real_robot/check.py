@@ -19,9 +19,11 @@ from real_robot.commands import command_message
 from real_robot.intake import Intake
 from real_robot.messages import CATALOGUE, Bool, Message
 from real_robot.playback import Embodied
+from real_robot.policy_source import Wanted, misfits
 from real_robot.robot import QUALITIES, RobotSpec
-from real_robot.simulation import Simulation
+from real_robot.simulated.client import Simulation
 from real_robot.transports.base import Publisher, Transport
+from robopolicy.deploy.bundle import Bundle
 from robopolicy.deploy.chunk_buffer import delay_steps
 from robopolicy.deploy.contract import ChunkSource
 from robopolicy.errors import UserError
@@ -49,8 +51,7 @@ class Subject:
     transport: Transport
     embodiment: Embodied
     source: ChunkSource
-    task: str
-    control: tuple[np.ndarray, np.ndarray]  # bounds of the task's actions (A,)
+    wanted: Wanted
     other: Callable[[], Transport]  # another transport of the same kind, as an operator's button would use
     simulation: Simulation | None = None
 
@@ -144,9 +145,15 @@ def _policy(subject: Subject, intake: Intake) -> Iterator[Finding]:
     """Whether observations and actions fit, how near the first target is, and whether chunks come in time."""
     source, robot, embodiment = subject.source, subject.robot, subject.embodiment
     spec = source.spec
-    yield from _bundle(subject)
-    if spec.action_dim != len(subject.control[0]):
-        raise UserError(f"The policy has {spec.action_dim} actions and the task {len(subject.control[0])}.")
+    wanted, wrong = subject.wanted, misfits(source, subject.wanted)
+    found = f"{wanted.task}, actions of {1e3 * wanted.control_dt:g} ms"
+    yield Finding("task", not wrong, "; ".join(wrong) or found)
+    if isinstance(source, Bundle):
+        report = source.verify()
+        text = f"golden chunks within {report.max_error:.0e}, allowed {report.tolerance:.0e}"
+        yield Finding("bundle", report.ok, text)
+    if wrong:
+        return
     embodiment.start(intake.state)
     seen = embodiment.observe(intake.state)
     for key, shape in spec.observation.items():
@@ -175,28 +182,6 @@ def _policy(subject: Subject, intake: Intake) -> Iterator[Finding]:
     yield Finding("inference", played >= max(delay, 1), found)
     ticks = dt * robot.rate
     yield Finding("rate", ticks >= 1.0 - 1e-6, f"{robot.rate:g} Hz, {ticks:.3g} ticks an action")
-
-
-def _bundle(subject: Subject) -> Iterator[Finding]:
-    """What a bundle says of itself."""
-    manifest: Any = getattr(subject.source, "manifest", None)
-    if manifest is None:
-        return
-    report = subject.source.verify()  # type: ignore[attr-defined]
-    yield Finding("bundle", report.ok, f"golden chunks within {report.max_error:.0e}, allowed {report.tolerance:.0e}")
-    low, high = subject.control
-    wrong: list[str] = []
-    if manifest.task != subject.task:
-        wrong.append(f"trained on {manifest.task}")
-    if manifest.control_dt is not None and abs(manifest.control_dt - subject.embodiment.control_dt) > 1e-9:
-        wrong.append(f"actions of {1e3 * manifest.control_dt:g} ms")
-    if len(manifest.action_low) and not (
-        np.allclose(manifest.action_low, low) and np.allclose(manifest.action_high, high)
-    ):
-        wrong.append("other bounds of its actions")
-    yield Finding(
-        "task", not wrong, "; ".join(wrong) or f"{subject.task}, actions of {1e3 * subject.embodiment.control_dt:g} ms"
-    )
 
 
 def _estop(subject: Subject) -> Iterator[Finding]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -21,12 +23,12 @@ from real_robot.live_view import View, open_view
 from real_robot.loop import ControlLoop, Parts
 from real_robot.pace import prioritise
 from real_robot.policy_runner import PolicyRunner
-from real_robot.policy_source import InlineRunner, Kept, open_source, start_episode
+from real_robot.policy_source import InlineRunner, Kept, Wanted, misfits, open_source, start_episode
 from real_robot.reach import connect, repeated
 from real_robot.recorder import RecordedTransport, Recorder
 from real_robot.robot import CAMERA, RobotSpec, load_robot
-from real_robot.sim_node import build, node_parser, task_of
-from real_robot.simulation import PATIENCE, SimulatedTime, Simulation, simulated
+from real_robot.simulated.client import PATIENCE, SimulatedTime, Simulation, simulated
+from real_robot.simulated.node import build, node_parser, task_of
 from real_robot.states import State, Tick
 from real_robot.task_embodiment import TaskEmbodiment
 from real_robot.transports.base import TRANSPORTS
@@ -34,7 +36,7 @@ from real_robot.wiring import prefix_of
 from robopolicy.deploy.chunk_buffer import JOINS
 from robopolicy.deploy.contract import ChunkSource
 from robopolicy.deploy.page import parse_address
-from robopolicy.errors import UserError, unknown_name
+from robopolicy.errors import UserError, cannot_write, unknown_name
 from robopolicy.evaluation.intervals import wilson
 from robopolicy.files import free_folder, write_text
 from robopolicy.sim.mujoco.task import MujocoTask
@@ -66,23 +68,41 @@ def deploy(args: argparse.Namespace) -> int:
         UserError: Something is wrong with the arguments, or does not answer.
     """
     robot = load_robot(args.robot)
-    robot = robot if args.rate is None else replace(robot, rate=args.rate)
+    asked = {name: getattr(args, name) for name in ("rate", "domain") if getattr(args, name) is not None}
+    robot = replace(robot, **asked)
     args.transport = args.transport or robot.transport
     _check(args, robot)
     task = task_of(args.task)
-    for key in TaskEmbodiment(task, prefix_of(task.model, robot.names)).sources:
+    embodiment = TaskEmbodiment(task, prefix_of(task.model, robot.names))
+    for key in embodiment.sources:
         robot.source(key)  # refuses a task for another robot, or of more than it says, before anything is started
+    wanted = Wanted(
+        get_task(args.task).name,
+        {key: tensor.shape for key, tensor in task.observation.items()},
+        task.action_low,
+        task.action_high,
+        embodiment.control_dt,
+    )
     if args.priority is not None:
         prioritise(args.priority)
     with ExitStack() as stack:
         source = open_source(args.policy, args.device)
         stack.callback(source.close)
+        for camera in _images(source):
+            robot.source(CAMERA + camera)
+        if robot.simulated and args.transport != "loopback":
+            connect(args, robot).close()  # what is wrong with the transport is said before a process is started
         if args.check:
-            return _checked(args, robot, task, source)
+            return _checked(args, robot, task, source, wanted)
+        if wrong := misfits(source, wanted):
+            raise UserError(f"The policy {args.policy} does not fit {wanted.task}: {'; '.join(wrong)}.")
         report = args.out or free_folder(Path("runs/deploy")) / "report.json"
-        recorder = stack.enter_context(Recorder(args.record)) if args.record else None
+        for place in (report, args.record):
+            if place is not None:
+                _writable(place)
         if robot.simulated and not args.attach:
             stack.enter_context(_simulation(args, robot, source))
+        recorder = stack.enter_context(Recorder(args.record)) if args.record else None
         view = stack.enter_context(open_view(args.plain, Figures(robot, args.task), args.browser))
         episodes: list[Played] = []
         for number in range(args.episodes if robot.simulated else 1):
@@ -136,7 +156,22 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
         raise UserError("In lockstep time passes with commands, and --dry-run sends none; leave one of them out.")
 
 
-def _checked(args: argparse.Namespace, robot: RobotSpec, task: MujocoTask, source: ChunkSource) -> int:
+def _writable(place: Path) -> None:
+    """Refuse a place for a file now rather than after the run.
+
+    Raises:
+        UserError: It cannot be written.
+    """
+    folder = next(each for each in place.absolute().parents if each.exists())
+    if place.is_dir():
+        raise cannot_write(place, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
+    if not folder.is_dir():
+        raise cannot_write(place, NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
+    if not os.access(folder, os.W_OK):
+        raise cannot_write(place, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
+def _checked(args: argparse.Namespace, robot: RobotSpec, task: MujocoTask, source: ChunkSource, wanted: Wanted) -> int:
     """Check in place of driving; the exit code."""
     with ExitStack() as stack:
         if robot.simulated and not args.attach:
@@ -150,8 +185,7 @@ def _checked(args: argparse.Namespace, robot: RobotSpec, task: MujocoTask, sourc
             transport,
             TaskEmbodiment(task, prefix_of(task.model, robot.names), _images(source)),
             source,
-            get_task(args.task).name,
-            (task.action_low, task.action_high),
+            wanted,
             lambda: connect(args, robot),
             simulation,
         )

@@ -16,6 +16,8 @@ from real_robot.transports.base import Received
 from robopolicy.errors import UserError
 
 Array = NDArray[np.float64]
+FORMATS = ("PNG", "JPEG")  # of a CompressedImage
+LARGEST = 2**24  # pixels of a picture
 
 
 class Embodiment(Protocol):
@@ -103,14 +105,21 @@ class JointEmbodiment:
 
 
 def picture(message: Message, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Pixels `(3, height, width)` of an image, scaled to `size` where it has another one."""
+    """Pixels `(3, height, width)` of an image, scaled to `size` where it has another one.
+
+    Raises:
+        UserError: It cannot be read, or claims to be larger than any camera's.
+    """
     from PIL import Image as pillow
 
     if isinstance(message, CompressedImage):
         try:
-            seen = pillow.open(BytesIO(message.data.tobytes())).convert("RGB")
-        except (OSError, ValueError) as error:
-            raise UserError(f"A camera sent a picture that cannot be read: {error}.") from error
+            seen = pillow.open(BytesIO(message.data.tobytes()), formats=FORMATS)
+            if seen.width * seen.height > LARGEST:  # a damaged header may claim gigabytes
+                raise ValueError(f"{seen.width} x {seen.height} pixels")
+            seen = seen.convert("RGB")
+        except Exception as error:  # decoders raise whatever they like; what a camera sends must not stop the loop
+            raise UserError(f"A camera sent a picture that cannot be read: {' '.join(str(error).split())}.") from error
     elif isinstance(message, Image):
         try:
             seen = pillow.fromarray(_rgb(message))

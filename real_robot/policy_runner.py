@@ -94,6 +94,7 @@ class PolicyRunner:
         self._answer: Answer | None = None
         self._busy = self._closed = False
         self._seconds: deque[float] = deque(maxlen=100)
+        self._latency = 0.0
         self._thread = threading.Thread(target=self._run, name="policy", daemon=True)
         self._thread.start()
 
@@ -105,8 +106,7 @@ class PolicyRunner:
     @property
     def latency(self) -> float:
         """Seconds that 95 % of the recent requests did not exceed, but for the first; 0 before the second."""
-        with self._lock:
-            return float(np.quantile(self._seconds, 0.95)) if self._seconds else 0.0
+        return self._latency  # asked for several times a tick, so computed once an answer
 
     def request(self, obs: Observed, observed: float, prefix: NDArray[Any] | None = None) -> bool:
         """Start computing the chunk for `obs`, seen at `observed` [s]; False if it is busy."""
@@ -139,9 +139,10 @@ class PolicyRunner:
                 break
             assert self._request is not None
             answer = ask(self._source, *self._request)
+            if warm:  # the first answer loads and compiles, and says nothing of later ones
+                self._seconds.append(time.perf_counter() - self._asked)  # with the waits for a processor
+                self._latency = float(np.quantile(self._seconds, 0.95))
             with self._lock:
-                if warm:  # the first answer loads and compiles, and says nothing of later ones
-                    self._seconds.append(time.perf_counter() - self._asked)  # with the waits for a processor
                 self._answer, self._busy, warm = answer, False, True
             if self._on_answer is not None:
                 self._on_answer(answer)

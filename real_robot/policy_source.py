@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,44 @@ from real_robot.policy_runner import Answer, ask
 from robopolicy.deploy.bundle import MANIFEST, open_bundle
 from robopolicy.deploy.contract import ChunkSource, Observed
 from robopolicy.errors import UserError
+from robopolicy.spec import IMAGE_PREFIX, MEMORY
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a policy has to fit, known before any robot is there."""
+
+    task: str  # registered name
+    observation: Mapping[str, tuple[int, ...]]  # shapes of all but the cameras' pictures
+    low: NDArray[Any]  # (A,) bounds of the actions
+    high: NDArray[Any]
+    control_dt: float  # [s] an action lasts
+
+
+def misfits(source: ChunkSource, wanted: Wanted) -> list[str]:
+    """Everything about a policy that does not go with its task; a bundle also says what it was trained for."""
+    spec = source.spec
+    wrong: list[str] = []
+    for key, shape in spec.observation.items():
+        if (
+            key != MEMORY
+            and not key.startswith(IMAGE_PREFIX)
+            and (found := wanted.observation.get(key)) != tuple(shape)
+        ):
+            wrong.append(f"it expects '{key}' of shape {tuple(shape)}, the task gives {found or 'nothing'}")
+    if spec.action_dim != len(wanted.low):
+        wrong.append(f"it has {spec.action_dim} actions and the task {len(wanted.low)}")
+    manifest: Any = getattr(source, "manifest", None)
+    if manifest is None:
+        return wrong
+    if manifest.task != wanted.task:
+        wrong.append(f"it was trained on {manifest.task}")
+    if manifest.control_dt is not None and abs(manifest.control_dt - wanted.control_dt) > 1e-9:
+        wrong.append(f"its actions last {1e3 * manifest.control_dt:g} ms, the task's {1e3 * wanted.control_dt:g} ms")
+    bounds = (manifest.action_low, wanted.low), (manifest.action_high, wanted.high)
+    if any(len(theirs) and not (len(theirs) == len(ours) and np.allclose(theirs, ours)) for theirs, ours in bounds):
+        wrong.append("its actions have other bounds")
+    return wrong
 
 
 def open_source(name: str, device: str = "cpu") -> ChunkSource:

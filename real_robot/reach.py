@@ -49,7 +49,8 @@ def connect(args: argparse.Namespace, robot: RobotSpec) -> Transport:
             raise UserError(f"A setting of a transport is written KEY=VALUE, got '{text}'.")
         settings[key] = _value(value)
     if name in DOMAINS:
-        settings.setdefault("domain", robot.domain)
+        if robot.domain is not None:
+            settings.setdefault("domain", robot.domain)
         if args.domain is not None:
             settings["domain"] = args.domain
     if name == "lerobot":

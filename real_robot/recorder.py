@@ -53,6 +53,7 @@ class Recorder:
         self.path = path
         self.left_out = 0  # messages that came faster than the disk takes them
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("wb")
         except OSError as error:
             raise cannot_write(path, error) from error

@@ -16,8 +16,17 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import yaml
 
-from real_robot.messages import CATALOGUE, Float64MultiArray, JointState, JointTrajectory
-from real_robot.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, TRANSPORTS, QoS
+from real_robot.messages import (
+    CATALOGUE,
+    Bool,
+    CompressedImage,
+    Float64MultiArray,
+    Image,
+    JointState,
+    JointTrajectory,
+    String,
+)
+from real_robot.transports.base import COMMAND, IMAGE, LARGEST_DOMAIN, LATCHED, SENSOR, TOPIC, TRANSPORTS, QoS
 from robopolicy.deploy.safety.filter import FilterConfig
 from robopolicy.deploy.safety.limits import Array, JointLimits
 from robopolicy.errors import UserError, unknown_name
@@ -26,7 +35,10 @@ from robopolicy.schema import from_plain
 SHIPPED = Path(__file__).parent / "robots"
 QUALITIES: dict[str, QoS] = {"sensor": SENSOR, "image": IMAGE, "command": COMMAND, "latched": LATCHED}
 COMMANDS = (JointTrajectory.ros_name, Float64MultiArray.ros_name, JointState.ros_name)
+PICTURES = (Image.ros_name, CompressedImage.ros_name)
 JOINTS, CAMERA = "joints", "image."  # keys of what the embodiment reads
+# {unit: largest position and velocity of a joint}; what lies beyond was meant in degrees or millimetres
+PLAUSIBLE = {"rad": (8 * math.pi, 100.0), "m": (10.0, 10.0)}
 
 
 @dataclass(frozen=True)
@@ -65,10 +77,18 @@ class Camera:
     kind: str = "sensor_msgs/msg/Image"
     qos: str = "image"
 
+    def __post_init__(self) -> None:
+        if self.kind not in PICTURES:
+            raise UserError(f"Camera '{self.name}': kind must be one of {', '.join(PICTURES)}, found '{self.kind}'.")
+        if not self.name or min(self.height, self.width) < 1:
+            raise UserError(
+                f"A camera needs a name and at least one pixel, found '{self.name}' of {self.height} x {self.width}."
+            )
+
 
 @dataclass(frozen=True)
 class Guard:
-    """When the control loop holds, and when it stops for good."""
+    """When the control loop holds, and when it stops for good; nothing of it can be switched off."""
 
     stale: float = 0.1  # [s] age of joint states and other small messages
     stale_camera: float = 0.25  # [s] age of images
@@ -82,6 +102,19 @@ class Guard:
     margin: float = 0.002  # of a joint's range, kept free at either end
     lead: float = 0.25  # [s] of motion at full speed that a command may be ahead of the robot
     step: float = math.inf  # [rad or m] largest change of a command per tick
+
+    def __post_init__(self) -> None:
+        for name in ("stale", "stale_camera", "estop_after", "tracking", "first_command", "window"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(f"guard: {name} must be a positive number, got {getattr(self, name):g}.")
+        if self.window > 60:
+            raise UserError(f"guard: window must be at most 60 s, got {self.window:g}.")
+        if not 0 <= self.heartbeat < math.inf:
+            raise UserError(f"guard: heartbeat must be 0 (no operator) or a positive number, got {self.heartbeat:g}.")
+        if not 0 < self.saturation <= 1:
+            raise UserError(f"guard: saturation must lie in (0, 1], got {self.saturation:g}.")
+        if self.overruns < 1:
+            raise UserError(f"guard: overruns must be at least 1, got {self.overruns}.")
 
 
 @dataclass(frozen=True)
@@ -98,8 +131,8 @@ class RobotSpec:
     command_timeout: float | None = None  # [s] after which the robot's own side stops without commands; None: unknown
     transport: str = "dds"  # how it is reached, see `real_robot.transports`
     connections: dict[str, dict[str, Any]] = field(default_factory=dict)  # settings of transports, by their names
-    domain: int = 0  # ROS_DOMAIN_ID
-    simulated: bool = False  # `real_robot.sim_node` plays it
+    domain: int | None = None  # ROS_DOMAIN_ID; None: that of the environment, or 0
+    simulated: bool = False  # `real_robot.simulated.node` plays it
     estop: Topic = Topic("/estop", "std_msgs/msg/Bool", "latched")
     status: Topic = Topic("/robopolicy/status", "std_msgs/msg/String", "latched")
     heartbeat: Topic = Topic("/operator/heartbeat", "std_msgs/msg/Bool", "sensor")
@@ -108,16 +141,18 @@ class RobotSpec:
     guard: Guard = Guard()
 
     def __post_init__(self) -> None:
-        for key, topic in self._topics().items():
-            _check_topic(topic, f"{self.name}: {key}")
+        self._check_topics()
         if self.state.kind != JointState.ros_name:
             raise UserError(f"{self.name}: state must be of type {JointState.ros_name}, found {self.state.kind}.")
         if self.command.kind not in COMMANDS:
             raise UserError(f"{self.name}: command must be one of {', '.join(COMMANDS)}, found {self.command.kind}.")
         if not 0 < self.rate <= 2000:
             raise UserError(f"{self.name}: rate must lie in (0, 2000] Hz, got {self.rate:g}.")
-        if self.command_timeout is not None and not self.command_timeout > 1.0 / self.rate:
-            raise UserError(f"{self.name}: command_timeout must be longer than a control period, 1 / {self.rate:g} s.")
+        if self.command_timeout is not None and not 1.0 / self.rate < self.command_timeout < math.inf:
+            raise UserError(
+                f"{self.name}: command_timeout must be longer than a control period (1 / {self.rate:g} s) and finite, "
+                f"got {self.command_timeout:g}."
+            )
         for transport in (self.transport, *self.connections):
             if transport not in (*TRANSPORTS, "auto"):
                 raise UserError(f"{self.name}: {unknown_name('transport', transport, (*TRANSPORTS, 'auto'))}")
@@ -125,8 +160,10 @@ class RobotSpec:
             raise UserError(f"{self.name}: connections are written {{transport: {{setting: value}}}}.")
         if self.mode not in ("absolute", "velocity"):
             raise UserError(f"{self.name}: mode must be absolute or velocity, found '{self.mode}'.")
-        if any(joint.unit not in ("rad", "m") for joint in self.joints):
-            raise UserError(f"{self.name}: the unit of a joint must be rad or m.")
+        if self.domain is not None and not 0 <= self.domain <= LARGEST_DOMAIN:
+            raise UserError(f"{self.name}: domain must lie in [0, {LARGEST_DOMAIN}], got {self.domain}.")
+        for joint in self.joints:
+            _check_joint(joint, self.name)
         if not self.limits.inside(self.home).all():
             raise UserError(f"{self.name}: home of '{self._first_outside()}' lies outside the joint's range.")
         _ = self.filter_config
@@ -180,9 +217,26 @@ class RobotSpec:
         """Largest age [s] of what an embodiment calls `key`."""
         return self.guard.stale_camera if key.startswith(CAMERA) else self.guard.stale
 
-    def _topics(self) -> dict[str, Topic]:
-        own = {"command": self.command, "estop": self.estop, "status": self.status, "heartbeat": self.heartbeat}
-        return self.heard | own
+    def _check_topics(self) -> None:
+        """Every topic is one, of the right type, and nothing that we say is what we hear."""
+        names = [camera.name for camera in self.cameras]
+        if len(set(names)) != len(names):
+            raise UserError(f"{self.name}: each camera needs a name of its own, found {', '.join(names)}.")
+        for key in self.sources:
+            if key == JOINTS or key.startswith(CAMERA):
+                place = "state" if key == JOINTS else "cameras"
+                raise UserError(f"{self.name}: the source '{key}' belongs under {place}.")
+        own = {"estop": self.estop, "heartbeat": self.heartbeat, "command": self.command, "status": self.status}
+        for key, topic in (self.heard | own).items():
+            _check_topic(topic, f"{self.name}: {key}")
+        for key, kind in (("estop", Bool), ("heartbeat", Bool), ("status", String)):
+            if own[key].kind != kind.ros_name:
+                raise UserError(f"{self.name}: {key} must be of type {kind.ros_name}, found {own[key].kind}.")
+        used: dict[str, str] = {}
+        for key, topic in (self.heard | own).items():  # sources may share a topic, nothing else may
+            other = used.setdefault(topic.topic, key)
+            if other != key and key in own:
+                raise UserError(f"{self.name}: {other} and {key} must be different topics, both are {topic.topic}.")
 
     def _column(self, name: str) -> Array:
         return np.array([getattr(joint, name) for joint in self.joints], np.float64)
@@ -201,7 +255,7 @@ def load_robot(name: str) -> RobotSpec:
     if not path.is_file() and path.parent == SHIPPED:
         raise unknown_name("robot", name, robot_names())
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = _Loader(path.read_text(encoding="utf-8")).get_single_data()
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"Cannot read the robot {path}: {reason}.") from error
@@ -209,6 +263,18 @@ def load_robot(name: str) -> RobotSpec:
         return from_plain(RobotSpec, _completed(RobotSpec, data, path.name), path.name)
     except UserError as error:
         raise UserError(str(error) if path.name in str(error) else f"{path.name}: {error}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe, and refuses a key that is there twice, of which YAML would silently take the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"found '{key.value}' twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
 
 def robot_names() -> tuple[str, ...]:
@@ -243,10 +309,28 @@ def _completed(cls: type[Any], data: Any, where: str) -> Any:
     return full
 
 
+def _check_joint(joint: Joint, where: str) -> None:
+    if not joint.name:
+        raise UserError(f"{where}: every joint needs a name.")
+    if joint.unit not in PLAUSIBLE:
+        raise UserError(f"{where}: the unit of a joint must be rad or m, found '{joint.unit}' of '{joint.name}'.")
+    ends = [abs(end) for end in (joint.low, joint.high) if math.isfinite(end)]
+    furthest, fastest = PLAUSIBLE[joint.unit]
+    other = "degrees" if joint.unit == "rad" else "millimetres"
+    for value, most, unit in (
+        (max(ends, default=0.0), furthest, joint.unit),
+        (joint.velocity, fastest, f"{joint.unit}/s"),
+    ):
+        if most < value < math.inf:
+            raise UserError(
+                f"{where}: '{joint.name}' goes to {value:g}, which is not plausible in {unit}; was it meant in {other}?"
+            )
+
+
 def _check_topic(topic: Topic, where: str) -> None:
     if topic.kind not in CATALOGUE:
         raise UserError(f"{where}: {unknown_name('message type', topic.kind, CATALOGUE)}")
     if topic.qos not in QUALITIES:
         raise UserError(f"{where}: {unknown_name('QoS', topic.qos, QUALITIES)}")
-    if not topic.topic.startswith("/"):
-        raise UserError(f"{where}: a topic must start with '/', found '{topic.topic}'.")
+    if not TOPIC.fullmatch(topic.topic):
+        raise UserError(f"{where}: a topic looks like '/arm/joint_states', found '{topic.topic}'.")

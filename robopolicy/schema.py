@@ -130,7 +130,10 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             raise _mismatch(where, "a mapping", value)
         return dict(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise UserError(f"{where} must be a number that a float can hold.") from error
     if isinstance(hint, type) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
         raise _mismatch(where, f"a value of type {hint.__name__}", value)
     return value

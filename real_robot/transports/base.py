@@ -23,6 +23,7 @@ from robopolicy.errors import UserError, unknown_name
 M = TypeVar("M", bound=Message)
 TOPIC = re.compile(r"(/[A-Za-z_][A-Za-z0-9_]*)+")  # names that every kind of ROS allows
 BLOCKING = 0.010  # most seconds that publishing may wait
+LARGEST_DOMAIN = 232  # largest ROS_DOMAIN_ID; beyond it DDS has no ports
 TRANSPORTS = (
     "loopback",
     "dds",
@@ -278,6 +279,18 @@ def stamp_of(message: Message) -> float | None:
     """Time in the header [s since the epoch]; None without a header or if its stamp is zero ("not given")."""
     header = getattr(message, "header", None)
     return header.stamp.seconds or None if header is not None else None
+
+
+def ros_domain(domain: int | None) -> int:
+    """A domain of ROS 2: the one given, else that of the environment, else 0.
+
+    Raises:
+        TransportError: It is none.
+    """
+    text = os.environ.get("ROS_DOMAIN_ID", "").strip() or "0" if domain is None else str(domain)
+    if not text.isdecimal() or int(text) > LARGEST_DOMAIN:
+        raise TransportError(f"A ROS_DOMAIN_ID is a number from 0 to {LARGEST_DOMAIN}, got '{text}'.")
+    return int(text)
 
 
 def open_transport(name: str, **settings: Any) -> Transport:

@@ -11,6 +11,7 @@ watch ages and identities, not the count of publishers alone.
 from __future__ import annotations
 
 import os
+import socket
 import time
 import weakref
 from functools import cache
@@ -28,6 +29,7 @@ from real_robot.transports.base import (
     Subscription,
     Transport,
     TransportError,
+    ros_domain,
 )
 from real_robot.transports.names import dds_topic, dds_type
 from robopolicy.extras import need
@@ -66,8 +68,11 @@ class _Participant:
     def __init__(self, domain: int, interface: str) -> None:
         dds, core = need("cyclonedds.domain", "ros"), need("cyclonedds.core", "ros")
         self.interface = interface
+        decided = os.environ.get("CYCLONEDDS_URI")
+        if not decided and interface not in (known := [name for _, name in socket.if_nameindex()]):
+            raise TransportError(f"There is no network interface '{interface}' here; there are {', '.join(known)}.")
         try:
-            self._domain = None if os.environ.get("CYCLONEDDS_URI") else dds.Domain(domain, _settings(interface))
+            self._domain = None if decided else dds.Domain(domain, _settings(interface))
             self.entity = dds.DomainParticipant(domain, qos=core.Qos(core.Policy.Userdata(b"enclave=/;")))
         except core.DDSException as error:
             raise TransportError(
@@ -164,7 +169,7 @@ class DdsTransport(Transport):
 
     def __init__(self, domain: int | None = None, interface: str = "lo") -> None:
         super().__init__()
-        domain = int(os.environ.get("ROS_DOMAIN_ID") or 0) if domain is None else domain
+        domain = ros_domain(domain)
         participant = _participants.get(domain) or _Participant(domain, interface)
         if participant.interface != interface:
             raise TransportError(f"Domain {domain} is already used on interface '{participant.interface}'.")

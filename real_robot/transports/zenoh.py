@@ -27,6 +27,7 @@ from real_robot.transports.base import (
     Subscription,
     Transport,
     TransportError,
+    ros_domain,
 )
 from real_robot.transports.names import dds_type
 from robopolicy.deploy.wire import is_loopback
@@ -37,7 +38,31 @@ ATTACHMENT = struct.Struct("<QqB16s")  # sequence number, time of sending [ns], 
 TOKENS = 256  # changes of the graph that are kept until they are asked for
 
 
-class ZenohPublisher(Publisher[M]):
+class _ZenohEnd:
+    """What a publisher and a subscription share: what they declared, their token, and who is at the other end."""
+
+    _declared: Any  # Zenoh's publisher or subscriber
+    _token: Any
+    _ends: _Ends
+
+    def _announce(self, transport: ZenohTransport, topic: str, kind: type[Message], reliable: bool, qos: QoS) -> None:
+        ours, theirs = ("MP", "MS") if isinstance(self, Publisher) else ("MS", "MP")
+        self._token = transport.announce(ours, topic, kind, reliable, qos.latched)
+        self._ends = _Ends(transport, theirs, topic, kind)
+
+    def _peers(self) -> tuple[str, ...]:
+        return self._ends.seen()
+
+    def _unmet(self) -> tuple[str, ...]:
+        return self._ends.unmet()
+
+    def _leave(self) -> None:
+        self._token.undeclare()
+        self._declared.undeclare()
+        self._ends.close()
+
+
+class ZenohPublisher(_ZenohEnd, Publisher[M]):
     """Puts samples on the key of a topic."""
 
     def __init__(self, transport: ZenohTransport, topic: str, kind: type[M], qos: QoS) -> None:
@@ -55,29 +80,17 @@ class ZenohPublisher(Publisher[M]):
             extension = need("zenoh.ext", "ros")
             cache = extension.CacheConfig(1)
             declare = extension.declare_advanced_publisher
-            self._publisher: Any = declare(session, key, cache=cache, publisher_detection=True, **options)
+            self._declared = declare(session, key, cache=cache, publisher_detection=True, **options)
         else:
-            self._publisher = session.declare_publisher(key, **options)
-        self._token: Any = transport.announce("MP", topic, kind, qos.offers_reliable, qos.latched)
-        self._ends = _Ends(transport, "MS", topic, kind)
+            self._declared = session.declare_publisher(key, **options)
+        self._announce(transport, topic, kind, qos.offers_reliable, qos)
 
     def _send(self, message: M) -> None:
         attachment = ATTACHMENT.pack(next(self._numbers), time.time_ns(), 16, self._identity)
-        self._publisher.put(cdr.encode(message), attachment=attachment)
-
-    def _peers(self) -> tuple[str, ...]:
-        return self._ends.seen()
-
-    def _unmet(self) -> tuple[str, ...]:
-        return self._ends.unmet()
-
-    def _leave(self) -> None:
-        self._token.undeclare()
-        self._publisher.undeclare()
-        self._ends.close()
+        self._declared.put(cdr.encode(message), attachment=attachment)
 
 
-class ZenohSubscription(Subscription[M]):
+class ZenohSubscription(_ZenohEnd, Subscription[M]):
     """Keeps the newest sample of a topic's key."""
 
     def __init__(self, transport: ZenohTransport, topic: str, kind: type[M], qos: QoS) -> None:
@@ -88,14 +101,13 @@ class ZenohSubscription(Subscription[M]):
             extension = need("zenoh.ext", "ros")
             history = extension.HistoryConfig(detect_late_publishers=True, max_samples=1)
             declare = extension.declare_advanced_subscriber
-            self._subscriber: Any = declare(transport.session, key, ring, history=history)
+            self._declared = declare(transport.session, key, ring, history=history)
         else:
-            self._subscriber = transport.session.declare_subscriber(key, ring)
-        self._token: Any = transport.announce("MS", topic, kind, qos.asks_reliable, qos.latched)
-        self._ends = _Ends(transport, "MP", topic, kind)
+            self._declared = transport.session.declare_subscriber(key, ring)
+        self._announce(transport, topic, kind, qos.asks_reliable, qos)
 
     def _take(self) -> Arrival | None:
-        sample = self._subscriber.try_recv()
+        sample = self._declared.try_recv()
         if sample is None:
             return None
         attachment = b"" if sample.attachment is None else sample.attachment.to_bytes()
@@ -105,17 +117,6 @@ class ZenohSubscription(Subscription[M]):
         if len(data[1]) != ATTACHMENT.size:
             raise CodecError(f"Expected {ATTACHMENT.size} bytes of rmw_zenoh's attachment, found {len(data[1])}")
         return cdr.decode(self.kind, data[0])
-
-    def _peers(self) -> tuple[str, ...]:
-        return self._ends.seen()
-
-    def _unmet(self) -> tuple[str, ...]:
-        return self._ends.unmet()
-
-    def _leave(self) -> None:
-        self._token.undeclare()
-        self._subscriber.undeclare()
-        self._ends.close()
 
 
 class ZenohTransport(Transport):
@@ -133,7 +134,7 @@ class ZenohTransport(Transport):
     ) -> None:
         super().__init__()
         zenoh = need("zenoh", "ros")
-        self.domain = int(os.environ.get("ROS_DOMAIN_ID") or 0) if domain is None else domain
+        self.domain = ros_domain(domain)
         self.node = node
         try:
             self.session: Any = zenoh.open(_config(zenoh, router, listen))

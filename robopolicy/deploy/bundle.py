@@ -223,7 +223,9 @@ def open_bundle(folder: str | Path, *, seed: int | None = None, threads: int = 1
     for name, expected in manifest.files.items():
         if sha256(folder / name) != expected:
             raise UserError(f"{folder / name} is damaged or was changed after the export; copy the bundle again.")
-    return Bundle(folder, manifest, open_session(folder / GRAPH, threads), seed)
+    session = open_session(folder / GRAPH, threads)
+    _check_graph(session, manifest, folder)
+    return Bundle(folder, manifest, session, seed)
 
 
 def prefix_weights(horizon: int, delay: int, execute: int) -> Float32:
@@ -293,7 +295,36 @@ def read_manifest(folder: Path) -> BundleManifest:
     manifest = from_plain(BundleManifest, content, str(place))
     if identity != manifest.identity or manifest.files.keys() != {GRAPH, GOLDEN}:
         raise UserError(f"{place} is damaged or was changed after the export; copy the bundle again.")
+    try:
+        actions = manifest.policy_spec.action_dim
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{place} describes no policy ({error}); export the checkpoint again.") from error
+    if len(manifest.action_scale) != actions:
+        raise UserError(f"{place} has {len(manifest.action_scale)} scales for {actions} actions; export it again.")
     return manifest
+
+
+def _check_graph(session: Any, manifest: BundleManifest, folder: Path) -> None:
+    """Refuse a graph that takes or gives something else than the manifest says."""
+    spec = manifest.policy_spec
+    horizon, size = spec.horizon, spec.action_dim
+    seen = {key: shape for key, shape in spec.observation.items() if key != MEMORY}
+    takes: dict[str, tuple[int, ...]] = {key: (1, spec.obs_horizon, *shape) for key, shape in seen.items()}
+    gives: dict[str, tuple[int, ...]] = {CHUNK: (1, horizon, size)}
+    if spec.memory_dim:
+        takes[MEMORY] = gives[NEXT_MEMORY] = (1, 1, spec.memory_dim)
+    if manifest.noise_shape:
+        takes[NOISE] = (1, *manifest.noise_shape)
+    if manifest.takes_prefix:
+        takes |= {PREFIX: (1, horizon, size), PREFIX_WEIGHT: (1, horizon)}
+    for expected, entries in ((takes, session.get_inputs()), (gives, session.get_outputs())):
+        found = {entry.name: tuple(entry.shape) for entry in entries}
+        for name in sorted(expected.keys() | found.keys()):
+            if expected.get(name) != found.get(name):
+                raise UserError(
+                    f"{folder / MANIFEST} does not belong to {GRAPH}: '{name}' is {expected.get(name, 'absent')} there "
+                    f"and {found.get(name, 'absent')} in the graph; export it again."
+                )
 
 
 def hash_files(folder: Path) -> dict[str, str]:

@@ -101,9 +101,10 @@ class ChunkBuffer:
         Raises:
             UserError: It has another shape, or holds a number that is not finite; the buffer is as before.
         """
-        actions = np.array(chunk, np.float64)
-        if actions.ndim != 2 or not len(actions) or actions.shape[1] != self.action_dim:
-            raise UserError(f"Expected a chunk of shape (H, {self.action_dim}), found {actions.shape}.")
+        given = np.asarray(chunk)
+        if given.ndim != 2 or not len(given) or given.shape[1] != self.action_dim or given.dtype.kind not in "fiu":
+            raise UserError(f"Expected numbers of shape (H, {self.action_dim}), found {given.dtype} {given.shape}.")
+        actions = np.array(given, np.float64)
         if not (np.isfinite(actions).all() and math.isfinite(observed)):
             raise UserError("A chunk holds a number that is not finite; nothing of it is played.")
         if any(laid.observed == observed for laid in self._chunks):

@@ -130,7 +130,9 @@ class ChunkServer:
             listening = await websockets.serve(self._client, config.host, config.port, **options)
         except OSError as error:
             reason = error.strerror or str(error)
-            raise UserError(f"Cannot listen on {config.host}:{config.port} ({reason}); pass another port.") from error
+            raise UserError(
+                f"Cannot listen on {config.host}:{config.port} ({reason}); pass another address or port."
+            ) from error
         scheme, host = "wss" if self._tls else "ws", f"[{config.host}]" if ":" in config.host else config.host
         self.url = f"{scheme}://{host}:{next(iter(listening.sockets)).getsockname()[1]}"
         reports = asyncio.create_task(self._report())

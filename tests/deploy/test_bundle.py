@@ -6,7 +6,9 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,14 @@ pytest.importorskip("onnxruntime", reason="needs robopolicy[onnx]")
 pytest.importorskip("onnxscript", reason="needs robopolicy[onnx]")
 from tiny_policies import observed, small
 
-from robopolicy.deploy.bundle import Bundle, open_bundle, prefix_weights
+from robopolicy.deploy.bundle import (
+    Bundle,
+    hash_files,
+    open_bundle,
+    prefix_weights,
+    read_manifest,
+    write_manifest,
+)
 from robopolicy.deploy.export import TaskFacts, export_bundle
 from robopolicy.errors import UserError
 
@@ -136,3 +145,31 @@ def test_a_changed_manifest_is_refused(folder: Path, tmp_path: Path) -> None:
         open_bundle(copy)
     with pytest.raises(UserError, match="cannot be read"):
         open_bundle(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"spec": {"observation": 3}}, "describes no policy"),
+        ({"action_scale": ()}, "has 0 scales for 2 actions"),
+        ({"noise_shape": (7, 2)}, r"'noise' is \(1, 7, 2\) there and \(1, ., 2\) in the graph"),
+        ({"noise_shape": ()}, "'noise' is absent there"),
+        ({"takes_prefix": False}, "'prefix' is absent there"),
+    ],
+)
+def test_a_manifest_of_another_graph_is_refused(folder: Path, tmp_path: Path, changes: Any, message: str) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    write_manifest(copy, replace(read_manifest(copy), **changes))
+    with pytest.raises(UserError, match=message) as refusal:
+        open_bundle(copy)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("size", [0, 1000])
+def test_a_graph_that_was_cut_off_is_refused(folder: Path, tmp_path: Path, size: int) -> None:
+    """Even where the manifest vouches for it: the disk was full when it was exported."""
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    (copy / "policy.onnx").write_bytes((copy / "policy.onnx").read_bytes()[:size])
+    write_manifest(copy, replace(read_manifest(copy), files=hash_files(copy)))
+    with pytest.raises(UserError, match="onnxruntime cannot run this graph"):
+        open_bundle(copy)

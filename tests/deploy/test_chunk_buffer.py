@@ -138,7 +138,9 @@ def test_bad_chunks_are_refused_and_change_nothing(join):
     good = np.ones((4, 2), np.float32)
     buffer.put(good, 1.0)
     good[:] = 7.0  # the buffer has its own copy
-    for bad in (np.ones((4, 3)), np.ones(4), np.ones((0, 2)), np.full((4, 2), np.nan), np.full((4, 2), -np.inf)):
+    others = [np.ones((4, 2), kind) for kind in (complex, bool, "U1", "M8[s]", object)]
+    shapes = [np.ones((4, 3)), np.ones(4), np.ones((0, 2)), np.ones((4, 2, 1))]
+    for bad in (*others, *shapes, np.full((4, 2), np.nan), np.full((4, 2), -np.inf)):
         with pytest.raises(UserError, match=r"shape \(H, 2\)|not finite") as refusal:
             buffer.put(bad, 1.0 + DT)
         assert "\n" not in str(refusal.value)
@@ -150,6 +152,32 @@ def test_bad_chunks_are_refused_and_change_nothing(join):
     assert buffer.action(1.0 + DT).tolist() == [1.0, 1.0]
     buffer.clear()
     assert buffer.action(1.0 + DT) is None
+
+
+@EVERY
+@pytest.mark.parametrize("kind", ["i1", "u8", "f2", ">f4"])
+def test_numbers_of_any_kind_are_played_as_floats(join, kind):
+    buffer = ChunkBuffer(DT, 1, join)
+    buffer.put(np.arange(8, dtype=kind)[:, None], 2.0)
+    assert [played(buffer, 2.0 + k * DT) for k in range(8)] == list(range(8))
+
+
+@EVERY
+def test_nothing_but_what_was_put_is_ever_played(join):
+    """Random chunks of one action dimension that overlap, repeat and come out of order, on a clock that trembles."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        buffer, put, now = ChunkBuffer(DT, 1, join), {0.0: 0.0}, 5.0
+        for _ in range(200):
+            now += DT * rng.choice([0.0, 1.0, 1.0, rng.uniform(0, 3), -0.4])
+            observed = now + DT * rng.integers(-12, 2)
+            if rng.random() < 0.3:
+                put.setdefault(observed, rng.uniform(-1, 1))  # the first of an observation counts
+                buffer.put(np.full((int(rng.integers(1, 9)), 1), put[observed]), observed)
+            action = played(buffer, now)
+            playing = [value for stamp, value in put.items() if -1 <= (now - stamp) / DT + 1e-6 < 9]
+            assert action is None or min(playing) - 1e-12 <= action <= max(playing) + 1e-12
+            assert 0.0 <= buffer.remaining(now) <= 9 * DT
 
 
 def test_memory_does_not_grow():

@@ -277,3 +277,54 @@ def test_the_brake_is_as_fast_as_the_textbook_says() -> None:
 def test_limits_without_meaning_are_refused(changes: dict[str, float], message: str) -> None:
     with pytest.raises(UserError, match=message):
         plain_limits(**changes)
+
+
+KINDS_OF_NUMBERS = ("i1", "u8", "i8", "f2", "f4", ">f8", "g")
+OTHERS = (
+    *(np.ones(JOINTS, kind) for kind in ("?", "c16", "U1", "S1", "M8[s]", "m8[s]", object, [("a", float)])),
+    *(np.ones(shape) for shape in ((), (0,), (JOINTS, 0), (1, JOINTS), (JOINTS + 1,))),
+    *("123456", b"123456", iter([1.0] * JOINTS), {0: 1.0}, [[1.0]] * 2, [1.0, [2.0]], object()),
+)
+
+
+def test_only_real_numbers_are_commands() -> None:
+    safety, start = SafetyFilter(plain_limits()), FilterState.at_rest(np.zeros(JOINTS))
+    wanted, _, _ = safety.step(np.ones(JOINTS), start, UNKNOWN, 0.02)
+    for kind in KINDS_OF_NUMBERS:
+        sent, _, done = safety.step(np.ones(JOINTS, kind), start, UNKNOWN, 0.02)
+        np.testing.assert_array_equal(sent, wanted)
+        assert {row.kind for row in done}.isdisjoint({"shape", "finite"})
+    for command in OTHERS:
+        sent, _, done = safety.step(command, start, UNKNOWN, 0.02)
+        assert [row.kind for row in done] == ["shape"] and not sent.any(), command
+    for command in (np.ma.masked_all(JOINTS), np.full(JOINTS, np.longdouble("1e4000"))):
+        sent, _, done = safety.step(command, start, UNKNOWN, 0.02)
+        assert [row.kind for row in done] == ["finite"] and not sent.any()
+
+
+@pytest.mark.parametrize("mode", ["absolute", "delta", "velocity"])
+@pytest.mark.parametrize("dt", [1e-9, 0.02, 1e3])
+def test_nothing_overflows_whatever_is_asked_and_measured(mode: str, dt: float) -> None:
+    rng, limits = np.random.default_rng(3), plain_limits(effort=1.0)
+    numbers = np.array([NAN, INF, -INF, 1e300, -1.7e308, 5e-324, -1e-310, -0.0, 2.0**63, -1.0])
+    safety, state = SafetyFilter(limits, FilterConfig(mode=mode, margin=0.0)), FilterState.at_rest(np.zeros(JOINTS))
+    path = [np.zeros(JOINTS)] * 3
+    with np.errstate(over="raise", invalid="raise", divide="raise"):
+        for _ in range(60):
+            measured = Measured(rng.choice(numbers), *(rng.choice(numbers, JOINTS) for _ in range(3)))
+            sent, state, done = safety.step(rng.choice(numbers, JOINTS), state, measured, dt)
+            assert all(str(row) and "\n" not in str(row) for row in done)
+            path.append(sent)
+    if mode != "velocity":
+        check_within(np.array(path), limits, dt)
+        return
+    velocity = np.array(path)
+    assert np.abs(velocity).max() <= 2.0 + 1e-9
+    assert np.abs(np.diff(velocity, axis=0)).max() / dt <= 10.0 * (1 + 1e-6)
+    assert np.abs(np.diff(velocity, n=2, axis=0)).max() / dt**2 <= 500.0 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("dt", [0.0, -0.02, NAN, INF])
+def test_a_control_period_that_is_none_is_refused(dt: float) -> None:
+    with pytest.raises(UserError, match="control period must be a positive number"):
+        SafetyFilter(plain_limits()).step(np.zeros(JOINTS), FilterState.at_rest(np.zeros(JOINTS)), UNKNOWN, dt)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -103,6 +105,23 @@ def test_damaged_messages_never_do_more_than_raise() -> None:
             Request.unpack(bytes(damaged))
         except WireError as error:
             assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("kind", [Greeting, Request, Reply])
+def test_noise_and_lengths_that_lie_cost_nothing(kind: type[Greeting] | type[Request] | type[Reply]) -> None:
+    """Beginnings of lists, maps, bytes and texts of up to 4 GiB; what is set aside goes with what arrived."""
+    rng = np.random.default_rng(0)
+    claims = (b"", b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9", b"\xdc", b"\xde")
+    tracemalloc.start()
+    try:
+        for _ in range(800):
+            start = claims[int(rng.integers(len(claims)))]
+            with pytest.raises(WireError) as refusal:
+                kind.unpack(start + (b"\xff\xff\xff\xff" if start else b"") + rng.bytes(int(rng.integers(100))))
+            assert "\n" not in str(refusal.value)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_loopback_is_this_machine_alone() -> None:

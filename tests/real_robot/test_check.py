@@ -15,6 +15,7 @@ from scripted import NAMES, ScriptedLift
 
 from real_robot import check as checks
 from real_robot import deploy_verb
+from real_robot.policy_source import Wanted
 from real_robot.robot import SHIPPED
 from robopolicy.cli import main as cli
 from robopolicy.interop.checkpoint_source import CheckpointSource
@@ -71,8 +72,8 @@ def test_a_time_out_that_is_not_stated_or_not_kept_fails(monkeypatch, capsys, tm
 
 def test_silence_is_named(monkeypatch, capsys, tmp_path):
     topic = {"topic": "/nowhere", "kind": "geometry_msgs/msg/PoseStamped", "qos": "sensor"}
-    monkeypatch.setattr("real_robot.sim_node.SimNode._report", lambda self: None)
-    monkeypatch.setattr("real_robot.simulation.Simulation.reset", lambda self, seed: None)
+    monkeypatch.setattr("real_robot.simulated.node.SimNode._report", lambda self: None)
+    monkeypatch.setattr("real_robot.simulated.client.Simulation.reset", lambda self, seed: None)
     code, rows = run(monkeypatch, capsys, other(tmp_path, sources={"object.cube": topic}))
     assert code == 2 and rows["source object.cube FAIL"] == "1 publishers of /nowhere, 0 Hz"
     assert "no joint state yet" in rows["joints FAIL"]
@@ -81,8 +82,8 @@ def test_silence_is_named(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     "changes, name, found",
     [
-        ({"observation": {"state": (7,)}}, "policy", "expects 'state' of shape (7,), the robot gives"),
-        ({"action_dim": 7}, "policy", "7 actions and the task 5"),
+        ({"observation": {"state": (7,)}}, "task", "expects 'state' of shape (7,), the task gives"),
+        ({"action_dim": 7}, "task", "7 actions and the task 5"),
     ],
 )  # fmt: skip
 def test_a_policy_for_something_else_fails(changes, name, found, monkeypatch, capsys):
@@ -116,11 +117,11 @@ def test_a_policy_too_slow_or_far_away_fails(monkeypatch, capsys):
             observe=lambda state: {"state": np.zeros(len(NAMES), np.float32)},
             command=lambda action, state: np.array([3.0]),
         ),
-        control=(np.zeros(5), np.ones(5)),
+        wanted=Wanted("lift", {"state": (len(NAMES),)}, np.zeros(5), np.ones(5), 0.05),
     )
     intake: Any = SimpleNamespace(state={}, measured=lambda now: SimpleNamespace(position=np.zeros(1)))
     monkeypatch.setattr(checks, "time", patched)
     found = {each.name: each for each in checks._policy(subject, intake)}
-    assert not any(each.ok for each in found.values())
+    assert found.pop("task").ok and not any(each.ok for each in found.values())
     assert "3.000 rad or m" in found["first target"].found and "0 of a chunk's 4" in found["inference"].found
     assert "0.5 ticks" in found["rate"].found

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -105,6 +107,7 @@ def test_a_dry_run_sends_nothing(monkeypatch, tmp_path):
         (["--attach", "--transport", "loopback"], "no robot to attach to"),
         (["--robot", "franka_panda", "--episodes", "3"], "--episodes is for simulated robots"),
         (["--robot", "franka_panda"], "under sources or cameras"),
+        (["--domain", "233"], "domain must lie in [0, 232], got 233"),
         (["--join", "rct"], "Unknown join 'rct'. Did you mean 'rtc'?"),
         (["--transport", "lerobot"], "LeRobot drives real robots"),
         (["--browser", "here"], "PORT or HOST:PORT"),
@@ -119,6 +122,44 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(words, message, capsys):
     assert message in captured.err
 
 
+MISFITS = [
+    ({"observation": {"state": (7,)}}, {}, "it expects 'state' of shape (7,), the task gives (39,)"),
+    ({"observation": {"wrist": (7,)}}, {}, "it expects 'wrist' of shape (7,), the task gives nothing"),
+    ({"action_dim": 7}, {}, "it has 7 actions and the task 5"),
+    ({}, {"task": "manipulation/push"}, "it was trained on manipulation/push"),
+    ({}, {"control_dt": 0.1}, "its actions last 100 ms, the task's 50 ms"),
+    ({}, {"action_high": (2.0,) * 5}, "its actions have other bounds"),
+    ({}, {"action_high": (1.0,)}, "its actions have other bounds"),
+]
+
+
+@pytest.mark.parametrize("spec, manifest, message", MISFITS)
+def test_a_policy_for_something_else_is_refused_before_anything_starts(
+    spec, manifest, message, monkeypatch, capsys, tmp_path
+):
+    source = CheckpointSource(ScriptedLift())
+    source.policy.spec = replace(source.policy.spec, **spec)
+    known = {"task": "manipulation/lift", "control_dt": 0.05, "action_low": (-1.0,) * 5, "action_high": (1.0,) * 5}
+    source.manifest = SimpleNamespace(**known | manifest)
+    monkeypatch.setattr("real_robot.deployment.open_source", lambda name, device: source)
+    out, recording = tmp_path / "deploy" / "report.json", tmp_path / "run.mcap"
+    words = ["--transport", "loopback", "--out", str(out), "--record", str(recording)]
+    assert cli.main(["deploy", *FAST, *words]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and f"does not fit manipulation/lift: {message}." in error
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", ["--out", "--record"])
+def test_a_place_that_cannot_be_written_is_said_before_the_run(option, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("real_robot.deployment.open_source", lambda name, device: CheckpointSource(ScriptedLift()))
+    (tmp_path / "file").write_text("")
+    for place, reason in ((tmp_path, "Is a directory"), (tmp_path / "file" / "x", "a file stands where a folder")):
+        assert cli.main(["deploy", *FAST, "--transport", "loopback", option, str(place)]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and f"Cannot write {place}: {reason}" in error
+
+
 def test_help_is_cheap_and_shows_examples(capsys):
     with pytest.raises(SystemExit):
         cli.main(["deploy", "--help"])
@@ -129,7 +170,7 @@ def test_help_is_cheap_and_shows_examples(capsys):
 
 @pytest.mark.slow
 def test_wrong_arguments_of_the_node_are_one_line():
-    command = [sys.executable, "-m", "real_robot.sim_node", "--robot", "nobody"]
+    command = [sys.executable, "-m", "real_robot.simulated.node", "--robot", "nobody"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2 and done.stderr.startswith("sim_node: error: Unknown robot 'nobody'")
+    assert done.returncode == 2 and done.stderr.startswith("simulated robot: error: Unknown robot 'nobody'")
     assert done.stderr.count("\n") == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import struct
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +16,10 @@ import torch
 import yaml
 
 from real_robot import deploy_verb
-from real_robot.messages import Image, Imu, JointState, Time, TwistStamped
+from real_robot.embodiment import picture
+from real_robot.messages import CompressedImage, Header, Image, Imu, JointState, Time, TwistStamped
 from real_robot.robot import SHIPPED
-from real_robot.sim_node import png
+from real_robot.simulated.node import png
 from real_robot.task_embodiment import TaskEmbodiment
 from real_robot.transports.base import Received
 from real_robot.wiring import twist_of
@@ -158,3 +161,31 @@ def test_pictures_are_scaled_to_what_the_policy_saw_and_have_to_be_there() -> No
     ]
     assert seen[0].shape == (3, 32, 32) and seen[0].dtype == np.uint8
     np.testing.assert_array_equal(seen[0], seen[1])
+
+
+def png_that_claims(width: int, height: int) -> bytes:
+    parts = ((b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", zlib.compress(bytes(99))))
+    body = (
+        struct.pack(">I", len(data)) + key + data + struct.pack(">I", zlib.crc32(key + data)) for key, data in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(body)
+
+
+@pytest.mark.filterwarnings("ignore:Image size")
+def test_a_damaged_picture_is_one_line_and_never_a_gigabyte() -> None:
+    rng, whole = np.random.default_rng(0), png(np.zeros((16, 16, 3), np.uint8), Header()).data
+    for _ in range(100):
+        data = whole[: int(rng.integers(1, len(whole)))].copy()
+        data[rng.integers(0, len(data), 3)] = rng.integers(0, 256, 3)
+        try:
+            picture(CompressedImage(Header(), "png", data), (4, 4))
+        except UserError as error:
+            assert "\n" not in str(error)
+    sizes = ((10_000, 10_000), (20_000, 20_000), (2**31 - 1, 2**31 - 1), (1, 10**8), (0, 0))
+    for size in sizes:
+        data = np.frombuffer(png_that_claims(*size), np.uint8)
+        with pytest.raises(UserError, match="a picture that cannot be read") as refusal:
+            picture(CompressedImage(Header(), "png", data), (4, 4))
+        assert "\n" not in str(refusal.value)
+    with pytest.raises(UserError):
+        picture(Image(Header(), 2**32 - 1, 2**32 - 1, "rgb8", 0, 2**32 - 1, np.zeros(10, np.uint8)), (4, 4))

@@ -25,7 +25,7 @@ from networks import free_domain, free_port, until
 
 from real_robot.messages import Header, JointState, Time
 from real_robot.robot import RobotSpec, load_robot
-from real_robot.simulation import Simulation, simulated
+from real_robot.simulated.client import Simulation, simulated
 from real_robot.states import State, Tick
 from real_robot.transports.base import SENSOR, open_transport
 from real_robot.transports.faults import Faults, FaultTransport

@@ -10,6 +10,7 @@ import pytest
 
 from real_robot import reach
 from real_robot.robot import RobotSpec, load_robot
+from real_robot.transports.base import ros_domain
 from robopolicy.errors import UserError
 
 
@@ -44,6 +45,18 @@ def test_the_robot_says_how_and_the_command_line_knows_better(opened: list[tuple
         ("zenoh", {"domain": 9, "router": "tcp/127.0.0.1:7447"}),
     ]
     assert behind.connections == {"rosbridge": {"url": "ws://a:1", "ros1": True}}
+
+
+def test_without_a_word_the_environment_says_which_domain(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    reach.connect(arguments("--transport", "dds"), robot())
+    assert opened == [("dds", {})]
+    for text, domain in (("", 0), ("7", 7)):
+        monkeypatch.setenv("ROS_DOMAIN_ID", text)
+        assert ros_domain(None) == domain and ros_domain(3) == 3
+    for text in ("233", "-1", "seven"):
+        monkeypatch.setenv("ROS_DOMAIN_ID", text)
+        with pytest.raises(UserError, match=f"A ROS_DOMAIN_ID is a number from 0 to 232, got '{text}'"):
+            ros_domain(None)
 
 
 def test_lerobot_is_told_which_robot(opened: list[tuple[str, dict[str, Any]]]) -> None:

@@ -29,6 +29,7 @@ Mask = NDArray[np.bool_]
 SLACK = 1.0 + 1e-9  # so that a motion at exactly a limit is not one beyond it by rounding
 ROUNDING = 1e-12  # [rad or m] kept from the limits, since sums of steps are not exact to the last bit
 SHARES = np.linspace(0.0, 1.0, 33)[:, None]  # of a wish in a compromise with the brake
+HUGE = 1e100  # numbers beyond are as good as this one, whose square and product with a time do not overflow
 FAR = 1e6  # periods at full speed; targets beyond are as good as there, and do not overflow
 
 
@@ -149,7 +150,8 @@ class SafetyFilter:
         """A robot that is driven by velocities is where it says, not where the velocities sent should have put it."""
         if self.config.mode != "velocity":
             return motion
-        return motion._replace(position=np.where(np.isfinite(measured.position), measured.position, motion.position))
+        here = np.clip(measured.position, -HUGE, HUGE)
+        return motion._replace(position=np.where(np.isfinite(measured.position), here, motion.position))
 
     def _target(
         self, wish: Array, motion: Motion, measured: Measured, dt: float, bounds: Bounds, done: list[Intervention]
@@ -278,12 +280,16 @@ class SafetyFilter:
 def read_command(command: Any, joints: int) -> Array | str:
     """`command` as finite numbers `(J,)`, or the check that it fails: `shape` or `finite`."""
     try:
-        wish = np.array(command, np.float64)
-    except (TypeError, ValueError, OverflowError):
+        given = np.array(command)
+        if given.shape != (joints,) or given.dtype.kind not in "fiu":  # no text, dates, complex or other objects
+            return "shape"
+        if np.ma.is_masked(command):  # what lies behind a mask is no number
+            return "finite"
+        with np.errstate(over="ignore"):  # longer floats become infinite
+            wish = given.astype(np.float64)
+    except Exception:  # whatever it is, it is no command
         return "shape"
-    if wish.shape != (joints,):
-        return "shape"
-    return wish if np.isfinite(wish).all() else "finite"
+    return np.clip(wish, -HUGE, HUGE) if np.isfinite(wish).all() else "finite"
 
 
 def approach(target: Array, before: Array, motion: Motion, bounds: Bounds) -> Array:

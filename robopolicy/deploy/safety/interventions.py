@@ -23,6 +23,8 @@ class Intervention:
 
     def __str__(self) -> str:
         where = f" of {self.joint}" if self.joint else ""
+        if math.isnan(self.value):
+            return f"{self.kind}{where}"
         return f"{self.kind}{where}: {self.value:.6g}, allowed {self.limit:.6g}"
 
 

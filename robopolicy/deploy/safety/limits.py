@@ -33,7 +33,9 @@ class JointLimits:
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) != len(self.names):
-            raise UserError(f"Joint limits need at least one joint and each name once, got {self.names}.")
+            twice = [name for name in self.names if self.names.count(name) > 1]
+            found = f"'{twice[0]}' twice" if twice else "none"
+            raise UserError(f"Joint limits need at least one joint and each name once, got {found}.")
         for entry in fields(self)[1:]:
             value = np.array(getattr(self, entry.name), np.float64)
             if value.shape != (len(self.names),):
@@ -42,7 +44,8 @@ class JointLimits:
             object.__setattr__(self, entry.name, value)
             wrong = np.isnan(value) if entry.name.startswith("position") else ~(value > 0)
             if wrong.any():
-                raise self._error(wrong, f"'{entry.name}' must be a positive number", value)
+                number = "a number" if entry.name.startswith("position") else "a positive number"
+                raise self._error(wrong, f"'{entry.name}' must be {number}", value)
         if not np.isfinite(self.velocity).all():
             raise self._error(~np.isfinite(self.velocity), "'velocity' must be known", self.velocity)
         empty = ~(self.position_low < self.position_high)

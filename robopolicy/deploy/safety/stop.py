@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from robopolicy.deploy.safety.limits import Array, JointLimits
+from robopolicy.errors import UserError
 
 
 class Bounds(NamedTuple):
@@ -35,7 +36,12 @@ class Bounds(NamedTuple):
         """Those of `limits` at a control period of `dt` seconds and at most `step` per period.
 
         What is not limited gets the least bound that cannot matter.
+
+        Raises:
+            UserError: `dt` is not a positive number.
         """
+        if not 0.0 < dt < np.inf:
+            raise UserError(f"A control period must be a positive number of seconds, got {dt:g}.")
         steps = np.minimum(limits.velocity * dt, step)
         bend = np.minimum(limits.acceleration * dt**2, 2.0 * steps)
         return cls(steps, bend, np.minimum(limits.jerk * dt**3, 2.0 * bend))

@@ -1,10 +1,10 @@
 """A simulated robot in a process of its own: MuJoCo in real time behind the topics of the real one.
 
-    python -m real_robot.sim_node --robot sim_panda --task manipulation/lift --transport dds
+    python -m real_robot.simulated.node --robot sim_panda --task manipulation/lift --transport dds
 
-Its own topics, by which episodes are started and faults are made, are in `real_robot.sim_topics`. With `--lockstep`
-time passes only when a command arrives, one period for each, so that an episode does not depend on how fast anybody
-computes.
+Its own topics, by which episodes are started and faults are made, are in `real_robot.simulated.topics`. With
+`--lockstep` time passes only when a command arrives, one period for each, so that an episode does not depend on how
+fast anybody computes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from real_robot.message import Message
 from real_robot.messages import CompressedImage, Header, Image, JointState, JointTrajectory, String, Time
 from real_robot.reach import add_options, connect
 from real_robot.robot import JOINTS, load_robot
-from real_robot.sim_robot import Imperfections, SimulatedRobot
-from real_robot.sim_topics import EPISODE, FAULT, LOCKSTEP_ORIGIN, READY, RESET, Reset, Status
+from real_robot.simulated.client import NODE
+from real_robot.simulated.robot import Imperfections, SimulatedRobot
+from real_robot.simulated.topics import EPISODE, FAULT, LOCKSTEP_ORIGIN, READY, RESET, Reset, Status
 from real_robot.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, Publisher, Transport
 from real_robot.transports.faults import Faults, FaultTransport
 from real_robot.wiring import prefix_of
@@ -267,7 +268,7 @@ def build(args: argparse.Namespace) -> SimNode:
 
 def node_parser() -> argparse.ArgumentParser:
     """Arguments of the process."""
-    parser = argparse.ArgumentParser("python -m real_robot.sim_node", description="A simulated robot behind topics.")
+    parser = argparse.ArgumentParser(f"python -m {NODE}", description="A simulated robot behind topics.")
     parser.add_argument("--robot", default="sim_panda", help="shipped robot or YAML file (default: sim_panda)")
     parser.add_argument("--task", default="manipulation/lift", help="MuJoCo task (default: manipulation/lift)")
     add_options(parser)
@@ -297,7 +298,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         node = build(args)
     except UserError as error:
-        sys.stderr.write(f"sim_node: error: {error}\n")
+        sys.stderr.write(f"simulated robot: error: {error}\n")
         return 2
     sys.stdout.write(f"{READY}\n")
     sys.stdout.flush()

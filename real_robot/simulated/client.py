@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from real_robot.messages import String
-from real_robot.sim_topics import EPISODE, FAULT, LOCKSTEP_ORIGIN, READY, RESET, Reset, Status
+from real_robot.simulated.topics import EPISODE, FAULT, LOCKSTEP_ORIGIN, READY, RESET, Reset, Status
 from real_robot.transports.base import COMMAND, LATCHED, Arrival, M, QoS, Subscription, Transport
 from real_robot.transports.wrapped import WrappedSubscription, WrappedTransport
 from robopolicy.errors import UserError
 
+NODE = "real_robot.simulated.node"  # module that is the process
 PATIENCE = 30.0  # [s] for a process to start and answer; importing MuJoCo takes a few on a busy machine
 _POLL = 5e-5  # [s]
 AGAIN = 0.5  # [s] after which a reset that was not answered is asked for again
@@ -47,14 +48,14 @@ class Simulation:
         while self.status.request != self._request:
             now = time.monotonic()
             if now > until:
-                raise UserError(f"No simulated robot answers on {RESET}; start 'python -m real_robot.sim_node' first.")
+                raise UserError(f"No simulated robot answers on {RESET}; start 'python -m {NODE}' first.")
             if now - asked > AGAIN and self._reset.matched:
                 self._reset.publish(Reset(seed, self._request).message())
                 asked = now
             time.sleep(_POLL)
 
     def fail(self, fault: str) -> None:
-        """Make the robot fail, see `real_robot.sim_node`."""
+        """Make the robot fail, see `real_robot.simulated.node`."""
         self._fault.publish(String(fault))
 
 
@@ -62,12 +63,12 @@ class Simulation:
 def simulated(
     arguments: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """A simulated robot in a process of its own, `arguments` being those of `real_robot.sim_node`; ended on leaving.
+    """A simulated robot in a process of its own, `arguments` being those of its node; ended on leaving.
 
     Raises:
         UserError: It does not start; with what it says.
     """
-    command = [sys.executable, "-m", "real_robot.sim_node", *arguments]
+    command = [sys.executable, "-m", NODE, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout is not None

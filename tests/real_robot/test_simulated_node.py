@@ -18,9 +18,9 @@ from real_robot.messages import (
     PoseStamped,
     String,
 )
-from real_robot.sim_node import SimNode
-from real_robot.sim_robot import SimulatedRobot
-from real_robot.sim_topics import EPISODE, FAULT, RESET, Reset, Status
+from real_robot.simulated.node import SimNode
+from real_robot.simulated.robot import SimulatedRobot
+from real_robot.simulated.topics import EPISODE, FAULT, RESET, Reset, Status
 from real_robot.transports.base import COMMAND, LATCHED, SENSOR
 from real_robot.transports.loopback import LoopbackTransport
 from robopolicy.errors import UserError

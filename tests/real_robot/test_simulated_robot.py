@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from real_robot.messages import JointState, Time
-from real_robot.sim_robot import Imperfections, SimulatedRobot
+from real_robot.simulated.robot import Imperfections, SimulatedRobot
 from real_robot.task_embodiment import TaskEmbodiment
 from real_robot.transports.base import Received
 from robopolicy.errors import UserError
