@@ -16,5 +16,7 @@ From the wire to the policy and back:
     figures, live_view, browser_*      what a run looks like meanwhile: on the terminal and, by a process, in a browser
     deployment, check, deploy_verb     all of it put together, or only looked at: `robopolicy deploy [--check]`
 
-Only `task_embodiment`, `wiring`, MJCF files and the simulated robot need MuJoCo; only a checkpoint needs torch.
+Only `task_embodiment`, `wiring`, MJCF files and the simulated robot need MuJoCo. Only `task_embodiment`, the simulated
+robot and a checkpoint need torch, hence `deployment`; a loop of your own around `JointEmbodiment` and a bundle does
+not.
 """

@@ -32,13 +32,11 @@ def misfits(source: ChunkSource, wanted: Wanted) -> list[str]:
     """Everything about a policy that does not go with its task; a bundle also says what it was trained for."""
     spec = source.spec
     wrong: list[str] = []
-    for key, shape in spec.observation.items():
-        if (
-            key != MEMORY
-            and not key.startswith(IMAGE_PREFIX)
-            and (found := wanted.observation.get(key)) != tuple(shape)
-        ):
-            wrong.append(f"it expects '{key}' of shape {tuple(shape)}, the task gives {found or 'nothing'}")
+    own = {key: tuple(shape) for key, shape in spec.observation.items() if key != MEMORY}
+    for key, shape in own.items():
+        found = wanted.observation.get(key)
+        if found != shape and not key.startswith(IMAGE_PREFIX):
+            wrong.append(f"it expects '{key}' of shape {shape}, the task gives {found or 'nothing'}")
     if spec.action_dim != len(wanted.low):
         wrong.append(f"it has {spec.action_dim} actions and the task {len(wanted.low)}")
     manifest: Any = getattr(source, "manifest", None)

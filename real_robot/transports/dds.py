@@ -169,6 +169,7 @@ class DdsTransport(Transport):
 
     def __init__(self, domain: int | None = None, interface: str = "lo") -> None:
         super().__init__()
+        need("rosbags.typesys", "ros")  # whose codecs every message needs
         domain = ros_domain(domain)
         participant = _participants.get(domain) or _Participant(domain, interface)
         if participant.interface != interface:

@@ -134,6 +134,7 @@ class ZenohTransport(Transport):
     ) -> None:
         super().__init__()
         zenoh = need("zenoh", "ros")
+        need("rosbags.typesys", "ros")  # whose codecs every message needs
         self.domain = ros_domain(domain)
         self.node = node
         try:

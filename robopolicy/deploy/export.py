@@ -208,7 +208,8 @@ def _graph(decision: Decision, inputs: dict[str, Tensor]) -> bytes:
         UserError: It cannot be traced, or ONNX lacks an operator.
     """
     onnx = need("onnx", "onnx")
-    need("onnxscript", "onnx")
+    for package in ("onnxscript", "onnxruntime"):
+        need(package, "onnx")
     policy = decision.policy
     try:
         with _quiet():

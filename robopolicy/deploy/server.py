@@ -109,6 +109,7 @@ class ChunkServer:
             UserError: The address cannot be listened on.
         """
         websockets = need("websockets.asyncio.server", "remote")
+        need("msgpack", "remote")  # now, not when the first client asks
         silent = logging.getLogger("robopolicy.server")
         silent.disabled = True  # a failed handshake is counted, no reason for a traceback
         config = self.config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,17 @@ def test_export_reports_parity_and_a_task_that_is_not_installed(
     assert "are left out: Unknown task 'toy/gone'" in text
     content = json.loads((tmp_path / "bundle" / "bundle.json").read_text())
     assert content["parity"] <= 1e-4 and content["checkpoint"] and content["noise_shape"] == [4, 2]
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
+def test_a_missing_package_is_named_and_nothing_written(
+    package: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["export", str(checkpoint), "--out", str(tmp_path / "bundle")]) == 2
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1 and f"package '{package}'; run: pip install 'robopolicy[onnx]'" in printed
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
 
 @pytest.mark.parametrize(

@@ -201,5 +201,6 @@ def test_interventions_are_counted_logged_and_kept(caplog: pytest.LogCaptureFixt
     assert record.counts == {"velocity": 75} and record.share == 0.5 and len(record.recent) == 75
     assert len(caplog.records) == 2  # one a second
     assert "velocity of a: 3, allowed 2" in caplog.text
+    assert str(Intervention("estop", "", float("nan"), float("nan"), 0.0)) == "estop"
     record.forget_window()
     assert record.share == 0.0

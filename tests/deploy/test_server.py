@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -261,6 +262,13 @@ def test_settings_that_make_no_sense_are_refused(settings: Any, message: str) ->
     with pytest.raises(UserError, match=message):
         ServerConfig(**settings)
     assert "secret" not in repr(ServerConfig(token="secret"))
+
+
+@pytest.mark.parametrize("package", ["msgpack", "websockets.asyncio.server"])
+def test_a_missing_package_is_named_before_it_listens(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=r"run: pip install 'robopolicy\[remote\]'"), running(Shift()):
+        pass
 
 
 def test_an_address_in_use_is_named() -> None:

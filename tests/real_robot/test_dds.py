@@ -38,6 +38,7 @@ from cyclonedds.topic import Topic
 from cyclonedds.util import duration
 
 from real_robot.transports.dds import DdsTransport, loopback_settings
+from robopolicy.errors import UserError
 
 SHIPPED = sorted((kind for kind in CATALOGUE.values() if kind.__module__ == "real_robot.messages"), key=str)
 RELIABLE = {True: Policy.Reliability.Reliable(duration(milliseconds=10)), False: Policy.Reliability.BestEffort}
@@ -230,3 +231,9 @@ def test_an_interface_that_does_not_exist(domain: int, monkeypatch: pytest.Monke
     monkeypatch.delenv("CYCLONEDDS_URI")
     with pytest.raises(TransportError, match=r"There is no network interface 'eth9' here; there are .*lo"):
         DdsTransport(domain, interface="eth9")
+
+
+def test_a_missing_package_is_named_at_once(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rosbags.typesys", None)
+    with pytest.raises(UserError, match=r"needs the package 'rosbags'; run: pip install 'robopolicy\[ros\]'"):
+        DdsTransport(domain)
