@@ -146,8 +146,8 @@ def play(out: Path, request: Request, ingredients: Ingredients, ledger: Ledger |
 
         def opened(backend: str) -> VectorSim:
             judge = request.judge if backend == request.backend or is_world(backend) else ""
-            wanted = argparse.Namespace(backend=backend, reward=request.reward, judge=judge)
-            options = sim_options(wanted, [player], envs, request.device)
+            wanted = argparse.Namespace(backend=backend, reward=request.reward)
+            options = sim_options(wanted, [player], envs, request.device, judge)
             return stack.enter_context(closing(open_sim(get_task(request.task), options, [player])))
 
         needed = {

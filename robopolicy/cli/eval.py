@@ -154,7 +154,7 @@ def _evaluate(
     held: dict[str, dict[int, EvalResult]] = {}
     late: dict[str, dict[float, LateResult]] = {}
     episodes: dict[str, Any] = {"episodes": args.episodes, "seed": args.seed, "deterministic": not args.stochastic}
-    options = sim_options(args, players, min(args.num_envs, args.episodes), args.device)
+    options = sim_options(args, players, min(args.num_envs, args.episodes), args.device, args.judge)
     with closing(open_sim(entry, options, players)) as sim, progress_bars() as add_bar:
         for player in players:
             progress = add_bar(f"eval {player.label}", args.episodes)
@@ -177,7 +177,7 @@ def _sample(args: argparse.Namespace, players: list[Player], entry: TaskEntry) -
     from robopolicy.text.sim import TextSim
 
     seeds = range(args.seed, args.seed + args.episodes)
-    with closing(open_sim(entry, sim_options(args, players, 1), players)) as sim:
+    with closing(open_sim(entry, sim_options(args, players, 1, judge=args.judge), players)) as sim:
         if not isinstance(sim, TextSim) or not args.samples:
             return {}
         policies = {player.label: player.make() for player in players}
@@ -200,7 +200,7 @@ def _film(
     count = min(args.video, args.episodes)
     if count == 0:
         return None, None, []
-    with closing(open_sim(entry, sim_options(args, players, count, args.device), players)) as sim:
+    with closing(open_sim(entry, sim_options(args, players, count, args.device, args.judge), players)) as sim:
         sim.reset(args.seed)
         problem = rendering_problem(sim)
         if problem is not None:

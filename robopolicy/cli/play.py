@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     ):
         raise UserError("--viewer needs a display and there is none; leave it out to write a video.")
     (player,), entry = load_players([args.player], args.task, args.device)
-    options = sim_options(args, [player], 1 if args.viewer else args.episodes, args.device)
+    options = sim_options(args, [player], 1 if args.viewer else args.episodes, args.device, args.judge)
     with closing(open_sim(entry, options, [player])) as sim:
         if args.viewer:
             _watch(args, player, sim)

@@ -49,10 +49,12 @@ def load_players(names: Sequence[str], task: str | None, device: str) -> tuple[l
     return [_player(name, labels[i], entry, loaded) for i, name in enumerate(names)], entry
 
 
-def sim_options(args: argparse.Namespace, players: Sequence[Player], num_envs: int, device: str = "cpu") -> SimOptions:
+def sim_options(
+    args: argparse.Namespace, players: Sequence[Player], num_envs: int, device: str = "cpu", judge: str = ""
+) -> SimOptions:
     """Options for the simulator of all players, with the images and point clouds that their policies see."""
     views = views_of([player.spec.observation for player in players if player.spec is not None])
-    world = WorldOptions(judge=args.judge)
+    world = WorldOptions(judge=judge)
     return SimOptions(num_envs=num_envs, backend=args.backend, device=device, reward=args.reward, world=world, **views)
 
 
