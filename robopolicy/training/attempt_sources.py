@@ -189,10 +189,10 @@ class OverlappedSource(AttemptSource):
         """Publish the weights of the last update, and take the oldest groups that are recent enough."""
         self._report()
         if self._players is None:
-            self.stream.version, self.stream.weights = algorithm.updates, packed_weights(algorithm.policy)
+            self.stream.version, self.stream.weights = algorithm.updates, packed_weights(self.algorithm.policy)
             self._players = self._start()
         elif algorithm.updates > self.stream.version:
-            self.stream.learned(packed_weights(algorithm.policy))
+            self.stream.learned(packed_weights(self.algorithm.policy))
         self._batch = self._rewarded(self._taken())
         self.world.played.clear()
         self._measure(self._batch.attempts)  # others may be under way
