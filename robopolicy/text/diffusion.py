@@ -105,18 +105,18 @@ class DiffusionTextPolicy(TextPolicy):
         draws = torch.zeros(size, device=self.device) if deterministic else uniform(size, generator, self.device)
         by_certainty = deterministic or self.config.order == "confident"
         tokens = torch.full((len(prompts), budget), self.blank, device=self.device)
-        open_ = torch.ones_like(tokens, dtype=torch.bool)  # still to be filled
+        unfilled = torch.ones_like(tokens, dtype=torch.bool)  # still to be filled
         for row, known in enumerate(given or ()):
             for place, token in known.items():
-                tokens[row, place], open_[row, place] = token, False
-        step = self._steps_of(draws[..., 0], open_)
+                tokens[row, place], unfilled[row, place] = token, False
+        step = self._steps_of(draws[..., 0], unfilled)
         order = torch.zeros_like(tokens)
         logp, entropy = (torch.zeros(tokens.shape, device=self.device) for _ in range(2))
         training = self.training
         self.eval()
         for now in range(self.config.steps):
             if by_certainty:
-                row, place = open_.nonzero(as_tuple=True)
+                row, place = unfilled.nonzero(as_tuple=True)
             else:
                 row, place = (step == now).nonzero(as_tuple=True)
             if not len(row):
@@ -128,10 +128,10 @@ class DiffusionTextPolicy(TextPolicy):
             if by_certainty:
                 taken = self._surest(surest, row, place, (step == now).sum(1), tokens.shape)[row, place]
                 row, place, chosen, scores = row[taken], place[taken], chosen[taken], [x[taken] for x in scores]
-            tokens[row, place], order[row, place], open_[row, place] = chosen, now + 1, False
+            tokens[row, place], order[row, place], unfilled[row, place] = chosen, now + 1, False
             logp[row, place], entropy[row, place] = scores
         self.train(training)
-        mask = torch.ones_like(open_)
+        mask = torch.ones_like(unfilled)
         return Generation(tokens, mask, logp, entropy, ~(tokens == self.tokenizer.eos).any(1), order)
 
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
@@ -235,24 +235,21 @@ class DiffusionTextPolicy(TextPolicy):
         out = self.score(**record, mask=asked, temperature=heat, masked=masked)
         return -out.logp.sum() / mask.sum(), out.entropy.mean()
 
-    def imitation_loss(
-        self,
-        obs: Observation,
-        chunk: Tensor,
-        weight: Tensor | None = None,
-        *,
-        mask: Tensor | None = None,
-        generator: Randomness = None,
+    def sft_loss(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], generator: Randomness = None
     ) -> tuple[Tensor, Info]:
-        """One sample of the bound of the mean negative log-likelihood `(B,)` per token of each message [nats]."""
-        record = self.rows(self.prompts(obs), self.messages(chunk))
+        """One sample of the bound of the mean negative log-likelihood `(B,)` per token of each canvas [nats]."""
+        record = self.rows(prompts, completions)
         order = record.pop("mask").long()
         masked = self.masks(order, 1, generator)
         asked, heat = torch.ones(masked.shape[:2], dtype=torch.bool, device=self.device), self.heat(1.0, len(order))
         out = self.score(**record, mask=asked, temperature=heat, order=order, masked=masked)
         loss = -out.logp[:, 0] / order.sum(1)
-        info = {"nll": loss.detach(), "entropy": out.entropy[:, 0].detach()}
-        return (loss if weight is None else loss * weight), info
+        return loss, {"nll": loss.detach(), "entropy": out.entropy[:, 0].detach()}
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Last hidden states `(N, L, D)` of rows that are seen as a whole."""
+        return self._encoded(tokens, torch.full((len(tokens),), tokens.shape[1], device=tokens.device))
 
     def message(self, text: str) -> list[int]:
         """Tokens of a whole canvas."""
@@ -269,10 +266,10 @@ class DiffusionTextPolicy(TextPolicy):
         """One per step."""
         return self.config.steps
 
-    def _steps_of(self, draws: Tensor, open_: Tensor) -> Tensor:
+    def _steps_of(self, draws: Tensor, unfilled: Tensor) -> Tensor:
         """Step `(N, L)` at which places are filled in the order of their draws, evenly; -1 where nothing is open."""
-        rank = draws.masked_fill(~open_, 2.0).argsort(1).argsort(1)
-        return torch.where(open_, rank * self.config.steps // open_.sum(1, keepdim=True).clamp(min=1), -1)
+        rank = draws.masked_fill(~unfilled, 2.0).argsort(1).argsort(1)
+        return torch.where(unfilled, rank * self.config.steps // unfilled.sum(1, keepdim=True).clamp(min=1), -1)
 
     def _surest(self, surest: Tensor, row: Tensor, place: Tensor, count: Tensor, shape: torch.Size) -> Tensor:
         """The `count` (N,) surest of the open places, `(N, L)` bool."""

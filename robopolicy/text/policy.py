@@ -309,10 +309,12 @@ class TextPolicy(Policy):
         generator: Randomness = None,
     ) -> tuple[Tensor, Info]:
         """Mean negative log-likelihood `(B,)` of the tokens of each message, `eos` included [nats]."""
-        loss, info = self.sft_loss(self.prompts(obs), self.messages(chunk))
+        loss, info = self.sft_loss(self.prompts(obs), self.messages(chunk), generator)
         return (loss if weight is None else loss * weight), info
 
-    def sft_loss(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> tuple[Tensor, Info]:
+    def sft_loss(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], generator: Randomness = None
+    ) -> tuple[Tensor, Info]:
         """Mean negative log-likelihood `(B,)` of the tokens of each completion [nats]."""
         record = self.rows(prompts, completions)
         mask = record["mask"]

@@ -7,6 +7,7 @@ were held. Weights travel as safetensors, attempts as plain arrays, so nothing b
 
 from __future__ import annotations
 
+import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ from robopolicy.text.worlds import make_world
 from robopolicy.training.processes import start_process
 
 TASK = tuple(item.name for item in fields(Task))
+_COUNTS = threading.Lock()  # several players have one home
 
 
 @dataclass(frozen=True)
@@ -159,8 +161,9 @@ class RemoteWorld:
         """Attempt every task once."""
         plain = [tensors_to_arrays({name: getattr(task, name) for name in TASK}) for task in tasks]
         found = self._line.call("play", plain, units)
-        self._home.generated += found["tokens"]
-        self._home.guard.faults += [Fault(*fault) for fault in found["faults"]]
+        with _COUNTS:
+            self._home.generated += found["tokens"]
+            self._home.guard.faults += [Fault(*fault) for fault in found["faults"]]
         return [from_plain(arrays_to_tensors(attempt)) for attempt in found["attempts"]]
 
     def batch(self, attempts: Sequence[Attempt]) -> Decisions:

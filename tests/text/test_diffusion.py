@@ -1,10 +1,12 @@
 """Masked diffusion over tokens: the law of the chain, the bound of the likelihood, and recipes that run on both."""
 
+import json
 from itertools import permutations, product
 
 import pytest
 import torch
 
+from robopolicy.cli.main import main
 from robopolicy.errors import UserError
 from robopolicy.policies.noise import RowStreams
 from robopolicy.samplers.interventions import Inpaint
@@ -211,6 +213,15 @@ def test_recipes_learn_a_letter(recipe, likelihood):
         assert all(torch.isfinite(torch.tensor(value)) for value in metrics.values())
     feed.close()
     assert rates[-1] > 0.8 > rates[0] + 0.3
+
+
+def test_the_command_line_trains_evaluates_and_verifies_it(tmp_path):
+    small = ["policy=text_diffusion", "policy.width=16", "policy.layers=1", "policy.heads=2", "policy.steps=3"]
+    words = ["experiment=text_grpo", *small, "algorithm.imitation=1", "algorithm.prompts=2", "budget.updates=2"]
+    assert main(["train", *words, "evaluation.episodes=4", f"out={tmp_path}", "name=run"]) == 0
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["policy"] == "text_diffusion" and report["final"]["n"] == 4
+    assert main(["verify", str(tmp_path / "run" / "checkpoints" / "last")]) == 0
 
 
 def test_settings_that_do_not_fit_are_refused():

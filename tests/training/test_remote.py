@@ -1,6 +1,9 @@
 """Players in other processes: they play what they are sent, with the weights they were sent, and failures are heard."""
 
 import importlib.util
+import sys
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -80,6 +83,48 @@ def test_trees_of_tensors_survive_as_arrays():
 def test_a_process_plays_with_the_weights_it_was_sent():
     policy = small(seed=3)
     plays(ProcessLine(Role.of(policy, "text/arithmetic", seed=1)), policy)
+
+
+class FakeRay(SimpleNamespace):
+    """What of Ray's interface we use, in this process."""
+
+    exceptions = SimpleNamespace(RayError=ValueError)
+
+    def __init__(self):
+        super().__init__(started=[], killed=[])
+
+    def is_initialized(self):
+        return bool(self.started)
+
+    def init(self, **settings):
+        self.started.append(settings)
+
+    def remote(self, kind):
+        def make(role):
+            player = kind(role)
+            calls = {name: partial(self.later, getattr(player, name)) for name in ("load", "play")}
+            return SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
+
+        return SimpleNamespace(options=lambda num_cpus: SimpleNamespace(remote=make))
+
+    def later(self, method, *arguments):
+        return lambda: method(*arguments)
+
+    def get(self, reference):
+        try:
+            return reference()
+        except Exception as error:
+            raise ValueError("task failed") from error
+
+    def kill(self, actor):
+        self.killed.append(actor)
+
+
+def test_ray_is_asked_for_an_actor(monkeypatch):
+    ray, policy = FakeRay(), small(seed=3)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    plays(RayLine(Role.of(policy, "text/arithmetic", seed=1)), policy)
+    assert len(ray.started) == 1 == len(ray.killed)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
