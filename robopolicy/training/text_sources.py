@@ -16,7 +16,7 @@ from robopolicy.text.guard import Guard
 from robopolicy.text.learner import TextRecipe, TextSFT, TextSFTConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import TextTask
-from robopolicy.text.world import score
+from robopolicy.text.world import score, with_choices
 from robopolicy.training.attempt_sources import AttemptSource, OverlappedSource, TextSource, allowed_age
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.sources import Source
@@ -119,7 +119,8 @@ class WrittenSource(TextSource):
         heat = torch.ones(len(items), device=mask.device)
         group = torch.tensor([place for place, key in enumerate(chosen) for _ in self.groups[key]], device=mask.device)
         extra = {**record, "temperature": heat, "cut": torch.zeros_like(heat, dtype=torch.bool)}
-        rows = Decisions(reward, mask=mask, reward=reward, group=group, source=torch.ones_like(group), extra=extra)
+        source = torch.ones_like(group)
+        rows = with_choices(Decisions(reward, mask=mask, reward=reward, group=group, source=source, extra=extra))
         self._metrics = {"data/reward": fmean(item.reward for item in items)}
         with torch.no_grad():
             return rows.with_fields(logp_old=score(self.algorithm.reference or self.algorithm.policy, rows).logp)
