@@ -8,7 +8,8 @@
 A cell is one recipe on one task with one seed. All cells of a task start from one checkpoint, which `text_sft` has
 trained, play the same number of tokens (to within a batch), and are judged on held-out prompts: accuracy of the
 likeliest answers, pass@k, entropy, length, form and tool calls of sampled ones. A recipe that asks for what text does
-not record is listed with that reason. Every recipe claims something (`claims.py`), and gets a verdict on it. Finished cells are skipped, so the table grows over many runs.
+not record is listed with that reason. Every recipe claims something (`claims.py`), and gets a verdict on it. Finished
+cells are skipped, so the table grows over many runs.
 """
 
 from __future__ import annotations
