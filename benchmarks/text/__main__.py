@@ -1,4 +1,4 @@
-"""All online recipes on two generated tasks, and those about tools on a third, from the same checkpoints, at equal tokens.
+"""All online recipes on two generated tasks, those about tools on a third, at equal tokens: one table.
 
     python -m benchmarks.text --quick                        # two recipes, one task, few tokens, nothing written
     python -m benchmarks.text                                # everything missing; about half a CPU minute a cell
