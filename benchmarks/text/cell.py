@@ -61,7 +61,7 @@ class BenchTask:
 TASKS = {
     task.name: task
     for task in (
-        BenchTask("arithmetic", "text/arithmetic", imitation=160, taught=320, tokens=80_000, lr=2e-4),
+        BenchTask("arithmetic", "text/arithmetic", imitation=160, taught=320, tokens=75_000, lr=2e-4),
         BenchTask("countdown", "text/countdown", imitation=200, taught=400, tokens=100_000, lr=2e-4),
         BenchTask("calculator", "text/calculator", imitation=200, taught=0, tokens=60_000, lr=2e-4, recipes=TOOLS),
     )
