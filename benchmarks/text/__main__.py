@@ -1,14 +1,15 @@
-"""All online recipes on two generated tasks, from the same imitated checkpoints, at equal generated tokens: one table.
+"""All online recipes on two generated tasks, those about tools on a third, at equal tokens: one table.
 
     python -m benchmarks.text --quick                        # two recipes, one task, few tokens, nothing written
-    python -m benchmarks.text                                # everything missing; about 1.5 CPU minutes a cell
+    python -m benchmarks.text                                # everything missing; about half a CPU minute a cell
     python -m benchmarks.text --tasks arithmetic --recipes grpo dapo --seeds 1 2 3 --jobs 2
     python -m benchmarks.text --table                        # only rewrite the table from the finished cells
 
 A cell is one recipe on one task with one seed. All cells of a task start from one checkpoint, which `text_sft` has
 trained, play the same number of tokens (to within a batch), and are judged on held-out prompts: accuracy of the
-likeliest answers, pass@k and entropy of sampled ones. A recipe that asks for what text does not record is listed with
-that reason. Finished cells are skipped, so the table grows over many runs.
+likeliest answers, pass@k, entropy, length, form and tool calls of sampled ones. A recipe that asks for what text does
+not record is listed with that reason. Every recipe claims something (`claims.py`), and gets a verdict on it. Finished
+cells are skipped, so the table grows over many runs.
 """
 
 from __future__ import annotations

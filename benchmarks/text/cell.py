@@ -93,13 +93,13 @@ def run_cell(recipe: str, task: BenchTask, seed: int, *, tokens: int | None = No
     checkpoint, base = imitated(task, task.imitation)
     policy = _load(checkpoint)
     cell: dict[str, Any] = {"recipe": recipe, "task": task.name, "seed": seed, "refused": None, "base": base}
-    size = int(read_recipe(recipe).get("group_size", DEFAULTS["group_size"]))
+    size, epochs = (int((DEFAULTS | read_recipe(recipe))[key]) for key in ("group_size", "epochs"))
     settings = TextRecipeConfig(
         recipe=recipe,
         lr=task.lr,
         lr_final=task.lr / 10,
         prompts=max(1, ROWS // size),
-        minibatches=STEPS,
+        minibatches=max(1, STEPS // epochs),
         companion=str(imitated(task, task.taught)[0]) if recipe in ACCOMPANIED else "",
     )
     tokens = tokens or task.tokens

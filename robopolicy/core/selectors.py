@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -54,6 +55,51 @@ def unlikely(
 ) -> Tensor:
     """Groups whose known answer the base policy finds unlikely, `extra[key]` (N,) in [0, 1] (SELF, S122)."""
     return torch.nonzero(decisions.need_extra(key) <= below).squeeze(1)
+
+
+@dataclass(frozen=True)
+class Diverse:
+    """Of every group the trajectories that differ most from each other (DED, S121).
+
+    They differ by the share of their pairs of neighbouring decisions, `extra["chosen"]` (N, T) int, that only one of
+    them has. The first one is taken, then always the one that is farthest from all that were.
+    """
+
+    keep: int = 2  # of a group
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise ValueError(f"'diverse' keeps at least 1 trajectory of a group, got {self.keep}.")
+
+    def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
+        """Row indices (M,)."""
+        chosen = decisions.need_extra("chosen")
+        ids = by_trajectory(decisions).squeeze(1).tolist()
+        seen: dict[int, set[tuple[int, int]]] = {}
+        for place, (row, valid) in enumerate(zip(chosen.tolist(), decisions.valid().tolist(), strict=True)):
+            said = [choice for choice, own in zip(row, valid, strict=True) if own]
+            seen.setdefault(ids[place], set()).update(pairwise(said))
+        first = first_rows(decisions)
+        groups: dict[int, list[int]] = {}
+        for place, group in zip(first.tolist(), decisions.need("group")[first].tolist(), strict=True):
+            groups.setdefault(group, []).append(place)
+        kept = [place for places in groups.values() for place in self._farthest(places, [seen[ids[p]] for p in places])]
+        return _with_all_rows(decisions, torch.tensor(sorted(kept), dtype=torch.int64, device=first.device))
+
+    def _farthest(self, places: list[int], sets: list[set[tuple[int, int]]]) -> list[int]:
+        chosen, near = [0], [_distance(sets[0], other) for other in sets]
+        while len(chosen) < min(self.keep, len(places)):
+            rest = [number for number in range(len(places)) if number not in chosen]
+            best = max(rest, key=lambda number: near[number])
+            chosen.append(best)
+            near = [min(old, _distance(sets[best], other)) for old, other in zip(near, sets, strict=True)]
+        return [places[number] for number in chosen]
+
+
+def _distance(one: set[tuple[int, int]], other: set[tuple[int, int]]) -> float:
+    """Jaccard distance, 0 for equal sets and 1 for disjoint ones."""
+    union = len(one | other)
+    return 1.0 - len(one & other) / union if union else 0.0
 
 
 @dataclass(frozen=True)
@@ -162,6 +208,7 @@ class DemonstrationSwitch:
 SELECTORS: dict[str, Callable[..., object]] = {
     "contrast": Contrast,
     "demonstration_switch": DemonstrationSwitch,
+    "diverse": Diverse,
     "extremes": Extremes,
     "mixed": mixed,
     "positive": positive,

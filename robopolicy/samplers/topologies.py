@@ -274,6 +274,41 @@ class Modes(Topology):
         )
 
 
+class Requery(Topology):
+    """Attempts that a critic does not think good enough are asked for again (ReAd, S144), the best one is kept.
+
+    The critic is a metric of the world. The cost is up to `queries` attempts for each that is returned.
+    """
+
+    def __init__(self, metric: str = "advantage", threshold: float = 0.0, queries: int = 3) -> None:
+        """Get ready.
+
+        Args:
+            metric: What the critic says of an attempt.
+            threshold: Above it an attempt is accepted; -.inf accepts all.
+            queries: Most attempts at one place.
+        """
+        self.metric, self.threshold, self.queries = metric, threshold, queries
+
+    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+        """As many as the budgets sum to, accepted or the best that there were."""
+        attempts = world.play([task for task in tasks for _ in range(task.budget)])
+        for _ in range(self.queries - 1):
+            places = [place for place, attempt in enumerate(attempts) if self._value(attempt) <= self.threshold]
+            if not places:
+                break
+            for place, again in zip(places, world.play([attempts[place].task for place in places]), strict=True):
+                if self._value(again) > self._value(attempts[place]):
+                    attempts[place] = again
+        return attempts
+
+    def _value(self, attempt: Attempt) -> float:
+        if self.metric not in attempt.metrics:
+            known = ", ".join(sorted(attempt.metrics)) or "none"
+            raise ValueError(f"This topology needs the metric '{self.metric}'; the world measures: {known}.")
+        return attempt.metrics[self.metric]
+
+
 def unit_entropy(decisions: Decisions) -> list[float]:
     """Mean entropy of each unit, in order; masked decisions leave it out."""
     entropy, valid = decisions.need("entropy"), decisions.valid()
@@ -294,6 +329,7 @@ TOPOLOGIES: dict[str, type[Topology]] = {
     "adaptive_hints": AdaptiveHints,
     "rewritten": Rewritten,
     "privileged": Privileged,
+    "requery": Requery,
     "modes": Modes,
     "segments": Segments,
     "turns": Turns,

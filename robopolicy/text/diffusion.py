@@ -207,7 +207,7 @@ class DiffusionTextPolicy(TextPolicy):
             return rows
         masked = self.masks(rows.extra["order"], self.config.samples, generator)
         mask = rows.valid().any(1, keepdim=True).expand(-1, masked.shape[1])
-        extra = {**rows.extra, "masked": masked}
+        extra = {name: value for name, value in rows.extra.items() if name != "chosen"} | {"masked": masked}
         place = {name: extra[name].to(self.device) for name in self.recorded}
         logp = self.score(mask=mask.to(self.device), **place).logp.to(mask.device)
         reward = torch.zeros_like(logp)

@@ -4,6 +4,7 @@ An attempt is one row: prompt, messages of the policy and replies of the world a
 policy decided those in its mask; a unit is a turn. `Task.payload` is the episode seed. Fields of `Decisions.extra`:
 
     tokens (N, L) int64     the whole conversation, zeros behind its end
+    chosen (N, T) int64     the token of each decision; of batches
     start (N,) int64        place of the first column of the decisions in `tokens`
     temperature (N,)        the tokens were drawn with
     cut (N,) bool           a message reached the budget before it ended
@@ -161,7 +162,7 @@ class TextWorld:
 
     def batch(self, attempts: Sequence[Attempt]) -> Decisions:
         """Rows of all attempts."""
-        decisions = self.policy.decided(stack(attempts), self.generator)
+        decisions = self.policy.decided(with_choices(stack(attempts)), self.generator)
         return decisions.with_fields(domain=torch.zeros_like(decisions.need("group")))
 
     def hint(self, task: Task, kind: str, share: float) -> Task | None:
@@ -300,6 +301,14 @@ class TextWorld:
             finished=talk.done or len(talk.said) >= self.task.max_turns,
             record=talk,
         )
+
+
+def with_choices(decisions: Decisions) -> Decisions:
+    """With `extra["chosen"]` (N, T): the token of each decision, which `tokens` has behind a prompt."""
+    tokens, width = decisions.extra["tokens"], decisions.shape[1]
+    place = decisions.extra["start"][:, None] + torch.arange(width, device=tokens.device)
+    chosen = tokens.gather(1, place.clamp(max=tokens.shape[1] - 1))
+    return decisions.with_fields(extra={**decisions.extra, "chosen": chosen.masked_fill(~decisions.valid(), 0)})
 
 
 def score(policy: TextPolicy, decisions: Decisions, layer: int | None = None) -> DecisionOutput:

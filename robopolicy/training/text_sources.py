@@ -17,7 +17,7 @@ from robopolicy.text.imitation import TextSFT, TextSFTConfig
 from robopolicy.text.learner import TextRecipe
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import TextTask
-from robopolicy.text.world import score
+from robopolicy.text.world import score, with_choices
 from robopolicy.training.attempt_sources import AttemptSource, OverlappedSource, TextSource, allowed_age
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.sources import Source
@@ -118,7 +118,8 @@ class WrittenSource(TextSource):
         heat = torch.ones(len(items), device=mask.device)
         group = torch.tensor([place for place, key in enumerate(chosen) for _ in self.groups[key]], device=mask.device)
         extra = {**record, "temperature": heat, "cut": torch.zeros_like(heat, dtype=torch.bool)}
-        rows = Decisions(reward, mask=mask, reward=reward, group=group, source=torch.ones_like(group), extra=extra)
+        source = torch.ones_like(group)
+        rows = with_choices(Decisions(reward, mask=mask, reward=reward, group=group, source=source, extra=extra))
         self._metrics = {"data/reward": fmean(item.reward for item in items)}
         rows = policy.decided(rows, self._generator)
         with torch.no_grad():

@@ -38,7 +38,7 @@ EXTRAS: dict[str, Extra] = {
     "drift": lambda g, d: 0.05 * torch.rand(len(d), generator=g, dtype=torch.float64),
     "features": lambda g, d: torch.randn(len(d), 3, generator=g, dtype=torch.float64),
     "prompt_features": lambda g, d: torch.randn(100, 2, generator=g, dtype=torch.float64)[d.need("group")],
-    "tokens": lambda g, d: torch.randint(2, d.shape, generator=g),
+    "chosen": lambda g, d: torch.randint(2, d.shape, generator=g),
     "answer": lambda g, d: torch.randint(2, (len(d),), generator=g),
     "signature": lambda g, d: torch.randint(3, (len(d),), generator=g),
     "waad": lambda g, d: torch.rand(d.shape, generator=g, dtype=torch.float64),

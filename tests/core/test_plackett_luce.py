@@ -50,3 +50,30 @@ def test_leave_one_out_learns_to_rank() -> None:
         optimiser.step()
         recipe.observe(batch, info)
     assert int(scores.argmax()) == 2 and float(scores.detach().softmax(0)[2]) > 0.8
+
+
+def test_a_set_is_as_likely_as_all_orders_that_begin_with_its_picks() -> None:
+    scores = torch.randn(1, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    orders = [list(order) for order in permutations(range(4)) if order[:2] == (2, 0)]
+    whole = log_probability(scores.expand(2, 4), torch.tensor(orders)).sum(1).exp().sum()
+    torch.testing.assert_close(log_probability(scores, torch.tensor([[2, 0]])).sum().exp(), whole)
+
+
+def test_learning_which_tokens_to_keep() -> None:
+    """CaCoVID (S034): two of five tokens matter; sets are compared with each other, and keeping all teaches nothing."""
+    scores = torch.zeros(5, requires_grad=True)
+    optimiser, generator = torch.optim.Adam([scores], lr=0.1), torch.Generator().manual_seed(0)
+    recipe = recipe_of("s034_cacovid")
+    for _ in range(60):
+        kept = draw(scores.detach().expand(16, 5), generator)[:, :2]
+        answer = torch.zeros(16, 2)
+        answer[:, -1] = ((kept == 1) | (kept == 3)).float().sum(1) / 2
+        old = log_probability(scores.detach().expand(16, 5), kept)
+        batch = Decisions(old, reward=answer, group=torch.arange(16) // 8)
+        loss, _ = recipe.loss(batch, recipe.advantage(batch), log_probability(scores.expand(16, 5), kept))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert set(scores.topk(2).indices.tolist()) == {1, 3}
+    everything = batch.with_fields(reward=torch.ones(16, 2))
+    assert not recipe.advantage(everything).any()

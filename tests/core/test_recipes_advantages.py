@@ -150,13 +150,13 @@ def test_segments_get_the_change_in_value_and_telescope() -> None:
 
 def test_tempo_adds_the_change_in_value_where_rollouts_part() -> None:
     tokens = torch.tensor([[1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 1]])
-    case = episodes([1, 0, 1, 1], [0, 0, 0, 0], 3, extra={"tokens": tokens})
+    case = episodes([1, 0, 1, 1], [0, 0, 0, 0], 3, extra={"chosen": tokens})
     found = recipe_of("s165_tempo").advantage(case)
     base = recipe_of("grpo").advantage(case)
     gain = torch.tensor([[0, -0.25, 0.5], [0, -0.25, -0.5], [0, 0.25, 0], [0, 0.25, 0]], dtype=torch.float64)
     torch.testing.assert_close(found, base + gain)
     alone = torch.arange(12).view(4, 3)  # no shared prefix: the term stands at the first decision alone
-    gain = recipe_of("s165_tempo").advantage(case.with_fields(extra={"tokens": alone})) - base
+    gain = recipe_of("s165_tempo").advantage(case.with_fields(extra={"chosen": alone})) - base
     torch.testing.assert_close(gain[:, 0], torch.tensor([0.25, -0.75, 0.25, 0.25], dtype=torch.float64))
     assert float(gain[:, 1:].abs().max()) == 0.0
 

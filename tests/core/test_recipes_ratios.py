@@ -25,6 +25,29 @@ def test_gspo() -> None:
     check_recipe("gspo", formula)
 
 
+def gmpo(case: Tabular, low: float, high: float) -> Tensor:
+    mask, a = case.decisions.valid(), relative(case)
+    rows = []
+    for row in range(len(a)):
+        change = z(case)[row][mask[row]]
+        change = change.clamp(max=high) if a[row] >= 0 else change.clamp(min=-low)
+        rows.append(-a[row] * change.mean().exp())
+    return torch.stack(rows).mean()
+
+
+def test_gmpo() -> None:
+    check_recipe("gmpo", lambda case: gmpo(case, 0.4, 0.4), drift=0.8)
+
+
+def test_gmpo_is_grpo_at_first_and_without_bounds_a_mean_ratio_of_sequences() -> None:
+    fresh = tabular(drift=0.0)
+    torch.testing.assert_close(gradients("gmpo", fresh), gradients("grpo", fresh))
+    wide = {"name": "geometric_mean", "low": 50.0, "high": 50.0}
+    unclipped = {"level": "sequence", "reduction": "mean", "surrogate": "is", "aggregate": "seq_mean"}
+    far = tabular(drift=0.8)
+    torch.testing.assert_close(gradients("gmpo", far, objective=wide), gradients("gspo", far, estimator=unclipped))
+
+
 def test_dapo() -> None:
     for distance in DISTANCES:
         check(recipe_of("dapo", select=[]), tabular(drift=distance), lambda c: tok(ppo(c, relative(c), 0.2, 0.28), c))

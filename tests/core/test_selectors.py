@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+from robopolicy.catalogue import read_recipe
 from robopolicy.core.advantages import outcome
 from robopolicy.core.decisions import Decisions, by_trajectory
 from robopolicy.core.parts import build
@@ -26,7 +27,8 @@ def batch(decisions: Decisions) -> Decisions:
     """With what the selectors read; the likelihood is that of the group."""
     base = torch.zeros(len(decisions), dtype=torch.float64)
     likelihood = torch.where(decisions.need("group") == decisions.need("group").min(), 0.1, 0.9).double()
-    return decisions.with_fields(extra={"base": base, "likelihood": likelihood})
+    chosen = torch.randint(3, decisions.shape, generator=torch.Generator().manual_seed(0))
+    return decisions.with_fields(extra={"base": base, "likelihood": likelihood, "chosen": chosen})
 
 
 @pytest.mark.parametrize("name", sorted(SELECTORS))
@@ -83,3 +85,28 @@ def test_a_batch_of_which_nothing_is_left_has_no_advantage_and_no_second_selecto
     recipe = Recipe.from_plain({"select": ["mixed", "spread"], "advantage": [{"name": "scale", "scope": SCOPE}]})
     rows = recipe.select(agreed)
     assert len(rows) == 0 and recipe.advantage(agreed.select(rows)).shape == (0, 1)
+
+
+def test_the_solutions_kept_differ_most_from_each_other() -> None:
+    """The first, and the one that shares no pair with it; twins are not kept beside each other (DED, S121)."""
+    chosen = torch.tensor([[1, 2, 3], [1, 2, 3], [1, 2, 4], [5, 6, 7], [8, 8, 9], [8, 8, 9]])
+    group = torch.tensor([0, 0, 0, 0, 1, 1])
+    solved = Decisions(torch.zeros(6, 3), reward=torch.ones(6, 3), group=group, extra={"chosen": chosen})
+    keep = {
+        count: build("selector", {"name": "diverse", "keep": count})(solved, None).tolist() for count in (1, 2, 3, 9)
+    }
+    assert keep == {1: [0, 4], 2: [0, 3, 4, 5], 3: [0, 2, 3, 4, 5], 9: [0, 1, 2, 3, 4, 5]}
+    masked = solved.with_fields(mask=torch.tensor([[True, True, False]] * 6))  # the last token was given
+    assert build("selector", {"name": "diverse", "keep": 2})(masked, None).tolist() == [0, 3, 4, 5]
+
+
+def test_keeping_every_solution_is_imitation_of_successes() -> None:
+    chosen = torch.tensor([[1, 2], [3, 4], [5, 6]])
+    reward = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
+    batch = Decisions(torch.zeros(3, 2), reward=reward, group=torch.zeros(3).long(), extra={"chosen": chosen})
+    plain = read_recipe("s121_ded")
+    plain["select"][1]["keep"] = 3
+    rows = {
+        name: Recipe.from_plain(recipe).select(batch) for name, recipe in (("ded", plain), ("rft", read_recipe("rft")))
+    }
+    assert torch.equal(rows["ded"], rows["rft"]) and rows["ded"].tolist() == [0, 2]

@@ -17,7 +17,18 @@ from robopolicy.samplers.protocols import TEACHER, Attempt, Task
 
 STEP = 2  # decisions of a unit
 JUDGED = (  # metrics that recipes read; here all of them are the share of right symbols
-    *("brevity", "brief", "consistency", "correct", "cost", "criterion", "deferred", "efficiency", "evidence"),
+    *(
+        "advantage",
+        "brevity",
+        "brief",
+        "consistency",
+        "correct",
+        "cost",
+        "criterion",
+        "deferred",
+        "efficiency",
+        "evidence",
+    ),
     *(
         "format",
         "grounded",

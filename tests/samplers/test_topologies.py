@@ -16,6 +16,7 @@ from robopolicy.samplers.topologies import (
     Flat,
     Modes,
     Privileged,
+    Requery,
     ResetFromData,
     Rewritten,
     Segments,
@@ -280,3 +281,17 @@ def test_a_world_must_be_able(world):
 
     with pytest.raises(UserError, match="ability 'Branching'"):
         Tree().rollout(Plain(), world.tasks(2))
+
+
+def test_what_the_critic_doubts_is_asked_for_again(world):
+    """ReAd (S144): accepting everything is flat; a threshold costs more attempts and gives better ones."""
+    asked = world.tasks(budget=6)
+    flat = Requery("share", threshold=-float("inf")).rollout(world, asked)
+    assert len(world.played) == 24 == len(flat)
+    assert [attempt.task.key for attempt in flat] == [key for key in range(4) for _ in range(6)]
+    world.played.clear()
+    chosen = Requery("share", threshold=0.5, queries=4).rollout(world, asked)
+    assert len(chosen) == 24 < len(world.played) <= 96
+    assert sum(a.metrics["share"] for a in chosen) > sum(a.metrics["share"] for a in flat)
+    with pytest.raises(ValueError, match="needs the metric 'foresight'; the world measures: "):
+        Requery("foresight").rollout(world, asked)

@@ -126,10 +126,11 @@ def test_attempts_beside_learning_are_at_most_as_old_as_allowed():
 def test_what_text_does_not_measure_or_record_is_refused_by_name():
     from robopolicy.errors import UserError
 
-    algorithm = learner(Grid(), group_size=2, recipe="s024_otc")
-    feed = source(Grid(), algorithm)
-    with pytest.raises(UserError, match=r"Recipe 's024_otc' asks for more than text .*needs the metric 'calls'"):
-        algorithm.update(feed.next(algorithm))
+    for recipe, message in (("s024_otc", "needs the metric 'calls'"), ("s013_segment_spo", "needs Decisions.value")):
+        algorithm = learner(Grid(), group_size=2, recipe=recipe)
+        feed = source(Grid(), algorithm)
+        with pytest.raises(UserError, match=f"Recipe '{recipe}' asks for more than text .*{message}"):
+            algorithm.update(feed.next(algorithm))
 
 
 def test_a_batch_without_a_row_to_learn_from_changes_nothing():

@@ -24,6 +24,7 @@ from robopolicy.text import TextConfig, TextPolicy
 from robopolicy.text.task import Question, TextTask
 from robopolicy.text.world import TextWorld, score
 from tasks.text.arithmetic import Arithmetic
+from tasks.text.calculator import CALL, Calculator
 from tasks.text.grid import Grid
 
 
@@ -62,6 +63,30 @@ def test_only_what_the_policy_wrote_is_a_decision():
     assert prompt == Grid().episode(5).prompt
     whole = world.policy.tokenizer.decode(tokens.tolist())
     assert whole.count(" at ") == 8  # the prompt's and a reply between each two messages
+
+
+def test_calls_and_form_are_measured():
+    seeds = [seed for seed in range(40) if Calculator().episode(seed).demonstration()[0] == CALL]
+    world = world_of(Calculator())
+    asked = world.teach(Task(seeds[0], payload=seeds[0]), 1)[0]
+    assert asked.metrics["calls"] == 1.0 == asked.metrics["format"] and asked.metrics["turns"] == 2 and asked.success
+    assert int(asked.decisions.extra["first_event"]) == 0 and asked.metrics["helped"] == 0.0
+    wrong = world.play([Task(1, payload=1)])[0]
+    assert wrong.metrics["calls"] == 0.0 == wrong.metrics["format"]  # a fresh policy writes no number
+    assert int(wrong.decisions.extra["first_event"]) == -1
+    assert "calls" not in world_of(Arithmetic()).play([Task(1, payload=1)])[0].metrics
+    told = world.play([world.hint(Task(1, payload=1), "solution", 1.0)])[0]
+    begun = world_of(Grid()).play([world_of(Grid()).begin(Task(3, payload=3), 0.5)])[0]
+    assert told.metrics["helped"] == 1.0 == begun.metrics["helped"]
+
+
+def test_what_was_chosen_stands_beside_its_decision():
+    world = world_of(Arithmetic())
+    batch = world.batch(Flat().rollout(world, tasks()))
+    for row in range(len(batch)):
+        start, own = int(batch.extra["start"][row]), batch.valid()[row]
+        count = int(own.sum())
+        assert torch.equal(batch.extra["chosen"][row][own], batch.extra["tokens"][row, start : start + count])
 
 
 def test_a_group_reads_its_prompt_once(monkeypatch):

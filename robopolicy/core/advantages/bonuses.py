@@ -104,7 +104,7 @@ class Rarity:
 class PrefixGain:
     """Change of the value of the shared prefix: mean outcome of the rollouts of a group that begin alike (TEMPO, S165).
 
-    `extra["tokens"]` (N, at least T) int names in its last T columns what was chosen; each rollout is one row.
+    `extra["chosen"]` (N, T) int names what was chosen; each rollout is one row.
     """
 
     def __call__(self, decisions: Decisions) -> Tensor:
@@ -140,7 +140,7 @@ def confidence(decisions: Decisions, share: float) -> Tensor:
 
 def prefix_values(decisions: Decisions, value: Tensor) -> Tensor:
     """Mean of `value` (N, 1) over the rows of the group that agree up to and with each decision `(N, T)`."""
-    tokens = decisions.need_extra("tokens")[:, -decisions.shape[1] :]
+    tokens = decisions.need_extra("chosen")
     ids = by_group(decisions)
     columns: list[Tensor] = []
     for t in range(decisions.shape[1]):

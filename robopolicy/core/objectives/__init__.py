@@ -13,6 +13,7 @@ from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.objectives.embeddings import EmbeddingTriplet
+from robopolicy.core.objectives.geometric import GeometricMean
 from robopolicy.core.objectives.imitation import DivergenceImitation
 from robopolicy.core.objectives.pairs import AnchoredPair, Contrastive, DirectPreference, NashPair, SoftPair
 from robopolicy.core.objectives.regression import PairRegression, StepRegression
@@ -28,6 +29,7 @@ OBJECTIVES: dict[str, Callable[..., object]] = {
     "discriminative": Discriminative,
     "divergence_imitation": DivergenceImitation,
     "embedding_triplet": EmbeddingTriplet,
+    "geometric_mean": GeometricMean,
     "kahneman_tversky": KahnemanTversky,
     "nash_pair": NashPair,
     "pair_regression": PairRegression,
