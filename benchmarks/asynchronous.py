@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.common import print_result, write_result
 from benchmarks.parallel import run_cells
-from benchmarks.text.cell import TASKS, base_policy, judge
+from benchmarks.text.cell import TASKS, imitated, judge
 from robopolicy.evaluation.intervals import wilson
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
@@ -62,9 +62,9 @@ def run(key: Key, updates: int) -> dict[str, Any]:
     name, seed = key
     mode = MODES[name]
     torch.manual_seed(seed)
-    policy, _ = load_policy(base_policy(TASK))
+    checkpoint, base = imitated(TASK, TASK.imitation)
+    policy, _ = load_policy(checkpoint)
     assert isinstance(policy, TextPolicy)
-    base = judge(policy, TASK, True)
     config = TextRecipeConfig(
         recipe="s074_asyncflow",
         lr=TASK.lr,
@@ -87,7 +87,7 @@ def run(key: Key, updates: int) -> dict[str, Any]:
             ages.append(float((algorithm.updates - batch.need("version")).double().mean()))
             algorithm.update(batch)
         seconds = time.monotonic() - start
-    after = judge(policy, TASK, updates <= QUICK)
+    after = judge(policy, TASK)
     return {
         "mode": name,
         "seed": seed,
@@ -139,7 +139,7 @@ def _name(key: Key) -> str:
 
 def _prepare(keys: Sequence[Key]) -> None:
     if keys:
-        base_policy(TASK)
+        imitated(TASK, TASK.imitation)
 
 
 def main() -> None:

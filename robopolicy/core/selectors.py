@@ -74,14 +74,13 @@ class Diverse:
     def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
         """Row indices (M,)."""
         chosen = decisions.need_extra("chosen")
-        ids = by_trajectory(decisions).squeeze(1).tolist()
+        ids = _integers(by_trajectory(decisions).squeeze(1))
         seen: dict[int, set[tuple[int, int]]] = {}
-        for place, (row, valid) in enumerate(zip(chosen.tolist(), decisions.valid().tolist(), strict=True)):
-            said = [choice for choice, own in zip(row, valid, strict=True) if own]
-            seen.setdefault(ids[place], set()).update(pairwise(said))
+        for owner, row, valid in zip(ids, chosen, decisions.valid(), strict=True):
+            seen.setdefault(owner, set()).update(pairwise(_integers(row[valid])))
         first = first_rows(decisions)
         groups: dict[int, list[int]] = {}
-        for place, group in zip(first.tolist(), decisions.need("group")[first].tolist(), strict=True):
+        for place, group in zip(_integers(first), _integers(decisions.need("group")[first]), strict=True):
             groups.setdefault(group, []).append(place)
         kept = [place for places in groups.values() for place in self._farthest(places, [seen[ids[p]] for p in places])]
         return _with_all_rows(decisions, torch.tensor(sorted(kept), dtype=torch.int64, device=first.device))
@@ -230,3 +229,7 @@ def _with_all_rows(decisions: Decisions, first: Tensor) -> Tensor:
     """All rows, in order, of the trajectories of the given rows."""
     trajectory = by_trajectory(decisions).squeeze(1)
     return torch.nonzero(torch.isin(trajectory, trajectory[first])).squeeze(1)
+
+
+def _integers(values: Tensor) -> list[int]:
+    return [int(value) for value in values]
