@@ -79,6 +79,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--episodes", type=int, help="episodes per candidate of the search (default: 50)")
     parser.add_argument("--candidates", type=int, help="weights that bayes tries (default: 12)")
     parser.add_argument("--divisions", type=int, help="candidates are multiples of 1/DIVISIONS (default: 10, bayes 20)")
+    parser.add_argument(
+        "--maximize",
+        choices=("success", "return"),
+        help="what a search is after; return where success is rare (default: success, where the task defines it)",
+    )
     parser.add_argument("--seed", type=int, default=20_000, help="first episode seed of the search (default: 20000)")
     parser.add_argument(
         "--report-episodes", type=int, help="other episodes to report on (default: 200 after a search, else 0)"
@@ -152,6 +157,7 @@ def _requested(args: argparse.Namespace) -> Request:
         recipe=recipe,
         weights=None if args.weights is None else tuple(args.weights),
         search=args.search,
+        maximize=args.maximize or "success",
         settings=settings,
         seed=args.seed,
         report_episodes=args.report_episodes,
@@ -199,8 +205,9 @@ def _check_options(args: argparse.Namespace, recipe: Recipe) -> dict[str, int]:
     if args.weights is not None and len(args.weights) != readings:
         raise UserError(f"{readings} policies need {readings} weights, got {len(args.weights)}.")
     settings = {name: value for name in SETTINGS if (value := getattr(args, name)) is not None}
-    if settings and args.search is None:
-        raise UserError(f"--{next(iter(settings))} belongs to a search; add --search grid, halving or bayes.")
+    given = [*settings, *(("maximize",) if args.maximize else ())]
+    if given and args.search is None:
+        raise UserError(f"--{given[0]} belongs to a search; add --search grid, halving or bayes.")
     if args.report_episodes is None:
         args.report_episodes = 0 if args.search is None else 200
     check_numbers(args, positive=("num_envs", *settings), non_negative=("seed", "report_episodes", "report_seed"))

@@ -54,6 +54,7 @@ class Request:
     recipe: Recipe
     weights: tuple[float, ...] | None  # None: those of the recipe, or searched
     search: str | None  # None: the weights are given
+    maximize: str  # success | return, by the search
     settings: dict[str, int]  # of the search
     seed: int  # first episode of the search
     report_episodes: int  # per policy, on other seeds; 0 for no report
@@ -168,11 +169,12 @@ def play(out: Path, request: Request, ingredients: Ingredients, ledger: Ledger |
             reports = request.report_episodes * len(request.names) * (1 + request.dreamt)
             advance = add_bar("compose", reports + (plan.episodes if plan else 0))
 
-            def evaluator(backend: str, *, probe: bool) -> SimEvaluator:
+            def evaluator(backend: str, *, probe: bool, measure: str = "success") -> SimEvaluator:
                 return SimEvaluator(
                     sims[backend],
                     deterministic=not request.stochastic,
                     probe=probe,
+                    measure=measure,
                     progress=lambda finished: advance(record.episodes + finished),
                 )
 
@@ -182,7 +184,7 @@ def play(out: Path, request: Request, ingredients: Ingredients, ledger: Ledger |
                     method,
                     request.identities,
                     ingredients.policy,
-                    evaluator(request.backend, probe=False),
+                    evaluator(request.backend, probe=False, measure=request.maximize),
                     seed=request.seed,
                     ledger=record,
                 )

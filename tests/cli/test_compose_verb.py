@@ -220,6 +220,16 @@ def test_a_search_leaves_its_choice_its_report_and_its_curve(searched):
     assert main(["verify", str(out)]) == 0
 
 
+def test_a_search_may_be_after_returns(parents, tmp_path, capsys):
+    few = ["--search", "grid", "--divisions", "2", "--episodes", "4", "--report-episodes", "2", "--reward", "shaped"]
+    argv = [*parents, *few, "--maximize", "return", "--out", str(tmp_path / "out"), "--json"]
+    assert main(["compose", *argv]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    candidates = printed["search"]["candidates"]
+    assert len(candidates) == 3 and all(row["score"] == row["return"] for row in candidates)
+    assert "success" in printed["results"]["left"]  # of the report
+
+
 def _rows(out):
     """The table of a search without its header, which has the names."""
     return (out / "report" / "search.csv").read_text().splitlines()[1:]
@@ -279,6 +289,7 @@ def test_a_search_does_not_go_on_with_other_parents(parents, tmp_path, capsys, m
         (["--weights", "0.5", "nan"], "must sum to 1"),
         (["--weights", "0.5", "0.5", "--search", "grid"], "either --weights, or --search"),
         (["--episodes", "5"], "--episodes belongs to a search"),
+        (["--maximize", "return"], "--maximize belongs to a search"),
         (["--search", "grid", "--episodes", "0"], "--episodes must be at least 1, got 0"),
         (["--search", "grid", "--candidates", "5"], "Unknown setting 'candidates' in search 'grid'"),
         (["--search", "grid", "--report-episodes", "1"], "--report-episodes must be at least 2, got 1"),
