@@ -16,6 +16,7 @@ from real_robot.robot import Camera, Guard, Joint, RobotSpec, Topic
 from real_robot.states import State, Tick
 from real_robot.transports import loopback
 from real_robot.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, Received
+from real_robot.transports.faults import Faults, FaultTransport
 from real_robot.transports.loopback import LoopbackTransport
 from robopolicy.spec import PolicySpec
 
@@ -147,6 +148,7 @@ class Rig:
         latency: float = 0.04,
         sources: tuple[str, ...] = (),
         parts: Parts | None = None,
+        faults: Faults | None = None,
         **changes: Any,
     ) -> None:
         self.now = 100.0
@@ -156,7 +158,8 @@ class Rig:
         self.operator = LoopbackTransport(self.domain).advertise("/estop", Bool, LATCHED)
         self.runner = ClockedRunner(self, latency)
         self.embodiment = Embodiment(*sources)
-        self.loop = ControlLoop(self.spec, LoopbackTransport(self.domain), self.embodiment, self.runner, parts)
+        transport = FaultTransport(LoopbackTransport(self.domain), faults or Faults(), clock=lambda: self.now)
+        self.loop = ControlLoop(self.spec, transport, self.embodiment, self.runner, parts)
         self.ticks: list[Tick] = []
 
     def until(self, seconds: float) -> Tick:
