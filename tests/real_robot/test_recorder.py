@@ -104,7 +104,7 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path):
     with pytest.raises(UserError, match="cannot be read"):
         list(read(tmp_path / "x.mcap"))
     with pytest.raises(UserError, match="Cannot write"):
-        Recorder(tmp_path / "missing" / "x.mcap")
+        Recorder(tmp_path / "x.mcap" / "y.mcap")
 
 
 def test_messages_that_come_too_fast_are_counted_and_never_waited_for(tmp_path, monkeypatch):
