@@ -34,6 +34,11 @@ def test_files_stay_small():
     assert not long, "Split these files along their ideas:\n" + "\n".join(long)
 
 
+def test_no_two_test_files_have_one_name():
+    names = [path.name for path in project_files() if path.parts[0] == "tests" and path.name.startswith("test_")]
+    assert len(names) == len(set(names)), "pytest imports test files by their bare names"
+
+
 def test_every_package_says_what_it_is():
     folders = sorted({path.parent for path in python_files("robopolicy", "tasks", "real_robot")})
     silent = [
