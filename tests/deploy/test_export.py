@@ -64,7 +64,7 @@ def test_a_bundle_continues_what_torch_continues(kind: str, tmp_path: Path) -> N
     assert manifest.takes_prefix and manifest.parity <= TOLERANCE
 
 
-@pytest.mark.parametrize("kind", ["function", pytest.param("composed-and", marks=SLOW)])
+@pytest.mark.parametrize("kind", list(REFUSED))
 def test_what_cannot_be_exported_is_refused_with_the_reason(kind: str, tmp_path: Path) -> None:
     make, reason = REFUSED[kind]
     policy = make().eval()

@@ -128,13 +128,11 @@ EXPORTED: dict[str, Callable[[], Any]] = {
     "composed-convex": lambda: compose([small("flow"), small("diffusion")]),
     "composed-or": lambda: compose([small("flow"), small("diffusion")], Or(derivative="exact")),
     "composed-or-sde": lambda: compose([small("flow"), small("diffusion")], Or(sampler="sde")),
+    "composed-and": lambda: compose([small("flow"), small("diffusion")], And()),
+    "composed-and-sde": lambda: compose([small("flow"), small("diffusion")], And(sampler="sde")),
     "composed-guided": guided,
 }
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "composed-and": (
-        lambda: compose([small("flow"), small("diffusion")], And()),
-        "ONNX has no operator for aten._linalg_solve_ex",
-    ),
     "function": (
         lambda: CallablePolicy.wrap("tiny", lambda obs, noise: noise, SPEC),
         "The function 'tiny' is no torch code of ours",

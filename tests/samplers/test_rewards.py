@@ -204,5 +204,7 @@ def test_outcomes_of_attempts_and_what_they_lack():
     attempts = world.play(world.tasks())
     made = outcomes_of(attempts)
     assert made.key.tolist() == [0, 1, 2, 3] and {"share", "length"} <= set(made.metrics)
-    with pytest.raises(ValueError, match="needs the metric 'questions'; the world measures: advantage, analysis, brevity"):
+    with pytest.raises(
+        ValueError, match="needs the metric 'questions'; the world measures: advantage, analysis, brevity"
+    ):
         ToolCalls("questions")(made)

@@ -21,6 +21,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from robopolicy.policies.composition.algebra import orthonormal
 from robopolicy.policies.composition.operators import SAME_VELOCITY, Adaptive, And, Outlook, Weights
 from robopolicy.policies.heads.meanflow import DIFFERENCE, forward_mode
 from robopolicy.policies.noise import Randomness, normal
@@ -273,9 +274,7 @@ def _without_differences(
     """`noise` without the directions in which the parents differ, and the curvature `(B, M)` in these directions."""
     every = torch.stack([blend.flat(velocity) for velocity in velocities], 2)  # (B, N, M)
     apart = (every - every.mean(2, keepdim=True))[:, :, :-1]  # the last is what the others lack to 0
-    basis, size = torch.linalg.qr(apart)
-    enough = size.diagonal(dim1=1, dim2=2).square() > SAME_VELOCITY**2 * apart.shape[1]
-    basis = basis * enough[:, None]
+    basis = orthonormal(apart, SAME_VELOCITY * math.sqrt(apart.shape[1]))
     shared = blend.flat(noise)
     shared = shared - (basis @ (basis.transpose(1, 2) @ shared[:, :, None])).squeeze(2)
     noise = torch.cat([shared.view_as(noise[:, : blend.shared]), noise[:, blend.shared :]], 1)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.policies.composition.algebra import solve
 from robopolicy.policies.heads.meanflow import DERIVATIVES
 from robopolicy.schema import from_plain, to_plain
 
@@ -219,7 +220,7 @@ class And(Adaptive):
         # Equal weights change nothing, so the response is singular; neither the gap nor the change has such a part.
         mean = response.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] / count
         eye = torch.eye(count, dtype=response.dtype, device=response.device)
-        change = -torch.linalg.solve(response + mean + seen.floor * eye, gap)
+        change = -solve(response + mean + seen.floor * eye, gap)
         change = change * (self.reach / change.abs().amax(1, keepdim=True).clamp(min=self.reach))
         return (change + change.new_tensor(self.nominal(count))).to(levels.dtype)
 
