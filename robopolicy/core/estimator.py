@@ -99,8 +99,9 @@ class Estimator:
             diagnose: False leaves out the diagnostics of the ratio, which cost as much as the loss itself.
 
         Returns:
-            The loss, and detached scalars: `approx_kl` (k3, nats of the ratio level), `clip_fraction`, `ratio_mean`,
-            `ratio_max` (largest |ratio - 1|), `entropy` where given, `kl_ref` and `ratio_variance` where used.
+            The loss, and detached scalars: `approx_kl` (k3, nats of the ratio level; of decisions if that is
+            hierarchical), `clip_fraction`, `ratio_mean`, `ratio_max` (largest |ratio - 1|), `entropy` where given,
+            `kl_ref` and `ratio_variance` where used.
         """
         if logp.shape != decisions.logp_old.shape:
             raise ValueError(f"logp must have shape {decisions.shape}, got {tuple(logp.shape)}.")
@@ -116,6 +117,10 @@ class Estimator:
             losses = losses * importance_weight(decisions, config.importance_level, config.importance_cap)
         loss = self._aggregate(losses, mask, decisions)
         info = _diagnostics(ratio.detach(), out.clipped, mask) if diagnose else {}
+        if info and config.level == "hierarchical":  # its budgets would hide how far the policy has gone
+            plain = log_ratio(logp.detach(), decisions.logp_old, decisions)
+            limit = config.log_ratio_limit
+            info["approx_kl"] = masked_mean(k3(-plain.clamp(-limit, limit)), mask)
         penalty = self._regularize(decisions, logp, entropy, ratio, mask, info)
         return (loss if penalty is None else loss + penalty), info
 

@@ -69,6 +69,16 @@ def test_hierarchical_level_starts_from_the_same_gradient(decisions, surrogate):
     torch.testing.assert_close(gradient, -(advantage * valid) / valid.sum())
 
 
+def test_the_budgets_of_a_hierarchy_do_not_hide_how_far_the_policy_has_gone(decisions):
+    logp, advantage = decisions.logp_old + 1.0, torch.ones(len(decisions))
+    plain, gated = (
+        Estimator(EstimatorConfig(level=level, surrogate="is"))(decisions, advantage, logp)[1]
+        for level in ("token", "hierarchical")
+    )
+    torch.testing.assert_close(gated["approx_kl"], plain["approx_kl"])
+    assert gated["ratio_max"] < 0.5 < plain["ratio_max"]
+
+
 @pytest.mark.parametrize("surrogate", SMOOTH)
 @pytest.mark.parametrize("level", ["token", "unit", "sequence"])
 def test_gradient_away_from_ratio_one_equals_finite_differences(decisions, shift, surrogate, level):
