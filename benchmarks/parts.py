@@ -1,7 +1,7 @@
 """Parts that came from text methods, on a robot: each in the place of one part of GRPO, against GRPO's plain clip.
 
     python -m benchmarks.parts --quick              # two rows, one seed, little of everything, nothing written
-    python -m benchmarks.parts                      # everything missing; about 2 CPU minutes a cell
+    python -m benchmarks.parts                      # everything missing; about a CPU minute a cell
     python -m benchmarks.parts --seeds 1 2 3 --jobs 2
 
 A flow is cloned from 6 demonstrations of lifting and fine-tuned on sparse reward by `algorithm=recipe` for 180,000
