@@ -107,7 +107,10 @@ class Estimator:
             raise ValueError(f"logp must have shape {decisions.shape}, got {tuple(logp.shape)}.")
         config = self.config
         advantage = _per_row(advantage, decisions).detach()
-        ratio = self._log_ratio(logp, decisions)  # (N, T) in nats
+        gated = config.level == "hierarchical"
+        level = "token" if gated else config.level
+        plain = log_ratio(logp, decisions.logp_old, decisions, level, config.reduction, config.count)
+        ratio = self._bounded(config.hierarchy(plain, decisions) if gated else plain)  # (N, T) in nats
         mask = compose(config.masks, decisions, advantage, ratio.detach())
         out = SURROGATES[config.surrogate](ratio, advantage, *config.bounds(decisions), **config.surrogate_options)
         losses = out.loss
@@ -116,11 +119,7 @@ class Estimator:
         if config.importance_cap is not None:
             losses = losses * importance_weight(decisions, config.importance_level, config.importance_cap)
         loss = self._aggregate(losses, mask, decisions)
-        info = _diagnostics(ratio.detach(), out.clipped, mask) if diagnose else {}
-        if info and config.level == "hierarchical":  # its budgets would hide how far the policy has gone
-            plain = log_ratio(logp.detach(), decisions.logp_old, decisions)
-            limit = config.log_ratio_limit
-            info["approx_kl"] = masked_mean(k3(-plain.clamp(-limit, limit)), mask)
+        info = _diagnostics(ratio.detach(), self._bounded(plain.detach()), out.clipped, mask) if diagnose else {}
         penalty = self._regularize(decisions, logp, entropy, ratio, mask, info)
         return (loss if penalty is None else loss + penalty), info
 
@@ -139,13 +138,8 @@ class Estimator:
         for name, controller in self.controllers.items():
             controller.load_state_dict(state[name])
 
-    def _log_ratio(self, logp: Tensor, decisions: Decisions) -> Tensor:
-        config = self.config
-        level = "token" if config.level == "hierarchical" else config.level
-        ratio = log_ratio(logp, decisions.logp_old, decisions, level, config.reduction, config.count)
-        if config.level == "hierarchical":
-            ratio = config.hierarchy(ratio, decisions)
-        return ratio.clamp(-config.log_ratio_limit, config.log_ratio_limit)
+    def _bounded(self, ratio: Tensor) -> Tensor:
+        return ratio.clamp(-self.config.log_ratio_limit, self.config.log_ratio_limit)
 
     def _aggregate(self, losses: Tensor, mask: Tensor | None, decisions: Decisions) -> Tensor:
         return AGGREGATES[self.config.aggregate](losses, mask, decisions, self.config.length)
@@ -180,12 +174,12 @@ class Estimator:
         return torch.stack(terms).sum() if terms else None
 
 
-def _diagnostics(ratio: Tensor, clipped: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
-    """Detached scalars on the log-ratios `(N, T)`."""
+def _diagnostics(ratio: Tensor, plain: Tensor, clipped: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+    """Detached scalars on the log-ratios `(N, T)`; `plain` is before the budgets of a hierarchy, which hide the KL."""
     change = torch.expm1(ratio)  # ratio - 1
     largest = change.abs() if mask is None else change.abs().masked_fill(~mask, 0.0)
     return {
-        "approx_kl": masked_mean(k3(-ratio), mask),
+        "approx_kl": masked_mean(k3(-plain), mask),
         "clip_fraction": masked_mean(clipped.to(ratio.dtype), mask),
         "ratio_mean": masked_mean(change, mask) + 1.0,
         "ratio_max": largest.max(),
