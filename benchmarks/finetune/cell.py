@@ -15,6 +15,8 @@ from benchmarks.finetune.tasks import BenchTask
 from robopolicy.algorithms import ALGORITHMS
 from robopolicy.cli.main import main as robopolicy
 from robopolicy.evaluation.harness import evaluate
+from robopolicy.evaluation.result import EvalResult
+from robopolicy.files import write_text
 from robopolicy.sim.registry import SimOptions, make_sim, views_of
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.compose import compose_config
@@ -93,17 +95,20 @@ def train_once(folder: Path, *settings: str) -> Path:
 
 
 def judge(checkpoint: Path | None, task: str) -> dict[str, Any] | None:
-    """Summary on the held-out seeds; kept beside the checkpoint."""
-    if checkpoint is None:
-        return None
-    kept = checkpoint.parent.parent / f"judged_{checkpoint.name}.json"
+    """Summary on the held-out seeds."""
+    return None if checkpoint is None else held_out(checkpoint, task).summary()
+
+
+def held_out(checkpoint: Path, task: str) -> EvalResult:
+    """What a checkpoint does on the held-out seeds; kept beside it."""
+    kept = checkpoint.parent.parent / f"held_out_{checkpoint.name}.json"
     if not kept.exists():
         policy, _ = load_policy(checkpoint)
         options = SimOptions(num_envs=32, **views_of([policy.spec.observation]))
         with closing(make_sim(task, options)) as sim:
-            summary = evaluate(policy, sim, episodes=EPISODES, seed=HELD_OUT).summary()
-        kept.write_text(json.dumps(summary), encoding="utf-8")
-    return json.loads(kept.read_text(encoding="utf-8"))
+            result = evaluate(policy, sim, episodes=EPISODES, seed=HELD_OUT)
+        write_text(kept, json.dumps(result.to_dict()))
+    return EvalResult.from_dict(json.loads(kept.read_text(encoding="utf-8")))
 
 
 def _half_trained(task: BenchTask, seed: int) -> Path:
