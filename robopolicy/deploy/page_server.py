@@ -33,6 +33,7 @@ from robopolicy.deploy.wire import TOKEN, is_loopback
 from robopolicy.errors import UserError
 from robopolicy.extras import need
 
+SHARED = Path(__file__).parent / "page.js"  # goes into every page, in the place of SHARED
 CLIENTS = 16
 PATIENCE = 10.0  # [s] for a token, and for an answer to a sign of life
 GUESSING = 1.0  # [s] that a wrong token costs
@@ -115,7 +116,8 @@ class Viewer:
         if path != "/":
             return connection.respond(404, "There is nothing here.\n")
         nonce = secrets.token_urlsafe(16)
-        page = self._page.read_text(encoding="utf-8").replace("NONCE", nonce)
+        page = self._page.read_text(encoding="utf-8").replace("SHARED", SHARED.read_text(encoding="utf-8"))
+        page = page.replace("NONCE", nonce)
         body = page.replace('"TOKEN"', '"needed"' if self._token else '"none"').encode()
         policy = (
             f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src blob:; "
