@@ -8,9 +8,9 @@ A flow is cloned from 6 demonstrations of lifting and fine-tuned on sparse rewar
 environment steps, four epochs a rollout: then ratios leave 1, and what bounds them matters. All rows share bases, start
 states of training, and 200 held-out episodes per seed, on which they are compared pair by pair with the plain clip.
 Learning rate, epochs and the KL at which epochs end were set once, on seed 1 with 30,000 steps, for all rows alike:
-without that end the gradient-preserving clip fell from 70 to 24 % there, and the plain clip rose to 76 %. Two parts have
-a second row: what text methods set for tokens is far too tight, or too strong, for densities of 28 dimensions, whose
-log-ratios are larger by an order of magnitude; these settings were chosen in the same way, from two tries each.
+without that end the gradient-preserving clip fell from 70 to 24 % there, and the plain clip rose to 76 %. Two parts
+have a second row: what text methods set for tokens is far too tight, or too strong, for densities of 28 dimensions,
+whose log-ratios are larger by an order of magnitude; these settings were chosen in the same way, from two tries each.
 """
 
 from __future__ import annotations
