@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import mtrand
 from torch import Tensor
 
 from robopolicy.device import usable_device
@@ -93,8 +94,8 @@ class LabSim(VectorSim):
         if active is not None:
             raise UserError(f"The environments of {self.spec.task} all move together; play one action per decision.")
         action = action.detach().to(self.device, torch.float32)
-        lost = action.isnan()  # a diverged policy, whose numbers must not reach the solver
-        played = torch.where(lost, 0.0, action).clamp(self._low, self._high)
+        lost = action.isnan().any(1)  # a diverged policy, whose numbers must not reach the solver
+        played = action.nan_to_num().clamp(self._low, self._high)
         with self._stream:
             result = self.env.step(played)
             seen, extras = _flat(result[0]), result[4]
@@ -102,17 +103,21 @@ class LabSim(VectorSim):
             terminated, truncated = (flag.to(torch.bool, copy=True).reshape(-1) for flag in result[2:4])
             final = self._last(seen, terminated | truncated, extras)
             sound = _finite_rows(seen)
-            diverged = lost.any(1) | ~(sound & _finite_rows(final) & reward.isfinite())
-            reset = torch.zeros_like(diverged) if self._restarts else terminated | truncated  # by the environment
+            shown = sound if final is seen else sound & _finite_rows(final)
+            diverged = lost | ~(shown & reward.isfinite())
+            ended = terminated | truncated  # restarted by the environment, unless it leaves that to us
             terminated |= diverged
-            done = terminated | truncated
-            restart = (done & ~reset) | ~sound
+            done = ended | diverged
+            restart = done if self._restarts else (done & ~ended) | ~sound
             rows = restart.nonzero().flatten()
             obs = where_rows(restart, self._restart(rows), seen) if len(rows) else seen
-        final = where_rows(diverged, self._obs, final)
         info = {"diverged": diverged, **self._logged(extras)}
         if self._judges:
             info["success"] = self.env.termination_manager.get_term("success") & ~diverged
+        if self._restarts and not len(rows):  # most steps: nothing has ended
+            self._obs, self.episode_step = obs, self.episode_step + 1
+            return Step(dict(obs), reward, terminated, truncated, final, info)
+        final = where_rows(diverged, self._obs, final)
         self._obs = obs
         self.episode_step = torch.where(done, 0, self.episode_step + 1)
         self.episode_seed = torch.where(done, self._next_seed + done.cumsum(0) - 1, self.episode_seed)
@@ -178,26 +183,37 @@ class _RandomStream:
         self._device = device if device.type == "cuda" else None
         self._inner: tuple[Any, ...] | None = None
         self._outer: tuple[Any, ...] = ()
+        # Numpy's generator is exchanged, as copying its state takes longer than all the others together, in every
+        # step. What that forgets is the second of a pair of normal numbers of its old interface.
+        self._numpy: Any = np.random.MT19937()
+        state = mtrand.get_bit_generator().state
+        if state["bit_generator"] == "MT19937":
+            self._numpy.state = state
 
     def __enter__(self) -> None:
         self._outer = self._states()
+        self._exchange()
         if self._inner is not None:
             self._set(self._inner)
 
     def __exit__(self, *error: object) -> None:
         self._inner = self._states()
+        self._exchange()
         self._set(self._outer)
+
+    def _exchange(self) -> None:
+        mine, self._numpy = self._numpy, mtrand.get_bit_generator()
+        mtrand.set_bit_generator(mine)
 
     def _states(self) -> tuple[Any, ...]:
         cuda = None if self._device is None else torch.cuda.get_rng_state(self._device)
-        return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
+        return random.getstate(), torch.get_rng_state(), cuda
 
     def _set(self, states: tuple[Any, ...]) -> None:
         random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+        torch.set_rng_state(states[1])
         if self._device is not None:
-            torch.cuda.set_rng_state(states[3], self._device)
+            torch.cuda.set_rng_state(states[2], self._device)
 
 
 def _action_bounds(space: Any, bound: float, task: str, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -236,5 +252,5 @@ def _leaves(obs: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Tensor]]
 
 def _finite_rows(obs: Observation) -> Tensor:
     """(N,) bool, rows without a NaN or infinite number."""
-    rows = [value.isfinite().flatten(1).all(1) for value in obs.values() if value.is_floating_point()]
-    return torch.stack(rows).all(0)
+    numbers = [value.flatten(1) for value in obs.values() if value.is_floating_point()]
+    return (numbers[0] if len(numbers) == 1 else torch.cat(numbers, 1)).isfinite().all(1)

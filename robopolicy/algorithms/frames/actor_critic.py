@@ -68,7 +68,7 @@ class ActorCritic(RolloutLearner):
         super().__init__(config, policy, total_updates=total_updates)
         self.parameters = [p for net in (policy, *self.critics().values()) for p in net.parameters() if p.requires_grad]
         self.optimizer = torch.optim.Adam(self.parameters, lr=config.lr, eps=1e-5, fused=True)
-        self._beside = Beside()
+        self._beside = Beside(self.critics().values())
         self._symmetry: Symmetry | None = None
 
     def critics(self) -> dict[str, ValueNet]:

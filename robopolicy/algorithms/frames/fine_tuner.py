@@ -133,7 +133,7 @@ class FineTuner(ActorTuner):
         self.critic = ValueNet(config.critic, policy.spec)
         self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=config.critic_lr, fused=True)
         self.scale = ReturnScale()
-        self._beside = Beside()
+        self._beside = Beside([self.critic])
 
     def update(self, batch: Rollout) -> Metrics:
         """Several epochs of clipped updates on one rollout."""
