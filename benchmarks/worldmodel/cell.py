@@ -76,8 +76,10 @@ def films(task: BenchTask, seed: int) -> Path:
 def world(task: BenchTask, seed: int) -> Path:
     """The world model, trained once."""
     folder = WORK / f"{task.name}-{seed}" / "world"
-    if not (folder / "report.json").exists():
-        shutil.rmtree(folder, ignore_errors=True)  # what an interrupted run left
+    if (folder / "checkpoints" / "last").exists() and not (folder / "report.json").exists():
+        _verb("worldmodel", "train", "--resume", str(folder))  # what was interrupted
+    elif not (folder / "report.json").exists():
+        shutil.rmtree(folder, ignore_errors=True)
         settings = ["--preset", task.preset, "--seed", str(seed), "--set", *task.settings]
         place = ["--out", str(folder.parent), "--name", folder.name]
         _verb("worldmodel", "train", str(films(task, seed)), *place, *settings)

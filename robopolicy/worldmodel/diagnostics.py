@@ -23,9 +23,7 @@ from robopolicy.worldmodel.films import Films
 
 HORIZONS = (1, 5, 10, 20, 40)
 MODES = ("true", "shuffled", "zero")
-_ANSWERS = (
-    0.3  # least correlation of an action with a change of the state vector, in the data, that counts as its effect
-)
+_ANSWERS = 0.3  # least change of the state vector with an action, both in standard deviations, that is its effect
 
 
 @dataclass(frozen=True)
@@ -114,10 +112,10 @@ def sweep(
 ) -> dict[str, float]:
     """Share of frames from which each action dimension moves its entry of the state vector the way it does in the data.
 
-    The entry of a dimension is that whose change correlates most with it over `steps` frames; dimensions without one,
-    and worlds without a state vector, are left out.
+    The entry of a dimension is that which changes most with it over `steps` frames while the others stay, in the data;
+    dimensions without one, and worlds without a state vector, are left out.
     """
-    effects = _effects(films, steps)
+    moved = _moved(films, steps)
     starts = films.starts(1, windows, seed)
     clip = films.clip(starts, 1)
     keep = films.spec.context
@@ -126,7 +124,7 @@ def sweep(
     middle = films.actions.mean(0)
     names = films.spec.action_names or tuple(f"action {index}" for index in range(films.spec.action_dim))
     shares: dict[str, float] = {}
-    for dimension, (entry, sign) in effects.items():
+    for dimension, (entry, sign) in moved.items():
         ends: list[Tensor] = []
         for quantile in (0.95, 0.05):
             action = middle.clone()
@@ -174,7 +172,7 @@ def _begin(model: VideoWorldModel, images: Images, proprio: Tensor, actions: Ten
     return model.reset(past, proprio[:, :keep], seeds=torch.arange(len(proprio)), actions=actions[:, : keep - 1])
 
 
-def _effects(films: Films, steps: int) -> dict[int, tuple[int, float]]:
+def _moved(films: Films, steps: int) -> dict[int, tuple[int, float]]:
     """{action dimension: (entry of the state vector, sign of its effect)} in the data."""
     if not films.spec.proprio_dim:
         return {}
@@ -183,7 +181,7 @@ def _effects(films: Films, steps: int) -> dict[int, tuple[int, float]]:
     context = films.spec.context
     change = films.proprio[frames[:, -1]] - films.proprio[frames[:, context - 1]]
     told = actions[:, context - 1 :].mean(1)
-    scores = _correlation(told, change)  # (A, P)
+    scores = effects(told, change)  # (A, P)
     found: dict[int, tuple[int, float]] = {}
     for dimension, row in enumerate(scores):
         entry = int(row.abs().argmax())
@@ -192,11 +190,15 @@ def _effects(films: Films, steps: int) -> dict[int, tuple[int, float]]:
     return found
 
 
-def _correlation(x: Tensor, y: Tensor) -> Tensor:
-    """Pearson correlation `(A, P)` of the columns of `(N, A)` and `(N, P)`; 0 where one is constant."""
-    x, y = x - x.mean(0), y - y.mean(0)
-    scale = x.norm(dim=0)[:, None] * y.norm(dim=0)
-    return torch.where(scale > 1e-9, x.T @ y / scale.clamp(min=1e-9), 0.0)
+def effects(actions: Tensor, change: Tensor) -> Tensor:
+    """Slopes `(A, P)` of `change` `(N, P)` on all of `actions` `(N, A)` at once, standardised; 0 where one is constant.
+
+    One by one they would mislead: a policy that closes its gripper when it lifts makes closing look like lifting.
+    """
+    scales = [value.std(0) for value in (actions, change)]
+    x, y = ((v - v.mean(0)) / s.clamp(min=1e-9) for v, s in zip((actions, change), scales, strict=True))
+    slopes = torch.linalg.lstsq(x, y, driver="gelsd").solution  # of least norm where columns depend on each other
+    return slopes * ((scales[0] > 1e-9)[:, None] & (scales[1] > 1e-9))
 
 
 def table(following: Following) -> tuple[Sequence[str], list[list[str]]]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.worldmodel.contract import Frames, Images, WorldSpec, WorldState
-from robopolicy.worldmodel.diagnostics import failure_share, follow, frame_psnr, judge, table
+from robopolicy.worldmodel.diagnostics import effects, failure_share, follow, frame_psnr, judge, table
 from robopolicy.worldmodel.films import Films, spec_of
 from tasks.toy.push import draw, push
 
@@ -71,6 +71,16 @@ def test_a_model_that_moves_the_wrong_way_is_refused(films):
     assert following.directions == dict.fromkeys(ACTIONS, 0.0)
     reasons = judge(following, failures=0.5).reasons
     assert any("'gripper_vx [m/s]' moves things the wrong way from 100% of the frames" in reason for reason in reasons)
+
+
+def test_an_action_is_not_credited_with_what_another_does_at_the_same_time():
+    generator = torch.Generator().manual_seed(0)
+    lift = torch.randn(2000, generator=generator)
+    close = 0.8 * lift + 0.6 * torch.randn(2000, generator=generator)  # whoever lifts holds on
+    width = -0.4 * close + torch.randn(2000, generator=generator)  # fingers stop at what they hold
+    slopes = effects(torch.stack([lift, close], 1), torch.stack([lift, width, torch.zeros(2000)], 1))
+    assert slopes[0].abs().argmax() == 0 and slopes[1].abs().argmax() == 1 and slopes[1, 1] < -0.3
+    assert slopes[1, 0].abs() < 1e-4 and not slopes[:, 2].any()
 
 
 def test_a_model_that_was_trained_on_successes_alone_is_refused(films):
