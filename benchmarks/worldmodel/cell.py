@@ -109,7 +109,7 @@ def fitted(task: BenchTask, checkpoint: Path, noise: float, seed: int) -> float:
     policy, _ = load_policy(checkpoint)
     episodes = read_lerobot(films(task, seed)).played()
     logs = Logs(episodes, policy.spec, GAMMA)
-    decided = logs.decide(policy, samples=4, deterministic=True, seed=seed)
+    decided = logs.decide(policy, samples=task.drawn, deterministic=True, seed=seed)
     with closing(make_sim(task.task, SimOptions(num_envs=1))) as sim:
         low, high = sim.spec.action_low, sim.spec.action_high
     drawn = torch.randn(decided.shape, generator=torch.Generator().manual_seed(seed))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from robopolicy.critics.q import CriticConfig
 from robopolicy.evaluation.ope.fqe import FQEConfig
+from robopolicy.nets.vision import VisionConfig
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class BenchTask:
     policy: tuple[str, ...] = ()  # settings of the cloning
     episodes: int = 100  # of every policy on both sides
     fqe: FQEConfig = field(default_factory=FQEConfig)
+    drawn: int = 4  # actions of the policy at every frame of the films, for FQE
     base: str = ""  # of an ablation: the task whose policies it ranks
 
     @property
@@ -34,6 +37,7 @@ class BenchTask:
         return [name + (f"+{noise:g}" if noise else "") for name in who for noise in self.noises]
 
 
+SEEING = VisionConfig(widths=(16, 32, 64))  # of the critics of FQE
 FILMED = ("expert", "expert+0.2", "expert+0.5", "expert+1", "random", "random+0.5")
 FULL = ("learner.autoencoder_updates=4000", "learner.updates=7000")
 QUICK = (
@@ -61,7 +65,10 @@ TASKS = {
             settings=FULL,
             cloned=(("flow", 50), ("flow", 200), ("gaussian", 800), ("diffusion", 2500)),
             policy=("task.observe=[image.top,gripper]", "algorithm.batch_size=32"),
-            fqe=FQEConfig(steps=1500, batch_size=32),  # it learns from pictures, too
+            drawn=1,
+            fqe=FQEConfig(  # it learns from pictures, too
+                steps=1500, batch_size=32, critic=CriticConfig(members=8, hidden=(128, 128), vision=SEEING)
+            ),
         ),
         BenchTask(
             name="lift",
