@@ -15,13 +15,13 @@ def cell(learner: str, seed: int, outside: float, score: float | None) -> dict[s
 
 
 def test_the_ratio_is_the_median_of_those_of_the_seeds() -> None:
-    ours, theirs = LEARNERS
-    outside = {ours: (0.3, 0.5, 0.2), theirs: (0.5, 0.5, 0.5)}
+    ours, theirs, threaded = LEARNERS
+    outside = {ours: (0.3, 0.5, 0.2), theirs: (0.6, 0.5, 0.5), threaded: (0.5, 0.9, 0.8)}
     cells = [cell(name, seed, outside[name][seed], 100.0 + seed) for seed in range(3) for name in LEARNERS]
     rows, figures = summarise(cells)
     assert figures["Balance"]["outside_ratio"] == pytest.approx({"value": 0.6, "low": 0.4, "high": 1.0})
     assert figures["Balance"][ours]["iqm"] == pytest.approx(101.0)
-    assert [row["learner"] for row in rows] == [ours, theirs]
+    assert [row["learner"] for row in rows] == list(LEARNERS)
     assert rows[0]["time beside the simulator / rsl_rl"] == "0.60 [0.40, 1.00]"
 
 
