@@ -1,14 +1,14 @@
 """Predicted frames per second of the embedded world models, beside the simulators that they stand in for.
 
     python -m benchmarks.world_throughput --quick             # under a minute, nothing written
-    python -m benchmarks.world_throughput                     # about 6 minutes; run it on an idle machine
+    python -m benchmarks.world_throughput                     # about 10 minutes; run it on an idle machine
     python -m benchmarks.world_throughput --device cuda       # where there is a GPU
 
 A frame is one control step of one environment: what the network predicts, decoded, judged, and handed out as an
 observation. The simulators play the same random actions in the same number of environments, with and without drawing
 the frame that the world model predicts. Contestants take turns in short slots within one run, in rotating order; a
 cell is the median over the turns, [low, high] are the extremes, and `cost` is how much longer a frame takes than in the
-simulator without pictures. Weights are random, which costs the same as trained ones.
+simulator without pictures (`cost, drawn`: with them). Weights are random, which costs the same as trained ones.
 """
 
 from __future__ import annotations
@@ -110,11 +110,16 @@ def rows_of(rates: dict[str, np.ndarray], **what: object) -> list[dict[str, obje
             **what,
             "played in": name,
             "frames/s": f"{np.median(rate):,.0f} [{rate.min():,.0f}, {rate.max():,.0f}]",
-            "cost": f"{np.median(rates[SIMULATOR] / rate):.3g}x",
-            "cost, drawn": f"{np.median(rates[DRAWN] / rate):.3g}x",
+            "cost": _times(rates[SIMULATOR] / rate),
+            "cost, drawn": _times(rates[DRAWN] / rate),
         }
         for name, rate in rates.items()
     ]
+
+
+def _times(ratios: np.ndarray) -> str:
+    middle = float(np.median(ratios))
+    return f"{middle:,.0f}x" if middle >= 100 else f"{middle:.3g}x"
 
 
 def main() -> None:
