@@ -1,7 +1,7 @@
 """All online recipes on two generated tasks, those about tools on a third, at equal tokens: one table.
 
     python -m benchmarks.text --quick                        # two recipes, one task, few tokens, nothing written
-    python -m benchmarks.text                                # everything missing; about half a CPU minute a cell
+    python -m benchmarks.text                                # everything missing; a CPU minute a cell or less
     python -m benchmarks.text --tasks arithmetic --recipes grpo dapo --seeds 1 2 3 --jobs 2
     python -m benchmarks.text --table                        # only rewrite the table from the finished cells
 
