@@ -19,6 +19,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,54 +42,49 @@ from robopolicy.sim.registry import SimOptions, make_sim
 TASK = TASKS["lift"]
 WORK = Path("runs/parts")
 PLAIN = "plain clip"
-PARTS: dict[str, tuple[str, dict[str, Any]]] = {
-    PLAIN: ("GRPO", {}),
-    "gradient-preserving clip": (
-        "S086",
-        {"surrogate": "preserve", "surrogate_options": {"low_gain": 1.0, "high_gain": 1.0, "cap": 3.0}},
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one row changes in the recipe of GRPO."""
+
+    source: str
+    estimator: dict[str, Any] = field(default_factory=dict[str, Any])
+    taken: dict[str, str] = field(default_factory=dict[str, str])  # section of the recipe -> recipe it comes from
+
+
+def _preserving(gain: float, cap: float) -> Part:
+    options = {"low_gain": gain, "high_gain": gain, "cap": cap}
+    return Part("S086", {"surrogate": "preserve", "surrogate_options": options})
+
+
+def _hierarchical(up: float, down: float, residual: float) -> Part:
+    budgets = {"outer": "sequence", "budget_up": up, "budget_down": down, "residual": residual}
+    return Part("S044", {"level": "hierarchical", "hierarchy": budgets, "surrogate": "is"})
+
+
+PARTS: dict[str, Part] = {
+    PLAIN: Part("GRPO"),
+    "gradient-preserving clip": _preserving(1.0, 3.0),
+    "gentle gradient-preserving clip": _preserving(0.3, 1.5),
+    "ratio variance": Part("S047", {"surrogate": "is", "ratio_variance_coef": 1.0}, {"controllers": "s047_r2vpo"}),
+    "hierarchical ratio": _hierarchical(0.02, 0.01, 0.2),
+    "wide hierarchical ratio": _hierarchical(0.3, 0.15, 0.5),
+    "dynamic bounds": Part("S089", {"bounds": {"name": "probability", "low": 0.16, "high": 0.2, "limit": 10.0}}),
+    "stopped-gradient weights": Part(
+        "CISPO", {"bounds": {"name": "constant", "low": 1.0, "high": 0.28}, "surrogate": "stopgrad"}
     ),
-    "gentle gradient-preserving clip": (
-        "S086",
-        {"surrogate": "preserve", "surrogate_options": {"low_gain": 0.3, "high_gain": 0.3, "cap": 1.5}},
-    ),
-    "ratio variance": ("S047", {"surrogate": "is", "ratio_variance_coef": 1.0}),
-    "hierarchical ratio": (
-        "S044",
-        {
-            "level": "hierarchical",
-            "hierarchy": {"outer": "sequence", "budget_up": 0.02, "budget_down": 0.01, "residual": 0.2},
-            "surrogate": "is",
-        },
-    ),
-    "wide hierarchical ratio": (
-        "S044",
-        {
-            "level": "hierarchical",
-            "hierarchy": {"outer": "sequence", "budget_up": 0.3, "budget_down": 0.15, "residual": 0.5},
-            "surrogate": "is",
-        },
-    ),
-    "dynamic bounds": ("S089", {"bounds": {"name": "probability", "low": 0.16, "high": 0.2, "limit": 10.0}}),
-    "stopped-gradient weights": (
-        "CISPO",
-        {"bounds": {"name": "constant", "low": 1.0, "high": 0.28}, "surrogate": "stopgrad"},
-    ),
-    "sibling baseline": ("S016", {}),
+    "sibling baseline": Part("S016", taken={"advantage": "rloo"}),  # mean of the others in the group, spread left alone
 }
-"""Name -> where it comes from, and what it changes in the estimator of GRPO."""
 
 Key = tuple[str, int]  # part, seed
 
 
 def recipe(part: str) -> dict[str, Any]:
     """GRPO with one part of another method."""
-    plain = read_recipe("grpo")
-    changed = {**plain, "estimator": {**plain["estimator"], **PARTS[part][1]}}
-    if part == "ratio variance":
-        changed["controllers"] = read_recipe("s047_r2vpo")["controllers"]
-    if part == "sibling baseline":  # the mean of the others in the group, undivided by their spread
-        changed["advantage"] = read_recipe("rloo")["advantage"]
-    return changed
+    plain, row = read_recipe("grpo"), PARTS[part]
+    taken = {section: read_recipe(other)[section] for section, other in row.taken.items()}
+    return {**plain, "estimator": {**plain["estimator"], **row.estimator}, **taken}
 
 
 def run(key: Key, steps: int) -> dict[str, Any]:
@@ -130,10 +126,10 @@ def played(checkpoint: Path) -> list[int]:
 def rows(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
     """One row per part, seeds pooled."""
     table: list[dict[str, object]] = []
-    for part, (source, _) in PARTS.items():
+    for part, changes in PARTS.items():
         found = [cell for cell in cells if cell["part"] == part]
         if found:
-            row: dict[str, object] = {"part": part, "from": source, "seeds": len(found)}
+            row: dict[str, object] = {"part": part, "from": changes.source, "seeds": len(found)}
             for stage in ("base", "after"):
                 outcomes = _pooled(found, stage)
                 row[f"{stage} [95 %]"] = f"{wilson(int(outcomes.sum()), len(outcomes)):.1%}"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import gymnasium
 import numpy as np
@@ -76,15 +76,21 @@ def measure(num_envs: int, turns: int, seconds: float) -> dict[str, NDArray[np.f
         "SyncVectorEnv": vectorised(num_envs, actions, gymnasium.VectorizeMode.SYNC),
         "AsyncVectorEnv": vectorised(num_envs, actions, gymnasium.VectorizeMode.ASYNC),
     }
-    names = list(contestants)
+    rates = take_turns({name: play for name, (play, _) in contestants.items()}, num_envs, turns, seconds)
+    for _, close in contestants.values():
+        close()
+    return rates
+
+
+def take_turns(plays: Mapping[str, Play], num_envs: int, turns: int, seconds: float) -> dict[str, NDArray[np.float64]]:
+    """Env steps per second of every contestant in every turn, in rotating order."""
+    names = list(plays)
     rates = {name: np.zeros(turns) for name in names}
     for turn in range(-1, turns):  # turn -1 warms up and is not counted
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            rate = run_slot(contestants[name][0], num_envs, seconds)
+            rate = run_slot(plays[name], num_envs, seconds)
             if turn >= 0:
                 rates[name][turn] = rate
-    for _, close in contestants.values():
-        close()
     return rates
 
 

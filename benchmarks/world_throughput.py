@@ -14,7 +14,7 @@ simulator without pictures (`cost, drawn`: with them). Weights are random, which
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import print_result, write_result
-from benchmarks.sim_throughput import run_slot
+from benchmarks.sim_throughput import Play, take_turns
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.host import core_count
 from robopolicy.sim.registry import SimOptions, make_sim
@@ -76,21 +76,7 @@ def contestants(shown: Shown, num_envs: int, models: Sequence[tuple[str, int]], 
     return found
 
 
-def measure(sims: dict[str, VectorSim], turns: int, seconds: float, threads: int) -> dict[str, np.ndarray]:
-    """Frames per second of every contestant in every turn."""
-    torch.set_num_threads(threads)
-    names = list(sims)
-    rates = {name: np.zeros(turns) for name in names}
-    plays = {name: _player(sim) for name, sim in sims.items()}
-    for turn in range(-1, turns):  # turn -1 warms up and is not counted
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            rate = run_slot(plays[name], sims[name].num_envs, seconds)
-            if turn >= 0:
-                rates[name][turn] = rate
-    return rates
-
-
-def _player(sim: VectorSim) -> Callable[[int], None]:
+def _player(sim: VectorSim) -> Play:
     generator = torch.Generator().manual_seed(0)
     low, high = sim.spec.action_low, sim.spec.action_high
     ring = low + (high - low) * torch.rand(64, sim.num_envs, sim.spec.action_dim, generator=generator)
@@ -139,7 +125,9 @@ def main() -> None:
         for num_envs in sizes:
             sims = contestants(shown, num_envs, models, arguments.device)
             for count in threads:
-                rates = measure(sims, turns, seconds, count)
+                torch.set_num_threads(count)
+                plays = {name: _player(sim) for name, sim in sims.items()}
+                rates = take_turns(plays, num_envs, turns, seconds)
                 rows += rows_of(rates, task=shown.task, environments=num_envs, threads=count)
                 key = f"{shown.task}, {num_envs} environments, {count} threads"
                 figures["frames_per_second"][key] = {name: float(np.median(rate)) for name, rate in rates.items()}

@@ -76,9 +76,11 @@ def films(task: BenchTask, seed: int) -> Path:
 def world(task: BenchTask, seed: int) -> Path:
     """The world model, trained once."""
     folder = WORK / f"{task.name}-{seed}" / "world"
-    if (folder / "checkpoints" / "last").exists() and not (folder / "report.json").exists():
-        _verb("worldmodel", "train", "--resume", str(folder))  # what was interrupted
-    elif not (folder / "report.json").exists():
+    if (folder / "report.json").exists():
+        return folder / "checkpoints" / "best"
+    if (folder / "checkpoints" / "last").exists():  # it was interrupted
+        _verb("worldmodel", "train", "--resume", str(folder))
+    else:
         shutil.rmtree(folder, ignore_errors=True)
         settings = ["--preset", task.preset, "--seed", str(seed), "--set", *task.settings]
         place = ["--out", str(folder.parent), "--name", folder.name]

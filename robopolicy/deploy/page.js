@@ -33,8 +33,8 @@ function picture(data) {
   if (before) URL.revokeObjectURL(before);
 }
 
-// The program behind the page. `show(figures)` gets what it says, `closed(why, over)` why it says no more ("" once it
-// is tried again); `over` is true where the run has ended. The form #ask asks for the token.
+// The program behind the page. `show(figures)` gets what it says, `closed(why, ended)` why it says no more ("" once it
+// speaks again); `ended` is true where the run is over. The form #ask asks for the token.
 const live = {
   socket: null,
 
@@ -42,10 +42,12 @@ const live = {
     const ask = (why) => { $("ask").className = "asked"; closed(why, false); };
     const connect = (token) => {
       $("ask").className = "";
-      closed("", false);
       this.socket = new WebSocket((location.protocol === "https:" ? "wss://" : "ws://") + location.host + "/live");
       this.socket.binaryType = "arraybuffer";
-      this.socket.onopen = () => { if (token) this.socket.send(JSON.stringify({ token })); };
+      this.socket.onopen = () => {
+        closed("", false);
+        if (token) this.socket.send(JSON.stringify({ token }));
+      };
       this.socket.onmessage = (event) => typeof event.data === "string" ? show(JSON.parse(event.data)) : picture(event.data);
       this.socket.onclose = (event) => {
         if (event.code === 4401) ask("The token is wrong.");

@@ -8,6 +8,7 @@ beyond playing is an ability of the world (`Branching`, `Hinting`, ...), asked f
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -180,14 +181,14 @@ def able(world: object, ability: type[Ability]) -> Ability:
     return world
 
 
-class Part:
+class Part(ABC):  # noqa: B024 - its subclasses say what is abstract
     """Base of the parts that may have memory; what decides future calls goes into `state_dict`."""
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing, unless the part says otherwise."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most parts remember nothing
         """Restore `state_dict`."""
 
 
@@ -214,13 +215,13 @@ class Pool:
 class Sampler(Part):
     """P12: what to attempt next, how often, and from where."""
 
+    @abstractmethod
     def begin(self, pool: Pool, seed: int) -> None:
         """Get to know the tasks, once and before everything else."""
-        raise NotImplementedError
 
+    @abstractmethod
     def propose(self, n: int) -> list[Task]:
         """The next `n` tasks."""
-        raise NotImplementedError
 
     def observe(self, keys: Tensor, rewards: Tensor, advantage: Tensor) -> None:
         """Learn from what was played.
@@ -235,21 +236,21 @@ class Sampler(Part):
 class Topology(Part):
     """P13: how the attempts at a task hang together."""
 
+    @abstractmethod
     def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
         """`task.budget` attempts at every task, those of one task side by side."""
-        raise NotImplementedError
 
 
 class Intervention(Part):
     """P14: what is done about a group from whose rewards nothing can be learned."""
 
+    @abstractmethod
     def triggered(self, rewards: Tensor) -> bool:
         """Whether a group with rewards `(G,)` is in need."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
         """The group to learn from in its place; called for triggered groups alone."""
-        raise NotImplementedError
 
     def observe(self, groups: Sequence[Sequence[Attempt]]) -> None:
         """See all groups of a batch as they were played, after the interventions."""
@@ -280,9 +281,9 @@ class Outcomes:
 class Reward(Part):
     """P15: a reward made of the reward so far and of what the world measured."""
 
+    @abstractmethod
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
-        raise NotImplementedError
 
 
 class Staleness(Part):
@@ -290,29 +291,29 @@ class Staleness(Part):
 
     limit: int  # s, updates
 
+    @abstractmethod
     def admit(self, version: int, current: int) -> bool:
         """Whether attempts drawn with weights `version` may be learned from by weights `current`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def in_flight(self, batch: int) -> int:
         """Attempts that may be under way or waiting at once."""
-        raise NotImplementedError
 
 
 class BlackBox(Part):
     """P19: search without gradients."""
 
+    @abstractmethod
     def ask(self) -> Tensor:
         """Candidates `(P, D)`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tell(self, fitness: Tensor) -> None:
         """Fitness `(P,)` of the candidates asked for last, higher is better; a NaN counts as the worst."""
-        raise NotImplementedError
 
+    @abstractmethod
     def best(self) -> Tensor:
         """The vector (D,) to end with."""
-        raise NotImplementedError
 
 
 def degenerate(rewards: Tensor, spread: float = 1e-6) -> bool:

@@ -116,7 +116,7 @@ class LabSim(VectorSim):
             info["success"] = self.env.termination_manager.get_term("success") & ~diverged
         if self._restarts and not len(rows):  # most steps: nothing has ended
             self._obs, self.episode_step = obs, self.episode_step + 1
-            return Step(dict(obs), reward, terminated, truncated, final, info)
+            return Step(dict(obs), reward, terminated, truncated, dict(final), info)
         final = where_rows(diverged, self._obs, final)
         self._obs = obs
         self.episode_step = torch.where(done, 0, self.episode_step + 1)
