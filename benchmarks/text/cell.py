@@ -37,7 +37,8 @@ PROMPTS, SAMPLES = 200, 16
 ROWS = 256  # attempts per update, whatever the size of a group
 MEASURED = ("rollout/degenerate", "rollout/helped", "actor/informative", "actor/clip_fraction", "actor/approx_kl")
 ACCOMPANIED = ("s080_kdrl", "s104_salsa")  # recipes with a second policy
-TOOLS = ("grpo", "s024_otc", "s011_aspo")  # recipes about tool calls, and what they are compared with
+TOOLS = ("grpo", "s024_otc", "s011_aspo", "s035_adacot")  # recipes about tool calls, and their comparison
+CRITICS = ("grpo", "s156_llava_critic_r1", "s177_critique_coder", "s108_sec")  # about kinds of problems, and that
 STEPS = 4  # gradient steps per update: with one, all ratios are 1 and recipes that bound them are the same
 
 
@@ -64,6 +65,7 @@ TASKS = {
         BenchTask("arithmetic", "text/arithmetic", imitation=160, taught=320, tokens=120_000, lr=2e-4),
         BenchTask("countdown", "text/countdown", imitation=120, taught=300, tokens=100_000, lr=2e-4),
         BenchTask("calculator", "text/calculator", imitation=200, taught=0, tokens=60_000, lr=2e-4, recipes=TOOLS),
+        BenchTask("critique", "text/critique", imitation=160, taught=0, tokens=60_000, lr=2e-4, recipes=CRITICS),
     )
 }
 

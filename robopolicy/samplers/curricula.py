@@ -268,6 +268,8 @@ class Shares(Uniform):
         """Get to know the categories."""
         super().begin(pool, seed)
         self._category = pool.need("category").long()
+        if (found := int(self._category.max()) + 1) > len(self.shares):
+            raise UserError(f"These tasks have {found} categories, but there are shares of {len(self.shares)}.")
 
     def propose(self, n: int) -> list[Task]:
         """The share of each category, exactly up to rounding; the rest goes to the first."""

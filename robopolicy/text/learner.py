@@ -27,6 +27,7 @@ from robopolicy.core.recipe import Recipe
 from robopolicy.core.references import soup
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import DecisionOutput, Info, Policy
+from robopolicy.text.asides import asides_of
 from robopolicy.text.critic import ValueHead, score_with_value
 from robopolicy.text.engines import ENGINES, OWN, corrected
 from robopolicy.text.imitation import TextLearner, TextLearnerConfig, ramped
@@ -153,11 +154,12 @@ class TextRecipe(TextLearner):
         Conversations, the batches of the first `imitation` updates, are imitated.
         """
         if not isinstance(batch, Decisions):
-            return self.imitate(batch)
-        if self.updates == self.config.imitation > 0:  # as a run of its own that starts from what was imitated
-            self.optimizer.state.clear()
-            self.reference = None if self.reference is None else self._start()
-            self._renew()
+            metrics = self.imitate(batch)
+            if self.updates == self.config.imitation:  # what follows is a run of its own
+                self.optimizer.state.clear()
+                self.reference = None if self.reference is None else self._start()
+                self._renew()
+            return metrics
         try:
             return self._update(moved(batch, self.policy.device))
         except MissingField as error:
@@ -314,8 +316,10 @@ def _blocks(batch: Decisions) -> list[Decisions]:
 
 
 def _compares(recipe: Recipe) -> bool:
-    """Whether a recipe may need log-probabilities under the reference."""
+    """Whether a recipe may need the policy that the run began with."""
     plain = recipe.plain
+    if any(aside.begins for aside in asides_of(plain).values()):
+        return True
     kl = (plain["estimator"] or {}).get("kl_coef", 0.0) != 0.0 or "kl" in plain["controllers"]
     offline = recipe.data in ("pairs", "offline")
     return bool(kl or offline or plain["objective"] is not None or plain["regularizers"])

@@ -48,6 +48,7 @@ class Question(Episode):
         verify: Callable[[str], float],
         answer: str | None = None,
         formed: Callable[[str], bool] | None = None,
+        **measures: Callable[[str], float],
     ) -> None:
         """Describe the problem.
 
@@ -56,14 +57,16 @@ class Question(Episode):
             verify: Completion to reward; 1 is a success.
             answer: A right completion, where one is known.
             formed: Whether a completion has the form of an answer, right or wrong; None: not told.
+            **measures: Further grades of a completion, e.g. `progress`.
         """
         self.prompt = prompt
-        self._verify, self._answer, self._formed = verify, answer, formed
+        self._verify, self._answer = verify, answer
+        self._measures = measures if formed is None else {FORMAT: formed, **measures}
 
     def step(self, completion: str) -> Turn:
         """Verify the answer."""
         reward = float(self._verify(completion))
-        measures = {} if self._formed is None else {FORMAT: float(self._formed(completion))}
+        measures = {name: float(measure(completion)) for name, measure in self._measures.items()}
         return Turn(reward, success=reward >= 1.0, measures=measures)
 
     def demonstration(self) -> list[str] | None:
@@ -83,6 +86,14 @@ class TextTask(ABC):
     @abstractmethod
     def episode(self, seed: int) -> Episode:
         """The problem of a seed; the same one every time."""
+
+    def category(self, seed: int) -> int | None:
+        """Kind of the problem, for curricula; None: the task tells none apart."""
+        return None
+
+    def difficulty(self, seed: int) -> float | None:
+        """How hard the problem is, larger is harder; None: the task does not say."""
+        return None
 
     def prepare(self, episodes: Sequence[Episode], completions: Sequence[str]) -> None:  # noqa: B027 - optional
         """Hear which messages the episodes are about to get.

@@ -9,10 +9,15 @@ policy decided those in its mask; a unit is a turn. `Task.payload` is the episod
     temperature (N,)        the tokens were drawn with
     cut (N,) bool           a message reached the budget before it ended
     order (N, T) int64      of masked diffusion (`diffusion.py`)
-    first_event (N,) int64  column of the first message that called a tool, -1 without; of tasks with tools
+    observation, action (N, T) int64    which last words of the world a message answers, and which message that is
+    answer, signature (N,) int64        which message was the last, and which messages were said
+    structural (N, T) bool              ends of messages
+    first_event (N,) int64, gate (N, T) bool    of tasks with tools: column of the first message that called one, -1
+                            without, and beginnings of messages, which choose between tools and answers
 
-Metrics of an attempt are `length` in tokens, `turns`, `success`, `cut`, `fault`, `helped`, `calls` of tools if any, and
-the task's own measures as means over its turns (`format`: the share of messages that have the form of an answer).
+Metrics of an attempt are `length` in tokens, `brevity` (the share of its budget that it has left), `turns`, `success`,
+`cut`, `fault`, `helped`, `calls` of tools if any, and the task's own measures as means over its turns (`format`: the
+share of messages that have the form of an answer; then also `malformed`, the rest).
 
 A completion that cannot be judged gives an attempt without decisions whose reward is no number, and which the sampling
 side therefore leaves out; `guard` names the prompt.
@@ -21,6 +26,7 @@ side therefore leaves out; `guard` names the prompt.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -37,7 +43,7 @@ from robopolicy.text.engines import Engine
 from robopolicy.text.generation import Generation
 from robopolicy.text.guard import Guard
 from robopolicy.text.policy import TextPolicy
-from robopolicy.text.task import Episode, TextTask, Turn
+from robopolicy.text.task import FORMAT, Episode, TextTask, Turn
 from robopolicy.text.wire import shortened
 
 COLUMNS = ("tokens", "own", "logp", "entropy", "order", "unit", "support")  # one entry per token behind the prompt
@@ -52,6 +58,8 @@ class Talk:
     prompt: list[int]
     columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
     said: list[str] = field(default_factory=list)  # finished messages of the policy
+    heard: list[str] = field(default_factory=list)  # replies to them
+    starts: list[int] = field(default_factory=lambda: [0])  # column behind each reply, where a message begins
     begun: list[int] = field(default_factory=list)  # tokens of a message that was given in part
     reward: float = 0.0
     success: bool = False
@@ -80,7 +88,8 @@ class Talk:
         self.columns["support"] += support or [None] * len(tokens)
 
     def hear(self, turn: Turn) -> None:
-        """Write down what was measured of the last message."""
+        """Write down what was replied to the last message, and measured of it."""
+        self.heard.append(turn.reply)
         for name, value in turn.measures.items():
             self.measures.setdefault(name, []).append(value)
         if turn.calls is not None:
@@ -97,8 +106,19 @@ class Talk:
 
     def measured(self) -> dict[str, float]:
         """Means of the grades, and the calls of tools."""
-        calls = {} if self.calls is None else {"calls": float(self.calls)}
-        return {name: fmean(values) for name, values in self.measures.items()} | calls
+        found = {name: fmean(values) for name, values in self.measures.items()}
+        if FORMAT in found:
+            found["malformed"] = 1.0 - found[FORMAT]
+        return found if self.calls is None else found | {"calls": float(self.calls)}
+
+    def names(self) -> dict[str, Tensor]:
+        """Numbers that are the same where the same was heard, said, answered, and said in all."""
+        heard = [_number(text) for text in [self.episode.prompt, *self.heard]]
+        said = [*map(_number, self.said), 0]  # behind the last message nothing is said
+        rows = {"observation": heard, "action": said}
+        found = {name: torch.tensor([[row[unit] for unit in self.columns["unit"]]]) for name, row in rows.items()}
+        whole = {"answer": _number(self.said[-1] if self.said else ""), "signature": _number("\0".join(self.said))}
+        return found | {name: torch.tensor([number]) for name, number in whole.items()}
 
     def first_event(self) -> int:
         """Column of the message with the first call, -1 without."""
@@ -123,6 +143,7 @@ class TextWorld:
         self.limits: dict[str, Any] = {} if guide is None else {"guide": guide, "top_p": top_p}
         self.guard = Guard(task.seconds)
         self.generator = generator
+        self.deterministic = False  # take the likeliest tokens
         self.version = 0  # of the weights, noted with every attempt
         self.engine: Engine | None = None  # writes in place of the policy, with weights of that version
         self.generated = 0  # tokens so far
@@ -196,12 +217,23 @@ class TextWorld:
             self._hear(talk, message, own=True)
         return [replace(self._attempt(talk), source=TEACHER)] * count
 
+    def conclude(self, task: Task) -> Attempt | None:
+        """The last message of the solution, said here; what came before it is no decision. None: there is none."""
+        talk = self._open(task)
+        solution = talk.episode.demonstration()
+        if not solution:
+            return None
+        talk.columns["own"] = [False] * len(talk.columns["own"])
+        tokens = self.policy.message(solution[-1])
+        talk.add(tokens, self.policy.order(len(tokens), self.generator))
+        return replace(self._attempt(talk), source=TEACHER)
+
     def branch(self, attempt: Attempt, unit: int) -> Task:
         """The task that goes on after `unit` turns of the attempt."""
         talk: Talk = attempt.record
-        kept = sum(number < unit for number in talk.columns["unit"])
+        kept = talk.starts[unit]
         prefix: dict[str, Any] = {name: values[:kept] for name, values in talk.columns.items()}
-        prefix |= {"said": talk.said[:unit], "begun": [], "helped": talk.helped}
+        prefix |= {"said": talk.said[:unit], "starts": talk.starts[: unit + 1], "begun": [], "helped": talk.helped}
         return replace(attempt.task, prefix=prefix)
 
     @torch.no_grad()
@@ -226,7 +258,8 @@ class TextWorld:
         """The next messages of conversations of which these tokens were seen."""
         if self.engine is not None:
             return self.engine.write(seen, self.generator, temperature=temperature)
-        return self.policy.write(seen, self.generator, temperature=temperature, **self.limits)
+        settings = {"temperature": temperature, "deterministic": self.deterministic}
+        return self.policy.write(seen, self.generator, **settings, **self.limits)
 
     def _solution(self, task: Task) -> list[str] | None:
         return self.task.episode(int(task.payload)).demonstration()
@@ -241,7 +274,7 @@ class TextWorld:
         talk = Talk(task, episode, self._prompt(task, episode))
         if task.prefix is not None:
             talk.columns = {name: list(task.prefix[name]) for name in COLUMNS}
-            talk.begun = list(task.prefix["begun"])
+            talk.begun, talk.starts = list(task.prefix["begun"]), list(task.prefix["starts"])
             for message in task.prefix["said"]:
                 talk.said.append(message)
                 talk.hear(episode.step(message))
@@ -271,6 +304,7 @@ class TextWorld:
         talk.done = turn.done
         if not turn.done and len(talk.said) < self.task.max_turns:
             talk.add(self.policy.tokenizer.reply(turn.reply))
+        talk.starts.append(len(talk.columns["tokens"]))
 
     def _attempt(self, talk: Talk) -> Attempt:
         columns = talk.columns
@@ -287,16 +321,23 @@ class TextWorld:
             all_of_them = torch.ones(self.policy.vocabulary, dtype=torch.bool)
             rows = [all_of_them if row is None else row for row in columns["support"]]
             extra["support"] = torch.stack(rows)[None]
+        extra |= talk.names()
+        written = torch.tensor([columns["tokens"]])
+        extra["structural"] = own & (written == self.policy.tokenizer.eos)
         if talk.calls is not None:
-            extra["first_event"] = torch.tensor([talk.first_event()])
+            gate = torch.zeros_like(own)
+            gate[0, talk.starts[: len(talk.said)]] = True
+            extra |= {"first_event": torch.tensor([talk.first_event()]), "gate": own & gate}
         values = {name: torch.tensor([columns[name]]) for name in ("logp", "entropy", "unit")}
         decisions = Decisions(values["logp"], mask=own, entropy=values["entropy"], unit=values["unit"], extra=extra)
         flags = {name: float(getattr(talk, name)) for name in ("success", "cut", "fault", "helped")}
+        length = float(sum(columns["own"]))
+        sizes = {"length": length, "brevity": 1.0 - length / (self.policy.budget * self.task.max_turns)}
         return Attempt(
             talk.task,
             decisions,
             reward=math.nan if talk.fault else talk.reward,
-            metrics={"length": float(sum(columns["own"])), "turns": float(len(talk.said)), **flags, **talk.measured()},
+            metrics={**sizes, "turns": float(len(talk.said)), **flags, **talk.measured()},
             version=self.version,
             finished=talk.done or len(talk.said) >= self.task.max_turns,
             record=talk,
@@ -320,9 +361,14 @@ def score(policy: TextPolicy, decisions: Decisions, layer: int | None = None) ->
     return policy.score(mask=decisions.valid().to(policy.device), **extra)
 
 
+def _number(text: str) -> int:
+    """The same one for the same text, on every machine."""
+    return zlib.crc32(text.strip().encode())
+
+
 def _share(text: str, share: float) -> str:
     return text[: round(share * len(text))]
 
 
 def _prefix(talk: Talk) -> dict[str, Any]:
-    return {**talk.columns, "said": talk.said, "begun": talk.begun}
+    return {**talk.columns, "said": talk.said, "starts": talk.starts, "begun": talk.begun}

@@ -38,7 +38,8 @@ class DiffusionWorld(TextWorld):
 
     def _write(self, talks: Sequence[Talk], seen: Sequence[Sequence[int]], temperature: Tensor) -> Generation:
         given = [_given(talk.task) if not talk.said else {} for talk in talks]
-        return self.policy.write(seen, self.generator, temperature=temperature, given=given)
+        settings = {"temperature": temperature, "deterministic": self.deterministic}
+        return self.policy.write(seen, self.generator, given=given, **settings)
 
     @torch.no_grad()
     def _attempt(self, talk: Talk) -> Attempt:

@@ -20,10 +20,12 @@ from robopolicy.samplers.collector import DEFAULTS, Batch, Collector
 from robopolicy.samplers.parts import build
 from robopolicy.samplers.protocols import Attempt, Pool, Staleness, Task, World, degenerate, rewards_of
 from robopolicy.samplers.staleness import Bounded, Players, Stream
+from robopolicy.text.asides import Worlds, asides_of
 from robopolicy.text.engines import ENGINES, OWN
 from robopolicy.text.learner import TextRecipe
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.sim import TextSim
+from robopolicy.text.task import TextTask
 from robopolicy.text.world import TextWorld
 from robopolicy.text.worlds import make_world
 from robopolicy.training.remote import RemoteWorld, hire, packed_weights
@@ -61,7 +63,9 @@ class AttemptSource(TextSource):
         super().__init__(sim, seed)
         self.algorithm = algorithm
         self.world = self._world(algorithm.policy)
-        pool = Pool([Task(key, payload=key) for key in range(seed, seed + algorithm.config.problems)])
+        self.asides = asides_of(algorithm.recipe.plain)
+        self._chance = torch.Generator().manual_seed(seed + 1)  # of these
+        pool = pool_of(self.task, range(seed, seed + algorithm.config.problems))
         plain = algorithm.recipe.rollout
         try:
             self.collector = Collector(plain, pool, self.world, group_size=algorithm.group_size, seed=seed)
@@ -85,7 +89,22 @@ class AttemptSource(TextSource):
         self._batch = self._rewarded(groups)
         played, self.world.played = self.world.played, []
         self._measure(played)
-        return self._batch.decisions
+        return self._with_asides(self._batch)
+
+    def _with_asides(self, batch: Batch) -> Decisions:
+        """The rows with what the recipe reads beside them."""
+        rows = batch.decisions
+        if self.asides:
+            worlds = self._worlds()
+            for aside in self.asides.values():
+                rows = aside(worlds, batch.attempts, rows)
+            self.world.generated += worlds.own.generated + worlds.start.generated
+        return rows
+
+    def _worlds(self) -> Worlds:
+        """Where asides are played: with the policy, and with what it was when the run began."""
+        start = self.algorithm.reference or self.algorithm.policy
+        return Worlds(*(make_world(player, self.task, self._chance) for player in (self.algorithm.policy, start)))
 
     def _world(self, policy: TextPolicy) -> TextWorld:
         generator, views = torch.Generator().manual_seed(self.seed), self.algorithm.views
@@ -136,6 +155,8 @@ class AttemptSource(TextSource):
         return {
             "collector": self.collector.state_dict(),
             "generator": self.world.generator.get_state(),
+            "asides": {name: aside.state_dict() for name, aside in self.asides.items()},
+            "chance": self._chance.get_state(),
             "generated": self.world.generated,
             "env_steps": self.env_steps,
         }
@@ -144,6 +165,9 @@ class AttemptSource(TextSource):
         """Restore `state_dict`."""
         self.collector.load_state_dict(state["collector"])
         self.world.generator.set_state(state["generator"])
+        self._chance.set_state(state["chance"])
+        for name, aside in self.asides.items():
+            aside.load_state_dict(state["asides"][name])
         self.world.generated, self.env_steps = int(state["generated"]), int(state["env_steps"])
         return True
 
@@ -151,6 +175,13 @@ class AttemptSource(TextSource):
         """End the threads of the rewards."""
         super().close()
         self.world.guard.close()
+
+
+def pool_of(task: TextTask, seeds: range) -> Pool:
+    """The problems of some seeds, with their categories and difficulties where the task tells them."""
+    found = {name: [getattr(task, name)(seed) for seed in seeds] for name in ("category", "difficulty")}
+    told = {name: torch.tensor(values) for name, values in found.items() if None not in values}
+    return Pool([Task(key, payload=key) for key in seeds], **told)
 
 
 def allowed_age(algorithm: TextRecipe) -> Staleness:
@@ -236,7 +267,7 @@ class OverlappedSource(AttemptSource):
         age = [float(algorithm.updates - attempt.version) for attempt in self._batch.attempts]
         self._metrics["rollout/staleness"] = fmean(age)
         self._metrics["rollout/too_old"] = float(self.stream.stale)
-        return self._batch.decisions
+        return self._with_asides(self._batch)
 
     def _taken(self) -> list[list[Attempt]]:
         try:

@@ -15,6 +15,7 @@ BUILT_IN = {
     "arithmetic": ("Arithmetic", "Add two numbers below 30: dense success after a little imitation."),
     "calculator": ("Calculator", "Add with a calculator at hand, whose calls are counted."),
     "countdown": ("Countdown", "Reach a number with three others, each used once: sparse success."),
+    "critique": ("Critique", "Add two numbers, or say whether another's sum is right."),
     "grid": ("Grid", "Walk to the goal of a small grid world by words, one move a turn."),
     "panda": ("Panda", "Write a program of commands that makes a simulated Panda do as it is told."),
     "panda_turns": ("PandaTurns", "The same with one command a turn, after each of which the hand reports."),

@@ -18,11 +18,41 @@ class Arithmetic(TextTask):
 
     def episode(self, seed: int) -> Question:
         """Two numbers drawn uniformly from 0 to 29."""
-        first, second = np.random.default_rng(seed).integers(0, LIMIT, 2).tolist()
+        first, second = numbers(seed)
         answer = str(first + second)
-        return Question(f"{first}+{second}=", lambda completion: exact(completion, answer), answer, is_number)
+
+        def progress(completion: str) -> float:
+            return right_digits(completion, answer)
+
+        return Question(
+            f"{first}+{second}=", lambda completion: exact(completion, answer), answer, is_number, progress=progress
+        )
+
+    def category(self, seed: int) -> int:
+        """How many of the two numbers have two digits."""
+        return sum(number >= 10 for number in numbers(seed))
+
+    def difficulty(self, seed: int) -> float:
+        """Digits of both numbers, and one more where something is carried."""
+        first, second = numbers(seed)
+        return len(f"{first}{second}") + float(first % 10 + second % 10 >= 10)
+
+
+def numbers(seed: int) -> tuple[int, int]:
+    """What is added."""
+    first, second = np.random.default_rng(seed).integers(0, LIMIT, 2).tolist()
+    return first, second
 
 
 def is_number(completion: str) -> bool:
     """Whether it is digits alone."""
     return completion.strip().isdigit()
+
+
+def right_digits(completion: str, answer: str) -> float:
+    """Share of the digits, counted from the last, that are those of the answer; a number too long has wrong ones."""
+    said = completion.strip()
+    if not said.isdigit():
+        return 0.0
+    pairs = zip(reversed(said), reversed(answer), strict=False)
+    return sum(one == other for one, other in pairs) / max(len(said), len(answer))

@@ -27,12 +27,13 @@ class Sum(Episode):
         """Call the calculator, or answer."""
         said = completion.strip()
         if said == CALL:
+            self._asks = False
             return Turn(0.0, done=False, reply=f"{self.answer}=", calls=1, measures={FORMAT: 1.0})
         right = said == self.answer
         return Turn(float(right), success=right, calls=0, measures={FORMAT: float(is_number(said))})
 
     def demonstration(self) -> list[str]:
-        """The answer, after a call for half of the problems."""
+        """The answer, after a call for half of the problems where none was made."""
         return [CALL, self.answer] if self._asks else [self.answer]
 
 

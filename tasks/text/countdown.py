@@ -19,20 +19,34 @@ class Countdown(TextTask):
 
     def episode(self, seed: int) -> Question:
         """Three numbers from 1 to 9 and the value of a random expression of them."""
-        draw = np.random.default_rng(seed)
-        numbers = draw.integers(1, 10, 3).tolist()
-        order = draw.permutation(3)
-        first, second = draw.choice(list("+-*"), 2).tolist()
-        solution = f"{numbers[order[0]]}{first}{numbers[order[1]]}{second}{numbers[order[2]]}"
-        target = value_of(solution)
-        assert target is not None
-        prompt = f"{' '.join(map(str, numbers))} {target[0]}:"
+        numbers, solution = _problem(seed)
+        found = value_of(solution)
+        assert found is not None
+        target = found[0]
         return Question(
-            prompt,
-            lambda completion: _verify(completion, numbers, target[0]),
+            f"{' '.join(map(str, numbers))} {target}:",
+            lambda completion: _verify(completion, numbers, target),
             solution,
             lambda completion: value_of(completion) is not None,
+            progress=lambda completion: _closeness(completion, target),
         )
+
+    def category(self, seed: int) -> int:
+        """How many products the known solution has."""
+        return _problem(seed)[1].count("*")
+
+    def difficulty(self, seed: int) -> float:
+        """The number of products: differences and sums are small."""
+        return float(self.category(seed))
+
+
+def _problem(seed: int) -> tuple[list[int], str]:
+    """Numbers and a solution."""
+    draw = np.random.default_rng(seed)
+    numbers = draw.integers(1, 10, 3).tolist()
+    order = draw.permutation(3)
+    first, second = draw.choice(list("+-*"), 2).tolist()
+    return numbers, f"{numbers[order[0]]}{first}{numbers[order[1]]}{second}{numbers[order[2]]}"
 
 
 def value_of(expression: str) -> tuple[int, list[int]] | None:
@@ -53,3 +67,9 @@ def _apply(sign: str, a: int, b: int) -> int:
 def _verify(completion: str, numbers: list[int], target: int) -> float:
     found = value_of(completion)
     return float(found is not None and found[0] == target and sorted(found[1]) == sorted(numbers))
+
+
+def _closeness(completion: str, target: int) -> float:
+    """1 at the target, less the farther an expression is from it, 0 for what is none."""
+    found = value_of(completion)
+    return 0.0 if found is None else 1.0 / (1.0 + abs(found[0] - target))

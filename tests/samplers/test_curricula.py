@@ -64,6 +64,11 @@ def test_uniform_plays_every_task_once_per_epoch():
         sampler.propose(13)
 
 
+def test_shares_are_of_all_categories():
+    with pytest.raises(UserError, match="3 categories, but there are shares of 2"):
+        started(Shares([0.8, 0.2]))
+
+
 def test_infinite_temperature_is_uniform():
     """I (5.01): the bandit draws all categories alike however different their values."""
     sampler = started(CategoryBandit(temperature=float("inf"), rate=1.0))

@@ -5,13 +5,23 @@ import torch
 from text_forms import SPEC
 
 from robopolicy.core.advantages.factors import attention_distance
+from robopolicy.core.decisions import Decisions
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
 from robopolicy.text import DiffusionTextConfig, DiffusionTextPolicy, TextConfig, TextPolicy
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
-from robopolicy.text.summaries import attention, attention_summary, hidden_features, summarised
+from robopolicy.text.summaries import (
+    attention,
+    attention_summary,
+    choice_norms,
+    hidden_features,
+    k_means,
+    named_parts,
+    prompt_confidence,
+    summarised,
+)
 from robopolicy.training.attempt_sources import AttemptSource
 from tasks.text.arithmetic import Arithmetic
 
@@ -53,6 +63,42 @@ def test_features_are_means_of_hidden_states(policy):
     torch.testing.assert_close(found["features"][0], hidden[0, 5:7].mean(0))
 
 
+def test_collisions_are_sums_of_squares_at_the_temperature(policy):
+    record = rows_of(policy)
+    heat = torch.tensor([0.5, 2.0])
+    rows = Decisions(torch.zeros(record["mask"].shape), mask=record["mask"], extra={**record, "temperature": heat})
+    found = choice_norms(policy, rows)["collision"]
+    start = int(record["start"][1])
+    logits = policy.model(record["tokens"][1:]).logits[0, start - 1 : start + 6] / 2.0
+    torch.testing.assert_close(found[1], logits.softmax(1).square().sum(1), rtol=1e-4, atol=1e-6)
+    assert (found[0, 2:] == 0).all()
+
+
+def test_confidence_of_a_prompt_is_that_of_its_least_likely_tokens(policy):
+    record = rows_of(policy)
+    rows = Decisions(torch.zeros(record["mask"].shape), mask=record["mask"], extra=record)
+    start = int(record["start"][0])
+    logp = policy.model(record["tokens"][:1]).logits[0].log_softmax(1)
+    chosen = logp[: start - 1].gather(1, record["tokens"][0, 1:start, None])[:, 0]
+    least = chosen.sort()[0][: -(-len(chosen) // 2)]
+    found = prompt_confidence(policy, rows, 0.5)["prompt_confidence"]
+    torch.testing.assert_close(found[0], least.mean().exp(), rtol=1e-4, atol=1e-7)
+
+
+def test_clusters_are_what_lies_together():
+    centres = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
+    kind = torch.tensor([0, 1, 2, 1, 0, 2, 2])
+    found = k_means(centres[kind] + 0.1 * torch.randn(7, 2), 3)
+    assert ((found[:, None] == found) == (kind[:, None] == kind)).all()
+    assert k_means(torch.zeros(4, 2), 3).unique().numel() == 1 and len(k_means(torch.randn(2, 2), 3)) == 2
+
+
+def test_parts_are_found_with_their_options():
+    plain = {"advantage": ["broadcast", {"name": "shape", "bonus": {"name": "rarity", "share": 0.4}}], "group_size": 8}
+    found = dict(named_parts(plain))
+    assert set(found) == {"broadcast", "shape", "rarity"} and found["rarity"]["share"] == 0.4
+
+
 @pytest.mark.parametrize("recipe", ["s030_poise", "s130_attention_rhythm"])
 def test_recipes_that_look_inside_run(recipe):
     torch.manual_seed(0)
@@ -69,4 +115,4 @@ def test_recipes_that_look_inside_run(recipe):
 def test_masked_diffusion_has_no_such_summaries():
     diffusion = DiffusionTextPolicy(DiffusionTextConfig(width=16, layers=1, heads=2), SPEC)
     with pytest.raises(UserError, match="Part 'rhythm' of this recipe reads a causal model"):
-        summarised(diffusion, None, ["rhythm"])
+        summarised(diffusion, None, {"rhythm": {}})

@@ -156,10 +156,17 @@ def test_branches_keep_the_decisions_before_them():
     world = world_of(Grid())
     first = world.play(tasks(1, (5,)))[0]
     branched = world.play([world.branch(first, 3)])[0]
-    kept = int((first.decisions.unit[0] < 3).sum())
+    own, unit = first.decisions.mask[0], first.decisions.unit[0]
+    kept = int((own & (unit == 3)).int().argmax())  # the reply to the third message is seen
+    assert not own[kept - 1] and unit[kept - 1] == 3
     for name in ("logp_old", "mask", "unit"):
         one, two = (getattr(attempt.decisions, name)[0, :kept] for attempt in (first, branched))
         assert torch.equal(one, two)
+    seen = [
+        attempt.decisions.extra["tokens"][0, : int(attempt.decisions.extra["start"]) + kept]
+        for attempt in (first, branched)
+    ]
+    assert torch.equal(*seen)
     assert branched.record.said[:3] == first.record.said[:3]
     batch = world.batch([branched])
     torch.testing.assert_close(score(world.policy, batch).logp, batch.logp_old, rtol=0, atol=2e-5)
@@ -195,3 +202,59 @@ def test_interventions_of_the_sampling_side_run_on_text():
             if rows:
                 batch = world.batch(rows)
                 assert torch.isfinite(score(world.policy, batch).logp).all()
+
+
+def test_what_was_heard_said_and_answered_has_a_number():
+    world = world_of(Grid())
+    attempts = world.play(tasks(1, (5, 5, 6)))
+    batch = world.batch(attempts)
+    first = batch.extra["observation"][:, 0]
+    assert first[0] == first[1] != first[2]  # the prompt
+    for row, attempt in enumerate(attempts):
+        said, unit = attempt.record.said, batch.unit[row]
+        for one in range(len(said)):
+            for other in range(len(said)):
+                same = batch.extra["action"][row][unit == one][0] == batch.extra["action"][row][unit == other][0]
+                assert same == (said[one].strip() == said[other].strip())
+    ends = batch.extra["structural"]
+    chosen = batch.extra["chosen"]
+    assert torch.equal(ends, batch.valid() & (chosen == world.policy.tokenizer.eos))
+    assert (batch.extra["answer"][0] == batch.extra["answer"][1]) == (
+        attempts[0].record.said[-1].strip() == attempts[1].record.said[-1].strip()
+    )
+
+
+def test_gates_are_beginnings_of_messages():
+    world = world_of(Calculator())
+    attempt = world.play(tasks(1, (5,)))[0]
+    decisions = attempt.decisions
+    gate, unit = decisions.extra["gate"][0], decisions.unit[0]
+    assert int(gate.sum()) == int(attempt.metrics["turns"])
+    for number in unit[gate].tolist():
+        own = decisions.mask[0] & (unit == number)
+        assert gate[own][0] and not gate[own][1:].any()
+    assert attempt.metrics["brevity"] == 1.0 - attempt.metrics["length"] / (6 * 3)
+    assert attempt.metrics["malformed"] == 1.0 - attempt.metrics["format"]
+
+
+def test_problems_have_kinds_and_answers_have_progress():
+    from tasks.text.countdown import Countdown
+    from tasks.text.critique import Critique
+
+    arithmetic = Arithmetic()
+    assert {arithmetic.category(seed) for seed in range(60)} == {0, 1, 2}
+    for seed in range(20):
+        episode = arithmetic.episode(seed)
+        right = episode.demonstration()[0]
+        assert episode.step(right).measures["progress"] == 1.0
+        wrong = episode.step(right[:-1] + str((int(right[-1]) + 1) % 10)).measures["progress"]
+        assert wrong == pytest.approx((len(right) - 1) / len(right))
+        countdown = Countdown().episode(seed)
+        assert countdown.step(countdown.demonstration()[0]).measures["progress"] == 1.0
+        assert countdown.step("x").measures["progress"] == 0.0
+        critique, kind = Critique().episode(seed), Critique().category(seed)
+        assert critique.prompt.endswith("?" if kind else "=") and critique.step(critique.demonstration()[0]).success
+        if kind:
+            claim = critique.prompt[:-1].split("=")
+            holds = sum(map(int, claim[0].split("+"))) == int(claim[1])
+            assert critique.demonstration() == ["y" if holds else "n"]

@@ -1,0 +1,203 @@
+"""What recipes read beside their attempts: other attempts at the same tasks, and other probabilities."""
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from robopolicy.catalogue import read_recipe
+from robopolicy.core.recipe import DEFAULTS
+from robopolicy.errors import UserError
+from robopolicy.sim.registry import SimOptions
+from robopolicy.spec import PolicySpec
+from robopolicy.text import TextConfig, TextPolicy
+from robopolicy.text.asides import BETA, ROLLOUTS, SAMPLES, Worlds, asides_of, moments_of
+from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.sim import TextSim
+from robopolicy.text.task import Question, TextTask
+from robopolicy.text.world import TextWorld, score
+from robopolicy.training.attempt_sources import AttemptSource
+from tasks.text.arithmetic import Arithmetic
+from tasks.text.calculator import Calculator
+from tasks.text.grid import Grid
+
+READERS = {  # recipe -> what is found for it beside its attempts
+    "remax": ["greedy"],
+    "a_star_po": ["value_ref"],
+    "s122_self": ["unlikely"],
+    "s037_single_stream": ["half_life"],
+    "s013_segment_spo": ["value"],
+    "s180_proact": ["rollout_weight"],
+    "s149_spae": ["potential_gain"],
+    "s062_duration_aware": ["duration"],
+}
+MORE = (  # recipes that read what the world or the model shows
+    *("gigpo", "optimal_token_baseline", "s004_v0", "s023_hgpo", "s046_a2fm", "s052_capo", "s060_polychromic"),
+    *("s091_copo", "s108_sec", "s114_gradient_weights", "s114_hypervolume", "s120_dialtree", "s135_lspo"),
+    *("s158_progrpo", "s169_salt", "s174_r3"),
+)
+
+
+class Scale(TextTask):
+    """The reward is the number of bytes of the answer; the solution is `ab`."""
+
+    name = "text/scale"
+    prompt_bytes, completion_bytes = 8, 4
+
+    def episode(self, seed):
+        return Question(str(seed), lambda completion: float(len(completion)), "ab")
+
+
+def learner(task, recipe, **settings):
+    torch.manual_seed(0)
+    policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=160), PolicySpec({"text": (16,)}, 6))
+    config = TextRecipeConfig(**{"prompts": 3, "problems": 6, "recipe": recipe, "lr": 1e-2, **settings})
+    algorithm = TextRecipe(config, policy, total_updates=8)
+    return algorithm, AttemptSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=0)
+
+
+def played(task, recipe):
+    """An algorithm with its source, worlds of its own, and a batch."""
+    algorithm, feed = learner(task, recipe, group_size=2)
+    rows = feed.next(algorithm)
+    generator = torch.Generator().manual_seed(3)
+    start = algorithm.reference or algorithm.policy
+    return algorithm, feed, Worlds(*(TextWorld(policy, task, generator) for policy in (algorithm.policy, start))), rows
+
+
+@pytest.mark.parametrize("recipe", READERS)
+def test_recipes_say_what_they_read_beside(recipe):
+    assert list(asides_of({**DEFAULTS, **read_recipe(recipe)})) == READERS[recipe]
+    assert not asides_of({**DEFAULTS, **read_recipe("ppo")})  # its critic knows the value
+
+
+@pytest.mark.parametrize("recipe", [*READERS, *MORE])
+def test_recipes_that_read_more_than_their_attempts_run(recipe):
+    algorithm, feed = learner(Arithmetic(), recipe, prompts=2)
+    for _ in range(2):
+        metrics = algorithm.update(feed.next(algorithm))
+        assert all(torch.isfinite(torch.tensor(value)) for value in metrics.values())
+    feed.close()
+
+
+@pytest.mark.parametrize("recipe", ["gigpo", "s013_segment_spo", "s149_spae", "s169_salt"])
+def test_conversations_have_moments(recipe):
+    algorithm, feed = learner(Grid(), recipe, prompts=2, group_size=2)
+    algorithm.update(feed.next(algorithm))
+    feed.close()
+
+
+def test_the_greedy_reward_is_that_of_the_likeliest_answer():
+    algorithm, _feed, worlds, rows = played(Scale(), "remax")
+    prompts = [algorithm.policy.tokenizer.prompt([str(key)]) for key in rows.group.tolist()]
+    likeliest = algorithm.policy.write(prompts, deterministic=True).completions()
+    assert rows.extra["greedy"].tolist() == [len(algorithm.policy.read(row)) for row in likeliest]
+    assert not worlds.own.deterministic
+
+
+def test_the_best_value_is_soft_and_found_once():
+    _algorithm, feed, worlds, rows = played(Scale(), "a_star_po")
+    aside = feed.asides["value_ref"]
+    aside.known.clear()
+    state = worlds.start.generator.get_state()
+    value = aside(worlds, feed._batch.attempts, rows).extra["value_ref"]
+    worlds.start.generator.set_state(state)
+    tasks = list({attempt.task.key: attempt.task for attempt in feed._batch.attempts}.values())
+    found = worlds.start.play([task for task in tasks for _ in range(SAMPLES)])
+    first = [attempt.reward for attempt in found[:SAMPLES]]
+    by_hand = BETA * math.log(sum(math.exp(reward / BETA) for reward in first) / SAMPLES)
+    assert float(value[0]) == pytest.approx(by_hand, rel=1e-5)
+    before = worlds.start.generated
+    assert torch.equal(aside(worlds, feed._batch.attempts, rows).extra["value_ref"], value)
+    assert worlds.start.generated == before  # nothing was played again
+
+
+@torch.no_grad()
+def test_likelihood_is_that_of_the_start():
+    algorithm, feed, worlds, rows = played(Scale(), "s122_self")
+    with torch.enable_grad():
+        algorithm.update(rows.with_fields(extra={**rows.extra, "likelihood": torch.zeros(len(rows))}))
+    feed.asides["unlikely"].known.clear()
+    again = feed.asides["unlikely"](worlds, feed._batch.attempts, rows)
+    torch.testing.assert_close(again.extra["likelihood"], rows.extra["likelihood"])
+    policy = algorithm.reference
+    loss, _ = policy.sft_loss([policy.tokenizer.prompt([str(int(rows.group[0]))])], [policy.message("ab")])
+    assert float(again.extra["likelihood"][0]) == pytest.approx(math.exp(-float(loss)), rel=1e-4)
+
+
+def test_drift_is_the_change_on_the_last_attempt():
+    algorithm, feed, worlds, rows = played(Scale(), "s037_single_stream")
+    assert rows.extra["drift"].eq(0).all()
+    attempts = list(feed._batch.attempts)
+    aside = feed.asides["half_life"]
+    assert aside(worlds, attempts, rows).extra["drift"].max() < 1e-5  # the same weights
+    with torch.no_grad():
+        for parameter in algorithm.policy.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    last = {attempt.task.key: row for row, attempt in enumerate(attempts)}
+    change = (score(algorithm.policy, rows).logp - rows.logp_old).detach().abs().sum(1) / rows.valid().sum(1)
+    expected = torch.stack([change[last[attempt.task.key]] for attempt in attempts])
+    torch.testing.assert_close(aside(worlds, attempts, rows).extra["drift"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_values_before_messages_come_from_there():
+    _algorithm, feed, worlds, rows = played(Grid(), "s013_segment_spo")
+    attempts = feed._batch.attempts
+    moments, places = moments_of(worlds.own, attempts)
+    assert len(moments) == 3 + sum(int(attempt.metrics["turns"]) - 1 for attempt in attempts)
+    later = worlds.own.play([moments[places[0][1]]] * ROLLOUTS)
+    assert all(attempt.record.said[0] == attempts[0].record.said[0] for attempt in later)
+    unit, value = rows.need("unit"), rows.need("value")
+    first = (unit == 0) & rows.valid()
+    same = rows.need("group") == rows.need("group")[0]
+    assert len(value[same][first[same]].unique()) == 1 and value.shape == rows.shape
+
+
+@torch.no_grad()
+def test_probes_ask_for_the_answer_before_every_message():
+    algorithm, feed, _worlds, rows = played(Calculator(), "s149_spae")
+    accuracy, sure = rows.extra["probe_accuracy"], rows.extra["probe_confidence"]
+    attempt, policy = feed._batch.attempts[0], algorithm.policy
+    answer = attempt.record.episode.answer
+    loss, info = policy.sft_loss([policy.tokenizer.prompt([attempt.record.episode.prompt])], [policy.message(answer)])
+    assert float(accuracy[0, 0]) == pytest.approx(math.exp(-float(loss)), rel=1e-4)
+    assert float(sure[0, 0]) == pytest.approx(math.exp(-float(info["entropy"])), rel=1e-4)
+
+
+def test_durations_are_tokens_of_messages():
+    _algorithm, _feed, _worlds, rows = played(Grid(), "s062_duration_aware")
+    unit, duration = rows.need("unit")[0], rows.extra["duration"][0]
+    for number in unit.unique().tolist():
+        own = (unit == number) & rows.valid()[0]
+        assert duration[own].unique().tolist() == [int(own.sum())]
+
+
+@pytest.mark.parametrize("recipe", ["remax", "a_star_po", "s037_single_stream", "s180_proact"])
+def test_a_source_with_asides_resumes_exactly(recipe):
+    algorithm, feed = learner(Scale(), recipe)
+    for _ in range(2):
+        algorithm.update(feed.next(algorithm))
+    state, weights = copy.deepcopy((feed.state_dict(), algorithm.state_dict()))
+    expected = [algorithm.update(feed.next(algorithm)) for _ in range(2)]
+    other, again = learner(Scale(), recipe)
+    other.load_state_dict(weights)
+    assert again.load_state_dict(state)
+    assert [other.update(again.next(other)) for _ in range(2)] == expected
+
+
+def test_tokens_of_asides_count_and_their_attempts_are_not_reported():
+    counts = {}
+    for recipe in ("reinforce", "remax"):
+        algorithm, feed = learner(Scale(), recipe, group_size=1)
+        feed.next(algorithm)
+        counts[recipe] = feed.world.generated
+        assert len(feed.world.played) == 0
+    assert counts["remax"] > counts["reinforce"]
+
+
+def test_what_players_elsewhere_said_cannot_be_gone_on_from():
+    _algorithm, feed, worlds, _rows = played(Grid(), "s013_segment_spo")
+    with pytest.raises(UserError, match="needs players=0"):
+        moments_of(worlds.own, [replace(feed._batch.attempts[0], record=None)])
