@@ -25,7 +25,7 @@ from torch import Tensor
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.segments import Segments
 from robopolicy.errors import UserError
-from robopolicy.samplers.attempts import from_plain, to_plain
+from robopolicy.samplers.attempts import joined
 from robopolicy.samplers.protocols import Attempt, Task
 from robopolicy.text.summaries import named_parts
 from robopolicy.text.world import TextWorld, score
@@ -132,29 +132,38 @@ class Drift(Aside):
     """How far the policy has moved at each task since it was attempted last; 0 where it was not."""
 
     def __init__(self) -> None:
-        self.last: dict[int, Attempt] = {}
+        self.last: Decisions | None = None  # the last row of each task
 
     @torch.no_grad()
     def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
         """Score the last attempts again, and remember these."""
-        moved = dict.fromkeys((attempt.task.key for attempt in attempts), 0.0)
-        again = {key: self.last[key] for key in moved if key in self.last}
-        if again:
-            before = worlds.own.batch(list(again.values()))
-            change = (score(worlds.own.policy, before).logp.cpu() - before.logp_old).abs()
-            count = before.valid().sum(1).clamp(min=1)
-            moved |= zip(again, (change.masked_fill(~before.valid(), 0.0).sum(1) / count).tolist(), strict=True)
-        self.last |= {attempt.task.key: replace(attempt, record=None) for attempt in attempts}
-        return with_extra(rows, drift=[moved[attempt.task.key] for attempt in attempts])
+        policy, group = worlds.own.policy, rows.need("group")
+        names = {*policy.recorded, "support"} & rows.extra.keys()
+        seen = {name: rows.extra[name] for name in sorted(names)}
+        here = Decisions(rows.logp_old, mask=rows.valid(), group=group, extra=seen)
+        newest = here.select(torch.tensor(list({key: row for row, key in enumerate(group.tolist())}.values())))
+        drift = torch.zeros(len(rows))
+        if self.last is not None:
+            again = torch.isin(self.last.need("group"), group)
+            if again.any():
+                before = self.last.select(again.nonzero()[:, 0])
+                change = (score(policy, before).logp.cpu() - before.logp_old).abs()
+                mean = change.masked_fill(~before.valid(), 0.0).sum(1) / before.valid().sum(1).clamp(min=1)
+                drift = (mean * (group[:, None] == before.need("group"))).sum(1)
+            newest = joined([self.last.select((~again).nonzero()[:, 0]), newest])
+        self.last = newest
+        return with_extra(rows, drift=drift)
 
     def state_dict(self) -> dict[str, Any]:
-        """The last attempts."""
-        return {"last": [to_plain(attempt) for attempt in self.last.values()]}
+        """The last rows."""
+        if self.last is None:
+            return {}
+        return {"logp": self.last.logp_old, "mask": self.last.mask, "group": self.last.group, "extra": self.last.extra}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
-        found = [from_plain(attempt) for attempt in state["last"]]
-        self.last = {attempt.task.key: attempt for attempt in found}
+        if state:
+            self.last = Decisions(state["logp"], mask=state["mask"], group=state["group"], extra=dict(state["extra"]))
 
 
 class RolloutValue(Aside):

@@ -95,6 +95,10 @@ class TextTask(ABC):
         """How hard the problem is, larger is harder; None: the task does not say."""
         return None
 
+    def restated(self, seed: int, how: str) -> int | None:
+        """Seed of another problem with the same answer, "simpler" or "varied"; None: the task finds none."""
+        return None
+
     def prepare(self, episodes: Sequence[Episode], completions: Sequence[str]) -> None:  # noqa: B027 - optional
         """Hear which messages the episodes are about to get.
 

@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
+from robopolicy.errors import UserError
 from robopolicy.policies.base import DecisionOutput
 from robopolicy.samplers.attempts import stack
 from robopolicy.samplers.protocols import TEACHER, Attempt, Task
@@ -248,6 +249,13 @@ class TextWorld:
             decisions = old.with_fields(logp_old=logp.cpu(), logp_behaviour=old.logp_old, extra=extra)
             result.append(replace(attempt, task=task, decisions=decisions))
         return result
+
+    def rewrite(self, task: Task, how: str) -> Task:
+        """Another problem with the same answer."""
+        seed = self.task.restated(int(task.payload), how)
+        if seed is None:
+            raise UserError(f"Task {self.task.name} cannot restate its problems; choose another recipe or task.")
+        return replace(task, key=seed, payload=seed, prefix=None, context=None)
 
     def repair(self, attempt: Attempt) -> Task:
         """The same problem with the failed messages in front of the prompt."""

@@ -8,6 +8,7 @@ from robopolicy.text.task import Question, TextTask
 from robopolicy.text.verify import exact
 
 LIMIT = 30
+FAR, TRIES = 2**40, 2000  # first seed of restated problems, and how many are tried for each
 
 
 class Arithmetic(TextTask):
@@ -36,6 +37,16 @@ class Arithmetic(TextTask):
         """Digits of both numbers, and one more where something is carried."""
         first, second = numbers(seed)
         return len(f"{first}{second}") + float(first % 10 + second % 10 >= 10)
+
+    def restated(self, seed: int, how: str) -> int:
+        """The first of some other seeds whose numbers differ, with less to do if it is to be simpler."""
+        mine, hard = numbers(seed), self.difficulty(seed)
+        for other in range(FAR + TRIES * seed, FAR + TRIES * (seed + 1)):
+            found = numbers(other)
+            same = sum(found) == sum(mine) and set(found) != set(mine)
+            if same and (how == "varied" or self.difficulty(other) < hard):
+                return other
+        return seed
 
 
 def numbers(seed: int) -> tuple[int, int]:

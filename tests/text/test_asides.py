@@ -34,7 +34,16 @@ READERS = {  # recipe -> what is found for it beside its attempts
     "s062_duration_aware": ["duration"],
 }
 MORE = (  # recipes that read what the world or the model shows
-    *("gigpo", "optimal_token_baseline", "s004_v0", "s023_hgpo", "s046_a2fm", "s052_capo", "s060_polychromic"),
+    *(
+        "gigpo",
+        "optimal_token_baseline",
+        "s004_v0",
+        "s023_hgpo",
+        "s046_a2fm",
+        "s052_capo",
+        "s060_polychromic",
+        "s070_clpo",
+    ),
     *("s091_copo", "s108_sec", "s114_gradient_weights", "s114_hypervolume", "s120_dialtree", "s135_lspo"),
     *("s158_progrpo", "s169_salt", "s174_r3"),
 )

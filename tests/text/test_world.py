@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from robopolicy.errors import UserError
 from robopolicy.samplers.attempts import from_plain, to_plain
 from robopolicy.samplers.interventions import INTERVENTIONS
 from robopolicy.samplers.protocols import (
@@ -258,3 +259,18 @@ def test_problems_have_kinds_and_answers_have_progress():
             claim = critique.prompt[:-1].split("=")
             holds = sum(map(int, claim[0].split("+"))) == int(claim[1])
             assert critique.demonstration() == ["y" if holds else "n"]
+
+
+def test_restated_problems_have_the_same_answer():
+    world, arithmetic = world_of(Arithmetic()), Arithmetic()
+    for seed in range(12):
+        problem = arithmetic.episode(seed)
+        for how in ("varied", "simpler"):
+            again = world.rewrite(Task(seed, payload=seed, prefix={}), how)
+            other = arithmetic.episode(again.payload)
+            assert other.demonstration() == problem.demonstration() and again.prefix is None
+            if again.key != seed:
+                assert set(other.prompt[:-1].split("+")) != set(problem.prompt[:-1].split("+"))
+                assert how == "varied" or arithmetic.difficulty(again.payload) < arithmetic.difficulty(seed)
+    with pytest.raises(UserError, match="text/grid cannot restate"):
+        world_of(Grid()).rewrite(Task(3, payload=3), "simpler")
