@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from robopolicy.core.decisions import PER_DECISION, PER_ROW, Decisions
 from robopolicy.samplers.protocols import Attempt, Task
@@ -67,6 +68,9 @@ def _padded(values: Sequence[Tensor], width: int = 0) -> Tensor:
     if values[0].dim() == 1:
         return torch.cat(list(values))
     width = max(width, max(value.shape[1] for value in values))
+    if all(len(value) == 1 for value in values):
+        widest = values[0].new_zeros(width, *values[0].shape[2:])
+        return pad_sequence([*(value[0] for value in values), widest], batch_first=True)[:-1]
     whole = values[0].new_zeros(sum(map(len, values)), width, *values[0].shape[2:])
     start = 0
     for value in values:

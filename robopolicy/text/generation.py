@@ -138,6 +138,48 @@ def generate(
     return Generation(tokens, mask, logp, entropy, cut, order, support)
 
 
+def behind_prompts(model: nn.Module, tokens: Tensor, start: Tensor, width: int, pad: int) -> Tensor | None:
+    """Last hidden states from which the tokens behind prompts are drawn, differentiable; equal prompts are read once.
+
+    Args:
+        model: Causal language model with a plain cache.
+        tokens: (N, L) conversations that begin with their first token.
+        start: (N,) length of each prompt, at least 1.
+        width: T, tokens behind the prompt; what lies behind the end of a row is any token.
+        pad: Token that fills prompts up.
+
+    Returns:
+        `(N, T, D)`; None where more than half of the prompts are different.
+    """
+    places = torch.arange(int(start.max()), device=tokens.device)
+    prompts = tokens[:, : len(places)].masked_fill(places >= start[:, None], -1)
+    _, copies = prompts.unique(dim=0, return_inverse=True)
+    count, rows = int(copies.max()) + 1, torch.arange(len(tokens), device=tokens.device)
+    if 2 * count > len(tokens):
+        return None
+    first = rows.new_zeros(count).scatter_reduce(0, copies, rows, "amin", include_self=False)
+    index = places - (len(places) - start[first])[:, None]
+    real = index >= 0  # padded on the left
+    prompt = tokens[first].gather(1, index.clamp(min=0)).masked_fill(~real, pad)
+    out = call(model, prompt, real, positions(real), None, caching=True)
+    states = out.last_hidden_state[:, -1][copies][:, None]
+    if width == 1:
+        return states
+    out.past_key_values.batch_select_indices(copies)
+    behind = torch.arange(width - 1, device=tokens.device).expand(len(tokens), -1) + start[:, None]
+    written = tokens.gather(1, behind.clamp(max=tokens.shape[1] - 1))
+    seen = torch.cat([real[copies], torch.ones_like(written, dtype=torch.bool)], 1)
+    later = call(model, written, seen, behind, out.past_key_values, caching=True).last_hidden_state
+    return torch.cat([states, later], 1)
+
+
+@torch.no_grad()
+def has_plain_cache(model: nn.Module) -> bool:
+    """Whether all the model remembers of a prompt are keys and values of every token, which gradients pass."""
+    out = call(model, torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device), None, None, None)
+    return all(type(part).__name__ == "DynamicLayer" for part in getattr(out.past_key_values, "layers", [None]))
+
+
 def call(
     model: nn.Module,
     tokens: Tensor,
@@ -146,6 +188,7 @@ def call(
     cache: Any,
     *,
     every_layer: bool = False,
+    caching: bool | None = None,
 ) -> Any:
     """Run the body of the model.
 
@@ -156,6 +199,7 @@ def call(
         position: (N, L) of the tokens; None with `seen`.
         cache: Keys and values of the tokens before, or None.
         every_layer: Return the hidden states of all layers, too.
+        caching: Return a cache; None: where no gradient is needed.
     """
     body = body_of(model)
     places: dict[str, Any] = {}
@@ -164,7 +208,7 @@ def call(
     if every_layer:
         places["output_hidden_states"] = True
     attention = None if seen is None else seen.long()
-    caching = not torch.is_grad_enabled()
+    caching = not torch.is_grad_enabled() if caching is None else caching
     return body(input_ids=tokens, attention_mask=attention, past_key_values=cache, use_cache=caching, **places)
 
 

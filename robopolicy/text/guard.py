@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -33,7 +34,7 @@ class Fault:
 
 
 class Guard:
-    """Runs one call at a time on a second thread, with a time limit."""
+    """Runs calls one after the other on a second thread, each with a time limit."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -48,8 +49,23 @@ class Guard:
         Raises:
             UserError: Too many calls hang.
         """
+        return self.steps([(episode, completion, key)])[0]
+
+    def steps(self, asked: Sequence[tuple[Episode, str, int]]) -> list[Turn | None]:
+        """As `step`, of different episodes one after the other."""
+        turns: list[Turn | None] = []
+        while len(turns) < len(asked):  # once, and once more for every call that hangs
+            for episode, completion, _ in asked[len(turns) :]:
+                self._send(partial(episode.step, completion))
+            turns.append(self._judged(asked[len(turns)][2]))
+            while self._calls is not None and len(turns) < len(asked):
+                turns.append(self._judged(asked[len(turns)][2]))
+        return turns
+
+    def _judged(self, key: int) -> Turn | None:
+        """The next answer, if it is one."""
         try:
-            turn = self._call(lambda: episode.step(completion), self.seconds)
+            turn = self._receive(self.seconds)
         except TimeoutError:
             if self._abandoned > MOST_ABANDONED:
                 raise UserError(f"{self._abandoned} reward calls hang; this task's reward does not work.") from None
@@ -67,7 +83,8 @@ class Guard:
         if type(task).prepare is TextTask.prepare or not episodes:
             return
         with suppress(Exception):
-            self._call(lambda: task.prepare(episodes, completions), self.seconds * len(episodes))
+            self._send(lambda: task.prepare(episodes, completions))
+            self._receive(self.seconds * len(episodes))
 
     def take(self) -> list[Fault]:
         """The faults since the last call."""
@@ -83,16 +100,29 @@ class Guard:
     def _fault(self, key: int, kind: str, message: str) -> None:
         self.faults.append(Fault(key, kind, message.splitlines()[0] if message else kind))
 
-    def _call(self, function: Callable[[], Any], seconds: float) -> Any:
+    def _send(self, function: Callable[[], Any]) -> None:
+        """Have a function called, behind those that were sent before."""
         if self._calls is None:
             self._calls, self._results = SimpleQueue(), SimpleQueue()
             threading.Thread(target=_serve, args=(self._calls, self._results), daemon=True, name="judge").start()
         self._calls.put(function)
+
+    def _receive(self, seconds: float) -> Any:
+        """The result of the next function; raises what it raised.
+
+        Raises:
+            TimeoutError: There is none yet. The thread is left to itself, and what was sent behind is not called.
+        """
         try:
             result = self._results.get(timeout=seconds)
         except Empty:
-            self._calls = None  # the thread is left to itself
+            calls, self._calls = self._calls, None
             self._abandoned += 1
+            if calls is not None:
+                with suppress(Empty):
+                    while True:
+                        calls.get_nowait()
+                calls.put(None)
             raise TimeoutError from None
         if isinstance(result, _Raised):
             raise result.error

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +23,7 @@ from robopolicy.nets.normalizer import Statistics
 from robopolicy.policies.base import DecisionOutput, Info, Observation, Policy, Record, Sample
 from robopolicy.policies.noise import Randomness, uniform
 from robopolicy.spec import PolicySpec
-from robopolicy.text.generation import Generation, call, generate
+from robopolicy.text.generation import Generation, behind_prompts, call, generate, has_plain_cache
 from robopolicy.text.model import DTYPES, add_lora, build_model, check_head, head_of, load_pretrained, small_llama
 from robopolicy.text.scoring import supported_scores, token_scores
 from robopolicy.text.tokenizers import TEMPLATES, ByteTokenizer, HubTokenizer, Tokenizer, right_padded
@@ -108,6 +109,11 @@ class TextPolicy(Policy):
     def context(self) -> int:
         """Most tokens of a conversation; models without positions have no limit of their own."""
         return int(getattr(self.model.config, "max_position_embeddings", None) or 2**31)
+
+    @cached_property
+    def _shares_prompts(self) -> bool:
+        """Whether equal prompts may be read once; gradient checkpointing keeps no cache."""
+        return not self.config.gradient_checkpointing and has_plain_cache(self.model)
 
     @property
     def vocabulary(self) -> int:
@@ -260,8 +266,15 @@ class TextPolicy(Policy):
         return self.score_states(self.states(tokens, start, mask, layer), tokens, start, mask, temperature, support)
 
     def states(self, tokens: Tensor, start: Tensor, mask: Tensor, layer: int | None = None) -> Tensor:
-        """Last hidden states `(M, D)` from which the M chosen tokens are drawn: those of the tokens before."""
+        """Last hidden states `(M, D)` from which the M chosen tokens are drawn: those of the tokens before.
+
+        Prompts that several rows share are read once where that halves the rows at least.
+        """
         row, step = mask.nonzero(as_tuple=True)  # (M,) each
+        if layer is None and self._shares_prompts:
+            found = behind_prompts(self.model, tokens, start, mask.shape[1], self.tokenizer.pad)
+            if found is not None:
+                return found[row, step]
         return self.hidden(tokens[:, :-1], layer)[row, start[row] + step - 1]
 
     def score_states(

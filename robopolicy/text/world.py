@@ -1,19 +1,6 @@
 """A text task and the policy that answers it, as the `World` of the sampling side (`samplers/protocols.py`).
 
-An attempt is one row: prompt, messages of the policy and replies of the world as one sequence of tokens, of which the
-policy decided those in its mask; a unit is a turn. `Task.payload` is the episode seed. Fields of `Decisions.extra`:
-
-    tokens (N, L) int64     the whole conversation, zeros behind its end
-    chosen (N, T) int64     the token of each decision; of batches
-    start (N,) int64        place of the first column of the decisions in `tokens`
-    temperature (N,)        the tokens were drawn with
-    cut (N,) bool           a message reached the budget before it ended
-    order (N, T) int64      of masked diffusion (`diffusion.py`)
-    observation, action (N, T) int64    which last words of the world a message answers, and which message that is
-    answer, signature (N,) int64        which message was the last, and which messages were said
-    structural (N, T) bool              ends of messages
-    first_event (N,) int64, gate (N, T) bool    of tasks with tools: column of the first message that called one, -1
-                            without, and beginnings of messages, which choose between tools and answers
+An attempt is one row (`talk.py` has its fields); a unit is a turn. `Task.payload` is the episode seed.
 
 Metrics of an attempt are `length` in tokens, `brevity` (the share of its budget that it has left), `turns`, `success`,
 `cut`, `fault`, `helped`, `calls` of tools if any, and the task's own measures as means over its turns (`format`: the
@@ -26,10 +13,8 @@ side therefore leaves out; `guard` names the prompt.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from statistics import fmean
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,87 +29,9 @@ from robopolicy.text.engines import Engine
 from robopolicy.text.generation import Generation
 from robopolicy.text.guard import Guard
 from robopolicy.text.policy import TextPolicy
-from robopolicy.text.task import FORMAT, Episode, TextTask, Turn
+from robopolicy.text.talk import COLUMNS, Talk, rows_of
+from robopolicy.text.task import Episode, TextTask, Turn
 from robopolicy.text.wire import shortened
-
-COLUMNS = ("tokens", "own", "logp", "entropy", "order", "unit", "support")  # one entry per token behind the prompt
-
-
-@dataclass
-class Talk:
-    """A conversation under way."""
-
-    task: Task
-    episode: Episode
-    prompt: list[int]
-    columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
-    said: list[str] = field(default_factory=list)  # finished messages of the policy
-    heard: list[str] = field(default_factory=list)  # replies to them
-    starts: list[int] = field(default_factory=lambda: [0])  # column behind each reply, where a message begins
-    begun: list[int] = field(default_factory=list)  # tokens of a message that was given in part
-    reward: float = 0.0
-    success: bool = False
-    done: bool = False
-    cut: bool = False
-    fault: bool = False
-    calls: int | None = None  # of tools, where the task has any
-    first_call: int = -1  # number of the message with the first one
-    measures: dict[str, list[float]] = field(default_factory=dict[str, list[float]])  # grades of each turn
-
-    def add(
-        self,
-        tokens: Sequence[int],
-        order: Sequence[int] = (),
-        *,
-        support: Sequence[Tensor] = (),
-        **scores: Sequence[float],
-    ) -> None:
-        """Append tokens that the policy chose in this order, or, without one, that the world or a solution gave."""
-        self.columns["tokens"] += tokens
-        self.columns["own"] += [bool(order)] * len(tokens)
-        self.columns["order"] += order or [0] * len(tokens)
-        for name in ("logp", "entropy"):
-            self.columns[name] += scores.get(name, [0.0] * len(tokens))
-        self.columns["unit"] += [len(self.said)] * len(tokens)
-        self.columns["support"] += support or [None] * len(tokens)
-
-    def hear(self, turn: Turn) -> None:
-        """Write down what was replied to the last message, and measured of it."""
-        self.heard.append(turn.reply)
-        for name, value in turn.measures.items():
-            self.measures.setdefault(name, []).append(value)
-        if turn.calls is not None:
-            self.calls = (self.calls or 0) + turn.calls
-            if turn.calls and self.first_call < 0:
-                self.first_call = len(self.said) - 1
-
-    @property
-    def helped(self) -> bool:
-        """Whether a hint was told, a failure shown or a beginning given; instructions and modes are no help."""
-        context: Mapping[str, Any] = self.task.context or {}
-        began = self.task.prefix is not None and bool(self.task.prefix["helped"])
-        return began or context.get("kind", "mode") not in ("instruction", "mode")
-
-    def measured(self) -> dict[str, float]:
-        """Means of the grades, and the calls of tools."""
-        found = {name: fmean(values) for name, values in self.measures.items()}
-        if FORMAT in found:
-            found["malformed"] = 1.0 - found[FORMAT]
-        return found if self.calls is None else found | {"calls": float(self.calls)}
-
-    def names(self) -> dict[str, Tensor]:
-        """Numbers that are the same where the same was heard, said, answered, and said in all."""
-        heard = [_number(text) for text in [self.episode.prompt, *self.heard]]
-        said = [*map(_number, self.said), 0]  # behind the last message nothing is said
-        rows = {"observation": heard, "action": said}
-        found = {name: torch.tensor([[row[unit] for unit in self.columns["unit"]]]) for name, row in rows.items()}
-        whole = {"answer": _number(self.said[-1] if self.said else ""), "signature": _number("\0".join(self.said))}
-        return found | {name: torch.tensor([number]) for name, number in whole.items()}
-
-    def first_event(self) -> int:
-        """Column of the message with the first call, -1 without."""
-        columns = zip(self.columns["unit"], self.columns["own"], strict=True)
-        return next((place for place, (unit, own) in enumerate(columns) if own and unit == self.first_call), -1)
 
 
 class TextWorld:
@@ -148,10 +55,12 @@ class TextWorld:
         self.version = 0  # of the weights, noted with every attempt
         self.engine: Engine | None = None  # writes in place of the policy, with weights of that version
         self.generated = 0  # tokens so far
+        self._prompts: dict[str, list[int]] = {}  # tokens of those that were asked for, several times in a group
         self.played: list[Attempt] = []  # since whoever reports on them has cleared it
 
     def play(self, tasks: Sequence[Task], *, units: int | None = None) -> list[Attempt]:
         """Attempt every task once; a unit is a turn."""
+        self._prompts.clear()
         talks = [self._open(task) for task in tasks]
         for _ in range(self.task.max_turns if units is None else units):
             running = [talk for talk in talks if not talk.done and len(talk.said) < self.task.max_turns]
@@ -171,8 +80,10 @@ class TextWorld:
                 support = () if made.support is None else made.support[place, :count].cpu().unbind()
                 talk.add(tokens, support=support, **{name: values[place][:count] for name, values in scores.items()})
                 talk.cut |= cut[place]
-                self._answer(talk, said[place])
-        attempts = [self._attempt(talk) for talk in talks]
+            asked = [(talk.episode, text, int(talk.task.payload)) for talk, text in zip(running, said, strict=True)]
+            for talk, text, turn in zip(running, said, self.guard.steps(asked), strict=True):
+                self._hear(talk, text, turn)
+        attempts = self._attempts(talks)
         self.played += attempts
         return attempts
 
@@ -202,7 +113,7 @@ class TextWorld:
         talk = self._open(replace(task, prefix=None))
         turns = share * len(solution)
         for message in solution[: int(turns)]:
-            self._hear(talk, message)
+            self._say(talk, message)
         rest = "" if talk.done else _share(solution[int(turns)], turns % 1.0)
         talk.begun = self.policy.tokenizer.encode(rest)
         talk.add(talk.begun)
@@ -215,7 +126,7 @@ class TextWorld:
             return []
         talk = self._open(replace(task, prefix=None))
         for message in solution:
-            self._hear(talk, message, own=True)
+            self._say(talk, message, own=True)
         return [replace(self._attempt(talk), source=TEACHER)] * count
 
     def conclude(self, task: Task) -> Attempt | None:
@@ -275,7 +186,10 @@ class TextWorld:
     def _prompt(self, task: Task, episode: Episode) -> list[int]:
         """Tokens of the first message, behind what the context tells."""
         told = task.context["text"] if isinstance(task.context, Mapping) else ""
-        return self.policy.tokenizer.prompt([f"({told}){episode.prompt}" if told else episode.prompt])
+        text = f"({told}){episode.prompt}" if told else episode.prompt
+        if text not in self._prompts:
+            self._prompts[text] = self.policy.tokenizer.prompt([text])
+        return self._prompts[text]
 
     def _open(self, task: Task) -> Talk:
         episode = self.task.episode(int(task.payload))
@@ -288,19 +202,19 @@ class TextWorld:
                 talk.hear(episode.step(message))
         return talk
 
-    def _hear(self, talk: Talk, message: str, own: bool = False) -> None:
+    def _say(self, talk: Talk, message: str, own: bool = False) -> None:
         """Let a demonstration say a message."""
         tokens = self.policy.message(message)
         talk.add(tokens, self.policy.order(len(tokens), self.generator) if own else ())
-        self._answer(talk, self._message(talk, tokens))
+        text = self._message(talk, tokens)
+        self._hear(talk, text, self.guard.step(talk.episode, text, int(talk.task.payload)))
 
     def _message(self, talk: Talk, tokens: Sequence[int]) -> str:
         """The message that ends with these tokens, as the episode gets it."""
         return shortened(self.policy.read([*talk.begun, *tokens]), self.task.completion_bytes)
 
-    def _answer(self, talk: Talk, message: str) -> None:
-        """Hand a message to the episode and write down what it replies."""
-        turn = self.guard.step(talk.episode, message, int(talk.task.payload))
+    def _hear(self, talk: Talk, message: str, turn: Turn | None) -> None:
+        """Write down what the episode replies to a message."""
         talk.said.append(message)
         talk.begun = []
         if turn is None:
@@ -315,41 +229,24 @@ class TextWorld:
         talk.starts.append(len(talk.columns["tokens"]))
 
     def _attempt(self, talk: Talk) -> Attempt:
-        columns = talk.columns
-        own = torch.tensor([columns["own"]]) & (not talk.fault)
-        extra = {
-            "tokens": torch.tensor([talk.prompt + columns["tokens"]]),
-            "start": torch.tensor([len(talk.prompt)]),
-            "temperature": torch.tensor([talk.task.temperature]),
-            "cut": torch.tensor([talk.cut]),
-        }
-        if "order" in self.policy.recorded:
-            extra["order"] = torch.tensor([columns["order"]])
-        if self.limits:
-            all_of_them = torch.ones(self.policy.vocabulary, dtype=torch.bool)
-            rows = [all_of_them if row is None else row for row in columns["support"]]
-            extra["support"] = torch.stack(rows)[None]
-        extra |= talk.names()
-        written = torch.tensor([columns["tokens"]])
-        extra["structural"] = own & (written == self.policy.tokenizer.eos)
-        if talk.calls is not None:
-            gate = torch.zeros_like(own)
-            gate[0, talk.starts[: len(talk.said)]] = True
-            extra |= {"first_event": torch.tensor([talk.first_event()]), "gate": own & gate}
-        values = {name: torch.tensor([columns[name]]) for name in ("logp", "entropy", "unit")}
-        decisions = Decisions(values["logp"], mask=own, entropy=values["entropy"], unit=values["unit"], extra=extra)
-        flags = {name: float(getattr(talk, name)) for name in ("success", "cut", "fault", "helped")}
-        length = float(sum(columns["own"]))
-        sizes = {"length": length, "brevity": 1.0 - length / (self.policy.budget * self.task.max_turns)}
-        return Attempt(
-            talk.task,
-            decisions,
-            reward=math.nan if talk.fault else talk.reward,
-            metrics={**sizes, "turns": float(len(talk.said)), **flags, **talk.measured()},
-            version=self.version,
-            finished=talk.done or len(talk.said) >= self.task.max_turns,
-            record=talk,
-        )
+        return self._attempts([talk])[0]
+
+    def _attempts(self, talks: Sequence[Talk]) -> list[Attempt]:
+        vocabulary = self.policy.vocabulary if self.limits else None
+        rows = rows_of(talks, self.policy.tokenizer.eos, ordered="order" in self.policy.recorded, vocabulary=vocabulary)
+        most = self.policy.budget * self.task.max_turns
+        return [
+            Attempt(
+                talk.task,
+                decisions,
+                reward=math.nan if talk.fault else talk.reward,
+                metrics=talk.measured(most),
+                version=self.version,
+                finished=talk.done or len(talk.said) >= self.task.max_turns,
+                record=talk,
+            )
+            for talk, decisions in zip(talks, rows, strict=True)
+        ]
 
 
 def with_choices(decisions: Decisions) -> Decisions:
@@ -367,11 +264,6 @@ def score(policy: TextPolicy, decisions: Decisions, layer: int | None = None) ->
     if layer is not None:
         extra["layer"] = layer
     return policy.score(mask=decisions.valid().to(policy.device), **extra)
-
-
-def _number(text: str) -> int:
-    """The same one for the same text, on every machine."""
-    return zlib.crc32(text.strip().encode())
 
 
 def _share(text: str, share: float) -> str:

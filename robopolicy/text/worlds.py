@@ -12,8 +12,9 @@ from robopolicy.samplers.protocols import Attempt, Task
 from robopolicy.text.diffusion import DiffusionTextPolicy
 from robopolicy.text.generation import Generation
 from robopolicy.text.policy import TextPolicy
+from robopolicy.text.talk import Talk
 from robopolicy.text.task import TextTask
-from robopolicy.text.world import Talk, TextWorld, score
+from robopolicy.text.world import TextWorld, score
 
 PIECES = 4  # into which a message is cut before some of it is given
 
@@ -41,10 +42,12 @@ class DiffusionWorld(TextWorld):
         settings = {"temperature": temperature, "deterministic": self.deterministic}
         return self.policy.write(seen, self.generator, given=given, **settings)
 
+    def _attempts(self, talks: Sequence[Talk]) -> list[Attempt]:
+        return [self._told(attempt) for attempt in super()._attempts(talks)]
+
     @torch.no_grad()
-    def _attempt(self, talk: Talk) -> Attempt:
+    def _told(self, attempt: Attempt) -> Attempt:
         """The attempt; what was given counts as written in a random order, and `extra["injected"]` tells it apart."""
-        attempt = super()._attempt(talk)
         old = attempt.decisions
         order, first = old.extra["order"].clone(), old.valid() & (old.need("unit") == 0)
         injected = old.valid() & (order == 0)

@@ -66,9 +66,9 @@ def test_rows_that_have_ended_leave_the_batch(policy, monkeypatch):
 
     sizes, inner = [], generation.call
 
-    def watched(model, tokens, *args):
+    def watched(model, tokens, *args, **named):
         sizes.append(len(tokens))
-        return inner(model, tokens, *args)
+        return inner(model, tokens, *args, **named)
 
     monkeypatch.setattr(generation, "call", watched)
     with torch.no_grad():  # byte 258 ends; make it likely

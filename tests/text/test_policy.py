@@ -139,3 +139,67 @@ def test_one_prompt_can_be_learned(policy):
         loss.mean().backward()
         optimizer.step()
     assert unpack(policy.act(obs, deterministic=True)[:, 0]) == ["5", "6"]
+
+
+def grouped(policy, groups=3, size=4):
+    """Rows of a batch in which prompts of several lengths are shared, and the temperature of each."""
+    texts = ["1+1=", "a longer one", "22+3="][:groups]
+    prompts = [policy.tokenizer.prompt([text]) for text in texts for _ in range(size)]
+    drawn = torch.Generator().manual_seed(5)
+    lengths = torch.randint(1, 6, (len(prompts),), generator=drawn).tolist()
+    written = [torch.randint(97, 123, (length,), generator=drawn).tolist() for length in lengths]
+    return policy.rows(prompts, written), torch.linspace(0.5, 2.0, len(prompts))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "lora"])
+def test_shared_prompts_change_neither_scores_nor_gradients(policy, folder, kind):
+    if kind != "llama":
+        torch.manual_seed(0)
+        policy = TextPolicy(TextConfig(pretrained=str(folder), lora_rank=2 * (kind == "lora")), SPEC)
+    assert policy._shares_prompts
+    record, heat = grouped(policy)
+    found = []
+    for shared in (True, False):
+        policy.__dict__["_shares_prompts"] = shared
+        policy.zero_grad()
+        out = policy.score(**record, temperature=heat)
+        (out.logp.sum() + 0.3 * out.entropy.square().sum()).backward()
+        found.append((out, [parameter.grad.clone() for parameter in policy.trainable() if parameter.grad is not None]))
+    (one, mine), (two, plain) = found
+    torch.testing.assert_close(one.logp, two.logp, rtol=0, atol=5e-5)
+    torch.testing.assert_close(one.entropy, two.entropy, rtol=0, atol=5e-5)
+    assert len(mine) == len(plain)
+    for first, second in zip(mine, plain, strict=True):
+        torch.testing.assert_close(first, second, rtol=2e-3, atol=2e-4)
+
+
+def test_prompts_are_read_once_where_that_pays(policy, monkeypatch):
+    from robopolicy.text import generation
+
+    sizes, inner = [], generation.call
+
+    def watched(model, tokens, *args, **named):
+        sizes.append(tuple(tokens.shape))
+        return inner(model, tokens, *args, **named)
+
+    assert policy._shares_prompts
+    monkeypatch.setattr(generation, "call", watched)
+    monkeypatch.setattr("robopolicy.text.policy.call", watched)
+    record, heat = grouped(policy)
+    policy.score(**record, temperature=heat)
+    assert sizes[0][0] == 3 and sizes[1] == (12, record["mask"].shape[1] - 1)
+    sizes.clear()
+    record, heat = grouped(policy, size=1)  # all prompts differ
+    policy.score(**record, temperature=heat)
+    assert sizes == [(3, record["tokens"].shape[1] - 1)]
+
+
+def test_models_without_a_plain_cache_read_every_row(tmp_path):
+    from transformers import AutoModelForCausalLM, MistralConfig
+
+    from robopolicy.text.generation import has_plain_cache
+
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    for window, plain in ((None, True), (4, False)):
+        config = MistralConfig(**shape, intermediate_size=32, vocab_size=40, sliding_window=window)
+        assert has_plain_cache(AutoModelForCausalLM.from_config(config)) is plain

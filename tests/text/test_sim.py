@@ -107,3 +107,26 @@ def test_conversations_show_both_sides():
 def test_expressions_are_read_with_precedence(expression, value):
     found = value_of(expression)
     assert (None if found is None else found[0]) == value
+
+
+def test_calls_behind_one_that_hangs_are_made_once():
+    seen = []
+
+    class Listener(Question):
+        def step(self, completion):
+            if completion == "hang":
+                time.sleep(0.4)
+            seen.append(completion)
+            return super().step(completion)
+
+    guard = Guard(0.1)
+    messages = ["a", "hang", "b", "bad", "c"]
+    episodes = [Listener(text, lambda completion: 1 / 0 if completion == "bad" else 1.0) for text in messages]
+    turns = guard.steps(
+        [(episode, text, key) for key, (episode, text) in enumerate(zip(episodes, messages, strict=True))]
+    )
+    assert [turn is not None for turn in turns] == [True, False, True, False, True]
+    assert [fault.kind for fault in guard.take()] == ["timed out", "raised"]
+    time.sleep(0.5)  # the one that hung comes back
+    assert sorted(seen) == sorted(messages)
+    guard.close()
