@@ -20,6 +20,9 @@ from robopolicy.text.model import body_of, head_of
 from robopolicy.text.tokenizers import left_padded
 
 
+WORTH = 3  # one in so many tokens has to be saved
+
+
 @dataclass(frozen=True)
 class Generation:
     """N completions of at most T tokens."""
@@ -149,13 +152,13 @@ def behind_prompts(model: nn.Module, tokens: Tensor, start: Tensor, width: int, 
         pad: Token that fills prompts up.
 
     Returns:
-        `(N, T, D)`; None where more than half of the prompts are different.
+        `(N, T, D)`; None where that saves less than a third of the tokens: whole rows need no mask of padding.
     """
     places = torch.arange(int(start.max()), device=tokens.device)
     prompts = tokens[:, : len(places)].masked_fill(places >= start[:, None], -1)
     _, copies = prompts.unique(dim=0, return_inverse=True)
     count, rows = int(copies.max()) + 1, torch.arange(len(tokens), device=tokens.device)
-    if 2 * count > len(tokens):
+    if WORTH * (len(tokens) - count) * len(places) < len(tokens) * (len(places) + width):
         return None
     first = rows.new_zeros(count).scatter_reduce(0, copies, rows, "amin", include_self=False)
     index = places - (len(places) - start[first])[:, None]

@@ -268,7 +268,7 @@ class TextPolicy(Policy):
     def states(self, tokens: Tensor, start: Tensor, mask: Tensor, layer: int | None = None) -> Tensor:
         """Last hidden states `(M, D)` from which the M chosen tokens are drawn: those of the tokens before.
 
-        Prompts that several rows share are read once where that halves the rows at least.
+        Prompts that several rows share are read once where that pays (`behind_prompts`).
         """
         row, step = mask.nonzero(as_tuple=True)  # (M,) each
         if layer is None and self._shares_prompts:

@@ -189,6 +189,10 @@ def test_prompts_are_read_once_where_that_pays(policy, monkeypatch):
     policy.score(**record, temperature=heat)
     assert sizes[0][0] == 3 and sizes[1] == (12, record["mask"].shape[1] - 1)
     sizes.clear()
+    monkeypatch.setattr(generation, "WORTH", 1)  # too little is saved
+    policy.score(**record, temperature=heat)
+    assert sizes == [(12, record["tokens"].shape[1] - 1)]
+    sizes.clear()
     record, heat = grouped(policy, size=1)  # all prompts differ
     policy.score(**record, temperature=heat)
     assert sizes == [(3, record["tokens"].shape[1] - 1)]
