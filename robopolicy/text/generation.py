@@ -19,7 +19,6 @@ from robopolicy.core.references import top_p_support
 from robopolicy.text.model import body_of, head_of
 from robopolicy.text.tokenizers import left_padded
 
-
 WORTH = 3  # one in so many tokens has to be saved
 
 
