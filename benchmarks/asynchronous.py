@@ -5,9 +5,10 @@
     python -m benchmarks.asynchronous --updates 30 --seeds 1
 
 All cells start from the checkpoint of `benchmarks.text` and make the same number of updates with recipe
-`s074_asyncflow`; they differ in who plays (this process in turns with learning, a thread, two processes) and in how
-many updates old its weights may be. Seconds begin after the first update, when all players run. Cells run one at a
-time, as they are timed; times mean something on an idle machine alone. Finished cells are skipped.
+`s074_asyncflow`; they differ in who plays (this process in turns with learning, a thread, two processes, or two actors
+of Ray on this machine, where it is installed) and in how many updates old its weights may be. Seconds begin after the
+first update, when all players run. Cells run one at a time, as they are timed; times mean something on an idle machine
+alone. Finished cells are skipped.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from statistics import fmean
 from typing import Any
 
@@ -46,6 +48,7 @@ class Mode:
     text: str
     staleness: int
     players: int
+    place: str = "process"
 
 
 MODES = {
@@ -54,6 +57,7 @@ MODES = {
     "processes-0": Mode("2 processes, up to date", 0, 2),
     "processes-1": Mode("2 processes, 1 update old", 1, 2),
     "processes-2": Mode("2 processes, 2 updates old", 2, 2),
+    "ray-1": Mode("2 actors of Ray, 1 update old", 1, 2, "ray"),
 }
 
 
@@ -72,6 +76,7 @@ def run(key: Key, updates: int) -> dict[str, Any]:
         minibatches=4,
         staleness=mode.staleness,
         players=mode.players,
+        players_on=mode.place,
     )
     algorithm = TextRecipe(config, policy, total_updates=updates)
     sim = make_sim(TASK.task, SimOptions(num_envs=1))
@@ -151,7 +156,7 @@ def main() -> None:
     arguments = parser.parse_args()
     seeds, updates = ([0], QUICK) if arguments.quick else (arguments.seeds, arguments.updates)
     cells = run_cells(
-        [(mode, seed) for seed in seeds for mode in MODES],
+        [(name, seed) for seed in seeds for name, mode in MODES.items() if mode.place != "ray" or find_spec("ray")],
         partial(run, updates=updates),
         name=_name,
         progress=_progress,
