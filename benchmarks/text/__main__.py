@@ -1,4 +1,4 @@
-"""All online recipes on two generated tasks, those about tools on a third, at equal tokens: one table.
+"""All online recipes on two generated tasks, some on one with tools and one of critique, at equal tokens: one table.
 
     python -m benchmarks.text --quick                        # two recipes, one task, few tokens, nothing written
     python -m benchmarks.text                                # everything missing; a CPU minute a cell or less

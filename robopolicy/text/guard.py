@@ -57,9 +57,10 @@ class Guard:
         while len(turns) < len(asked):  # once, and once more for every call that hangs
             for episode, completion, _ in asked[len(turns) :]:
                 self._send(partial(episode.step, completion))
-            turns.append(self._judged(asked[len(turns)][2]))
-            while self._calls is not None and len(turns) < len(asked):
-                turns.append(self._judged(asked[len(turns)][2]))
+            for _, _, key in asked[len(turns) :]:
+                turns.append(self._judged(key))
+                if self._calls is None:  # what was sent behind a call that hangs is sent again
+                    break
         return turns
 
     def _judged(self, key: int) -> Turn | None:

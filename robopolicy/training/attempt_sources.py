@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 import torch
 from safetensors.torch import load
+from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Algorithm, frozen_copy
 from robopolicy.core.decisions import Decisions
@@ -32,6 +34,18 @@ from robopolicy.training.remote import RemoteWorld, hire, packed_weights
 
 SHOWN = 5  # faults written out per update
 MOST_EMPTY = 20  # batches without a group to learn from, after which the run ends
+
+
+@dataclass(frozen=True)
+class TextPool(Pool):
+    """Problems of a task, which tells their categories and difficulties when a sampler asks."""
+
+    task: TextTask | None = None
+
+    def need(self, name: str) -> Tensor:
+        """See `Pool`."""
+        found = [getattr(self.task, name)(int(task.payload)) for task in self.tasks]
+        return super().need(name) if None in found else torch.tensor(found)
 
 
 class TextSource:
@@ -65,7 +79,8 @@ class AttemptSource(TextSource):
         self.world = self._world(algorithm.policy)
         self.asides = asides_of(algorithm.recipe.plain)
         self._chance = torch.Generator().manual_seed(seed + 1)  # of these
-        pool = pool_of(self.task, range(seed, seed + algorithm.config.problems))
+        seeds = range(seed, seed + algorithm.config.problems)
+        pool = TextPool([Task(key, payload=key) for key in seeds], task=self.task)
         plain = algorithm.recipe.rollout
         try:
             self.collector = Collector(plain, pool, self.world, group_size=algorithm.group_size, seed=seed)
@@ -98,7 +113,9 @@ class AttemptSource(TextSource):
             worlds = self._worlds()
             for aside in self.asides.values():
                 rows = aside(worlds, batch.attempts, rows)
-            self.world.generated += worlds.own.generated + worlds.start.generated
+            for world in (worlds.own, worlds.start):
+                self.world.generated += world.generated
+                world.guard.close()
         return rows
 
     def _worlds(self) -> Worlds:
@@ -175,13 +192,6 @@ class AttemptSource(TextSource):
         """End the threads of the rewards."""
         super().close()
         self.world.guard.close()
-
-
-def pool_of(task: TextTask, seeds: range) -> Pool:
-    """The problems of some seeds, with their categories and difficulties where the task tells them."""
-    found = {name: [getattr(task, name)(seed) for seed in seeds] for name in ("category", "difficulty")}
-    told = {name: torch.tensor(values) for name, values in found.items() if None not in values}
-    return Pool([Task(key, payload=key) for key in seeds], **told)
 
 
 def allowed_age(algorithm: TextRecipe) -> Staleness:

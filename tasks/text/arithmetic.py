@@ -21,12 +21,12 @@ class Arithmetic(TextTask):
         """Two numbers drawn uniformly from 0 to 29."""
         first, second = numbers(seed)
         answer = str(first + second)
-
-        def progress(completion: str) -> float:
-            return right_digits(completion, answer)
-
         return Question(
-            f"{first}+{second}=", lambda completion: exact(completion, answer), answer, is_number, progress=progress
+            f"{first}+{second}=",
+            lambda completion: exact(completion, answer),
+            answer,
+            is_number,
+            progress=lambda completion: right_digits(completion, answer),
         )
 
     def category(self, seed: int) -> int:

@@ -2,6 +2,8 @@
 
 import copy
 import math
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -210,3 +212,15 @@ def test_what_players_elsewhere_said_cannot_be_gone_on_from():
     _algorithm, feed, worlds, _rows = played(Grid(), "s013_segment_spo")
     with pytest.raises(UserError, match="needs players=0"):
         moments_of(worlds.own, [replace(feed._batch.attempts[0], record=None)])
+
+
+def test_worlds_of_asides_leave_no_threads():
+    algorithm, feed = learner(Scale(), "remax", group_size=1)
+    feed.next(algorithm)
+    time.sleep(0.1)
+    before = threading.active_count()
+    for _ in range(4):
+        feed.next(algorithm)
+    time.sleep(0.1)
+    assert threading.active_count() <= before
+    feed.close()
