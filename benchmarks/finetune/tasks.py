@@ -41,6 +41,16 @@ TASKS = {
         BenchTask("pick-place", "metaworld/pick-place-v3", 10, 30_000, 4, evaluated=20, num_envs=16, rollout=128),
         BenchTask("push", "metaworld/push-v3", 6, 50_000, 4, evaluated=20, num_envs=16, rollout=128),
         BenchTask("hopper", "locomotion/hopper", 40, 30_000, 1, evaluated=20, source_steps=60_000),
-        BenchTask("cube", "ogbench/cube-single-v0", 300, 30_000, 5, 12_000, evaluated=20, num_envs=32, rollout=100),
+        BenchTask(
+            "cube",
+            "ogbench/cube-single-v0",
+            300,
+            30_000,
+            5,
+            cloning_updates=12_000,
+            evaluated=20,
+            num_envs=32,
+            rollout=100,
+        ),
     )
 }

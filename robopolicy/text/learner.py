@@ -316,10 +316,9 @@ def _blocks(batch: Decisions) -> list[Decisions]:
 
 
 def _compares(recipe: Recipe) -> bool:
-    """Whether a recipe may need the policy that the run began with."""
+    """Whether a recipe certainly needs the policy that the run began with; others get it when they ask for it."""
     plain = recipe.plain
     if any(aside.begins for aside in asides_of(plain).values()):
         return True
     kl = (plain["estimator"] or {}).get("kl_coef", 0.0) != 0.0 or "kl" in plain["controllers"]
-    offline = recipe.data in ("pairs", "offline")
-    return bool(kl or offline or plain["objective"] is not None or plain["regularizers"])
+    return bool(kl or recipe.data in ("pairs", "offline"))
