@@ -12,6 +12,7 @@ statistics (overlong filtering). Rows that could not be judged are always left o
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean
@@ -160,11 +161,15 @@ class TextRecipe(TextLearner):
                 self.reference = None if self.reference is None else self._start()
                 self._renew()
             return metrics
+        first = self.reference is None and self.updates == self.config.imitation
+        before = copy.deepcopy((self.recipe.state_dict(), self.generator.get_state())) if first else None
         try:
             return self._update(moved(batch, self.policy.device))
         except MissingField as error:
-            if "logp_ref" in str(error) and self.reference is None and self.updates == self.config.imitation:
+            if "logp_ref" in str(error) and before is not None:
                 self.reference = self._start()  # nothing has been learned yet
+                self.recipe.load_state_dict(before[0])
+                self.generator.set_state(before[1])
                 return self.update(batch)
             raise UserError(f"Recipe '{self.config.recipe}' asks for more than text records: {error}") from error
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from robopolicy.algorithms.frames.base import frozen_copy
 from robopolicy.cli.main import main
 from robopolicy.core.ratios import importance_weight
 from robopolicy.core.surrogates import SURROGATES
@@ -150,6 +151,23 @@ def test_a_recipe_that_asks_for_a_reference_gets_the_policy_it_started_from():
     again = learner(Grid(), group_size=4, recipe="s077_f_dpg")
     again.load_state_dict(algorithm.state_dict())
     assert torch.equal(again.reference.state_dict()["model.model.norm.weight"], before)
+
+
+def test_an_update_that_learns_that_it_needs_a_reference_is_the_one_that_had_it_from_the_start():
+    late, early = (learner(Grid(), group_size=4, recipe="s135_lspo", minibatches=2) for _ in range(2))
+    batch = source(Grid(), late).next(late)
+    early.reference = frozen_copy(early.policy)
+    assert late.reference is None
+    assert late.update(batch) == early.update(batch)
+    assert torch.equal(late.generator.get_state(), early.generator.get_state())
+    other = early.policy.state_dict()
+    assert all(torch.equal(value, other[key]) for key, value in late.policy.state_dict().items())
+
+
+def test_an_objective_that_compares_with_nothing_keeps_no_reference():
+    algorithm = learner(Grid(), group_size=4, recipe="gmpo")
+    algorithm.update(source(Grid(), algorithm).next(algorithm))
+    assert algorithm.reference is None
 
 
 def test_solutions_of_several_turns_are_conversations():
