@@ -191,10 +191,10 @@ def test_fiberpo() -> None:
         for row in range(len(a)):
             own = z(case)[row][mask[row]]
             up, down = own.clamp(min=0).mean(), (-own).clamp(min=0).mean()
-            base = roll(up, 0.02) - roll(down, 0.01)
+            base = roll(up, 0.2) - roll(down, 0.1)
             sign = torch.where(own >= 0, 1.0, -1.0)
             same, other = torch.where(own >= 0, up, down), torch.where(own >= 0, down, up)
-            residual = (sign * (sign * own - same)).clamp(-0.2, 0.2) - (-sign * other).clamp(-0.2, 0.2)
+            residual = (sign * (sign * own - same)).clamp(-0.02, 0.02) - (-sign * other).clamp(-0.02, 0.02)
             rows.append((-a[row] * (base + residual).exp()).mean())
         return torch.stack(rows).mean()
 
