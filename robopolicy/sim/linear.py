@@ -85,6 +85,10 @@ class LinearDynamics(Dynamics):
     """
 
     def __init__(self, system: LinearSystem) -> None:
+        self.set_system(system)
+
+    def set_system(self, system: LinearSystem) -> None:
+        """Take another system of the same sizes, e.g. one with another penalty."""
         self.system = system
         self._n = len(system.a)
         self._program = lru_cache(system.program)
