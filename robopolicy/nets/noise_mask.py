@@ -34,8 +34,8 @@ class NoiseMask(nn.Module):
         self.logp: Tensor | None = None  # (B,) of the masks drawn last, mean over the cells, until `mask_loss` takes it
         last = nn.Conv2d(16, 2, 1)
         self.body = nn.Sequential(nn.Conv2d(channels, 16, 3, 2, 1), nn.ReLU(), last)
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
+        for parameter in last.parameters():
+            nn.init.zeros_(parameter)
 
     def distribution(self, image: Tensor) -> torch.distributions.Beta:
         """Beta distributions `(B, cells, cells)`."""

@@ -88,7 +88,8 @@ class QuadraticProgram:
         corner = np.zeros((len(rows), len(rows)))
         conditions = np.block([[self._p, rows.T], [rows, corner]])  # symmetric
         right = np.concatenate([weight, np.zeros(len(rows))])
-        return np.linalg.lstsq(conditions, right, rcond=1e-10)[0][len(z) : len(z) + equal]
+        found = np.linalg.lstsq(conditions, right, rcond=1e-10)[0]
+        return np.asarray(found[len(z) : len(z) + equal], np.float64)
 
 
 class _Solve(torch.autograd.Function):

@@ -40,9 +40,9 @@ class CartPole(Dynamics):
         )
 
     def scenario(self, seed: int) -> tuple[Tensor, Tensor]:
-        """A pole that hangs nearly still, and the pushes."""
+        """A pole that hangs, nearly still, and the pushes."""
         rng = np.random.default_rng(seed)
-        state = rng.uniform(-0.5, 0.5, 4) + [0.0, math.pi, 0.0, 0.0]
+        state = rng.uniform(-0.5, 0.5, 4) + np.array([0.0, math.pi, 0.0, 0.0])
         noise = rng.normal(0.0, PUSH, (STEPS, 1))
         return torch.tensor(state, dtype=torch.float32), torch.tensor(noise, dtype=torch.float32)
 

@@ -135,7 +135,7 @@ def test_trained_targets_beat_holding_the_level_and_come_near_hindsight(name: st
             return -float(unroll(judged, algorithm.policy.mode).reward.sum(1).mean())
 
     untrained = cost()
-    for _ in range(80 if name == "ts_ddr" else 40):
+    for _ in range(80 if name == "ts_ddr" else 30):
         rows = torch.randint(256, (16,), generator=generator)
         algorithm.update(Plans(dynamics, pool[0][rows], pool[1][rows]))
     held = -float(unroll(judged, lambda obs: obs["state"]).reward.sum(1).mean())

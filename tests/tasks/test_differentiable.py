@@ -62,14 +62,14 @@ def test_base_stock_costs_what_the_newsvendor_formula_says() -> None:
     assert -score.summary()["return_mean"] / 50 == pytest.approx(optimum, rel=0.02)
 
 
-def test_a_hanging_pole_without_force_keeps_its_energy_and_an_upright_one_falls() -> None:
+def test_a_hanging_pole_rests_and_an_upright_one_falls() -> None:
     dynamics = CartPole()
     still = torch.zeros(1, 1)
     hanging = torch.tensor([[0.0, np.pi, 0.0, 0.0]])
     assert dynamics.step(hanging, still, still).state.allclose(hanging, atol=1e-5)
     state = torch.tensor([[0.0, 0.1, 0.0, 0.0]])
     assert bool(dynamics.solved(state))
-    for _ in range(15):
+    for _ in range(20):
         state = dynamics.step(state, still, still).state
     assert float(state[0, 1]) > 1.0 and not bool(dynamics.solved(state))
 

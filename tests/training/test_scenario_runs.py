@@ -19,21 +19,19 @@ SETTINGS = [
     "checkpoint_every=2",
     "logging.every=1",
     "evaluation.episodes=2",
-    "evaluation.every=2",
-    "budget.updates=5",
+    "evaluation.every=4",
+    "budget.updates=4",
 ]
 
 
-@pytest.mark.parametrize(
-    ("task", "algorithm", "scenarios"), [("newsvendor", "hdpo", 10), ("cart_pole", "hdpo", 0), ("reservoir", "ts_ddr", 8)]
-)
+@pytest.mark.parametrize(("task", "algorithm", "scenarios"), [("newsvendor", "hdpo", 10), ("reservoir", "ts_ddr", 0)])
 def test_a_run_resumes_bit_identically(
     task: str, algorithm: str, scenarios: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if task == "reservoir":
         pytest.importorskip("clarabel")
     settings = [f"task={task}", f"algorithm={algorithm}", f"algorithm.scenarios={scenarios}", *SETTINGS]
-    stopped = interrupted_at(3, settings, tmp_path, monkeypatch)
+    stopped = interrupted_at(2, settings, tmp_path, monkeypatch)
     assert main(["train", *settings, f"out={tmp_path}", "name=straight"]) == 0
     assert_identical(stopped, tmp_path / "straight")
     assert main(["eval", str(stopped / "checkpoints" / "last"), "--episodes", "2"]) == 0
