@@ -30,14 +30,16 @@ from robopolicy.training.config import BudgetConfig, EvaluationConfig, ReplayCon
 
 TASK = "toy/point_mass"
 SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, execute=2)
-SPECS = {"stock_ac": replace(SPEC, observation={**SPEC.observation, "stock.0.99": (2,)})}
-"""Algorithm -> what its policies see, where that is more than the state."""
+TASKS = {"hdpo": "differentiable/newsvendor", "ts_ddr": "differentiable/reservoir"}
+"""Algorithm -> its task, where that must be one of known dynamics."""
 
-STATISTICS = {
-    "state": {"min": [-2.0] * 6, "max": [2.0] * 6, "mean": [0.0] * 6, "std": [1.0] * 6, "count": [100]},
-    "stock.0.99": {"min": [-1.0], "max": [1.0], "mean": [0.0], "std": [1.0], "count": [100]},
-    "action": {"min": [-1.0] * 2, "max": [1.0] * 2, "mean": [0.0] * 2, "std": [0.5] * 2},
+SPECS = {
+    "stock_ac": replace(SPEC, observation={**SPEC.observation, "stock.0.99": (2,)}),
+    "hdpo": replace(SPEC, observation={"inventory": (1,)}, action_dim=1),
+    "ts_ddr": replace(SPEC, observation={"state": (2,), "disturbance": (2,), "clock": (1,)}),
 }
+"""Algorithm -> what its policies see and do, where that is not the state of the point mass."""
+
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "flow": ("flow", {}),
     "shortcut": ("shortcut", {}),
@@ -88,6 +90,7 @@ ALLOWED: dict[str, set[str]] = {
     "gorl": DENOISING,
     "hamnet": SCORED | {"recurrent gaussian"},
     "harpg": SCORED,
+    "hdpo": {"squashed gaussian"},
     "hnpg": SCORED,
     "idql": EVERYTHING,
     "iql": EVERYTHING,
@@ -115,6 +118,7 @@ ALLOWED: dict[str, set[str]] = {
     "td3": {"squashed gaussian"},
     "text_recipe": set(),  # they train policy=text alone, on text tasks
     "text_sft": set(),
+    "ts_ddr": {"squashed gaussian"},
     "tscac": {"squashed gaussian"},
 }
 """Algorithm -> labels of the policies it trains."""
@@ -123,6 +127,7 @@ SMALL: dict[str, Any] = {"hidden": (16,), "transformer_width": 16, "transformer_
 SETTINGS = {
     "batch_size": 16,
     "offline_batch": 16,
+    "scenarios": 8,
     "decisions": 4,
     "utd": 0.25,
     "actor_delay": 1,
@@ -154,8 +159,18 @@ def policy_of(head: str, spec: PolicySpec = SPEC) -> Policy:
     known = POLICIES[name][0].__dataclass_fields__
     small = {key: value for key, value in SMALL.items() if key in known}
     policy = make_policy(name, POLICIES[name][0](**(small | settings)), spec)
-    policy.fit_normalizer(STATISTICS)
+    policy.fit_normalizer(statistics_of(spec))
     return policy
+
+
+def statistics_of(spec: PolicySpec) -> dict[str, dict[str, list[float]]]:
+    """Made-up statistics of whatever a policy of `spec` sees and does."""
+    sizes = {key: 1 if key.startswith("stock.") else shape[0] for key, shape in spec.observation.items()}
+    seen = {"min": -2.0, "max": 2.0, "mean": 0.0, "std": 1.0}
+    done = {"min": -1.0, "max": 1.0, "mean": 0.0, "std": 0.5}
+    statistics = {key: {name: [value] * size for name, value in seen.items()} for key, size in sizes.items()}
+    statistics = {key: {**values, "count": [100.0]} for key, values in statistics.items()}
+    return {**statistics, "action": {name: [value] * spec.action_dim for name, value in done.items()}}
 
 
 @contextmanager
@@ -168,7 +183,7 @@ def workplace() -> Iterator[Path]:
             for head in HEADS:
                 policy = policy_of(head, spec)  # a recurrent one adds its memory to what it sees
                 obs = {key: torch.randn(4, 1, *shape) for key, shape in policy.spec.observation.items()}
-                save_checkpoint(place / owner / head, policy, task=TASK, obs_sample=obs)
+                save_checkpoint(place / owner / head, policy, task=TASKS.get(owner, TASK), obs_sample=obs)
         _write_dataset(place / "data")
         yield place
 
@@ -181,7 +196,7 @@ def try_pair(place: Path, algorithm: str, head: str) -> Outcome:
     learns_from_data = kind.experience == "dataset" or kind.needs_dataset
     config = TrainConfig(
         algorithm={"name": algorithm, **to_plain(config_class(**chosen))},
-        task=TaskConfig(name=TASK),
+        task=TaskConfig(name=TASKS.get(algorithm, TASK)),
         sim=SimConfig(num_envs=4),
         budget=BudgetConfig(updates=4),
         replay=ReplayConfig(capacity=2000, warmup_steps=60),

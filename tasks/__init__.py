@@ -3,8 +3,21 @@
 
 def register_tasks() -> None:
     """Entry point `robopolicy.tasks`: register every family."""
-    from tasks import external, locomotion, manipulation, metaworld, mjlab, ogbench, push_t, text, toy, velocity
+    from tasks import (
+        differentiable,
+        external,
+        locomotion,
+        manipulation,
+        metaworld,
+        mjlab,
+        ogbench,
+        push_t,
+        text,
+        toy,
+        velocity,
+    )
 
+    differentiable.register()
     external.register()
     locomotion.register()
     toy.register()

@@ -28,6 +28,7 @@ from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.gorl import GoRL, GoRLConfig
 from robopolicy.algorithms.hamnet import HAMNet, HAMNetConfig
 from robopolicy.algorithms.harpg import HARPG, HARPGConfig
+from robopolicy.algorithms.hdpo import HDPO, HDPOConfig
 from robopolicy.algorithms.hnpg import HNPG, HNPGConfig
 from robopolicy.algorithms.idql import IDQL, IDQLConfig
 from robopolicy.algorithms.iql import IQL, IQLConfig
@@ -53,6 +54,7 @@ from robopolicy.algorithms.stock_ac import StockAC, StockACConfig
 from robopolicy.algorithms.subpo import SubPO, SubPOConfig
 from robopolicy.algorithms.symphony import Symphony, SymphonyConfig
 from robopolicy.algorithms.td3 import TD3, TD3Config
+from robopolicy.algorithms.ts_ddr import TSDDR, TSDDRConfig
 from robopolicy.algorithms.tscac import TSCAC, TSCACConfig
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Policy
@@ -81,6 +83,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "gorl": (GoRLConfig, GoRL),
     "hamnet": (HAMNetConfig, HAMNet),
     "harpg": (HARPGConfig, HARPG),
+    "hdpo": (HDPOConfig, HDPO),
     "hnpg": (HNPGConfig, HNPG),
     "idql": (IDQLConfig, IDQL),
     "iql": (IQLConfig, IQL),
@@ -106,6 +109,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "subpo": (SubPOConfig, SubPO),
     "symphony": (SymphonyConfig, Symphony),
     "td3": (TD3Config, TD3),
+    "ts_ddr": (TSDDRConfig, TSDDR),
     "tscac": (TSCACConfig, TSCAC),
 }
 

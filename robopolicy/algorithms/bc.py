@@ -20,7 +20,10 @@ from torch import Tensor, nn
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.nets.ema import EMA
+from robopolicy.nets.noise_mask import mask_loss, schedule_masks
 from robopolicy.policies.base import Info, Policy
+
+MASKED = 0.5  # share of the updates, the first, in which images are seen through noise masks (`vision.noise_mask`)
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,9 @@ class BCConfig:
 
 
 def bc_loss(policy: Policy, batch: ChunkBatch, generator: torch.Generator | None = None) -> tuple[Tensor, Info]:
-    """Mean imitation loss of a batch of demonstrated chunks."""
+    """Mean imitation loss of a batch of demonstrated chunks; noise masks on its images learn from it."""
     loss, info = policy.imitation_loss(batch.obs, batch.chunk, batch.weight, mask=batch.mask, generator=generator)
-    return loss.mean(), info
+    return loss.mean() + mask_loss(policy, loss), info
 
 
 class BC(Algorithm):
@@ -64,6 +67,7 @@ class BC(Algorithm):
 
     def loss(self, batch: ChunkBatch) -> tuple[Tensor, Info]:
         """What one gradient step descends; distillation and reflow descend other losses in the same frame."""
+        schedule_masks(self.policy, self.updates / self.total_updates, MASKED)
         return bc_loss(self.policy, batch)
 
     def update(self, batch: ChunkBatch) -> Metrics:

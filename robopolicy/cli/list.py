@@ -33,6 +33,8 @@ LEARNS = {
     "group": "learns by playing in groups",
     "vine": "learns by playing, several times on from the same states",
     "replay": "learns from a replay memory",
+    "scenarios": "learns through known dynamics",
+    "plans": "learns through plans with known linear dynamics",
     "text_demonstrations": "learns from solved conversations",
     "text_rollout": "learns by answering prompts",
 }

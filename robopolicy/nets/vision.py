@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.attention import AttentionBlock
+from robopolicy.nets.noise_mask import NoiseMask
 
 KINDS = ("resnet", "vit")
 
@@ -35,6 +36,7 @@ class VisionConfig:
     vit_heads: int = 4  # vit: attention heads
     vit_features: int = 128  # vit: size of the spatial embedding
     crop: float = 0.9  # side of the crop relative to the image; 1 disables cropping
+    noise_mask: int = 0  # cells a side of a learned noise mask during the first half of cloning (bc); 0 leaves it out
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -43,6 +45,8 @@ class VisionConfig:
             raise UserError(f"vision.widths must be multiples of 16, got {list(self.widths)}.")
         if not 0 < self.crop <= 1 or self.blocks < 1 or self.keypoints < 1:
             raise UserError("vision needs 0 < crop <= 1, blocks >= 1 and keypoints >= 1.")
+        if self.noise_mask < 0:
+            raise UserError(f"vision.noise_mask must not be negative, got {self.noise_mask}.")
         if min(self.vit_depth, self.vit_features) < 1 or self.vit_patch < 2 or self.vit_patch % 2:
             raise UserError("vision needs vit_depth >= 1, vit_features >= 1 and an even vit_patch.")
         if self.vit_heads < 1 or self.vit_width < 1 or self.vit_width % self.vit_heads:
@@ -135,6 +139,7 @@ class CameraNet(nn.Module):
         super().__init__()
         channels, height, width = shape
         self.crop_size = (max(1, round(height * config.crop)), max(1, round(width * config.crop)))
+        self.noise_mask = NoiseMask(channels, config.noise_mask) if config.noise_mask else None
         if config.kind == "vit":
             self.body: nn.Module = PatchTransformer(channels, self.crop_size, config)
             self.pool: nn.Module = SpatialEmbedding(self.body.count, config.vit_width, config.vit_features)
@@ -145,9 +150,12 @@ class CameraNet(nn.Module):
             self.feature_dim = 2 * config.keypoints
 
     def forward(self, image: Tensor, *, augment: bool = False, generator: torch.Generator | None = None) -> Tensor:
-        """Encode the centre crop, or one random crop per image when `augment` is set."""
+        """Encode the centre crop, or one random crop per image, under its noise mask, when `augment` is set."""
         crop = self._random_crop(image, generator) if augment else self._centre_crop(image)
-        return self.pool(self.body(crop.float() / 127.5 - 1))
+        scaled = crop.float() / 127.5 - 1
+        if augment and self.noise_mask is not None and self.noise_mask.on:
+            scaled = scaled * self.noise_mask(scaled)
+        return self.pool(self.body(scaled))
 
     def _centre_crop(self, image: Tensor) -> Tensor:
         height, width = self.crop_size

@@ -17,6 +17,7 @@ from robopolicy.algorithms import ALGORITHMS, make_algorithm
 from robopolicy.algorithms.frames.actor_critic import ActorCritic
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.algorithms.frames.pathwise import Pathwise
 from robopolicy.algorithms.hnpg import HNPG
 from robopolicy.core.ranks import rank, world_size
 from robopolicy.critics.value import ValueNet
@@ -42,6 +43,7 @@ from robopolicy.training.config import TaskConfig, TrainConfig, section
 from robopolicy.training.distributed import SEEDS_PER_RANK, SharedRollouts, check_distributed
 from robopolicy.training.manifest import read_manifest
 from robopolicy.training.replay_source import ReplaySource
+from robopolicy.training.scenario_source import ScenarioSource
 from robopolicy.training.simulators import eval_simulator, simulator
 from robopolicy.training.sources import DatasetSource, GroupSource, HybridSource, RolloutSource, Source, VineSource
 from robopolicy.training.text_sources import text_source
@@ -220,6 +222,10 @@ def _source(
 ) -> Source:
     """Where the experience of `algorithm` comes from: a dataset, a simulator or both."""
     seed = FIRST_EPISODE * (1 + config.seed) + SEEDS_PER_RANK * rank()
+    if isinstance(algorithm, Pathwise):
+        assert train_sim is not None
+        size, seen = settings.scenarios, spec.obs_horizon
+        return ScenarioSource(train_sim, algorithm, device, scenarios=size, obs_horizon=seen, seed=seed)
     sim = None
     if train_sim is not None:
         sim = ChunkedSim(train_sim, execute=spec.execute, obs_horizon=spec.obs_horizon, gamma=algorithm.step_discount)
@@ -274,7 +280,7 @@ def _spec(config: TrainConfig, sim: VectorSim | None, experience: str) -> SimSpe
 def _total_updates(config: TrainConfig, algorithm_config: Any, experience: str) -> int:
     if config.budget.updates:
         return config.budget.updates
-    if experience in ("group", "vine", TextSFT.experience, TextRecipe.experience):
+    if experience in ("group", "vine", "scenarios", "plans", TextSFT.experience, TextRecipe.experience):
         raise UserError(
             f"Algorithm '{config.algorithm['name']}' plays whole episodes, of any length; set budget.updates instead."
         )

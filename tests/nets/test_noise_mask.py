@@ -1,0 +1,111 @@
+"""Learned noise masks: shapes, schedule, and a distribution that moves only with a loss that depends on it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robopolicy.algorithms.bc import BC, BCConfig
+from robopolicy.data.chunks import ChunkBatch
+from robopolicy.errors import UserError
+from robopolicy.nets.noise_mask import NoiseMask, mask_loss, schedule_masks
+from robopolicy.nets.vision import CameraNet, VisionConfig
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+
+IMAGE = torch.rand(6, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
+VISION = VisionConfig(widths=(16,), keypoints=4, noise_mask=4)
+
+
+def switched_on() -> NoiseMask:
+    torch.manual_seed(0)
+    mask = NoiseMask(3, 4)
+    schedule_masks(mask, 0.0, 0.5)
+    return mask
+
+
+def test_a_fresh_mask_is_uniform_smooth_and_within_its_range() -> None:
+    mask = switched_on()
+    drawn = mask(IMAGE.expand(6, 3, 16, 16))
+    assert drawn.shape == (6, 1, 16, 16) and float(drawn.min()) > 0 and float(drawn.max()) < 1
+    assert torch.equal(mask.distribution(IMAGE).mean, torch.full((6, 4, 4), 0.5))
+    assert float(drawn.diff(dim=2).abs().max()) < 0.2 and float(drawn.diff(dim=3).abs().max()) < 0.2
+    assert not drawn.requires_grad and mask.logp is not None and mask.logp.shape == (6,)
+
+
+@pytest.mark.parametrize("size", [(16, 16), (7, 19)])
+def test_blurring_keeps_what_is_even(size: tuple[int, int]) -> None:
+    mask = switched_on()
+    mask.distribution = lambda image: Even()  # type: ignore[assignment,return-value]
+    torch.testing.assert_close(mask(torch.zeros(2, 3, *size)), torch.full((2, 1, *size), 0.25))
+
+
+class Even:
+    def sample(self) -> Tensor:
+        return torch.full((2, 4, 4), 0.25)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return value
+
+
+def gradient(mask: NoiseMask, loss: Tensor) -> float:
+    mask.zero_grad()
+    (loss.mean() + mask_loss(mask, loss)).backward()
+    return sum(float(parameter.grad.abs().sum()) for parameter in mask.parameters() if parameter.grad is not None)
+
+
+def test_the_distribution_moves_only_with_a_loss_that_depends_on_the_mask() -> None:
+    mask = switched_on()
+    mask(IMAGE)
+    assert gradient(mask, torch.full((6,), 3.0, requires_grad=True)) == 0.0
+    assert gradient(mask, mask(IMAGE).mean((1, 2, 3)).requires_grad_()) > 0.0
+    assert mask.logp is None
+
+
+@pytest.mark.parametrize(("sign", "bright"), [(1.0, False), (-1.0, True)])
+def test_it_learns_the_masks_under_which_the_loss_is_low(sign: float, bright: bool) -> None:
+    mask = switched_on()
+    optimizer = torch.optim.Adam(mask.parameters(), lr=0.03)
+    image = IMAGE.repeat(6, 1, 1, 1)
+    for _ in range(50):
+        loss = sign * mask(image).mean((1, 2, 3))
+        optimizer.zero_grad()
+        mask_loss(mask, loss).backward()
+        optimizer.step()
+    mean = float(mask.distribution(image).mean.mean().detach())
+    assert (mean > 0.6) if bright else (mean < 0.4)
+
+
+def test_cameras_apply_it_only_while_it_is_on_and_images_are_augmented() -> None:
+    torch.manual_seed(0)
+    camera, image = CameraNet((3, 16, 16), VISION), torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
+    plain = camera(image)
+    crop = lambda: torch.Generator().manual_seed(1)  # noqa: E731
+    augmented = camera(image, augment=True, generator=crop())
+    schedule_masks(camera, 0.2, 0.5)
+    assert torch.equal(camera(image), plain)
+    assert not torch.equal(camera(image, augment=True, generator=crop()), augmented)
+    schedule_masks(camera, 0.5, 0.5)
+    assert torch.equal(camera(image, augment=True, generator=crop()), augmented)
+
+
+def test_cloning_trains_the_masks_of_its_first_half_and_no_others() -> None:
+    torch.manual_seed(0)
+    spec = PolicySpec({"image.top": (3, 16, 16)}, action_dim=1, horizon=1, execute=1)
+    policy = GaussianPolicy(GaussianConfig(hidden=(8,), vision=VISION, imitation="mse"), spec)
+    algorithm = BC(BCConfig(ema=False, warmup=0), policy, total_updates=4)
+    masks = nn.ModuleList(part for part in policy.modules() if isinstance(part, NoiseMask))
+    image = torch.randint(0, 256, (8, 1, 3, 16, 16), dtype=torch.uint8)
+    batch = ChunkBatch({"image.top": image}, torch.randn(8, 1, 1), torch.ones(8, 1), torch.ones(8))
+    moved = []
+    for _ in range(4):
+        before = [parameter.detach().clone() for parameter in masks.parameters()]
+        algorithm.update(batch)
+        moved.append(any(not torch.equal(a, b) for a, b in zip(before, masks.parameters(), strict=True)))
+    assert moved == [True, True, False, False]
+
+
+def test_a_negative_number_of_cells_is_refused() -> None:
+    with pytest.raises(UserError, match="noise_mask"):
+        VisionConfig(noise_mask=-1)
