@@ -112,6 +112,7 @@ ALLOWED: dict[str, set[str]] = {
     "stock_ac": {"squashed gaussian"},
     "subpo": SCORED | {"recurrent gaussian"},
     "symphony": {"swaddled"},
+    "ta_lpo": SCORED | {"recurrent gaussian"},
     "td3": {"squashed gaussian"},
     "text_recipe": set(),  # they train policy=text alone, on text tasks
     "text_sft": set(),

@@ -52,6 +52,7 @@ from robopolicy.algorithms.stac import STAC, STACConfig
 from robopolicy.algorithms.stock_ac import StockAC, StockACConfig
 from robopolicy.algorithms.subpo import SubPO, SubPOConfig
 from robopolicy.algorithms.symphony import Symphony, SymphonyConfig
+from robopolicy.algorithms.ta_lpo import TALPO, TALPOConfig
 from robopolicy.algorithms.td3 import TD3, TD3Config
 from robopolicy.algorithms.tscac import TSCAC, TSCACConfig
 from robopolicy.errors import UserError, unknown_name
@@ -105,6 +106,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "stock_ac": (StockACConfig, StockAC),
     "subpo": (SubPOConfig, SubPO),
     "symphony": (SymphonyConfig, Symphony),
+    "ta_lpo": (TALPOConfig, TALPO),
     "td3": (TD3Config, TD3),
     "tscac": (TSCACConfig, TSCAC),
 }
