@@ -66,6 +66,7 @@ DENOISING = {*FLOWS, *POINTWISE, "consistency"}
 SCORED = EVERYTHING - DENOISING - {"swaddled"}  # chunks have a log-probability
 ALLOWED: dict[str, set[str]] = {
     "ac_flow": POINTWISE,
+    "ailboost": {"squashed gaussian"},
     "awm": POINTWISE,
     "bc": EVERYTHING,
     "bpo": SCORED | {"recurrent gaussian"},
@@ -127,6 +128,7 @@ SETTINGS = {
     "decisions": 4,
     "utd": 0.25,
     "actor_delay": 1,
+    "discriminator_delay": 1,
     "epochs": 1,
     "q_epochs": 1,
     "group_size": 2,

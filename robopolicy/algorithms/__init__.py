@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from robopolicy.algorithms.ac_flow import ACFlow, ACFlowConfig
+from robopolicy.algorithms.ailboost import AILBoost, AILBoostConfig
 from robopolicy.algorithms.awm import AWM, AWMConfig
 from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.algorithms.bpo import BPO, BPOConfig
@@ -60,6 +61,7 @@ from robopolicy.policies.base import Policy
 
 ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "ac_flow": (ACFlowConfig, ACFlow),
+    "ailboost": (AILBoostConfig, AILBoost),
     "awm": (AWMConfig, AWM),
     "bc": (BCConfig, BC),
     "bpo": (BPOConfig, BPO),
