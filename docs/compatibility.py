@@ -68,6 +68,7 @@ DENOISING = {*FLOWS, *POINTWISE, "consistency"}
 SCORED = EVERYTHING - DENOISING - {"swaddled"}  # chunks have a log-probability
 ALLOWED: dict[str, set[str]] = {
     "ac_flow": POINTWISE,
+    "ailboost": {"squashed gaussian"},
     "awm": POINTWISE,
     "bc": EVERYTHING,
     "bpo": SCORED | {"recurrent gaussian"},
@@ -115,6 +116,7 @@ ALLOWED: dict[str, set[str]] = {
     "stock_ac": {"squashed gaussian"},
     "subpo": SCORED | {"recurrent gaussian"},
     "symphony": {"swaddled"},
+    "ta_lpo": SCORED | {"recurrent gaussian"},
     "td3": {"squashed gaussian"},
     "text_recipe": set(),  # they train policy=text alone, on text tasks
     "text_sft": set(),
@@ -131,6 +133,7 @@ SETTINGS = {
     "decisions": 4,
     "utd": 0.25,
     "actor_delay": 1,
+    "discriminator_delay": 1,
     "epochs": 1,
     "q_epochs": 1,
     "group_size": 2,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from robopolicy.algorithms.ac_flow import ACFlow, ACFlowConfig
+from robopolicy.algorithms.ailboost import AILBoost, AILBoostConfig
 from robopolicy.algorithms.awm import AWM, AWMConfig
 from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.algorithms.bpo import BPO, BPOConfig
@@ -53,6 +54,7 @@ from robopolicy.algorithms.stac import STAC, STACConfig
 from robopolicy.algorithms.stock_ac import StockAC, StockACConfig
 from robopolicy.algorithms.subpo import SubPO, SubPOConfig
 from robopolicy.algorithms.symphony import Symphony, SymphonyConfig
+from robopolicy.algorithms.ta_lpo import TALPO, TALPOConfig
 from robopolicy.algorithms.td3 import TD3, TD3Config
 from robopolicy.algorithms.ts_ddr import TSDDR, TSDDRConfig
 from robopolicy.algorithms.tscac import TSCAC, TSCACConfig
@@ -61,6 +63,7 @@ from robopolicy.policies.base import Policy
 
 ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "ac_flow": (ACFlowConfig, ACFlow),
+    "ailboost": (AILBoostConfig, AILBoost),
     "awm": (AWMConfig, AWM),
     "bc": (BCConfig, BC),
     "bpo": (BPOConfig, BPO),
@@ -108,6 +111,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "stock_ac": (StockACConfig, StockAC),
     "subpo": (SubPOConfig, SubPO),
     "symphony": (SymphonyConfig, Symphony),
+    "ta_lpo": (TALPOConfig, TALPO),
     "td3": (TD3Config, TD3),
     "ts_ddr": (TSDDRConfig, TSDDR),
     "tscac": (TSCACConfig, TSCAC),

@@ -55,9 +55,8 @@ class EstimatorConfig:
         _known("importance_level", self.importance_level, tuple(LEVELS))
         _known("aggregate", self.aggregate, tuple(AGGREGATES))
         _known("kl", self.kl, tuple(KL_ESTIMATORS))
-        options = list(inspect.signature(SURROGATES[self.surrogate]).parameters)[4:]
         for name in self.surrogate_options:
-            _known(f"option of surrogate '{self.surrogate}'", name, tuple(options))
+            _known(f"option of surrogate '{self.surrogate}'", name, options_of(self.surrogate))
 
 
 class Estimator:
@@ -68,7 +67,8 @@ class Estimator:
 
         Args:
             config: The choices.
-            controllers: Replace the constant coefficients of "kl", "entropy" or "ratio_variance".
+            controllers: Replace the constant coefficients of "kl", "entropy" or "ratio_variance", or options of the
+                surrogate, such as a width that narrows as training ends.
         """
         self.config = config
         self.controllers: dict[str, Controller] = {
@@ -76,8 +76,9 @@ class Estimator:
             "entropy": Constant(config.entropy_coef),
             "ratio_variance": Constant(config.ratio_variance_coef),
         }
+        self._scheduled = [name for name in options_of(config.surrogate) if name in (controllers or {})]
         for name, controller in (controllers or {}).items():
-            _known("controller", name, tuple(self.controllers))
+            _known("controller", name, (*self.controllers, *options_of(config.surrogate)))
             self.controllers[name] = controller
 
     def __call__(
@@ -112,7 +113,8 @@ class Estimator:
         plain = log_ratio(logp, decisions.logp_old, decisions, level, config.reduction, config.count)
         ratio = self._bounded(config.hierarchy(plain, decisions) if gated else plain)  # (N, T) in nats
         mask = compose(config.masks, decisions, advantage, ratio.detach())
-        out = SURROGATES[config.surrogate](ratio, advantage, *config.bounds(decisions), **config.surrogate_options)
+        options = {**config.surrogate_options, **{name: self.controllers[name].value for name in self._scheduled}}
+        out = SURROGATES[config.surrogate](ratio, advantage, *config.bounds(decisions), **options)
         losses = out.loss
         for weight in config.weights:
             losses = losses * weight(decisions, advantage, ratio.detach()).detach()
@@ -128,6 +130,8 @@ class Estimator:
         for name, key in (("kl", "kl_ref"), ("entropy", "entropy"), ("ratio_variance", "ratio_variance")):
             if key in info:
                 self.controllers[name].update(float(info[key]), count)
+        for name in self._scheduled:
+            self.controllers[name].update(0.0, count)
 
     def state_dict(self) -> dict[str, Any]:
         """State of the controllers."""
@@ -172,6 +176,11 @@ class Estimator:
             info["ratio_variance"] = masked_mean(variance.detach(), mask)
             terms.append(constrained.value * self._aggregate(variance, mask, decisions))
         return torch.stack(terms).sum() if terms else None
+
+
+def options_of(surrogate: str) -> tuple[str, ...]:
+    """Names of the options of a surrogate, behind the four arguments that all have."""
+    return tuple(inspect.signature(SURROGATES[surrogate]).parameters)[4:]
 
 
 def _diagnostics(ratio: Tensor, plain: Tensor, clipped: Tensor, mask: Tensor | None) -> dict[str, Tensor]:

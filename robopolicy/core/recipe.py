@@ -16,7 +16,7 @@ from robopolicy.core.advantages.pipeline import Pipeline, Stateful
 from robopolicy.core.aggregate import AGGREGATES
 from robopolicy.core.critics import Critic, Fitted
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.estimator import Estimator, EstimatorConfig
+from robopolicy.core.estimator import Estimator, EstimatorConfig, options_of
 from robopolicy.core.objectives import Objective
 from robopolicy.core.parts import build
 from robopolicy.core.regularizers import Constant, Controller, Regularizer
@@ -35,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "estimator": {},  # fields of EstimatorConfig; null: the objective stands alone
     "objective": None,  # a loss that sees whole groups, with its weight `coef` (1)
     "regularizers": [],  # further penalties, each with its weight `coef` (1)
-    "controllers": {},  # term -> controller in place of its constant weight
+    "controllers": {},  # term, or option of the surrogate -> controller in place of its constant
     "critic": None,  # how the values that the start needs are learned: fields of Critic; null: they are not
     "epochs": 1,  # passes over a batch
     "minibatches": 1,  # gradient steps per pass
@@ -71,8 +71,10 @@ class Recipe:
         controllers: dict[str, Controller] = {
             name: build("controller", entry) for name, entry in self.plain["controllers"].items()
         }
-        own = {name: controllers.pop(name) for name in ESTIMATOR_TERMS if name in controllers}
-        self.estimator = _estimator(self.plain["estimator"], own)
+        config = None if self.plain["estimator"] is None else build("estimator", self.plain["estimator"])
+        terms = () if config is None else (*ESTIMATOR_TERMS, *options_of(config.surrogate))
+        own = {name: controllers.pop(name) for name in terms if name in controllers}
+        self.estimator = None if config is None else Estimator(config, own)
         self.objective, self.objective_coef = _objective(self.plain["objective"])
         self.regularizers: dict[str, Regularizer] = {}
         self.controllers: dict[str, Controller] = {}
@@ -83,8 +85,8 @@ class Recipe:
             self.regularizers[name] = part
             self.controllers[name] = controllers.pop(name, Constant(coef))
         if controllers:
-            terms = [*(ESTIMATOR_TERMS if self.estimator else ()), *self.regularizers]
-            raise ValueError(f"No term for controller '{next(iter(controllers))}'; terms: {', '.join(terms)}.")
+            known = ", ".join([*terms, *self.regularizers])
+            raise ValueError(f"No term for controller '{next(iter(controllers))}'; terms: {known}.")
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Recipe:
@@ -200,10 +202,6 @@ class Recipe:
         config = EstimatorConfig() if self.estimator is None else self.estimator.config
         mask = None if decisions.mask is None else decisions.valid()
         return AGGREGATES[config.aggregate](penalty, mask, decisions, config.length)
-
-
-def _estimator(plain: Any, controllers: Mapping[str, Controller]) -> Estimator | None:
-    return None if plain is None else Estimator(build("estimator", plain), controllers)
 
 
 def _objective(plain: Any) -> tuple[Objective | None, float]:

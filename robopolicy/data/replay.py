@@ -231,6 +231,8 @@ class Replay:
         weight = np.ones(rows, np.float32)
         if self.priorities is not None:
             weight = self.priorities.weights(index, len(self)).astype(np.float32)
+        elif request.mixture is not None and self.online:  # a dataset has no age
+            weight = request.mixture(self._newer(index), self._filled[index // self.length]).astype(np.float32)
         return Transitions(
             obs=self._history(index, request.obs_horizon),
             chunk=torch.from_numpy(arrays["action"][played]),

@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from robopolicy.data.priorities import Boosting
+
 
 @dataclass(frozen=True)
 class Request:
@@ -20,6 +22,7 @@ class Request:
     obs_horizon: int = 1  # To
     decisions_only: bool = False  # windows start only where a chunk was chosen, so that its record is known
     fading: bool = False  # draw what was played long ago ever more rarely, instead of everything alike
+    mixture: Boosting | None = None  # weigh what was played as a mixture of its learners, instead of everything alike
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Transitions:
     returns: Tensor  # (B,) discounted return to go of the stored episode; NaN while it is unfinished or was truncated
     record: dict[str, Tensor]  # {name: (B, ...)} what the actor noted at the decision, e.g. its latent noise
     online: Tensor  # (B,) bool, played in this run rather than read from a dataset
-    weight: Tensor  # (B,) importance weight of prioritised sampling, else 1
+    weight: Tensor  # (B,) importance weight of prioritised sampling, or weight in a mixture; else 1
     index: Tensor  # (B,) int64, place in the memory, for `update_priorities`
 
     def __len__(self) -> int:
@@ -51,6 +54,10 @@ class Transitions:
         for start in range(0, len(self), size):
             rows = slice(start, start + size)
             yield _combine([self], lambda column: column[0][rows])  # noqa: B023 - called at once
+
+    def select(self, rows: Tensor) -> Transitions:
+        """Some rows, by their indices or by a mask `(B,)`."""
+        return _combine([self], lambda column: column[0][rows])
 
     @staticmethod
     def concat(parts: list[Transitions]) -> Transitions:

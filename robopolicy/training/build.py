@@ -233,6 +233,9 @@ def _source(
         return text_source(train_sim, algorithm, seed)
     if isinstance(algorithm, OffPolicy):
         request, share = algorithm.request, config.replay.prioritized
+        if episodes is not None and not algorithm.needs_reward:  # what earns nothing is read all the same
+            unpaid = np.zeros(len(episodes), np.float32)
+            episodes = replace(episodes, arrays={"reward": unpaid, **episodes.arrays})
         offline = Replay.from_episodes(episodes, gamma=request.gamma, prioritized=share) if episodes else None
         return ReplaySource(
             sim,

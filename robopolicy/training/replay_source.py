@@ -52,8 +52,8 @@ class ReplaySource:
             utd: Gradient steps per decision of one environment.
             seed: First episode seed, and seed of exploration and sampling.
         """
-        if request.fading and settings.prioritized:
-            raise UserError("A fading memory is not drawn from by priority; set replay.prioritized=0.")
+        if (request.fading or request.mixture) and settings.prioritized:
+            raise UserError("A fading or mixed memory is not drawn from by priority; set replay.prioritized=0.")
         self.request, self.settings, self.device = request, settings, device
         self.offline, self.decisions = offline, decisions
         self._seed = seed

@@ -16,13 +16,14 @@ from robopolicy.algorithms.frames.actor_critic import LR_FACTOR, ActorCritic, va
 from robopolicy.algorithms.frames.on_policy import Rows, rows_with_advantages
 from robopolicy.algorithms.mdpo import MDPO, MDPOConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
-from robopolicy.core.surrogates import best_ratio, mirror
+from robopolicy.algorithms.ta_lpo import TALPO, TALPOConfig
+from robopolicy.core.surrogates import best_ratio, importance, mirror
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 
 SMALL = {"decisions": 16, "epochs": 2, "batch_size": 64}
-CONFIGS = {"bpo": BPOConfig, "mdpo": MDPOConfig, "ppo": PPOConfig}
+CONFIGS = {"bpo": BPOConfig, "mdpo": MDPOConfig, "ppo": PPOConfig, "ta_lpo": TALPOConfig}
 
 
 def algorithm(name: str, seed: int = 0, updates: int = 20, **overrides: Any) -> Any:
@@ -155,7 +156,33 @@ def test_the_steps_of_mdpo_shrink_to_nothing() -> None:
     assert max(float(g.abs().max()) for g in torch.autograd.grad(loss, list(learner.policy.parameters()))) < 1e-6
 
 
-@pytest.mark.parametrize("name", ["bpo", "mdpo", "ppo"])
+def test_the_drift_of_ta_lpo_narrows_with_the_budget_and_resumes() -> None:
+    make = partial(algorithm, "ta_lpo", updates=4, entropy_coef=0.01, final=0.2)
+    learner, other = tools.resumed(make)
+    for trained in (learner, other):
+        left = {name: controller.value for name, controller in trained.estimator.controllers.items()}
+        assert left == pytest.approx({"alpha": 1.2, "beta": 0.36, "entropy": 0.006, "kl": 0.0, "ratio_variance": 0.0})
+    sampler = tools.sampler_for(learner)
+    for _ in range(2):
+        metrics = learner.update(sampler.collect(learner.act))
+    assert metrics["actor/drift_width"] == pytest.approx(0.8)  # of the last update; what comes after is final
+    assert learner.estimator.controllers["alpha"].value == pytest.approx(0.4)
+
+
+def test_ta_lpo_with_wide_drifts_is_the_unclipped_gradient() -> None:
+    learner: TALPO = algorithm("ta_lpo", alpha=1e6, beta=1e6)
+    rows = rows_of(learner)
+    rows = Rows(rows.obs, rows.record, rows.logp - 0.3, rows.advantage, rows.value_target, rows.value)
+    parameters = list(learner.policy.parameters())
+    actual = torch.autograd.grad(learner.actor_loss(rows, diagnose=False)[0], parameters)
+    change = learner.policy.decisions(rows.obs, rows.record).logp.sum(1) - rows.logp.sum(1)
+    advantage = (rows.advantage - rows.advantage.mean()) / (rows.advantage.std() + 1e-8)
+    plain = torch.autograd.grad(importance(change, advantage, 0.8, 1.2).loss.mean(), parameters)
+    for a, b in zip(actual, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["bpo", "mdpo", "ppo", "ta_lpo"])
 def test_a_resumed_run_ends_with_the_same_weights(name: str) -> None:
     learner, other = tools.resumed(partial(algorithm, name, lr_schedule="adaptive", target_kl=0.01))
     for key, value in learner.policy.state_dict().items():
@@ -202,6 +229,7 @@ def test_a_clipped_value_counts_the_larger_error() -> None:
         ("bpo", {"bound": 1.0}, "bound"),
         ("bpo", {"temperature": 0.0}, "temperature"),
         ("mdpo", {"step_size": 0.0}, "step_size"),
+        ("ta_lpo", {"final": 0.0}, "positive alpha, beta and final"),
     ],
 )
 def test_impossible_settings_are_refused(name: str, settings: dict[str, Any], reason: str) -> None:
@@ -210,8 +238,8 @@ def test_impossible_settings_are_refused(name: str, settings: dict[str, Any], re
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bpo", "mdpo"])
-def test_both_learn_the_point_mass(name: str) -> None:
+@pytest.mark.parametrize("name", ["bpo", "mdpo", "ta_lpo"])
+def test_they_learn_the_point_mass(name: str) -> None:
     learner = algorithm(name, updates=100, decisions=40, epochs=6, batch_size=512, lr=1e-3)
     sampler = tools.sampler_for(learner, num_envs=64)
     for _ in range(30):

@@ -11,7 +11,7 @@ from robopolicy.core.decisions import Decisions, by_group, by_trajectory, by_uni
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.masks import DepthRange
 from robopolicy.core.ratios import ConstantBounds, DepthBounds, Hierarchy
-from robopolicy.core.regularizers import Adaptive, k3
+from robopolicy.core.regularizers import Adaptive, Anneal, k3
 from robopolicy.core.surrogates import STRAIGHT_THROUGH, SURROGATES
 
 SMOOTH = sorted(set(SURROGATES) - STRAIGHT_THROUGH)
@@ -174,6 +174,24 @@ def test_entropy_bonus_and_kl_penalty_enter_with_their_coefficients(decisions, s
     torch.testing.assert_close(info["kl_ref"], kl)
     with pytest.raises(ValueError, match="entropy"):
         Estimator(config)(decisions, advantage, logp)
+
+
+def test_a_controller_may_move_an_option_of_the_surrogate(decisions, shift):
+    def make() -> Estimator:
+        return Estimator(EstimatorConfig(surrogate="drift"), {"alpha": Anneal(2.0, 0.5, steps=3)})
+
+    advantage, logp, estimator = decisions.need("reward"), decisions.logp_old + shift, make()
+    for alpha in (2.0, 1.5, 1.0, 0.5, 0.5):
+        fixed = EstimatorConfig(surrogate="drift", surrogate_options={"alpha": alpha})
+        torch.testing.assert_close(
+            estimator(decisions, advantage, logp)[0], Estimator(fixed)(decisions, advantage, logp)[0]
+        )
+        resumed = make()
+        resumed.load_state_dict(estimator.state_dict())
+        assert resumed.controllers["alpha"].value == pytest.approx(alpha)
+        estimator.observe({})
+    with pytest.raises(ValueError, match="Unknown controller 'alpha'"):
+        Estimator(EstimatorConfig(), {"alpha": Anneal(2.0, 0.5, steps=3)})
 
 
 def test_controllers_observe_and_resume(decisions, shift):

@@ -348,6 +348,21 @@ def test_mdpo_with_a_large_step_is_the_unclipped_gradient() -> None:
     torch.testing.assert_close(1e-8 * large, 1e-8 * unclipped, rtol=1e-6, atol=1e-7)
 
 
+def drifting(case: Tabular, alpha: float, beta: float) -> Tensor:
+    a = relative(case)[:, None]
+    gain = torch.where(a < 0, a * z(case), a * (z(case).exp() - 1))
+    width = torch.where(a < 0, beta, alpha)
+    return tok(-a * z(case).exp() + (gain - width * (gain / width).tanh()).clamp(min=0), case)
+
+
+def test_ta_lpo_narrows_its_drift_until_the_end() -> None:
+    check_recipe("s097_ta_lpo", lambda case: drifting(case, 2.0, 0.6), drift=0.8)
+    case, recipe = tabular(drift=0.8), recipe_of("s097_ta_lpo")
+    for _ in range(200):
+        recipe.observe(case.decisions, {})
+    check(recipe, case, lambda case: drifting(case, 0.2, 0.06))
+
+
 def test_bgpo_is_a_bound_that_touches_at_the_old_policy() -> None:
     def formula(case: Tabular) -> Tensor:
         a = relative(case)[:, None]

@@ -9,7 +9,10 @@ from robopolicy.core.surrogates import (
     aspo,
     best_ratio,
     clip,
+    discovered_drift,
+    drift,
     dual_clip,
+    importance,
     linear_bound,
     nft,
     nft_scaled,
@@ -33,6 +36,10 @@ def closed_form(name: str, z: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
     tau = torch.where(a < 0, 1.05, 1.0)
     dual = torch.where(a < 0, torch.minimum(clipped, -3.0 * a), clipped)
 
+    gain = torch.where(a < 0, a * z, a * (ratio - 1))
+    width = torch.where(a < 0, 0.6, 2.0)
+    away = (gain - width * (gain / width).tanh()).clamp(min=0)
+
     def negative_aware(success: torch.Tensor) -> torch.Tensor:
         q = success.clamp(0.02, 0.98)
         left = ((1 - q * ratio) / (1 - q)).clamp(min=1.0)
@@ -45,6 +52,7 @@ def closed_form(name: str, z: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         "dual_clip": dual,
         "aspo": torch.where(a < 0, penalised, clipped),
         "mirror": -a * ratio + ratio * z - ratio + 1,
+        "drift": -a * ratio + away,
         "preserve": dual,
         "stopgrad": -a * ratio.clamp(LOW, HIGH) * z,
         "soft_gate": -a * 4 / tau * torch.sigmoid(tau * (ratio - 1)),
@@ -125,6 +133,47 @@ def slope(surrogate, z: torch.Tensor, a: torch.Tensor, **options: float) -> torc
     leaf = z.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(surrogate(leaf, a, LOW, HIGH, **options).loss.sum(), leaf)
     return gradient
+
+
+def test_a_drift_is_never_negative_and_flat_where_nothing_is_gained():
+    cost = discovered_drift(Z, A)
+    gained = A * Z > 0
+    assert bool((cost[gained] > 0).all()) and bool((cost[~gained] == 0).all())
+    z = torch.zeros_like(Z, requires_grad=True)
+    cost = discovered_drift(z, A)
+    assert bool((cost == 0).all()) and bool((torch.autograd.grad(cost.sum(), z)[0] == 0).all())
+
+
+def test_the_gradient_of_a_drift_is_the_one_written_out():
+    z = Z.clone().requires_grad_()
+    (actual,) = torch.autograd.grad(discovered_drift(z, A, 1.5, 0.4).sum(), z)
+    up = A * Z.exp() * (A * (Z.exp() - 1) / 1.5).tanh().square()  # d relu(u - w tanh(u / w)) = tanh(u / w)^2 du
+    down = A * (A * Z / 0.4).tanh().square()
+    torch.testing.assert_close(actual, torch.where(A * Z > 0, torch.where(A > 0, up, down), 0.0))
+
+
+def test_narrow_widths_take_back_all_gain_and_wide_ones_none():
+    free = importance(Z, A, LOW, HIGH).loss
+    torch.testing.assert_close(drift(Z, A, LOW, HIGH, alpha=1e6, beta=1e6).loss, free)
+    gain = torch.where(A > 0, A * torch.expm1(Z), A * Z).clamp(min=0)
+    torch.testing.assert_close(drift(Z, A, LOW, HIGH, alpha=1e-9, beta=1e-9).loss, free + gain)
+
+
+def test_widths_of_a_drift_are_units_of_the_advantage():
+    scaled = discovered_drift(Z, A, 0.3 * 2.0, 0.3 * 0.6)
+    torch.testing.assert_close(scaled, 0.3 * discovered_drift(Z, A / 0.3))
+
+
+def test_a_drift_turns_a_decision_back_where_it_says_so():
+    turned = drift(Z, A, LOW, HIGH, beta=0.1).clipped
+    back = A * slope(drift, Z, A, beta=0.1) > 0  # the loss falls against the advantage
+    assert torch.equal(turned, back) and bool(turned.any()) and not bool(turned[A > 0].any())
+
+
+def test_the_clip_is_a_drift_too():
+    cost = clip(Z, A, LOW, HIGH).loss - importance(Z, A, LOW, HIGH).loss
+    outside = clip(Z, A, LOW, HIGH).clipped
+    assert bool((cost[outside] > 0).all()) and bool((cost[~outside] == 0).all())
 
 
 def test_straight_through_surrogates_really_differ_from_their_values():

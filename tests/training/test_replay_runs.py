@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from test_resume import kill_and_resume
 
 from robopolicy.algorithms.sac import SAC
 from robopolicy.cli.main import main
+from robopolicy.data.episodes import Episodes
 from robopolicy.data.transitions import Transitions
+from robopolicy.errors import UserError
 from robopolicy.sim.contract import VectorSim
-from robopolicy.training import loop
+from robopolicy.training import build, loop
 from robopolicy.training.compose import compose_config
 from robopolicy.training.loggers import JsonlLogger, read_jsonl
 from robopolicy.training.loop import Trainer, resume_run, start_run
@@ -34,6 +37,7 @@ FROM_SCRATCH = {
     "camel_td3": ["algorithm.mask.prior=point_mass_pd"],
     "tscac": ["algorithm.signals=[energy,stillness]", "algorithm.first_stage=0.5"],
 }
+AILBOOST_RUN = [*COMMON, "algorithm=ailboost", "algorithm.learner_decisions=2", "algorithm.discriminator_delay=2"]
 RLPD_RUN = [*COMMON, "algorithm=rlpd", "algorithm.utd=2", "algorithm.actor_delay=2"]
 
 
@@ -129,6 +133,26 @@ def test_rlpd_mixes_demonstrations_into_every_minibatch(
             assert part.online.tolist() == [False] * 8 + [True] * 8
 
 
+def test_adversarial_imitation_reads_demonstrations_without_rewards(
+    tmp_path: Path, demonstrations: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = build.read_lerobot
+
+    def without_rewards(path: str) -> Episodes:
+        episodes = read(path)
+        return replace(episodes, arrays={key: value for key, value in episodes.arrays.items() if key != "reward"})
+
+    monkeypatch.setattr(build, "read_lerobot", without_rewards)
+    batches = spy(monkeypatch)
+    data = f"dataset={demonstrations}"
+    assert main(["train", *AILBOOST_RUN, data, "budget.updates=3", f"out={tmp_path}"]) == 0
+    assert all(not bool(batch.reward[~batch.online].any()) and 0 < batch.online.float().mean() < 1 for batch in batches)
+    rows = read_jsonl(tmp_path / "point_mass_gaussian_ailboost_seed0" / "metrics.jsonl")
+    assert {"critic/divergence", "critic/learner"} <= {key for row in rows for key in row}
+    with pytest.raises(UserError, match="has no 'reward'"):
+        trainer(tmp_path, *RLPD_RUN, data, "budget.updates=3")
+
+
 def test_the_task_may_come_from_the_dataset(tmp_path: Path, demonstrations: Path) -> None:
     settings = [setting for setting in SAC_RUN if setting != "task=point_mass"]
     chunk = ["chunk.horizon=4", "chunk.execute=2"]
@@ -150,7 +174,7 @@ def test_prioritised_replay_learns_from_its_own_errors(tmp_path: Path, demonstra
 # Resume and guards.
 
 
-@pytest.mark.parametrize("kind", ["sac", "rlpd", "prioritized", "offline"])
+@pytest.mark.parametrize("kind", ["sac", "rlpd", "ailboost", "prioritized", "offline"])
 def test_an_interrupted_run_ends_with_the_same_bits(
     kind: str, tmp_path: Path, demonstrations: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +182,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     settings = {
         "sac": [*SAC_RUN, "chunk.obs_horizon=2"],
         "rlpd": [*RLPD_RUN, data, "replay.offline_updates=2"],
+        "ailboost": [*AILBOOST_RUN, data],
         "prioritized": [*RLPD_RUN, data, "replay.prioritized=0.6"],
         "offline": [*SAC_RUN, data, "replay.offline_updates=8", "replay.prioritized=0.6"],
     }[kind]
@@ -238,6 +263,7 @@ def test_only_a_collapse_at_the_end_restores_the_best_state(tmp_path: Path, monk
     "settings, message",
     [
         ([*RLPD_RUN, "budget.updates=1"], "learns from demonstrations as well; pass dataset=FOLDER"),
+        ([*AILBOOST_RUN, "budget.updates=1"], "learns from demonstrations as well; pass dataset=FOLDER"),
         ([*SAC_RUN, "budget.updates=1", "replay.offline_updates=1"], "offline_updates learns from a dataset"),
         ([*SAC_RUN, "budget.env_steps=80"], "ends before learning starts, after replay.warmup_steps=100"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.3"], "asks for 1.2 gradient steps"),

@@ -50,6 +50,7 @@ class OffPolicy(Algorithm):
     may_fall = True  # an actor follows its critic out of what the base knew before the critic knows better
     config: OffPolicyConfig
     decisions_only: ClassVar[bool] = False  # sample only where a chunk was chosen, for what was noted there
+    needs_reward: ClassVar[bool] = True  # a dataset must say what its steps earned
 
     def __init__(self, config: OffPolicyConfig, policy: Policy, *, total_updates: int) -> None:
         """Build critic, target and the critic's optimiser around `policy`."""
