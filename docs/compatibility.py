@@ -30,12 +30,16 @@ from robopolicy.training.config import BudgetConfig, EvaluationConfig, ReplayCon
 
 TASK = "toy/point_mass"
 SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, execute=2)
-SPECS = {"stock_ac": replace(SPEC, observation={**SPEC.observation, "stock.0.99": (2,)})}
+SPECS = {
+    "dcg_map_elites": replace(SPEC, observation={**SPEC.observation, "descriptor": (2,)}),
+    "stock_ac": replace(SPEC, observation={**SPEC.observation, "stock.0.99": (2,)}),
+}
 """Algorithm -> what its policies see, where that is more than the state."""
 
 STATISTICS = {
     "state": {"min": [-2.0] * 6, "max": [2.0] * 6, "mean": [0.0] * 6, "std": [1.0] * 6, "count": [100]},
     "stock.0.99": {"min": [-1.0], "max": [1.0], "mean": [0.0], "std": [1.0], "count": [100]},
+    "descriptor": {"min": [0.0] * 2, "max": [1.0] * 2, "mean": [0.5] * 2, "std": [0.3] * 2, "count": [100]},
     "action": {"min": [-1.0] * 2, "max": [1.0] * 2, "mean": [0.0] * 2, "std": [0.5] * 2},
 }
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -73,6 +77,7 @@ ALLOWED: dict[str, set[str]] = {
     "camel_sac": {"squashed gaussian"},
     "camel_td3": {"squashed gaussian"},
     "cdsa": EVERYTHING,
+    "dcg_map_elites": {"squashed gaussian"},
     "distill": DENOISING - {"consistency"},
     "dppo": {"diffusion"},
     "dqc": EVERYTHING,
@@ -137,6 +142,12 @@ SETTINGS = {
     "top": 2,
     "ascent_steps": 2,
     "edits": 2,
+    "cells": 16,
+    "mutants": 3,
+    "climbers": 2,
+    "actors": 2,
+    "critic_steps": 2,
+    "climb_steps": 2,
 }
 
 

@@ -16,7 +16,9 @@ from torch import Tensor
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX, STOCK_PREFIX
 from robopolicy.sim.contract import Observation, VectorSim
+from robopolicy.sim.descriptor import DescriptorSim
 from robopolicy.sim.stock import StockSim
+from robopolicy.spec import DESCRIPTOR
 
 REWARDS = ("sparse", "shaped")
 
@@ -48,6 +50,7 @@ class SimOptions:
     reward: str = "sparse"  # sparse | shaped, where the task has both
     threads: int = 0  # physics threads; 0 is one per core
     stock: float = 0.0  # discount of the observation `stock.<discount>`; 0 leaves it out
+    descriptor: bool = False  # also show the behaviour that is wanted, where the task declares one
     world: WorldOptions = WorldOptions()  # of the backend `worldmodel:FOLDER` alone
 
 
@@ -76,6 +79,8 @@ def views_of(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str,
         raise UserError(f"The policies need stocks of different discounts, {', '.join(stocks)}; play them one by one.")
     if stocks:
         views["stock"] = float(stocks[0].removeprefix(STOCK_PREFIX))
+    if any(DESCRIPTOR in seen for seen in observations):
+        views["descriptor"] = True
     return views
 
 
@@ -177,4 +182,5 @@ def make_sim(name: str, options: SimOptions | None = None) -> VectorSim:
     if options.reward not in REWARDS:
         raise unknown_name("reward", options.reward, REWARDS, f"of task {entry.name}")
     sim = entry.make(options)
-    return StockSim(sim, options.stock) if options.stock else sim
+    sim = StockSim(sim, options.stock) if options.stock else sim
+    return DescriptorSim(sim) if options.descriptor else sim

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from robopolicy.algorithms import ALGORITHMS, make_algorithm
+from robopolicy.algorithms.dcg_map_elites import DCGMAPElites
 from robopolicy.algorithms.frames.actor_critic import ActorCritic
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.frames.off_policy import OffPolicy
@@ -41,6 +42,7 @@ from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TaskConfig, TrainConfig, section
 from robopolicy.training.distributed import SEEDS_PER_RANK, SharedRollouts, check_distributed
 from robopolicy.training.manifest import read_manifest
+from robopolicy.training.population_source import PopulationSource
 from robopolicy.training.replay_source import ReplaySource
 from robopolicy.training.simulators import eval_simulator, simulator
 from robopolicy.training.sources import DatasetSource, GroupSource, HybridSource, RolloutSource, Source, VineSource
@@ -103,8 +105,9 @@ def complete(config: TrainConfig) -> TrainConfig:
 
 
 def _with_views(task: TaskConfig, spec: PolicySpec) -> TaskConfig:
-    """The images, point clouds and stock that the starting policy sees, unless others are named."""
-    return task if task.cameras or task.point_clouds or task.stock else replace(task, **views_of([spec.observation]))
+    """The images, point clouds, stock and descriptor that the starting policy sees, unless others are named."""
+    named = task.cameras or task.point_clouds or task.stock or task.descriptor
+    return task if named else replace(task, **views_of([spec.observation]))
 
 
 def _check_experience(config: TrainConfig, name: str) -> None:
@@ -225,6 +228,9 @@ def _source(
         sim = ChunkedSim(train_sim, execute=spec.execute, obs_horizon=spec.obs_horizon, gamma=algorithm.step_discount)
     if isinstance(algorithm, TextSFT | TextRecipe):
         return text_source(train_sim, algorithm, seed)
+    if isinstance(algorithm, DCGMAPElites):
+        assert sim is not None
+        return PopulationSource(sim, device, algorithm, settings=config.replay, seed=seed)
     if isinstance(algorithm, OffPolicy):
         request, share = algorithm.request, config.replay.prioritized
         offline = Replay.from_episodes(episodes, gamma=request.gamma, prioritized=share) if episodes else None
@@ -274,7 +280,7 @@ def _spec(config: TrainConfig, sim: VectorSim | None, experience: str) -> SimSpe
 def _total_updates(config: TrainConfig, algorithm_config: Any, experience: str) -> int:
     if config.budget.updates:
         return config.budget.updates
-    if experience in ("group", "vine", TextSFT.experience, TextRecipe.experience):
+    if experience in ("group", "vine", "population", TextSFT.experience, TextRecipe.experience):
         raise UserError(
             f"Algorithm '{config.algorithm['name']}' plays whole episodes, of any length; set budget.updates instead."
         )

@@ -22,6 +22,7 @@ def simulator(config: TrainConfig, num_envs: int) -> VectorSim:
         points=config.task.points,
         reward=config.task.reward,
         stock=config.task.stock,
+        descriptor=config.task.descriptor,
         threads=config.sim.threads,
         world=config.world if is_world(config.sim.backend) else WorldOptions(),
     )
