@@ -18,12 +18,13 @@ from torch import Tensor
 from robopolicy.behaviour import BEHAVIOUR, Behaviour
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import LOG_PREFIX, Observation, Step, TensorSpec, VectorSim
+from robopolicy.sim.wrapped import WrappedSim
 from robopolicy.spec import DESCRIPTOR
 
 _STREAM = 7_204_801  # keeps the draws of descriptors apart from those of the task, which come from the same seeds
 
 
-class DescriptorSim(VectorSim):
+class DescriptorSim(WrappedSim):
     """Another simulator and the observation `descriptor`."""
 
     def __init__(self, sim: VectorSim) -> None:
@@ -37,22 +38,11 @@ class DescriptorSim(VectorSim):
                 f"Task {sim.spec.task} measures no behaviour on this backend; drop task.descriptor, or choose a task "
                 "and a backend that do, e.g. locomotion/half_cheetah on 'mujoco'."
             )
-        self.sim, self.behaviour = sim, sim.spec.behaviour
-        shown = TensorSpec((self.behaviour.size,), names=tuple(f"wanted {name}" for name in self.behaviour.names))
-        self.spec = replace(sim.spec, observation={**sim.spec.observation, DESCRIPTOR: shown})
-        self.num_envs, self.device = sim.num_envs, sim.device
+        self.behaviour = sim.spec.behaviour
+        names = tuple(f"wanted {name}" for name in self.behaviour.names)
+        super().__init__(sim, DESCRIPTOR, TensorSpec((self.behaviour.size,), names=names))
         self._wanted = torch.zeros(self.num_envs, self.behaviour.size, device=self.device)
         self._sum = torch.zeros_like(self._wanted)  # of the features in the running episodes
-
-    @property
-    def episode_seed(self) -> Tensor:  # type: ignore[override]
-        """(N,) seeds of the episodes now running."""
-        return self.sim.episode_seed
-
-    @property
-    def episode_step(self) -> Tensor:  # type: ignore[override]
-        """(N,) control steps taken in them."""
-        return self.sim.episode_step
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
         """Start every environment anew."""
@@ -80,22 +70,14 @@ class DescriptorSim(VectorSim):
             step, obs=self._with(step.obs, self._wanted), final_obs=self._with(step.final_obs, before), info=info
         )
 
-    def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
-        """Frames of the simulator."""
-        return self.sim.render(camera, width=width, height=height, envs=envs)
-
     def state_dict(self) -> dict[str, Any]:
         """State of the simulator, what is wanted and what has been shown so far."""
-        return {"sim": self.sim.state_dict(), "wanted": self._wanted, "sum": self._sum}
+        return {**super().state_dict(), "wanted": self._wanted, "sum": self._sum}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
         """Restore `state_dict`."""
         self._wanted, self._sum = state["wanted"].to(self.device), state["sum"].to(self.device)
-        return self._with(self.sim.load_state_dict(state["sim"]), self._wanted)
-
-    def close(self) -> None:
-        """Close the simulator."""
-        self.sim.close()
+        return self._with(super().load_state_dict(state), self._wanted)
 
     def _drawn(self) -> Tensor:
         """What the running episodes ask for `(N, D)`, a function of their seeds."""

@@ -1,8 +1,8 @@
 """A planar arm whose hand may end anywhere: the smallest task with behaviours, for archives of skills.
 
 Eight links of equal length, together 1 m, start stretched out along x but for a little noise. The action is the speed
-of every joint. The reward is minus the squared action, so rest is best, and how an episode behaves is where the hand
-is at its end: the best way to reach a point turns all joints a little.
+of every joint. The reward is 1 minus the mean squared action, so rest is best, and how an episode behaves is where the
+hand is at its end: the best way to reach a point turns all joints a little.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ArmSim(RowSim):
         self.restart(truncated)
         return Step(
             obs=self.observe(),
-            reward=torch.where(active, -action.square().mean(1), 0.0),
+            reward=torch.where(active, 1 - action.square().mean(1), 0.0),
             terminated=torch.zeros_like(truncated),
             truncated=truncated,
             final_obs=final,
