@@ -1,4 +1,4 @@
-"""DCG-MAP-Elites: an archive of diverse policies and one policy that shows any of their behaviours (Faldor et al. 2023).
+"""DCG-MAP-Elites: an archive of diverse policies, and one that shows all of their behaviours (Faldor et al. 2023).
 
 The archive keeps the best policy of every cell of behaviours (S176). Each generation plays candidates of three kinds,
 and admits those that are better than what their cell holds:
@@ -7,16 +7,16 @@ and admits those that are better than what their cell holds:
 * *climbers*, elites after some gradient steps up the critic at their own descriptor d, `mean Q(s, pi(s) | d)`;
 * the *actor* pi(s | d') asked for descriptors d' of elites.
 
-Critic and actor are TD3's, conditioned on the wanted descriptor d' through the observation `descriptor`. Their reward is
-`r exp(-|d - d'| / length)`, d being what the episode achieved: behaving as asked pays, everything else does not. So the
-actor, which is what the run deploys, becomes the whole archive in one policy at no further episode.
+Critic and actor are TD3's, conditioned on the wanted descriptor d' through the observation `descriptor`. Their reward
+is `r exp(-|d - d'| / length)`, d being what the episode achieved: behaving as asked pays, everything else does not. So
+the actor, which is what the run deploys, becomes the whole archive in one policy at no further episode.
 
 Use it for repertoires of gaits, recoveries and motions, from scratch, in fast simulation and with a few numbers that
 tell behaviours apart (`task.descriptor`). Not for one task that is to be solved as well as possible (td3, sac), and not
 where rewards are mostly negative: what is scaled down is then preferred.
 
-Deviations from the public code: cells come from pyribs; every candidate of the actor competes for the archive, where the
-code plays separate ones for experience alone; a member is the network of the actor with a constant in place of the
+Deviations from the public code: cells come from pyribs; every candidate of the actor competes for the archive, where
+the code plays separate ones for experience alone; a member is the network of the actor with a constant in place of the
 descriptor, so that injecting the actor costs nothing; all climbers of a step see the same states. Observations must not
 be normalised by running statistics, under which old elites would change. `utd`, `decisions`, `noise` and `noise_max`
 are not read.
@@ -76,7 +76,7 @@ class DCGMAPElitesConfig(TD3Config):
                 f"{self.mutants}, {self.climbers} and {self.actors}."
             )
         if self.critic_steps < 1 or self.climb_steps < 0 or min(self.iso, self.line) < 0:
-            raise UserError("algorithm.critic_steps must be at least 1; climb_steps, iso and line must not be negative.")
+            raise UserError("critic_steps must be at least 1; algorithm.climb_steps, iso and line not negative.")
         if min(self.length, self.climb_lr) <= 0:
             raise UserError(f"algorithm.length and climb_lr must be positive, got {self.length} and {self.climb_lr}.")
 

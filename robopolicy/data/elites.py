@@ -38,7 +38,9 @@ class Elites:
 class EliteArchive:
     """At most one elite per cell; on the CPU."""
 
-    def __init__(self, solution_dim: int, descriptor_dim: int, cells: int, *, floor: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self, solution_dim: int, descriptor_dim: int, cells: int, *, floor: float = 0.0, seed: int = 0
+    ) -> None:
         """Make the cells.
 
         Args:

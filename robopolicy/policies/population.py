@@ -55,8 +55,7 @@ class Population:
     def _one(self, weights: Tensor, obs: Mapping[str, Tensor]) -> Tensor:
         parts = weights.split([shape.numel() for shape in self._shapes.values()])
         named = {
-            f"policy.{name}": part.view(shape)
-            for (name, shape), part in zip(self._shapes.items(), parts, strict=True)
+            f"policy.{name}": part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)
         }
         return functional_call(self._mode, named, (obs,))
 

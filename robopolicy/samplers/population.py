@@ -42,9 +42,9 @@ class PopulationSampler:
 
     def play(self, act: PlayMembers, candidates: Candidates) -> Scores:
         """One episode of every candidate."""
-        count, rounds = self.sim.sim.num_envs, []
-        for start in range(0, len(candidates), count):
-            rounds.append(self._round(act, candidates.rows(slice(start, start + count))))
+        count = self.sim.sim.num_envs
+        starts = range(0, len(candidates), count)
+        rounds = [self._round(act, candidates.rows(slice(start, start + count))) for start in starts]
         return Scores(*(torch.cat(column) for column in zip(*rounds, strict=True)))
 
     def _round(self, act: PlayMembers, candidates: Candidates) -> tuple[Tensor, Tensor]:

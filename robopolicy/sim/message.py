@@ -1,8 +1,9 @@
 """A simulator with messages beside its observations: a probe of what useless or hostile channels do to learning (S171).
 
-In a *cheap talk* process (Lu et al. 2023) somebody appends `size` numbers to what the learner observes and has no other
-influence: the true observation stays visible, dynamics and rewards are untouched, and the message is a fixed function of
-the observation alone. Compare training with one kind and without, as an unauthenticated topic or a dead sensor would be:
+In a *cheap talk* process (Lu et al. 2023) somebody appends `size` numbers to what the learner observes and has no
+other influence: the true observation stays visible, dynamics and rewards are untouched, and the message is a fixed
+function of the observation alone, as an unauthenticated topic or a useless sensor may be. Compare training with and
+without it:
 
 * `constant`: zeros, which must not change anything;
 * `random`: `2 pi tanh(m(o))`, m being a random network with two hidden layers of 64 units (random features of o);
@@ -16,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -91,7 +93,7 @@ def speaker(kind: str, width: int, size: int, device: torch.device) -> Callable[
         weight = layer(width, size, FREQUENCY)
         return lambda vectors: SCALE * (vectors @ weight).sin()
     sizes = (width, 64, 64, size)
-    weights = [layer(a, b, 1 / math.sqrt(a)) for a, b in zip(sizes, sizes[1:], strict=False)]
+    weights = [layer(a, b, 1 / math.sqrt(a)) for a, b in pairwise(sizes)]
 
     def speak(vectors: Tensor) -> Tensor:
         for weight in weights[:-1]:

@@ -1,4 +1,4 @@
-"""What simulators around another simulator have in common: everything that they do not change is that of the inner one."""
+"""What simulators around another simulator have in common: what they do not change is that of the inner one."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def complete(config: TrainConfig) -> TrainConfig:
 
 
 def _with_views(task: TaskConfig, spec: PolicySpec) -> TaskConfig:
-    """The images, point clouds, stock, descriptor and messages that the starting policy sees, unless others are named."""
+    """Images, point clouds, stock, descriptor and messages that the starting policy sees, unless others are named."""
     named = task.cameras or task.point_clouds or task.stock or task.descriptor or task.message
     return task if named else replace(task, **views_of([spec.observation]))
 

@@ -180,9 +180,9 @@ def test_a_resumed_run_ends_with_the_same_archive_and_weights() -> None:
 def test_what_it_cannot_train_is_refused() -> None:
     with pytest.raises(UserError, match="squashed"):
         DCGMAPElites(DCGMAPElitesConfig(), flow(), total_updates=1)
-    with pytest.raises(UserError, match="task.descriptor=true"):
+    with pytest.raises(UserError, match=r"task\.descriptor=true"):
         DCGMAPElites(DCGMAPElitesConfig(), gaussian(), total_updates=1)
-    with pytest.raises(UserError, match="policy.normalization=identity"):
+    with pytest.raises(UserError, match=r"policy\.normalization=identity"):
         run(policy={**NETWORK, "normalization": "running"})
     for settings in ({"mutants": -1}, {"mutants": 0, "climbers": 0, "actors": 0}, {"critic_steps": 0}, {"length": 0.0}):
         with pytest.raises(UserError, match="algorithm"):

@@ -65,7 +65,8 @@ def test_a_constant_message_leaves_learning_unchanged() -> None:
         state, chunk = torch.randn(32, 1, 6), torch.randn(32, 1, 2)
         for policy, optimizer in learners:
             optimizer.zero_grad()
-            policy.imitation_loss({"state": state, "message.constant": torch.zeros(32, 1, 2)}, chunk)[0].mean().backward()
+            loss, _ = policy.imitation_loss({"state": state, "message.constant": torch.zeros(32, 1, 2)}, chunk)
+            loss.mean().backward()
             optimizer.step()
     for one, other in zip(probed.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one[..., -other.shape[-1] :], other)
