@@ -51,5 +51,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**metrics, "descriptor": elites.descriptor.tolist(), "fitness": elites.fitness.tolist()}))
         return 0
     print(f"{args.run}: {len(elites)} elites")
-    print(f"  coverage {metrics['coverage']:.1%}, QD score {metrics['qd_score']:.4g}, best {metrics['max_fitness']:.4g}")
+    print(
+        f"  coverage {metrics['coverage']:.1%}, QD score {metrics['qd_score']:.4g}, best {metrics['max_fitness']:.4g}"
+    )
     return 0

@@ -55,8 +55,6 @@ def save_elite(run: Path, descriptor: list[float], out: Path) -> tuple[list[floa
 
 def _save(policy: GaussianPolicy, run: Path, out: Path, fitness: float) -> None:
     generator, spec = torch.Generator().manual_seed(0), policy.spec
-    obs = {
-        key: torch.rand(4, spec.obs_horizon, *shape, generator=generator) for key, shape in spec.observation.items()
-    }
+    obs = {key: torch.rand(4, spec.obs_horizon, *shape, generator=generator) for key, shape in spec.observation.items()}
     task = read_config(run / "config.yaml").task.name
     save_checkpoint(out, policy.eval(), task=task, obs_sample=obs, training={"elite_of": str(run), "fitness": fitness})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from chunk_bandit import batch, flow, gaussian
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.policies.heads.gaussian import GaussianConfig
 from robopolicy.schema import to_plain
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.build import Parts, build, complete
@@ -29,15 +31,21 @@ pytest.importorskip("ribs")
 
 from robopolicy.algorithms.dcg_map_elites import DCGMAPElites, DCGMAPElitesConfig, conditioned, crossed
 
-POLICY = {"hidden": [24, 24], "activation": "relu", "orthogonal_init": False, "squash": True}
-NETWORK = {**POLICY, "action_normalization": "minmax", "normalization": "identity"}
+NETWORK = GaussianConfig(
+    hidden=(24, 24),
+    activation="relu",
+    orthogonal_init=False,
+    squash=True,
+    action_normalization="minmax",
+    normalization="identity",
+)
 SMALL = {"cells": 32, "mutants": 4, "climbers": 3, "actors": 3, "critic_steps": 5, "climb_steps": 4, "batch_size": 32}
 
 
-def run(seed: int = 0, num_envs: int = 8, policy: dict[str, Any] = NETWORK, horizon: int = 1, **settings: Any) -> Parts:
+def run(seed: int = 0, num_envs: int = 8, policy: GaussianConfig = NETWORK, horizon: int = 1, **settings: Any) -> Parts:
     config = TrainConfig(
         algorithm={"name": "dcg_map_elites", **to_plain(DCGMAPElitesConfig(**(SMALL | settings)))},
-        policy={"name": "gaussian", **policy},
+        policy={"name": "gaussian", **to_plain(policy)},
         task=TaskConfig(name="toy/arm", descriptor=True),
         sim=SimConfig(num_envs=num_envs),
         chunk=ChunkConfig(horizon, horizon, 1),
@@ -183,7 +191,7 @@ def test_what_it_cannot_train_is_refused() -> None:
     with pytest.raises(UserError, match=r"task\.descriptor=true"):
         DCGMAPElites(DCGMAPElitesConfig(), gaussian(), total_updates=1)
     with pytest.raises(UserError, match=r"policy\.normalization=identity"):
-        run(policy={**NETWORK, "normalization": "running"})
+        run(policy=replace(NETWORK, normalization="running"))
     for settings in ({"mutants": -1}, {"mutants": 0, "climbers": 0, "actors": 0}, {"critic_steps": 0}, {"length": 0.0}):
         with pytest.raises(UserError, match="algorithm"):
             DCGMAPElitesConfig(**settings)
