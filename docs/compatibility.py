@@ -34,6 +34,7 @@ TASKS = {"hdpo": "differentiable/newsvendor", "ts_ddr": "differentiable/reservoi
 """Algorithm -> its task, where that must be one of known dynamics."""
 
 SPECS = {
+    "dcg_map_elites": replace(SPEC, observation={**SPEC.observation, "descriptor": (2,)}),
     "stock_ac": replace(SPEC, observation={**SPEC.observation, "stock.0.99": (2,)}),
     "hdpo": replace(SPEC, observation={"inventory": (1,)}, action_dim=1),
     "ts_ddr": replace(SPEC, observation={"state": (2,), "disturbance": (2,), "clock": (1,)}),
@@ -76,6 +77,7 @@ ALLOWED: dict[str, set[str]] = {
     "camel_sac": {"squashed gaussian"},
     "camel_td3": {"squashed gaussian"},
     "cdsa": EVERYTHING,
+    "dcg_map_elites": {"squashed gaussian"},
     "distill": DENOISING - {"consistency"},
     "dppo": {"diffusion"},
     "dqc": EVERYTHING,
@@ -145,6 +147,12 @@ SETTINGS = {
     "top": 2,
     "ascent_steps": 2,
     "edits": 2,
+    "cells": 16,
+    "mutants": 3,
+    "climbers": 2,
+    "actors": 2,
+    "critic_steps": 2,
+    "climb_steps": 2,
 }
 
 

@@ -13,6 +13,7 @@ from robopolicy.algorithms.cal_ql import CalQL, CalQLConfig
 from robopolicy.algorithms.camel_sac import CAMELSAC, CAMELSACConfig
 from robopolicy.algorithms.camel_td3 import CAMELTD3, CAMELTD3Config
 from robopolicy.algorithms.cdsa import CDSA, CDSAConfig
+from robopolicy.algorithms.dcg_map_elites import DCGMAPElites, DCGMAPElitesConfig
 from robopolicy.algorithms.distill import Distill, DistillConfig
 from robopolicy.algorithms.dppo import DPPO, DPPOConfig
 from robopolicy.algorithms.dqc import DQC, DQCConfig
@@ -71,6 +72,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "camel_sac": (CAMELSACConfig, CAMELSAC),
     "camel_td3": (CAMELTD3Config, CAMELTD3),
     "cdsa": (CDSAConfig, CDSA),
+    "dcg_map_elites": (DCGMAPElitesConfig, DCGMAPElites),
     "distill": (DistillConfig, Distill),
     "dppo": (DPPOConfig, DPPO),
     "dqc": (DQCConfig, DQC),

@@ -34,6 +34,7 @@ VERBS = (
     "worldmodel",
     "ope",
     "export",
+    "elite",
     "serve",
     "verify",
     "play",

@@ -175,6 +175,56 @@ class Uncertain(Tracked):
         return [self.pool.tasks[place] for place in self.weighted(weight, n)]
 
 
+class Regret(Tracked):
+    """Tasks on which the policy lags behind the best attempt ever seen there are played again (GROOVE, S069).
+
+    The regret of a task is the best reward of all attempts at it minus the running mean. Each task of a proposal is,
+    with chance `replay`, a known one drawn with weight `rank^(-1 / temperature)`, rank 1 (shared where regrets are
+    equal) being the largest regret. The others are the next of the epoch.
+    """
+
+    def __init__(self, replay: float = 0.5, temperature: float = 0.3, decay: float = 0.5) -> None:
+        if not 0 <= replay <= 1 or temperature <= 0:
+            raise UserError(f"regret needs replay in [0, 1] and temperature > 0, got {replay} and {temperature}.")
+        super().__init__(MeanTracker(decay))
+        self.replay, self.temperature = replay, temperature
+
+    def begin(self, pool: Pool, seed: int) -> None:
+        """Get to know the tasks."""
+        super().begin(pool, seed)
+        self.best = torch.full((len(pool.tasks),), -torch.inf, dtype=torch.float64)  # no attempt yet
+
+    def propose(self, n: int) -> list[Task]:
+        """Known tasks first, then others."""
+        known = int((torch.rand(n, generator=self._generator) < self.replay).sum())
+        known = min(known, int(self.best.isfinite().sum()))
+        again = self.weighted(self.weight(), known) if known else []
+        fresh = [place for place in self.draw(min(n + known, len(self.pool.tasks))) if place not in again]
+        return [self.pool.tasks[place] for place in (*again, *fresh[: n - known])]
+
+    def weight(self) -> Tensor:
+        """(K,) of being played again; 0 where nothing was played."""
+        regret = self.best - self.tracker.read(self.keys())
+        rank = 1 + len(regret) - torch.searchsorted(regret.sort().values, regret, right=True)
+        return torch.where(self.best.isfinite(), rank.double() ** (-1 / self.temperature), 0.0)
+
+    def observe(self, keys: Tensor, rewards: Tensor, advantage: Tensor) -> None:
+        """Follow the mean and the best of the rewards."""
+        super().observe(keys, rewards, advantage)
+        for key, reward in zip(keys.tolist(), rewards.tolist(), strict=True):
+            place = self._places[key]
+            self.best[place] = max(float(self.best[place]), reward)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Mean and best rewards, and the generator."""
+        return {**super().state_dict(), "best": self.best.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        super().load_state_dict(state)
+        self.best = state["best"].clone()
+
+
 class Budgeted(Tracked):
     """Tasks uniformly, attempts in proportion to `sqrt(p (1 - p)) + floor` (V_0, S004); their total stays.
 
@@ -341,6 +391,7 @@ SAMPLERS: dict[str, type[Sampler]] = {
     "uniform": Uniform,
     "category_bandit": CategoryBandit,
     "frontier": Frontier,
+    "regret": Regret,
     "uncertain": Uncertain,
     "budgeted": Budgeted,
     "staged": Staged,

@@ -16,7 +16,10 @@ from torch import Tensor
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX, STOCK_PREFIX
 from robopolicy.sim.contract import Observation, VectorSim
+from robopolicy.sim.descriptor import DescriptorSim
+from robopolicy.sim.message import MessageSim
 from robopolicy.sim.stock import StockSim
+from robopolicy.spec import DESCRIPTOR, MESSAGE_PREFIX
 
 REWARDS = ("sparse", "shaped")
 
@@ -48,6 +51,9 @@ class SimOptions:
     reward: str = "sparse"  # sparse | shaped, where the task has both
     threads: int = 0  # physics threads; 0 is one per core
     stock: float = 0.0  # discount of the observation `stock.<discount>`; 0 leaves it out
+    descriptor: bool = False  # also show the behaviour that is wanted, where the task declares one
+    message: str = ""  # constant | random | high_frequency, of an observation that somebody else makes up; empty: none
+    message_size: int = 2  # numbers per message
     world: WorldOptions = WorldOptions()  # of the backend `worldmodel:FOLDER` alone
 
 
@@ -58,7 +64,7 @@ def views_of(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str,
         observations: Per-step shapes of each policy, as in `PolicySpec.observation`.
 
     Raises:
-        UserError: They see images, or clouds, of different sizes, or stocks of different discounts.
+        UserError: They see images, or clouds, of different sizes, stocks of different discounts, or different messages.
     """
     views: dict[str, Any] = {}
     for prefix, names, size, axis in (
@@ -76,6 +82,13 @@ def views_of(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str,
         raise UserError(f"The policies need stocks of different discounts, {', '.join(stocks)}; play them one by one.")
     if stocks:
         views["stock"] = float(stocks[0].removeprefix(STOCK_PREFIX))
+    messages = sorted({(key, seen[key]) for seen in observations for key in seen if key.startswith(MESSAGE_PREFIX)})
+    if len(messages) > 1:
+        raise UserError(f"The policies are told different messages, {messages}; play them one by one.")
+    for key, (size,) in messages:
+        views |= {"message": key.removeprefix(MESSAGE_PREFIX), "message_size": size}
+    if any(DESCRIPTOR in seen for seen in observations):
+        views["descriptor"] = True
     return views
 
 
@@ -177,4 +190,6 @@ def make_sim(name: str, options: SimOptions | None = None) -> VectorSim:
     if options.reward not in REWARDS:
         raise unknown_name("reward", options.reward, REWARDS, f"of task {entry.name}")
     sim = entry.make(options)
-    return StockSim(sim, options.stock) if options.stock else sim
+    sim = StockSim(sim, options.stock) if options.stock else sim
+    sim = DescriptorSim(sim) if options.descriptor else sim
+    return MessageSim(sim, options.message, options.message_size) if options.message else sim

@@ -18,11 +18,12 @@ from torch import Tensor
 from robopolicy.errors import UserError
 from robopolicy.nets.encoder import STOCK_PREFIX
 from robopolicy.sim.contract import Observation, Step, TensorSpec, VectorSim
+from robopolicy.sim.wrapped import WrappedSim
 
 LARGEST_GROWTH = 1e6  # beyond it the stock of an episode loses its digits
 
 
-class StockSim(VectorSim):
+class StockSim(WrappedSim):
     """Another simulator and the observation `stock.<gamma>`."""
 
     def __init__(self, sim: VectorSim, gamma: float) -> None:
@@ -36,22 +37,9 @@ class StockSim(VectorSim):
                 f"A stock needs a discount below 1 and near enough to it for {sim.spec.max_episode_steps} steps, "
                 f"got {gamma:g}; choose one such as {1 - 5 / max(sim.spec.max_episode_steps, 10):g}."
             )
-        self.sim, self.gamma = sim, gamma
-        self.key = f"{STOCK_PREFIX}{gamma:g}"
-        shown = TensorSpec((2,), names=("earned [reward]", "growth"))
-        self.spec = replace(sim.spec, observation={**sim.spec.observation, self.key: shown})
-        self.num_envs, self.device = sim.num_envs, sim.device
+        super().__init__(sim, f"{STOCK_PREFIX}{gamma:g}", TensorSpec((2,), names=("earned [reward]", "growth")))
+        self.gamma = gamma
         self._stock = self._fresh()
-
-    @property
-    def episode_seed(self) -> Tensor:  # type: ignore[override]
-        """(N,) seeds of the episodes now running."""
-        return self.sim.episode_seed
-
-    @property
-    def episode_step(self) -> Tensor:  # type: ignore[override]
-        """(N,) control steps taken in them."""
-        return self.sim.episode_step
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
         """Start every environment anew, with nothing earned."""
@@ -67,22 +55,14 @@ class StockSim(VectorSim):
         self._stock = torch.where(step.done[:, None], self._fresh(), moved)
         return replace(step, obs=self._with(step.obs, self._stock), final_obs=self._with(step.final_obs, moved))
 
-    def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
-        """Frames of the simulator."""
-        return self.sim.render(camera, width=width, height=height, envs=envs)
-
     def state_dict(self) -> dict[str, Any]:
         """State of the simulator, and what the running episodes have earned."""
-        return {"sim": self.sim.state_dict(), "stock": self._stock}
+        return {**super().state_dict(), "stock": self._stock}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
         """Restore `state_dict`."""
         self._stock = state["stock"].clone()
-        return self._with(self.sim.load_state_dict(state["sim"]), self._stock)
-
-    def close(self) -> None:
-        """Close the simulator."""
-        self.sim.close()
+        return self._with(super().load_state_dict(state), self._stock)
 
     def _fresh(self) -> Tensor:
         return torch.tensor([0.0, 1.0], device=self.device).repeat(self.num_envs, 1)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from robopolicy.algorithms import ALGORITHMS, make_algorithm
+from robopolicy.algorithms.dcg_map_elites import DCGMAPElites
 from robopolicy.algorithms.frames.actor_critic import ActorCritic
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.frames.off_policy import OffPolicy
@@ -42,6 +43,7 @@ from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TaskConfig, TrainConfig, section
 from robopolicy.training.distributed import SEEDS_PER_RANK, SharedRollouts, check_distributed
 from robopolicy.training.manifest import read_manifest
+from robopolicy.training.population_source import PopulationSource
 from robopolicy.training.replay_source import ReplaySource
 from robopolicy.training.scenario_source import ScenarioSource
 from robopolicy.training.simulators import eval_simulator, simulator
@@ -105,8 +107,9 @@ def complete(config: TrainConfig) -> TrainConfig:
 
 
 def _with_views(task: TaskConfig, spec: PolicySpec) -> TaskConfig:
-    """The images, point clouds and stock that the starting policy sees, unless others are named."""
-    return task if task.cameras or task.point_clouds or task.stock else replace(task, **views_of([spec.observation]))
+    """Images, point clouds, stock, descriptor and messages that the starting policy sees, unless others are named."""
+    named = task.cameras or task.point_clouds or task.stock or task.descriptor or task.message
+    return task if named else replace(task, **views_of([spec.observation]))
 
 
 def _check_experience(config: TrainConfig, name: str) -> None:
@@ -231,6 +234,9 @@ def _source(
         sim = ChunkedSim(train_sim, execute=spec.execute, obs_horizon=spec.obs_horizon, gamma=algorithm.step_discount)
     if isinstance(algorithm, TextSFT | TextRecipe):
         return text_source(train_sim, algorithm, seed)
+    if isinstance(algorithm, DCGMAPElites):
+        assert sim is not None
+        return PopulationSource(sim, device, algorithm, settings=config.replay, seed=seed)
     if isinstance(algorithm, OffPolicy):
         request, share = algorithm.request, config.replay.prioritized
         if episodes is not None and not algorithm.needs_reward:  # what earns nothing is read all the same
@@ -283,7 +289,8 @@ def _spec(config: TrainConfig, sim: VectorSim | None, experience: str) -> SimSpe
 def _total_updates(config: TrainConfig, algorithm_config: Any, experience: str) -> int:
     if config.budget.updates:
         return config.budget.updates
-    if experience in ("group", "vine", "scenarios", "plans", TextSFT.experience, TextRecipe.experience):
+    whole = ("group", "vine", "scenarios", "plans", "population", TextSFT.experience, TextRecipe.experience)
+    if experience in whole:
         raise UserError(
             f"Algorithm '{config.algorithm['name']}' plays whole episodes, of any length; set budget.updates instead."
         )

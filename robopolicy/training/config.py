@@ -31,6 +31,9 @@ class TaskConfig:
     point_clouds: tuple[str, ...] = ()  # cameras whose point clouds the policy sees
     points: int = 256  # of each cloud
     stock: float = 0.0  # discount of the stock the policy sees, for algorithm=stock_ac; 0 shows none
+    descriptor: bool = False  # the policy sees which behaviour is wanted, for algorithm=dcg_map_elites
+    message: str = ""  # constant | random | high_frequency, told beside the observations as a probe; empty: none
+    message_size: int = 2  # numbers per message
     observe: tuple[str, ...] = ()  # observations a new policy sees, e.g. image.front alone; empty: all
 
 

@@ -22,6 +22,9 @@ def simulator(config: TrainConfig, num_envs: int) -> VectorSim:
         points=config.task.points,
         reward=config.task.reward,
         stock=config.task.stock,
+        descriptor=config.task.descriptor,
+        message=config.task.message,
+        message_size=config.task.message_size,
         threads=config.sim.threads,
         world=config.world if is_world(config.sim.backend) else WorldOptions(),
     )

@@ -22,6 +22,12 @@ def _make_point_mass_expert() -> Expert:
     return PointMassExpert()
 
 
+def _make_arm(options: SimOptions) -> VectorSim:
+    from tasks.toy.arm import ArmSim
+
+    return ArmSim(options)
+
+
 def _make_push(options: SimOptions) -> VectorSim:
     from tasks.toy.push import PushSim
 
@@ -49,6 +55,14 @@ def _point_mass_pd(obs: Observation) -> Tensor:
 def register() -> None:
     """Register the toy family, and its controller as a prior."""
     provide("point_mass_pd", _point_mass_pd)
+    register_entry(
+        TaskEntry(
+            name="toy/arm",
+            make=_make_arm,
+            description="Bring the hand of a planar arm anywhere with little motion; behaviours for archives.",
+            backends=("torch",),
+        )
+    )
     register_entry(
         TaskEntry(
             name="toy/point_mass",

@@ -11,6 +11,8 @@ import pytest
 from docs.compatibility import ALLOWED, HEADS, Outcome, try_pair, workplace
 from robopolicy.algorithms import ALGORITHMS
 
+PACKAGES = {"dcg_map_elites": "ribs", "ts_ddr": "clarabel"}  # of optional extras
+
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
@@ -24,8 +26,8 @@ def test_the_matrix_knows_every_algorithm() -> None:
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_an_algorithm_updates_what_it_allows_and_refuses_the_rest_with_a_reason(name: str, place: Path) -> None:
-    if name == "ts_ddr":
-        pytest.importorskip("clarabel")
+    if name in PACKAGES:
+        pytest.importorskip(PACKAGES[name])
     found: dict[str, Outcome] = {head: try_pair(place, name, head) for head in HEADS}
     assert {head for head, outcome in found.items() if outcome.reason is None} == ALLOWED[name]
     for head, outcome in found.items():

@@ -10,6 +10,7 @@ from robopolicy.samplers.curricula import (
     CategoryBandit,
     Frontier,
     Instructions,
+    Regret,
     Shares,
     Staged,
     Uncertain,
@@ -146,6 +147,44 @@ def test_a_share_of_nothing_leaves_the_base():
     assert {(key - 100) % 3 for key in keys(sampler.propose(4))} == {0}
     mixed = started(Shares([0.5, 0.0, 0.5])).propose(4)
     assert sorted((key - 100) % 3 for key in keys(mixed)) == [0, 0, 2, 2]
+
+
+def played(sampler, tasks, rewards) -> None:
+    """Two attempts at each task, worth `rewards(task)`."""
+    twice = torch.tensor([key for key in keys(tasks) for _ in range(2)])
+    values = torch.tensor([value for task in tasks for value in rewards(task)], dtype=torch.float64)
+    sampler.observe(twice, values, torch.zeros(len(twice)))
+
+
+def test_regret_is_the_best_attempt_minus_the_running_mean():
+    sampler = started(Regret(replay=1.0, temperature=1.0, decay=0.5))
+    first, second, third = POOL.tasks[:3]
+    played(sampler, [first], lambda task: (1.0, 0.0))  # regret 1 - 0.5
+    played(sampler, [second], lambda task: (1.0, 1.0))  # 1 - 1
+    played(sampler, [third], lambda task: (0.0, 0.0))  # hopeless so far: 0 - 0
+    assert sampler.weight().tolist()[:4] == [1.0, 1 / 2, 1 / 2, 0.0]
+    played(sampler, [second], lambda task: (0.0, 0.0))  # forgotten: 1 - (1 + 0) / 2, as much as the first
+    assert sampler.weight().tolist()[:4] == [1.0, 1.0, 1 / 3, 0.0]
+
+
+def test_equal_regrets_are_played_alike_and_large_ones_more():
+    count = torch.zeros(2, COUNT)
+    for row, rewards in enumerate((lambda task: (0.5, 0.5), lambda task: (float(task.key == 104), 0.0))):
+        sampler = started(Regret(replay=1.0, temperature=1.0))
+        played(sampler, POOL.tasks, rewards)
+        for _ in range(1200):
+            count[row, sampler.propose(1)[0].key - 100] += 1
+    assert (count[0] / 1200 - 1 / COUNT).abs().max() < 0.03  # 4 standard deviations
+    assert float(count[1, 4] / 1200) == pytest.approx(1 / (1 + 11 / 2), abs=0.05)  # rank 1 against eleven of rank 2
+
+
+def test_without_replay_regret_is_uniform():
+    sampler, plain = started(Regret(replay=0.0)), started(Uniform())
+    sampler._generator.set_state(plain._generator.get_state())
+    played(sampler, POOL.tasks, lambda task: (1.0, 0.0))
+    assert sorted(keys(sampler.propose(6)) + keys(sampler.propose(6))) == list(range(100, 112))
+    with pytest.raises(UserError, match="replay in"):
+        Regret(replay=1.5)
 
 
 def told(task: Task) -> str:

@@ -2,7 +2,8 @@
 
 An algorithm never imports a logger, a simulator or the command line. `experience` names what its `update` wants and
 the training loop provides: "dataset" (a `ChunkBatch`), "rollout" (a `Rollout`), "hybrid" (a `HybridRollout`), "group"
-(a `GroupRollout`), "vine" (a `VineRollout`), "replay" (`Transitions`), "scenarios" (`Scenarios`) or "plans" (`Plans`).
+(a `GroupRollout`), "vine" (a `VineRollout`), "replay" (`Transitions`), "scenarios" (`Scenarios`), "plans" (`Plans`) or
+"population" (a `Generation`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Algorithm(ABC):
     """Base class of every algorithm; constructed as `Algorithm(config, policy, total_updates=n)`."""
 
     name: ClassVar[str]  # key in `robopolicy.algorithms.ALGORITHMS`
-    experience: ClassVar[str]  # "dataset" | "rollout" | "hybrid" | "group" | "vine" | "replay" | "scenarios" | "plans"
+    experience: ClassVar[str]  # what `update` wants, see above
     may_fall: ClassVar[bool] = False  # success falls for a while when all is well: a collapse shows at the end only
     distributed: ClassVar[bool] = False  # its updates can be shared by several processes (`training/distributed.py`)
     config: Any  # frozen dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from robopolicy.behaviour import BEHAVIOUR
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
 from robopolicy.sim.contract import Observation, Step
@@ -33,6 +35,7 @@ class MujocoSim(HostSim):
         image_size: Height and width of those images in pixels.
         point_clouds: Cameras of the model whose depth becomes observations `point_cloud.<camera>`.
         points: Points of each cloud.
+        behave: Measure the task's behaviour after every step, where it declares one.
 
     A state that diverges (non-finite, or reset by MuJoCo itself) ends its episode: `terminated`, `info["diverged"]`,
     never a success, and `final_obs` is the last finite observation.
@@ -49,6 +52,7 @@ class MujocoSim(HostSim):
         image_size: int = 64,
         point_clouds: Sequence[str] = (),
         points: int = 256,
+        behave: bool = False,
     ) -> None:
         for camera in (*cameras, *point_clouds):
             if camera not in task.cameras:
@@ -61,7 +65,8 @@ class MujocoSim(HostSim):
         self.task = task
         self.cameras = tuple(cameras)
         self.point_clouds = tuple(point_clouds)
-        super().__init__(sim_spec(task, self.cameras, image_size, self.point_clouds, points), num_envs)
+        spec = sim_spec(task, self.cameras, image_size, self.point_clouds, points)
+        super().__init__(replace(spec, behaviour=task.behaviour) if behave else spec, num_envs)
         self.engine: Engine = (ThreadsEngine if exact else RolloutEngine)(
             task.model, num_envs, task.frame_skip, threads
         )
@@ -102,6 +107,8 @@ class MujocoSim(HostSim):
 
         terminated = outcome.terminated | diverged
         info: Arrays = {**outcome.info, "diverged": diverged}
+        if self.spec.behaviour is not None:
+            info[BEHAVIOUR] = self.task.behave(after)
         if "success" in info and diverged.any():
             info["success"] = info["success"] & ~diverged
         select = slice(None) if rows is None else rows

@@ -27,4 +27,5 @@ def make_mujoco(task: MujocoTask, options: SimOptions) -> VectorSim:
         image_size=options.image_size,
         point_clouds=options.point_clouds,
         points=options.points,
+        behave=options.descriptor,
     )

@@ -1,0 +1,103 @@
+"""A simulator with messages beside its observations: a probe of what useless or hostile channels do to learning (S171).
+
+In a *cheap talk* process (Lu et al. 2023) somebody appends `size` numbers to what the learner observes and has no
+other influence: the true observation stays visible, dynamics and rewards are untouched, and the message is a fixed
+function of the observation alone, as an unauthenticated topic or a useless sensor may be. Compare training with and
+without it:
+
+* `constant`: zeros, which must not change anything;
+* `random`: `2 pi tanh(m(o))`, m being a random network with two hidden layers of 64 units (random features of o);
+* `high_frequency`: `2 pi sin(w o)` with weights so large that near observations get unlike messages.
+
+The observation is called `message.<kind>`, so that a policy is evaluated with the kind that it was trained with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
+from robopolicy.sim.contract import Observation, Step, TensorSpec, VectorSim
+from robopolicy.sim.wrapped import WrappedSim
+from robopolicy.spec import MESSAGE_PREFIX
+
+MESSAGES = ("constant", "random", "high_frequency")
+SCALE = 2 * math.pi  # largest message
+FREQUENCY = 100.0  # standard deviation of w
+SEED = 171  # of the networks: every run with a kind, a size and an observation sees the same function
+
+
+class MessageSim(WrappedSim):
+    """Another simulator and the observation `message.<kind>`."""
+
+    def __init__(self, sim: VectorSim, kind: str, size: int) -> None:
+        """Wrap `sim`.
+
+        Args:
+            sim: Simulator with at least one vector among its observations.
+            kind: One of `MESSAGES`.
+            size: Numbers per message.
+
+        Raises:
+            UserError: The kind is unknown, the size is not positive, or there is nothing to speak about.
+        """
+        if kind not in MESSAGES:
+            raise unknown_name("message", kind, MESSAGES)
+        if size < 1:
+            raise UserError(f"task.message_size must be at least 1, got {size}.")
+        pictures = (IMAGE_PREFIX, CLOUD_PREFIX)
+        self._spoken = sorted(key for key in sim.spec.observation if not key.startswith(pictures))
+        if not self._spoken:
+            raise UserError(f"Task {sim.spec.task} shows pictures alone, about which no message can be made.")
+        names = tuple(f"message {i}" for i in range(size))
+        super().__init__(sim, f"{MESSAGE_PREFIX}{kind}", TensorSpec((size,), names=names))
+        width = sum(math.prod(sim.spec.observation[key].shape) for key in self._spoken)
+        self._message = speaker(kind, width, size, self.device)
+
+    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
+        """Start every environment anew."""
+        return self._with(self.sim.reset(seed))
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        """Step the simulator and speak."""
+        step = self.sim.step(action, active)
+        return replace(step, obs=self._with(step.obs), final_obs=self._with(step.final_obs))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
+        """Restore `state_dict`."""
+        return self._with(super().load_state_dict(state))
+
+    def _with(self, obs: Observation) -> Observation:
+        vectors = torch.cat([obs[key].flatten(1).float() for key in self._spoken], 1)
+        return {**obs, self.key: self._message(vectors)}
+
+
+def speaker(kind: str, width: int, size: int, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """The function from observations `(N, width)` to messages `(N, size)`; equal arguments give equal functions."""
+    if kind == "constant":
+        return lambda vectors: vectors.new_zeros(len(vectors), size)
+    generator = torch.Generator().manual_seed(SEED)
+
+    def layer(inputs: int, outputs: int, std: float) -> Tensor:
+        return std * torch.randn(inputs, outputs, generator=generator).to(device)
+
+    if kind == "high_frequency":
+        weight = layer(width, size, FREQUENCY)
+        return lambda vectors: SCALE * (vectors @ weight).sin()
+    sizes = (width, 64, 64, size)
+    weights = [layer(a, b, 1 / math.sqrt(a)) for a, b in pairwise(sizes)]
+
+    def speak(vectors: Tensor) -> Tensor:
+        for weight in weights[:-1]:
+            vectors = nn.functional.relu(vectors @ weight)
+        return SCALE * (vectors @ weights[-1]).tanh()
+
+    return speak
