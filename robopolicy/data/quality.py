@@ -58,7 +58,7 @@ def trajectory_quality(returns: ArrayLike, random: float, best: float) -> float:
     """
     if not best > random:
         raise UserError(f"The best return must be above that of random actions, got {best:g} and {random:g}.")
-    return float((np.mean(returns) - random) / (best - random))
+    return (float(np.asarray(returns, np.float64).mean()) - random) / (best - random)
 
 
 def returns_of(episodes: Episodes) -> Array | None:
@@ -179,5 +179,5 @@ def _chosen(episodes: Episodes, steps: int) -> NDArray[np.int64]:
     if steps == len(episodes):
         return np.arange(steps)
     order = np.random.default_rng(0).permutation(episodes.num_episodes)
-    frames = [np.arange(episodes.starts[index], episodes.ends[index]) for index in order]
+    frames = [np.arange(int(episodes.starts[index]), int(episodes.ends[index])) for index in order]
     return np.concatenate(frames)[:steps]
