@@ -102,6 +102,7 @@ def test_a_dry_run_sends_nothing(monkeypatch, tmp_path):
         (["--robot", "ur5e"], "The task moves the joints"),
         (["--robot", "franka_panda", "--lockstep"], "--lockstep is for simulated robots"),
         (["--robot", "franka_panda", "--transport", "loopback"], "stays within this process"),
+        (["--unsupported", "slw"], "Unknown response 'slw'. Did you mean 'slow'?"),
         (["--lockstep", "--dry-run"], "--dry-run sends none"),
         (["--lockstep", "--check"], "--check looks at what comes by itself"),
         (["--attach", "--transport", "loopback"], "no robot to attach to"),
