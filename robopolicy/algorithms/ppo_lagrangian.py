@@ -23,7 +23,7 @@ the limit, so that its constraint hardly ever holds the policy back; ours is the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -126,7 +126,7 @@ class PPOLagrangian(TermCritic, PPO):
         """Advantages of the Lagrangian `(B,)`; values and targets `(B, C + 1)` of all parts."""
         rows = super().rows_of(batch)
         multipliers = rows.advantage.new_tensor([dual.value for dual in self.multipliers.values()])
-        return Rows(**(vars(rows) | {"advantage": lagrangian(rows.advantage, multipliers)}))
+        return replace(rows, advantage=lagrangian(rows.advantage, multipliers))
 
     def update(self, batch: Rollout) -> Metrics:
         """Measure the costs, move the multipliers, and learn from the rollout.

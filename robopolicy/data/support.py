@@ -2,7 +2,8 @@
 
 States and actions are scaled to [-1, 1] by their range in the data. How well they are supported is the log of a kernel
 density, mean_i exp(-|x - x_i|^2 / 2 sigma^2) without its constant, or minus the distance to the k-th nearest neighbour.
-What lies below a percentile of the data's own scores is outside.
+What lies below a percentile of the data's own scores is outside. Both grow blunt where many numbers are independent of
+each other: the middle of the data then counts as supported even if nothing was ever there.
 
 Deviations from the source: the percentile is taken over episodes that are held out, or leaves each point itself out
 where there are too few, so that it holds for new data of the same behaviour and not for the points that are compared
@@ -153,7 +154,7 @@ class SupportGate:
             with safe_open(str(path), "pt") as file:
                 state = json.loads((file.metadata() or {})["support"])
                 state |= {name: file.get_tensor(name) for name in _TENSORS}
-            gate = cls(SupportConfig(), (), *(state[name] for name in _TENSORS), 0.0)
+            gate = cls(SupportConfig(), (), state["low"], state["high"], state["points"], 0.0)
             gate.load_state_dict(state)
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise UserError(f"{path} holds no support gate: {str(error).splitlines()[0]}; fit it anew.") from error

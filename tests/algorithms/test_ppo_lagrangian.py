@@ -68,7 +68,9 @@ def line_rollout(algorithm: Any, rows: int = 256) -> Rollout:
 
 def test_the_surrogate_by_hand() -> None:
     advantage = torch.tensor([[-1.0, -4.0, 6.0], [2.0, 0.0, -1.0]])  # of minus two costs, and of the rest
-    assert lagrangian(advantage, torch.tensor([1.0, 0.5])).tolist() == pytest.approx([(6 - 1 - 2) / 2.5, (-1 + 2) / 2.5])
+    assert lagrangian(advantage, torch.tensor([1.0, 0.5])).tolist() == pytest.approx(
+        [(6 - 1 - 2) / 2.5, (-1 + 2) / 2.5]
+    )
     assert lagrangian(advantage, torch.zeros(2)).tolist() == [6.0, -1.0]  # no constraint is active
 
 
