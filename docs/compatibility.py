@@ -106,6 +106,7 @@ ALLOWED: dict[str, set[str]] = {
     "policyflow": POINTWISE,
     "polychromic": SCORED,
     "ppo": SCORED | {"recurrent gaussian"},
+    "ppo_lagrangian": SCORED | {"recurrent gaussian"},
     "props": SCORED,
     "qc": EVERYTHING,
     "recipe": FLOWS | {"diffusion"},

@@ -40,6 +40,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--rate", type=float, help="ticks of the control loop per second (default: the robot's)")
     parser.add_argument("--priority", type=int, help="real-time priority from 1 to 99, for a computer with other work")
     parser.add_argument("--join", default="replace", help="of chunks: replace, hold, ensemble, rtc (default: replace)")
+    parser.add_argument(
+        "--support", metavar="DATASET", help="what the policy learned from; actions that it does not support are bent"
+    )
+    parser.add_argument(
+        "--unsupported", default="hold", help="what is done about them: hold, slow, refuse (default: hold)"
+    )
     parser.add_argument("--device", default="cpu", help="where a checkpoint computes (default: cpu)")
     parser.add_argument("--lockstep", action="store_true", help="simulated time passes with commands, not by itself")
     parser.add_argument("--attach", action="store_true", help="use a simulated robot that runs already")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from real_robot.check import Subject, check, show
 from real_robot.figures import Figures
@@ -33,14 +34,17 @@ from real_robot.states import State, Tick
 from real_robot.task_embodiment import TaskEmbodiment
 from real_robot.transports.base import TRANSPORTS
 from real_robot.wiring import prefix_of
+from robopolicy.data.support import SupportGate, open_gate
 from robopolicy.deploy.chunk_buffer import JOINS
 from robopolicy.deploy.contract import ChunkSource
 from robopolicy.deploy.page import parse_address
+from robopolicy.deploy.safety.support import RESPONSES, SupportCheck, SupportCheckConfig
 from robopolicy.errors import UserError, cannot_write, unknown_name
 from robopolicy.evaluation.intervals import wilson
 from robopolicy.files import free_folder, write_text
 from robopolicy.sim.mujoco.task import MujocoTask
 from robopolicy.sim.registry import get_task
+from robopolicy.spec import MEMORY
 
 
 @dataclass
@@ -96,6 +100,7 @@ def deploy(args: argparse.Namespace) -> int:
             return _checked(args, robot, task, source, wanted)
         if wrong := misfits(source, wanted):
             raise UserError(f"The policy {args.policy} does not fit {wanted.task}: {'; '.join(wrong)}.")
+        gate = _gate(args, source)
         report = args.out or free_folder(Path("runs/deploy")) / "report.json"
         for place in (report, args.record):
             if place is not None:
@@ -114,6 +119,7 @@ def deploy(args: argparse.Namespace) -> int:
                     source,
                     recorder,
                     view,
+                    gate,
                     args.seed + number,
                 )
             )
@@ -139,6 +145,8 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
         raise unknown_name("transport", args.transport, (*TRANSPORTS, "auto"))
     if args.join not in JOINS:
         raise unknown_name("join", args.join, JOINS)
+    if args.unsupported not in RESPONSES:
+        raise unknown_name("response", args.unsupported, RESPONSES)
     if not robot.simulated and args.episodes > 1:
         raise UserError(f"--episodes is for simulated robots; {robot.name} is a real one, and moves until you stop it.")
     if not robot.simulated and (args.lockstep or args.attach):
@@ -192,6 +200,17 @@ def _checked(args: argparse.Namespace, robot: RobotSpec, task: MujocoTask, sourc
         return show(check(subject), f"{robot.name}, {args.task}, {args.transport}")
 
 
+def _gate(args: argparse.Namespace, source: ChunkSource) -> SupportGate | None:
+    """The support of the data in what the policy sees of it; None unless it was asked for."""
+    if args.support is None:
+        return None
+    seen = {key: shape for key, shape in source.spec.observation.items() if key != MEMORY}
+    gate = open_gate(args.support, [key for key, shape in seen.items() if len(shape) == 1])
+    blank = {key: torch.zeros(1, *shape) for key, shape in seen.items()}
+    gate.point(blank, torch.zeros(1, source.spec.action_dim))  # refuses what does not fit
+    return gate
+
+
 def _images(source: ChunkSource) -> dict[str, tuple[int, int]]:
     """Cameras that a policy sees and the sizes of their pictures."""
     shapes = {
@@ -234,6 +253,7 @@ def _play(
     source: ChunkSource,
     recorder: Recorder | None,
     view: View,
+    gate: SupportGate | None,
     seed: int,
 ) -> Played:
     """Play one episode; a real robot goes on until it is told to stop."""
@@ -249,7 +269,8 @@ def _play(
             transport = RecordedTransport(transport, recorder)
         safety = RecordedFilter(robot.limits, robot.filter_config, recorder=recorder) if recorder is not None else None
         runner = InlineRunner(Kept(source)) if args.lockstep else PolicyRunner(Kept(source))
-        parts = Parts(safety=safety, join=args.join, dry_run=args.dry_run)
+        support = SupportCheck(gate, SupportCheckConfig(args.unsupported)) if gate is not None else None
+        parts = Parts(safety=safety, join=args.join, support=support, dry_run=args.dry_run)
         if simulation is not None:
             simulation.reset(seed)
         loop = ControlLoop(robot, transport, embodiment, runner, parts)

@@ -62,7 +62,7 @@ class ControlLoop:
         self.safety = self.parts.safety or SafetyFilter(robot.limits, robot.filter_config)
         self.estop = self.parts.estop or EStop(robot.guard.heartbeat)
         self.log = InterventionLog(window=max(1, round(robot.guard.window * robot.rate)))
-        self.playback = Playback(robot, embodiment, runner, self.parts.join, self.parts.gate)
+        self.playback = Playback(robot, embodiment, runner, self.parts.join, self.parts.gate, self.parts.support)
         self.state, self.reason = State.DISCONNECTED, ""
         self.overruns = self.ticks = self._late_ticks = self._beats = 0
         self._now = self._due = self._status_due = -np.inf  # [s] of the running tick, when it was due; of a status
@@ -355,7 +355,7 @@ class ControlLoop:
             command, self._filter_state = self.safety.hold(self._filter_state, dt)
             return wanted, command, done
         command, self._filter_state, done = self.safety.step(wanted, self._filter_state, measured, dt)
-        self.log.tick(done)
+        self.log.tick((*self.playback.bent(), *done))
         if done and done[0].kind in REFUSED:
             self._hold(Held(REFUSED[done[0].kind]))
         return wanted, command, done

@@ -10,6 +10,7 @@ from robopolicy.deploy.safety.estop import EStop
 from robopolicy.deploy.safety.fallback import Fallback, hold
 from robopolicy.deploy.safety.filter import SafetyFilter
 from robopolicy.deploy.safety.gate import ObservationGate
+from robopolicy.deploy.safety.support import SupportCheck
 
 
 @dataclass
@@ -19,6 +20,7 @@ class Parts:
     safety: SafetyFilter | None = None  # default: from the robot's limits
     join: str = "replace"  # of chunks, see ChunkBuffer
     gate: ObservationGate | None = None
+    support: SupportCheck | None = None
     fallback: Fallback = hold
     estop: EStop | None = None
     dry_run: bool = False  # compute everything, send nothing

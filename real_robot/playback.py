@@ -18,6 +18,7 @@ from robopolicy.deploy.chunk_buffer import ChunkBuffer, delay_steps
 from robopolicy.deploy.safety.gate import ObservationGate
 from robopolicy.deploy.safety.interventions import Intervention
 from robopolicy.deploy.safety.limits import Array
+from robopolicy.deploy.safety.support import Support, SupportCheck
 from robopolicy.errors import UserError
 
 Heard = Mapping[str, Received]
@@ -65,13 +66,21 @@ class Playback:
     """
 
     def __init__(
-        self, robot: RobotSpec, embodiment: Embodied, runner: Runner, join: str, gate: ObservationGate | None
+        self,
+        robot: RobotSpec,
+        embodiment: Embodied,
+        runner: Runner,
+        join: str,
+        gate: ObservationGate | None = None,
+        support: SupportCheck | None = None,
     ) -> None:
         strangers = sorted(set(robot.names) ^ set(embodiment.joints))
         if strangers:
             raise UserError(f"Only one of the robot and the embodiment moves {', '.join(strangers)}.")
         self.buffer = ChunkBuffer(embodiment.control_dt, runner.spec.action_dim, join)
         self._robot, self._embodiment, self._runner, self._gate = robot, embodiment, runner, gate
+        self._support = support
+        self._bent: list[Intervention] = []  # by the support check, since it was last asked
         self._order = [embodiment.joints.index(name) for name in robot.names]
         self._history: deque[dict[str, NDArray[Any]]] = deque(maxlen=runner.spec.obs_horizon)
         self._origin = np.inf  # [s] when slot 0 began
@@ -164,11 +173,14 @@ class Playback:
         slot = self._at(now)
         if slot == self._slot:
             return self._goal
-        goal, following = None, self._slot >= 0
+        goal = action = None
+        following = self._slot >= 0
         # Ticks that were missed may have skipped slots; the controller of an embodiment counts on their actions, too.
         for each in range(self._slot + 1 if following else slot, slot + 1):
             action = self.buffer.action(each * self._embodiment.control_dt)
             goal = None if action is None else self._commanded(action, state)
+        if goal is not None and action is not None and self._support is not None:
+            goal = self._supported(self._support.judge(self._history[-1], action), goal, following, now)
         if goal is None:
             self._waited = following and self._runner.busy and slot == self._slot + 1
             return self._goal if self._waited else None
@@ -177,6 +189,11 @@ class Playback:
             self.depart(now, self._from)
             self._waited = False
         return goal
+
+    def bent(self) -> tuple[Intervention, ...]:
+        """What the support check did to goals since this was called last."""
+        done, self._bent = tuple(self._bent), []
+        return done
 
     def depart(self, now: float, position: Array) -> None:
         """The robot sets off from `position` `(J,)`; the action of this slot lasts as long as any other."""
@@ -194,6 +211,21 @@ class Playback:
             return np.asarray(self._embodiment.command(action, state), np.float64)[self._order]
         except (UserError, IndexError) as error:
             raise Held(Reason.WRONG_SHAPE, str(error)) from error
+
+    def _supported(self, said: Support, goal: Array, following: bool, now: float) -> Array:
+        """The goal, or the part of the way to it that an action without support in the data may go.
+
+        Raises:
+            Held: Too many such actions came in a row, or the first one does not go all the way.
+        """
+        if said.share == 1.0 and not said.held:
+            return goal
+        found = Intervention("support", "", said.score, said.threshold, now)
+        if said.held or not following:
+            raise Held(Reason.UNSUPPORTED, f"score {said.score:.4g}, at least {said.threshold:.4g}", found)
+        self._bent.append(found)
+        start = self._goal if self._robot.mode == "absolute" else np.zeros_like(goal)  # of no change, of no velocity
+        return start + said.share * (goal - start)
 
     def _quick(self) -> tuple[bool, float]:
         """Whether chunks take well less than a tick, and how long before a tick to ask for them [s]."""

@@ -28,6 +28,7 @@ class Reason(StrEnum):
     STALE_CAMERA = "stale camera"
     BAD_OBSERVATION = "bad observation"
     STRANGE_OBSERVATION = "strange observation"
+    UNSUPPORTED = "action without support in the data"
     CHUNK_EXHAUSTED = "chunk exhausted"
     NON_FINITE = "non-finite action"
     WRONG_SHAPE = "wrong shape"

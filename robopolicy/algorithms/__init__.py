@@ -43,6 +43,7 @@ from robopolicy.algorithms.pmoe_ppo import PMOEPPO, PMOEPPOConfig
 from robopolicy.algorithms.policyflow import PolicyFlow, PolicyFlowConfig
 from robopolicy.algorithms.polychromic import Polychromic, PolychromicConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.algorithms.ppo_lagrangian import PPOLagrangian, PPOLagrangianConfig
 from robopolicy.algorithms.props import PROPS, PROPSConfig
 from robopolicy.algorithms.qc import QC, QCConfig
 from robopolicy.algorithms.recipe import RecipeTuner, RecipeTunerConfig
@@ -101,6 +102,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "policyflow": (PolicyFlowConfig, PolicyFlow),
     "polychromic": (PolychromicConfig, Polychromic),
     "ppo": (PPOConfig, PPO),
+    "ppo_lagrangian": (PPOLagrangianConfig, PPOLagrangian),
     "props": (PROPSConfig, PROPS),
     "qc": (QCConfig, QC),
     "recipe": (RecipeTunerConfig, RecipeTuner),

@@ -17,17 +17,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.actor_critic import value_loss
-from robopolicy.algorithms.frames.on_policy import Rows, flatten
+from robopolicy.algorithms.frames.on_policy import Rows
+from robopolicy.algorithms.frames.reward_terms import TermCritic
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.returns import chunk_discount, gae
 from robopolicy.critics.vector import VectorValueConfig, VectorValueNet
-from robopolicy.data.rollout import Rollout
-from robopolicy.errors import UserError, unknown_name
+from robopolicy.errors import UserError
 from robopolicy.policies.base import Info
 
 
@@ -51,7 +48,7 @@ def normalized(advantage: Tensor) -> Tensor:
     return (advantage - advantage.mean(0)) / (advantage.var(0).sum().sqrt() + 1e-8)
 
 
-class HAMNet(PPO):
+class HAMNet(TermCritic, PPO):
     """PPO on vectors of rewards; `Rows` hold `(B, R)` advantages, values and targets."""
 
     name = "hamnet"
@@ -63,42 +60,9 @@ class HAMNet(PPO):
         """One value per part and one for the rest."""
         return VectorValueNet(self.config.critic, self.policy.spec, terms=len(self.config.terms) + 1)
 
-    def rewards(self, batch: Rollout) -> Tensor:
-        """Parts `(T, N, R)` that add up to the reward; parts of a diverged step are lost with it."""
-        parts: list[Tensor] = []
-        for name in self.config.terms:
-            if name not in batch.terms:
-                raise unknown_name("reward term", name, batch.terms, "in algorithm.terms")
-            parts.append(batch.terms[name].nan_to_num(0.0, 0.0, 0.0))
-        rest = batch.reward - sum(parts, torch.zeros_like(batch.reward))
-        return torch.stack([*parts, rest], -1)
-
-    @torch.no_grad()
-    def rows_of(self, batch: Rollout) -> Rows:
-        """GAE of every part by itself."""
-        (steps, envs), obs, value = batch.shape, flatten(batch.obs), self.critic.by_term
-        values = value(obs).view(steps, envs, -1)  # (T, N, R)
-        successor = torch.cat([values[1:], value(batch.last_obs).unsqueeze(0)])
-        successor[batch.truncated & ~batch.terminated] = value(batch.final_obs)
-
-        def wide(x: Tensor) -> Tensor:  # one column per environment and part
-            return x.unsqueeze(-1).expand(values.shape).flatten(1)
-
-        advantage, target = gae(
-            (self.rewards(batch) * self.scale.factor).flatten(1),
-            values.flatten(1),
-            successor.flatten(1),
-            wide(batch.terminated),
-            wide(batch.truncated),
-            wide(chunk_discount(self.config.gamma, batch.steps)),
-            self.config.lam,
-        )
-        parts = (x.view(steps * envs, -1) for x in (advantage, target, values))
-        return Rows(obs, flatten(batch.record), batch.logp.flatten(0, 1), *parts)
-
-    def critic_loss(self, rows: Rows) -> Tensor:
-        """Regression of all values."""
-        return value_loss(self.critic.by_term(rows.obs), rows, self.config.value_clip)
+    def named_terms(self) -> tuple[str, ...]:
+        """`algorithm.terms`."""
+        return self.config.terms
 
     def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
         """Sum of the clipped surrogates of all parts, minus the entropy bonus."""

@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ examples:
   robopolicy collect push --render --cameras top --behaviours expert expert+0.5 random --episodes 900 --out data/films
   robopolicy collect metaworld/reach-v3 --episodes 50 --out data/reach
   robopolicy collect hopper --policy runs/hopper_sac/checkpoints/last --keep-failures --episodes 50 --out data/hopper
+  robopolicy collect hopper --policy random --keep-failures --episodes 100 --out data/hopper_random
   robopolicy collect ogbench/cube-single-v0 --episodes 50 --num-envs 4 --out data/cube --overwrite
 """
 
@@ -38,7 +40,9 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("task", help="task id, see 'robopolicy list tasks'")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--policy", type=Path, metavar="CKPT", help="checkpoint to record (default: scripted expert)")
+    parser.add_argument(
+        "--policy", metavar="WHO", help="checkpoint to record, or random: uniform actions (default: scripted expert)"
+    )
     parser.add_argument("--stochastic", action="store_true", help="let the policy explore")
     parser.add_argument("--episodes", type=int, default=100, help="episodes to keep (default: 100)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first episode (default: 0)")
@@ -151,7 +155,14 @@ class _Part:
 
 
 def _demonstrations(args: argparse.Namespace, entry: TaskEntry) -> _Part:
-    make = _policy_expert(args.policy, args) if args.policy else entry.need_expert()
+    from robopolicy.evaluation.actors import RandomExpert
+
+    if args.policy is None:
+        make = entry.need_expert()
+    elif args.policy == "random":
+        make = partial(RandomExpert, hold=1)
+    else:
+        make = _policy_expert(Path(args.policy), args)
     return _Part(make, args.episodes, args.noise)
 
 

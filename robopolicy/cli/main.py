@@ -26,6 +26,7 @@ from robopolicy.sim.gl import check_choice
 
 VERBS = (
     "collect",
+    "data",
     "import",
     "train",
     "bench",
@@ -58,6 +59,7 @@ EXAMPLES = """\
 examples:
   robopolicy list tasks
   robopolicy collect lift --episodes 200 --out data/lift
+  robopolicy data data/lift
   robopolicy train experiment=lift_flow_bc dataset=data/lift
   robopolicy train experiment=lift_reinflow init_from=runs/lift_flow_bc/checkpoints/best
   robopolicy bench --seeds 5 experiment=half_cheetah_ppo

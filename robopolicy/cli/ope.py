@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from robopolicy.cli.players import Player
     from robopolicy.data.episodes import Episodes
     from robopolicy.evaluation.ope import Estimates
+    from robopolicy.policies.base import Policy
     from robopolicy.sim.registry import TaskEntry
 
 EXAMPLES = """\
@@ -20,6 +21,7 @@ examples:
   robopolicy ope runs/lift_reinflow/checkpoints/best --logs data/lift_mixed
   robopolicy ope runs/ppo/checkpoints/best --logs data/hopper --behaviour runs/sac/checkpoints/last --stochastic
   robopolicy ope runs/a/checkpoints/best runs/b/checkpoints/best --logs data/lift_mixed --play 100
+  robopolicy ope runs/*/checkpoints/best --logs data/hopper_random --behaviour random --stochastic
 """
 
 
@@ -37,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--behaviour",
         metavar="CKPT",
-        help="the policy that played the logs with --stochastic; importance weights need it",
+        help="who played the logs: a checkpoint with --stochastic, or random; importance weights need it",
     )
     parser.add_argument("--stochastic", action="store_true", help="evaluate the policies with exploration noise")
     parser.add_argument("--gamma", type=float, default=0.99, help="discount per control step (default: 0.99)")
@@ -61,28 +63,32 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.cli.players import load_players
     from robopolicy.data.lerobot import read_lerobot
     from robopolicy.errors import UserError
-    from robopolicy.evaluation.ope import FQEConfig, OPEConfig, estimate
+    from robopolicy.evaluation.ope import FQEConfig, OPEConfig, estimate, score_class
     from robopolicy.evaluation.report import aligned
-    from robopolicy.training.checkpoint import load_policy
 
     check_numbers(args, positive=("steps", "num_envs"), non_negative=("seed", "play"))
     if {"expert", "random"} & set(args.players) or len(set(args.players)) < len(args.players):
         raise UserError(f"Pass different checkpoint folders, got {' '.join(args.players)}.")
     players, entry = load_players(args.players, args.task, args.device)
-    behaviour = load_policy(args.behaviour, args.device)[0] if args.behaviour else None
+    behaviour = _behaviour(args, entry, players)
     seen = {key for player in players if player.spec for key in player.spec.observation}
     episodes = read_lerobot(args.logs, images=any(key.startswith("image.") for key in seen))
     config = OPEConfig(
         gamma=args.gamma, deterministic=not args.stochastic, fqe=FQEConfig(steps=args.steps), seed=args.seed
     )
     found: dict[str, Estimates] = {}
+    policies: dict[str, Any] = {player.label: player.make() for player in players}
     for player in players:
-        policy: Any = player.make()
+        policy = policies[player.label]
         played = _play(args, player, entry) if args.play else None
         found[player.label] = estimate(policy, episodes, behaviour=behaviour, played=played, config=config)
     portfolios = _portfolios(found) if args.play and len(found) > 1 else None
+    together = None
+    if behaviour is not None and len(found) > 1 and all(each["pdis"].effective is not None for each in found.values()):
+        together = score_class(policies, episodes, behaviour, config)
     if args.json:
         content = {"logs": str(args.logs), "gamma": args.gamma, "policies": {k: v.to_dict() for k, v in found.items()}}
+        content |= {"class": together.to_dict()} if together else {}
         print(json.dumps(content | ({"sharpe_ratio": portfolios} if portfolios else {})))
         return 0
     for label, estimates in found.items():
@@ -90,9 +96,30 @@ def run(args: argparse.Namespace) -> int:
         print(aligned(*estimates.table()))
         for note in estimates.notes:
             print(f"note: {note}")
+    if together is not None:
+        print(f"All policies on the same decisions, weighted per decision:\n{aligned(*together.table())}")
+        if together.best is not None:
+            print(f"best: {together.best}; choosing it costs at most {together.regret:.3g} in 95 % of the resamples")
     if portfolios is not None:
         print(f"SharpeRatio@k of the policies and the logs' behaviour:\n{aligned(*portfolios)}")
     return 0
+
+
+def _behaviour(args: argparse.Namespace, entry: TaskEntry, players: list[Player]) -> Policy | None:
+    """Who played the logs, as far as it is known."""
+    from contextlib import closing
+
+    from robopolicy.cli.players import open_sim, sim_options
+    from robopolicy.evaluation.ope import UniformPolicy
+    from robopolicy.training.checkpoint import load_policy
+
+    if args.behaviour != "random":
+        return load_policy(args.behaviour, args.device)[0] if args.behaviour else None
+    assert players[0].spec is not None
+    with closing(open_sim(entry, sim_options(args, players, 1, args.device), players)) as sim:
+        return UniformPolicy(
+            players[0].spec.observation, sim.spec.action_low.cpu().numpy(), sim.spec.action_high.cpu().numpy()
+        )
 
 
 def _play(args: argparse.Namespace, player: Player, entry: TaskEntry) -> Episodes:

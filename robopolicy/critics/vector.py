@@ -1,4 +1,4 @@
-"""State values by reward term, over layers that the observation mixes from shared modules (HAMNet, S129)."""
+"""State values by reward term: of plain layers, or of layers that the observation mixes from shared modules (S129)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from robopolicy.critics.value import ValueConfig, ValueNet
+from robopolicy.nets.mlp import MLP
 from robopolicy.nets.modular import ModularMLP
 from robopolicy.spec import PolicySpec
 
@@ -21,11 +22,31 @@ class VectorValueConfig(ValueConfig):
     context_width: int = 64  # hidden units of the network that mixes them
 
 
-class VectorValueNet(ValueNet):
-    """V_k(s) of R parts of the reward: observations `{key: (B, To, ...)}` -> `(B, R)`; `forward` is their sum."""
+class TermValues(ValueNet):
+    """V_k(s) of R parts of the reward: observations `{key: (B, To, ...)}` -> `(B, R)`; `forward` is their sum.
+
+    Layers are plain; `residual` and `bias` are not used.
+    """
+
+    def __init__(self, config: ValueConfig, spec: PolicySpec, *, terms: int) -> None:
+        super().__init__(config, spec)
+        size, gain = spec.obs_horizon * self.encoder.feature_dim, 1.0 if config.orthogonal_init else None
+        self.head = MLP(size, config.hidden, terms, activation=config.activation, orthogonal_gain=gain)
+
+    def by_term(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """Expected sum of each part of the reward `(B, R)`."""
+        return self.head(self.encoder(obs).flatten(1))
+
+    def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """Expected return `(B,)`."""
+        return self.by_term(obs).sum(1)
+
+
+class VectorValueNet(TermValues):
+    """`TermValues` over modular layers."""
 
     def __init__(self, config: VectorValueConfig, spec: PolicySpec, *, terms: int) -> None:
-        super().__init__(config, spec)
+        super().__init__(config, spec, terms=terms)
         size = spec.obs_horizon * self.encoder.feature_dim
         self.head = ModularMLP(
             size,
@@ -41,7 +62,3 @@ class VectorValueNet(ValueNet):
         """Expected sum of each part of the reward `(B, R)`."""
         features = self.encoder(obs).flatten(1)
         return self.head(features, features)
-
-    def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """Expected return `(B,)`."""
-        return self.by_term(obs).sum(1)

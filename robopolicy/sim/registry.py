@@ -35,6 +35,8 @@ class WorldOptions:
     max_uncertainty: float = 0.0  # an episode is cut where the uncertainty is larger; 0 never cuts
     steps: int = 0  # longest episode in control steps; 0 is the task's
     films: str = ""  # dataset in whose frames episodes start; empty: where the task's own do
+    support: str = ""  # dataset, or gate of `SupportGate.save`, whose support ends episodes that leave it; empty: none
+    support_penalty: float = 25.0  # taken off the reward when one does, as its part "outside"
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,11 @@ def check_ranges(config: TrainConfig) -> None:
     for key, share in (("offline_share", config.replay.offline_share), ("prioritized", config.replay.prioritized)):
         if not 0 <= share <= 1:
             raise UserError(f"replay.{key} must lie in [0, 1], got {share}.")
-    for key, number in (("penalty", config.world.penalty), ("max_uncertainty", config.world.max_uncertainty)):
+    for key, number in (
+        ("penalty", config.world.penalty),
+        ("max_uncertainty", config.world.max_uncertainty),
+        ("support_penalty", config.world.support_penalty),
+    ):
         if not 0 <= number < math.inf:
             raise UserError(f"world.{key} must be a number of 0 or more, got {number}.")
     if config.chunk.execute > config.chunk.horizon:

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from robopolicy.data.lerobot import read_lerobot
+from robopolicy.data.support import open_gate
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, TaskEntry, get_task, make_sim
 from robopolicy.training.world_checkpoint import AnyWorldModel, WorldManifest, load_world
-from robopolicy.worldmodel.backend import LoggedStarts, SimStarts, Starts, WorldSim, WorldSimConfig
+from robopolicy.worldmodel.backend import Guard, LoggedStarts, SimStarts, Starts, WorldSim, WorldSimConfig
 from robopolicy.worldmodel.contract import Judge
 from robopolicy.worldmodel.ensemble import EnsembleWorldModel
 from robopolicy.worldmodel.judge.classifier import SuccessClassifier
@@ -124,9 +125,10 @@ def world_sim(
     if world.films:
         starts.close()
         starts = LoggedStarts(read_lerobot(world.films), spec, anywhere=True)
+    guard = Guard(open_gate(world.support, spec.proprio), world.support_penalty) if world.support else None
     first: Any = model.members[0] if isinstance(model, EnsembleWorldModel) else model
     size = {"num_envs": options.num_envs, "rows": judging.rows or first.config.rows}
-    return WorldSim(model, judging.judge, starts, real.spec, config=rules, **size)
+    return WorldSim(model, judging.judge, starts, real.spec, config=rules, guard=guard, **size)
 
 
 def _samples(model: AnyWorldModel) -> int:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from robopolicy.data.episodes import Episodes
+from robopolicy.data.support import SupportGate
 from robopolicy.errors import UserError
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.policies.noise import seats
-from robopolicy.sim.contract import Observation, SimSpec, Step, VectorSim
+from robopolicy.sim.contract import TERM_PREFIX, Observation, SimSpec, Step, VectorSim
 from robopolicy.sim.rows import RowSim
 from robopolicy.worldmodel.contract import Images, Judge, VideoWorldModel, WorldSpec, WorldState, first_frames
 from robopolicy.worldmodel.films import Films, Window, check_names
@@ -38,6 +39,14 @@ class WorldSimConfig:
     reward: str = "sparse"  # sparse: 1 at success | shaped: gain of progress on top of that
     clip: int = 1  # last frames that the judge is shown, the first one of an episode repeated
     every: int = 1  # control steps between judgements; the last step of an episode is always judged
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Ends episodes whose action has no support in the data where it is played: what the model says then is a guess."""
+
+    gate: SupportGate
+    penalty: float = 25.0  # taken off the reward of the step, as its part "outside"
 
 
 class Starts(Protocol):
@@ -133,6 +142,7 @@ class WorldSim(RowSim):
         num_envs: int,
         config: WorldSimConfig | None = None,
         rows: int = 8,
+        guard: Guard | None = None,
     ) -> None:
         """Build N environments.
 
@@ -144,11 +154,12 @@ class WorldSim(RowSim):
             num_envs: N.
             config: Rules of the episodes.
             rows: Clips per call of the judge; a fixed number keeps rounding independent of N.
+            guard: Ends what leaves the data.
 
         Raises:
-            UserError: Model and task do not belong together.
+            UserError: Model and task do not belong together, or the guard knows what the model does not show.
         """
-        self.config = config or WorldSimConfig()
+        self.config, self.guard = config or WorldSimConfig(), guard
         _check_world(model.spec, task)
         self.model, self.judge, self.starts = model, judge, starts
         shown = {*model.spec.proprio, *(IMAGE_PREFIX + camera for camera in model.spec.cameras)}
@@ -162,6 +173,9 @@ class WorldSim(RowSim):
             mirror=None,
         )
         super().__init__(spec, num_envs)
+        if guard is not None:
+            blank = {key: torch.zeros(1, *shown.shape) for key, shown in spec.observation.items()}
+            guard.gate.point(blank, torch.zeros(1, task.action_dim))
         self._rows = rows
         self._low, self._high = task.action_low.cpu(), task.action_high.cpu()
         self._state: WorldState | None = None
@@ -185,8 +199,12 @@ class WorldSim(RowSim):
         rows = active.nonzero().flatten()
         success, abstained = torch.zeros(2, count, dtype=torch.bool)
         progress, uncertainty = self._progress.clone(), torch.zeros(count)
+        outside = torch.zeros(count, dtype=torch.bool)
         if len(rows):
             played = action.cpu().float()[rows].clamp(self._low, self._high)
+            if self.guard is not None:
+                seen = {key: value[rows] for key, value in self.observe().items()}
+                outside[rows] = ~self.guard.gate.inside(self.guard.gate.point(seen, played))
             state, frames = self.model.step(self._state.select(rows), played[:, None])
             self._state = self._state.put(rows, state)
             self._show(rows, frames.images, frames.proprio)
@@ -195,11 +213,16 @@ class WorldSim(RowSim):
         last = (uncertainty > config.max_uncertainty) | (self.episode_step >= self.spec.max_episode_steps)
         due = (active & (last | (self.episode_step % config.every == 0))).nonzero().flatten()
         success[due], progress[due], abstained[due] = self._judged(due)
+        success = success & ~outside
         reward = success.float() - config.penalty * uncertainty
         if config.reward == "shaped":
             reward = reward + progress - self._progress
         self._progress = progress
-        terminated = success & config.ends_on_success
+        info = {"success": success, "uncertainty": uncertainty, "progress": progress, "abstained": abstained}
+        if self.guard is not None:
+            info[TERM_PREFIX + "outside"] = -self.guard.penalty * outside.float()
+            reward = reward + info[TERM_PREFIX + "outside"]
+        terminated = (success & config.ends_on_success) | outside
         truncated = active & ~terminated & last
         final = self.observe()
         ended = terminated | truncated
@@ -210,7 +233,7 @@ class WorldSim(RowSim):
             terminated=terminated,
             truncated=truncated,
             final_obs=final,
-            info={"success": success, "uncertainty": uncertainty, "progress": progress, "abstained": abstained},
+            info=info,
         )
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:

@@ -75,6 +75,16 @@ def test_several_policies_are_played_and_make_portfolios(runs, capsys):
     assert text.count("played in the simulator") == 2 and "SharpeRatio@k" in text and "k = 3" in text
 
 
+def test_policies_are_compared_on_random_actions(runs, capsys):
+    logs = ["--policy", "random", "--keep-failures", "--episodes", "20", "--out", str(runs / "random")]
+    assert main(["collect", TASK, *logs]) == 0
+    assert "kept 20" in capsys.readouterr().out
+    members = [str(runs / name) for name in ("first", "second")]
+    behaviour = ["--logs", str(runs / "random"), "--behaviour", "random", "--stochastic"]
+    assert main(["ope", *members, *behaviour, "--steps", "5"]) == 0
+    assert "chance to be best" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

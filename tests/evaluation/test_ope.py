@@ -13,7 +13,7 @@ from robopolicy.critics.q import CriticConfig
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.errors import UserError
 from robopolicy.evaluation.ope import FQE, FQEConfig, Logs, OPEConfig, estimate
-from robopolicy.evaluation.ope.estimates import log_density, why_unweighted
+from robopolicy.evaluation.ope.estimates import log_density, unsupported, why_unweighted
 from robopolicy.evaluation.ope.importance import (
     cumulative_weights,
     doubly_robust,
@@ -242,6 +242,22 @@ def test_all_estimators_agree_in_one_table():
 
 
 QUICK = OPEConfig(gamma=GAMMA, deterministic=False, fqe=FQEConfig(FAST.critic, steps=5), features=20)
+
+
+def test_actions_that_the_logs_do_not_support_are_told():
+    rng = np.random.default_rng(0)
+
+    def one() -> Episode:
+        state = rng.normal(size=(20, 3)).astype(np.float32)
+        action = np.tanh(state[:, :1]) + rng.normal(0, 0.1, (20, 1)).astype(np.float32)
+        return Episode({"state": state, "action": action, "reward": action[:, 0], "terminated": np.arange(20) == 19})
+
+    logs = Logs(Episodes.from_list([one() for _ in range(20)], 0.1), SPEC, 0.9)
+    same = torch.from_numpy(logs.episodes.arrays["action"])[None, :, None]
+    near, far = unsupported(logs, same), unsupported(logs, same + 2.0)
+    assert near is not None and near < 0.1 and far is not None and far > 0.9
+    few = Logs(logs.episodes.subset([0]), SPEC, 0.9)
+    assert unsupported(few, same[:, :20]) is None
 
 
 def test_what_cannot_be_computed_says_why():

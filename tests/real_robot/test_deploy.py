@@ -12,13 +12,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scripted import ScriptedLift
+from scripted import NAMES, ScriptedLift
 
 from real_robot import deploy_verb
 from real_robot.filter_log import refilter
 from real_robot.recorder import read
 from real_robot.robot import load_robot
 from robopolicy.cli import main as cli
+from robopolicy.data.episodes import Episode, Episodes
+from robopolicy.data.lerobot import write_lerobot
 from robopolicy.deploy.safety.filter import SafetyFilter
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.interop.checkpoint_source import CheckpointSource
@@ -89,6 +91,30 @@ def test_a_dry_run_sends_nothing(monkeypatch, tmp_path):
     assert report["episodes"][0]["steps"] == 0 and report["success"] is None
 
 
+def lift_data(folder: Path, columns: int) -> Path:
+    """Noise far away in place of demonstrations, with states of so many numbers."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "state": rng.normal(50.0, 1.0, size=(50, columns)).astype("f4"),
+        "action": rng.normal(size=(50, 5)).astype("f4"),
+    }
+    write_lerobot(Episodes.from_list([Episode(arrays)], 0.05), folder)
+    return folder
+
+
+def test_the_support_of_a_dataset_is_watched(monkeypatch, tmp_path, capsys):
+    """Nothing of a lift has support in noise, so that the robot is held."""
+    data = lift_data(tmp_path / "noise", len(NAMES))
+    words = ["--transport", "loopback", "--seconds", "2", "--support", str(data), "--unsupported", "refuse"]
+    report = play(monkeypatch, tmp_path / "r.json", *words)
+    assert report["holds"] >= 1 and report["interventions"]["support"] >= 1
+    source = CheckpointSource(ScriptedLift(8, 4))
+    monkeypatch.setattr("real_robot.deployment.open_source", lambda name, device: source)
+    for folder, message in ((lift_data(tmp_path / "short", 3), "knows 8 numbers"), (tmp_path / "none", "No LeRobot")):
+        assert cli.main(["deploy", *FAST, "--transport", "loopback", "--support", str(folder)]) == 2
+        assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
@@ -102,6 +128,7 @@ def test_a_dry_run_sends_nothing(monkeypatch, tmp_path):
         (["--robot", "ur5e"], "The task moves the joints"),
         (["--robot", "franka_panda", "--lockstep"], "--lockstep is for simulated robots"),
         (["--robot", "franka_panda", "--transport", "loopback"], "stays within this process"),
+        (["--unsupported", "slw"], "Unknown response 'slw'. Did you mean 'slow'?"),
         (["--lockstep", "--dry-run"], "--dry-run sends none"),
         (["--lockstep", "--check"], "--check looks at what comes by itself"),
         (["--attach", "--transport", "loopback"], "no robot to attach to"),

@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from small_world import small_films, small_world
 from test_diagnostics import TrueWorld
 from torch import Tensor
 
+from robopolicy.data.episodes import Episode, Episodes
+from robopolicy.data.support import SupportConfig, SupportGate, support_gate
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import ExpertActor, RandomActor
 from robopolicy.evaluation.harness import evaluate
@@ -17,7 +20,7 @@ from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.world_sims import doubts
-from robopolicy.worldmodel.backend import LoggedStarts, SimStarts, WorldSim, WorldSimConfig
+from robopolicy.worldmodel.backend import Guard, LoggedStarts, SimStarts, WorldSim, WorldSimConfig
 from robopolicy.worldmodel.contract import Images, Judgement
 from robopolicy.worldmodel.films import Films
 from tasks.toy.push import GOAL, RADIUS, PushExpert
@@ -65,6 +68,59 @@ def test_the_true_world_gives_the_true_result_start_by_start(films):
         assert found.success.tolist() == expected.success.tolist()
         assert found.lengths.tolist() == expected.lengths.tolist()
         assert found.returns.tolist() == expected.returns.tolist()
+
+
+def guarded(films: Films, gate: SupportGate, num_envs: int = 3, **config) -> WorldSim:
+    task = real()
+    rules = WorldSimConfig(**config)
+    starts = SimStarts(task, films.spec)
+    model = TrueWorld(films.spec)
+    return WorldSim(
+        model, TrueJudge(), starts, task.spec, num_envs=num_envs, config=rules, rows=4, guard=Guard(gate, 7.0)
+    )
+
+
+def still_data() -> Episodes:
+    """Any place, no movement."""
+    rng = np.random.default_rng(0)
+    places = rng.uniform(-1.5, 1.5, (300, 4)).astype(np.float32)
+    arrays = {"gripper": places[:, :2], "block": places[:, 2:], "action": rng.normal(0, 0.01, (300, 2)).astype("f4")}
+    whole = Episode(arrays)
+    return Episodes.from_list(
+        [Episode({key: v[i : i + 10] for key, v in whole.arrays.items()}) for i in range(0, 300, 10)], 0.1
+    )
+
+
+def test_leaving_the_support_ends_the_episode_and_costs(films):
+    gate = support_gate(still_data(), SupportConfig(outside=0.0))
+    sim, free = guarded(films, gate), dream(films, 3)
+    obs = sim.reset(0)
+    free.reset(0)
+    quiet, loud = torch.zeros(3, 2), torch.zeros(3, 2)
+    loud[1] = 1.0
+    for _ in range(2):
+        step, other = sim.step(quiet), free.step(quiet)
+        assert not step.terminated.any() and torch.equal(step.reward, other.reward)
+        assert "reward.outside" not in other.info and step.info["reward.outside"].eq(0).all()
+    step, other = sim.step(loud), free.step(loud)
+    assert step.terminated.tolist() == [False, True, False] and not other.terminated.any()
+    assert step.info["reward.outside"].tolist() == [0.0, -7.0, 0.0]
+    assert torch.equal(step.reward, other.reward + step.info["reward.outside"])
+    assert sim.episode_step.tolist() == [3, 0, 3] and set(obs) == set(step.obs)
+
+
+def test_a_guarded_world_keeps_the_simulator_contract(films):
+    gate = support_gate(still_data(), SupportConfig(kind="neighbours"))
+    make = lambda count: guarded(films, gate, count, max_episode_steps=9)  # noqa: E731
+    assert check_simulator(make(3), make) == []
+
+
+def test_a_guard_of_other_states_is_refused(films):
+    gate = support_gate(still_data(), keys=["gripper"])
+    assert guarded(films, gate, 1).guard is not None
+    gate.keys = ("gripper", "elbow")
+    with pytest.raises(UserError, match="'elbow' is not observed"):
+        guarded(films, gate, 1)
 
 
 def test_a_search_evaluates_policies_inside_the_model(films):

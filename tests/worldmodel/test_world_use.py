@@ -141,6 +141,7 @@ def test_short_rollouts_start_within_films_and_end_where_the_models_differ(folde
     [
         ({"penalty": 1.0}, "One future of one world model is never uncertain"),
         ({"judge": "nowhere"}, "not a complete judge"),
+        ({"support": "nowhere"}, "No LeRobot dataset at nowhere"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(folder, settings, message):
@@ -185,6 +186,19 @@ def test_weights_found_in_a_world_model_are_reported_on_in_the_simulator(folder,
 def rate(result: dict) -> float:
     """Success rate of a recorded result."""
     return sum(result["episodes"]["success"]) / len(result["episodes"]["success"])
+
+
+def test_leaving_the_support_of_films_is_a_cost_that_a_constraint_bounds(folder):
+    algorithm = ["algorithm=ppo_lagrangian", "algorithm.costs=[outside]", "algorithm.limits=[0.5]"]
+    settings = ["algorithm.decisions=8", "sim.num_envs=4", "world.steps=6", "budget.updates=2", "evaluation.episodes=0"]
+    guard = [f"world.support={folder / 'films'}", "world.support_penalty=3", "task.observe=[gripper,block]"]
+    place = [f"sim.backend=worldmodel:{folder / 'world0'}", f"out={folder}", "name=bounded", "task=push"]
+    policy = ["policy=gaussian", "policy.normalization=running", "logging.every=1"]
+    assert main(["train", *algorithm, *settings, *guard, *place, *policy]) == 0
+    rows = [json.loads(row) for row in (folder / "bounded" / "metrics.jsonl").read_text().splitlines()]
+    costs = [row["cost/outside"] for row in rows if "cost/outside" in row]
+    assert costs and all(0 <= cost <= 3 for cost in costs)
+    assert all(row["multiplier/outside"] >= 0 for row in rows if "multiplier/outside" in row)
 
 
 def test_fine_tuning_in_a_world_model_is_judged_by_the_simulator(folder, capsys):

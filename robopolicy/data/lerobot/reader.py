@@ -55,6 +55,17 @@ def read_lerobot(path: str | Path, *, episodes: Sequence[int] | None = None, ima
         return _read(_Source(root), episodes, images)
 
 
+def camera_shapes(path: str | Path) -> dict[str, tuple[int, int, int]]:
+    """Shapes `(3, height, width)` of the cameras of a dataset, of which nothing is decoded."""
+    shapes: dict[str, tuple[int, int, int]] = {}
+    for name, feature in _Source(Path(path)).features.items():
+        if feature["dtype"] in ("image", "video"):
+            first, second, third = feature["shape"]
+            height, width = (second, third) if first == 3 else (first, second)
+            shapes[str(layout.key_of(name, camera=True))] = (3, height, width)
+    return shapes
+
+
 def _read(source: _Source, episodes: Sequence[int] | None, images: bool) -> Episodes:
     rows = source.rows(episodes)
     features = source.features

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.data.episodes import Episodes
+from robopolicy.data.support import support_gate
 from robopolicy.errors import UserError
 from robopolicy.evaluation.intervals import Interval, bootstrap_mean
 from robopolicy.evaluation.ope.fqe import FQE, FQEConfig
@@ -31,6 +32,8 @@ from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Observation, Policy
 
 Array = NDArray[np.float64]
+_FEW, _SUPPORTED = 100, 2_000  # frames below which support is not judged, and most at which it is
+_OUTSIDE = 0.25  # share of actions without support that is worth a note
 
 WEIGHTED = {
     "is": "importance sampling, whole episodes",
@@ -171,7 +174,7 @@ def estimate(
     if played is not None:
         rows.append(Estimate("played", bootstrap_mean(Logs(played, policy.spec, config.gamma).returns, **options)))
     order = list(NAMES)
-    return Estimates(tuple(sorted(rows, key=lambda row: order.index(row.name))), _notes(logs, reason))
+    return Estimates(tuple(sorted(rows, key=lambda row: order.index(row.name))), _notes(logs, reason, decided))
 
 
 def weighted(logs: Logs, ratios: Array, start: Array, errors: Array, config: OPEConfig) -> list[Estimate]:
@@ -251,8 +254,25 @@ def _check_explored(behaviour: Policy, episodes: Episodes) -> None:
         raise UserError("The logs hold the behaviour's modes; collect them with --stochastic to weight them.")
 
 
-def _notes(logs: Logs, reason: str) -> tuple[str, ...]:
+def unsupported(logs: Logs, decided: Tensor) -> float | None:
+    """Share of what the policy plays, `decided` `(K, F, n, A)`, that has no support in the logs; None if unknown."""
+    keys = [key for key, shape in logs.spec.observation.items() if len(shape) == 1]
+    if not keys or len(logs.episodes) < _FEW:
+        return None
+    frames = np.linspace(0, len(logs.episodes) - 1, min(len(logs.episodes), _SUPPORTED)).astype(np.int64)
+    gate = support_gate(logs.episodes, keys=keys)
+    obs = {key: torch.from_numpy(logs.episodes.arrays[key][frames]) for key in keys}
+    return float((~gate.inside(gate.point(obs, decided[0, frames, 0]))).float().mean())
+
+
+def _notes(logs: Logs, reason: str, decided: Tensor) -> tuple[str, ...]:
     notes = []
+    outside = unsupported(logs, decided)
+    if outside is not None and outside > _OUTSIDE:
+        notes.append(
+            f"{100 * outside:.0f} % of what the policy would play lies outside of the logs' support, where all "
+            "estimates are guesses; of the logs' own actions 5 % do."
+        )
     if logs.cut_weight > 0.05:
         notes.append(
             f"Time limits cut episodes off at a discount of {logs.cut_weight:.2f}; fqe, doubly robust and marginal "

@@ -1,0 +1,86 @@
+"""`robopolicy data`: the card of a dataset, and what to learn from it with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = """\
+examples:
+  robopolicy data data/lift
+  robopolicy data data/hopper --random 18.4 --best 3200
+  robopolicy data data/hopper --random data/hopper_random --best data/hopper_best --replay data/hopper_replay --json
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "data",
+        help="show what a dataset holds and what it is good for",
+        description="The card of a dataset: episodes, features, success and return with intervals, trajectory quality "
+        "(TQ) and state-action coverage (SACo), what may be wrong with it, and whether to imitate it or to learn more.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("dataset", type=Path, metavar="DATASET", help="dataset folder")
+    parser.add_argument(
+        "--random", metavar="RETURN", help="mean return of random actions, or a dataset of them; for TQ"
+    )
+    parser.add_argument("--best", metavar="RETURN", help="the same of the best policy that was learned online; for TQ")
+    parser.add_argument("--replay", type=Path, metavar="DATASET", help="what that learner saw; for SACo")
+    parser.add_argument("--bins", type=int, default=100, help="per axis, for SACo; 0 compares numbers (default: 100)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the card; 0 when there is one, whatever it says."""
+    from robopolicy.data.lerobot import camera_shapes, read_lerobot
+    from robopolicy.errors import UserError
+    from robopolicy.evaluation.dataset_card import ADVICE, References, dataset_card
+    from robopolicy.evaluation.report import aligned
+
+    if (args.random is None) != (args.best is None):
+        raise UserError("Trajectory quality needs both --random and --best.")
+    episodes = read_lerobot(args.dataset, images=False)
+    replay = read_lerobot(args.replay, images=False) if args.replay else None
+    references = References(_return("--random", args.random), _return("--best", args.best), replay)
+    card = dataset_card(episodes, references, bins=args.bins, cameras=camera_shapes(args.dataset))
+    if args.json:
+        print(json.dumps({"dataset": str(args.dataset), **card.to_dict()}))
+        return 0
+    _, facts = card.facts()
+    width = max(len(name) for name, _ in facts)
+    print(f"{args.dataset}")
+    for name, value in facts:
+        print(f"  {name:<{width}}  {value}")
+    print(aligned(*card.table()))
+    for warning in card.warnings:
+        print(f"warning: {warning}")
+    print(f"learn with: {ADVICE[card.advice]}")
+    return 0
+
+
+def _return(option: str, text: str | None) -> float | None:
+    """A number, or the mean return of the dataset of that name."""
+    import math
+
+    from robopolicy.data.lerobot import read_lerobot
+    from robopolicy.data.quality import returns_of
+    from robopolicy.errors import UserError
+
+    if text is None:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        number = None
+    if number is not None:
+        if not math.isfinite(number):
+            raise UserError(f"{option} must be a finite return or a dataset folder, got {text}.")
+        return number
+    returns = returns_of(read_lerobot(text, images=False).played())
+    if returns is None:
+        raise UserError(f"{option} needs a return, and {text} has no rewards.")
+    return float(returns.mean())

@@ -1,0 +1,183 @@
+"""What a dataset is good for: trajectory quality, coverage of states and actions, and what may be wrong with it.
+
+Trajectory quality (TQ) and state-action coverage (SACo) are the two numbers of Schweighofer et al. (2022, S102):
+
+    TQ = (mean return of the data - return of random actions) / (best return of an online learner - the former)
+    SACo = different states-with-actions in the data / those in the replay of an online learner of as many steps
+
+TQ says how well the data's behaviour exploits, SACo how much it explores. Numbers are sorted into bins per axis, and
+different rows of bins are counted, exactly (there: estimated by HyperLogLog). Images and point clouds are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from robopolicy.data.episodes import Episodes, is_cloud, is_image
+from robopolicy.errors import UserError
+
+BINS = 100  # per axis, as in the paper
+LEVELS = 10  # an action with so few different values is a switch, whose ends are no limits
+STILL = 1e-3  # of the range of the data; changes below it are none
+
+Array = NDArray[np.float64]
+
+
+class Coverage(NamedTuple):
+    """Different states-with-actions of a dataset and of a reference of as many steps."""
+
+    unique: int  # in the data
+    steps: int  # counted in each of the two
+    reference: int | None  # different ones in the reference; None without one
+
+    @property
+    def share(self) -> float:
+        """Share of the steps that show something new; 1 where no two are alike."""
+        return self.unique / self.steps
+
+    @property
+    def saco(self) -> float | None:
+        """State-action coverage; None without a reference."""
+        return None if self.reference is None else self.unique / self.reference
+
+
+def trajectory_quality(returns: ArrayLike, random: float, best: float) -> float:
+    """TQ: 0 for data as bad as random actions, 1 for data as good as the best that was learned online.
+
+    Args:
+        returns: (E,) undiscounted returns of the episodes.
+        random: Mean return of random actions.
+        best: Mean return of the best policy that an online learner found.
+
+    Raises:
+        UserError: The best return is not above that of random actions.
+    """
+    if not best > random:
+        raise UserError(f"The best return must be above that of random actions, got {best:g} and {random:g}.")
+    return (float(np.asarray(returns, np.float64).mean()) - random) / (best - random)
+
+
+def returns_of(episodes: Episodes) -> Array | None:
+    """Undiscounted returns `(E,)`; None where no rewards are recorded."""
+    if "reward" not in episodes.arrays:
+        return None
+    return np.add.reduceat(episodes.arrays["reward"].reshape(len(episodes)).astype(np.float64), episodes.starts)
+
+
+def coverage(data: Episodes, reference: Episodes | None = None, bins: int = BINS) -> Coverage:
+    """Count different states-with-actions.
+
+    Args:
+        data: The dataset.
+        reference: What an online learner saw. Whole episodes of the larger of the two, drawn at random with a fixed
+            seed, are left out until both have as many steps.
+        bins: Per axis, between the least and the largest value in either; 0 compares the numbers as they are.
+
+    Raises:
+        UserError: There are no vectors, or both hold different ones.
+    """
+    if bins < 0:
+        raise UserError(f"Coverage needs a number of bins per axis of 0 or more, got {bins}.")
+    found = pairs(data)  # (F, D)
+    if reference is None:
+        return Coverage(_unique(_binned(found, found, bins)), len(found), None)
+    other = pairs(reference)
+    if vector_keys(data) != vector_keys(reference) or found.shape[1] != other.shape[1]:
+        raise UserError(
+            f"Coverage compares datasets of the same vectors, got {', '.join(vector_keys(data))} with "
+            f"{found.shape[1]} numbers and {', '.join(vector_keys(reference))} with {other.shape[1]}."
+        )
+    steps = min(len(found), len(other))
+    found, other = found[_chosen(data, steps)], other[_chosen(reference, steps)]
+    both = np.concatenate([found, other])
+    return Coverage(_unique(_binned(found, both, bins)), steps, _unique(_binned(other, both, bins)))
+
+
+def vector_keys(episodes: Episodes) -> tuple[str, ...]:
+    """Observations that are vectors, in alphabetical order.
+
+    Raises:
+        UserError: There are none.
+    """
+    keys = sorted(key for key in episodes.observation_keys if not is_image(key) and not is_cloud(key))
+    if not keys:
+        raise UserError("The dataset shows no vectors, only images or point clouds, whose states cannot be told apart.")
+    return tuple(keys)
+
+
+def pairs(episodes: Episodes) -> Array:
+    """Observed vectors with actions `(F, D)`."""
+    arrays = [episodes.arrays[key] for key in (*vector_keys(episodes), "action")]
+    return np.concatenate([array.reshape(len(episodes), -1).astype(np.float64) for array in arrays], 1)
+
+
+def constant_entries(episodes: Episodes) -> list[str]:
+    """Entries of vectors and actions that never change, such as `state[3]` or the name of the entry."""
+    return [name for name, values in _entries(episodes) if len(values) > 1 and values.min() == values.max()]
+
+
+def clipped_actions(episodes: Episodes) -> dict[str, float]:
+    """Share of the steps in which an entry of the action lies at its least or largest value, by entry.
+
+    Entries with at most `LEVELS` values, such as a gripper that opens or closes, are left out.
+    """
+    shares: dict[str, float] = {}
+    for name, values in _entries(episodes, ("action",)):
+        if len(np.unique(values)) > LEVELS:
+            shares[name] = float(((values == values.min()) | (values == values.max())).mean())
+    return shares
+
+
+def idle_share(episodes: Episodes) -> float:
+    """Share of the steps after which neither the action nor any vector changes by more than `STILL` of its range."""
+    values = np.stack([column for _, column in _entries(episodes)], 1)  # (F, D)
+    width = np.ptp(values, axis=0)
+    still = (np.abs(np.diff(values, axis=0)) <= STILL * width).all(1)  # (F - 1,)
+    still = np.delete(still, episodes.ends[:-1] - 1)  # the last frame of an episode leads to none of it
+    return float(still.mean()) if len(still) else 0.0
+
+
+def repeated_episodes(episodes: Episodes) -> int:
+    """Episodes whose vectors and actions equal those of an earlier one."""
+    values = np.stack([column for _, column in _entries(episodes)], 1)
+    rows = {values[start:end].tobytes() for start, end in zip(episodes.starts, episodes.ends, strict=True)}
+    return episodes.num_episodes - len(rows)
+
+
+def _entries(episodes: Episodes, keys: Sequence[str] = ()) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Name and values `(F,)` of every number of vectors and actions."""
+    vectors = [key for key in episodes.observation_keys if not is_image(key) and not is_cloud(key)]
+    for key in keys or (*vectors, "action"):
+        columns = episodes.arrays[key].reshape(len(episodes), -1)
+        called = episodes.names.get(key, ())
+        for index, column in enumerate(columns.T):
+            name = f"{key}[{index}]" + (f" ({called[index]})" if len(called) == columns.shape[1] else "")
+            yield name, column.astype(np.float64)
+
+
+def _binned(rows: Array, every: Array, bins: int) -> NDArray[Any]:
+    """Bins `(F, D)` of `rows` in the range of `every`; the rows themselves where `bins` is 0."""
+    if not bins:
+        return rows + 0.0  # so that -0 equals 0
+    low, width = every.min(0), np.ptp(every, axis=0)
+    share = (rows - low) / np.where(width > 0, width, 1.0)
+    return np.minimum(share * bins, bins - 1).astype(np.int32)
+
+
+def _unique(rows: NDArray[Any]) -> int:
+    """Number of different rows."""
+    whole = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1])))
+    return len(np.unique(whole))
+
+
+def _chosen(episodes: Episodes, steps: int) -> NDArray[np.int64]:
+    """Frames `(steps,)` of episodes drawn at random, the last of which may be cut."""
+    if steps == len(episodes):
+        return np.arange(steps)
+    order = np.random.default_rng(0).permutation(episodes.num_episodes)
+    frames = [np.arange(int(episodes.starts[index]), int(episodes.ends[index])) for index in order]
+    return np.concatenate(frames)[:steps]

@@ -1,0 +1,79 @@
+"""`robopolicy data`."""
+
+import json
+
+import numpy as np
+import pytest
+
+from robopolicy.cli.main import main
+from robopolicy.data.episodes import Episode, Episodes
+from robopolicy.data.lerobot import write_lerobot
+from robopolicy.data.quality import coverage
+
+
+def episodes(seed: int, reward: float = 1.0, images: bool = False) -> Episodes:
+    rng = np.random.default_rng(seed)
+
+    def one(index: int) -> Episode:
+        arrays = {
+            "state": rng.integers(0, 5, (6, 2)).astype(np.float32),
+            "action": rng.integers(0, 2, (6, 1)).astype(np.float32),
+            "reward": np.full(6, reward, np.float32),
+            "terminated": np.arange(6) == 5,
+        }
+        arrays |= {"image.top": rng.integers(0, 255, (6, 3, 32, 48), np.uint8)} if images else {}
+        return Episode(arrays, "toy", index)
+
+    return Episodes.from_list([one(index) for index in range(5)], 0.1)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    for name, data in (
+        ("mixed", episodes(0, 0.5, images=True)),
+        ("random", episodes(1, 0.0)),
+        ("best", episodes(2, 1.0)),
+    ):
+        write_lerobot(data, root / name)
+    bare = episodes(3)
+    del bare.arrays["reward"]
+    write_lerobot(bare, root / "bare")
+    return root
+
+
+def test_the_card_shows_features_and_says_what_is_missing(folders, capsys):
+    assert main(["data", str(folders / "mixed")]) == 0
+    text = capsys.readouterr().out
+    assert "30 at 10 Hz" in text and "3 x 32 x 48" in text and "3 [3, 3]" in text
+    assert "needs --random and --best" in text and "needs --replay" in text and "learn with: unknown" in text
+
+
+def test_references_give_quality_and_coverage(folders, capsys):
+    references = ["--random", str(folders / "random"), "--best", "6", "--replay", str(folders / "best")]
+    assert main(["data", str(folders / "mixed"), *references, "--json"]) == 0
+    card = json.loads(capsys.readouterr().out)
+    assert card["quality"]["estimate"] == pytest.approx(0.5)  # 3 of 6 with 0 by chance
+    assert card["coverage"]["saco"] == pytest.approx(coverage(episodes(0, images=True), episodes(2)).saco)
+    assert card["advice"]["kind"] in ("constrained", "unconstrained")
+
+
+def refused(arguments, capsys) -> str:
+    capsys.readouterr()
+    assert main(["data", *map(str, arguments)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_bad_input_is_refused_in_one_line(folders, capsys):
+    mixed = folders / "mixed"
+    assert "DATASET" in refused([], capsys)
+    assert "No LeRobot dataset" in refused([folders / "nowhere"], capsys)
+    assert "both --random and --best" in refused([mixed, "--best", "3"], capsys)
+    assert "above that of random" in refused([mixed, "--random", "3", "--best", "1"], capsys)
+    assert "must be a finite return" in refused([mixed, "--random", "nan", "--best", "1"], capsys)
+    assert "No LeRobot dataset at elsewhere" in refused([mixed, "--random", "elsewhere", "--best", "1"], capsys)
+    assert "has no rewards" in refused([mixed, "--random", folders / "bare", "--best", "1"], capsys)
+    assert "0 or more, got -3" in refused([mixed, "--bins", "-3"], capsys)
+    assert "invalid int value" in refused([mixed, "--bins", "many"], capsys)

@@ -1,0 +1,168 @@
+"""A class of policies scored on shared roll-outs, on a tree of six binary decisions where everything can be summed."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from robopolicy.data.episodes import Episode, Episodes
+from robopolicy.errors import UserError
+from robopolicy.evaluation.ope import UniformPolicy, class_scores, estimate, grow_trees, score_class
+from robopolicy.evaluation.ope.estimates import OPEConfig
+from robopolicy.evaluation.ope.fqe import FQEConfig
+from robopolicy.evaluation.ope.importance import cumulative_weights, per_decision
+from robopolicy.nets.normalizer import make_normalizer
+from robopolicy.policies.base import Policy
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.spec import PolicySpec
+
+DEPTH, GAMMA = 6, 0.9
+PATHS = np.array(list(itertools.product((0, 1), repeat=DEPTH)))  # (64, T): each once, as uniform actions play them
+REWARD = np.random.default_rng(0).normal(size=(DEPTH, 2**DEPTH))  # of a node: time and the actions up to it as a number
+REWARDS = np.stack([REWARD[t, PATHS[:, : t + 1] @ 2 ** np.arange(t, -1, -1)] for t in range(DEPTH)], 1)  # (64, T)
+
+
+def chances(seed: int) -> np.ndarray:
+    """Chance `(64, T)` of a random stochastic policy to act as each path does at its nodes."""
+    second = np.random.default_rng(seed).uniform(0.05, 0.95, size=(DEPTH, 2**DEPTH))
+    node = np.stack([PATHS[:, :t] @ 2 ** np.arange(t - 1, -1, -1) if t else 0 * PATHS[:, 0] for t in range(DEPTH)], 1)
+    here = second[np.arange(DEPTH), node]
+    return np.where(PATHS == 1, here, 1 - here)
+
+
+def ratios(chance: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        return np.log(chance) - np.log(0.5)
+
+
+def shares(chance: np.ndarray) -> np.ndarray:
+    """What each roll-out `(64,)` adds to the estimate."""
+    return per_decision(cumulative_weights(ratios(chance)), REWARDS, GAMMA).numerator.sum(1)
+
+
+def value(chance: np.ndarray) -> float:
+    """True discounted return: paths by their probability."""
+    return float(chance.prod(1) @ (REWARDS @ GAMMA ** np.arange(DEPTH)))
+
+
+def fixed(path: int) -> np.ndarray:
+    """A member that plays one path, whatever it sees."""
+    return (PATHS[path] == PATHS).astype(float)
+
+
+def test_every_member_of_the_class_is_scored_without_bias():
+    """The mean over all 64 equally likely roll-outs is the expectation of one."""
+    members = {f"path{i}": fixed(i) for i in range(64)} | {f"mixed{i}": chances(i) for i in range(6)}
+    for chance in members.values():
+        assert shares(chance).mean() == pytest.approx(value(chance), abs=1e-12)
+    scores = class_scores({name: ratios(c) for name, c in members.items()}, REWARDS, gamma=GAMMA, minimum=0)
+    truth = {name: value(chance) for name, chance in members.items()}
+    assert scores.best == max(truth, key=truth.__getitem__)
+    assert scores.values[scores.names.index("mixed3")].estimate == pytest.approx(truth["mixed3"])
+    assert sum(scores.chance) == pytest.approx(1.0) and scores.regret >= 0
+
+
+def test_the_difference_of_two_members_varies_with_what_they_disagree_about():
+    base = shares(fixed(0))
+    late, early = shares(fixed(1)), shares(fixed(32))  # other last and other first action
+    assert (late - base)[PATHS[:, 0] == 1].any() == np.False_  # where neither would have been, both add nothing
+    assert (late - base).var() < (early - base).var()
+    assert np.abs(late - base).max() == pytest.approx(
+        2**DEPTH * GAMMA ** (DEPTH - 1) * max(abs(REWARDS[0, -1]), abs(REWARDS[1, -1]))
+    )  # the last reward alone
+
+
+def test_members_with_few_effective_episodes_are_not_chosen():
+    scores = class_scores({"path": ratios(fixed(5)), "mixed": ratios(chances(0))}, REWARDS, gamma=GAMMA, minimum=20)
+    assert scores.best == "mixed" and scores.chance == pytest.approx((0.0, 1.0)) and scores.regret == 0.0
+    none = class_scores({"path": ratios(fixed(5))}, REWARDS, minimum=60)
+    assert none.best is None and none.to_dict()["regret"] is None
+
+
+SPEC = PolicySpec({"state": (1,)}, 1)
+
+
+class Leaning(Policy):
+    """Plays between -1 and 1, above 0 with a fixed chance."""
+
+    name = "leaning"
+
+    def __init__(self, above: float) -> None:
+        super().__init__()
+        self.spec, self.above = SPEC, above
+        self.action_normalizer = make_normalizer(1, "identity")
+
+    def act(self, obs, *, deterministic=False, generator=None):
+        return torch.full((len(obs["state"]), 1, 1), 0.5 if self.above > 0.5 else -0.5)
+
+    def log_density(self, obs, chunk):
+        return torch.where(chunk[:, 0, 0] > 0, torch.tensor(self.above), torch.tensor(1 - self.above)).log()
+
+
+def uniform_logs(episodes: int) -> Episodes:
+    rng = np.random.default_rng(0)
+
+    def one() -> Episode:
+        action = rng.uniform(-1, 1, (3, 1)).astype(np.float32)
+        rows = {
+            "state": np.zeros((3, 1), np.float32),
+            "action": action,
+            "reward": (action[:, 0] > 0).astype(np.float32),
+        }
+        return Episode({**rows, "terminated": np.arange(3) == 2})
+
+    return Episodes.from_list([one() for _ in range(episodes)], 0.1)
+
+
+def test_policies_are_scored_together_on_uniform_actions():
+    logs, behaviour = uniform_logs(2000), UniformPolicy({"state": (1,)}, [-1.0], [1.0])
+    members = {"mostly": Leaning(0.9), "rarely": Leaning(0.2)}
+    config = OPEConfig(gamma=1.0, deterministic=False, fqe=FQEConfig(steps=1))
+    scores = score_class(members, logs, behaviour, config)
+    for interval, chance in zip(scores.values, (0.9, 0.2), strict=True):
+        assert interval.low < 3 * chance < interval.high
+    assert scores.best == "mostly" and scores.chance == (1.0, 0.0)
+    single = estimate(members["rarely"], logs, behaviour=behaviour, config=config)
+    assert single["pdis"].interval.estimate == pytest.approx(scores.values[1].estimate)
+
+
+def test_uniform_actions_have_the_density_of_their_box_and_none_beyond_it():
+    behaviour = UniformPolicy({"state": (1,)}, [-1.0, 0.0], [1.0, 4.0])
+    obs = {"state": torch.zeros(3, 1, 1)}
+    drawn = behaviour.act(obs, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(behaviour.log_density(obs, drawn).exp(), torch.tensor(1 / 8))
+    assert behaviour.log_density(obs, drawn + 5).exp().eq(0).all()
+    assert behaviour.act(obs, deterministic=True)[0, 0].tolist() == [0.0, 2.0]
+
+
+def test_a_member_without_density_is_refused():
+    flow = FlowPolicy(FlowConfig(hidden=(8,)), SPEC)
+    with pytest.raises(UserError, match="gives no density"):
+        score_class({"flow": flow}, uniform_logs(2), UniformPolicy({"state": (1,)}, [-1.0], [1.0]))
+
+
+def test_paths_through_a_tree_are_what_playing_them_gives():
+    actions = torch.tensor([[-0.4, 0.1], [0.6, 0.3]])
+    sim = make_sim("toy/point_mass", SimOptions(num_envs=3, reward="shaped"))
+    trees = grow_trees(sim, actions, 4, seed=7, gamma=GAMMA)
+
+    def choose(obs):
+        return (obs["state"][:, 0] * 50).long() % 2  # any function of what is seen
+
+    obs, played = sim.reset(7), torch.zeros(3, dtype=torch.float64)
+    for step in range(4):
+        result = sim.step(actions[choose(obs)])
+        played += GAMMA**step * result.reward.double()
+        obs = result.obs
+    sim.close()
+    assert torch.allclose(trees.returns(choose), played)
+    assert [tuple(reward.shape) for reward in trees.rewards] == [(3, 1, 2), (3, 2, 2), (3, 4, 2), (3, 8, 2)]
+
+
+def test_trees_that_are_too_large_are_refused():
+    sim = make_sim("toy/point_mass", SimOptions(num_envs=1))
+    with pytest.raises(UserError, match="10 actions to a depth of 8"):
+        grow_trees(sim, torch.zeros(10, 2), 8)
+    sim.close()

@@ -1,0 +1,29 @@
+"""The control loop with a gate around the support of the data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from rig import Rig, wave
+
+from real_robot.loop import Parts
+from real_robot.states import State
+from robopolicy.data.support import SupportConfig, SupportGate
+from robopolicy.deploy.safety.support import SupportCheck, SupportCheckConfig
+
+
+@pytest.mark.parametrize("response", ["hold", "slow", "refuse"])
+def test_actions_without_support_are_bent_and_then_hold(monkeypatch: pytest.MonkeyPatch, response: str) -> None:
+    """The data knows the wave up to 0.25 rad of its first joint; beyond it the robot is held, with or without a way."""
+    walk = np.stack([wave(t) for t in np.linspace(0.0, 0.8, 400)]).astype(np.float32)  # of a joint: 0 to 0.25 rad
+    noise = np.random.default_rng(0).normal(0.0, 0.02, (400, 3)).astype(np.float32)
+    points = torch.from_numpy(np.concatenate([walk, walk + noise], 1))
+    gate = SupportGate.fit(points, np.arange(400) % 10, SupportConfig(outside=0.0), ("state",))
+    check = SupportCheck(gate, SupportCheckConfig(response=response, patience=4))
+    rig = Rig(monkeypatch, parts=Parts(support=check)).running(0.2)
+    tick = rig.until(1.5)
+    assert tick.state is State.HOLD and tick.reason.startswith("action without support in the data: score")
+    assert rig.loop.log.counts["support"] == (1 if response == "hold" else 4)
+    assert rig.at_rest()
+    rig.check_limits()
