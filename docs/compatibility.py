@@ -65,6 +65,7 @@ POINTWISE = {"flow", "diffusion", "edm"}  # trained on the velocity at a point
 DENOISING = {*FLOWS, *POINTWISE, "consistency"}
 SCORED = EVERYTHING - DENOISING - {"swaddled"}  # chunks have a log-probability
 ALLOWED: dict[str, set[str]] = {
+    "a2pr": {"squashed gaussian"},
     "ac_flow": POINTWISE,
     "awm": POINTWISE,
     "bc": EVERYTHING,
@@ -94,12 +95,14 @@ ALLOWED: dict[str, set[str]] = {
     "mdpo": SCORED | {"recurrent gaussian"},
     "mdpo_off": {"squashed gaussian"},
     "npg_igt": SCORED,
+    "odice": EVERYTHING,
     "pa_rl": EVERYTHING,
     "pmoe": {"squashed mixture"},
     "pmoe_ppo": {"mixture", "squashed mixture"},
     "policyflow": POINTWISE,
     "polychromic": SCORED,
     "ppo": SCORED | {"recurrent gaussian"},
+    "prdc": {"squashed gaussian"},
     "props": SCORED,
     "qc": EVERYTHING,
     "recipe": FLOWS | {"diffusion"},
@@ -113,6 +116,7 @@ ALLOWED: dict[str, set[str]] = {
     "subpo": SCORED | {"recurrent gaussian"},
     "symphony": {"swaddled"},
     "td3": {"squashed gaussian"},
+    "td3_bc": {"squashed gaussian"},
     "text_recipe": set(),  # they train policy=text alone, on text tasks
     "text_sft": set(),
     "tscac": {"squashed gaussian"},

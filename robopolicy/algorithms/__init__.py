@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from robopolicy.algorithms.a2pr import A2PR, A2PRConfig
 from robopolicy.algorithms.ac_flow import ACFlow, ACFlowConfig
 from robopolicy.algorithms.awm import AWM, AWMConfig
 from robopolicy.algorithms.bc import BC, BCConfig
@@ -34,12 +35,14 @@ from robopolicy.algorithms.iql import IQL, IQLConfig
 from robopolicy.algorithms.mdpo import MDPO, MDPOConfig
 from robopolicy.algorithms.mdpo_off import MDPOOff, MDPOOffConfig
 from robopolicy.algorithms.npg_igt import NPGIGT, NPGIGTConfig
+from robopolicy.algorithms.odice import ODICE, ODICEConfig
 from robopolicy.algorithms.pa_rl import PARL, PARLConfig
 from robopolicy.algorithms.pmoe import PMOE, PMOEConfig
 from robopolicy.algorithms.pmoe_ppo import PMOEPPO, PMOEPPOConfig
 from robopolicy.algorithms.policyflow import PolicyFlow, PolicyFlowConfig
 from robopolicy.algorithms.polychromic import Polychromic, PolychromicConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.algorithms.prdc import PRDC, PRDCConfig
 from robopolicy.algorithms.props import PROPS, PROPSConfig
 from robopolicy.algorithms.qc import QC, QCConfig
 from robopolicy.algorithms.recipe import RecipeTuner, RecipeTunerConfig
@@ -53,11 +56,13 @@ from robopolicy.algorithms.stock_ac import StockAC, StockACConfig
 from robopolicy.algorithms.subpo import SubPO, SubPOConfig
 from robopolicy.algorithms.symphony import Symphony, SymphonyConfig
 from robopolicy.algorithms.td3 import TD3, TD3Config
+from robopolicy.algorithms.td3_bc import TD3BC, TD3BCConfig
 from robopolicy.algorithms.tscac import TSCAC, TSCACConfig
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Policy
 
 ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
+    "a2pr": (A2PRConfig, A2PR),
     "ac_flow": (ACFlowConfig, ACFlow),
     "awm": (AWMConfig, AWM),
     "bc": (BCConfig, BC),
@@ -87,12 +92,14 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "mdpo": (MDPOConfig, MDPO),
     "mdpo_off": (MDPOOffConfig, MDPOOff),
     "npg_igt": (NPGIGTConfig, NPGIGT),
+    "odice": (ODICEConfig, ODICE),
     "pa_rl": (PARLConfig, PARL),
     "pmoe": (PMOEConfig, PMOE),
     "pmoe_ppo": (PMOEPPOConfig, PMOEPPO),
     "policyflow": (PolicyFlowConfig, PolicyFlow),
     "polychromic": (PolychromicConfig, Polychromic),
     "ppo": (PPOConfig, PPO),
+    "prdc": (PRDCConfig, PRDC),
     "props": (PROPSConfig, PROPS),
     "qc": (QCConfig, QC),
     "recipe": (RecipeTunerConfig, RecipeTuner),
@@ -106,6 +113,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "subpo": (SubPOConfig, SubPO),
     "symphony": (SymphonyConfig, Symphony),
     "td3": (TD3Config, TD3),
+    "td3_bc": (TD3BCConfig, TD3BC),
     "tscac": (TSCACConfig, TSCAC),
 }
 

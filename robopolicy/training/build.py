@@ -226,6 +226,8 @@ def _source(
     if isinstance(algorithm, TextSFT | TextRecipe):
         return text_source(train_sim, algorithm, seed)
     if isinstance(algorithm, OffPolicy):
+        if episodes is not None:
+            algorithm.use_dataset(episodes)
         request, share = algorithm.request, config.replay.prioritized
         offline = Replay.from_episodes(episodes, gamma=request.gamma, prioritized=share) if episodes else None
         return ReplaySource(
