@@ -12,10 +12,8 @@ SMALLEST = 1e-10  # squared norm of a gradient below which it has no direction
 
 def flat_gradient(loss: Tensor, parameters: Iterable[Tensor]) -> Tensor:
     """Gradient `(P,)` of a scalar `loss`, all parameters in a row, 0 where it has none; the graph is kept."""
-    wanted = list(parameters)
-    found = torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
-    pairs = zip(found, wanted, strict=True)
-    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
+    found = torch.autograd.grad(loss, list(parameters), retain_graph=True, materialize_grads=True)
+    return torch.cat([gradient.flatten() for gradient in found])
 
 
 def parallel_share(gradient: Tensor, along: Tensor) -> Tensor:
