@@ -68,6 +68,7 @@ POINTWISE = {"flow", "diffusion", "edm"}  # trained on the velocity at a point
 DENOISING = {*FLOWS, *POINTWISE, "consistency"}
 SCORED = EVERYTHING - DENOISING - {"swaddled"}  # chunks have a log-probability
 ALLOWED: dict[str, set[str]] = {
+    "a2pr": {"squashed gaussian"},
     "ac_flow": POINTWISE,
     "ailboost": {"squashed gaussian"},
     "awm": POINTWISE,
@@ -100,6 +101,7 @@ ALLOWED: dict[str, set[str]] = {
     "mdpo": SCORED | {"recurrent gaussian"},
     "mdpo_off": {"squashed gaussian"},
     "npg_igt": SCORED,
+    "odice": EVERYTHING,
     "pa_rl": EVERYTHING,
     "pmoe": {"squashed mixture"},
     "pmoe_ppo": {"mixture", "squashed mixture"},
@@ -107,6 +109,7 @@ ALLOWED: dict[str, set[str]] = {
     "polychromic": SCORED,
     "ppo": SCORED | {"recurrent gaussian"},
     "ppo_lagrangian": SCORED | {"recurrent gaussian"},
+    "prdc": {"squashed gaussian"},
     "props": SCORED,
     "qc": EVERYTHING,
     "recipe": FLOWS | {"diffusion"},
@@ -121,6 +124,7 @@ ALLOWED: dict[str, set[str]] = {
     "symphony": {"swaddled"},
     "ta_lpo": SCORED | {"recurrent gaussian"},
     "td3": {"squashed gaussian"},
+    "td3_bc": {"squashed gaussian"},
     "text_recipe": set(),  # they train policy=text alone, on text tasks
     "text_sft": set(),
     "ts_ddr": {"squashed gaussian"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from robopolicy.algorithms.a2pr import A2PR, A2PRConfig
 from robopolicy.algorithms.ac_flow import ACFlow, ACFlowConfig
 from robopolicy.algorithms.ailboost import AILBoost, AILBoostConfig
 from robopolicy.algorithms.awm import AWM, AWMConfig
@@ -37,6 +38,7 @@ from robopolicy.algorithms.iql import IQL, IQLConfig
 from robopolicy.algorithms.mdpo import MDPO, MDPOConfig
 from robopolicy.algorithms.mdpo_off import MDPOOff, MDPOOffConfig
 from robopolicy.algorithms.npg_igt import NPGIGT, NPGIGTConfig
+from robopolicy.algorithms.odice import ODICE, ODICEConfig
 from robopolicy.algorithms.pa_rl import PARL, PARLConfig
 from robopolicy.algorithms.pmoe import PMOE, PMOEConfig
 from robopolicy.algorithms.pmoe_ppo import PMOEPPO, PMOEPPOConfig
@@ -44,6 +46,7 @@ from robopolicy.algorithms.policyflow import PolicyFlow, PolicyFlowConfig
 from robopolicy.algorithms.polychromic import Polychromic, PolychromicConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.ppo_lagrangian import PPOLagrangian, PPOLagrangianConfig
+from robopolicy.algorithms.prdc import PRDC, PRDCConfig
 from robopolicy.algorithms.props import PROPS, PROPSConfig
 from robopolicy.algorithms.qc import QC, QCConfig
 from robopolicy.algorithms.recipe import RecipeTuner, RecipeTunerConfig
@@ -58,12 +61,14 @@ from robopolicy.algorithms.subpo import SubPO, SubPOConfig
 from robopolicy.algorithms.symphony import Symphony, SymphonyConfig
 from robopolicy.algorithms.ta_lpo import TALPO, TALPOConfig
 from robopolicy.algorithms.td3 import TD3, TD3Config
+from robopolicy.algorithms.td3_bc import TD3BC, TD3BCConfig
 from robopolicy.algorithms.ts_ddr import TSDDR, TSDDRConfig
 from robopolicy.algorithms.tscac import TSCAC, TSCACConfig
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Policy
 
 ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
+    "a2pr": (A2PRConfig, A2PR),
     "ac_flow": (ACFlowConfig, ACFlow),
     "ailboost": (AILBoostConfig, AILBoost),
     "awm": (AWMConfig, AWM),
@@ -96,6 +101,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "mdpo": (MDPOConfig, MDPO),
     "mdpo_off": (MDPOOffConfig, MDPOOff),
     "npg_igt": (NPGIGTConfig, NPGIGT),
+    "odice": (ODICEConfig, ODICE),
     "pa_rl": (PARLConfig, PARL),
     "pmoe": (PMOEConfig, PMOE),
     "pmoe_ppo": (PMOEPPOConfig, PMOEPPO),
@@ -103,6 +109,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "polychromic": (PolychromicConfig, Polychromic),
     "ppo": (PPOConfig, PPO),
     "ppo_lagrangian": (PPOLagrangianConfig, PPOLagrangian),
+    "prdc": (PRDCConfig, PRDC),
     "props": (PROPSConfig, PROPS),
     "qc": (QCConfig, QC),
     "recipe": (RecipeTunerConfig, RecipeTuner),
@@ -117,6 +124,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "symphony": (SymphonyConfig, Symphony),
     "ta_lpo": (TALPOConfig, TALPO),
     "td3": (TD3Config, TD3),
+    "td3_bc": (TD3BCConfig, TD3BC),
     "ts_ddr": (TSDDRConfig, TSDDR),
     "tscac": (TSCACConfig, TSCAC),
 }

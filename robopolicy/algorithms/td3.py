@@ -78,19 +78,30 @@ class TD3(OffPolicy):
 
     def target(self, batch: Transitions) -> Tensor:
         """Value of the slow actor's next action with clipped noise."""
+        return self.bootstrap(batch, self.next_chunk(batch))
+
+    def next_chunk(self, batch: Transitions) -> Tensor:
+        """The slow actor's chunk `(B, H, A)` at the next observation, with clipped noise."""
         mode = self.target_policy.mode(batch.next_obs)
         limit = self.config.target_noise_clip
         noise = (self.config.target_noise * normal(mode.shape, self.generator, mode.device)).clamp(-limit, limit)
-        return self.bootstrap(batch, self._shifted(mode, noise))
+        return self._shifted(mode, noise)
+
+    def first_value(self, obs: Observation, chunk: Tensor) -> Tensor:
+        """Values `(B,)` of the first critic alone, which the actor climbs."""
+        return self.critic(obs, chunk, torch.zeros(1, dtype=torch.int64, device=chunk.device))[0]
+
+    def actor_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
+        """The negative value of the actor's chunks, and what to log."""
+        return -self.first_value(batch.obs, self.policy.mode(batch.obs)).mean(), {}
 
     def actor_step(self, batch: Transitions) -> Info:
-        """One step of the actor up the first critic; then both slow copies follow."""
-        first = torch.zeros(1, dtype=torch.int64, device=batch.reward.device)
-        loss = -self.critic(batch.obs, self.policy.mode(batch.obs), first).mean()
+        """One step of the actor; then its slow copy follows."""
+        loss, info = self.actor_loss(batch)
         descend(self.optimizer, loss)
         self._policy_update.step(self.config.tau)
         self._policy_update.copy_buffers()
-        return {"loss": loss}
+        return {"loss": loss, **info}
 
     def _shifted(self, chunk: Tensor, noise: Tensor) -> Tensor:
         """`chunk` moved by normalised `noise`, within the action bounds."""

@@ -238,6 +238,8 @@ def _source(
         assert sim is not None
         return PopulationSource(sim, device, algorithm, settings=config.replay, seed=seed)
     if isinstance(algorithm, OffPolicy):
+        if episodes is not None:
+            algorithm.use_dataset(episodes)
         request, share = algorithm.request, config.replay.prioritized
         if episodes is not None and not algorithm.needs_reward:  # what earns nothing is read all the same
             unpaid = np.zeros(len(episodes), np.float32)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful, frozen_copy
 from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate, random_members
+from robopolicy.data.episodes import Episodes
 from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Info, Observation, Policy, Sample
@@ -81,6 +82,9 @@ class OffPolicy(Algorithm):
             obs_horizon=spec.obs_horizon,
             decisions_only=self.decisions_only,
         )
+
+    def use_dataset(self, episodes: Episodes) -> None:
+        """See the whole dataset once, before the first update; most algorithms are content with batches of it."""
 
     def explore(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk before learning starts."""

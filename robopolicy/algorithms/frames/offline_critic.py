@@ -147,24 +147,48 @@ class OfflineCriticConfig(OffPolicyConfig):
     grad_clip: float = 1.0  # largest gradient norm of the policy
 
 
-class OfflineCritic(OffPolicy):
-    """Any policy with `imitation_loss`, a critic that follows a rule, and a player that acts with both."""
+class Imitating(OffPolicy):
+    """Any policy with `imitation_loss` that imitates chunks of the memory, each as much as a subclass says."""
 
     config: OfflineCriticConfig
+
+    def __init__(self, config: OfflineCriticConfig, policy: Policy, *, total_updates: int) -> None:
+        """Build the critic around `policy`, which is trained in place."""
+        require_imitation(policy, self.name)
+        super().__init__(config, policy, total_updates=total_updates)
+        self.config: OfflineCriticConfig = config
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
+
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """A chunk of the policy."""
+        return Sample.unscored(self.policy.act(obs, generator=generator))
+
+    def imitate(self, obs: Observation, chunk: Tensor, weight: Tensor | None, mask: Tensor) -> Tensor:
+        """One step of the policy towards `chunk` `(B, H, A)`; returns the loss."""
+        self.policy.train()
+        loss = self.policy.imitation_loss(obs, chunk, weight, mask=mask, generator=self.generator)[0].mean()
+        descend(self.optimizer, loss, self.policy, self.config.grad_clip)
+        return loss
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """The shared parts and the optimiser of the policy."""
+        return {**super().parts(), "optimizer": self.optimizer}
+
+
+class OfflineCritic(Imitating):
+    """A policy that imitates, a critic that follows a rule, and a player that acts with both."""
+
     rule: CriticRule
     player: Policy  # what acts and is deployed; the bare policy unless a subclass wraps it
 
     def __init__(self, config: OfflineCriticConfig, policy: Policy, *, total_updates: int) -> None:
         """Build everything but the rule around `policy`, which is trained in place."""
-        require_imitation(policy, self.name)
         super().__init__(config, policy, total_updates=total_updates)
-        self.config: OfflineCriticConfig = config
         self.player = policy
         self.rule = self.make_rule()
         learned = list(self.rule.parameters())
         if learned:
             self.critic_optimizer.add_param_group({"params": learned})
-        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
 
     @abstractmethod
     def make_rule(self) -> CriticRule:
@@ -201,13 +225,6 @@ class OfflineCritic(OffPolicy):
         extra, more = self.rule.extra_loss(batch, self.critic, lambda: self.judge(batch), lambda: self.propose(batch))
         return loss + extra, info | more
 
-    def imitate(self, obs: Observation, chunk: Tensor, weight: Tensor | None, mask: Tensor) -> Tensor:
-        """One step of the policy towards `chunk` `(B, H, A)`; returns the loss."""
-        self.policy.train()
-        loss = self.policy.imitation_loss(obs, chunk, weight, mask=mask, generator=self.generator)[0].mean()
-        descend(self.optimizer, loss, self.policy, self.config.grad_clip)
-        return loss
-
     def update(self, batch: Transitions) -> Metrics:
         """As every off-policy algorithm; the rule sees the observations too."""
         metrics = super().update(batch)
@@ -219,8 +236,8 @@ class OfflineCritic(OffPolicy):
         return self.player
 
     def parts(self) -> Mapping[str, Stateful]:
-        """The shared parts, the rule and the optimiser of the policy."""
-        return {**super().parts(), "rule": self.rule, "optimizer": self.optimizer}
+        """The shared parts and the rule."""
+        return {**super().parts(), "rule": self.rule}
 
 
 def require_imitation(policy: Policy, algorithm: str) -> None:
