@@ -34,6 +34,7 @@ VERBS = (
     "eval",
     "worldmodel",
     "ope",
+    "compress",
     "export",
     "serve",
     "verify",
@@ -51,6 +52,7 @@ _SIMULATE = (
     "eval",
     "worldmodel",
     "ope",
+    "compress",
     "export",
     "play",
 )  # verbs that import MuJoCo, which reads MUJOCO_GL
