@@ -27,6 +27,7 @@ from robopolicy.policies.wrappers.optimized import OptimizedConfig, OptimizedPol
 from robopolicy.policies.wrappers.selected import SelectedConfig, SelectedPolicy
 from robopolicy.policies.wrappers.staged_decoder import StagedDecoder, StagedDecoderConfig
 from robopolicy.policies.wrappers.staged_diffusion import StagedDiffusion, StagedDiffusionConfig
+from robopolicy.policies.wrappers.tree import TreeConfig, TreePolicy
 from robopolicy.policies.wrappers.zero_noise import ZeroNoiseConfig, ZeroNoisePolicy
 
 POLICIES.update(
@@ -51,6 +52,7 @@ POLICIES.update(
         "staged_decoder": (StagedDecoderConfig, StagedDecoder),
         "staged_diffusion": (StagedDiffusionConfig, StagedDiffusion),
         "swaddled": (SwaddledConfig, SwaddledPolicy),
+        "tree": (TreeConfig, TreePolicy),
         "zero_noise": (ZeroNoiseConfig, ZeroNoisePolicy),
     }
 )

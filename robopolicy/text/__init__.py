@@ -10,10 +10,12 @@ from robopolicy.text.diffusion import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.text.imitation import TextSFT, TextSFTConfig
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.program import ProgramConfig, ProgramPolicy
 
-__all__ = ["DiffusionTextConfig", "DiffusionTextPolicy", "TextConfig", "TextPolicy"]
+__all__ = ["DiffusionTextConfig", "DiffusionTextPolicy", "ProgramConfig", "ProgramPolicy", "TextConfig", "TextPolicy"]
 
 POLICIES["text"] = (TextConfig, TextPolicy)
 POLICIES["text_diffusion"] = (DiffusionTextConfig, DiffusionTextPolicy)
+POLICIES["program"] = (ProgramConfig, ProgramPolicy)
 ALGORITHMS["text_recipe"] = (TextRecipeConfig, TextRecipe)
 ALGORITHMS["text_sft"] = (TextSFTConfig, TextSFT)

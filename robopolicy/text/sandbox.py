@@ -8,22 +8,27 @@ a container.
 
 from __future__ import annotations
 
+import json
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 IMPORTS = ("math", "itertools", "functools", "collections", "string", "re", "fractions", "statistics")
 LONGEST = 10_000  # characters of output that are kept
 
-# Runs first in the child: import what is allowed, then forbid the rest; the program arrives on standard input.
-_CHILD = """
+# Runs first in the child: import what is allowed, then forbid the rest.
+_GUARD = """
 import sys
-source = sys.stdin.read()
+import json
 allowed = set(sys.argv[1].split(","))
 for name in sorted(allowed):
     __import__(name)
@@ -34,13 +39,34 @@ def guarded(name, globals=None, locals=None, fromlist=(), level=0):
         raise ImportError(f"import of {name} is not allowed")
     return real(name, globals, locals, fromlist, level)
 builtins.__import__ = guarded
-code = compile(source, "<program>", "exec")
 PREFIXES = ("open", "os.", "socket.", "subprocess.", "shutil.", "ctypes.", "pty.", "signal.", "mmap.", "fcntl.")
 def watch(event, arguments):
     if event.startswith(PREFIXES) or event == "sys.addaudithook":
         raise PermissionError(f"{event} is not allowed")
+"""
+
+# Then one program, which arrives on standard input.
+_ONCE = """
+code = compile(sys.stdin.read(), "<program>", "exec")
 sys.addaudithook(watch)
 exec(code, {"__name__": "__main__"})
+"""
+
+# Or a program whose functions are called: a line of questions in, a line of answers out, and nothing kept between.
+_ANSWERS = """
+source, function = json.loads(sys.stdin.readline())
+code = compile(source, "<program>", "exec")
+sys.addaudithook(watch)
+read, say, run = sys.stdin.readline, print, exec
+def answer(given):
+    try:
+        space = {"__name__": "program", "print": lambda *given, **named: None}
+        run(code, space)
+        return [json.loads(json.dumps(space[function](given))), ""]
+    except Exception as error:
+        return [None, f"{type(error).__name__}: {error}"[:200]]
+while line := read():
+    say(json.dumps([answer(given) for given in json.loads(line)]), flush=True)
 """
 
 
@@ -53,7 +79,14 @@ class Ran:
     error: str  # last line of its complaint, "timed out" included
 
 
-def run_python(source: str, *, seconds: float = 2.0, memory_mib: int = 256, imports: Sequence[str] = IMPORTS) -> Ran:
+def run_python(
+    source: str,
+    *,
+    seconds: float = 2.0,
+    memory_mib: int = 256,
+    imports: Sequence[str] = IMPORTS,
+    longest: int = LONGEST,
+) -> Ran:
     """Run a program.
 
     Args:
@@ -61,33 +94,133 @@ def run_python(source: str, *, seconds: float = 2.0, memory_mib: int = 256, impo
         seconds: Of wall time, and of processor time.
         memory_mib: Address space.
         imports: Modules it may import.
+        longest: Characters of output that are kept.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        process = _start(_ONCE, folder, imports, memory_mib, int(seconds) + 1)
+        try:
+            output, error = process.communicate(source.encode(), timeout=seconds)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            return Ran(False, "", "timed out")
+    return Ran(process.returncode == 0, output.decode(errors="replace")[:longest], _last_line(error))
+
+
+class Answerer:
+    """A function of a program, called again and again in one process with the same limits.
+
+    The program is run anew for every question, so that no answer depends on an earlier one. A process that hangs, grows
+    or ends is replaced for the next call.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        function: str,
+        *,
+        seconds: float = 2.0,
+        memory_mib: int = 256,
+        imports: Sequence[str] = IMPORTS,
+        longest: int = 1 << 20,
+    ) -> None:
+        """Get ready; the process starts with the first call. Arguments as of `run_python`; `seconds` is per call."""
+        self.source, self.function, self.seconds = source, function, seconds
+        self.memory_mib, self.imports, self.longest = memory_mib, tuple(imports), longest
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Answerer:
+        limits = {"seconds": self.seconds, "memory_mib": self.memory_mib, "longest": self.longest}
+        return Answerer(self.source, self.function, imports=self.imports, **limits)
+
+    def ask(self, questions: Sequence[Any]) -> list[tuple[Any, str]]:
+        """Answers as plain values, each with a complaint, empty where there is none.
+
+        Raises:
+            RuntimeError: The process came to an end: what it complained of, "timed out" included.
+        """
+        if self._process is None:
+            self._folder = tempfile.TemporaryDirectory()
+            self._process = _start(_ANSWERS, self._folder.name, self.imports, self.memory_mib, None)
+            self._write([self.source, self.function])
+        self._write(list(questions))
+        try:
+            answers = json.loads(self._line())
+            return [(answer, str(complaint)) for answer, complaint in answers]
+        except (ValueError, TypeError) as error:
+            raise RuntimeError(self.close() or "it answered something else than it was asked") from error
+
+    def close(self) -> str:
+        """End the process; returns the last line of its complaint. May be called twice."""
+        error = b""
+        if self._process is not None:
+            error = _kill(self._process)
+        if self._folder is not None:
+            self._folder.cleanup()
+        self._process = self._folder = None
+        return _last_line(error)
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # at exit there may be nothing left to close with
+            self.close()
+
+    def _write(self, content: Any) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        with suppress(BrokenPipeError):  # then reading finds out why
+            self._process.stdin.write(json.dumps(content).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _line(self) -> bytes:
+        """What it says, up to the end of a line; less where it ends."""
+        assert self._process is not None and self._process.stdout is not None
+        handle, found, end = self._process.stdout.fileno(), b"", time.monotonic() + self.seconds
+        while not found.endswith(b"\n"):
+            ready, _, _ = select.select([handle], [], [], max(0.0, end - time.monotonic()))
+            if not ready or len(found) > self.longest:
+                self.close()
+                raise RuntimeError("answered too much" if ready else "timed out")
+            part = os.read(handle, 1 << 16)
+            if not part:
+                break
+            found += part
+        return found
+
+
+def _start(
+    then: str, folder: str, imports: Sequence[str], memory_mib: int, cpu_seconds: int | None
+) -> subprocess.Popen[bytes]:
+    """A child under limits, which runs the guard and then the code `then`."""
 
     def limit() -> None:
         size = memory_mib << 20
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
-        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 1))
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+        if cpu_seconds is not None:
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
 
-    with tempfile.TemporaryDirectory() as folder:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _CHILD, ",".join(imports)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            cwd=folder,
-            env={},
-            preexec_fn=limit,
-            start_new_session=True,
-        )
-        try:
-            output, error = process.communicate(source, timeout=seconds)
-        except subprocess.TimeoutExpired:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _GUARD + then, ",".join(imports)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=folder,
+        env={},
+        preexec_fn=limit,
+        start_new_session=True,
+    )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> bytes:
+    """End a child with its children; returns what it complained of."""
+    if process.poll() is None:
+        with suppress(subprocess.TimeoutExpired):  # one that has failed ends by itself, and says why
+            return process.communicate(timeout=0.2)[1] or b""
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return Ran(False, "", "timed out")
-    lines = error.strip().splitlines()
-    return Ran(process.returncode == 0, output[:LONGEST], lines[-1] if lines else "")
+    return process.communicate()[1] or b""
+
+
+def _last_line(error: bytes) -> str:
+    lines = error.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""

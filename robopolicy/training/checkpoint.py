@@ -27,6 +27,7 @@ from robopolicy.nets.normalizer import Normalizer, unfitted_normalizers
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.noise import RowStreams
 from robopolicy.schema import filling, from_plain
+from robopolicy.spec import MEMORY
 from robopolicy.training.manifest import (
     MANIFEST,
     Listing,
@@ -200,7 +201,8 @@ def _observations(golden: Mapping[str, Tensor]) -> Observation:
 def _check_golden(golden: Mapping[str, Tensor], obs: Observation, policy: Policy, folder: Path) -> None:
     """Refuse a golden file whose observations or chunk are not those of `policy`."""
     spec = policy.spec
-    wanted = {key: (spec.obs_horizon, *shape) for key, shape in spec.observation.items()}
+    steps = {key: 1 if key == MEMORY else spec.obs_horizon for key in spec.observation}
+    wanted = {key: (steps[key], *shape) for key, shape in spec.observation.items()}
     found = {key: tuple(value.shape[1:]) for key, value in obs.items()}
     rows = {len(value) for value in [*obs.values(), golden.get("chunk", torch.empty(0))]}
     if found != wanted or len(rows) != 1 or rows == {0}:

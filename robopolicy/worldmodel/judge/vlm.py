@@ -140,7 +140,14 @@ class Served:
     """A model behind an endpoint that speaks OpenAI's chat completions, as vLLM, llama.cpp and others do."""
 
     def __init__(
-        self, url: str, model: str, *, token: str = "", temperature: float = 0.7, timeout: float = 120.0
+        self,
+        url: str,
+        model: str,
+        *,
+        token: str = "",
+        temperature: float = 0.7,
+        timeout: float = 120.0,
+        longest: int = 256,
     ) -> None:
         """Point at a server.
 
@@ -150,17 +157,18 @@ class Served:
             token: Bearer token; sent over https or to this machine alone.
             temperature: Of the answers; above 0, so that votes differ.
             timeout: Seconds to wait for an answer.
+            longest: Tokens of an answer.
 
         Raises:
             UserError: The address is none, or the token would travel in the clear.
         """
         parts = urlparse(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UserError(f"The address of a served judge begins with http:// or https://, got '{url}'.")
+            raise UserError(f"The address of a served model begins with http:// or https://, got '{url}'.")
         if token and parts.scheme == "http" and parts.hostname not in _LOOPBACK:
             raise UserError(f"The token would travel to {parts.hostname} in the clear; use https.")
         self.url, self.model, self.temperature, self.timeout = url.rstrip("/"), model, temperature, timeout
-        self._token = token
+        self._token, self._longest = token, longest
 
     def __call__(self, prompt: str, frames: Sequence[Picture], seed: int) -> str:
         """Ask once.
@@ -175,7 +183,7 @@ class Served:
             "messages": [{"role": "user", "content": content}],
             "temperature": self.temperature,
             "seed": seed,
-            "max_tokens": 256,
+            "max_tokens": self._longest,
         }
         headers = {"Content-Type": "application/json"}
         if self._token:
@@ -185,9 +193,9 @@ class Served:
             with urllib.request.urlopen(request, timeout=self.timeout) as response:
                 return str(json.load(response)["choices"][0]["message"]["content"])
         except urllib.error.HTTPError as error:
-            raise UserError(f"The judge at {self.url} refused with status {error.code}.") from error
+            raise UserError(f"The model at {self.url} refused with status {error.code}.") from error
         except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise UserError(f"The judge at {self.url} gave no answer: {error}.") from error
+            raise UserError(f"The model at {self.url} gave no answer: {error}.") from error
 
 
 class Local:

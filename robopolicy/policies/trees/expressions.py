@@ -1,0 +1,229 @@
+"""A small language of formulas over observations, for conditions and plain controllers of behaviour trees (S032).
+
+    norm(state[0:2] - state[4:6]) < 0.1 and state[2] > 0
+    clip(3 * (state[4:6] - state[0:2]) - 1.5 * state[2:4], -1, 1)
+
+Names are vector observations, read at their newest step; an index or a slice chooses numbers of them. There are
+numbers, lists, `+ - * /`, comparisons of two single numbers, `and or not`, and the functions `abs clip cos exp max min
+norm sign sin sqrt sum tanh`. A formula is parsed by `ast` and never run as code; its value is a tensor per row, in the
+units of the observation.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError
+
+LONGEST = 500  # characters of a formula
+
+
+def _norm(value: Tensor) -> Tensor:
+    return value.square().sum(-1, keepdim=True).sqrt()
+
+
+_FUNCTIONS: dict[str, tuple[int, Callable[..., Tensor]]] = {  # name -> number of arguments, function
+    "abs": (1, torch.abs),
+    "clip": (3, lambda value, low, high: torch.minimum(torch.maximum(value, low), high)),
+    "cos": (1, torch.cos),
+    "exp": (1, torch.exp),
+    "max": (2, torch.maximum),
+    "min": (2, torch.minimum),
+    "norm": (1, _norm),
+    "sign": (1, torch.sign),
+    "sin": (1, torch.sin),
+    "sqrt": (1, torch.sqrt),
+    "sum": (1, lambda value: value.sum(-1, keepdim=True)),
+    "tanh": (1, torch.tanh),
+}
+_OPERATORS: dict[type[Any], Callable[[Tensor, Tensor], Tensor]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Lt: torch.lt,
+    ast.LtE: torch.le,
+    ast.Gt: torch.gt,
+    ast.GtE: torch.ge,
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a formula or a part of it yields."""
+
+    size: int  # numbers per row
+    truth: bool = False  # whether they are truth values
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A parsed formula; `kind` must have accepted the observations before it is evaluated."""
+
+    text: str
+    body: ast.expr
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Observations that it reads."""
+        called = {id(node.func) for node in ast.walk(self.body) if isinstance(node, ast.Call)}
+        named = (node for node in ast.walk(self.body) if isinstance(node, ast.Name) and id(node) not in called)
+        return frozenset(node.id for node in named)
+
+    def kind(self, sizes: Mapping[str, int]) -> Kind:
+        """What it yields, given how many numbers each vector observation has.
+
+        Raises:
+            UserError: It is not in the language, reads what is not there, or combines what does not fit.
+        """
+        try:
+            return _Checker(self.text, sizes).kind(self.body)
+        except RecursionError:
+            raise UserError(f"The formula '{self.text}' is nested too deeply.") from None
+
+    def __call__(self, values: Mapping[str, Tensor], one: Tensor) -> Tensor:
+        """Its value `(B, n)`, numbers or a truth value.
+
+        Args:
+            values: Vector observations `{key: (B, d)}`.
+            one: Ones `(B, 1)`, by which constants become rows.
+        """
+        return _value(self.body, values, one)
+
+
+def parse_formula(text: object) -> Formula:
+    """Read a formula.
+
+    Raises:
+        UserError: It is no text, is too long, or cannot be parsed.
+    """
+    if not isinstance(text, str) or len(text) > LONGEST:
+        raise UserError(f"A formula is a text of at most {LONGEST} characters, e.g. 'state[0] > 0.1'; found {text!r}.")
+    try:
+        return Formula(text, ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UserError(f"The formula '{text}' cannot be read: {error.args[0] if error.args else error}.") from error
+
+
+def _value(node: ast.expr, values: Mapping[str, Tensor], one: Tensor) -> Tensor:
+    """Value `(B, n)` of a checked node; `one` `(B, 1)` carries rows, type and device."""
+    match node:
+        case ast.Constant():
+            return one * float(node.value)  # type: ignore[arg-type]
+        case ast.Name():
+            return values[node.id]
+        case ast.Subscript():
+            return _value(node.value, values, one)[:, _places(node)]
+        case ast.List():
+            return torch.cat([_value(part, values, one) for part in node.elts], -1)
+        case ast.UnaryOp():
+            inside = _value(node.operand, values, one)
+            return ~inside if isinstance(node.op, ast.Not) else -inside
+        case ast.BinOp():
+            return _OPERATORS[type(node.op)](_value(node.left, values, one), _value(node.right, values, one))
+        case ast.Compare():
+            return _OPERATORS[type(node.ops[0])](
+                _value(node.left, values, one), _value(node.comparators[0], values, one)
+            )
+        case ast.BoolOp():
+            join = torch.logical_and if isinstance(node.op, ast.And) else torch.logical_or
+            found = _value(node.values[0], values, one)
+            for part in node.values[1:]:
+                found = join(found, _value(part, values, one))
+            return found
+        case ast.Call(func=ast.Name(id=name)):
+            return _FUNCTIONS[name][1](*(_value(part, values, one) for part in node.args))
+    raise AssertionError(node)
+
+
+def _places(node: ast.Subscript) -> slice:
+    """The numbers that an index or a slice of constants chooses."""
+    if isinstance(node.slice, ast.Slice):
+        first, last = (ast.literal_eval(part) if part else None for part in (node.slice.lower, node.slice.upper))
+        return slice(first, last)
+    index = ast.literal_eval(node.slice)
+    return slice(index, index + 1 or None)
+
+
+class _Checker:
+    """Walks a formula once and refuses what cannot be computed."""
+
+    def __init__(self, text: str, sizes: Mapping[str, int]) -> None:
+        self.text, self.sizes = text, sizes
+
+    def kind(self, node: ast.expr) -> Kind:
+        match node:
+            case ast.Constant(value=bool()) | ast.Constant(value=complex()):
+                raise self._refusal("has a constant that is no number")
+            case ast.Constant(value=int() | float()):
+                return Kind(1)
+            case ast.Name():
+                if node.id not in self.sizes:
+                    known = ", ".join(sorted(self.sizes)) or "none"
+                    raise self._refusal(f"reads '{node.id}', but the vector observations are: {known}")
+                return Kind(self.sizes[node.id])
+            case ast.Subscript():
+                return self._chosen(node)
+            case ast.List():
+                return Kind(sum(kind.size for kind in self._numbers(node.elts)) or self._empty())
+            case ast.UnaryOp(op=ast.Not()):
+                return self._truths([node.operand])
+            case ast.UnaryOp(op=ast.USub()):
+                return next(self._numbers([node.operand]))
+            case ast.BinOp() if type(node.op) in _OPERATORS:
+                return self._joined([node.left, node.right])
+            case ast.Compare() if len(node.ops) == 1 and type(node.ops[0]) in _OPERATORS:
+                if self._joined([node.left, *node.comparators]).size != 1:
+                    raise self._refusal("compares vectors; compare single numbers, e.g. by norm(...)")
+                return Kind(1, truth=True)
+            case ast.BoolOp():
+                return self._truths(node.values)
+            case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
+                if len(node.args) != _FUNCTIONS[name][0]:
+                    raise self._refusal(f"calls {name} with {len(node.args)} arguments, {_FUNCTIONS[name][0]} expected")
+                joined = self._joined(node.args)
+                return Kind(1) if name in ("norm", "sum") else joined
+        raise self._refusal(f"uses '{ast.unparse(node)}', which is not in the language (see docs/guide.md)")
+
+    def _chosen(self, node: ast.Subscript) -> Kind:
+        whole = next(self._numbers([node.value])).size
+        try:
+            places = _places(node)
+            size = len(range(whole)[places])
+        except (ValueError, TypeError) as error:
+            raise self._refusal(f"has an index that is no whole number in '{ast.unparse(node)}'") from error
+        if not size or (not isinstance(node.slice, ast.Slice) and not -whole <= (places.start or 0) < whole):
+            raise self._refusal(f"chooses nothing in '{ast.unparse(node)}', of which there are {whole} numbers")
+        return Kind(size)
+
+    def _numbers(self, nodes: Sequence[ast.expr]) -> Iterator[Kind]:
+        for node in nodes:
+            kind = self.kind(node)
+            if kind.truth:
+                raise self._refusal(f"computes with '{ast.unparse(node)}', which is true or false")
+            yield kind
+
+    def _joined(self, nodes: Sequence[ast.expr]) -> Kind:
+        sizes = {kind.size for kind in self._numbers(nodes)} - {1}
+        if len(sizes) > 1:
+            raise self._refusal(f"combines {' and '.join(map(str, sorted(sizes)))} numbers")
+        return Kind(sizes.pop() if sizes else 1)
+
+    def _truths(self, nodes: Sequence[ast.expr]) -> Kind:
+        for node in nodes:
+            if not self.kind(node).truth:
+                raise self._refusal(f"takes '{ast.unparse(node)}' for true or false; compare it with something")
+        return Kind(1, truth=True)
+
+    def _empty(self) -> int:
+        raise self._refusal("has an empty list")
+
+    def _refusal(self, why: str) -> UserError:
+        return UserError(f"The formula '{self.text}' {why}.")

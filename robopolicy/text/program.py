@@ -1,0 +1,137 @@
+"""A Python program as a policy, run in the sandbox (IPP, S040).
+
+    def act(obs):                          # robots: {"state": [x, y, ...]}, the newest observation
+        return [obs["state"][4] - obs["state"][0], 0.0]
+
+    def act(messages):                     # text tasks: the world's and its own messages in turn, the world's first
+        return "n" if "at 00" in messages[-1] else "e"
+
+The program is run anew for every decision and row, so it keeps nothing between calls; it may import what the sandbox
+allows, and what it prints is dropped. A row for which it fails plays zeros, or an empty message, and `faults` tells
+why; a program that hangs or breaks down three times is not asked again. It cannot be exported.
+
+Who improves such programs is `robopolicy.samplers.programs` with the proposers of `robopolicy.text.refine`.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Observation, PolicySpec
+from robopolicy.policies.wrappers.black_box import BlackBoxConfig, BlackBoxPolicy
+from robopolicy.text.sandbox import Answerer
+from robopolicy.text.wire import KEY, messages, pack, unpack
+
+PATIENCE = 3  # processes that may hang or break down before a program is given up
+FAULTS = 100  # complaints that are kept
+
+
+@dataclass(frozen=True)
+class ProgramConfig(BlackBoxConfig):
+    """What a program is and may use."""
+
+    noise: bool = False  # programs are functions of the observation
+    network_calls: int = 1  # calls per decision
+    source: str = ""  # Python text with a function `act`
+    seconds: float = 2.0  # of wall time for all rows of a decision
+    memory_mib: int = 256  # address space of the process
+
+
+class ProgramPolicy(BlackBoxPolicy):
+    """A Python program; verb `act`."""
+
+    name: ClassVar[str] = "program"
+    config: ProgramConfig
+
+    def __init__(self, config: ProgramConfig, spec: PolicySpec) -> None:
+        """Check the program as far as can be done without running it.
+
+        Raises:
+            UserError: It is no Python, or has no function `act` of one argument; or the specification asks for chunks.
+        """
+        super().__init__(config, spec)
+        check_program(config.source)
+        if spec.horizon != 1 or spec.obs_horizon != 1:
+            raise UserError(
+                f"A program sees one observation and gives one action, got obs_horizon {spec.obs_horizon} and horizon "
+                f"{spec.horizon}."
+            )
+        self.faults: list[str] = []  # complaints since they were last taken
+        self._ended = 0  # processes that hung or broke down
+        limits = {"seconds": config.seconds, "memory_mib": config.memory_mib}
+        self._answerer = Answerer(config.source, "act", **limits)
+
+    @property
+    def label(self) -> str:
+        """As all programs."""
+        return "The program"
+
+    def answer(self, obs: Observation, noise: Tensor | None) -> Any:
+        """Actions of all rows, in one process."""
+        if KEY in self.spec.observation:
+            texts = [self._text(said) for said in self._run([messages(text) for text in unpack(obs[KEY][:, 0])])]
+            return pack(texts, self.spec.action_dim)[:, None]
+        rows = len(next(iter(obs.values())))
+        lists = {key: value[:, -1].tolist() for key, value in obs.items()}
+        given = [{key: value[row] for key, value in lists.items()} for row in range(rows)]
+        return torch.tensor([self._action(found) for found in self._run(given)])[:, None]
+
+    def take_faults(self) -> list[str]:
+        """Complaints since the last call, different ones only, the most frequent first."""
+        taken, self.faults = self.faults, []
+        return sorted(set(taken), key=lambda fault: (-taken.count(fault), fault))
+
+    def _run(self, given: list[Any]) -> list[Any]:
+        """What the program answers to each of `given`; None where it fails."""
+        if self._ended >= PATIENCE:
+            return [None] * len(given)
+        try:
+            answers = self._answerer.ask(given)
+        except RuntimeError as error:
+            self._ended += 1
+            self._complain(str(error))
+            return [None] * len(given)
+        for _, complaint in answers:
+            if complaint:
+                self._complain(complaint)
+        return [answer for answer, _ in answers]
+
+    def _text(self, answer: Any) -> str:
+        if answer is not None and not isinstance(answer, str):
+            self._complain(f"act returned {type(answer).__name__} in place of a text")
+        return answer if isinstance(answer, str) else ""
+
+    def _action(self, answer: Any) -> list[float]:
+        size = self.spec.action_dim
+        fits = isinstance(answer, list) and len(answer) == size
+        if fits and all(type(number) in (int, float) and math.isfinite(number) for number in answer):
+            return [float(number) for number in answer]
+        if answer is not None:
+            self._complain(f"act did not return a list of {size} finite numbers")
+        return [0.0] * size
+
+    def _complain(self, fault: str) -> None:
+        if len(self.faults) < FAULTS:
+            self.faults.append(fault)
+
+
+def check_program(source: str) -> None:
+    """Refuse what is no program.
+
+    Raises:
+        UserError: It is no Python, or has no function `act` of one argument.
+    """
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UserError(f"The program is no Python: {error}.") from error
+    found = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == "act"]
+    if not found or len(found[-1].args.args) != 1:
+        raise UserError("A program needs a function 'act' of one argument, e.g. def act(obs): return [0.0, 0.0].")

@@ -1,0 +1,102 @@
+"""The loop that improves programs: the best never falls, nothing is tried twice, and it goes on where it was."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from robopolicy.errors import UserError
+from robopolicy.samplers.programs import WORST, ProgramSearch, TreeChanges, refine
+
+START = json.dumps({"kind": "action", "control": ["0.1"], "until": "x[0] > 1"})
+
+
+class Silent:
+    """Has no idea."""
+
+    def propose(self, best, rng):
+        return None
+
+
+class Digits:
+    """Writes random three-digit numbers."""
+
+    def propose(self, best, rng):
+        return str(rng.integers(100, 1000))
+
+
+def judge(programs):
+    return [(-abs(int(program) - 555.0), f"off by {abs(int(program) - 555)}") for program in programs]
+
+
+def new_search(**settings):
+    return ProgramSearch(["100"], Digits(), **{"population": 6, "seed": 3, **settings})
+
+
+def test_the_best_score_never_falls_and_no_program_is_tried_twice():
+    search = new_search()
+    best = refine(search, judge, rounds=30)
+    programs = [trial.program for trial in search.trials]
+    assert len(set(programs)) == len(programs) == 1 + 30 * 6
+    assert len(search.curve) == 31 and (np.diff(search.curve) >= 0).all()
+    assert best.score == max(trial.score for trial in search.trials) == search.curve[-1]
+    assert best.feedback == f"off by {int(-best.score)}"
+
+
+def test_a_search_that_was_killed_goes_on_to_the_same_result(tmp_path):
+    whole, record = new_search(), tmp_path / "search.json"
+    refine(whole, judge, rounds=8)
+
+    def killed(programs):
+        if "555" in programs or len(first.curve) == 4:
+            raise KeyboardInterrupt
+        return judge(programs)
+
+    first = new_search()
+    with pytest.raises(KeyboardInterrupt):
+        refine(first, killed, 8, record, {"task": "t"})
+    second = new_search()
+    refine(second, judge, 8, record, {"task": "t"})
+    assert second.state_dict() == whole.state_dict()
+    with pytest.raises(UserError, match="begun with task 't', now it is 'other'"):
+        refine(new_search(), judge, 9, record, {"task": "other"})
+
+
+def test_a_damaged_record_is_refused(tmp_path):
+    record = tmp_path / "search.json"
+    record.write_text("{")
+    with pytest.raises(UserError, match="is damaged"):
+        refine(new_search(), judge, 1, record)
+    record.write_text(json.dumps({"version": 0, "request": {}, "search": {}}))
+    with pytest.raises(UserError, match="has version 0"):
+        refine(new_search(), judge, 1, record)
+
+
+def test_a_score_that_is_no_number_is_the_worst_and_the_shorter_of_equals_is_better():
+    search = ProgramSearch(["long program", "short", "none"], Digits())
+    assert search.ask() == ["long program", "short", "none"]
+    search.tell([1.0, 1.0, float("nan")])
+    assert search.best.program == "short" and search.trials[2].score == WORST
+    with pytest.raises(UserError, match="population and parents of at least 1"):
+        ProgramSearch([], Digits(), population=0)
+    with pytest.raises(UserError, match="No program has been tried"):
+        _ = ProgramSearch([], Digits()).best
+
+
+def test_a_proposer_without_ideas_leaves_rounds_empty():
+    search = ProgramSearch(["1"], Silent())
+    assert refine(search, judge, 3).program == "1" and search.curve == [-554.0] * 4
+
+
+def test_changes_of_trees_find_a_number_by_its_score_alone():
+    def far(programs):
+        return [(-abs(float(json.loads(program)["control"][0]) - 2.0), "") for program in programs]
+
+    def accept(program):
+        if set(json.loads(program)["control"]) & {"0"}:
+            raise UserError("no")
+
+    search = ProgramSearch([START], TreeChanges(accept), population=8, seed=0)
+    assert refine(search, far, 25).score > -0.05
