@@ -16,8 +16,7 @@ examples:
   robopolicy synthesize train data/mixed --set updates=50000 model.length=16 --device cuda
   robopolicy synthesize train --resume runs/mixed_trajectories
   robopolicy synthesize write runs/mixed_trajectories/checkpoints/best --episodes 2000 --out data/more
-  robopolicy synthesize write runs/mixed_trajectories/checkpoints/best --policy runs/lift_iql/checkpoints/best \
---episodes 2000 --keep data/mixed --out data/guided
+  robopolicy synthesize write MODEL --policy runs/lift_iql/checkpoints/best --keep data/mixed --out data/guided
 
 After another round of training on what was written the policy is another one: write again, guided by it.
 """
