@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ examples:
   robopolicy compose A B --operator and --set operator.sampler=sde --out runs/agreed
   robopolicy compose A --operator affine --set unconditioned=[0] --weights 2 -1 --out runs/guided
   robopolicy compose A B --critic runs/idql/checkpoints/best --set candidates=16 --out runs/best_of_16
+  robopolicy compose A B --select data/lift --set selection.top=1 --out runs/chosen
   robopolicy compose A B --correct runs/cdsa/checkpoints/best --out runs/conservative
   robopolicy compose --resume runs/searched
 
@@ -48,6 +50,8 @@ settings of --set:
   guidance.strength=1, guidance.data_std=0.5, guidance.reduction=mean|min    pull of --critic on the samples
   candidates=16            play that of 16 chunks which --critic likes best
   correction.action_coef, correction.state_coef, correction.state_step, correction.limit    pull of --correct
+  selection.top=1, selection.least=0, selection.updates=1000     of --select: at most so many policies take part, and
+                           none less preferred than this share of the first
 """
 
 
@@ -72,6 +76,9 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--critic", metavar="CKPT", help="checkpoint whose critic guides the samples or chooses one")
     parser.add_argument("--correct", metavar="CKPT", help="checkpoint of algorithm=cdsa that pulls actions to its data")
+    parser.add_argument(
+        "--select", default="", metavar="DATASET", help="demonstrations that teach which policies to ask where"
+    )
     parser.add_argument(
         "--weights", nargs="+", type=float, metavar="W", help="one per policy, sum 1 (default: equal parts)"
     )
@@ -131,6 +138,7 @@ def _requested(args: argparse.Namespace) -> Request:
     from robopolicy.cli.players import short_names
     from robopolicy.cli.recipe import read_recipe
     from robopolicy.evaluation.search import check_disjoint
+    from robopolicy.policies.composition.selection import Selection
     from robopolicy.training.manifest import read_manifest
     from robopolicy.training.parents import record_parent
     from robopolicy.training.world_sims import is_world
@@ -138,6 +146,8 @@ def _requested(args: argparse.Namespace) -> Request:
     if args.out is None:
         raise UserError("Where to? Pass --out FOLDER for the composed checkpoint.")
     recipe = read_recipe(args.operator, args.set)
+    if args.select and recipe.selection is None:
+        recipe = replace(recipe, selection=Selection())
     settings = _check_options(args, recipe)
     _check_free(args.out)
     tasks = list(dict.fromkeys(read_manifest(Path(name)).task for name in args.checkpoints))
@@ -154,6 +164,7 @@ def _requested(args: argparse.Namespace) -> Request:
         names=tuple(short_names([*args.checkpoints, str(args.out)])),
         critic=critic,
         correct=correct,
+        select=args.select,
         recipe=recipe,
         weights=None if args.weights is None else tuple(args.weights),
         search=args.search,
@@ -195,6 +206,8 @@ def _check_options(args: argparse.Namespace, recipe: Recipe) -> dict[str, int]:
         )
     if recipe.correction is not None and args.correct is None:
         raise UserError("correction needs networks that know the data; pass --correct CKPT, trained by algorithm=cdsa.")
+    if recipe.selection is not None and not args.select:
+        raise UserError("A selection is learned from demonstrations; pass --select DATASET.")
     readings = len(recipe.readings(args.checkpoints))
     if args.search is not None and args.weights is not None:
         raise UserError("Pass either --weights, or --search to find them.")

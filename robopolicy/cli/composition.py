@@ -51,6 +51,7 @@ class Request:
     names: tuple[str, ...]  # what tables call them, and last the composition
     critic: Parent | None  # checkpoint whose critic guides or selects
     correct: Parent | None  # checkpoint whose networks pull actions to the data
+    select: str  # dataset that teaches whom to ask where; empty asks all
     recipe: Recipe
     weights: tuple[float, ...] | None  # None: those of the recipe, or searched
     search: str | None  # None: the weights are given
@@ -134,7 +135,7 @@ def load(out: Path, request: Request) -> Ingredients:
     """
     critic, correcting = (None if part is None else place_of(part, out) for part in (request.critic, request.correct))
     places = [place_of(parent, out) for parent in request.parents]
-    return load_ingredients(request.recipe, places, critic, correcting, request.device)
+    return load_ingredients(request.recipe, places, critic, correcting, request.device, request.select)
 
 
 def play(out: Path, request: Request, ingredients: Ingredients, ledger: Ledger | None) -> Outcome:

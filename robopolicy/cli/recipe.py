@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from robopolicy.cli.progress import progress_bars
 from robopolicy.critics.q import QEnsemble
+from robopolicy.data.lerobot import read_lerobot
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Policy
 from robopolicy.policies.composition.guidance import Langevin, ValueGuidance, fitting
 from robopolicy.policies.composition.operators import OPERATORS, Operator, describe_operator, make_operator
+from robopolicy.policies.composition.selection import Selection, Selector
 from robopolicy.policies.wrappers.composed import compose
 from robopolicy.policies.wrappers.corrected import CorrectedPolicy, Correction, correct
+from robopolicy.policies.wrappers.gated import gate
 from robopolicy.policies.wrappers.selected import select
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.training.checkpoint import load_policy
+from robopolicy.training.selecting import fit_selector
 
-SECTIONS: dict[str, type[Any]] = {"corrector": Langevin, "guidance": ValueGuidance, "correction": Correction}
+SECTIONS: dict[str, type[Any]] = {
+    "corrector": Langevin,
+    "guidance": ValueGuidance,
+    "correction": Correction,
+    "selection": Selection,
+}
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,7 @@ class Recipe:
     guidance: ValueGuidance | None = None  # pull of the critic on the samples
     candidates: int = 1  # chunks drawn per decision, of which the one is played that the critic likes best
     correction: Correction | None = None  # pull of the data on the actions; None takes that of the checkpoint
+    selection: Selection | None = None  # which policies take part, by the observation
 
     def __post_init__(self) -> None:
         if self.candidates < 1:
@@ -88,6 +101,7 @@ class Ingredients:
     policies: Sequence[Policy]  # the parents
     critic: QEnsemble | None
     corrected: CorrectedPolicy | None  # whose networks pull actions to the data
+    selector: Selector | None = None  # knows whom to ask where
 
     def policy(self, weights: Sequence[float] | None) -> Policy:
         """The composition with `weights`, or with those of the operator.
@@ -96,7 +110,7 @@ class Ingredients:
             UserError: Parents, critic, networks and settings do not fit each other.
         """
         recipe = self.recipe
-        policy: Policy = compose(
+        composed = compose(
             self.policies,
             recipe.weighing(),
             weights,
@@ -107,6 +121,9 @@ class Ingredients:
             guidance=recipe.guidance,
             corrector=recipe.corrector,
         )
+        policy: Policy = composed
+        if recipe.selection is not None and self.selector is not None:
+            policy = gate(composed, recipe.selection, self.selector)
         if self.critic is not None and recipe.candidates > 1:
             policy = select(policy, fitting(self.critic, policy), candidates=recipe.candidates)
         if self.corrected is not None:
@@ -115,20 +132,32 @@ class Ingredients:
 
 
 def load_ingredients(
-    recipe: Recipe, parents: Sequence[Path], critic: Path | None, data: Path | None, device: str
+    recipe: Recipe, parents: Sequence[Path], critic: Path | None, data: Path | None, device: str, select: str = ""
 ) -> Ingredients:
-    """Load what `recipe` needs.
+    """Load what `recipe` needs, and teach a selector from the dataset `select` where it wants one.
 
     Raises:
         UserError: A checkpoint cannot be loaded, or has no such networks.
     """
     policies = [load_policy(place, device)[0] for place in parents]
-    return Ingredients(
+    found = Ingredients(
         recipe,
         policies,
         None if critic is None else _critic(critic, device),
         None if data is None else _corrected(data, device),
     )
+    return replace(found, selector=_selector(found, recipe.selection, select)) if recipe.selection else found
+
+
+def _selector(found: Ingredients, selection: Selection, dataset: str) -> Selector:
+    """What has learned from the dataset whom to ask where; the same for any weights of the composition."""
+    plain = compose(found.policies, found.recipe.weighing(), unconditioned=found.recipe.unconditioned)
+    torch.manual_seed(0)
+    policy = gate(plain, selection).to(plain.device)
+    with progress_bars() as add_bar:
+        ranked = fit_selector(policy, read_lerobot(dataset).played(), progress=add_bar("select", selection.updates))
+    print(f"selector: ranks the better policy first for {ranked:.0%} of the chunks of {dataset}", file=sys.stderr)
+    return policy.selector
 
 
 def _critic(place: Path, device: str) -> QEnsemble:

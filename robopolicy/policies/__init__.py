@@ -22,6 +22,7 @@ from robopolicy.policies.wrappers.callable import CallableConfig, CallablePolicy
 from robopolicy.policies.wrappers.composed import ComposedConfig, ComposedPolicy
 from robopolicy.policies.wrappers.corrected import CorrectedConfig, CorrectedPolicy
 from robopolicy.policies.wrappers.edited import EditedConfig, EditedPolicy
+from robopolicy.policies.wrappers.gated import GatedConfig, GatedPolicy
 from robopolicy.policies.wrappers.latent import LatentConfig, LatentPolicy
 from robopolicy.policies.wrappers.optimized import OptimizedConfig, OptimizedPolicy
 from robopolicy.policies.wrappers.selected import SelectedConfig, SelectedPolicy
@@ -41,6 +42,7 @@ POLICIES.update(
         "edited": (EditedConfig, EditedPolicy),
         "edm": (EDMConfig, EDMPolicy),
         "flow": (FlowConfig, FlowPolicy),
+        "gated": (GatedConfig, GatedPolicy),
         "gaussian": (GaussianConfig, GaussianPolicy),
         "latent": (LatentConfig, LatentPolicy),
         "meanflow": (MeanFlowConfig, MeanFlowPolicy),

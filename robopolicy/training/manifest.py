@@ -93,6 +93,8 @@ def read_manifest(folder: Path) -> Manifest:
     data = manifest_content(folder, SCHEMA)
     if "worldmodel" in data:
         raise UserError(f"{folder} holds a world model, not a policy; pass it to 'robopolicy worldmodel'.")
+    if "trajectories" in data:
+        raise UserError(f"{folder} holds a trajectory model, not a policy; pass it to 'robopolicy synthesize'.")
     return from_plain(Manifest, {"parents": [], **data}, str(folder / MANIFEST))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import yaml
@@ -30,6 +30,8 @@ from robopolicy.worldmodel.latent import PRESETS, LatentConfig, LatentWorldModel
 from robopolicy.worldmodel.learner import LearnerConfig, StagedFilms, WorldLearner
 from robopolicy.worldmodel.pretrained.learner import PretrainedLearner, PretrainedTrainConfig, parts_of
 from robopolicy.worldmodel.source import FilmSource
+
+Config = TypeVar("Config")
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def preset(name: str) -> LatentConfig:
     return PRESETS[name]
 
 
-def with_settings(config: WorldTrainConfig, settings: Sequence[str]) -> WorldTrainConfig:
+def with_settings(config: Config, settings: Sequence[str]) -> Config:
     """`config` with settings `key=value`, keys with dots, values in YAML.
 
     Raises:
@@ -133,7 +135,7 @@ def with_settings(config: WorldTrainConfig, settings: Sequence[str]) -> WorldTra
         with suppress(ValueError, TypeError):  # YAML takes 5e-4 for text
             value = float(value) if isinstance(value, str) else value
         section[last] = value
-    return from_plain(WorldTrainConfig, plain, "settings")
+    return from_plain(type(config), plain, "settings")
 
 
 def build(config: WorldTrainConfig) -> WorldParts:

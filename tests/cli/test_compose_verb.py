@@ -172,6 +172,19 @@ def test_everything_a_composition_can_be_is_reached_from_the_command_line(parent
     assert load_policy("both")[0].name == policy and main(["verify", "both"]) == 0
 
 
+def test_a_selector_is_taught_from_demonstrations(parents, capsys):
+    assert main(["collect", TASK, "--episodes", "4", "--num-envs", "4", "--out", "shown"]) == 0
+    settings = ["--set", "selection.updates=5", "selection.hidden=[8]"]
+    assert main(["compose", *parents, "--select", "shown", *settings, "--out", "chosen"]) == 0
+    assert "ranks the better policy first for" in capsys.readouterr().err
+    assert load_policy("chosen")[0].name == "gated" and main(["verify", "chosen"]) == 0
+    assert main(["eval", "chosen", "--episodes", "2", "--video", "0", "--out", "report"]) == 0
+    argv = ["--set", "selection.top=1", "--out", "no"]
+    assert "learned from demonstrations; pass --select" in refused(capsys, *parents, *argv)
+    argv = ["--operator", "or", "--select", "shown", "--out", "no"]
+    assert "operator 'or' has others" in refused(capsys, *parents, *argv)
+
+
 def test_a_best_of_n_with_corrected_actions_is_searched_like_any_composition(parents, helpers, capsys):
     argv = ["--critic", "judge", "--set", "candidates=2", "correction.limit=0.1", "--correct", "data"]
     search = ["--search", "grid", "--divisions", "2", "--episodes", "2", "--report-episodes", "2"]

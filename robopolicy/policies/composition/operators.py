@@ -244,6 +244,20 @@ def make_operator(description: Mapping[str, Any]) -> Operator:
     return from_plain(OPERATORS[name], {**defaults, **settings}, f"operator '{name}'")
 
 
+def gated(weights: Weights, gates: Tensor | None) -> Weights:
+    """`weights` of M parents where `gates` `(B, M)` are 1, rescaled to their sum; as they are where None or all are.
+
+    A row that lets only parents without weight through keeps its weights.
+    """
+    if gates is None or bool((gates == 1).all()):
+        return weights
+    columns = [weight * gate[:, None, None] for weight, gate in zip(weights, gates.unbind(1), strict=True)]
+    total = torch.stack(columns).sum(0)
+    whole = torch.stack([torch.as_tensor(weight).to(total).expand_as(total) for weight in weights]).sum(0)
+    share = whole / total.clamp(min=SUM_TOLERANCE)
+    return [torch.where(total > SUM_TOLERANCE, c * share, w) for c, w in zip(columns, weights, strict=True)]
+
+
 def _check_weights(weights: Sequence[float], least: float = -math.inf) -> None:
     if not weights:
         return

@@ -55,6 +55,7 @@ from robopolicy.policies.composition.operators import (
     Prescribed,
     Weights,
     describe_operator,
+    gated,
     make_operator,
 )
 from robopolicy.policies.noise import Randomness, normal
@@ -218,11 +219,15 @@ class ComposedPolicy(Policy):
             fields.append(field)
         return Blend(fields, self._horizons, self._private, tuple(self._weights[number] for number in self._playing))
 
-    def _weights_at(self, t: Tensor) -> Weights:
-        """Weights of the readings that play a part, at time `t` `(B,)`."""
+    def _weights_at(self, t: Tensor, gates: Tensor | None) -> Weights:
+        """Weights of the readings that play a part, at time `t` `(B,)`, where `gates` let them through."""
         operator = cast(Prescribed, self.operator)
         every = operator.at(t, len(self._readings))
-        return [every[number] for number in self._playing]
+        return gated([every[number] for number in self._playing], gates)
+
+    def _gates(self, obs: Observation) -> Tensor | None:
+        """Which readings take part in chunks for `obs`, `(B, M)` of 1 and 0; None is all, subclasses choose."""
+        return None
 
     def with_weights(self, weights: Sequence[float]) -> ComposedPolicy:
         """The same parents with other weights, one per reading: parents first, then those without embeddings."""
@@ -255,7 +260,7 @@ class ComposedPolicy(Policy):
         if isinstance(self.operator, Adaptive):
             raise UserError(f"Operator '{self.operator.name}' weighs whole paths, so the composition has no field.")
         blend = self._blend(obs)
-        velocity = blend.mix(blend.velocities(x, t), self._weights_at(t))
+        velocity = blend.mix(blend.velocities(x, t), self._weights_at(t, self._gates(obs)))
         guidance = self.config.guidance
         if guidance is None:
             return velocity
@@ -284,9 +289,10 @@ class ComposedPolicy(Policy):
         blend = self._blend(obs, 1 / grid.steps if self._leaps else 0.0)
         features = self.critic.encode(obs) if self.config.guidance is not None else None
         x, levels = grid.spread * noise, noise.new_zeros(len(noise), len(blend.fields))
+        gates = self._gates(obs)
 
         def velocity(x: Tensor, t: Tensor) -> Tensor:
-            joint = blend.mix(blend.velocities(x, t), self._weights_at(t))
+            joint = blend.mix(blend.velocities(x, t), self._weights_at(t, gates))
             return joint if features is None else self._guided(features, joint, x, t[:, None, None])
 
         if isinstance(operator, Adaptive):

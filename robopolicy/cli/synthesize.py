@@ -1,0 +1,139 @@
+"""`robopolicy synthesize`: learn the trajectories of a dataset, and write synthetic ones that a policy would take."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from robopolicy.cli.options import check_numbers
+
+EXAMPLES = """\
+examples:
+  robopolicy collect lift --policy runs/lift_flow_bc/checkpoints/best --stochastic --keep-failures --out data/mixed
+  robopolicy synthesize train data/mixed --name mixed_trajectories
+  robopolicy synthesize train data/mixed --set updates=50000 model.length=16 --device cuda
+  robopolicy synthesize train --resume runs/mixed_trajectories
+  robopolicy synthesize write runs/mixed_trajectories/checkpoints/best --episodes 2000 --out data/more
+  robopolicy synthesize write MODEL --policy runs/lift_iql/checkpoints/best --keep data/mixed --out data/guided
+
+After another round of training on what was written the policy is another one: write again, guided by it.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "synthesize",
+        help="write synthetic trajectories for offline learning, guided by a policy",
+        description="A diffusion model learns whole trajectory segments of a dataset (vector observations, actions, "
+        "rewards, ends). Its draws are a dataset like any other; guided by a policy they show what that policy would "
+        "do, close to the data (policy-guided diffusion).",
+        epilog=EXAMPLES,
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    train = actions.add_parser("train", help="train a trajectory model, or resume a run")
+    train.add_argument("dataset", nargs="?", default="", metavar="DATASET", help="dataset folder with rewards")
+    train.add_argument("--resume", type=Path, metavar="RUN", help="go on from the last resume point of this run")
+    train.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings, e.g. model.length=16")
+    train.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
+    train.add_argument("--out", default="runs", help="parent folder (default: runs)")
+    train.add_argument("--name", default="", help="run folder (default: composed)")
+    write = actions.add_parser("write", help="write a dataset of synthetic episodes")
+    write.add_argument("model", type=Path, metavar="MODEL", help="checkpoint of a trajectory model")
+    write.add_argument("--out", type=Path, required=True, help="dataset folder to write")
+    write.add_argument("--episodes", type=int, default=1000, help="synthetic episodes (default: 1000)")
+    write.add_argument("--policy", type=Path, metavar="CKPT", help="policy that guides them (default: nobody)")
+    write.add_argument("--strength", type=float, default=1.0, help="power of the policy's density (default: 1)")
+    write.add_argument(
+        "--std",
+        type=float,
+        default=0.5,
+        help="spread of policies without a density, in standard deviations of the data's actions (default: 0.5)",
+    )
+    write.add_argument("--keep", metavar="DATASET", help="dataset whose episodes are written as well (default: none)")
+    write.add_argument("--batch", type=int, default=64, help="segments drawn together (default: 64)")
+    write.add_argument("--seed", type=int, default=0, help="seed of the noise (default: 0)")
+    write.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
+    write.add_argument("--json", action="store_true", help="print one JSON object")
+    for action in (train, write):
+        action.add_argument("--device", default="cpu", help="where it computes (default: cpu)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what was asked for; 0 when it is done, 130 after Ctrl-C in training."""
+    return {"train": _train, "write": _write}[args.action](args)
+
+
+def _train(args: argparse.Namespace) -> int:
+    from robopolicy.errors import UserError
+    from robopolicy.training.loop import Interrupted
+    from robopolicy.training.trajectories import TrajectoryTrainConfig, resume_trajectories, start_trajectories
+    from robopolicy.training.worlds import with_settings
+
+    if args.resume is not None and (args.dataset or args.set):
+        raise UserError("A resumed run keeps its settings; pass --resume RUN alone.")
+    if args.resume is not None:
+        trainer = resume_trajectories(args.resume)
+    else:
+        fields = {name: getattr(args, name) for name in ("dataset", "seed", "device", "out", "name")}
+        trainer = start_trajectories(with_settings(TrajectoryTrainConfig(**fields), args.set))
+    try:
+        report = trainer.train()
+    except Interrupted as stop:
+        print(f"Stopped; go on with: robopolicy synthesize train --resume {stop.folder}")
+        return stop.exit_code
+    print(f"Done in {report['seconds']:.0f} s: {trainer.folder}/report.json, checkpoints/best and checkpoints/last.")
+    return 0
+
+
+def _write(args: argparse.Namespace) -> int:
+    import torch
+
+    from robopolicy.cli.progress import progress_bars
+    from robopolicy.data.lerobot import LeRobotWriter
+    from robopolicy.errors import UserError
+    from robopolicy.training.checkpoint import load_policy
+    from robopolicy.training.trajectories import SYNTHETIC, kept_episodes, load_trajectories, synthetic_segments
+    from robopolicy.worldmodel.trajectories import PolicyGuidance, PolicyPull
+
+    check_numbers(args, positive=("episodes", "batch"), non_negative=("seed",))
+    guidance = PolicyGuidance(args.strength, args.std)
+    model, manifest = load_trajectories(args.model, args.device)
+    pull = None
+    if args.policy is not None:
+        policy, parent = load_policy(args.policy, args.device)
+        if parent.task != manifest.task:
+            raise UserError(f"The policy was trained on {parent.task}, but the trajectories are of {manifest.task}.")
+        pull = PolicyPull(model, policy, guidance)
+    kept = kept_episodes(args.keep, model.layout, manifest) if args.keep else []
+    frames, far = 0, list[torch.Tensor]()
+    options = {"overwrite": args.overwrite, "names": manifest.names}
+    with (
+        progress_bars() as add_bar,
+        LeRobotWriter(args.out, control_dt=manifest.control_dt, **options) as writer,
+    ):
+        update = add_bar("synthesize", args.episodes)
+        done = 0
+        for segments in synthetic_segments(model, args.episodes, pull=pull, seed=args.seed, batch=args.batch):
+            for segment in segments:
+                episode = model.layout.episode(segment, manifest.task, SYNTHETIC)
+                writer.add(episode)
+                frames += len(episode)
+            if pull is not None:
+                far.append(pull.distance(segments))
+            done += len(segments)
+            update(done)
+        for episode in kept:
+            writer.add(episode)
+    distance = float(torch.cat(far).mean()) if far else None
+    if args.json:
+        counts = {"episodes": args.episodes, "frames": frames, "kept": len(kept)}
+        print(json.dumps({"out": str(args.out), **counts, "distance": distance}))
+        return 0
+    also = f", and {len(kept)} of {args.keep}" if kept else ""
+    print(f"{args.out}: {args.episodes} synthetic episodes ({frames} frames){also}")
+    if distance is not None:
+        print(f"Actions lie {distance:.3g} standard deviations of the data from the mean ones of the policy.")
+    return 0

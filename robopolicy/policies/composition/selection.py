@@ -1,0 +1,70 @@
+"""Which parents of a composition take part, observation by observation (after DynamicControl, S161).
+
+A selector scores the parents from the observation. It has learned to put them in order: the parents' own order is that
+of their discrepancies, how far the chunk that each expects lies from the one that was shown, and the scores are those
+of a Plackett-Luce distribution over such orders. The parents of the highest scores take part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.core.plackett_luce import log_probability
+from robopolicy.critics.q import borrow_normalizers
+from robopolicy.errors import UserError
+from robopolicy.nets.mlp import MLP
+from robopolicy.nets.vision import VisionConfig
+from robopolicy.policies.base import Observation, Policy
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How many parents take part, and the network that puts them in order."""
+
+    top: int = 1  # most parents that take part
+    least: float = 0.0  # and no parent less preferred than this share of the first one; 0 is always `top`
+    hidden: tuple[int, ...] = (64, 64)
+    vision: VisionConfig = field(default_factory=VisionConfig)
+    updates: int = 1000  # gradient steps on demonstrations
+    batch_size: int = 128  # chunks per gradient step
+    lr: float = 1e-3
+    draws: int = 8  # noise levels at which a discrepancy is measured
+
+    def __post_init__(self) -> None:
+        for name in ("top", "updates", "batch_size", "draws"):
+            if getattr(self, name) < 1:
+                raise UserError(f"selection.{name} must be at least 1, got {getattr(self, name)}.")
+        if not 0 <= self.least <= 1 or self.lr <= 0:
+            raise UserError(f"A selection needs least in [0, 1] and lr > 0, got {self.least} and {self.lr}.")
+
+
+class Selector(nn.Module):
+    """Scores `(B, M)` of M parents; their differences are log-odds of being the better one [nats]."""
+
+    def __init__(self, config: Selection, policy: Policy, count: int) -> None:
+        """Build the network with the observation statistics of `policy`."""
+        super().__init__()
+        self.encoder = borrow_normalizers(policy, config.vision)[0]
+        self.body = MLP(policy.spec.obs_horizon * self.encoder.feature_dim, config.hidden, count, activation="silu")
+
+    def forward(self, obs: Observation) -> Tensor:
+        """Score the parents at `{key: (B, To, ...)}`."""
+        return self.body(self.encoder(obs).flatten(1))
+
+
+def choose_parents(scores: Tensor, selection: Selection) -> Tensor:
+    """Gates `(B, M)`, 1 for the parents that take part by their `scores` `(B, M)` and 0 for the others."""
+    best = scores.topk(min(selection.top, scores.shape[1]), 1)
+    near = best.values - best.values[:, :1]
+    kept = (near.exp() >= selection.least).to(scores.dtype)
+    return torch.zeros_like(scores).scatter(1, best.indices, kept)
+
+
+def ordering_loss(scores: Tensor, discrepancies: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Negative log-probability `(B,)` of the order of rising `discrepancies` `(B, M)` under `scores` `(B, M)`."""
+    order = discrepancies.argsort(1)
+    loss = -log_probability(scores, order).sum(1)
+    return loss, {"first": (scores.argmax(1) == order[:, 0]).float().detach()}

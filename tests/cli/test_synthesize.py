@@ -1,0 +1,103 @@
+"""`robopolicy synthesize`: train a trajectory model, resume it, and write datasets that offline learners take."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from robopolicy.cli.main import main
+from robopolicy.data.lerobot import read_lerobot
+from robopolicy.training.trajectories import TrajectoryTrainConfig, load_trajectories, start_trajectories
+from robopolicy.training.worlds import with_settings
+
+TASK = "toy/point_mass"
+TINY = [
+    "updates=6",
+    "learner.batch_size=16",
+    "model.length=8",
+    "model.head.backbone=mlp",
+    "model.head.hidden=[16]",
+    "model.head.steps=3",
+    "evaluation.segments=8",
+    "checkpoint_every=3",
+    "logging.every=1",
+]
+LEARN = ["evaluation.episodes=0", "budget.updates=2", "replay.offline_updates=2", "algorithm.batch_size=8"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset, a trajectory model trained on it for an instant, and a policy trained offline."""
+    out = tmp_path_factory.mktemp("synthesize")
+    collect = ["--episodes", "6", "--num-envs", "6", "--noise", "0.3", "--keep-failures", "--out", str(out / "data")]
+    assert main(["collect", TASK, *collect]) == 0
+    train = ["synthesize", "train", str(out / "data"), "--out", str(out), "--name", "run", "--set", *TINY]
+    assert main(train) == 0
+    td3 = ["algorithm=iql", "policy=gaussian", "policy.hidden=[8]", "algorithm.critic.hidden=[8]", *LEARN]
+    assert main(["train", *td3, f"dataset={out / 'data'}", f"out={out}", "name=iql"]) == 0
+    return out
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Error line of a command that must fail with exit code 2."""
+    assert main(arguments) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_synthetic_episodes_are_a_dataset_that_offline_learners_take(folder, capsys):
+    model, policy = str(folder / "run/checkpoints/best"), str(folder / "iql/checkpoints/last")
+    guided = ["--policy", policy, "--episodes", "5", "--keep", str(folder / "data"), "--out", str(folder / "guided")]
+    assert main(["synthesize", "write", model, *guided, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["episodes"] == 5 and told["kept"] == 6 and told["distance"] > 0
+    real, written = read_lerobot(folder / "data"), read_lerobot(folder / "guided")
+    assert written.num_episodes == 11 and written.control_dt == real.control_dt
+    assert written.tasks == (TASK,) * 11 and list(written.names) == [key for key in real.names if key in written.arrays]
+    low, high = real.arrays["action"].min(0), real.arrays["action"].max(0)
+    synthetic = written.subset(range(5)).arrays["action"]
+    assert (synthetic >= low - 1e-6).all() and (synthetic <= high + 1e-6).all()
+    again = ["algorithm=iql", "policy=gaussian", "policy.hidden=[8]", "algorithm.critic.hidden=[8]", *LEARN]
+    assert main(["train", *again, f"dataset={folder / 'guided'}", f"out={folder}", "name=again"]) == 0
+
+
+def test_the_same_seed_writes_the_same_and_strength_0_asks_nobody(folder, capsys):
+    model, policy = str(folder / "run/checkpoints/last"), str(folder / "iql/checkpoints/last")
+    for name, options in (("a", []), ("b", []), ("c", ["--policy", policy, "--strength", "0"])):
+        assert main(["synthesize", "write", model, "--episodes", "2", *options, "--out", str(folder / name)]) == 0
+    found = [read_lerobot(folder / name).arrays["action"] for name in "abc"]
+    assert (found[0] == found[1]).all() and (found[0] == found[2]).all()
+    assert "standard deviations" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_ends_with_the_same_bits(folder):
+    config = TrajectoryTrainConfig(dataset=str(folder / "data"), out=str(folder), name="broken")
+    broken = start_trajectories(with_settings(config, TINY))
+    while broken.update <= 3:
+        broken._iterate()
+    broken.close()
+    assert main(["synthesize", "train", "--resume", str(folder / "broken")]) == 0
+    whole, again = (load_trajectories(folder / name / "checkpoints/last")[0] for name in ("run", "broken"))
+    weights = again.state_dict()
+    assert all(torch.equal(value, weights[key]) for key, value in whole.state_dict().items())
+
+
+def test_bad_input_is_refused_in_one_line(folder, tmp_path, capsys):
+    model, policy = str(folder / "run/checkpoints/best"), str(folder / "iql/checkpoints/last")
+    out = ["--out", str(tmp_path / "no")]
+    assert "holds no trajectory model" in refused(["synthesize", "write", policy, *out], capsys)
+    assert "strength >= 0" in refused(["synthesize", "write", model, "--strength", "-1", *out], capsys)
+    assert "--episodes must be at least 1" in refused(["synthesize", "write", model, "--episodes", "0", *out], capsys)
+    assert "No dataset is given" in refused(["synthesize", "train"], capsys)
+    assert "keeps its settings" in refused(["synthesize", "train", "x", "--resume", str(folder)], capsys)
+    long = ["synthesize", "train", str(folder / "data"), *out, "--set", "model.length=100000"]
+    assert "set model.length=" in refused(long, capsys)
+    damaged = tmp_path / "damaged"
+    shutil.copytree(model, damaged)
+    file = damaged / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    assert "corrupted or truncated" in refused(["synthesize", "write", str(damaged), *out], capsys)
+    assert "trajectory model, not a policy" in refused(["eval", model, *out], capsys)
