@@ -34,7 +34,8 @@ def test_a_run_resumes_bit_identically(
     stopped = interrupted_at(2, settings, tmp_path, monkeypatch)
     assert main(["train", *settings, f"out={tmp_path}", "name=straight"]) == 0
     assert_identical(stopped, tmp_path / "straight")
-    assert main(["eval", str(stopped / "checkpoints" / "last"), "--episodes", "2"]) == 0
+    last = str(stopped / "checkpoints" / "last")
+    assert main(["eval", last, "--episodes", "2", "--out", str(tmp_path / "eval")]) == 0
 
 
 @pytest.mark.parametrize(
