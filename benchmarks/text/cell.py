@@ -62,7 +62,7 @@ class BenchTask:
 TASKS = {
     task.name: task
     for task in (
-        BenchTask("arithmetic", "text/arithmetic", imitation=160, taught=320, tokens=120_000, lr=2e-4),
+        BenchTask("arithmetic", "text/arithmetic", imitation=130, taught=320, tokens=120_000, lr=2e-4),
         BenchTask("countdown", "text/countdown", imitation=120, taught=300, tokens=100_000, lr=2e-4),
         BenchTask("calculator", "text/calculator", imitation=200, taught=0, tokens=60_000, lr=2e-4, recipes=TOOLS),
         BenchTask("critique", "text/critique", imitation=160, taught=0, tokens=60_000, lr=2e-4, recipes=CRITICS),
