@@ -117,7 +117,7 @@ def uniform_logs(episodes: int) -> Episodes:
 
 
 def test_policies_are_scored_together_on_uniform_actions():
-    logs, behaviour = uniform_logs(2000), UniformPolicy({"state": (1,)}, [-1.0], [1.0])
+    logs, behaviour = uniform_logs(600), UniformPolicy({"state": (1,)}, [-1.0], [1.0])
     members = {"mostly": Leaning(0.9), "rarely": Leaning(0.2)}
     config = OPEConfig(gamma=1.0, deterministic=False, fqe=FQEConfig(steps=1))
     scores = score_class(members, logs, behaviour, config)
