@@ -24,6 +24,7 @@ examples:
   robopolicy eval random runs/hopper_ppo/checkpoints/best --task locomotion/hopper --json
   robopolicy eval runs/hopper_ppo/checkpoints/best --holds 1 2 4 8 16
   robopolicy eval runs/lift_reinflow/checkpoints/best --latency 0 50 150 --join ensemble
+  robopolicy eval runs/push_bc/checkpoints/best --imagine runs/push_world/checkpoints/best --candidates 8
   robopolicy eval runs/text_grpo/checkpoints/last --samples 16
 """
 
@@ -78,7 +79,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate; 0 when the report is written."""
-    from robopolicy.cli.players import load_players
+    from robopolicy.cli.players import imagining, load_players
     from robopolicy.errors import UserError
     from robopolicy.evaluation.compare import compare
     from robopolicy.evaluation.frequency import check_holds, frequency_facts, frequency_table
@@ -97,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
     args.out = args.out or free_folder(Path("runs/eval"))
     refuse_foreign(args.out, "report.html", "an evaluation report")
     players, entry = load_players(args.players, args.task, args.device)
+    players = imagining(players, args, entry)
     with atomic_folder(args.out) as folder:
         video, strip, notes = _film(args, players, entry, folder)  # first, because a bad camera name fails here
         results, held, late = _evaluate(args, players, entry, latencies, notes)
@@ -222,6 +224,7 @@ def _facts(args: argparse.Namespace, entry: TaskEntry) -> dict[str, str]:
         "seeds": f"{args.seed} to {args.seed + args.episodes - 1}",
         "actions": "with exploration noise" if args.stochastic else "deterministic",
         "policies": ", ".join(args.players),
+        **({"best of": f"{args.candidates} chunks, imagined in {args.imagine}"} if args.imagine else {}),
         **{name: versions()[name] for name in ("robopolicy", "torch", "mujoco")},
     }
 

@@ -20,6 +20,11 @@ def add_player_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stochastic", action="store_true", help="act with exploration noise")
     parser.add_argument("--device", default="cpu", help="where policies compute, and physics that can (default: cpu)")
     parser.add_argument("--camera", help="camera of the video (default: the task's own)")
+    text = "world model in which policies try several chunks before they play the best (default: none)"
+    parser.add_argument("--imagine", default="", metavar="FOLDER[,FOLDER]", help=text)
+    parser.add_argument("--candidates", type=int, default=8, help="chunks tried with --imagine (default: 8)")
+    parser.add_argument("--depth", type=int, default=1, help="decisions imagined with --imagine (default: 1)")
+    parser.add_argument("--rounds", type=int, default=0, help="rounds that refine the best of them (default: 0)")
 
 
 def add_judge_option(parser: argparse.ArgumentParser) -> None:

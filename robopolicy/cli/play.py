@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Play; 0 when the video is written or the viewer was closed."""
     from contextlib import closing
 
-    from robopolicy.cli.players import load_players, open_sim, sim_options
+    from robopolicy.cli.players import imagining, load_players, open_sim, sim_options
     from robopolicy.errors import UserError
 
     check_numbers(args, positive=("episodes", "width", "height"), non_negative=("seed",))
@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
         and not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     ):
         raise UserError("--viewer needs a display and there is none; leave it out to write a video.")
-    (player,), entry = load_players([args.player], args.task, args.device)
+    players, entry = load_players([args.player], args.task, args.device)
+    (player,) = imagining(players, args, entry)
     options = sim_options(args, [player], 1 if args.viewer else args.episodes, args.device, args.judge)
     with closing(open_sim(entry, options, [player])) as sim:
         if args.viewer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,10 +19,12 @@ from robopolicy.evaluation.actors import (
 )
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.sim.contract import VectorSim
-from robopolicy.sim.registry import SimOptions, TaskEntry, WorldOptions, get_task, views_of
+from robopolicy.sim.registry import SimOptions, TaskEntry, WorldOptions, get_task, make_sim, views_of
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.manifest import Manifest
-from robopolicy.training.world_sims import open_task
+from robopolicy.training.world_sims import load_worlds, open_task
+from robopolicy.worldmodel.backend import SimStarts
+from robopolicy.worldmodel.imagined import FilmDynamics, ImaginedPolicy, Imagining
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,33 @@ def load_players(names: Sequence[str], task: str | None, device: str) -> tuple[l
     entry = get_task(task or trained[0])
     labels = short_names(names)
     return [_player(name, labels[i], entry, loaded) for i, name in enumerate(names)], entry
+
+
+def imagining(players: list[Player], args: argparse.Namespace, entry: TaskEntry) -> list[Player]:
+    """The competitors, of which policies try their chunks in the world model of `--imagine` first, if there is one.
+
+    Raises:
+        UserError: It shows another task, failed its tests, or lacks what a policy sees.
+    """
+    if not args.imagine:
+        return players
+    config = Imagining(candidates=args.candidates, depth=args.depth, rounds=args.rounds)
+    model, manifest = load_worlds(args.imagine, args.device)
+    if manifest.task != entry.name:
+        raise UserError(f"The world model was filmed in {manifest.task}; it imagines nothing of {entry.name}.")
+    sim = make_sim(entry.name, SimOptions(num_envs=1, cameras=model.spec.cameras, image_size=model.spec.size))
+    with closing(SimStarts(sim, model.spec)):
+        shapes = {key: tuple(shown.shape) for key, shown in sim.spec.observation.items()}
+    dynamics = FilmDynamics(model, model.judge, shapes)
+
+    def wrapped(player: Player) -> Player:
+        inside = player.make()
+        if not isinstance(inside, Policy):
+            return player
+        policy = ImaginedPolicy(inside, dynamics, config, dynamics.observation)
+        return replace(player, make=lambda: policy, spec=policy.spec)
+
+    return [wrapped(player) for player in players]
 
 
 def sim_options(

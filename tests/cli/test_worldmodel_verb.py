@@ -11,7 +11,10 @@ from PIL import Image
 from robopolicy.cli.keyboard import action_of, half_blocks
 from robopolicy.cli.main import main
 from robopolicy.data.lerobot import read_lerobot
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy.training.world_checkpoint import load_world, save_world
 
 TINY = [
@@ -81,6 +84,23 @@ def test_eval_runs_inside_the_world_model(folder, capsys):
     assert "filmed in toy/push; it cannot stand in for toy/point_mass" in refused(
         ["eval", "random", *backend, "--task", "point_mass", "--out", str(folder / "other")], capsys
     )
+
+
+@pytest.mark.slow
+def test_a_policy_tries_its_chunks_in_the_world_model_before_it_plays(folder, capsys):
+    world = str(folder / "passed")
+    spec = load_world(world)[0].spec
+    sim = make_sim("push", SimOptions(num_envs=1))
+    shapes = {key: tuple(sim.spec.observation[key].shape) for key in spec.proprio}
+    policy = GaussianPolicy(GaussianConfig(normalization="identity"), PolicySpec(shapes, 2, horizon=2, execute=2))
+    seen = {key: torch.zeros(2, 1, *shape) for key, shape in shapes.items()}
+    save_checkpoint(folder / "policy", policy, task="toy/push", obs_sample=seen)
+    imagine = ["--imagine", world, "--candidates", "2", "--episodes", "1", "--video", "0", "--json"]
+    assert main(["eval", str(folder / "policy"), *imagine, "--out", str(folder / "imagined")]) == 0
+    assert [result["n"] for result in json.loads(capsys.readouterr().out)["results"].values()] == [1]
+    assert f"2 chunks, imagined in {world}" in (folder / "imagined" / "report.html").read_text()
+    other = ["eval", "random", "--task", "point_mass", "--imagine", world, "--out", str(folder / "other")]
+    assert "filmed in toy/push; it imagines nothing of toy/point_mass" in refused(other, capsys)
 
 
 def test_play_films_both_sides_or_obeys_keys(folder, capsys):

@@ -1,0 +1,143 @@
+"""Imagination before acting: what is chosen where the model is right, where it knows nothing, and in films."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from small_world import small_films, small_world
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.noise import Randomness, RowStreams, normal
+from robopolicy.worldmodel.imagined import FilmDynamics, FunctionDynamics, ImaginedPolicy, Imagining
+
+
+class Guessing(Policy):
+    """Plays standard normal actions around its own wish, which is to stand still where it is certain."""
+
+    name = "guessing"
+
+    def __init__(self, horizon: int = 2, execute: int = 2, **shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.spec = PolicySpec(shapes or {"state": (1,)}, 1, horizon=horizon, execute=execute)
+
+    def act(self, obs: dict[str, Tensor], *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
+        rows = len(next(iter(obs.values())))
+        shape = (rows, self.spec.horizon, self.spec.action_dim)
+        return torch.zeros(shape) if deterministic else normal(shape, generator, torch.device("cpu"))
+
+
+def move(obs: dict[str, Tensor], action: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """s' = s + a pays -(s' - 1)^2."""
+    state = obs["state"] + action
+    return {"state": state}, -(state[:, 0] - 1).square()
+
+
+def blind(obs: dict[str, Tensor], action: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Nothing is known."""
+    return obs, torch.zeros(len(action))
+
+
+def planner(function: Any = move, base: Policy | None = None, **settings: Any) -> ImaginedPolicy:
+    return ImaginedPolicy(base or Guessing(), FunctionDynamics(function), Imagining(**settings))
+
+
+def states(rows: int) -> dict[str, Tensor]:
+    return {"state": torch.linspace(-1, 1, rows).view(-1, 1, 1)}
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def true_return(state: Tensor, chunk: Tensor, still: int = 0) -> Tensor:
+    """Of playing `chunk` `(..., H)` from `state` and then standing still."""
+    path = state + chunk.cumsum(-1)
+    return -(path - 1).square().sum(-1) - still * (path[..., -1] - 1).square()
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_with_the_true_model_the_best_candidate_is_played(depth):
+    policy, obs = planner(candidates=16, depth=depth), states(5)
+    found = policy.propose(obs, generator=seeded())
+    expected = true_return(obs["state"], found.chunks[..., 0], still=2 * (depth - 1))
+    torch.testing.assert_close(found.values, expected)
+    played = policy.act(obs, generator=seeded())
+    torch.testing.assert_close(played, found.chunks[torch.arange(5), expected.argmax(1)])
+
+
+def test_discounts_and_executed_actions_alone_count():
+    policy = planner(base=Guessing(horizon=3, execute=2), candidates=2, discount=0.5)
+    value = policy.imagine({"state": torch.zeros(1, 1, 1)}, torch.tensor([[1.0, 2, 9], [0, 0, 5]]).view(1, 2, 3, 1))
+    torch.testing.assert_close(value, torch.tensor([[-0.0 - 0.5 * 4, -1.0 - 0.5]]))
+
+
+def test_one_candidate_is_the_base_policy():
+    base, obs = Guessing(), states(4)
+    policy = planner(base=base, candidates=1)
+    assert torch.equal(policy.act(obs, generator=seeded()), base.act(obs, generator=seeded()))
+    assert torch.equal(policy.act(obs, deterministic=True), base.act(obs, deterministic=True))
+
+
+def test_a_model_that_knows_nothing_plays_what_the_base_policy_would():
+    obs = {"state": torch.zeros(4000, 1, 1)}
+    played = planner(blind, candidates=4).act(obs, generator=seeded())
+    assert abs(float(played.mean())) < 0.05 and float(played.std()) == pytest.approx(1.0, abs=0.05)
+
+
+def test_more_candidates_and_rounds_never_lower_the_imagined_return():
+    obs, best = states(64), []
+    for rounds in range(4):
+        policy = planner(candidates=8, rounds=rounds)
+        found = policy.propose(obs, generator=seeded())
+        assert found.chunks.shape == (64, 8 * (1 + rounds), 2, 1)
+        best.append(found.values.amax(1))
+    assert all(bool((later >= earlier).all()) for earlier, later in pairwise(best))
+    assert float(best[3].mean()) > 0.5 * float(best[0].mean())  # returns are negative
+    single = planner(candidates=2).propose(obs, generator=seeded()).values.amax(1)
+    assert float(best[0].mean()) > float(single.mean())
+
+
+def test_refined_chunks_stay_among_those_proposed():
+    found = planner(candidates=4, rounds=3).propose(states(8), generator=seeded())
+    first, later = found.chunks[:, :4], found.chunks[:, 4:]
+    assert bool((later <= first.amax(1, keepdim=True)).all() & (later >= first.amin(1, keepdim=True)).all())
+
+
+def test_a_row_has_its_own_noise():
+    policy, obs = planner(candidates=4, rounds=1), states(3)
+    every = policy.act(obs, generator=RowStreams([5, 6, 7], [0, 0, 0]))
+    alone = policy.act({"state": obs["state"][1:2]}, generator=RowStreams([6], [0]))
+    torch.testing.assert_close(every[1:2], alone)
+
+
+def test_films_are_imagined_and_judged():
+    films = small_films()
+    world = small_world(films)
+    spec = world.spec
+    shapes = {key: films.episodes.arrays[key].shape[1:] for key in spec.proprio}
+    dynamics = FilmDynamics(world, world.judge, shapes)
+    base = Guessing(horizon=2, execute=2)
+    base.spec = PolicySpec({f"image.{spec.cameras[0]}": (3, spec.size, spec.size)}, spec.action_dim, 2, 2)
+    policy = ImaginedPolicy(base, dynamics, Imagining(candidates=3, depth=2), dynamics.observation)
+    frame = films.episodes
+    obs = {key: torch.from_numpy(frame.arrays[key][:2])[:, None] for key in policy.spec.observation}
+    found = policy.propose(obs, generator=seeded())
+    assert found.values.shape == (2, 3) and len(found.values[0].unique()) > 1
+    torch.testing.assert_close(policy.propose(obs, generator=seeded()).values, found.values)
+    played = policy.act(obs, generator=seeded())
+    assert torch.equal(played, found.best()) and set(policy.spec.observation) == set(dynamics.observation)
+
+
+def test_what_cannot_be_imagined_is_refused():
+    with pytest.raises(UserError, match="candidates, depth and elites >= 1"):
+        Imagining(candidates=0)
+    with pytest.raises(UserError, match=r"discount must lie in \(0, 1\]"):
+        Imagining(discount=0.0)
+    with pytest.raises(UserError, match="does not predict 'state', which the policy sees; set depth 1"):
+        ImaginedPolicy(Guessing(), FunctionDynamics(move), Imagining(depth=2), {"image.top": (3, 8, 8)})
+    ImaginedPolicy(Guessing(), FunctionDynamics(move), Imagining(), {"image.top": (3, 8, 8)})
