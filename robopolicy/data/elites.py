@@ -79,7 +79,7 @@ class EliteArchive:
         return len(self._cells)
 
     def add(self, solution: Tensor, fitness: Tensor, descriptor: Tensor) -> Tensor:
-        """Let solutions `(K, D)` compete; returns which of them `(K,)` bool were admitted.
+        """Let solutions `(K, D)` compete; returns which of them `(K,)` bool beat what their cell held before.
 
         Args:
             solution: (K, D).

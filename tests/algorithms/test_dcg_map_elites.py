@@ -185,6 +185,18 @@ def test_a_resumed_run_ends_with_the_same_archive_and_weights() -> None:
     assert torch.equal(mine.candidates.members, theirs.candidates.members)
 
 
+def test_it_covers_more_of_where_an_arm_can_reach_than_as_many_random_networks() -> None:
+    """S176 (f), 320 episodes each; with three seeds 1.9 to 2.6 times as much."""
+    sizes = {"cells": 128, "critic_steps": 20, "climb_steps": 5, "iso": 0.02, "line": 0.1}
+    searched = run(num_envs=40, mutants=24, climbers=8, actors=8, **sizes)
+    found = generations(searched, 8)[-1]
+    drawn = run(num_envs=40, mutants=320, climbers=0, actors=0, **sizes)
+    random = generations(drawn, 1)[-1]
+    assert searched.source.env_steps == drawn.source.env_steps == 320 * 20
+    assert found["archive/coverage"] > 1.7 * random["archive/coverage"]
+    assert found["archive/qd_score"] > 1.7 * random["archive/qd_score"]
+
+
 def test_what_it_cannot_train_is_refused() -> None:
     with pytest.raises(UserError, match="squashed"):
         DCGMAPElites(DCGMAPElitesConfig(), flow(), total_updates=1)
