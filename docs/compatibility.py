@@ -108,6 +108,7 @@ ALLOWED: dict[str, set[str]] = {
     "reinflow": FLOWS,
     "rlpd": {"squashed gaussian"},
     "sac": {"squashed gaussian"},
+    "sl_mgac": {"squashed gaussian"},
     "srl": {"sequence"},
     "stac": {"squashed gaussian"},
     "stock_ac": {"squashed gaussian"},

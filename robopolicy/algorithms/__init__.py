@@ -48,6 +48,7 @@ from robopolicy.algorithms.reflow import Reflow, ReflowConfig
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
 from robopolicy.algorithms.rlpd import RLPD, RLPDConfig
 from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.algorithms.sl_mgac import SLMGAC, SLMGACConfig
 from robopolicy.algorithms.srl import SRL, SRLConfig
 from robopolicy.algorithms.stac import STAC, STACConfig
 from robopolicy.algorithms.stock_ac import StockAC, StockACConfig
@@ -103,6 +104,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "reinflow": (ReinFlowConfig, ReinFlow),
     "rlpd": (RLPDConfig, RLPD),
     "sac": (SACConfig, SAC),
+    "sl_mgac": (SLMGACConfig, SLMGAC),
     "srl": (SRLConfig, SRL),
     "stac": (STACConfig, STAC),
     "stock_ac": (StockACConfig, StockAC),
