@@ -95,6 +95,7 @@ ALLOWED: dict[str, set[str]] = {
     "mdpo": SCORED | {"recurrent gaussian"},
     "mdpo_off": {"squashed gaussian"},
     "npg_igt": SCORED,
+    "optimistic_ac": {"squashed gaussian"},
     "pa_rl": EVERYTHING,
     "pmoe": {"squashed mixture"},
     "pmoe_ppo": {"mixture", "squashed mixture"},

@@ -35,6 +35,7 @@ from robopolicy.algorithms.iql import IQL, IQLConfig
 from robopolicy.algorithms.mdpo import MDPO, MDPOConfig
 from robopolicy.algorithms.mdpo_off import MDPOOff, MDPOOffConfig
 from robopolicy.algorithms.npg_igt import NPGIGT, NPGIGTConfig
+from robopolicy.algorithms.optimistic_ac import OptimisticAC, OptimisticACConfig
 from robopolicy.algorithms.pa_rl import PARL, PARLConfig
 from robopolicy.algorithms.pmoe import PMOE, PMOEConfig
 from robopolicy.algorithms.pmoe_ppo import PMOEPPO, PMOEPPOConfig
@@ -91,6 +92,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "mdpo": (MDPOConfig, MDPO),
     "mdpo_off": (MDPOOffConfig, MDPOOff),
     "npg_igt": (NPGIGTConfig, NPGIGT),
+    "optimistic_ac": (OptimisticACConfig, OptimisticAC),
     "pa_rl": (PARLConfig, PARL),
     "pmoe": (PMOEConfig, PMOE),
     "pmoe_ppo": (PMOEPPOConfig, PMOEPPO),
