@@ -39,6 +39,7 @@ from robopolicy.algorithms.mdpo import MDPO, MDPOConfig
 from robopolicy.algorithms.mdpo_off import MDPOOff, MDPOOffConfig
 from robopolicy.algorithms.npg_igt import NPGIGT, NPGIGTConfig
 from robopolicy.algorithms.odice import ODICE, ODICEConfig
+from robopolicy.algorithms.optimistic_ac import OptimisticAC, OptimisticACConfig
 from robopolicy.algorithms.pa_rl import PARL, PARLConfig
 from robopolicy.algorithms.pmoe import PMOE, PMOEConfig
 from robopolicy.algorithms.pmoe_ppo import PMOEPPO, PMOEPPOConfig
@@ -54,6 +55,7 @@ from robopolicy.algorithms.reflow import Reflow, ReflowConfig
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
 from robopolicy.algorithms.rlpd import RLPD, RLPDConfig
 from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.algorithms.sl_mgac import SLMGAC, SLMGACConfig
 from robopolicy.algorithms.srl import SRL, SRLConfig
 from robopolicy.algorithms.stac import STAC, STACConfig
 from robopolicy.algorithms.stock_ac import StockAC, StockACConfig
@@ -102,6 +104,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "mdpo_off": (MDPOOffConfig, MDPOOff),
     "npg_igt": (NPGIGTConfig, NPGIGT),
     "odice": (ODICEConfig, ODICE),
+    "optimistic_ac": (OptimisticACConfig, OptimisticAC),
     "pa_rl": (PARLConfig, PARL),
     "pmoe": (PMOEConfig, PMOE),
     "pmoe_ppo": (PMOEPPOConfig, PMOEPPO),
@@ -117,6 +120,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "reinflow": (ReinFlowConfig, ReinFlow),
     "rlpd": (RLPDConfig, RLPD),
     "sac": (SACConfig, SAC),
+    "sl_mgac": (SLMGACConfig, SLMGAC),
     "srl": (SRLConfig, SRL),
     "stac": (STACConfig, STAC),
     "stock_ac": (StockACConfig, StockAC),

@@ -59,7 +59,9 @@ class Judged(Protocol):
 class QEnsemble(nn.Module):
     """Q_m(s, chunk), m = 1..M: observations `{key: (B, To, ...)}` and chunks `(B, n, A)` in env units -> `(M, B)`."""
 
-    def __init__(self, config: CriticConfig, policy: Judged, *, steps: int | None = None, outputs: int = 1) -> None:
+    def __init__(
+        self, config: CriticConfig, policy: Judged, *, steps: int | None = None, outputs: int = 1, extra: int = 0
+    ) -> None:
         """Build the critic of `policy`.
 
         Args:
@@ -67,6 +69,7 @@ class QEnsemble(nn.Module):
             policy: Gives the observation and action shapes and, where it has them, fitted normalisers to copy.
             steps: n, actions of a chunk the critic sees; the executed ones by default.
             outputs: Numbers a member predicts where it has no histogram.
+            extra: Numbers it predicts behind those of the value.
         """
         super().__init__()
         self.config = config
@@ -79,7 +82,7 @@ class QEnsemble(nn.Module):
             config.members,
             size,
             config.hidden,
-            config.bins or outputs,
+            (config.bins or outputs) + extra,
             activation=config.activation,
             layer_norm=config.layer_norm,
             dropout=config.dropout,

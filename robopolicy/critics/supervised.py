@@ -1,0 +1,33 @@
+"""Action-value ensembles that also predict what the judged chunk earns, from the same trunk (SL-MGAC, S151)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from robopolicy.critics.q import CriticConfig, Judged, QEnsemble
+
+
+class SupervisedQ(QEnsemble):
+    """Values, scalar or as histograms, and one more output of every member for the reward of the window."""
+
+    def __init__(self, config: CriticConfig, policy: Judged) -> None:
+        """Build the critic of `policy`."""
+        super().__init__(config, policy, extra=1)
+
+    def value(self, output: Tensor) -> Tensor:
+        """Values `(M, ...)` of raw outputs."""
+        return super().value(output[..., :-1])
+
+    def reward(self, output: Tensor) -> Tensor:
+        """Predicted rewards `(M, ...)` of raw outputs."""
+        return output[..., -1]
+
+    def regression(self, output: Tensor, target: Tensor) -> Tensor:
+        """Loss `(M, B)` of the values towards `target` `(B,)`; the rewards have no part in it."""
+        return super().regression(output[..., :-1], target)
+
+    def lowest(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
+        """Least value `(B,)` of all members."""
+        return self(obs, chunk).min(0).values
