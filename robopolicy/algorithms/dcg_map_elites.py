@@ -240,7 +240,7 @@ class DCGMAPElites(TD3):
         features = encoder.normalizer.normalize(seen)[columns].repeat(policy.spec.obs_horizon)
         first = next(layer for layer in policy.actor.modules() if isinstance(layer, nn.Linear))
         weight = first.weight.view(first.out_features, policy.spec.obs_horizon, encoder.feature_dim)
-        first.bias.add_(weight[:, :, columns].flatten(1) @ features)
+        first.bias.data.add_(weight[:, :, columns].flatten(1) @ features)
         weight[:, :, columns] = 0.0
         return policy
 
