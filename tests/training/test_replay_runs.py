@@ -32,6 +32,7 @@ COMMON = ["task=point_mass", "task.reward=shaped", *SMALL, *QUICK]
 SAC_RUN = [*COMMON, "algorithm=sac"]
 FROM_SCRATCH = {
     "symphony": ["policy=swaddled", "algorithm.utd=1"],
+    "optimistic_ac": ["algorithm.dwell=1", "algorithm.candidates=2"],
     "srl": ["policy=sequence"],
     "stock_ac": ["task.stock=0.95", "algorithm.gamma=0.95"],
     "camel_td3": ["algorithm.mask.prior=point_mass_pd"],
