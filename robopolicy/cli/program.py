@@ -156,7 +156,8 @@ def _improve(
     write = None if args.author is None else author(args.author, args.device)
     proposer = language.proposer(write, args.strategy)
     numbers = {"population": args.population, "parents": args.parents, "seed": args.seed}
-    search = ProgramSearch([start], proposer, **numbers)
+    refusals = 50 if write is None else args.population  # an answer of a model costs more than a throw of dice
+    search = ProgramSearch([start], proposer, refusals=refusals, **numbers)
     evaluator = SimEvaluator(sim, measure=args.maximize)
     seeds = range(args.seed, args.seed + args.episodes)
     with progress_bars() as add_bar:

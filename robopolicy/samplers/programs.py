@@ -32,7 +32,6 @@ from robopolicy.samplers.protocols import Part
 
 VERSION = 1
 WORST = float("-inf")
-ATTEMPTS = 50  # proposals that may be refused before a round is left smaller
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,14 @@ class ProgramSearch(Part):
     """The loop's memory: what was tried, and what it scored."""
 
     def __init__(
-        self, start: Sequence[str], proposer: Proposer, *, population: int = 8, parents: int = 4, seed: int = 0
+        self,
+        start: Sequence[str],
+        proposer: Proposer,
+        *,
+        population: int = 8,
+        parents: int = 4,
+        refusals: int = 50,
+        seed: int = 0,
     ) -> None:
         """Get ready.
 
@@ -101,6 +107,7 @@ class ProgramSearch(Part):
             proposer: Who writes the others.
             population: Programs per round.
             parents: Best programs that the proposer is shown.
+            refusals: Proposals that may be old or unplayable before a round is left smaller.
             seed: Of random changes.
 
         Raises:
@@ -108,7 +115,7 @@ class ProgramSearch(Part):
         """
         if population < 1 or parents < 1:
             raise UserError(f"A search needs population and parents of at least 1, got {population} and {parents}.")
-        self.proposer, self.population, self.parents = proposer, population, parents
+        self.proposer, self.population, self.parents, self.refusals = proposer, population, parents, refusals
         self.trials: list[Trial] = []
         self.curve: list[float] = []  # best score after every round
         self._rng = np.random.default_rng(seed)
@@ -119,7 +126,7 @@ class ProgramSearch(Part):
         if not self._asked:
             known = {trial.program for trial in self.trials}
             best = sorted(self.trials, key=lambda trial: trial.rank)[: self.parents]
-            for _ in range(self.population + ATTEMPTS):
+            for _ in range(self.population + self.refusals):
                 if len(self._asked) == self.population:
                     break
                 program = self.proposer.propose(best, self._rng)

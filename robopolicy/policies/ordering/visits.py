@@ -54,8 +54,8 @@ def order_visits(
         raise UserError("Visits need finite coordinates.")
     if policy is not None and points.shape[-1] != policy.config.dim:
         raise UserError(f"The policy orders points of {policy.config.dim} coordinates, found {points.shape[-1]}.")
-    points, start, end = (value if batched or value is None else value[None] for value in (points, start, end))
-    assert points is not None and start is not None
+    if not batched:
+        points, start, end = points[None], start[None], None if end is None else end[None]
     order = shortest_orders(points, start, end) if policy is None else _rolled_out(policy, points, start, end)
     return order if batched else order[0]
 
