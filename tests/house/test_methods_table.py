@@ -39,6 +39,7 @@ BENCHMARKS = {
     "bridge",
     "text",
     "trl",
+    "offline",
 }
 
 
