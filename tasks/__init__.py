@@ -3,7 +3,7 @@
 
 def register_tasks() -> None:
     """Entry point `robopolicy.tasks`: register every family."""
-    from tasks import external, locomotion, manipulation, metaworld, mjlab, ogbench, push_t, text, toy, velocity
+    from tasks import external, locomotion, manipulation, metaworld, mjlab, ogbench, push_t, text, toy, velocity, volley
 
     external.register()
     locomotion.register()
@@ -15,3 +15,4 @@ def register_tasks() -> None:
     push_t.register()
     text.register()
     velocity.register()
+    volley.register()
