@@ -5,7 +5,7 @@
     python -m benchmarks.offline --seeds 0 1 2 --jobs 2
 
 600 episodes: a fifth steers to the goal, two fifths go to the opposite point, two fifths wander at random. The data
-holds the executed, noisy actions and the shaped reward: the negative distance, and 1 at the goal. Imitation of all of it
+holds the executed, noisy actions and the shaped reward: minus the distance, and 1 at the goal. Imitation of all of it
 goes nowhere. Every learner sees the same dataset and trains a squashed Gaussian of the same size with chunks of two
 actions; seeds differ in weights and minibatches. The last checkpoints play the same 200 held-out episodes.
 
@@ -110,7 +110,14 @@ def run(key: Key, updates: int) -> dict[str, Any]:
     folder = WORK / f"{method}-{seed}-{updates}"
     last = train_once(
         folder,
-        *(f"task={TASK}", "task.reward=shaped", f"algorithm={method}", "policy=squashed_gaussian", f"dataset={DATA}", *own),
+        *(
+            f"task={TASK}",
+            "task.reward=shaped",
+            f"algorithm={method}",
+            "policy=squashed_gaussian",
+            f"dataset={DATA}",
+            *own,
+        ),
         *("algorithm.batch_size=128", "policy.hidden=[128,128]", "chunk.horizon=2", "chunk.execute=2"),
         *("evaluation.episodes=0", f"budget.updates={updates}", f"checkpoint_every={updates}", f"seed={seed}"),
     )

@@ -15,6 +15,7 @@ def register_tasks() -> None:
         text,
         toy,
         velocity,
+        volley,
     )
 
     differentiable.register()
@@ -28,3 +29,4 @@ def register_tasks() -> None:
     push_t.register()
     text.register()
     velocity.register()
+    volley.register()

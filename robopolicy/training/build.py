@@ -14,18 +14,13 @@ import numpy as np
 import torch
 
 from robopolicy.algorithms import ALGORITHMS, make_algorithm
-from robopolicy.algorithms.dcg_map_elites import DCGMAPElites
 from robopolicy.algorithms.frames.actor_critic import ActorCritic
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.frames.off_policy import OffPolicy
-from robopolicy.algorithms.frames.pathwise import Pathwise
-from robopolicy.algorithms.hnpg import HNPG
 from robopolicy.core.ranks import rank, world_size
 from robopolicy.critics.value import ValueNet
-from robopolicy.data.chunks import ChunkSampler
 from robopolicy.data.episodes import Episodes, is_cloud, is_image
 from robopolicy.data.lerobot import read_lerobot
-from robopolicy.data.replay import Replay
 from robopolicy.data.statistics import dataset_statistics
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError, unknown_name
@@ -33,7 +28,6 @@ from robopolicy.evaluation.actors import check_compatible
 from robopolicy.policies import make_policy
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.schema import filling, to_plain
-from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.registry import WorldOptions, get_task, views_of
 from robopolicy.spec import MEMORY
@@ -41,17 +35,12 @@ from robopolicy.text.imitation import TextSFT
 from robopolicy.text.learner import TextRecipe
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TaskConfig, TrainConfig, section
-from robopolicy.training.distributed import SEEDS_PER_RANK, SharedRollouts, check_distributed
+from robopolicy.training.distributed import check_distributed
+from robopolicy.training.experience import source_for
 from robopolicy.training.manifest import read_manifest
-from robopolicy.training.population_source import PopulationSource
-from robopolicy.training.replay_source import ReplaySource
-from robopolicy.training.scenario_source import ScenarioSource
 from robopolicy.training.simulators import eval_simulator, simulator
-from robopolicy.training.sources import DatasetSource, GroupSource, HybridSource, RolloutSource, Source, VineSource
-from robopolicy.training.text_sources import text_source
+from robopolicy.training.sources import Source
 from robopolicy.training.world_sims import is_world
-
-FIRST_EPISODE = 1_000_000  # episode seeds of training start here, far above those of demonstrations and evaluation
 
 
 @dataclass
@@ -210,74 +199,8 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
         _check_critics(algorithm, sim)
         if isinstance(algorithm, ActorCritic):
             algorithm.use_mirror(sim.mirror)
-    source = _source(config, policy.spec, algorithm, algorithm_config, episodes, train_sim, device)
+    source = source_for(config, policy.spec, algorithm, algorithm_config, episodes, train_sim, device)
     return Parts(config, policy, algorithm, source, eval_sim, updates)
-
-
-def _source(
-    config: TrainConfig,
-    spec: PolicySpec,
-    algorithm: Algorithm,
-    settings: Any,
-    episodes: Episodes | None,
-    train_sim: VectorSim | None,
-    device: torch.device,
-) -> Source:
-    """Where the experience of `algorithm` comes from: a dataset, a simulator or both."""
-    seed = FIRST_EPISODE * (1 + config.seed) + SEEDS_PER_RANK * rank()
-    if isinstance(algorithm, Pathwise):
-        assert train_sim is not None
-        size, seen = settings.scenarios, spec.obs_horizon
-        return ScenarioSource(train_sim, algorithm, device, scenarios=size, obs_horizon=seen, seed=seed)
-    sim = None
-    if train_sim is not None:
-        sim = ChunkedSim(train_sim, execute=spec.execute, obs_horizon=spec.obs_horizon, gamma=algorithm.step_discount)
-    if isinstance(algorithm, TextSFT | TextRecipe):
-        return text_source(train_sim, algorithm, seed)
-    if isinstance(algorithm, DCGMAPElites):
-        assert sim is not None
-        return PopulationSource(sim, device, algorithm, settings=config.replay, seed=seed)
-    if isinstance(algorithm, OffPolicy):
-        if episodes is not None:
-            algorithm.use_dataset(episodes)
-        request, share = algorithm.request, config.replay.prioritized
-        if episodes is not None and not algorithm.needs_reward:  # what earns nothing is read all the same
-            unpaid = np.zeros(len(episodes), np.float32)
-            episodes = replace(episodes, arrays={"reward": unpaid, **episodes.arrays})
-        offline = Replay.from_episodes(episodes, gamma=request.gamma, prioritized=share) if episodes else None
-        return ReplaySource(
-            sim,
-            offline,
-            device,
-            request=request,
-            settings=config.replay,
-            decisions=settings.decisions,
-            utd=settings.utd,
-            seed=seed,
-        )
-    if algorithm.experience == "dataset":
-        assert episodes is not None
-        sampler = ChunkSampler(
-            episodes,
-            horizon=spec.horizon,
-            obs_horizon=spec.obs_horizon,
-            batch_size=settings.batch_size,
-            seed=config.seed,
-            reach=algorithm.reach,
-        )
-        return DatasetSource(sampler, device)
-    assert sim is not None
-    if algorithm.experience == "group":
-        return GroupSource(sim, device, group_size=settings.group_size, seed=seed)
-    if algorithm.experience == "vine":
-        size = {"forks": settings.forks, "vines": settings.vines}
-        return VineSource(sim, device, decisions=settings.decisions, seed=seed, **size)
-    if isinstance(algorithm, HNPG):
-        assert episodes is not None
-        offline, request = Replay.from_episodes(episodes, gamma=settings.gamma), algorithm.request
-        return HybridSource(sim, device, offline, request=request, decisions=settings.decisions, seed=seed)
-    rollouts = RolloutSource(sim, device, decisions=settings.decisions, seed=seed, memory=spec.memory_dim)
-    return rollouts if world_size() == 1 else SharedRollouts(rollouts)
 
 
 def _spec(config: TrainConfig, sim: VectorSim | None, experience: str) -> SimSpec | None:

@@ -1,0 +1,339 @@
+"""Volley drills: contract, closed forms of flight and bounce, who touched the ball, the scripted juggler."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from robopolicy.errors import UserError
+from robopolicy.sim.checker import check_simulator
+from robopolicy.sim.mujoco.backend import MujocoSim
+from robopolicy.sim.mujoco.task import BatchState, Initial
+from robopolicy.sim.registry import SimOptions, get_task, make_sim
+from tasks.volley.court import LANDED, THROTTLE_STEP, recall
+from tasks.volley.drills import MARK_RADIUS, Bump, Hit, Pass
+from tasks.volley.flight import Reference, along, bounce, fall_time, paddle_for, smooth, throw
+from tasks.volley.juggler import GO, HOVER, SWING, Juggler, at_rest, select
+from tasks.volley.scene import BALL_BOUNCE, BALL_RADIUS, COURT, GRAVITY, PADDLE_TOP, Airframe, build_model
+
+DRILLS = {"volley/bump": Bump, "volley/hit": Hit, "volley/pass": Pass}
+
+
+def placed(drill, *, drone=None, ball, speed=(0.0, 0.0, 0.0), memory=None) -> MujocoSim:
+    """One environment whose first drone hovers level at `drone`, with the ball at `ball` at `speed`."""
+    task = drill()
+    first = task.initial(np.random.default_rng(0))
+    for index, anchor in enumerate(task.anchors):
+        start = task.model.joint(f"drone{index}_drone").qposadr[0]
+        first.qpos[start : start + 7] = [*(anchor if drone is None or index else drone), 1, 0, 0, 0]
+    joint = task.model.joint("ball")
+    first.qpos[joint.qposadr[0] : joint.qposadr[0] + 3] = ball
+    first.qvel[joint.dofadr[0] : joint.dofadr[0] + 3] = speed
+    first.memory.update(memory or {})
+    task.initial = lambda rng: Initial(first.qpos, first.qvel, dict(first.memory))  # type: ignore[method-assign]
+    sim = MujocoSim(task, 1)
+    sim.reset(0)
+    return sim
+
+
+def hover(sim: MujocoSim) -> torch.Tensor:
+    """Actions at which the drones keep the thrust of a hover."""
+    thrust = sim.task.frame.hover() / sim.task.frame.max_thrust
+    return torch.from_numpy(np.tile(2 * thrust - 1, sim.task.drones)).float()[None]
+
+
+def play(sim: MujocoSim, expert: Juggler, steps: int = 500):
+    """Returns, bumps and successes `(N,)` of one episode each."""
+    active = torch.ones(sim.num_envs, dtype=torch.bool)
+    total, bumps = torch.zeros(sim.num_envs), torch.zeros(sim.num_envs)
+    success = torch.zeros(sim.num_envs, dtype=torch.bool)
+    for _ in range(steps):
+        step = sim.step(expert(sim, {}), active)
+        total += step.reward
+        bumps = torch.where(active, step.info["bumps"], bumps)
+        success |= step.info["success"]
+        active &= ~step.done
+        if not active.any():
+            break
+    return total, bumps, success
+
+
+@pytest.mark.parametrize("name", DRILLS)
+@pytest.mark.parametrize("reward", ["sparse", "shaped"])
+def test_the_task_keeps_the_simulator_contract(name: str, reward: str):
+    sim = make_sim(name, SimOptions(num_envs=3, threads=1, reward=reward))
+    spec = sim.spec.observation["state"]
+    assert len(spec.names) == spec.shape[0] == len(set(spec.names))
+    assert sim.spec.control_dt == pytest.approx(0.02) and sim.spec.max_episode_steps == 500
+    assert check_simulator(sim, lambda n: make_sim(name, SimOptions(num_envs=n, threads=1, reward=reward))) == []
+
+
+def test_the_scene_has_the_sizes_of_the_source():
+    model = build_model(1)
+    np.testing.assert_allclose(COURT, [12, 6])
+    net, ball = model.geom("net"), model.geom("ball")
+    assert net.pos[2] + net.size[2] == pytest.approx(2.43) and 2 * net.size[1] == 6
+    assert ball.size[0] == BALL_RADIUS == 0.1 and model.body("ball").mass[0] == 0.005
+    paddle = model.geom("drone0_rim")
+    assert paddle.pos[2] + paddle.size[1] == pytest.approx(PADDLE_TOP) and paddle.size[0] == 0.2
+    assert Airframe.of(model).max_thrust == pytest.approx(838**2 * 8.54858e-6, rel=1e-4)
+
+
+def test_hovering_rotors_carry_the_weight_and_do_not_turn_the_drone():
+    frame = Airframe.of(build_model(1))
+    front, rear = frame.mass * GRAVITY * np.array([0.20, 0.22]) / (2 * 0.42)  # levers of 0.22 m ahead, 0.20 m behind
+    np.testing.assert_allclose(frame.hover(), [front, rear, front, rear])
+    np.testing.assert_allclose(frame.mixer @ frame.hover(), [1.52 * 9.81, 0, 0, 0], atol=1e-12)
+
+
+def test_a_hovering_drone_stays_where_it_is():
+    sim = placed(Hit, ball=(3.0, 2.5, 12.0))
+    before = sim.task.pose(sim.state()).position.copy()
+    for _ in range(50):
+        sim.step(hover(sim))
+    np.testing.assert_allclose(sim.task.pose(sim.state()).position, before, atol=1e-4)
+
+
+def test_throttles_follow_with_the_lag_of_the_rotors():
+    sim = placed(Bump, ball=(3.0, 0.0, 4.0))
+    start = recall(sim.state())["throttle"].copy()
+    sim.step(torch.ones(1, 4))
+    sim.step(torch.ones(1, 4))
+    left = (1 - THROTTLE_STEP) ** 2 * (1 - start)
+    np.testing.assert_allclose(1 - recall(sim.state())["throttle"], left)
+
+
+@pytest.mark.parametrize("drop", [0.5, 1.0, 2.0])
+def test_a_ball_leaves_a_paddle_with_four_fifths_of_its_speed(drop: float):
+    """The drone weighs 300 times as much; how contact and physics steps meet is worth 0.04."""
+    sim = placed(Bump, ball=(3.0, 0.0, 2.0 + PADDLE_TOP + BALL_RADIUS + drop))
+    top = 0.0
+    for _ in range(60):
+        sim.step(hover(sim))
+        position, velocity = sim.task.ball(sim.state())
+        if recall(sim.state())["bumps"][0] and not recall(sim.state())["touching"][0]:
+            top = position[0, 2] + max(velocity[0, 2], 0.0) ** 2 / (2 * GRAVITY)
+            break
+    share = np.sqrt((top - 2.0 - PADDLE_TOP - BALL_RADIUS) / drop)
+    assert abs(share - BALL_BOUNCE) < 0.04
+
+
+def test_a_flying_ball_keeps_its_energy():
+    sim = placed(Hit, ball=(3.0, 0.0, 3.0), speed=(-2.0, 1.0, 6.0))
+
+    def energy() -> float:
+        position, velocity = sim.task.ball(sim.state())
+        return float(GRAVITY * position[0, 2] + 0.5 * np.square(velocity[0]).sum())
+
+    before = energy()
+    for _ in range(40):
+        sim.step(hover(sim))
+    assert energy() == pytest.approx(before, rel=2e-3)
+
+
+def test_the_paddle_for_a_bounce_undoes_it():
+    rng = np.random.default_rng(0)
+    coming, leaving = rng.normal(size=(2, 20, 3)) + np.array([[[0, 0, -5.0]], [[0, 0, 5.0]]])
+    normal, speed = paddle_for(coming, leaving)
+    np.testing.assert_allclose(np.linalg.norm(normal, axis=1), 1)
+    np.testing.assert_allclose(bounce(coming, normal, speed), leaving)
+
+
+def test_a_throw_reaches_its_goal_over_its_apex():
+    start, goal = np.array([3.0, 0.5, 2.2]), np.array([-4.0, -1.0, 0.1])
+    velocity = throw(start, goal, np.array(4.0))
+    assert start[2] + velocity[2] ** 2 / (2 * GRAVITY) == pytest.approx(4.0)
+    time = fall_time(start[2], velocity[2], goal[2])
+    np.testing.assert_allclose(start + velocity * time - [0, 0, 0.5 * GRAVITY * time**2], goal)
+    assert fall_time(np.array(1.0), np.array(0.0), np.array(2.0)) == 0  # already below
+
+
+def test_a_swing_joins_both_ends():
+    rng = np.random.default_rng(0)
+    start, end = (Reference(*rng.normal(size=(4, 2, 1, 3))) for _ in range(2))
+    time = np.array([[0.7], [1.3]])
+    path = smooth(start, end, time)
+    for moment, wanted in ((0 * time, start), (time, end)):
+        for value, expected in zip(along(path, time, moment)[:3], wanted, strict=False):
+            np.testing.assert_allclose(value, expected, atol=1e-10)
+    step = 1e-5  # each part is the slope of the one before
+    earlier, later = (along(path, time, 0.5 * time + s) for s in (-step, step))
+    for order in range(3):
+        slope = (later[order] - earlier[order]) / (2 * step)
+        np.testing.assert_allclose(slope, along(path, time, 0.5 * time)[order + 1], rtol=1e-4, atol=1e-4)
+
+
+def test_a_bump_counts_and_pays_by_the_height_of_the_flight_before_it():
+    sim = placed(Bump, ball=(3.0, 0.0, 2.6))
+    rewards = [float(sim.step(hover(sim)).reward) for _ in range(20)]
+    assert np.flatnonzero(rewards).size == 1 and max(rewards) == pytest.approx(0.2)
+    sim = placed(Bump, ball=(3.0, 0.0, 2.6), memory={"bumps": 1.0, "top": 3.6})
+    assert max(float(sim.step(hover(sim)).reward) for _ in range(20)) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("what", "drill", "ball", "memory"),
+    [
+        ("a touch of a rotor", Bump, (3.28, 0.17, 2.5), {}),
+        ("a second touch within 0.4 s", Bump, (3.0, 0.0, 2.3), {"since": 0.1, "bumps": 1.0}),
+        ("a touch out of turn", Pass, (3.0, -1.5, 2.5), {"turn": 1.0}),
+        ("a second bump of a hit", Hit, (3.0, 0.0, 2.5), {"bumps": 1.0}),
+        ("a landing", Bump, (5.0, 2.0, 0.3), {}),
+    ],
+)
+def test_a_fault_ends_the_episode_and_costs_a_point(what: str, drill, ball, memory):
+    sim = placed(drill, ball=ball, memory=memory)
+    for _ in range(20):
+        step = sim.step(hover(sim))
+        if step.done.any():
+            break
+    assert step.terminated.all() and not step.info["success"].any(), what
+    assert float(step.reward) == pytest.approx(-1.0), what
+
+
+@pytest.mark.parametrize(("miss", "crossed", "success"), [(0.5, 1.0, True), (0.9, 1.0, False), (0.5, 0.0, False)])
+def test_a_hit_succeeds_where_the_ball_lands_on_the_mark_after_crossing_the_net(miss, crossed, success):
+    sim = placed(Hit, ball=(-3.0, 1.0, LANDED + 0.05), speed=(0, 0, -4.0), memory={"bumps": 1.0, "crossed": crossed})
+    start = int(sim.task.model.joint("target_x").qposadr[0])
+    sim.engine.states[0, 1 + start : 3 + start] = [-3.0 + miss, 1.0]
+    step = sim.step(hover(sim))
+    assert step.terminated.all() and bool(step.info["success"]) == success == bool(step.reward == 1)
+    assert float(step.info["miss"]) == pytest.approx(miss, abs=1e-4) and MARK_RADIUS == 0.75
+
+
+def test_a_ball_below_the_net_is_a_fault():
+    sim = placed(Hit, ball=(0.3, 0.0, 2.4), speed=(-5.0, 0.0, 0.0), memory={"bumps": 1.0})
+    steps = [sim.step(hover(sim)) for _ in range(8)]
+    assert any(bool(step.terminated) and float(step.reward) == -1 for step in steps)
+
+
+def test_the_selector_never_leaves_a_swing_before_it_is_over():
+    flags = (False, True)
+    for skill, turn, near, over in itertools.product((HOVER, GO, SWING), flags, flags, flags):
+        chosen = select(np.array([[skill]]), *(np.array([[flag]]) for flag in (turn, near, over))).item()
+        if skill == SWING and not over:
+            assert chosen == SWING
+        else:
+            assert chosen == (HOVER if not turn else SWING if near else GO)
+
+
+@pytest.mark.parametrize("name", ["volley/bump", "volley/pass"])
+def test_swings_in_play_run_to_their_end(name: str):
+    sim = make_sim(name, SimOptions(num_envs=4, threads=1))
+    assert isinstance(sim, MujocoSim)
+    sim.reset(0)
+    expert, kept = Juggler(), 0
+    action = expert(sim, {})
+    for _ in range(120):
+        before = expert.skill.copy(), expert.swings.began.copy(), expert.swings.lasts.copy()
+        fresh = sim.step(action).done.numpy()[:, None]
+        action = expert(sim, {})
+        over = sim.state().time[:, None] > before[1] + before[2]
+        goes_on = (before[0] == SWING) & ~over & ~fresh
+        assert (expert.skill[goes_on] == SWING).all()
+        np.testing.assert_array_equal(expert.swings.began[goes_on], before[1][goes_on])
+        kept += int(goes_on.sum())
+    assert kept > 50
+
+
+def test_the_juggler_keeps_the_ball_up():
+    sim = make_sim("volley/bump", SimOptions(num_envs=8, threads=1))
+    sim.reset(0)
+    total, bumps, success = play(sim, Juggler())
+    assert success.float().mean() >= 0.75 and total.mean() > 5 and bumps.median() >= 7
+
+
+def test_the_juggler_hits_the_mark():
+    sim = make_sim("volley/hit", SimOptions(num_envs=16, threads=1))
+    sim.reset(0)
+    total, bumps, success = play(sim, Juggler(), steps=150)
+    assert success.float().mean() >= 0.7 and total.mean() > 0.4 and (bumps == 1).all()
+
+
+def test_two_jugglers_pass_the_ball():
+    sim = make_sim("volley/pass", SimOptions(num_envs=8, threads=1))
+    sim.reset(0)
+    total, bumps, _ = play(sim, Juggler(), steps=220)
+    assert bumps.mean() >= 3 and total.mean() > 1.5
+
+
+def test_an_episode_repeats_by_its_seed():
+    runs = []
+    for _ in range(2):
+        sim = make_sim("volley/pass", SimOptions(num_envs=2, threads=1))
+        sim.reset(5)
+        expert = Juggler()
+        runs.append([sim.step(expert(sim, {})).obs["state"] for _ in range(40)])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_rougher_rotors_show_in_the_change_of_the_actions():
+    sim = placed(Bump, ball=(3.0, 0.0, 4.0))
+    calm = sim.step(hover(sim)).info["action_change"]
+    rough = sim.step(-torch.ones(1, 4)).info["action_change"]
+    assert float(calm) == pytest.approx(0, abs=1e-6)
+    assert float(rough) == pytest.approx(float((hover(sim) + 1).mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("drill", DRILLS.values())
+def test_a_drill_in_the_mirror_moves_as_the_mirror_shows(drill):
+    sim, image = (MujocoSim(drill("shaped"), 1) for _ in range(2))
+    mirror = sim.spec.mirror
+    assert mirror is not None
+    first = sim.task.initial(np.random.default_rng(3))
+    if sim.task.drones == 2:
+        first.memory["turn"] = 0.0
+    reflected = reflect(sim.task, first)
+    sim.task.initial, image.task.initial = (lambda rng, s=s: s for s in (first, reflected))  # type: ignore
+    obs, other = sim.reset(0), image.reset(0)
+    torch.testing.assert_close(mirror.observe(obs), other)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(25):
+        action = 0.5 + 0.2 * torch.randn(1, sim.spec.action_dim, generator=generator)
+        step, seen = sim.step(action), image.step(mirror.action(action))
+        torch.testing.assert_close(mirror.observe(step.final_obs), dict(seen.final_obs), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(step.reward, seen.reward, rtol=1e-3, atol=1e-3)
+
+
+def reflect(task, first: Initial) -> Initial:
+    """The start seen in the mirror y -> -y, in which two drones change places."""
+    qpos, qvel, memory = first.qpos.copy(), first.qvel.copy(), dict(first.memory)
+    names = [f"drone{i}_drone" for i in range(task.drones)] + ["ball"]
+    for name, other in zip(names, [*names[:-1][::-1], "ball"], strict=True):
+        to, origin = task.model.joint(name), task.model.joint(other)
+        place, speed = (start + np.arange(7 - k) for k, start in enumerate((to.qposadr[0], to.dofadr[0])))
+        source, rate = (start + np.arange(7 - k) for k, start in enumerate((origin.qposadr[0], origin.dofadr[0])))
+        qpos[place] = first.qpos[source] * [1, -1, 1, 1, -1, 1, -1]
+        qvel[speed] = first.qvel[rate] * [1, -1, 1, -1, 1, -1]
+    if task.has_target:
+        at = task.model.joint("target_y").qposadr[0]
+        qpos[at] = -qpos[at]
+    memory["throttle"] = np.asarray(first.memory["throttle"])[::-1][:, [2, 3, 0, 1]]
+    memory["turn"] = (task.drones - 1.0) if task.drones > 1 else 0.0
+    return Initial(qpos, qvel, memory)
+
+
+def test_a_skill_can_be_replaced_and_strangers_are_refused():
+    sim = placed(Bump, ball=(3.0, 0.0, 4.0))
+    asked = []
+
+    def lazy(moment):
+        asked.append(moment)
+        return at_rest(moment.pose.position)
+
+    Juggler(skills={"go": lazy})(sim, {})
+    assert isinstance(asked[0].state, BatchState)
+    with pytest.raises(UserError, match="skills hover, go, swing, not serve"):
+        Juggler(skills={"serve": lazy})
+    with pytest.raises(UserError, match="needs a volley task"):
+        get_task("volley/bump").need_expert()()(make_sim("toy/point_mass"), {})
+
+
+def test_the_drills_can_be_seen():
+    frame = make_sim("volley/pass", SimOptions(num_envs=1))
+    frame.reset(0)
+    picture = frame.render(width=160, height=120)
+    assert picture.shape == (1, 3, 120, 160) and picture.float().std() > 10
