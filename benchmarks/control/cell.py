@@ -17,8 +17,8 @@ from robopolicy.evaluation.harness import evaluate
 from robopolicy.policies.base import Policy
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy.training.build import FIRST_EPISODE
 from robopolicy.training.checkpoint import load_policy
+from robopolicy.training.experience import FIRST_EPISODE
 
 WORK = Path("runs/control")
 EPISODES = 50
