@@ -16,6 +16,7 @@ from torch import Tensor
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX, STOCK_PREFIX
 from robopolicy.sim.contract import Observation, VectorSim
+from robopolicy.sim.skills import SKILL_KEY, SkillSim
 from robopolicy.sim.stock import StockSim
 
 REWARDS = ("sparse", "shaped")
@@ -48,17 +49,19 @@ class SimOptions:
     reward: str = "sparse"  # sparse | shaped, where the task has both
     threads: int = 0  # physics threads; 0 is one per core
     stock: float = 0.0  # discount of the observation `stock.<discount>`; 0 leaves it out
+    skills: int = 0  # codes of which each episode shows one, `embedding.skill`; 0 leaves them out
+    skill_bonus: float = 0.0  # of telling the code from observation and action, in units of reward per control step
     world: WorldOptions = WorldOptions()  # of the backend `worldmodel:FOLDER` alone
 
 
 def views_of(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str, Any]:
-    """Fields of `SimOptions` by which one simulator shows the images, clouds and stocks of several policies.
+    """Fields of `SimOptions` by which one simulator shows images, clouds, stocks and skills of several policies.
 
     Args:
         observations: Per-step shapes of each policy, as in `PolicySpec.observation`.
 
     Raises:
-        UserError: They see images, or clouds, of different sizes, or stocks of different discounts.
+        UserError: They see images, or clouds, of different sizes, stocks of different discounts, or other skills.
     """
     views: dict[str, Any] = {}
     for prefix, names, size, axis in (
@@ -76,6 +79,11 @@ def views_of(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str,
         raise UserError(f"The policies need stocks of different discounts, {', '.join(stocks)}; play them one by one.")
     if stocks:
         views["stock"] = float(stocks[0].removeprefix(STOCK_PREFIX))
+    skills = sorted({seen[SKILL_KEY][0] for seen in observations if SKILL_KEY in seen})
+    if len(skills) > 1:
+        raise UserError(f"The policies have different numbers of skills, {skills}; play them one by one.")
+    if skills:
+        views["skills"] = skills[0]
     return views
 
 
@@ -177,4 +185,5 @@ def make_sim(name: str, options: SimOptions | None = None) -> VectorSim:
     if options.reward not in REWARDS:
         raise unknown_name("reward", options.reward, REWARDS, f"of task {entry.name}")
     sim = entry.make(options)
+    sim = SkillSim(sim, options.skills, options.skill_bonus) if options.skills else sim
     return StockSim(sim, options.stock) if options.stock else sim

@@ -103,8 +103,9 @@ def complete(config: TrainConfig) -> TrainConfig:
 
 
 def _with_views(task: TaskConfig, spec: PolicySpec) -> TaskConfig:
-    """The images, point clouds and stock that the starting policy sees, unless others are named."""
-    return task if task.cameras or task.point_clouds or task.stock else replace(task, **views_of([spec.observation]))
+    """The images, point clouds, stock and skills that the starting policy sees, unless others are named."""
+    named = task.cameras or task.point_clouds or task.stock or task.skills
+    return task if named else replace(task, **views_of([spec.observation]))
 
 
 def _check_experience(config: TrainConfig, name: str) -> None:

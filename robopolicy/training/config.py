@@ -31,6 +31,8 @@ class TaskConfig:
     point_clouds: tuple[str, ...] = ()  # cameras whose point clouds the policy sees
     points: int = 256  # of each cloud
     stock: float = 0.0  # discount of the stock the policy sees, for algorithm=stock_ac; 0 shows none
+    skills: int = 0  # codes of which the policy sees one per episode, `embedding.skill`; 0 shows none
+    skill_bonus: float = 0.0  # reward per control step for behaviour that tells the code, while learning
     observe: tuple[str, ...] = ()  # observations a new policy sees, e.g. image.front alone; empty: all
 
 

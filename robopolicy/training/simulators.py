@@ -22,6 +22,8 @@ def simulator(config: TrainConfig, num_envs: int) -> VectorSim:
         points=config.task.points,
         reward=config.task.reward,
         stock=config.task.stock,
+        skills=config.task.skills,
+        skill_bonus=config.task.skill_bonus,
         threads=config.sim.threads,
         world=config.world if is_world(config.sim.backend) else WorldOptions(),
     )
@@ -35,5 +37,6 @@ def eval_simulator(config: TrainConfig) -> VectorSim:
     """
     backend = config.evaluation.backend or ("auto" if is_world(config.sim.backend) else config.sim.backend)
     world = WorldOptions(judge=config.world.judge, every=config.world.every)
-    judging = replace(config, sim=replace(config.sim, backend=backend), world=world)
+    task = replace(config.task, skill_bonus=0.0)  # the task alone is judged
+    judging = replace(config, task=task, sim=replace(config.sim, backend=backend), world=world)
     return simulator(judging, config.evaluation.num_envs)
