@@ -22,7 +22,7 @@ class ModelledQ(QEnsemble):
         """Build the critic of `policy`, whose observations must be vectors."""
         super().__init__(config, policy, steps=1)
         layout = self.encoder.layout
-        other = (*layout.images, *layout.clouds, *layout.embeddings, *layout.stocks)
+        other = (*layout.images, *layout.clouds, *layout.entities, *layout.embeddings, *layout.stocks)
         if other:
             raise UserError(f"A model predicts vectors alone, not {', '.join(other)}; name others in task.observe.")
         spec = policy.spec

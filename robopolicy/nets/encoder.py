@@ -2,6 +2,7 @@
 
 * `image.*`: uint8 `(3, h, w)`, one camera network each (`vision.py`);
 * `point_cloud.*`: float `(N, 3)` [m], one network each (`point_cloud.py`);
+* `entities.*`: float `(N, D)`, a set such as the other agents in sight, one network each (`entities.py`);
 * `embedding.*`: float `(D,)`, an embedding of an instruction or a goal, e.g. of unit norm from a text encoder. It is
   not normalised and has a projection of its own. While imitating, a share of the rows may see zeros instead of all its
   embeddings, so that zeros come to mean "no instruction" (`without_embeddings`, for classifier-free guidance);
@@ -19,12 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
+from robopolicy.nets.entities import EntityConfig, EntityNet
 from robopolicy.nets.normalizer import RunningNormalizer, Statistics, make_normalizer
 from robopolicy.nets.point_cloud import PointCloudConfig, PointCloudNet
 from robopolicy.nets.vision import CameraNet, VisionConfig
 from robopolicy.spec import IMAGE_PREFIX
 
 CLOUD_PREFIX = "point_cloud."
+ENTITY_PREFIX = "entities."
 EMBEDDING_PREFIX = "embedding."
 STOCK_PREFIX = "stock."
 
@@ -43,11 +46,12 @@ class EmbeddingConfig:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which keys are vectors, images, point clouds and embeddings, in a fixed (sorted) order."""
+    """Which keys are vectors, images, point clouds, sets and embeddings, in a fixed (sorted) order."""
 
     vectors: tuple[str, ...]
     images: tuple[str, ...]
     clouds: tuple[str, ...]
+    entities: tuple[str, ...]
     embeddings: tuple[str, ...]
     stocks: tuple[str, ...]
     vector_dim: int
@@ -59,11 +63,12 @@ class Layout:
             raise UserError("A policy needs at least one observation key.")
         images = tuple(sorted(key for key in observation if key.startswith(IMAGE_PREFIX)))
         clouds = tuple(sorted(key for key in observation if key.startswith(CLOUD_PREFIX)))
+        entities = tuple(sorted(key for key in observation if key.startswith(ENTITY_PREFIX)))
         embeddings = tuple(sorted(key for key in observation if key.startswith(EMBEDDING_PREFIX)))
         stocks = tuple(sorted(key for key in observation if key.startswith(STOCK_PREFIX)))
-        vectors = tuple(sorted(observation.keys() - {*images, *clouds, *embeddings, *stocks}))
+        vectors = tuple(sorted(observation.keys() - {*images, *clouds, *entities, *embeddings, *stocks}))
         size = sum(_size(observation[key]) for key in vectors) + len(stocks)
-        return cls(vectors, images, clouds, embeddings, stocks, size)
+        return cls(vectors, images, clouds, entities, embeddings, stocks, size)
 
 
 class ObservationEncoder(nn.Module):
@@ -79,6 +84,7 @@ class ObservationEncoder(nn.Module):
         vision: VisionConfig | None = None,
         point_cloud: PointCloudConfig | None = None,
         embedding: EmbeddingConfig | None = None,
+        entities: EntityConfig | None = None,
     ) -> None:
         """Build the encoder.
 
@@ -88,12 +94,14 @@ class ObservationEncoder(nn.Module):
             vision: Kind and sizes of the camera networks.
             point_cloud: Sizes of the point-cloud networks.
             embedding: Size of the projections, and dropout.
+            entities: Sizes of the networks for sets of entities.
         """
         super().__init__()
         self.layout = Layout.of(observation)
         if self.layout.stocks:
             self.register_buffer("start", torch.zeros(()))  # stock at the start of an episode
-        self.sizes = {key: _size(observation[key]) for key in (*self.layout.vectors, *self.layout.clouds)}
+        sized = (*self.layout.vectors, *self.layout.clouds, *self.layout.entities)
+        self.sizes = {key: _size(observation[key]) for key in sized}
         self.normalization = normalization
         dim = self.layout.vector_dim
         self.normalizer = make_normalizer(dim, normalization if dim else "identity")
@@ -107,6 +115,12 @@ class ObservationEncoder(nn.Module):
                 for key in self.layout.clouds
             }
         )
+        self.entities = nn.ModuleDict(
+            {
+                key.replace(".", "/"): EntityNet(observation[key], entities or EntityConfig())
+                for key in self.layout.entities
+            }
+        )
         self.embedding = embedding or EmbeddingConfig()
         self.projections = nn.ModuleDict(
             {
@@ -117,7 +131,7 @@ class ObservationEncoder(nn.Module):
         self.feature_dim = (
             self.layout.vector_dim
             + sum(camera.feature_dim for camera in self._cameras())
-            + sum(net.feature_dim for net in self._cloud_nets())
+            + sum(net.feature_dim for net in (*self._cloud_nets(), *self._entity_nets()))
             + len(self.projections) * self.embedding.width
         )
 
@@ -129,7 +143,7 @@ class ObservationEncoder(nn.Module):
         `augment` crops images and drops embeddings at random (imitation only: it would break density ratios).
         """
         parts = [self.normalizer.normalize(self.vectors(obs))] if self.layout.vector_dim else []
-        if not (self.layout.images or self.layout.clouds or self.layout.embeddings):
+        if not (self.layout.images or self.layout.clouds or self.layout.entities or self.layout.embeddings):
             return parts[0]
         for key, camera in zip(self.layout.images, self._cameras(), strict=True):
             image = obs[key]  # (B, To, 3, h, w) uint8
@@ -138,6 +152,9 @@ class ObservationEncoder(nn.Module):
         for key, net in zip(self.layout.clouds, self._cloud_nets(), strict=True):
             cloud = obs[key].float()  # (B, To, N, 3)
             parts.append(net(cloud.flatten(0, 1)).unflatten(0, cloud.shape[:2]))
+        for key, net in zip(self.layout.entities, self._entity_nets(), strict=True):
+            entities = obs[key].float()  # (B, To, N, D)
+            parts.append(net(entities.flatten(0, 1)).unflatten(0, entities.shape[:2]))
         if self.layout.embeddings:
             parts += self._project(obs, augment, generator)
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
@@ -162,18 +179,19 @@ class ObservationEncoder(nn.Module):
         return earned[..., :1] + self.start * earned[..., 1:]
 
     def fit_normalizer(self, statistics: Statistics) -> None:
-        """Fit the normaliser of vectors and the box of point clouds; images and embeddings need no statistics.
+        """Fit the normaliser of vectors and the boxes of clouds and sets; images and embeddings need no statistics.
 
-        Running statistics merely start there, and clouds then stay in metres where none are given.
+        Running statistics merely start there, and clouds and sets then stay in their units where none are given.
         """
         mode = self.normalization
-        wanted = (*self.layout.vectors, *self.layout.clouds, *self.layout.stocks)
+        wanted = (*self.layout.vectors, *self.layout.clouds, *self.layout.entities, *self.layout.stocks)
         missing = [key for key in wanted if key not in statistics]
         if mode == "identity" or (mode == "running" and missing):
             return
         if missing:
             raise UserError(f"The statistics lack the observation keys {missing}; found {sorted(statistics)}.")
-        for key, net in zip(self.layout.clouds, self._cloud_nets(), strict=True):
+        boxed = (*self.layout.clouds, *self.layout.entities)
+        for key, net in zip(boxed, (*self._cloud_nets(), *self._entity_nets()), strict=True):
             net.fit(*(_statistic(statistics, key, name, self.sizes[key]) for name in ("min", "max")))
         if not self.layout.vector_dim:
             return
@@ -199,6 +217,9 @@ class ObservationEncoder(nn.Module):
 
     def _cloud_nets(self) -> list[PointCloudNet]:
         return [net for net in self.clouds.values() if isinstance(net, PointCloudNet)]
+
+    def _entity_nets(self) -> list[EntityNet]:
+        return [net for net in self.entities.values() if isinstance(net, EntityNet)]
 
 
 def without_embeddings(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX, STOCK_PREFIX
 from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.descriptor import DescriptorSim
 from robopolicy.sim.message import MessageSim
+from robopolicy.sim.skills import SKILL_KEY, SkillSim
 from robopolicy.sim.stock import StockSim
 from robopolicy.spec import DESCRIPTOR, MESSAGE_PREFIX
 
@@ -56,17 +57,20 @@ class SimOptions:
     descriptor: bool = False  # also show the behaviour that is wanted, where the task declares one
     message: str = ""  # constant | random | high_frequency, of an observation that somebody else makes up; empty: none
     message_size: int = 2  # numbers per message
+    skills: int = 0  # codes of which each episode shows one, `embedding.skill`; 0 leaves them out
+    skill_bonus: float = 0.0  # of telling the code from observation and action, in units of reward per control step
     world: WorldOptions = WorldOptions()  # of the backend `worldmodel:FOLDER` alone
 
 
 def views_of(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str, Any]:
-    """Fields of `SimOptions` by which one simulator shows the images, clouds and stocks of several policies.
+    """Fields of `SimOptions` by which one simulator shows images, clouds, stocks and skills of several policies.
 
     Args:
         observations: Per-step shapes of each policy, as in `PolicySpec.observation`.
 
     Raises:
-        UserError: They see images, or clouds, of different sizes, stocks of different discounts, or different messages.
+        UserError: They see images, or clouds, of different sizes, stocks of different discounts, different messages, or
+            other skills.
     """
     views: dict[str, Any] = {}
     for prefix, names, size, axis in (
@@ -91,6 +95,11 @@ def views_of(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str,
         views |= {"message": key.removeprefix(MESSAGE_PREFIX), "message_size": size}
     if any(DESCRIPTOR in seen for seen in observations):
         views["descriptor"] = True
+    skills = sorted({seen[SKILL_KEY][0] for seen in observations if SKILL_KEY in seen})
+    if len(skills) > 1:
+        raise UserError(f"The policies have different numbers of skills, {skills}; play them one by one.")
+    if skills:
+        views["skills"] = skills[0]
     return views
 
 
@@ -192,6 +201,7 @@ def make_sim(name: str, options: SimOptions | None = None) -> VectorSim:
     if options.reward not in REWARDS:
         raise unknown_name("reward", options.reward, REWARDS, f"of task {entry.name}")
     sim = entry.make(options)
+    sim = SkillSim(sim, options.skills, options.skill_bonus) if options.skills else sim
     sim = StockSim(sim, options.stock) if options.stock else sim
     sim = DescriptorSim(sim) if options.descriptor else sim
     return MessageSim(sim, options.message, options.message_size) if options.message else sim

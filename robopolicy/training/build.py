@@ -96,9 +96,9 @@ def complete(config: TrainConfig) -> TrainConfig:
 
 
 def _with_views(task: TaskConfig, spec: PolicySpec) -> TaskConfig:
-    """Images, point clouds, stock, descriptor and messages that the starting policy sees, unless others are named."""
-    named = task.cameras or task.point_clouds or task.stock or task.descriptor or task.message
-    return task if named else replace(task, **views_of([spec.observation]))
+    """All that the starting policy sees beside vectors, such as images and a stock, unless others are named."""
+    named = (task.cameras, task.point_clouds, task.stock, task.descriptor, task.message, task.skills)
+    return task if any(named) else replace(task, **views_of([spec.observation]))
 
 
 def _check_experience(config: TrainConfig, name: str) -> None:

@@ -34,6 +34,8 @@ class TaskConfig:
     descriptor: bool = False  # the policy sees which behaviour is wanted, for algorithm=dcg_map_elites
     message: str = ""  # constant | random | high_frequency, told beside the observations as a probe; empty: none
     message_size: int = 2  # numbers per message
+    skills: int = 0  # codes of which the policy sees one per episode, `embedding.skill`; 0 shows none
+    skill_bonus: float = 0.0  # reward per control step for behaviour that tells the code, while learning
     observe: tuple[str, ...] = ()  # observations a new policy sees, e.g. image.front alone; empty: all
 
 

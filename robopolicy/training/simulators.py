@@ -25,6 +25,8 @@ def simulator(config: TrainConfig, num_envs: int) -> VectorSim:
         descriptor=config.task.descriptor,
         message=config.task.message,
         message_size=config.task.message_size,
+        skills=config.task.skills,
+        skill_bonus=config.task.skill_bonus,
         threads=config.sim.threads,
         world=config.world if is_world(config.sim.backend) else WorldOptions(),
     )
@@ -38,5 +40,6 @@ def eval_simulator(config: TrainConfig) -> VectorSim:
     """
     backend = config.evaluation.backend or ("auto" if is_world(config.sim.backend) else config.sim.backend)
     world = WorldOptions(judge=config.world.judge, every=config.world.every)
-    judging = replace(config, sim=replace(config.sim, backend=backend), world=world)
+    task = replace(config.task, skill_bonus=0.0)  # the task alone is judged
+    judging = replace(config, task=task, sim=replace(config.sim, backend=backend), world=world)
     return simulator(judging, config.evaluation.num_envs)

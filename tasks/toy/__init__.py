@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from robopolicy.policies.wrappers.callable import provide
 from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.registry import Expert, SimOptions, TaskEntry
 from robopolicy.sim.registry import register as register_entry
+
+_GATHER = {
+    "toy/gather": "Meet in one place: worlds of 2 to 4 point masses that one policy moves, a row for each.",
+    "toy/gather_more": "The same in worlds of 6, to play policies among more than they have met.",
+}
 
 
 def _make_point_mass(options: SimOptions) -> VectorSim:
@@ -46,6 +53,21 @@ def _push_solved(obs: Observation) -> Tensor:
     return solved(obs["block"])
 
 
+def _gather_maker(task: str) -> Callable[[SimOptions], VectorSim]:
+    def make(options: SimOptions) -> VectorSim:
+        from tasks.toy.gather import GatherSim
+
+        return GatherSim(task, options)
+
+    return make
+
+
+def _make_gather_expert() -> Expert:
+    from tasks.toy.gather import GatherExpert
+
+    return GatherExpert()
+
+
 def _point_mass_pd(obs: Observation) -> Tensor:
     from tasks.toy.point_mass import steer
 
@@ -72,6 +94,8 @@ def register() -> None:
             backends=("torch",),
         )
     )
+    for task, description in _GATHER.items():
+        register_entry(TaskEntry(task, _gather_maker(task), description, _make_gather_expert, backends=("torch",)))
     register_entry(
         TaskEntry(
             name="toy/push",

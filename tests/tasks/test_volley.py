@@ -13,7 +13,7 @@ from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.mujoco.backend import MujocoSim
 from robopolicy.sim.mujoco.task import BatchState, Initial
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
-from tasks.volley.court import LANDED, THROTTLE_STEP, recall
+from tasks.volley.court import LANDED, THROTTLE_STEP, VolleyTask, recall
 from tasks.volley.drills import MARK_RADIUS, Bump, Hit, Pass
 from tasks.volley.flight import Reference, along, bounce, fall_time, paddle_for, smooth, throw
 from tasks.volley.juggler import GO, HOVER, SWING, Juggler, at_rest, select
@@ -39,10 +39,25 @@ def placed(drill, *, drone=None, ball, speed=(0.0, 0.0, 0.0), memory=None) -> Mu
     return sim
 
 
+def task_of(sim: MujocoSim) -> VolleyTask:
+    """Its task, as what it is."""
+    assert isinstance(sim.task, VolleyTask)
+    return sim.task
+
+
+def opened(name: str, num_envs: int) -> MujocoSim:
+    """Environments of a drill after their reset."""
+    sim = make_sim(name, SimOptions(num_envs=num_envs, threads=1))
+    assert isinstance(sim, MujocoSim)
+    sim.reset(0)
+    return sim
+
+
 def hover(sim: MujocoSim) -> torch.Tensor:
     """Actions at which the drones keep the thrust of a hover."""
-    thrust = sim.task.frame.hover() / sim.task.frame.max_thrust
-    return torch.from_numpy(np.tile(2 * thrust - 1, sim.task.drones)).float()[None]
+    task = task_of(sim)
+    thrust = task.frame.hover() / task.frame.max_thrust
+    return torch.from_numpy(np.tile(2 * thrust - 1, task.drones)).float()[None]
 
 
 def play(sim: MujocoSim, expert: Juggler, steps: int = 500):
@@ -91,10 +106,10 @@ def test_hovering_rotors_carry_the_weight_and_do_not_turn_the_drone():
 
 def test_a_hovering_drone_stays_where_it_is():
     sim = placed(Hit, ball=(3.0, 2.5, 12.0))
-    before = sim.task.pose(sim.state()).position.copy()
+    before = task_of(sim).pose(sim.state()).position.copy()
     for _ in range(50):
         sim.step(hover(sim))
-    np.testing.assert_allclose(sim.task.pose(sim.state()).position, before, atol=1e-4)
+    np.testing.assert_allclose(task_of(sim).pose(sim.state()).position, before, atol=1e-4)
 
 
 def test_throttles_follow_with_the_lag_of_the_rotors():
@@ -113,7 +128,7 @@ def test_a_ball_leaves_a_paddle_with_four_fifths_of_its_speed(drop: float):
     top = 0.0
     for _ in range(60):
         sim.step(hover(sim))
-        position, velocity = sim.task.ball(sim.state())
+        position, velocity = task_of(sim).ball(sim.state())
         if recall(sim.state())["bumps"][0] and not recall(sim.state())["touching"][0]:
             top = position[0, 2] + max(velocity[0, 2], 0.0) ** 2 / (2 * GRAVITY)
             break
@@ -125,7 +140,7 @@ def test_a_flying_ball_keeps_its_energy():
     sim = placed(Hit, ball=(3.0, 0.0, 3.0), speed=(-2.0, 1.0, 6.0))
 
     def energy() -> float:
-        position, velocity = sim.task.ball(sim.state())
+        position, velocity = task_of(sim).ball(sim.state())
         return float(GRAVITY * position[0, 2] + 0.5 * np.square(velocity[0]).sum())
 
     before = energy()
@@ -222,10 +237,7 @@ def test_the_selector_never_leaves_a_swing_before_it_is_over():
 
 @pytest.mark.parametrize("name", ["volley/bump", "volley/pass"])
 def test_swings_in_play_run_to_their_end(name: str):
-    sim = make_sim(name, SimOptions(num_envs=4, threads=1))
-    assert isinstance(sim, MujocoSim)
-    sim.reset(0)
-    expert, kept = Juggler(), 0
+    sim, expert, kept = opened(name, 4), Juggler(), 0
     action = expert(sim, {})
     for _ in range(120):
         before = expert.skill.copy(), expert.swings.began.copy(), expert.swings.lasts.copy()
@@ -240,22 +252,19 @@ def test_swings_in_play_run_to_their_end(name: str):
 
 
 def test_the_juggler_keeps_the_ball_up():
-    sim = make_sim("volley/bump", SimOptions(num_envs=8, threads=1))
-    sim.reset(0)
+    sim = opened("volley/bump", 8)
     total, bumps, success = play(sim, Juggler())
     assert success.float().mean() >= 0.75 and total.mean() > 5 and bumps.median() >= 7
 
 
 def test_the_juggler_hits_the_mark():
-    sim = make_sim("volley/hit", SimOptions(num_envs=16, threads=1))
-    sim.reset(0)
+    sim = opened("volley/hit", 16)
     total, bumps, success = play(sim, Juggler(), steps=150)
     assert success.float().mean() >= 0.7 and total.mean() > 0.4 and (bumps == 1).all()
 
 
 def test_two_jugglers_pass_the_ball():
-    sim = make_sim("volley/pass", SimOptions(num_envs=8, threads=1))
-    sim.reset(0)
+    sim = opened("volley/pass", 8)
     total, bumps, _ = play(sim, Juggler(), steps=220)
     assert bumps.mean() >= 3 and total.mean() > 1.5
 
@@ -284,8 +293,6 @@ def test_a_drill_in_the_mirror_moves_as_the_mirror_shows(drill):
     mirror = sim.spec.mirror
     assert mirror is not None
     first = sim.task.initial(np.random.default_rng(3))
-    if sim.task.drones == 2:
-        first.memory["turn"] = 0.0
     reflected = reflect(sim.task, first)
     sim.task.initial, image.task.initial = (lambda rng, s=s: s for s in (first, reflected))  # type: ignore
     obs, other = sim.reset(0), image.reset(0)

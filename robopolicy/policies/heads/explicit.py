@@ -13,6 +13,7 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.nets.encoder import EmbeddingConfig, ObservationEncoder
+from robopolicy.nets.entities import EntityConfig
 from robopolicy.nets.normalizer import Statistics, make_normalizer
 from robopolicy.nets.point_cloud import PointCloudConfig
 from robopolicy.nets.recurrent import RecurrentCell, RecurrentConfig
@@ -31,6 +32,7 @@ class ExplicitConfig:
     vision: VisionConfig = field(default_factory=VisionConfig)
     point_cloud: PointCloudConfig = field(default_factory=PointCloudConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)  # of instructions and goals
+    entities: EntityConfig = field(default_factory=EntityConfig)  # of sets, such as the other agents
     recurrent: RecurrentConfig = field(default_factory=RecurrentConfig)  # memory between decisions
 
     def __post_init__(self) -> None:
@@ -53,6 +55,7 @@ class ExplicitPolicy(Policy):
             vision=config.vision,
             point_cloud=config.point_cloud,
             embedding=config.embedding,
+            entities=config.entities,
         )
         self.action_normalizer = make_normalizer(spec.action_dim, config.action_normalization)
         self.feature_dim = self.encoder.feature_dim  # F

@@ -20,6 +20,7 @@ from torch import Tensor
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.backbone import BackboneConfig, make_backbone
 from robopolicy.nets.encoder import EmbeddingConfig, ObservationEncoder
+from robopolicy.nets.entities import EntityConfig
 from robopolicy.nets.normalizer import Statistics, make_normalizer
 from robopolicy.nets.point_cloud import PointCloudConfig
 from robopolicy.nets.vision import VisionConfig
@@ -65,6 +66,7 @@ class GenerativeConfig(BackboneConfig):
     vision: VisionConfig = field(default_factory=VisionConfig)
     point_cloud: PointCloudConfig = field(default_factory=PointCloudConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)  # of instructions and goals
+    entities: EntityConfig = field(default_factory=EntityConfig)  # of sets, such as the other agents
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,6 +106,7 @@ class GenerativePolicy(Policy):
             vision=config.vision,
             point_cloud=config.point_cloud,
             embedding=config.embedding,
+            entities=config.entities,
         )
         self.action_normalizer = make_normalizer(spec.action_dim, config.action_normalization)
         self.backbone = make_backbone(

@@ -1,0 +1,113 @@
+"""Codes of skills: who draws them, what the bonus is worth at its limits, exact resume."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from robopolicy.errors import UserError
+from robopolicy.nets.skills import SkillDecoder
+from robopolicy.sim.checker import check_simulator
+from robopolicy.sim.registry import SimOptions, make_sim, views_of
+from robopolicy.sim.skills import SKILL_KEY, SkillSim
+
+K = 4
+
+
+def open_sim(bonus: float = 0.0, num_envs: int = 64) -> SkillSim:
+    torch.manual_seed(0)
+    sim = make_sim("toy/point_mass", SimOptions(num_envs=num_envs, skills=K, skill_bonus=bonus))
+    assert isinstance(sim, SkillSim)
+    return sim
+
+
+def play(sim: SkillSim, steps: int, revealing: bool) -> torch.Tensor:
+    """Bonuses `(steps,)` while actions tell the code, or are the same for all."""
+    obs, paid = sim.reset(0), []
+    directions = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        action = 2 * torch.rand(sim.num_envs, 2, generator=generator) - 1
+        step = sim.step(obs[SKILL_KEY] @ directions if revealing else action)
+        paid.append(step.info["reward.skill"].mean())
+        obs = step.obs
+    return torch.stack(paid)
+
+
+def test_before_anything_is_learnt_the_bonus_is_zero():
+    decoder = SkillDecoder(6, K)
+    decoder.normalizer.update(torch.randn(8, 6))
+    behaviour, skill = torch.randn(8, 6), torch.arange(8) % K
+    assert_close(decoder.bonus(behaviour, skill), torch.zeros(8))
+    assert_close(decoder.loss(behaviour, skill), torch.full((8,), math.log(K)))
+
+
+def test_a_certain_decoder_pays_the_logarithm_of_the_number_of_codes():
+    decoder, skill = SkillDecoder(K, K, hidden=()), torch.arange(16) % K
+    behaviour = torch.nn.functional.one_hot(skill, K).float()
+    decoder.normalizer.update(behaviour)
+    decoder.body[0].weight.data = 50.0 * torch.eye(K)
+    assert_close(decoder.bonus(behaviour, skill), torch.full((16,), math.log(K)), atol=1e-4, rtol=0)
+    assert bool((decoder.bonus(behaviour, (skill + 1) % K) < -10).all())  # and takes off for a wrong code
+
+
+def test_in_play_the_bonus_is_zero_where_behaviour_ignores_the_code_and_log_k_where_it_tells():
+    assert float(play(open_sim(1.0), 300, revealing=True)[-20:].mean()) > 0.95 * math.log(K)
+    assert abs(float(play(open_sim(1.0), 300, revealing=False)[-20:].mean())) < 0.1
+
+
+def test_without_a_bonus_only_the_observation_grows():
+    sim = open_sim(num_envs=3)
+    assert check_simulator(sim, lambda n: open_sim(num_envs=n)) == []
+    plain = make_sim("toy/point_mass", SimOptions(num_envs=3))
+    obs, bare = sim.reset(5), plain.reset(5)
+    assert torch.equal(obs["state"], bare["state"]) and sim.spec.seeded_episodes
+    action = torch.full((3, 2), 0.3)
+    assert torch.equal(sim.step(action).reward, plain.step(action).reward)
+
+
+def test_with_a_bonus_the_contract_holds_but_for_seeds():
+    assert check_simulator(open_sim(0.1, num_envs=3)) == []
+    assert not open_sim(0.1).spec.seeded_episodes
+
+
+def test_a_code_belongs_to_the_seed_of_the_episode_and_all_come_alike():
+    sim = open_sim(num_envs=2000)
+    first, again = sim.reset(7)[SKILL_KEY], sim.reset(7)[SKILL_KEY]
+    assert torch.equal(first, again) and torch.equal(first.sum(1), torch.ones(2000))
+    assert torch.equal(sim.reset(8)[SKILL_KEY][:-1], first[1:])
+    assert float((first.mean(0) - 1 / K).abs().max()) < 0.05
+
+
+def test_the_last_observation_of_an_episode_shows_its_own_code():
+    sim = open_sim(num_envs=16)
+    shown = sim.reset(0)[SKILL_KEY]
+    for _ in range(40):
+        step = sim.step(torch.zeros(16, 2))
+    assert step.truncated.all() and torch.equal(step.final_obs[SKILL_KEY], shown)
+    assert not torch.equal(step.obs[SKILL_KEY], shown)
+
+
+def test_it_resumes_exactly_with_what_the_decoder_knew():
+    sim, again = open_sim(1.0, num_envs=8), open_sim(1.0, num_envs=8)
+    play(sim, 5, revealing=True)
+    again.reset(3)
+    assert_close(again.load_state_dict(sim.state_dict()), dict(sim._obs))
+    for _ in range(3):
+        one, other = (each.step(torch.full((8, 2), 0.5)) for each in (sim, again))
+        assert torch.equal(one.reward, other.reward)
+
+
+def test_checkpoints_tell_how_many_skills_they_need():
+    assert views_of([{"state": (6,), SKILL_KEY: (K,)}]) == {"skills": K}
+    with pytest.raises(UserError, match=r"different numbers of skills, \[2, 4\]"):
+        views_of([{SKILL_KEY: (2,)}, {SKILL_KEY: (4,)}])
+
+
+@pytest.mark.parametrize(("skills", "bonus"), [(1, 0.0), (4, -1.0)])
+def test_settings_that_mean_nothing_are_refused(skills: int, bonus: float):
+    with pytest.raises(UserError, match="at least 2 codes and a bonus >= 0"):
+        make_sim("toy/point_mass", SimOptions(num_envs=2, skills=skills, skill_bonus=bonus))
