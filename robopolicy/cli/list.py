@@ -35,6 +35,7 @@ LEARNS = {
     "replay": "learns from a replay memory",
     "scenarios": "learns through known dynamics",
     "plans": "learns through plans with known linear dynamics",
+    "population": "learns by playing whole generations of policies",
     "text_demonstrations": "learns from solved conversations",
     "text_rollout": "learns by answering prompts",
 }

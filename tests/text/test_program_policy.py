@@ -99,11 +99,9 @@ def test_what_is_no_program_is_refused(source, complaint):
 
 
 def test_an_answerer_starts_again_after_a_breakdown():
-    answerer = Answerer(
-        "def f(x):\n    import itertools\n    return [y for y in (itertools.count() if x else [1])]", "f"
-    )
+    answerer = Answerer("def f(x):\n    while x:\n        pass\n    return [1]", "f")
     answerer.seconds = 0.5
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="timed out"):
         answerer.ask([True])
     assert answerer.ask([False, False]) == [([1], ""), ([1], "")]
     answerer.close()
