@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.options import check_numbers
+from robopolicy.cli.options import add_search_options, check_numbers, check_place
 from robopolicy.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,15 +55,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--noise", type=float, default=0.1, help="disturbance meanwhile, of half the range (0.1)")
     parser.add_argument("--episodes", type=int, default=32, help="per student of the search (default: 32)")
     parser.add_argument("--seed", type=int, default=20_000, help="first episode of the search (default: 20000)")
-    parser.add_argument("--report-episodes", type=int, default=100, help="other episodes in the end (default: 100)")
-    parser.add_argument("--report-seed", type=int, default=30_000, help="first of their seeds (default: 30000)")
     parser.add_argument("--seen-seed", type=int, default=40_000, help="first episode to learn from (default: 40000)")
-    parser.add_argument("--resume", action="store_true", help="go on with the search in the folder of --out")
-    parser.add_argument("--backend", default="auto", help="simulator (default: the task's own)")
-    parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
-    parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
-    parser.add_argument("--device", default="cpu", help="where networks compute, and physics that can (default: cpu)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_search_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -234,7 +227,6 @@ def _named(widths: Widths) -> str:
 def _check(args: argparse.Namespace) -> None:
     """Refuse numbers and places that make no sense."""
     from robopolicy.evaluation.search import check_disjoint
-    from robopolicy.training.manifest import MANIFEST
 
     counted = ("population", "updates", "final_updates", "seen_episodes", "episodes", "report_episodes", "num_envs")
     others = ("removal_rounds", "shrink_rounds", "max_parameters", "seed", "report_seed", "seen_seed")
@@ -253,10 +245,4 @@ def _check(args: argparse.Namespace) -> None:
     ]
     check_disjoint(spans[0], spans[1])
     check_disjoint(spans[2], spans[1])
-    begun = (args.out / RECORD).is_file() and not (args.out / MANIFEST).is_file()
-    if args.resume and not begun:
-        raise UserError(f"There is no search to go on with in {args.out}; leave --resume out.")
-    if begun and not args.resume:
-        raise UserError(f"The search in {args.out} was interrupted; go on with --resume, or choose another folder.")
-    if not begun and args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
-        raise UserError(f"{args.out} exists already; choose another folder.")
+    check_place(args.out, RECORD, resume=args.resume)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from robopolicy.errors import UserError
 from robopolicy.training.limits import check_count
+
+if TYPE_CHECKING:
+    from robopolicy.training.loop import Report, Trainer
 
 
 def add_player_options(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +36,90 @@ def add_judge_option(parser: argparse.ArgumentParser) -> None:
     """Who sees success in a world model."""
     text = "of a world model: folder of 'worldmodel judge', vlm:MODEL@URL or vlm:FOLDER (default: the model's own)"
     parser.add_argument("--judge", default="", help=text)
+
+
+def add_search_options(parser: argparse.ArgumentParser) -> None:
+    """Options of verbs that search a checkpoint by playing, and try it on other episodes."""
+    parser.add_argument("--report-episodes", type=int, default=100, help="other episodes in the end (default: 100)")
+    parser.add_argument("--report-seed", type=int, default=30_000, help="first of their seeds (default: 30000)")
+    parser.add_argument("--resume", action="store_true", help="go on with the search in the folder of --out")
+    parser.add_argument("--backend", default="auto", help="simulator, or worldmodel:FOLDER (default: the task's own)")
+    parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
+    parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
+    parser.add_argument("--device", default="cpu", help="where policies compute, and physics that can (default: cpu)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def check_place(out: Path, record: str, *, resume: bool) -> None:
+    """Refuse to search where something is that does not go on.
+
+    Args:
+        out: Folder of the checkpoint to come.
+        record: Name of the file in it that a search keeps.
+        resume: Whether a search that was begun is to go on.
+
+    Raises:
+        UserError: There is no search to go on with, or the place is taken.
+    """
+    from robopolicy.training.manifest import MANIFEST
+
+    begun = (out / record).is_file()
+    if resume:
+        if not begun:
+            raise UserError(f"There is no search to go on with in {out}; leave --resume out.")
+    elif begun and not (out / MANIFEST).is_file():
+        raise UserError(f"The search in {out} was interrupted; go on with --resume, or choose another folder.")
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists already; choose another folder.")
+
+
+def add_model_options(parser: argparse.ArgumentParser, data: str, data_help: str, example: str) -> None:
+    """Options of verbs that train a model which is no policy.
+
+    Args:
+        parser: Of the verb.
+        data: Placeholder of the dataset.
+        data_help: What it is.
+        example: Of a setting.
+    """
+    parser.add_argument("dataset", nargs="?", default="", metavar=data, help=data_help)
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on from the last resume point of this run")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help=f"settings, e.g. {example}")
+    parser.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
+    parser.add_argument("--device", default="cpu", help="where it computes (default: cpu)")
+    parser.add_argument("--out", default="runs", help="parent folder (default: runs)")
+    parser.add_argument("--name", default="", help="run folder (default: composed)")
+
+
+def train_model(
+    args: argparse.Namespace, start: Callable[[dict[str, object]], Trainer], resume: Callable[[Path], Trainer]
+) -> tuple[int, Report | None]:
+    """Train a model which is no policy, and say where it is.
+
+    Args:
+        args: As parsed with `add_model_options`.
+        start: Makes a new run of the options.
+        resume: Goes on with the run in a folder.
+
+    Returns:
+        Exit code, and the report of a run that came to its end.
+
+    Raises:
+        UserError: The run cannot be made.
+    """
+    from robopolicy.training.loop import Interrupted
+
+    if args.resume is not None and (args.dataset or args.set):
+        raise UserError("A resumed run keeps its settings; pass --resume RUN alone.")
+    fields = {name: getattr(args, name) for name in ("dataset", "seed", "device", "out", "name")}
+    trainer = start(fields) if args.resume is None else resume(args.resume)
+    try:
+        report = trainer.train()
+    except Interrupted as stop:
+        print(f"Stopped; go on with: robopolicy {args.verb} train --resume {stop.folder}")
+        return stop.exit_code, None
+    print(f"Done in {report['seconds']:.0f} s: {trainer.folder}/report.json, checkpoints/best and checkpoints/last.")
+    return 0, report
 
 
 def check_alone(what: str) -> None:

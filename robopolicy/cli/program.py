@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.options import check_numbers
+from robopolicy.cli.options import add_search_options, check_numbers, check_place
 from robopolicy.errors import UserError
 
 if TYPE_CHECKING:
@@ -76,14 +76,7 @@ def add_parser(subparsers: Any) -> None:
         default="success",
         help="what to improve; return where success is rare (default: success, where the task defines it)",
     )
-    parser.add_argument("--report-episodes", type=int, default=100, help="other episodes after a search (default: 100)")
-    parser.add_argument("--report-seed", type=int, default=30_000, help="first of their seeds (default: 30000)")
-    parser.add_argument("--resume", action="store_true", help="go on with the search in the folder of --out")
-    parser.add_argument("--backend", default="auto", help="simulator, or worldmodel:FOLDER (default: the task's own)")
-    parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
-    parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
-    parser.add_argument("--device", default="cpu", help="where policies compute, and physics that can (default: cpu)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_search_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,7 +92,9 @@ def run(args: argparse.Namespace) -> int:
     searched = range(args.seed, args.seed + args.episodes)
     reported = range(args.report_seed, args.report_seed + args.report_episodes)
     check_disjoint(searched, reported)
-    _check_place(args)
+    check_place(args.out, RECORD, resume=args.resume)
+    if args.resume and not args.rounds:
+        raise UserError("A search that goes on needs its rounds; pass --rounds, or leave --resume out.")
     text, places = _text_of(args.program), _named(args.skills)
     skills, entry = _loaded(places, args)
     players = [Player(name, lambda skill=skill: skill, skill.spec) for name, skill in skills.items()]
@@ -248,18 +243,3 @@ def _text_of(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read: {error}; pass a behaviour tree (.json) or Python (.py).") from error
-
-
-def _check_place(args: argparse.Namespace) -> None:
-    """Refuse to write where something is that does not go on."""
-    from robopolicy.training.manifest import MANIFEST
-
-    out: Path = args.out
-    begun = (out / RECORD).is_file()
-    if args.resume:
-        if not (begun and args.rounds):
-            raise UserError(f"There is no search to go on with in {out}; leave --resume out, or pass its --rounds.")
-    elif begun and not (out / MANIFEST).is_file():
-        raise UserError(f"The search in {out} was interrupted; go on with --resume, or choose another folder.")
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists already; choose another folder.")

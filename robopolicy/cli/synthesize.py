@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.options import check_numbers
+from robopolicy.cli.options import add_model_options, check_numbers, train_model
+
+if TYPE_CHECKING:
+    from robopolicy.training.loop import Trainer
 
 EXAMPLES = """\
 examples:
@@ -34,12 +37,7 @@ def add_parser(subparsers: Any) -> None:
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     train = actions.add_parser("train", help="train a trajectory model, or resume a run")
-    train.add_argument("dataset", nargs="?", default="", metavar="DATASET", help="dataset folder with rewards")
-    train.add_argument("--resume", type=Path, metavar="RUN", help="go on from the last resume point of this run")
-    train.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings, e.g. model.length=16")
-    train.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
-    train.add_argument("--out", default="runs", help="parent folder (default: runs)")
-    train.add_argument("--name", default="", help="run folder (default: composed)")
+    add_model_options(train, "DATASET", "dataset folder with rewards", "model.length=16")
     write = actions.add_parser("write", help="write a dataset of synthetic episodes")
     write.add_argument("model", type=Path, metavar="MODEL", help="checkpoint of a trajectory model")
     write.add_argument("--out", type=Path, required=True, help="dataset folder to write")
@@ -57,8 +55,7 @@ def add_parser(subparsers: Any) -> None:
     write.add_argument("--seed", type=int, default=0, help="seed of the noise (default: 0)")
     write.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
     write.add_argument("--json", action="store_true", help="print one JSON object")
-    for action in (train, write):
-        action.add_argument("--device", default="cpu", help="where it computes (default: cpu)")
+    write.add_argument("--device", default="cpu", help="where it computes (default: cpu)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,25 +64,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from robopolicy.errors import UserError
-    from robopolicy.training.loop import Interrupted
+    from robopolicy.training.model_runs import with_settings
     from robopolicy.training.trajectories import TrajectoryTrainConfig, resume_trajectories, start_trajectories
-    from robopolicy.training.worlds import with_settings
 
-    if args.resume is not None and (args.dataset or args.set):
-        raise UserError("A resumed run keeps its settings; pass --resume RUN alone.")
-    if args.resume is not None:
-        trainer = resume_trajectories(args.resume)
-    else:
-        fields = {name: getattr(args, name) for name in ("dataset", "seed", "device", "out", "name")}
-        trainer = start_trajectories(with_settings(TrajectoryTrainConfig(**fields), args.set))
-    try:
-        report = trainer.train()
-    except Interrupted as stop:
-        print(f"Stopped; go on with: robopolicy synthesize train --resume {stop.folder}")
-        return stop.exit_code
-    print(f"Done in {report['seconds']:.0f} s: {trainer.folder}/report.json, checkpoints/best and checkpoints/last.")
-    return 0
+    def start(fields: dict[str, Any]) -> Trainer:
+        return start_trajectories(with_settings(TrajectoryTrainConfig(**fields), args.set))
+
+    return train_model(args, start, resume_trajectories)[0]
 
 
 def _write(args: argparse.Namespace) -> int:

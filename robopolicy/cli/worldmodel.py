@@ -7,13 +7,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.options import add_judge_option, check_numbers
+from robopolicy.cli.options import add_judge_option, add_model_options, check_numbers, train_model
 
 if TYPE_CHECKING:
     from robopolicy.cli.players import Player
     from robopolicy.evaluation.ranking import Ranking
     from robopolicy.evaluation.result import EvalResult
     from robopolicy.sim.contract import VectorSim
+    from robopolicy.training.loop import Trainer
 
 EXAMPLES = """\
 examples:
@@ -42,15 +43,9 @@ def add_parser(subparsers: Any) -> None:
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     train = actions.add_parser("train", help="train on films (collect --render), or resume a run")
-    train.add_argument("dataset", nargs="?", default="", metavar="FILMS", help="dataset folder")
-    train.add_argument("--resume", type=Path, metavar="RUN", help="go on from the last resume point of this run")
+    add_model_options(train, "FILMS", "dataset folder", "learner.updates=30000")
     train.add_argument("--preset", default="tiny", help="smoke, tiny, small or base (default: tiny)")
-    train.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings, e.g. learner.updates=30000")
     train.add_argument("--held-out", nargs="+", default=[], metavar="WHO", help="behaviours to keep for validation")
-    train.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
-    train.add_argument("--device", default="cpu", help="where it computes (default: cpu)")
-    train.add_argument("--out", default="runs", help="parent folder (default: runs)")
-    train.add_argument("--name", default="", help="run folder (default: composed)")
     tests = actions.add_parser("eval", help="test whether a world model follows its actions")
     tests.add_argument("world", type=Path, metavar="WORLD", help="checkpoint of a world model")
     tests.add_argument("dataset", metavar="FILMS", help="films that it was not trained on")
@@ -106,27 +101,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from robopolicy.errors import UserError
-    from robopolicy.training.loop import Interrupted
-    from robopolicy.training.worlds import WorldTrainConfig, preset, resume_world, start_world, with_settings
+    from robopolicy.training.model_runs import with_settings
+    from robopolicy.training.worlds import WorldTrainConfig, preset, resume_world, start_world
 
-    if args.resume is not None and (args.dataset or args.set):
-        raise UserError("A resumed run keeps its settings; pass --resume RUN alone.")
-    if args.resume is not None:
-        trainer = resume_world(args.resume)
-    else:
-        fields = {name: getattr(args, name) for name in ("dataset", "seed", "device", "out", "name")}
+    def start(fields: dict[str, Any]) -> Trainer:
         config = WorldTrainConfig(model=preset(args.preset), held_out=tuple(args.held_out), **fields)
-        trainer = start_world(with_settings(config, args.set))
-    try:
-        report = trainer.train()
-    except Interrupted as stop:
-        print(f"Stopped; go on with: robopolicy worldmodel train --resume {stop.folder}")
-        return stop.exit_code
-    print(f"Done in {report['seconds']:.0f} s: {trainer.folder}/report.json, checkpoints/best and checkpoints/last.")
-    for reason in report["final"]["reasons"]:
+        return start_world(with_settings(config, args.set))
+
+    code, report = train_model(args, start, resume_world)
+    for reason in report["final"]["reasons"] if report else []:
         print(f"note: {reason}")
-    return 0
+    return code
 
 
 def _eval(args: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 from robopolicy.data.generation import Candidates, Scores
 from robopolicy.data.replay import Replay
 from robopolicy.policies.base import Observation
+from robopolicy.samplers.replay import remember
 from robopolicy.samplers.tally import EpisodeTally
 from robopolicy.sim.chunk import ChunkedSim, PlayedStep
 from robopolicy.spec import DESCRIPTOR
@@ -84,28 +85,9 @@ class PopulationSampler:
         asked = candidates.asked.cpu()[places].to(device)
         wanted = torch.where(asked[:, None], members[:, -found.shape[1] :].to(device), found)
         for before, control, rows, decision in played:
-            self._remember(before, control, rows, decision, {"achieved": found, "wanted": wanted})
+            record = {"achieved": found, "wanted": wanted}
+            remember(self.replay, self.sim, before, control, rows, record, decision=decision)
         return fitness[: len(candidates)].double().cpu(), found[: len(candidates)].cpu()
-
-    def _remember(
-        self, obs: Observation, played: PlayedStep, moved: Tensor, decision: bool, record: dict[str, Tensor]
-    ) -> None:
-        rows = moved.nonzero().flatten()
-        if not len(rows):
-            return
-        spec, step = self.sim.sim.spec, played.step
-        low, high = spec.action_low.to(rows.device), spec.action_high.to(rows.device)
-        self.replay.add(
-            rows.cpu(),
-            {key: value[rows] for key, value in obs.items()},
-            played.action.clamp(low, high)[rows],
-            step.reward[rows],
-            step.terminated[rows],
-            step.truncated[rows],
-            {key: value[rows] for key, value in step.final_obs.items()},
-            decision=decision,
-            record={key: value[rows] for key, value in record.items()},
-        )
 
     def episode_stats(self) -> dict[str, float]:
         """Means over the episodes finished since the last call, then forget them; empty when none finished."""

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from robopolicy.data.replay import Replay
+from robopolicy.policies.base import Observation
 from robopolicy.samplers.rollout import Act
 from robopolicy.samplers.tally import EpisodeTally
 from robopolicy.sim.chunk import ChunkedSim, PlayedStep
@@ -45,26 +47,12 @@ class ReplaySampler:
             obs = {key: value[:, -1] for key, value in self._obs.items()}
             step = self.sim.step(sample.chunk, trace)
             for number, played in enumerate(trace):
-                self._remember(obs, played, sample.record if number == 0 else {}, decision=number == 0)
+                record = sample.record if number == 0 else {}
+                remember(self.replay, self.sim, obs, played, played.active, record, decision=number == 0)
                 obs = played.step.obs
             self._tally.observe(step)
             self.env_steps += int(step.steps.sum())
             self._obs = step.obs
-
-    def _remember(self, obs: dict[str, Any], played: PlayedStep, record: dict[str, Any], *, decision: bool) -> None:
-        spec, step, rows = self.sim.sim.spec, played.step, played.active.nonzero().flatten()
-        low, high = spec.action_low.to(played.action.device), spec.action_high.to(played.action.device)
-        self.replay.add(
-            rows.cpu(),
-            {key: value[rows] for key, value in obs.items()},
-            played.action.clamp(low, high)[rows],
-            step.reward[rows],
-            step.terminated[rows],
-            step.truncated[rows],
-            {key: value[rows] for key, value in step.final_obs.items()},
-            decision=decision,
-            record={key: value[rows.to(value.device)] for key, value in record.items()},
-        )
 
     def episode_stats(self) -> dict[str, float]:
         """Means over the episodes finished since the last call, then forget them; empty when none finished."""
@@ -87,3 +75,42 @@ class ReplaySampler:
         self._generator.set_state(state["generator"])
         self._tally.load_state_dict(state["tally"])
         self.env_steps = int(state["env_steps"])
+
+
+def remember(
+    replay: Replay,
+    sim: ChunkedSim,
+    obs: Observation,
+    played: PlayedStep,
+    moved: Tensor,
+    record: Mapping[str, Tensor],
+    *,
+    decision: bool,
+) -> None:
+    """Write one control step to a memory.
+
+    Args:
+        replay: Memory with one lane per environment.
+        sim: Simulator that was played, whose bounds the remembered actions keep.
+        obs: Observation `{key: (N, ...)}` before the step.
+        played: The step.
+        moved: `(N,)` True in environments whose step is kept.
+        record: What else to remember of every environment, `{key: (N, ...)}`.
+        decision: Whether a chunk began here.
+    """
+    rows = moved.nonzero().flatten()
+    if not len(rows):
+        return
+    spec, step = sim.sim.spec, played.step
+    low, high = spec.action_low.to(played.action.device), spec.action_high.to(played.action.device)
+    replay.add(
+        rows.cpu(),
+        {key: value[rows] for key, value in obs.items()},
+        played.action.clamp(low, high)[rows],
+        step.reward[rows],
+        step.terminated[rows],
+        step.truncated[rows],
+        {key: value[rows] for key, value in step.final_obs.items()},
+        decision=decision,
+        record={key: value[rows.to(value.device)] for key, value in record.items()},
+    )

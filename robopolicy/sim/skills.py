@@ -24,13 +24,14 @@ from robopolicy.errors import UserError
 from robopolicy.nets.encoder import CLOUD_PREFIX, EMBEDDING_PREFIX, IMAGE_PREFIX
 from robopolicy.nets.skills import SkillDecoder
 from robopolicy.sim.contract import TERM_PREFIX, Observation, Step, TensorSpec, VectorSim
+from robopolicy.sim.wrapped import WrappedSim
 
 SKILL_KEY = f"{EMBEDDING_PREFIX}skill"
 _STREAM = 0x5C111  # keeps the draw of the code apart from that of the episode's start
 _LR = 1e-3  # of the decoder
 
 
-class SkillSim(VectorSim):
+class SkillSim(WrappedSim):
     """Another simulator, the observation `embedding.skill` `(K,)`, one-hot, and where wanted the bonus.
 
     Rewards depend on what the decoder has learnt, so with a bonus an episode is more than its seed.
@@ -49,11 +50,10 @@ class SkillSim(VectorSim):
         """
         if skills < 2 or bonus < 0:
             raise UserError(f"Skills need at least 2 codes and a bonus >= 0, got {skills} and {bonus:g}.")
-        self.sim, self.skills, self.bonus = sim, skills, bonus
         names = tuple(f"skill_{code}" for code in range(skills))
-        observation = {**sim.spec.observation, SKILL_KEY: TensorSpec((skills,), names=names)}
-        self.spec = replace(sim.spec, observation=observation, mirror=None)
-        self.num_envs, self.device = sim.num_envs, sim.device
+        super().__init__(sim, SKILL_KEY, TensorSpec((skills,), names=names))
+        self.spec = replace(self.spec, mirror=None)
+        self.skills, self.bonus = skills, bonus
         self._told = sorted(key for key in sim.spec.observation if not key.startswith((IMAGE_PREFIX, CLOUD_PREFIX)))
         self._obs: Observation = {}
         self.decoder: SkillDecoder | None = None
@@ -64,16 +64,6 @@ class SkillSim(VectorSim):
             sizes = [int(np.prod(sim.spec.observation[key].shape)) for key in self._told]
             self.decoder = SkillDecoder(sum(sizes) + sim.spec.action_dim, skills).to(self.device)
             self._optimiser = torch.optim.Adam(self.decoder.parameters(), _LR)
-
-    @property
-    def episode_seed(self) -> Tensor:  # type: ignore[override]
-        """(N,) seeds of the episodes now running."""
-        return self.sim.episode_seed
-
-    @property
-    def episode_step(self) -> Tensor:  # type: ignore[override]
-        """(N,) control steps taken in them."""
-        return self.sim.episode_step
 
     @property
     def skill(self) -> Tensor:
@@ -102,13 +92,9 @@ class SkillSim(VectorSim):
             info[f"{TERM_PREFIX}skill"] = bonus
         return replace(step, obs=self._keep(step.obs), final_obs=final, reward=reward, info=info)
 
-    def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
-        """Frames of the simulator."""
-        return self.sim.render(camera, width=width, height=height, envs=envs)
-
     def state_dict(self) -> dict[str, Any]:
         """State of the simulator, and of the decoder."""
-        state: dict[str, Any] = {"sim": self.sim.state_dict()}
+        state = super().state_dict()
         if self.decoder is not None:
             parts = {"decoder": self.decoder.state_dict(), "optimiser": self._optimiser.state_dict()}
             state |= deepcopy(parts)  # they learn on
@@ -119,11 +105,7 @@ class SkillSim(VectorSim):
         if self.decoder is not None:
             self.decoder.load_state_dict(state["decoder"])
             self._optimiser.load_state_dict(deepcopy(state["optimiser"]))
-        return self._keep(self.sim.load_state_dict(state["sim"]))
-
-    def close(self) -> None:
-        """Close the simulator."""
-        self.sim.close()
+        return self._keep(super().load_state_dict(state))
 
     def _learn(self, decoder: SkillDecoder, behaviour: Tensor, skill: Tensor, moving: Tensor) -> Tensor:
         """Bonus `(N,)` by what the decoder knew; then it sees the rows that move."""

@@ -8,25 +8,26 @@ training_state/       optional: everything that decides how training goes on
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 import robopolicy.text  # noqa: F401 - makes its policy and algorithms known
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.files import atomic_folder, recover, refuse_foreign
+from robopolicy.files import atomic_folder, recover, refuse_foreign, write_text
 from robopolicy.interop import POLICIES
 from robopolicy.nets.normalizer import Normalizer, unfitted_normalizers
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.noise import RowStreams
-from robopolicy.schema import filling, from_plain
+from robopolicy.schema import filling, from_plain, to_plain
 from robopolicy.spec import MEMORY
 from robopolicy.training.manifest import (
     MANIFEST,
@@ -35,8 +36,8 @@ from robopolicy.training.manifest import (
     Parent,
     check_files,
     describe,
+    file_hashes,
     read_manifest,
-    sha256,
     versions,
     write_manifest,
 )
@@ -90,14 +91,9 @@ def save_checkpoint(
     _check_fitted(policy, "The policy to save")
     golden = _record_golden(policy, obs_sample)
     with atomic_folder(folder) as temporary:
-        save_file(weights, temporary / MODEL)
+        _write_tensors(temporary, weights, training_state)
         save_file(golden, temporary / GOLDEN)
-        if training_state is not None:
-            (temporary / STATE).mkdir()
-            save_tree(temporary / STATE, training_state)
-        names = sorted(file.relative_to(temporary).as_posix() for file in temporary.rglob("*") if file.is_file())
-        hashes = {name: sha256(temporary / name) for name in names}
-        manifest = describe(policy, task, training or {}, hashes, parents)
+        manifest = describe(policy, task, training or {}, file_hashes(temporary), parents)
         write_manifest(temporary, manifest)
     return manifest
 
@@ -135,6 +131,42 @@ def load_policy(path: str | Path, device: str | torch.device = "cpu") -> tuple[P
             "with; load it with the version that wrote it."
         )
     return policy, manifest
+
+
+def save_model(folder: Path, model: nn.Module, manifest: Any, state: Mapping[str, Any] | None, what: str) -> None:
+    """Write the checkpoint of a model that is no policy, replacing an older one of the same name.
+
+    Args:
+        folder: To write.
+        model: Its weights and buffers.
+        manifest: Dataclass with a field `files`, which is filled in.
+        state: Training state for exact resume, where there is one.
+        what: "world model", for messages.
+
+    Raises:
+        UserError: The weights are not finite, the place holds something else, or writing failed.
+    """
+    refuse_foreign(folder, MANIFEST, "a checkpoint")
+    weights = {key: portable(value) for key, value in model.state_dict().items()}
+    for key, value in weights.items():
+        if not bool(value.isfinite().all()):
+            raise UserError(f"The {what} to save has non-finite numbers in '{key}'; lower the learning rate.")
+    with atomic_folder(folder) as temporary:
+        _write_tensors(temporary, weights, state)
+        complete = replace(manifest, files=file_hashes(temporary))
+        write_text(temporary / MANIFEST, json.dumps(to_plain(complete), indent=2) + "\n")
+
+
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """Read the weights of such a checkpoint into the model that its manifest describes.
+
+    Raises:
+        UserError: They do not fit it.
+    """
+    try:
+        model.load_state_dict(load_file(folder / MODEL), strict=True)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise UserError(f"{folder / MODEL} does not fit its manifest; copy the checkpoint again.") from error
 
 
 def load_training_state(path: str | Path, read: Callable[[Path], Listing] = read_manifest) -> Any:
@@ -179,6 +211,14 @@ def verify_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> V
     check_parents(manifest.parents, folder)
     error = _golden_error(policy, folder)
     return VerifyReport(error <= TOLERANCE, error, TOLERANCE, manifest, versions())
+
+
+def _write_tensors(folder: Path, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
+    """Write the weights and, where there is one, the training state."""
+    save_file(dict(weights), folder / MODEL)
+    if state is not None:
+        (folder / STATE).mkdir()
+        save_tree(folder / STATE, state)
 
 
 def _golden_error(policy: Policy, folder: Path) -> float:

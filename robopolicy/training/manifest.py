@@ -148,6 +148,12 @@ def check_files(folder: Path, manifest: Listing, prefix: str = "") -> None:
             raise UserError(f"{folder / name} is corrupted or truncated (SHA-256 differs); copy the checkpoint again.")
 
 
+def file_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file in a folder, by relative path."""
+    names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+    return {name: sha256(folder / name) for name in names}
+
+
 def git_commit() -> str | None:
     """Commit of the source tree, with `+` where tracked files differ from it; None outside a git repository."""
     root = Path(robopolicy.__file__).resolve().parents[1]

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from robopolicy.algorithms.bc import BC, BCConfig
@@ -19,18 +16,17 @@ from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.data.lerobot import read_lerobot
 from robopolicy.data.segments import SegmentSampler, TransitionLayout
 from robopolicy.device import usable_device
-from robopolicy.errors import UserError, cannot_write
-from robopolicy.files import atomic_folder, recover, refuse_foreign, write_text
+from robopolicy.errors import UserError
+from robopolicy.files import recover
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.training.build import seed_everything
-from robopolicy.training.checkpoint import MODEL, STATE, load_training_state
-from robopolicy.training.compose import config_content, config_text
+from robopolicy.training.checkpoint import MODEL, load_weights, save_model
 from robopolicy.training.config import GuardConfig, LoggingConfig
 from robopolicy.training.guards import Summary
 from robopolicy.training.loop import Trainer
-from robopolicy.training.manifest import MANIFEST, check_files, git_commit, manifest_content, sha256, versions
+from robopolicy.training.manifest import MANIFEST, check_files, git_commit, manifest_content, versions
+from robopolicy.training.model_runs import ModelParts, resume_model, start_model
 from robopolicy.training.sources import DatasetSource, move
-from robopolicy.training.statetree import portable, save_tree
 from robopolicy.worldmodel.films import split
 from robopolicy.worldmodel.trajectories import Pull, TrajectoryConfig, TrajectoryModel
 
@@ -95,19 +91,7 @@ def save_trajectories(
     Raises:
         UserError: The weights are not finite, the place holds something else, or writing failed.
     """
-    refuse_foreign(folder, MANIFEST, "a checkpoint")
-    weights = {key: portable(value) for key, value in model.state_dict().items()}
-    for key, value in weights.items():
-        if not bool(value.isfinite().all()):
-            raise UserError(f"The model to save has non-finite numbers in '{key}'; lower the learning rate.")
-    with atomic_folder(folder) as temporary:
-        save_file(weights, temporary / MODEL)
-        if state is not None:
-            (temporary / STATE).mkdir()
-            save_tree(temporary / STATE, state)
-        names = sorted(file.relative_to(temporary).as_posix() for file in temporary.rglob("*") if file.is_file())
-        complete = replace(manifest, files={name: sha256(temporary / name) for name in names})
-        write_text(temporary / MANIFEST, json.dumps(to_plain(complete), indent=2) + "\n")
+    save_model(folder, model, manifest, state, "model")
 
 
 def read_trajectory_manifest(folder: Path) -> TrajectoryManifest:
@@ -136,15 +120,12 @@ def load_trajectories(
     check_files(folder, manifest, MODEL)
     config = from_plain(TrajectoryConfig, manifest.config, f"model config of {folder}")
     model = TrajectoryModel(config, from_plain(TransitionLayout, manifest.trajectories, f"layout of {folder}"))
-    try:
-        model.load_state_dict(load_file(folder / MODEL), strict=True)
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise UserError(f"{folder / MODEL} does not fit its manifest; copy the checkpoint again.") from error
+    load_weights(model, folder)
     return model.to(device).eval(), manifest
 
 
 @dataclass
-class TrajectoryParts:
+class TrajectoryParts(ModelParts):
     """Everything a run consists of."""
 
     config: TrajectoryTrainConfig
@@ -154,15 +135,10 @@ class TrajectoryParts:
     validation: SegmentSampler
     episodes: Episodes
 
-    eval_sim = None
-
     @property
     def total_updates(self) -> int:
         """Budget."""
         return self.config.updates
-
-    def close(self) -> None:
-        """Nothing to stop."""
 
 
 def build(config: TrajectoryTrainConfig) -> TrajectoryParts:
@@ -195,16 +171,7 @@ def start_trajectories(config: TrajectoryTrainConfig) -> TrajectoryTrainer:
     if not config.dataset:
         raise UserError("No dataset is given; pass a folder with rewards, e.g. one of 'robopolicy collect'.")
     config = replace(config, name=config.name or f"{Path(config.dataset).name}_trajectories_seed{config.seed}")
-    folder = Path(config.out) / config.name
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"Run {folder} exists; resume it with --resume {folder}, or choose another --name.")
-    parts = build(config)
-    try:
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(config_text(config), encoding="utf-8")
-    except OSError as error:
-        raise cannot_write(folder, error) from error
-    return TrajectoryTrainer(parts, folder)
+    return start_model(config, build, TrajectoryTrainer)
 
 
 def resume_trajectories(folder: Path) -> TrajectoryTrainer:
@@ -213,19 +180,7 @@ def resume_trajectories(folder: Path) -> TrajectoryTrainer:
     Raises:
         UserError: The folder is no run of a trajectory model, or it has ended.
     """
-    file, last = folder / "config.yaml", folder / "checkpoints" / "last"
-    if not file.is_file():
-        raise UserError(f"{folder} is not a run: it has no config.yaml; pass a folder such as runs/NAME.")
-    if (folder / "report.json").exists():
-        raise UserError(f"Run {folder} has ended; start another one.")
-    config = from_plain(TrajectoryTrainConfig, config_content(file), str(file))
-    recover(last)
-    if not last.exists():
-        return TrajectoryTrainer(build(config), folder)
-    state = load_training_state(last, read_trajectory_manifest)
-    trainer = TrajectoryTrainer(build(config), folder, resume_at=int(state["update"]))
-    trainer.load_state_dict(state)
-    return trainer
+    return resume_model(folder, TrajectoryTrainConfig, read_trajectory_manifest, build, TrajectoryTrainer)
 
 
 class TrajectoryTrainer(Trainer):

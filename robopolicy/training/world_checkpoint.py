@@ -6,23 +6,19 @@ says what the model achieved in the tests of `robopolicy.worldmodel.diagnostics`
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.files import atomic_folder, recover, refuse_foreign, write_text
-from robopolicy.schema import from_plain, to_plain
-from robopolicy.training.checkpoint import MODEL, STATE
-from robopolicy.training.manifest import MANIFEST, check_files, manifest_content, sha256
-from robopolicy.training.statetree import portable, save_tree
+from robopolicy.files import recover
+from robopolicy.schema import from_plain
+from robopolicy.training.checkpoint import MODEL, load_weights, save_model
+from robopolicy.training.manifest import MANIFEST, check_files, manifest_content
 from robopolicy.worldmodel.contract import WorldSpec
 from robopolicy.worldmodel.diagnostics import Verdict
 from robopolicy.worldmodel.latent import LatentConfig, LatentWorldModel
@@ -71,19 +67,7 @@ def save_world(
     Raises:
         UserError: The weights are not finite, the place holds something else, or writing failed.
     """
-    refuse_foreign(folder, MANIFEST, "a checkpoint")
-    weights = {key: portable(value) for key, value in model.state_dict().items()}
-    for key, value in weights.items():
-        if not bool(value.isfinite().all()):
-            raise UserError(f"The world model to save has non-finite numbers in '{key}'; lower the learning rate.")
-    with atomic_folder(folder) as temporary:
-        save_file(weights, temporary / MODEL)
-        if training_state is not None:
-            (temporary / STATE).mkdir()
-            save_tree(temporary / STATE, training_state)
-        names = sorted(file.relative_to(temporary).as_posix() for file in temporary.rglob("*") if file.is_file())
-        complete = replace(manifest, files={name: sha256(temporary / name) for name in names})
-        write_text(temporary / MANIFEST, json.dumps(to_plain(complete), indent=2) + "\n")
+    save_model(folder, model, manifest, training_state, "world model")
 
 
 def read_world_manifest(folder: Path) -> WorldManifest:
@@ -113,8 +97,5 @@ def load_world(path: str | Path, device: str | torch.device = "cpu") -> tuple[An
     config_class, model_class = WORLD_MODELS[manifest.worldmodel]
     config = from_plain(config_class, manifest.config, f"model config of {folder}")
     model = model_class(config, from_plain(WorldSpec, manifest.spec, f"spec of {folder}"))
-    try:
-        model.load_state_dict(load_file(folder / MODEL), strict=True)
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise UserError(f"{folder / MODEL} does not fit its manifest; copy the checkpoint again.") from error
+    load_weights(model, folder)
     return model.to(device).eval(), manifest

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
-import yaml
 
 from robopolicy.data.lerobot import read_lerobot
 from robopolicy.device import usable_device
-from robopolicy.errors import UserError, cannot_write, unknown_name
-from robopolicy.files import recover
-from robopolicy.schema import from_plain, to_plain
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.schema import to_plain
 from robopolicy.training.build import seed_everything
-from robopolicy.training.checkpoint import load_training_state
-from robopolicy.training.compose import config_content, config_text
 from robopolicy.training.config import GuardConfig, LoggingConfig
 from robopolicy.training.guards import Summary
 from robopolicy.training.loop import Trainer
 from robopolicy.training.manifest import git_commit, versions
+from robopolicy.training.model_runs import ModelParts, resume_model, start_model
 from robopolicy.training.world_checkpoint import SCHEMA, WorldManifest, read_world_manifest, save_world
 from robopolicy.worldmodel.diagnostics import GateConfig, failure_share, follow, judge
 from robopolicy.worldmodel.films import Films, spec_of, split
@@ -30,8 +26,6 @@ from robopolicy.worldmodel.latent import PRESETS, LatentConfig, LatentWorldModel
 from robopolicy.worldmodel.learner import LearnerConfig, StagedFilms, WorldLearner
 from robopolicy.worldmodel.pretrained.learner import PretrainedLearner, PretrainedTrainConfig, parts_of
 from robopolicy.worldmodel.source import FilmSource
-
-Config = TypeVar("Config")
 
 
 @dataclass(frozen=True)
@@ -70,7 +64,7 @@ class WorldTrainConfig:
 
 
 @dataclass
-class WorldParts:
+class WorldParts(ModelParts):
     """Everything a run consists of."""
 
     config: WorldTrainConfig
@@ -79,15 +73,10 @@ class WorldParts:
     validation: Films
     task: str
 
-    eval_sim = None
-
     @property
     def total_updates(self) -> int:
         """Budget."""
         return self.algorithm.total_updates
-
-    def close(self) -> None:
-        """Nothing to stop."""
 
 
 def complete(config: WorldTrainConfig) -> WorldTrainConfig:
@@ -111,31 +100,6 @@ def preset(name: str) -> LatentConfig:
     if name not in PRESETS:
         raise unknown_name("preset", name, PRESETS)
     return PRESETS[name]
-
-
-def with_settings(config: Config, settings: Sequence[str]) -> Config:
-    """`config` with settings `key=value`, keys with dots, values in YAML.
-
-    Raises:
-        UserError: A setting is unknown or does not fit.
-    """
-    plain = to_plain(config)
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        *path, last = key.split(".")
-        section: Any = plain
-        for name in path:
-            section = section.get(name) if isinstance(section, dict) else None
-        if not equals or not isinstance(section, dict) or last not in section:
-            raise UserError(f"Unknown setting '{setting}'; settings are KEY=VALUE, e.g. learner.updates=30000.")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise UserError(f"The value of '{setting}' cannot be read.") from error
-        with suppress(ValueError, TypeError):  # YAML takes 5e-4 for text
-            value = float(value) if isinstance(value, str) else value
-        section[last] = value
-    return from_plain(type(config), plain, "settings")
 
 
 def build(config: WorldTrainConfig) -> WorldParts:
@@ -165,17 +129,7 @@ def start_world(config: WorldTrainConfig) -> WorldTrainer:
     Raises:
         UserError: The configuration cannot be built, or the folder is taken or cannot be written.
     """
-    config = complete(config)
-    folder = Path(config.out) / config.name
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"Run {folder} exists; resume it with --resume {folder}, or choose another --name.")
-    parts = build(config)
-    try:
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(config_text(config), encoding="utf-8")
-    except OSError as error:
-        raise cannot_write(folder, error) from error
-    return WorldTrainer(parts, folder)
+    return start_model(complete(config), build, WorldTrainer)
 
 
 def resume_world(folder: Path) -> WorldTrainer:
@@ -184,20 +138,7 @@ def resume_world(folder: Path) -> WorldTrainer:
     Raises:
         UserError: The folder is no run of a world model, or it has ended.
     """
-    if not (folder / "config.yaml").is_file():
-        raise UserError(f"{folder} is not a run: it has no config.yaml; pass a folder such as runs/NAME.")
-    if (folder / "report.json").exists():
-        raise UserError(f"Run {folder} has ended; start another one.")
-    file = folder / "config.yaml"
-    config = from_plain(WorldTrainConfig, config_content(file), str(file))
-    last = folder / "checkpoints" / "last"
-    recover(last)
-    if not last.exists():
-        return WorldTrainer(build(config), folder)
-    state = load_training_state(last, read_world_manifest)
-    trainer = WorldTrainer(build(config), folder, resume_at=int(state["update"]))
-    trainer.load_state_dict(state)
-    return trainer
+    return resume_model(folder, WorldTrainConfig, read_world_manifest, build, WorldTrainer)
 
 
 class WorldTrainer(Trainer):

@@ -1,0 +1,128 @@
+"""Runs of models that are no policies: world models and models of trajectories.
+
+Such a run has the training loop and the folder of every other run; what its model is trained on and how it is tested
+is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import yaml
+
+from robopolicy.errors import UserError, cannot_write
+from robopolicy.files import recover
+from robopolicy.schema import from_plain, to_plain
+from robopolicy.training.checkpoint import load_training_state
+from robopolicy.training.compose import config_content, config_text
+from robopolicy.training.loop import Trainer
+from robopolicy.training.manifest import Listing
+
+Config = TypeVar("Config", bound="RunConfig")
+Settings = TypeVar("Settings")
+AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
+Build = Callable[[Config], Any]
+"""Reads the data of a run and makes everything that it consists of."""
+
+
+class RunConfig(Protocol):
+    """What the folder of a run follows from."""
+
+    @property
+    def out(self) -> str:
+        """Parent folder."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Run folder."""
+        ...
+
+
+class ModelParts:
+    """What the parts of such a run have in common: they play no simulator."""
+
+    eval_sim = None
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+
+def start_model(config: Config, build: Build[Config], trainer: Callable[[Any, Path], AnyTrainer]) -> AnyTrainer:
+    """Prepare a new run in `config.out / config.name`.
+
+    Raises:
+        UserError: The configuration cannot be built, or the folder is taken or cannot be written.
+    """
+    folder = Path(config.out) / config.name
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"Run {folder} exists; resume it with --resume {folder}, or choose another --name.")
+    parts = build(config)
+    try:
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(config_text(config), encoding="utf-8")
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    return trainer(parts, folder)
+
+
+def resume_model(
+    folder: Path,
+    config_class: type[Config],
+    read: Callable[[Path], Listing],
+    build: Build[Config],
+    trainer: Callable[..., AnyTrainer],
+) -> AnyTrainer:
+    """Prepare to go on from the last resume point of a run.
+
+    Args:
+        folder: Of the run.
+        config_class: Of its configuration.
+        read: Reader of the manifests of its checkpoints.
+        build: As in `start_model`.
+        trainer: `trainer(parts, folder, resume_at=update)`.
+
+    Raises:
+        UserError: The folder is no such run, or it has ended.
+    """
+    file, last = folder / "config.yaml", folder / "checkpoints" / "last"
+    if not file.is_file():
+        raise UserError(f"{folder} is not a run: it has no config.yaml; pass a folder such as runs/NAME.")
+    if (folder / "report.json").exists():
+        raise UserError(f"Run {folder} has ended; start another one.")
+    config = from_plain(config_class, config_content(file), str(file))
+    recover(last)
+    if not last.exists():
+        return trainer(build(config), folder)
+    state = load_training_state(last, read)
+    resumed = trainer(build(config), folder, resume_at=int(state["update"]))
+    resumed.load_state_dict(state)
+    return resumed
+
+
+def with_settings(config: Settings, settings: Sequence[str]) -> Settings:
+    """`config` with settings `key=value`, keys with dots, values in YAML.
+
+    Raises:
+        UserError: A setting is unknown or does not fit.
+    """
+    plain = to_plain(config)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        *path, last = key.split(".")
+        section: Any = plain
+        for name in path:
+            section = section.get(name) if isinstance(section, dict) else None
+        if not equals or not isinstance(section, dict) or last not in section:
+            raise UserError(f"Unknown setting '{setting}'; settings are KEY=VALUE, e.g. learner.updates=30000.")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UserError(f"The value of '{setting}' cannot be read.") from error
+        with suppress(ValueError, TypeError):  # YAML takes 5e-4 for text
+            value = float(value) if isinstance(value, str) else value
+        section[last] = value
+    return from_plain(type(config), plain, "settings")
