@@ -17,6 +17,7 @@ from torch import Tensor
 
 PER_DECISION = ("logp_old", "logp_behaviour", "logp_ref", "mask", "reward", "value", "entropy", "unit", "depth")
 PER_ROW = ("group", "trajectory", "domain", "source", "version")
+FIELDS = (*PER_DECISION, *PER_ROW)
 
 
 class MissingField(ValueError):
@@ -134,8 +135,8 @@ class Decisions:
 
     def _present(self) -> list[tuple[str, Tensor]]:
         """Fields that are set."""
-        named = [(name, getattr(self, name)) for name in (*PER_DECISION, *PER_ROW)]
-        return [(name, value) for name, value in named if value is not None]
+        own = vars(self)
+        return [(name, own[name]) for name in FIELDS if own[name] is not None]
 
 
 def cat(batches: Sequence[Decisions]) -> Decisions:

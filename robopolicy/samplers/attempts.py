@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from robopolicy.core.decisions import PER_DECISION, PER_ROW, Decisions
+from robopolicy.core.decisions import FIELDS, PER_DECISION, Decisions
 from robopolicy.samplers.protocols import Attempt, Task
 
 PLAIN = ("reward", "source", "version", "finished")  # fields of an attempt that checkpoints keep as they are
@@ -30,7 +30,7 @@ def stack(attempts: Sequence[Attempt]) -> Decisions:
     def of_rows(values: Sequence[int]) -> Tensor:
         return torch.tensor(values).repeat_interleave(counts).to(rows.logp_old.device)
 
-    rows = joined([_complete(attempt.decisions) for attempt in attempts])
+    rows = _whole([attempt.decisions for attempt in attempts])
     trajectory = of_rows(range(len(attempts)))
     rows = rows.with_fields(
         group=of_rows([attempt.task.key for attempt in attempts]),
@@ -51,7 +51,7 @@ def joined(parts: Sequence[Decisions]) -> Decisions:
     """
     longest = max(part.shape[1] for part in parts)
     named: dict[str, Tensor] = {}
-    for name in (*PER_DECISION, *PER_ROW):
+    for name in FIELDS:
         values = [part.valid() if name == "mask" else getattr(part, name) for part in parts]
         if any(value is not None for value in values):
             if any(value is None for value in values):
@@ -77,6 +77,12 @@ def _padded(values: Sequence[Tensor], width: int = 0) -> Tensor:
         whole[start : start + len(value), : value.shape[1]] = value
         start += len(value)
     return whole
+
+
+def _whole(parts: Sequence[Decisions]) -> Decisions:
+    """All parts joined, with rewards and log-probabilities of the behaviour."""
+    given = [part.reward is not None or part.logp_behaviour is not None for part in parts]
+    return joined([_complete(part) for part in parts]) if any(given) else _complete(joined(parts))
 
 
 def _complete(decisions: Decisions) -> Decisions:
