@@ -1,10 +1,13 @@
 """Its place, beside the packages, is what puts `docs`, `recipes` and `benchmarks` on the import path of the tests."""
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+
+from robopolicy.cli.main import main
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +16,19 @@ def seeded() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that must end with exit code 2 and print nothing but one line, which is returned."""
+
+    def run(*argv: object) -> str:
+        capsys.readouterr()  # what was printed before
+        assert main([str(word) for word in argv]) == 2
+        printed = capsys.readouterr()
+        error = printed.err.removeprefix("\n")  # with which a progress bar ends
+        assert printed.out == "" and error.startswith("robopolicy: error: ")
+        assert error.endswith("\n") and len(error.splitlines()) == 1, error
+        return error.strip()
+
+    return run

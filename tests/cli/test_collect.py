@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,6 @@ from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import save_checkpoint
 
 TASK = "manipulation/lift"
-
-
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Error line of a command that must fail with exit code 2."""
-    assert main(["collect", *arguments]) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1
-    return lines[0]
 
 
 def test_collect_writes_a_dataset_that_depends_on_the_seed_alone(
@@ -60,32 +53,32 @@ def test_collect_writes_a_dataset_that_depends_on_the_seed_alone(
     ],
 )
 def test_bad_options_are_refused_in_one_line(
-    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str], message: str, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
-    assert message in refused([TASK, "--out", str(tmp_path / "set"), *options], capsys)
+    assert message in refused("collect", TASK, "--out", tmp_path / "set", *options)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_unknown_task_suggests_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "manipulation/lift" in refused(["manipulation/lif", "--out", str(tmp_path / "set")], capsys)
+def test_unknown_task_suggests_the_nearest(tmp_path: Path, refused: Callable[..., str]) -> None:
+    assert "manipulation/lift" in refused("collect", "manipulation/lif", "--out", tmp_path / "set")
 
 
-def test_task_without_expert_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no scripted expert" in refused(["gymnasium/Pendulum-v1", "--out", str(tmp_path / "set")], capsys)
+def test_task_without_expert_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
+    assert "no scripted expert" in refused("collect", "gymnasium/Pendulum-v1", "--out", tmp_path / "set")
 
 
-def test_existing_folder_needs_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_folder_needs_overwrite(tmp_path: Path, refused: Callable[..., str]) -> None:
     out = tmp_path / "set"
     out.mkdir()
     (out / "notes.txt").write_text("mine")
-    assert "--overwrite" in refused([TASK, "--out", str(out)], capsys)
-    assert "not a dataset" in refused([TASK, "--out", str(out), "--overwrite"], capsys)
+    assert "--overwrite" in refused("collect", TASK, "--out", out)
+    assert "not a dataset" in refused("collect", TASK, "--out", out, "--overwrite")
     assert (out / "notes.txt").read_text() == "mine"
 
 
-def test_unwritable_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_folder_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
     (tmp_path / "file").write_text("")
-    assert "Cannot write" in refused([TASK, "--episodes", "1", "--out", str(tmp_path / "file" / "set")], capsys)
+    assert "Cannot write" in refused("collect", TASK, "--episodes", "1", "--out", tmp_path / "file" / "set")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -155,8 +148,8 @@ def test_films_mix_behaviours_and_close_with_what_the_last_action_led_to(tmp_pat
         (["--behaviours", "random"], "add --render"),
     ],
 )
-def test_films_that_make_no_sense_are_refused(options, message, tmp_path, capsys) -> None:
+def test_films_that_make_no_sense_are_refused(options, message, tmp_path, refused) -> None:
     import re
 
-    error = refused(["toy/push", *options, "--out", str(tmp_path / "films")], capsys)
+    error = refused("collect", "toy/push", *options, "--out", tmp_path / "films")
     assert re.search(message, error), error

@@ -104,20 +104,6 @@ def helpers(parents):
         save_checkpoint(name, policy, task=TASK, obs_sample={"state": torch.rand(2, 2, 6)})
 
 
-def refused(capsys, *argv):
-    """The single line with which composing `argv` is refused."""
-    return one_line(capsys, "compose", *argv)
-
-
-def one_line(capsys, *argv):
-    """The single line with which `argv` is refused."""
-    capsys.readouterr()
-    assert main(list(argv)) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("robopolicy: error: ")
-    return lines[0]
-
-
 def test_given_weights_make_a_checkpoint_like_any_other(parents, tmp_path, capsys):
     out = Path("both")
     argv = ["--operator", "or", "--weights", "0.3", "0.7"]
@@ -131,7 +117,7 @@ def test_given_weights_make_a_checkpoint_like_any_other(parents, tmp_path, capsy
     assert main(["eval", "both", "--episodes", "2", "--video", "0", "--out", "report"]) == 0
 
 
-def test_verify_names_the_parents_and_refuses_them_once_they_are_moved_or_changed(parents, tmp_path, capsys):
+def test_verify_names_the_parents_and_refuses_them_once_they_are_moved_or_changed(parents, tmp_path, capsys, refused):
     assert main(["compose", *parents, "--out", "both"]) == 0
     capsys.readouterr()
     assert main(["verify", "both", "--json"]) == 0
@@ -145,13 +131,12 @@ def test_verify_names_the_parents_and_refuses_them_once_they_are_moved_or_change
     for name in ("left", "right", "both"):  # a family that moves together stays one
         shutil.copytree(name, tmp_path / "elsewhere" / name)
     assert main(["verify", str(tmp_path / "elsewhere" / "both")]) == 0
-    capsys.readouterr()
 
     shutil.move("left", "moved")
-    message = one_line(capsys, "verify", "both")
+    message = refused("verify", "both")
     assert message.startswith("robopolicy: error: left, of which both was composed, is not there any more")
     shutil.copytree("right", "left")  # another policy takes its place
-    assert "left has changed since both was composed of it: manifest.json was" in one_line(capsys, "verify", "both")
+    assert "left has changed since both was composed of it: manifest.json was" in refused("verify", "both")
     shutil.rmtree("left")
     assert load_policy("both")[0].name == "composed"  # it plays all the same: its weights are its own
 
@@ -172,7 +157,7 @@ def test_everything_a_composition_can_be_is_reached_from_the_command_line(parent
     assert load_policy("both")[0].name == policy and main(["verify", "both"]) == 0
 
 
-def test_a_selector_is_taught_from_demonstrations(parents, capsys):
+def test_a_selector_is_taught_from_demonstrations(parents, capsys, refused):
     assert main(["collect", TASK, "--episodes", "4", "--num-envs", "4", "--out", "shown"]) == 0
     settings = ["--set", "selection.updates=5", "selection.hidden=[8]"]
     assert main(["compose", *parents, "--select", "shown", *settings, "--out", "chosen"]) == 0
@@ -180,9 +165,9 @@ def test_a_selector_is_taught_from_demonstrations(parents, capsys):
     assert load_policy("chosen")[0].name == "gated" and main(["verify", "chosen"]) == 0
     assert main(["eval", "chosen", "--episodes", "2", "--video", "0", "--out", "report"]) == 0
     argv = ["--set", "selection.top=1", "--out", "no"]
-    assert "learned from demonstrations; pass --select" in refused(capsys, *parents, *argv)
+    assert "learned from demonstrations; pass --select" in refused("compose", *parents, *argv)
     argv = ["--operator", "or", "--select", "shown", "--out", "no"]
-    assert "operator 'or' has others" in refused(capsys, *parents, *argv)
+    assert "operator 'or' has others" in refused("compose", *parents, *argv)
 
 
 def test_a_best_of_n_with_corrected_actions_is_searched_like_any_composition(parents, helpers, capsys):
@@ -248,7 +233,7 @@ def _rows(out):
     return (out / "report" / "search.csv").read_text().splitlines()[1:]
 
 
-def test_an_interrupted_search_goes_on_to_the_same_checkpoint(parents, searched, capsys, monkeypatch):
+def test_an_interrupted_search_goes_on_to_the_same_checkpoint(parents, searched, capsys, refused, monkeypatch):
     whole, parts = searched[0], Path("parts")
     play, calls = SimEvaluator.__call__, []
 
@@ -263,7 +248,7 @@ def test_an_interrupted_search_goes_on_to_the_same_checkpoint(parents, searched,
     assert main(["compose", *parents, *SEARCH, "--out", str(parts)]) == 130
     assert f"robopolicy compose --resume {parts}" in capsys.readouterr().err
     assert [path.name for path in parts.iterdir()] == ["search.jsonl"]
-    assert "--resume" in refused(capsys, *parents, *SEARCH, "--out", str(parts))
+    assert "--resume" in refused("compose", *parents, *SEARCH, "--out", parts)
     assert main(["compose", "--resume", str(parts)]) == 130
     assert main(["compose", "--resume", str(parts)]) == 0
     assert calls.count("played") == 5 + 3
@@ -274,10 +259,10 @@ def test_an_interrupted_search_goes_on_to_the_same_checkpoint(parents, searched,
     one, other = (json.loads((out / "manifest.json").read_text()) for out in (whole, parts))
     assert one["config"] == other["config"] and one["training"]["search"] == other["training"]["search"]
     assert _rows(whole) == _rows(parts)
-    assert "is complete" in refused(capsys, "--resume", str(parts))
+    assert "is complete" in refused("compose", "--resume", parts)
 
 
-def test_a_search_does_not_go_on_with_other_parents(parents, tmp_path, capsys, monkeypatch):
+def test_a_search_does_not_go_on_with_other_parents(parents, tmp_path, refused, monkeypatch):
     out = Path("both")
 
     def stop(self, policy, seeds):
@@ -285,10 +270,9 @@ def test_a_search_does_not_go_on_with_other_parents(parents, tmp_path, capsys, m
 
     monkeypatch.setattr(SimEvaluator, "__call__", stop)
     assert main(["compose", *parents, *SEARCH, "--out", str(out)]) == 130
-    capsys.readouterr()
     shutil.rmtree(parents[0])
     shutil.copytree(parents[1], parents[0])
-    assert "left has changed since" in refused(capsys, "--resume", str(out))
+    assert "left has changed since" in refused("compose", "--resume", out)
 
 
 @pytest.mark.parametrize(
@@ -326,41 +310,41 @@ def test_a_search_does_not_go_on_with_other_parents(parents, tmp_path, capsys, m
         (["--search", "grid", "--task", "locomotion/hopper"], "choose the task"),
     ],
 )
-def test_bad_input_gives_one_line_and_leaves_nothing(parents, argv, message, tmp_path, capsys):
+def test_bad_input_gives_one_line_and_leaves_nothing(parents, argv, message, tmp_path, refused):
     before = sorted(tmp_path.iterdir())
-    assert message in refused(capsys, *parents, "--out", "both", *argv)
+    assert message in refused("compose", *parents, "--out", "both", *argv)
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_parents_that_do_not_belong_together_are_refused(parents, tmp_path, capsys, edit_manifest):
+def test_parents_that_do_not_belong_together_are_refused(parents, tmp_path, refused, edit_manifest):
     out = ["--out", "both"]
-    assert "at least two checkpoints, got 1" in refused(capsys, parents[0], *out)
-    assert "Pass --out" in refused(capsys, *parents)
-    assert "no/such does not exist" in refused(capsys, parents[0], "no/such", *out)
+    assert "at least two checkpoints, got 1" in refused("compose", parents[0], *out)
+    assert "Pass --out" in refused("compose", *parents)
+    assert "no/such does not exist" in refused("compose", parents[0], "no/such", *out)
     for name, policy in (("arm", FlowPolicy(FlowConfig(), PolicySpec({"state": (6,)}, 7))), ("gaussian", None)):
         policy = policy or GaussianPolicy(GaussianConfig(normalization="identity"), PolicySpec({"state": (6,)}, 2))
         if name == "arm":
             bounds = [("state", 6), ("action", 7)]
             policy.fit_normalizer({key: {"min": -torch.ones(n), "max": torch.ones(n)} for key, n in bounds})
         save_checkpoint(tmp_path / name, policy, task=TASK, obs_sample={"state": torch.zeros(2, 1, 6)})
-    assert "7 action dimensions, parent 1 has 2" in refused(capsys, parents[0], str(tmp_path / "arm"), *out)
-    assert "generative heads" in refused(capsys, parents[0], str(tmp_path / "gaussian"), *out)
+    assert "7 action dimensions, parent 1 has 2" in refused("compose", parents[0], tmp_path / "arm", *out)
+    assert "generative heads" in refused("compose", parents[0], tmp_path / "gaussian", *out)
     edit_manifest(parents[1], task="toy/other")
-    assert "trained on toy/point_mass and toy/other" in refused(capsys, *parents, *out)
+    assert "trained on toy/point_mass and toy/other" in refused("compose", *parents, *out)
 
 
-def test_nothing_that_exists_is_replaced(parents, tmp_path, capsys):
-    assert "right exists already" in refused(capsys, *parents, "--out", parents[1])
+def test_nothing_that_exists_is_replaced(parents, tmp_path, refused):
+    assert "right exists already" in refused("compose", *parents, "--out", parents[1])
     precious = tmp_path / "data"
     precious.mkdir()
     (precious / "file").write_text("keep me")
-    assert "data exists already" in refused(capsys, *parents, "--out", str(precious))
+    assert "data exists already" in refused("compose", *parents, "--out", precious)
     assert (precious / "file").read_text() == "keep me"
 
 
-def test_only_an_interrupted_search_can_be_resumed(parents, tmp_path, capsys):
-    assert "has no search.jsonl" in refused(capsys, "--resume", str(tmp_path))
-    assert "pass --resume OUT alone" in refused(capsys, *parents, "--resume", str(tmp_path))
+def test_only_an_interrupted_search_can_be_resumed(parents, tmp_path, refused):
+    assert "has no search.jsonl" in refused("compose", "--resume", tmp_path)
+    assert "pass --resume OUT alone" in refused("compose", *parents, "--resume", tmp_path)
     (tmp_path / "odd").mkdir()
     Ledger(tmp_path / "odd" / "search.jsonl", {"parents": []})
-    assert "lacks 'names'" in refused(capsys, "--resume", str(tmp_path / "odd"))
+    assert "lacks 'names'" in refused("compose", "--resume", tmp_path / "odd")

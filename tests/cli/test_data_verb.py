@@ -58,22 +58,14 @@ def test_references_give_quality_and_coverage(folders, capsys):
     assert card["advice"]["kind"] in ("constrained", "unconstrained")
 
 
-def refused(arguments, capsys) -> str:
-    capsys.readouterr()
-    assert main(["data", *map(str, arguments)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1
-    return captured.err
-
-
-def test_bad_input_is_refused_in_one_line(folders, capsys):
+def test_bad_input_is_refused_in_one_line(folders, refused):
     mixed = folders / "mixed"
-    assert "DATASET" in refused([], capsys)
-    assert "No LeRobot dataset" in refused([folders / "nowhere"], capsys)
-    assert "both --random and --best" in refused([mixed, "--best", "3"], capsys)
-    assert "above that of random" in refused([mixed, "--random", "3", "--best", "1"], capsys)
-    assert "must be a finite return" in refused([mixed, "--random", "nan", "--best", "1"], capsys)
-    assert "No LeRobot dataset at elsewhere" in refused([mixed, "--random", "elsewhere", "--best", "1"], capsys)
-    assert "has no rewards" in refused([mixed, "--random", folders / "bare", "--best", "1"], capsys)
-    assert "0 or more, got -3" in refused([mixed, "--bins", "-3"], capsys)
-    assert "invalid int value" in refused([mixed, "--bins", "many"], capsys)
+    assert "DATASET" in refused("data")
+    assert "No LeRobot dataset" in refused("data", folders / "nowhere")
+    assert "both --random and --best" in refused("data", mixed, "--best", "3")
+    assert "above that of random" in refused("data", mixed, "--random", "3", "--best", "1")
+    assert "must be a finite return" in refused("data", mixed, "--random", "nan", "--best", "1")
+    assert "No LeRobot dataset at elsewhere" in refused("data", mixed, "--random", "elsewhere", "--best", "1")
+    assert "has no rewards" in refused("data", mixed, "--random", folders / "bare", "--best", "1")
+    assert "0 or more, got -3" in refused("data", mixed, "--bins", "-3")
+    assert "invalid int value" in refused("data", mixed, "--bins", "many")

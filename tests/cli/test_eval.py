@@ -28,14 +28,6 @@ def make_checkpoint(tmp_path):
     return make
 
 
-def refused(capsys, *argv):
-    """The single line with which `argv` is refused."""
-    assert main(["eval", *argv]) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("robopolicy: error: ")]
-    assert len(lines) == 1
-    return lines[0]
-
-
 def test_a_checkpoint_is_evaluated_on_its_own_task(make_checkpoint, tmp_path, capsys):
     out = tmp_path / "report"
     checkpoint = make_checkpoint("runs/run/checkpoints/best")
@@ -68,7 +60,7 @@ def test_two_players_are_compared_and_printed_as_json(make_checkpoint, tmp_path,
     assert printed["results"]["expert"]["success"] == 1.0 and printed["results"]["expert"]["low"] > 0.8
 
 
-def test_an_older_report_is_replaced_but_nothing_else_is(tmp_path, capsys):
+def test_an_older_report_is_replaced_but_nothing_else_is(tmp_path, refused):
     out = tmp_path / "out"
     argv = ["random", "--task", TASK, "--episodes", "2", "--out", str(out)]
     assert main(["eval", *argv]) == 0 and main(["eval", *argv]) == 0
@@ -76,7 +68,7 @@ def test_an_older_report_is_replaced_but_nothing_else_is(tmp_path, capsys):
     precious.mkdir()
     (precious / "file").write_text("keep me")
     argv[-1] = str(precious)
-    assert "is not an evaluation report" in refused(capsys, *argv)
+    assert "is not an evaluation report" in refused("eval", *argv)
     assert (precious / "file").read_text() == "keep me"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "out"]
 
@@ -94,20 +86,20 @@ def test_an_older_report_is_replaced_but_nothing_else_is(tmp_path, capsys):
         (["expert", "--task", "locomotion/hopper"], "has no scripted expert"),
     ],
 )
-def test_bad_input_gives_one_line(argv, message, capsys, tmp_path, monkeypatch):
+def test_bad_input_gives_one_line(argv, message, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert message in refused(capsys, *argv)
+    assert message in refused("eval", *argv)
     assert not list(tmp_path.rglob("report*"))
 
 
-def test_a_checkpoint_of_another_task_is_refused_and_leaves_nothing(make_checkpoint, tmp_path, capsys):
+def test_a_checkpoint_of_another_task_is_refused_and_leaves_nothing(make_checkpoint, tmp_path, refused):
     checkpoint, out = make_checkpoint("ckpt", state=9), tmp_path / "out"
-    assert "expects observation 'state' of shape (9,)" in refused(capsys, checkpoint, "--out", str(out))
+    assert "expects observation 'state' of shape (9,)" in refused("eval", checkpoint, "--out", out)
     assert not out.exists() and [path.name for path in tmp_path.iterdir()] == ["ckpt"]
 
 
-def test_checkpoints_of_two_tasks_need_a_task(make_checkpoint, capsys):
-    line = refused(capsys, make_checkpoint("a"), make_checkpoint("b", task="toy/other"))
+def test_checkpoints_of_two_tasks_need_a_task(make_checkpoint, refused):
+    line = refused("eval", make_checkpoint("a"), make_checkpoint("b", task="toy/other"))
     assert "trained on toy/other and toy/point_mass; pass --task" in line
 
 
@@ -123,8 +115,8 @@ def test_held_actions_are_played_printed_and_reported(make_checkpoint, tmp_path,
     assert "every 3" in (out / "report.html").read_text()
 
 
-def test_impossible_lengths_are_refused_before_anything_is_played(make_checkpoint, capsys):
-    assert "increasing" in refused(capsys, make_checkpoint("ckpt"), "--holds", "4", "2")
+def test_impossible_lengths_are_refused_before_anything_is_played(make_checkpoint, refused):
+    assert "increasing" in refused("eval", make_checkpoint("ckpt"), "--holds", "4", "2")
 
 
 def test_latencies_are_a_table_of_the_report(make_checkpoint, tmp_path, capsys):
@@ -144,5 +136,5 @@ def test_latencies_are_a_table_of_the_report(make_checkpoint, tmp_path, capsys):
         (["--latency", "50", "--join", "ensmble"], "Did you mean 'ensemble'?"),
     ],
 )
-def test_latencies_that_make_no_sense_are_refused(capsys, words, message):
-    assert message in refused(capsys, "random", "--task", TASK, *words)
+def test_latencies_that_make_no_sense_are_refused(refused, words, message):
+    assert message in refused("eval", "random", "--task", TASK, *words)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,12 +41,6 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "ckpt"
 
 
-def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert main(["serve", *argv]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
-
-
 def test_a_checkpoint_is_served_imported_and_evaluated(checkpoint: Path, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "robopolicy.cli.main", "serve", str(checkpoint), "--port", "0"]
     child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {TOKEN: ""})
@@ -67,7 +62,7 @@ def test_a_checkpoint_is_served_imported_and_evaluated(checkpoint: Path, tmp_pat
 
 
 def test_a_bundle_is_served_with_its_own_noise(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Bundle:
         spec, takes_prefix = SPEC, True
@@ -85,7 +80,7 @@ def test_a_bundle_is_served_with_its_own_noise(
     np.testing.assert_array_equal(served.chunks(obs, None, None, streams), drawn)
     np.testing.assert_array_equal(served.chunks(obs, 2 * drawn, None, streams), 2 * drawn)
     Bundle.manifest.policy_spec = PolicySpec({"state": (6,), "memory": (8,)}, 2)
-    assert "recurrent policy cannot be served" in refused(capsys, str(tmp_path))
+    assert "recurrent policy cannot be served" in refused("serve", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -102,14 +97,14 @@ def test_a_bundle_is_served_with_its_own_noise(
     ],
 )
 def test_bad_input_is_one_line(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str], message: str, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(TOKEN, raising=False)
-    assert message in refused(capsys, "nowhere", *words)
+    assert message in refused("serve", "nowhere", *words)
 
 
 def test_the_token_is_read_from_the_variable_that_is_named(
-    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTHER", "two words")
-    assert "without spaces" in refused(capsys, str(checkpoint), "--token-env", "OTHER")
+    assert "without spaces" in refused("serve", checkpoint, "--token-env", "OTHER")

@@ -40,14 +40,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Error line of a command that must fail with exit code 2."""
-    assert main(arguments) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1
-    return lines[0]
-
-
 def test_synthetic_episodes_are_a_dataset_that_offline_learners_take(folder, capsys):
     model, policy = str(folder / "run/checkpoints/best"), str(folder / "iql/checkpoints/last")
     guided = ["--policy", policy, "--episodes", "5", "--keep", str(folder / "data"), "--out", str(folder / "guided")]
@@ -85,19 +77,19 @@ def test_an_interrupted_run_ends_with_the_same_bits(folder):
     assert all(torch.equal(value, weights[key]) for key, value in whole.state_dict().items())
 
 
-def test_bad_input_is_refused_in_one_line(folder, tmp_path, capsys):
+def test_bad_input_is_refused_in_one_line(folder, tmp_path, refused):
     model, policy = str(folder / "run/checkpoints/best"), str(folder / "iql/checkpoints/last")
     out = ["--out", str(tmp_path / "no")]
-    assert "holds no trajectory model" in refused(["synthesize", "write", policy, *out], capsys)
-    assert "strength >= 0" in refused(["synthesize", "write", model, "--strength", "-1", *out], capsys)
-    assert "--episodes must be at least 1" in refused(["synthesize", "write", model, "--episodes", "0", *out], capsys)
-    assert "No dataset is given" in refused(["synthesize", "train"], capsys)
-    assert "keeps its settings" in refused(["synthesize", "train", "x", "--resume", str(folder)], capsys)
+    assert "holds no trajectory model" in refused("synthesize", "write", policy, *out)
+    assert "strength >= 0" in refused("synthesize", "write", model, "--strength", "-1", *out)
+    assert "--episodes must be at least 1" in refused("synthesize", "write", model, "--episodes", "0", *out)
+    assert "No dataset is given" in refused("synthesize", "train")
+    assert "keeps its settings" in refused("synthesize", "train", "x", "--resume", folder)
     long = ["synthesize", "train", str(folder / "data"), *out, "--set", "model.length=100000"]
-    assert "set model.length=" in refused(long, capsys)
+    assert "set model.length=" in refused(*long)
     damaged = tmp_path / "damaged"
     shutil.copytree(model, damaged)
     file = damaged / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-8])
-    assert "corrupted or truncated" in refused(["synthesize", "write", str(damaged), *out], capsys)
-    assert "trajectory model, not a policy" in refused(["eval", model, *out], capsys)
+    assert "corrupted or truncated" in refused("synthesize", "write", damaged, *out)
+    assert "trajectory model, not a policy" in refused("eval", model, *out)

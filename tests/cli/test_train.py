@@ -44,15 +44,6 @@ def dataset(
     return path
 
 
-def refused(capsys, *settings: str) -> str:
-    """The one line that refuses these settings."""
-    assert main(["train", *settings]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("robopolicy: error: ")
-    assert captured.err.count("\n") == 1, captured.err
-    return captured.err
-
-
 def test_a_run_leaves_everything_behind(tmp_path, capsys):
     settings = [*PPO, *QUICK, "budget.env_steps=512", f"out={tmp_path}", "name=run", "seed=3"]
     assert main(["train", *settings]) == 0
@@ -107,10 +98,10 @@ def test_show_prints_a_configuration_that_can_be_read(capsys):
     assert yaml.safe_load(capsys.readouterr().out)["seed"] == 5
 
 
-def test_runs_do_not_overwrite_each_other(tmp_path, capsys):
+def test_runs_do_not_overwrite_each_other(tmp_path, refused):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    line = refused(capsys, *PPO, "budget.updates=1", f"out={tmp_path}", "name=run")
+    line = refused("train", *PPO, "budget.updates=1", f"out={tmp_path}", "name=run")
     assert "exists; resume it with --resume" in line
 
 
@@ -136,9 +127,9 @@ def test_runs_do_not_overwrite_each_other(tmp_path, capsys):
         (["--resume", "x", "seed=1"], "keeps its settings"),
     ],
 )
-def test_bad_settings_are_refused(settings, message, tmp_path, capsys, monkeypatch):
+def test_bad_settings_are_refused(settings, message, tmp_path, refused, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert message in refused(capsys, *settings)
+    assert message in refused("train", *settings)
     assert not list(tmp_path.iterdir())
 
 
@@ -151,54 +142,53 @@ def test_bad_settings_are_refused(settings, message, tmp_path, capsys, monkeypat
         ({"dt": 0.5}, "was recorded every 0.5 s"),
     ],
 )
-def test_datasets_that_do_not_fit_the_task_are_refused(change, message, tmp_path, capsys):
+def test_datasets_that_do_not_fit_the_task_are_refused(change, message, tmp_path, refused):
     data = dataset(tmp_path / "data", **change)
     settings = ["task=point_mass", "budget.updates=1", f"dataset={data}", f"out={tmp_path}/runs"]
-    assert re.search(message, refused(capsys, *settings))
+    assert re.search(message, refused("train", *settings))
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_dataset_that_does_not_fit_the_starting_checkpoint_is_refused(tmp_path, capsys):
+def test_a_dataset_that_does_not_fit_the_starting_checkpoint_is_refused(tmp_path, refused):
     start = tmp_path / "run" / "checkpoints" / "last"
     assert main(["train", *PPO, "budget.updates=1", "evaluation.episodes=0", f"out={tmp_path}", "name=run"]) == 0
     data = dataset(tmp_path / "data", state=5)
     settings = [f"init_from={start}", f"dataset={data}", "budget.updates=1", "evaluation.episodes=0"]
-    assert "The policy needs 'state' of shape (6,)" in refused(capsys, *settings, f"out={tmp_path}")
+    assert "The policy needs 'state' of shape (6,)" in refused("train", *settings, f"out={tmp_path}")
 
 
-def test_datasets_with_non_finite_numbers_are_refused(tmp_path, capsys):
+def test_datasets_with_non_finite_numbers_are_refused(tmp_path, refused):
     file = next((dataset(tmp_path / "data") / "data").rglob("*.parquet"))
     table = parquet.read_table(file)
     index = table.schema.get_field_index("action")
     actions = [[float("nan"), 0.0], *table["action"].to_pylist()[1:]]
     parquet.write_table(table.set_column(index, "action", pa.array(actions, table["action"].type)), file)
-    line = refused(capsys, "task=point_mass", "budget.updates=1", f"dataset={tmp_path}/data", f"out={tmp_path}/runs")
+    line = refused("train", "task=point_mass", "budget.updates=1", f"dataset={tmp_path}/data", f"out={tmp_path}/runs")
     assert "'action' is not finite in episode 0" in line
 
 
-def test_datasets_of_unknown_tasks_need_the_task_named(tmp_path, capsys):
+def test_datasets_of_unknown_tasks_need_the_task_named(tmp_path, refused):
     data = dataset(tmp_path / "data", task="fold the towel")
-    assert "Unknown task 'fold the towel'" in refused(capsys, "budget.updates=1", f"dataset={data}")
+    assert "Unknown task 'fold the towel'" in refused("train", "budget.updates=1", f"dataset={data}")
 
 
-def test_an_unwritable_folder_is_refused(tmp_path, capsys):
+def test_an_unwritable_folder_is_refused(tmp_path, refused):
     (tmp_path / "file").write_text("x")
-    line = refused(capsys, *PPO, "budget.updates=1", f"out={tmp_path}/file/runs")
+    line = refused("train", *PPO, "budget.updates=1", f"out={tmp_path}/file/runs")
     assert "file/runs" in line
 
 
-def test_a_run_that_cannot_start_leaves_no_folder(tmp_path, capsys, monkeypatch):
+def test_a_run_that_cannot_start_leaves_no_folder(tmp_path, refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     settings = ["budget.updates=1", "evaluation.episodes=0", "logging.wandb=true", f"out={tmp_path}"]
-    assert "pip install 'robopolicy[wandb]'" in refused(capsys, *PPO, *settings)
+    assert "pip install 'robopolicy[wandb]'" in refused("train", *PPO, *settings)
     assert not list(tmp_path.iterdir())
 
 
-def test_policies_and_algorithms_that_do_not_fit_are_refused(tmp_path, capsys):
+def test_policies_and_algorithms_that_do_not_fit_are_refused(tmp_path, refused):
     ppo = ["algorithm=ppo", "budget.updates=1", f"out={tmp_path}"]
-    assert "imitate first (algorithm=bc)" in refused(capsys, "task=point_mass", "policy=flow", *ppo)
+    assert "imitate first (algorithm=bc)" in refused("train", "task=point_mass", "policy=flow", *ppo)
     data = dataset(tmp_path / "data")
     assert main(["train", *BC, f"dataset={data}", f"out={tmp_path}", "name=base"]) == 0
-    capsys.readouterr()
     start = f"init_from={tmp_path}/base/checkpoints/last"
-    assert "needs a policy with decisions, which 'flow' lacks" in refused(capsys, start, *ppo)
+    assert "needs a policy with decisions, which 'flow' lacks" in refused("train", start, *ppo)

@@ -62,14 +62,6 @@ def world(folder: Path, backend: str = "world0", **settings) -> WorldSim:
     return sim
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Error line of a command that must fail with exit code 2."""
-    capsys.readouterr()
-    assert main(list(arguments)) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    return line
-
-
 @pytest.mark.parametrize("kind", ["classifier", "probe"])
 def test_judges_are_trained_measured_and_called_by_their_folder(folder, kind, capsys):
     judge, model = str(folder / kind), str(folder / "world0")
@@ -149,9 +141,9 @@ def test_settings_that_cannot_be_are_refused(folder, settings, message):
         world(folder, **settings)
 
 
-def test_a_judge_without_a_world_model_is_refused(folder, capsys):
+def test_a_judge_without_a_world_model_is_refused(folder, refused):
     assert "belong to --backend worldmodel:FOLDER" in refused(
-        capsys, "eval", "random", "--task", "push", "--judge", "x", "--out", str(folder / "no")
+        "eval", "random", "--task", "push", "--judge", "x", "--out", folder / "no"
     )
     settings = TrainConfig(
         policy={**to_plain(FlowConfig()), "name": "flow"},
