@@ -79,6 +79,7 @@ ALLOWED: dict[str, set[str]] = {
     "camel_td3": {"squashed gaussian"},
     "cdsa": EVERYTHING,
     "dcg_map_elites": {"squashed gaussian"},
+    "stax": {"gaussian", "squashed gaussian"},
     "distill": DENOISING - {"consistency"},
     "dppo": {"diffusion"},
     "dqc": EVERYTHING,

@@ -24,7 +24,6 @@ STATUSES = {
     "works": "runs, tested against what the source claims or derives",
     "experimental": "runs and is tested, but has not reproduced what the source claims",
     "reconstructed": "runs and is tested; the source leaves details open, which we filled in",
-    "planned": "has a place in the design, nothing runs yet",
     "nothing-to-run": "contains nothing that could be trained, tested or measured here",
 }
 

@@ -58,6 +58,7 @@ from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.algorithms.sl_mgac import SLMGAC, SLMGACConfig
 from robopolicy.algorithms.srl import SRL, SRLConfig
 from robopolicy.algorithms.stac import STAC, STACConfig
+from robopolicy.algorithms.stax import STAX, STAXConfig
 from robopolicy.algorithms.stock_ac import StockAC, StockACConfig
 from robopolicy.algorithms.subpo import SubPO, SubPOConfig
 from robopolicy.algorithms.symphony import Symphony, SymphonyConfig
@@ -123,6 +124,7 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
     "sl_mgac": (SLMGACConfig, SLMGAC),
     "srl": (SRLConfig, SRL),
     "stac": (STACConfig, STAC),
+    "stax": (STAXConfig, STAX),
     "stock_ac": (StockACConfig, StockAC),
     "subpo": (SubPOConfig, SubPO),
     "symphony": (SymphonyConfig, Symphony),

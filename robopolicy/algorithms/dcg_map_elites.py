@@ -131,19 +131,9 @@ class DCGMAPElites(TD3):
     def _first(self) -> Candidates:
         """The policy and fresh networks, at random descriptors."""
         config, count = self.config, self.config.mutants + self.config.climbers + self.config.actors
-        kind: type[GaussianPolicy] = type(self.policy)
-        with torch.random.fork_rng(), torch.device(self.policy.device):
-            torch.manual_seed(config.seed)
-            networks = [self.policy, *(kind(self.policy.config, self.policy.spec) for _ in range(count - 1))]
-        weights = torch.stack([self.population.weights(network) for network in networks])
+        weights = self.population.fresh(count, config.seed)
         constants = torch.rand(count, self.population.descriptor_dim, generator=self.generator).to(weights.device)
         return Candidates(torch.cat([weights, constants], 1), torch.zeros(count, dtype=torch.bool))
-
-    @torch.no_grad()
-    def act_as(self, members: Tensor, obs: Observation) -> Tensor:
-        """Chunks `(N, H, A)` that members `(N, D + C)` play at one observation `{key: (N, To, ...)}` each."""
-        seen = {key: value[:, None] for key, value in obs.items()}
-        return self.population.modes(*self.population.split(members), seen)[:, 0]
 
     def update(self, batch: Generation) -> Metrics:
         """Selection, steps of critic and actor, and the candidates of the next generation."""
@@ -219,9 +209,13 @@ class DCGMAPElites(TD3):
 
     # What a run leaves behind.
 
+    def elites(self) -> Elites:
+        """Everybody in the archive."""
+        return self.archive.elites()
+
     @torch.no_grad()
-    def elite(self, descriptor: Tensor) -> GaussianPolicy:
-        """The elite whose descriptor is nearest to `descriptor` `(C,)`, as a policy that ignores what it is asked for.
+    def taken_out(self, member: Tensor) -> GaussianPolicy:
+        """A member `(D + C,)` as a policy that ignores what it is asked for.
 
         Raises:
             UserError: The network is not a plain MLP on vectors.
@@ -230,7 +224,7 @@ class DCGMAPElites(TD3):
         encoder = policy.encoder
         if not isinstance(policy.actor, DirectMLP) or encoder.feature_dim != encoder.layout.vector_dim:
             raise UserError("Elites can be taken out of networks with policy.backbone=mlp that see vectors alone.")
-        member = self.archive.nearest(descriptor).solution[0].to(policy.device)
+        member = member.to(policy.device)
         self.population.put(member, policy)
         constant = member[self.population.weight_dim :]
         start = sum(encoder.sizes[key] for key in encoder.layout.vectors if key < DESCRIPTOR)

@@ -36,6 +36,7 @@ LEARNS = {
     "scenarios": "learns through known dynamics",
     "plans": "learns through plans with known linear dynamics",
     "population": "learns by playing whole generations of policies",
+    "individuals": "searches by playing whole generations of policies",
     "text_demonstrations": "learns from solved conversations",
     "text_rollout": "learns by answering prompts",
 }

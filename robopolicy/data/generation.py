@@ -1,4 +1,4 @@
-"""Experience of a population: who was played, what came of it, and windows of everything that was ever played."""
+"""Experience of a population: who was played, what came of it, and what algorithms learn from beside that."""
 
 from __future__ import annotations
 

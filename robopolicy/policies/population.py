@@ -1,8 +1,8 @@
 """Many policies of one architecture at once: every row of a batch is played by weights of its own.
 
-A *member* is a vector: the weights of the network, and the constant that it sees as observation `descriptor`. A policy
-for any descriptor is then the member of whatever descriptor it is asked for, and a plain policy one whose constant
-never changes, so that both kinds vary, compete and are played alike.
+A *member* is a vector: the weights of the network and, of networks that see an observation `descriptor`, the constant
+that stands there. A policy for any descriptor is then the member of whatever descriptor it is asked for, and a plain
+policy one whose constant never changes, so that both kinds vary, compete and are played alike.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from robopolicy.spec import DESCRIPTOR
 
 
 class Population:
-    """Members with the architecture and the normalisers of a policy that sees a descriptor."""
+    """Members with the architecture and the normalisers of a policy."""
 
     def __init__(self, policy: GaussianPolicy) -> None:
         self.policy = policy
-        self.descriptor_dim = policy.spec.observation[DESCRIPTOR][0]  # C
+        (self.descriptor_dim,) = policy.spec.observation.get(DESCRIPTOR, (0,))  # C
         self._shapes = {name: parameter.shape for name, parameter in policy.named_parameters()}
         self.weight_dim = sum(shape.numel() for shape in self._shapes.values())
         self._mode = _Mode(policy)
@@ -49,8 +49,23 @@ class Population:
             obs: Their own `descriptor` takes the place of the one in it.
         """
         rows = next(iter(obs.values())).shape[1]
-        shown = constants[:, None, None].expand(-1, rows, self.policy.spec.obs_horizon, -1)
-        return vmap(self._one)(weights, {**obs, DESCRIPTOR: shown})
+        if self.descriptor_dim:
+            obs = {**obs, DESCRIPTOR: constants[:, None, None].expand(-1, rows, self.policy.spec.obs_horizon, -1)}
+        return vmap(self._one)(weights, obs)
+
+    @torch.no_grad()
+    def play(self, members: Tensor, obs: Observation) -> Tensor:
+        """Chunks `(N, H, A)` that members `(N, D + C)` play at one observation `{key: (N, To, ...)}` each."""
+        seen = {key: value[:, None] for key, value in obs.items()}
+        return self.modes(*self.split(members), seen)[:, 0]
+
+    def fresh(self, count: int, seed: int) -> Tensor:
+        """Weights `(count, D)`: the policy and fresh networks of its kind."""
+        kind: type[GaussianPolicy] = type(self.policy)
+        with torch.random.fork_rng(), torch.device(self.policy.device):
+            torch.manual_seed(seed)
+            networks = [self.policy, *(kind(self.policy.config, self.policy.spec) for _ in range(count - 1))]
+        return torch.stack([self.weights(network) for network in networks])
 
     def _one(self, weights: Tensor, obs: Mapping[str, Tensor]) -> Tensor:
         parts = weights.split([shape.numel() for shape in self._shapes.values()])

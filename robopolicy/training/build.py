@@ -42,6 +42,12 @@ from robopolicy.training.simulators import eval_simulator, simulator
 from robopolicy.training.sources import Source
 from robopolicy.training.world_sims import is_world
 
+WHOLE_EPISODES = (
+    *("group", "vine", "scenarios", "plans", "population", "individuals"),
+    *(TextSFT.experience, TextRecipe.experience),
+)
+"""Kinds of experience that are made of whole episodes, of any length."""
+
 
 @dataclass
 class Parts:
@@ -214,7 +220,16 @@ def _spec(config: TrainConfig, sim: VectorSim | None, experience: str) -> SimSpe
 def _total_updates(config: TrainConfig, algorithm_config: Any, experience: str) -> int:
     if config.budget.updates:
         return config.budget.updates
-    whole = ("group", "vine", "scenarios", "plans", "population", TextSFT.experience, TextRecipe.experience)
+    whole = (
+        "group",
+        "vine",
+        "scenarios",
+        "plans",
+        "population",
+        "individuals",
+        TextSFT.experience,
+        TextRecipe.experience,
+    )
     if experience in whole:
         raise UserError(
             f"Algorithm '{config.algorithm['name']}' plays whole episodes, of any length; set budget.updates instead."

@@ -13,6 +13,7 @@ from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.algorithms.frames.pathwise import Pathwise
 from robopolicy.algorithms.hnpg import HNPG
+from robopolicy.algorithms.stax import STAX
 from robopolicy.core.ranks import rank, world_size
 from robopolicy.data.chunks import ChunkSampler
 from robopolicy.data.episodes import Episodes
@@ -24,7 +25,7 @@ from robopolicy.text.imitation import TextSFT
 from robopolicy.text.learner import TextRecipe
 from robopolicy.training.config import TrainConfig
 from robopolicy.training.distributed import SEEDS_PER_RANK, SharedRollouts
-from robopolicy.training.population_source import PopulationSource
+from robopolicy.training.population_source import PopulationSource, ViewSource
 from robopolicy.training.replay_source import ReplaySource
 from robopolicy.training.scenario_source import ScenarioSource
 from robopolicy.training.sources import DatasetSource, GroupSource, HybridSource, RolloutSource, Source, VineSource
@@ -56,6 +57,9 @@ def source_for(
     if isinstance(algorithm, DCGMAPElites):
         assert sim is not None
         return PopulationSource(sim, device, algorithm, settings=config.replay, seed=seed)
+    if isinstance(algorithm, STAX):
+        assert sim is not None
+        return ViewSource(sim, device, algorithm, seed=seed)
     if isinstance(algorithm, OffPolicy):
         if episodes is not None:
             algorithm.use_dataset(episodes)

@@ -1,4 +1,4 @@
-"""Experience for the algorithms that vary and select policies: one episode of every candidate, and their memory."""
+"""Experience for the algorithms that vary and select policies: whole episodes of every candidate."""
 
 from __future__ import annotations
 
@@ -6,20 +6,65 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from robopolicy.algorithms.dcg_map_elites import DCGMAPElites
 from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.algorithms.stax import STAX
 from robopolicy.data.generation import Generation
+from robopolicy.data.individuals import Individuals
 from robopolicy.policies.base import Observation
-from robopolicy.samplers.population import PopulationSampler
+from robopolicy.policies.population import Population
+from robopolicy.samplers.population import PopulationSampler, ViewSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.training.config import ReplayConfig
 from robopolicy.training.replay_source import make_memory
 from robopolicy.training.sources import move
 
 
-class PopulationSource:
-    """Generations of a repertoire."""
+class PlayedPopulation:
+    """What the sources of populations have in common."""
+
+    sampler: PopulationSampler | ViewSampler
+
+    def __init__(self, sim: ChunkedSim, device: torch.device, population: Population, seed: int) -> None:
+        self.sim, self.device, self.population = sim, device, population
+        self._first = sim.reset(seed)
+
+    def _act(self, members: Tensor, obs: Observation) -> Tensor:
+        return self.population.play(move(members, self.device), move(obs, self.device))
+
+    @property
+    def env_steps(self) -> int:
+        """Control steps played so far."""
+        return self.sampler.env_steps
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the episodes since the last call."""
+        return self.sampler.episode_stats()
+
+    def observations(self) -> Observation:
+        """The first observations of training."""
+        return move(self._first, self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the sampler; no backend has to save its own."""
+        return {"sampler": self.sampler.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Restore `state_dict`."""
+        self.sampler.load_state_dict(state["sampler"])
+        return True
+
+    def close(self) -> None:
+        """Stop the simulator."""
+        self.sim.sim.close()
+
+
+class PopulationSource(PlayedPopulation):
+    """Generations of a repertoire, and windows of everything that was ever played."""
+
+    sampler: PopulationSampler
 
     def __init__(
         self, sim: ChunkedSim, device: torch.device, algorithm: DCGMAPElites, *, settings: ReplayConfig, seed: int
@@ -33,45 +78,39 @@ class PopulationSource:
             settings: Size of the memory.
             seed: First episode seed, and seed of the sampling.
         """
-        self.sim, self.device, self.request = sim, device, algorithm.request
+        super().__init__(sim, device, algorithm.population, seed)
+        self.request = algorithm.request
         self._generator = torch.Generator().manual_seed(seed)
-        self._first = sim.reset(seed)
         self.sampler = PopulationSampler(sim, make_memory(settings, self.request, sim), seed=seed)
-
-    @property
-    def env_steps(self) -> int:
-        """Control steps played so far."""
-        return self.sampler.env_steps
 
     def next(self, algorithm: Algorithm) -> Generation:
         """Play the candidates, and sample the windows of the next gradient steps."""
         assert isinstance(algorithm, DCGMAPElites)
-
-        def act(members: torch.Tensor, obs: Observation) -> torch.Tensor:
-            return algorithm.act_as(members, move(obs, self.device))
-
-        scores = self.sampler.play(act, algorithm.candidates)
+        scores = self.sampler.play(self._act, algorithm.candidates)
         windows = self.sampler.replay.sample(self.request, self._generator, batches=algorithm.config.critic_steps)
         return move(Generation(algorithm.candidates, scores, windows), self.device)
 
-    def metrics(self) -> dict[str, float]:
-        """Means over the episodes since the last call."""
-        return self.sampler.episode_stats()
-
-    def observations(self) -> Observation:
-        """The first observations of training."""
-        return move(self._first, self.device)
-
     def state_dict(self) -> dict[str, Any]:
-        """Seeds, memory and generator; no backend has to save its state."""
-        return {"sampler": self.sampler.state_dict(), "generator": self._generator.get_state()}
+        """Seeds, memory and generator."""
+        return {**super().state_dict(), "generator": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Restore `state_dict`."""
-        self.sampler.load_state_dict(state["sampler"])
         self._generator.set_state(state["generator"])
-        return True
+        return super().load_state_dict(state)
 
-    def close(self) -> None:
-        """Stop the simulator."""
-        self.sim.sim.close()
+
+class ViewSource(PlayedPopulation):
+    """Members that all play the same episodes, with what they saw on the way."""
+
+    sampler: ViewSampler
+
+    def __init__(self, sim: ChunkedSim, device: torch.device, algorithm: STAX, *, seed: int) -> None:
+        super().__init__(sim, device, algorithm.population, seed)
+        config = algorithm.config
+        self.sampler = ViewSampler(sim, views=config.views, starts=config.starts, seed=seed)
+
+    def next(self, algorithm: Algorithm) -> Individuals:
+        """Play who is asked for."""
+        assert isinstance(algorithm, STAX)
+        return self.sampler.play(self._act, algorithm.candidates)

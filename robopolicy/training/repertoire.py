@@ -1,4 +1,4 @@
-"""The archive that a run of `dcg_map_elites` leaves behind, and its elites as checkpoints of their own."""
+"""The policies that a run of `dcg_map_elites` or `stax` leaves behind, and each as a checkpoint of its own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 
 from robopolicy.algorithms.dcg_map_elites import DCGMAPElites
+from robopolicy.algorithms.stax import STAX
+from robopolicy.data.elites import Elites
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.training.checkpoint import load_policy, load_training_state, save_checkpoint
@@ -14,9 +16,10 @@ from robopolicy.training.compose import read_config
 from robopolicy.training.config import section
 
 LAST = Path("checkpoints", "last")
+KEEPERS: dict[str, type[DCGMAPElites] | type[STAX]] = {DCGMAPElites.name: DCGMAPElites, STAX.name: STAX}
 
 
-def read_repertoire(run: Path) -> DCGMAPElites:
+def read_repertoire(run: Path) -> DCGMAPElites | STAX:
     """The learner of a run, as its last resume point holds it.
 
     Raises:
@@ -26,35 +29,50 @@ def read_repertoire(run: Path) -> DCGMAPElites:
         raise UserError(f"{run} is not a run with a resume point; pass a folder such as runs/arm_dcg_map_elites.")
     config = read_config(run / "config.yaml")
     name, settings = section("algorithm", config.algorithm)
-    if name != DCGMAPElites.name:
-        raise UserError(f"Run {run} was trained by '{name}', which keeps no archive; pass a run of dcg_map_elites.")
+    if name not in KEEPERS:
+        raise UserError(
+            f"Run {run} was trained by '{name}', which keeps no archive; pass one of {' or '.join(KEEPERS)}."
+        )
     policy, _ = load_policy(run / LAST)
-    learner = DCGMAPElites(settings, policy, total_updates=1)
+    learner = KEEPERS[name](settings, policy, total_updates=1)
     learner.load_state_dict(load_training_state(run / LAST)["algorithm"])
     return learner
 
 
-def save_elite(run: Path, descriptor: list[float], out: Path) -> tuple[list[float], float]:
-    """Write the elite whose descriptor is nearest to `descriptor` as a checkpoint into `out`.
-
-    Returns:
-        Its descriptor and its fitness.
+def nearest(run: Path, learner: DCGMAPElites | STAX, descriptor: list[float]) -> Elites:
+    """The elite whose descriptor is nearest to `descriptor`.
 
     Raises:
-        UserError: The run has no archive, `descriptor` has another size, or the network cannot be taken out.
+        UserError: The behaviours of this run have no names, or are another number.
     """
-    learner = read_repertoire(run)
+    if isinstance(learner, STAX):
+        raise UserError(f"Run {run} learned its behaviours itself, so nobody can name one; pass --rank.")
     size = learner.population.descriptor_dim
     if len(descriptor) != size:
         raise UserError(f"The archive of {run} has descriptors of {size} numbers, got {len(descriptor)}.")
-    wanted = torch.tensor(descriptor)
-    found, policy = learner.archive.nearest(wanted), learner.elite(wanted)
-    _save(policy, run, out, float(found.fitness[0]))
-    return found.descriptor[0].tolist(), float(found.fitness[0])
+    return learner.archive.nearest(torch.tensor(descriptor))
 
 
-def _save(policy: GaussianPolicy, run: Path, out: Path, fitness: float) -> None:
+def ranked(run: Path, learner: DCGMAPElites | STAX, rank: int) -> Elites:
+    """The elite of which `rank - 1` others earn more.
+
+    Raises:
+        UserError: There are not so many.
+    """
+    elites = learner.elites()
+    if not 1 <= rank <= len(elites):
+        raise UserError(f"The archive of {run} has {len(elites)} policies; there is no rank {rank}.")
+    return elites[elites.fitness.argsort(descending=True, stable=True)[rank - 1 : rank]]
+
+
+def save_elite(run: Path, learner: DCGMAPElites | STAX, elite: Elites, out: Path) -> None:
+    """Write an elite of a run as a checkpoint into `out`.
+
+    Raises:
+        UserError: The network cannot be taken out.
+    """
+    policy: GaussianPolicy = learner.taken_out(elite.solution[0])
     generator, spec = torch.Generator().manual_seed(0), policy.spec
     obs = {key: torch.rand(4, spec.obs_horizon, *shape, generator=generator) for key, shape in spec.observation.items()}
-    task = read_config(run / "config.yaml").task.name
-    save_checkpoint(out, policy.eval(), task=task, obs_sample=obs, training={"elite_of": str(run), "fitness": fitness})
+    task, training = read_config(run / "config.yaml").task.name, {"elite_of": str(run), "fitness": float(elite.fitness)}
+    save_checkpoint(out, policy.eval(), task=task, obs_sample=obs, training=training)

@@ -130,7 +130,7 @@ def test_candidates_are_scored_by_their_own_episodes() -> None:
     obs, total = sim.reset(1_000_000), torch.zeros(10)
     for _ in range(20):
         history = {key: value[:, None] for key, value in obs.items()}
-        step = sim.step(algorithm.act_as(algorithm.candidates.members, history)[:, 0])
+        step = sim.step(algorithm.population.play(algorithm.candidates.members, history)[:, 0])
         obs, total = step.obs, total + step.reward
     torch.testing.assert_close(generation.scores.fitness.float(), total)
     torch.testing.assert_close(generation.scores.descriptor, step.info["descriptor"])
@@ -167,7 +167,8 @@ def test_an_elite_taken_out_ignores_what_it_is_asked_for() -> None:
     algorithm, obs = learner(parts), states()
     generations(parts, 1)
     wanted = torch.tensor([0.9, 0.5])
-    policy, best = algorithm.elite(wanted), algorithm.archive.nearest(wanted)
+    best = algorithm.archive.nearest(wanted)
+    policy = algorithm.taken_out(best.solution[0])
     weights, constants = algorithm.population.split(best.solution)
     expected = algorithm.population.modes(weights, constants, {key: value[None] for key, value in obs.items()})[0]
     torch.testing.assert_close(policy.mode(obs), expected)

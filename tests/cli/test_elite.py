@@ -9,8 +9,6 @@ import pytest
 
 from robopolicy.cli.main import main
 
-pytest.importorskip("ribs")
-
 SMALL = [
     "experiment=arm_dcg_map_elites",
     "policy.hidden=[16,16]",
@@ -22,6 +20,7 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("ribs")
     folder = tmp_path_factory.mktemp("runs")
     assert main(["train", *SMALL, f"out={folder}", "name=arm"]) == 0
     return folder / "arm"
@@ -52,7 +51,28 @@ def test_mistakes_are_told_in_one_line(trained: Path, tmp_path: Path, capsys: py
     for words, message in (
         (["elite", str(tmp_path)], "is not a run"),
         (["elite", str(trained), "--descriptor", "0.5", "0.5"], "belong together"),
+        (["elite", str(trained), "--rank", "1"], "belong together"),
         (["elite", str(trained), "--descriptor", "0.5", "--out", str(tmp_path / "x")], "2 numbers, got 1"),
+        (["elite", str(trained), "--rank", "99", "--out", str(tmp_path / "x")], "no rank 99"),
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_search_leaves_the_policies_that_were_paid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"population": 4, "chunk": 12, "emitter": 2, "floor": -1.0, "hidden": "[4]", "epochs": 1}
+    words = ["experiment=point_mass_stax", "policy.hidden=[8]", "sim.num_envs=8", "evaluation.episodes=2"]
+    words += [f"algorithm.{key}={value}" for key, value in settings.items()]
+    assert main(["train", *words, "budget.updates=4", f"out={tmp_path}", "name=run"]) == 0
+    capsys.readouterr()
+    run, taken = str(tmp_path / "run"), str(tmp_path / "second")
+    assert main(["elite", run, "--json"]) == 0
+    fitness = json.loads(capsys.readouterr().out)["fitness"]
+    assert fitness == sorted(fitness, reverse=True) and len(fitness) > 2
+    assert main(["elite", run, "--rank", "2", "--out", taken, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fitness"] == fitness[1]
+    assert main(["verify", taken]) == 0
+    assert main(["elite", run]) == 0
+    assert f"{len(fitness)} elites" in capsys.readouterr().out
+    assert main(["elite", run, "--descriptor", "0.5", "0.5", "--out", str(tmp_path / "no")]) == 2
+    assert "pass --rank" in capsys.readouterr().err
