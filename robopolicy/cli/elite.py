@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if args.rank is not None:
         elite = ranked(args.run, learner, args.rank)
     else:
+        assert args.descriptor is not None  # as --out was passed
         elite = nearest(args.run, learner, args.descriptor)
     save_elite(args.run, learner, elite, args.out)
     found, fitness = elite.descriptor[0].tolist(), float(elite.fitness[0])

@@ -38,3 +38,26 @@ def orthogonal_sum(kept: Tensor, added: Tensor, parameters: Iterable[Tensor]) ->
     learned = list(parameters)
     share = parallel_share(flat_gradient(added, learned), flat_gradient(kept, learned)).detach()
     return (1 - share) * kept + added, share
+
+
+def influence(gradients: Tensor) -> Tensor:
+    """How far a step down the sum of several losses lowers each of them: `<g_i, sum_j g_j>` (O,), S114.
+
+    Args:
+        gradients: (O, P), of the losses.
+    """
+    return gradients @ gradients.sum(0)
+
+
+def group_scores(values: Tensor, group: Tensor) -> Tensor:
+    """Values `(N, O)` in standard deviations from the mean of their group `(N,)`; 0 where all of a group are equal."""
+    keys = group.unique()
+    places = torch.searchsorted(keys, group)
+    counts = torch.bincount(places)
+
+    def mean(rows: Tensor) -> Tensor:
+        return rows.new_zeros(len(counts), rows.shape[1]).index_add_(0, places, rows) / counts[:, None]
+
+    centred = values - mean(values)[places]
+    std = mean(centred.square()).sqrt()[places]
+    return torch.where(std > SMALLEST, centred / std.clamp(min=SMALLEST), 0.0)

@@ -37,6 +37,9 @@ DEFAULTS: dict[str, Any] = {
 }
 """The keys of `rollout` in a recipe and what they are where it is silent."""
 
+OBJECTIVES = "objectives"
+"""Key of `Decisions.extra` with what each row is worth (N, O) by every objective that the rewards name."""
+
 OF_LEARNERS = ("score_temperatures", "score_with", "layer", "layer_updates", "reference", "support")
 """Further keys of `rollout`, which the learner reads: how else rows are scored (`text/views.py`)."""
 
@@ -118,7 +121,8 @@ class Collector:
             RuntimeError: There are none: everything was dropped or lost.
         """
         attempts = [attempt for group in groups for attempt in group]
-        composed = self.reward(outcomes_of(attempts)).tolist() if attempts else []
+        outcomes = outcomes_of(attempts)
+        composed = self.reward(outcomes).tolist() if attempts else []
         with self._lock:
             for part in self.interventions:
                 part.observe(groups)
@@ -126,19 +130,28 @@ class Collector:
             attempts, lost, self._lost = self._sound(rewarded), self._lost, []
         if not attempts:
             raise RuntimeError("No group is left to learn from; raise rollout.refill or drop fewer.")
-        return Batch(attempts, self.world.batch(attempts), lost)
+        rows = self.world.batch(attempts)
+        if self.reward.objectives:
+            sound = torch.tensor([math.isfinite(reward) for reward in composed])
+            worth = torch.stack([outcomes.need(name)[sound] for name in self.reward.objectives], 1)
+            worth = worth.float().to(rows.logp_old.device)[rows.need("trajectory")]
+            rows = rows.with_fields(extra={**rows.extra, OBJECTIVES: worth})
+        return Batch(attempts, rows, lost)
 
     def collect(self, n: int) -> Batch:
         """Play and make rows of `n` groups."""
         return self.batch(self.play(n))
 
-    def observe(self, batch: Batch, advantage: Tensor) -> None:
-        """Tell the sampler what was learned.
+    def observe(self, batch: Batch, advantage: Tensor, influence: Tensor | None = None) -> None:
+        """Tell the sampler and the rewards what was learned.
 
         Args:
             batch: What `collect` gave.
             advantage: (N, 1) or (N, T) of its rows, 0 for those that were not selected.
+            influence: (O,) of the objectives of the rewards, see `Reward.follow`.
         """
+        if influence is not None:
+            self.reward.follow(influence)
         group, valid = batch.decisions.need("group"), batch.decisions.valid()
         size = advantage.detach().double().abs().expand(valid.shape).masked_fill(~valid, 0.0).sum(1)
         size = size / valid.sum(1).clamp(min=1)

@@ -279,11 +279,19 @@ class Outcomes:
 
 
 class Reward(Part):
-    """P15: a reward made of the reward so far and of what the world measured."""
+    """P15: a reward made of the reward so far and of what the world measured.
+
+    One that weighs objectives by what they do to the policy names them; the learner then tells it (`follow`).
+    """
+
+    objectives: Sequence[str] = ()  # O metrics
 
     @abstractmethod
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
+
+    def follow(self, influence: Tensor) -> None:
+        """Hear how far an update for all objectives together improves each of them, `(O,)`."""
 
 
 class Staleness(Part):

@@ -24,10 +24,12 @@ from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
 from robopolicy.algorithms.recipe import whole_groups
 from robopolicy.catalogue import read_recipe
 from robopolicy.core.decisions import Decisions, MissingField
+from robopolicy.core.gradients import flat_gradient, group_scores, influence
 from robopolicy.core.recipe import Recipe
 from robopolicy.core.references import soup
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import DecisionOutput, Info, Policy
+from robopolicy.samplers.collector import OBJECTIVES
 from robopolicy.text.asides import asides_of
 from robopolicy.text.critic import ValueHead, score_with_value
 from robopolicy.text.engines import ENGINES, OWN, corrected
@@ -127,6 +129,7 @@ class TextRecipe(TextLearner):
             self.critic = ValueHead(self.policy)
             self.optimizer.add_param_group({"params": list(self.critic.parameters()), "lr": config.critic_lr})
         self.advantage: torch.Tensor | None = None  # (N, 1) or (N, T) of the last batch, 0 where not selected
+        self.influence: torch.Tensor | None = None  # (O,) of its objectives, where the rewards want to know
 
     def _check_family(self) -> None:
         """Refuse what needs the hidden states of a causal model, or its choices token by token, where there are none.
@@ -214,6 +217,7 @@ class TextRecipe(TextLearner):
         if len(rows) and bool(batch.select(rows).valid().any()):
             decisions = batch.select(rows)
             advantage = self.recipe.advantage(decisions)
+            self.influence = self._influence(decisions) if OBJECTIVES in decisions.extra else None
             targets = None if self.critic is None else self.recipe.value_targets(decisions)
             for _ in range(self.recipe.epochs):
                 for index in self._minibatches(decisions):
@@ -249,6 +253,17 @@ class TextRecipe(TextLearner):
             "value_loss": error.detach(),
             "value_explained": explained,
         }
+
+    def _influence(self, decisions: Decisions) -> torch.Tensor:
+        """How far an update for all objectives improves each, where every row is climbed by its score in its group."""
+        scores = group_scores(decisions.extra[OBJECTIVES], decisions.need("group"))
+        learned = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
+        total = torch.zeros((), device=self.policy.device)
+        for part, own in zip(_blocks(decisions), scores.split(SCORED), strict=True):
+            valid = part.valid()
+            mean = score(self.policy, part, self.layer).logp.masked_fill(~valid, 0.0).sum(1) / valid.sum(1).clamp(min=1)
+            total = total + torch.stack([flat_gradient((mean * one).sum() / len(decisions), learned) for one in own.T])
+        return influence(total).detach().cpu()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`, with the reference that the first update may have asked for."""

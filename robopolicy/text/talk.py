@@ -94,6 +94,7 @@ class Talk:
         length = float(sum(self.columns["own"]))
         found = {"length": length, "brevity": 1.0 - length / most, "turns": float(len(self.said))}
         found |= {name: float(getattr(self, name)) for name in ("success", "cut", "fault", "helped")}
+        found["concise"] = found["brevity"] * found["success"]
         found |= {name: fmean(values) for name, values in self.measures.items()}
         if FORMAT in found:
             found["malformed"] = 1.0 - found[FORMAT]

@@ -2,9 +2,10 @@
 
 An attempt is one row (`talk.py` has its fields); a unit is a turn. `Task.payload` is the episode seed.
 
-Metrics of an attempt are `length` in tokens, `brevity` (the share of its budget that it has left), `turns`, `success`,
-`cut`, `fault`, `helped`, `calls` of tools if any, and the task's own measures as means over its turns (`format`: the
-share of messages that have the form of an answer; then also `malformed`, the rest).
+Metrics of an attempt are `length` in tokens, `brevity` (the share of its budget that it has left), `concise` (that of
+successes, 0 of others), `turns`, `success`, `cut`, `fault`, `helped`, `calls` of tools if any, and the task's own
+measures as means over its turns (`format`: the share of messages that have the form of an answer; then also
+`malformed`, the rest).
 
 A completion that cannot be judged gives an attempt without decisions whose reward is no number, and which the sampling
 side therefore leaves out; `guard` names the prompt.

@@ -148,7 +148,7 @@ class AttemptSource(TextSource):
     def _report(self) -> None:
         """Tell sampler and interventions what became of the last batch."""
         if self._batch is not None and self.algorithm.advantage is not None:
-            self.collector.observe(self._batch, self.algorithm.advantage)
+            self.collector.observe(self._batch, self.algorithm.advantage, self.algorithm.influence)
         self._batch = None
 
     def _why(self) -> str:

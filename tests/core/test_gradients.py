@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robopolicy.core.gradients import flat_gradient, orthogonal_sum, parallel_share
+from robopolicy.core.gradients import flat_gradient, group_scores, influence, orthogonal_sum, parallel_share
 
 
 def two_losses(seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
@@ -51,3 +51,22 @@ def test_a_gradient_without_direction_takes_nothing_away() -> None:
 def test_parameters_that_a_loss_does_not_touch_have_gradient_zero() -> None:
     x, y = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
     assert flat_gradient(x.sum(), [x, y]).tolist() == [1, 1, 0, 0, 0]
+
+
+def test_influence_is_what_a_step_for_all_does_for_each() -> None:
+    gradients = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]])
+    assert influence(gradients).tolist() == [0.0, 4.0, 0.0]
+    point = torch.tensor([0.3, -0.7], requires_grad=True)
+    losses = [point.square().sum(), point.sum(), (point - 1).square().sum()]
+    jacobian = torch.stack([flat_gradient(loss, [point]) for loss in losses])
+    step = 1e-4
+    moved = (point - step * jacobian.sum(0)).detach()
+    lower = [moved.square().sum(), moved.sum(), (moved - 1).square().sum()]
+    fell = torch.stack([(a - b).detach() / step for a, b in zip(losses, lower, strict=True)])
+    torch.testing.assert_close(fell, influence(jacobian), rtol=1e-2, atol=1e-2)
+
+
+def test_scores_in_groups() -> None:
+    values = torch.tensor([[1.0, 5.0], [3.0, 5.0], [10.0, 0.0]])
+    scores = group_scores(values, torch.tensor([7, 7, 9]))
+    assert scores.tolist() == [[-1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]

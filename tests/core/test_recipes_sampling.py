@@ -31,7 +31,6 @@ GRPO = {  # recipe -> lower and upper clip, aggregation, weight of the KL
     "s099_ghpo": (0.2, 0.2, "seq_mean", 0.0),
     "s108_sec": (0.2, 0.2, "seq_mean", 0.0),
     "s114_gradient_weights": (0.2, 0.2, "seq_mean", 0.0),
-    "s114_hypervolume": (0.2, 0.2, "seq_mean", 0.0),
     "s118_inspo": (0.2, 0.2, "seq_mean", 0.0),
     "s123_patho_r1": (0.2, 0.28, "tok", 0.0),
     "s125_docthinker": (0.2, 0.2, "seq_mean", 0.04),
@@ -93,6 +92,11 @@ def test_plain_policy_gradient_without_scale(name):
         return mean_of(how, losses, case.decisions.valid())
 
     check_recipe(name, formula)
+
+
+def test_the_factor_of_a_front_is_not_divided_away():
+    """6.03 (a): Dr. GRPO, as a scale would undo a factor on all rewards."""
+    check_recipe("s114_hypervolume", lambda case: seq_mean(ppo(case, centred(case)), case.decisions.valid()))
 
 
 def test_coaches_compare_reflections():

@@ -21,6 +21,7 @@ JUDGED = (  # metrics that recipes read; here all of them are the share of right
         "advantage",
         "brevity",
         "brief",
+        "concise",
         "consistency",
         "correct",
         "cost",
@@ -43,7 +44,7 @@ JUDGED = (  # metrics that recipes read; here all of them are the share of right
         "role",
         "safe",
     ),
-    *("suggestion", "verdict"),
+    *("success", "suggestion", "verdict"),
 )
 
 

@@ -7,6 +7,7 @@ import torch
 from playground import Playground
 from torch.testing import assert_close
 
+from robopolicy.core.gradients import influence
 from robopolicy.samplers.protocols import Outcomes
 from robopolicy.samplers.rewards import (
     REWARDS,
@@ -146,29 +147,33 @@ def test_hypervolumes():
     assert hypervolume([(2.0, -1.0)], (0.0, 0.0)) == 0.0
 
 
-def test_validation_that_moves_the_front_raises_the_reward():
+def test_a_batch_that_moves_the_front_raises_its_reward():
     """6.03 (a)."""
-    part = HypervolumeFactor([0.0, 0.0])
-    gives(part, [0.5], [1.0])
-    part.validated([1.0, 1.0])
-    gives(part, [0.5 + 1.5 * math.tanh(1.0)], [1.0])
-    part.validated([0.5, 0.5])
-    gives(part, [0.5], [1.0])
+    part = HypervolumeFactor(["a", "b"], [0.0, 0.0])
+    gives(part, [0.5 + 1.5 * math.tanh(1.0)] * 2, [1.0, 1.0], a=[0.0, 2.0], b=[1.5, 0.5])  # their mean is (1, 1)
+    gives(part, [0.5], [1.0], a=[0.5], b=[0.5])
+    assert part.front == [(1.0, 1.0)]
+    gives(part, [0.5 + 1.5 * math.tanh(1.0)], [1.0], a=[2.0], b=[1.0])
+    assert part.front == [(2.0, 1.0)]
+    gives(part, [0.5 + 1.5 * math.tanh(1.0)], [1.0], a=[1.0], b=[2.0])
+    assert part.front == [(2.0, 1.0), (1.0, 2.0)]
+    with pytest.raises(ValueError, match="one reference per metric"):
+        HypervolumeFactor(["a"], [0.0, 0.0])
 
 
 def test_weights_follow_gradients():
     """I (6.03 b): a rate of 0 keeps them; always on the simplex; the aligned objective gains, the opposed one loses."""
     gradients = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]])
     still = GradientWeights(["a", "b", "c"], rate=0.0)
-    still.follow(gradients)
+    still.follow(influence(gradients))
     assert_close(still.weight, torch.full((3,), 1 / 3, dtype=torch.float64))
     part = GradientWeights(["a", "b", "c"], rate=0.5, regularization=2.0)
     for _ in range(20):
-        part.follow(gradients)
+        part.follow(influence(gradients))
         assert_close(part.weight.sum(), torch.tensor(1.0, dtype=torch.float64))
     assert int(part.weight.argmax()) == 1
     once = GradientWeights(["a", "b"], rate=0.5, regularization=2.0)
-    once.follow(torch.tensor([[1.0], [2.0]]))
+    once.follow(influence(torch.tensor([[1.0], [2.0]])))
     assert_close(once.weight, torch.softmax(torch.tensor([0.75, 1.5], dtype=torch.float64), 0))
     gives(once, [float(once.weight @ torch.tensor([3.0, 4.0]).double())], [0.0], a=[3.0], b=[4.0])
 
@@ -178,7 +183,7 @@ def test_weights_follow_gradients():
     [
         ("refinement", {"first": 2}),
         ("tool_calls", {}),
-        ("hypervolume", {"reference": [0.0]}),
+        ("hypervolume", {"metrics": ["calls"], "reference": [0.0]}),
         ("gradient_weights", {"objectives": ["calls", "refined"]}),
     ],
 )
@@ -187,10 +192,17 @@ def test_memory_resumes(name, settings):
     part, again = REWARDS[name](**settings), REWARDS[name](**settings)
     for _ in range(2):
         part(case)
-    if name == "hypervolume":
-        part.validated([2.0])
     again.load_state_dict(part.state_dict())
     assert_close(again(case), part(case))
+
+
+def test_a_composition_hands_on_what_each_part_wants_to_know():
+    first, second = GradientWeights(["a", "b"]), GradientWeights(["c"])
+    composed = Composition([first, Sum({"reward": 1.0}), second])
+    assert composed.objectives == ("a", "b", "c")
+    composed.follow(torch.tensor([1.0, 0.0, 5.0]))
+    assert_close(first.weight, torch.softmax(torch.tensor([1.0, 0.0], dtype=torch.float64), 0))
+    assert_close(second.weight, torch.ones(1, dtype=torch.float64))
 
 
 def test_rewards_compose_from_left_to_right():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from robopolicy.catalogue import read_recipe
+from robopolicy.core.gradients import flat_gradient
 from robopolicy.core.recipe import DEFAULTS
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions
@@ -224,3 +225,45 @@ def test_worlds_of_asides_leave_no_threads():
     time.sleep(0.1)
     assert threading.active_count() <= before
     feed.close()
+
+
+def test_weights_of_objectives_follow_the_gradients_of_the_learner_and_resume():
+    """S114 (b), against autograd of the loss that is written out."""
+    algorithm, feed = learner(Scale(), "s114_gradient_weights", group_size=4)
+    weights = feed.collector.reward.parts[0]
+    weights.objectives = feed.collector.reward.objectives = ("reward", "length", "cut")  # which differ without training
+    rows = feed.next(algorithm)
+    worth, group = rows.extra["objectives"], rows.need("group")
+    assert worth.shape == (len(rows), 3)
+    told = [attempt.metrics for attempt in feed._batch.attempts]
+    assert worth[:, 1:].tolist() == [[metrics["length"], metrics["cut"]] for metrics in told]
+    logp, valid = score(algorithm.policy, rows).logp, rows.valid()
+    mean = (logp * valid).sum(1) / valid.sum(1).clamp(min=1)
+    jacobian = []
+    for values in worth.T:
+        scores = torch.zeros_like(values)
+        for key in group.unique():
+            own = group == key
+            scores[own] = (values[own] - values[own].mean()) / values[own].std(correction=0).clamp(min=1e-8)
+        jacobian.append(flat_gradient((scores * mean).mean(), algorithm.policy.parameters()))
+    jacobian = torch.stack(jacobian).detach()
+    algorithm.update(rows)
+    torch.testing.assert_close(algorithm.influence, jacobian @ jacobian.sum(0), rtol=1e-3, atol=1e-5)
+    before = weights.weight.clone()
+    state = copy.deepcopy(feed.state_dict())  # reports first
+    expected = torch.softmax(before.log() + algorithm.influence.double(), 0)
+    torch.testing.assert_close(weights.weight, expected)
+    assert not torch.equal(weights.weight, before)
+    other = learner(Scale(), "s114_gradient_weights", group_size=4)[1]
+    other.load_state_dict(state)
+    assert torch.equal(other.collector.reward.parts[0].weight, weights.weight)
+
+
+def test_a_batch_that_moves_the_front_is_worth_more():
+    """S114 (a)."""
+    algorithm, feed = learner(Arithmetic(), "s114_hypervolume")
+    feed.next(algorithm)
+    part = feed.collector.reward.parts[1]
+    assert len(part.front) <= 1 and part.gain >= 0.0
+    algorithm.update(feed.next(algorithm))
+    assert feed.state_dict()["collector"]["reward"]["1"]["gain"] == part.gain

@@ -37,12 +37,19 @@ class Composition(Reward):
 
     def __init__(self, parts: Sequence[Reward]) -> None:
         self.parts = list(parts)
+        self.objectives = tuple(name for part in self.parts for name in part.objectives)
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
         for part in self.parts:
             outcomes = replace(outcomes, reward=part(outcomes))
         return outcomes.reward
+
+    def follow(self, influence: Tensor) -> None:
+        """Tell every part about its objectives."""
+        counts = [len(part.objectives) for part in self.parts]
+        for part, own in zip(self.parts, influence.split(counts), strict=True):
+            part.follow(own)
 
     def state_dict(self) -> dict[str, Any]:
         """States of the parts, by position."""

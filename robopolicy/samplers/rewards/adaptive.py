@@ -50,38 +50,48 @@ class ToolCalls(Reward):
 
 
 class HypervolumeFactor(Reward):
-    """The reward times `0.5 + 1.5 tanh(gain)`: more where validation has moved the Pareto front (S114).
+    """The reward times `0.5 + 1.5 tanh(gain)`: more where the policy has moved the Pareto front (S114).
 
-    The gain is the hypervolume that the last validated point added to the archive, above a reference point.
+    The gain is the hypervolume that the mean metrics of the batch add to those of earlier ones, above a reference
+    point. It is one number for all attempts, so that an advantage divided by its spread does not feel it.
     """
 
-    def __init__(self, reference: Sequence[float]) -> None:
+    def __init__(self, metrics: Sequence[str], reference: Sequence[float]) -> None:
         """Get ready.
 
         Args:
-            reference: Objectives of the initial policy, higher is better.
+            metrics: Objectives, higher is better.
+            reference: Their values for the initial policy, or less.
+
+        Raises:
+            ValueError: There is not one reference value per metric.
         """
-        self.reference = tuple(reference)
-        self.archive: list[tuple[float, ...]] = []
+        if len(metrics) != len(reference) or not metrics:
+            raise ValueError(f"Hypervolume needs one reference per metric, got {len(reference)} for {len(metrics)}.")
+        self.metrics, self.reference = tuple(metrics), tuple(reference)
+        self.front: list[tuple[float, ...]] = []
         self.gain = 0.0
 
-    def validated(self, objectives: Sequence[float]) -> None:
-        """Add the objectives of a validation to the archive."""
-        before = hypervolume(self.archive, self.reference)
-        self.archive.append(tuple(objectives))
-        self.gain = max(0.0, hypervolume(self.archive, self.reference) - before)
+    def reached(self, point: Sequence[float]) -> None:
+        """Compare the objectives of a batch with the front, and put them on it where nothing beats them."""
+        added = tuple(point)
+        whole = hypervolume([*self.front, added], self.reference)
+        self.gain = max(0.0, whole - hypervolume(self.front, self.reference))
+        if self.gain:
+            self.front = [old for old in self.front if any(a > b for a, b in zip(old, added, strict=True))] + [added]
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
+        self.reached([float(outcomes.need(name).mean()) for name in self.metrics])
         return outcomes.reward * (0.5 + 1.5 * math.tanh(self.gain))
 
     def state_dict(self) -> dict[str, Any]:
-        """Archive and last gain."""
-        return {"archive": [list(point) for point in self.archive], "gain": self.gain}
+        """The front and the last gain."""
+        return {"front": [list(point) for point in self.front], "gain": self.gain}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
-        self.archive = [tuple(point) for point in state["archive"]]
+        self.front = [tuple(point) for point in state["front"]]
         self.gain = float(state["gain"])
 
 
@@ -102,14 +112,10 @@ class GradientWeights(Reward):
         self.objectives, self.rate, self.regularization = tuple(objectives), rate, regularization
         self.weight = torch.full((len(self.objectives),), 1.0 / len(self.objectives), dtype=torch.float64)
 
-    def follow(self, gradients: Tensor) -> None:
-        """Move the weights.
-
-        Args:
-            gradients: (O, D) of the loss of every objective alone.
-        """
-        influence = (gradients @ gradients.sum(0)).to(self.weight)
-        self.weight = torch.softmax(self.weight.log() + self.rate * influence / self.regularization, 0)
+    def follow(self, influence: Tensor) -> None:
+        """Move the weights by the influence `(O,)` of every objective."""
+        step = self.rate * influence.to(self.weight) / self.regularization
+        self.weight = torch.softmax(self.weight.log() + step, 0)
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
