@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
-from robopolicy.samplers.attempts import groups_of
+from robopolicy.samplers.attempts import from_plain, groups_of, to_plain
 from robopolicy.samplers.parts import build
 from robopolicy.samplers.protocols import (
+    REPLAYED,
     Attempt,
     Intervention,
     Pool,
@@ -33,6 +34,7 @@ DEFAULTS: dict[str, Any] = {
     "intervention": [],  # what is done about groups that teach nothing, in order
     "temperature": 1.0,  # of the policy while it plays
     "refill": 0,  # times that dropped groups are replaced by playing others
+    "again": False,  # the last batch is learned from once more, as `REPLAYED` rows with the rewards they had
     "staleness": {"name": "bounded", "limit": 0},  # how old weights may be, where play and learning overlap
 }
 """The keys of `rollout` in a recipe and what they are where it is silent."""
@@ -81,6 +83,9 @@ class Collector:
         self.reward = Composition([build("reward", entry) for entry in settings["reward"]])
         self.interventions: list[Intervention] = [build("intervention", entry) for entry in settings["intervention"]]
         self.staleness: Staleness = build("staleness", settings["staleness"])
+        self.again, self._last = bool(settings["again"]), list[Attempt]()
+        if self.again and self.reward.objectives:
+            raise ValueError("Rewards that follow gradients cannot judge the last batch again; leave one of them out.")
         temperature = float(settings["temperature"])
         tasks = [replace(task, budget=group_size, temperature=temperature) for task in pool.tasks]
         self.sampler.begin(replace(pool, tasks=tasks), seed)
@@ -128,8 +133,12 @@ class Collector:
                 part.observe(groups)
             rewarded = [replace(attempt, reward=reward) for attempt, reward in zip(attempts, composed, strict=True)]
             attempts, lost, self._lost = self._sound(rewarded), self._lost, []
-        if not attempts:
-            raise RuntimeError("No group is left to learn from; raise rollout.refill or drop fewer.")
+            if not attempts:
+                raise RuntimeError("No group is left to learn from; raise rollout.refill or drop fewer.")
+            if self.again:
+                fresh = attempts
+                attempts = [*fresh, *self._last]
+                self._last = [replace(attempt, source=REPLAYED, record=None) for attempt in fresh]
         rows = self.world.batch(attempts)
         if self.reward.objectives:
             sound = torch.tensor([math.isfinite(reward) for reward in composed])
@@ -166,12 +175,14 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """States of the parts, between `observe` and the next `collect`."""
-        return {name: part.state_dict() for name, part in self._parts().items()}
+        last = [to_plain(attempt) for attempt in self._last]
+        return {name: part.state_dict() for name, part in self._parts().items()} | {"last": last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`; the next batches equal those of the uninterrupted run, if the world is restored too."""
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
+        self._last = [from_plain(attempt) for attempt in state["last"]]
 
     def _parts(self) -> dict[str, Any]:
         named = {"sampler": self.sampler, "topology": self.topology, "reward": self.reward}

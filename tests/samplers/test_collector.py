@@ -67,6 +67,24 @@ def test_it_learns(world):
     assert sum(first) / 96 < 0.35 and sum(last) / 96 > 0.8
 
 
+def test_the_last_batch_is_learned_from_again_and_resumes(world):
+    side = collector(world, {"again": True})
+    first, second, third = (side.collect(2) for _ in range(3))
+    assert [attempt.source for attempt in first.attempts] == [0] * 8
+    for before, now in ((first, second), (second, third)):
+        assert [attempt.source for attempt in now.attempts] == [0] * 8 + [REPLAYED] * 8
+        fresh = [attempt for attempt in before.attempts if attempt.source != REPLAYED]
+        assert [attempt.reward for attempt in now.attempts[8:]] == [attempt.reward for attempt in fresh]
+        rows = now.decisions.source == REPLAYED
+        assert_close(now.decisions.logp_old[rows], before.decisions.logp_old[before.decisions.source != REPLAYED])
+    again = collector(world, {"again": True})
+    again.load_state_dict(side.state_dict())
+    assert [attempt.task.key for attempt in again._last] == [attempt.task.key for attempt in third.attempts[:8]]
+    follow = {"name": "gradient_weights", "objectives": ["share"]}
+    with pytest.raises(ValueError, match="leave one of them out"):
+        collector(world, {"again": True, "reward": [follow]})
+
+
 def test_runs_resume_exactly(world):
     side = collector(world, EVERYTHING)
     for _ in range(4):

@@ -259,6 +259,22 @@ def test_weights_of_objectives_follow_the_gradients_of_the_learner_and_resume():
     assert torch.equal(other.collector.reward.parts[0].weight, weights.weight)
 
 
+def test_the_last_batch_is_judged_once_more_by_what_became_of_the_reward():
+    """S014: nothing while the reward is as before; with a gain, the rows of the last batch count again."""
+    algorithm, feed = learner(Scale(), "s014_pipo", group_size=4)
+    stage = algorithm.recipe.pipeline.stages[-1]
+    for _ in range(2):
+        rows = feed.next(algorithm)
+        algorithm.update(rows)
+    again = rows.source == 1
+    assert int(again.sum()) == len(rows) / 2 and bool((algorithm.advantage[again] == 0).all())
+    stage.rewards = [0.0, 0.1] * 4  # everything is better than that
+    rows = feed.next(algorithm)
+    algorithm.update(rows)
+    again = rows.source == 1
+    assert bool((algorithm.advantage[again] != 0).any()) and float(algorithm.advantage[again].abs().max()) <= 10.0
+
+
 def test_a_batch_that_moves_the_front_is_worth_more():
     """S114 (a)."""
     algorithm, feed = learner(Arithmetic(), "s114_hypervolume")
