@@ -49,7 +49,7 @@ def figures(cells: Sequence[Cell]) -> dict[str, Any]:
                 "claim": {
                     "is": str(claim),
                     "difference": None if gap is None else gap.to_dict(),
-                    "verdict": verdict(claim, gap),
+                    "verdict": _verdict(recipe, inside),
                 },
             }
         result[task] = entries
@@ -70,10 +70,27 @@ def _gap(recipe: str, inside: Sequence[Cell]) -> Interval | None:
     return difference(claim, _played(inside, recipe), _played(inside, claim.against))
 
 
+def twin(recipe: str, inside: Sequence[Cell]) -> str | None:
+    """A recipe before this one that left the same policy with every seed: what tells the two apart, the task lacks."""
+    names = sorted({cell["recipe"] for cell in inside}, key=lambda name: (name[1:2].isdigit(), name))  # baselines first
+    played = {run["seed"]: run["after"] for run in _played(inside, recipe)}
+    for other in names[: names.index(recipe)]:
+        theirs = {run["seed"]: run["after"] for run in _played(inside, other)}
+        common = played.keys() & theirs.keys()
+        if common and all(played[seed] == theirs[seed] for seed in common):
+            return other
+    return None
+
+
+def _verdict(recipe: str, inside: Sequence[Cell]) -> str:
+    same = twin(recipe, inside)
+    return verdict(claim_of(recipe), _gap(recipe, inside)) if same is None else f"here the same as {same}"
+
+
 def _judged(recipe: str, inside: Sequence[Cell]) -> dict[str, str]:
     claim, gap = claim_of(recipe), _gap(recipe, inside)
     shown = "-" if gap is None else f"{gap:+.3f}" if gap.n > 1 else f"{gap.estimate:+.3f}"
-    return {"claim": str(claim), "difference": shown, "verdict": verdict(claim, gap)}
+    return {"claim": str(claim), "difference": shown, "verdict": _verdict(recipe, inside)}
 
 
 def _row(

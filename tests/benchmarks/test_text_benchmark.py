@@ -7,7 +7,7 @@ pytest.importorskip("transformers")
 from benchmarks.text.cell import TASKS, online_recipes
 from benchmarks.text.claims import CLAIMS, QUANTITIES, Claim, claim_of, difference, verdict
 from benchmarks.text.runner import cell_name
-from benchmarks.text.table import figures, rows
+from benchmarks.text.table import figures, rows, twin
 from robopolicy.catalogue import recipe_names
 from robopolicy.sim.registry import get_task
 
@@ -57,6 +57,15 @@ def test_every_claim_has_a_verdict_with_an_interval():
     gap = figures(CELLS)["arithmetic"]["grpo"]["claim"]["difference"]  # 31, 32 and 33 points
     assert gap["estimate"] == pytest.approx(0.32)
     assert gap["high"] - gap["low"] == pytest.approx(2 * 4.3026527 * 0.01 / 3**0.5)
+
+
+def test_recipes_that_a_task_cannot_tell_apart_are_named():
+    alike = [*CELLS, *(cell("s169_salt", seed, stage(70 + 2 * seed)) for seed in (1, 2))]
+    assert twin("s169_salt", alike) == "grpo" and twin("grpo", alike) is None
+    found = {row["recipe"]: row["verdict"] for row in rows(alike)}
+    assert found["s169_salt"] == "here the same as grpo" and found["grpo"] == "confirmed"
+    unlike = [*alike, cell("s169_salt", 3, stage(70))]
+    assert twin("s169_salt", unlike) is None
 
 
 def test_what_a_task_does_not_measure_is_said():
