@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.core.references import top_p_support
+from robopolicy.text.grammar import Grammar
 from robopolicy.text.model import body_of, head_of
 from robopolicy.text.tokenizers import left_padded
 
@@ -76,6 +77,8 @@ def generate(
     pad: int,
     guide: nn.Module | None = None,
     top_p: float = 1.0,
+    grammar: Grammar | None = None,
+    begun: Sequence[str] = (),
 ) -> Generation:
     """Complete every prompt; equal ones are read once.
 
@@ -89,6 +92,8 @@ def generate(
         pad: Token that fills rows up.
         guide: Only its likeliest tokens may be chosen, ...
         top_p: ... those that have this probability together.
+        grammar: Only what it allows may be chosen.
+        begun: What has been written of each message already; nothing where it is empty.
     """
     device = next(model.parameters()).device
     training = model.training
@@ -104,14 +109,18 @@ def generate(
     mask = torch.zeros(count, budget, dtype=torch.bool, device=device)
     readers = [_Reader.read(reader, prompt, real, copies) for reader in (model, guide) if reader is not None]
     supports: list[Tensor] = []  # (N, V) of each step
+    texts = list(begun) or [""] * count
     seen = real[copies]
     place = seen.sum(1)  # (R,) position of the next token
     rows = torch.arange(count, device=device)  # those in the batch
     running = torch.ones(count, dtype=torch.bool, device=device)  # of them
     for step in range(budget):
         logits = readers[0].logits()
-        if guide is not None:
-            support = top_p_support(readers[1].logits(), top_p)
+        support = None if guide is None else top_p_support(readers[1].logits(), top_p)
+        if grammar is not None:
+            formed = torch.stack([grammar.allowed(texts[row]) for row in rows.tolist()]).to(device)
+            support = formed if support is None else support & formed
+        if support is not None:
             supports.append(support.new_ones(count, support.shape[1]).index_copy(0, rows, support))
             logits = logits.masked_fill(~support, -torch.inf)
         chosen, *scores, _ = choose(logits, temperature[rows], None if draws is None else draws[rows, step])
@@ -119,6 +128,9 @@ def generate(
         tokens[alive, step] = chosen[running]
         logp[alive, step], entropy[alive, step] = (score[running] for score in scores)
         mask[alive, step] = True
+        if grammar is not None:
+            for row, token in zip(alive.tolist(), chosen[running].tolist(), strict=True):
+                texts[row] += grammar.words[token]
         running = running & (chosen != eos)
         left = int(running.sum())
         if left == 0 or step + 1 == budget:
@@ -135,9 +147,9 @@ def generate(
     model.train(training)
     width = int(mask.any(0).sum())
     tokens, mask, logp, entropy = (value[:, :width] for value in (tokens, mask, logp, entropy))
-    support = torch.stack(supports, 1)[:, :width] if supports else None
+    noted = torch.stack(supports, 1)[:, :width] if supports else None
     cut, order = ~((tokens == eos) & mask).any(1), mask.long().cumsum(1) * mask
-    return Generation(tokens, mask, logp, entropy, cut, order, support)
+    return Generation(tokens, mask, logp, entropy, cut, order, noted)
 
 
 def behind_prompts(model: nn.Module, tokens: Tensor, start: Tensor, width: int, pad: int) -> Tensor | None:

@@ -118,11 +118,11 @@ class TextRecipe(TextLearner):
         self.group_size = config.group_size or self.recipe.group_size
         self.companion: TextPolicy | None = None  # see `accompany`
         self.reference: TextPolicy | None = frozen_copy(policy) if _compares(self.recipe) else None
-        self.guide: TextPolicy | None = frozen_copy(policy) if self.views.support else None
-        if self.guide is not None and self.guide.vocabulary > WIDEST:
+        self.guide: TextPolicy | None = frozen_copy(policy) if self.views.guided else None
+        if self.views.support and self.policy.vocabulary > WIDEST:
             raise UserError(
                 f"Recipe '{config.recipe}' notes which others might have been chosen for every token, too much for a "
-                f"vocabulary of {self.guide.vocabulary}; at most {WIDEST} are possible."
+                f"vocabulary of {self.policy.vocabulary}; at most {WIDEST} are possible."
             )
         self.critic: ValueHead | None = None
         if self.recipe.critic is not None:

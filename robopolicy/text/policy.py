@@ -24,6 +24,7 @@ from robopolicy.policies.base import DecisionOutput, Info, Observation, Policy, 
 from robopolicy.policies.noise import Randomness, uniform
 from robopolicy.spec import PolicySpec
 from robopolicy.text.generation import Generation, behind_prompts, call, generate, has_plain_cache
+from robopolicy.text.grammar import Grammar
 from robopolicy.text.model import DTYPES, add_lora, build_model, check_head, head_of, load_pretrained, small_llama
 from robopolicy.text.scoring import supported_scores, token_scores
 from robopolicy.text.tokenizers import TEMPLATES, ByteTokenizer, HubTokenizer, Tokenizer, right_padded
@@ -139,6 +140,8 @@ class TextPolicy(Policy):
         deterministic: bool = False,
         guide: TextPolicy | None = None,
         top_p: float = 1.0,
+        grammar: Grammar | None = None,
+        begun: Sequence[str] = (),
     ) -> Generation:
         """Complete the N prompts; equal ones are read once.
 
@@ -150,6 +153,8 @@ class TextPolicy(Policy):
             deterministic: Take the likeliest tokens.
             guide: Choose only from its likeliest tokens, ...
             top_p: ... those that have this probability together.
+            grammar: Choose only what it allows.
+            begun: What has been written of each message already; nothing where it is empty.
 
         Raises:
             UserError: A prompt and the budget do not fit into the model's context.
@@ -159,8 +164,9 @@ class TextPolicy(Policy):
         heat = self.heat(temperature, len(prompts))
         draws = None if deterministic else uniform((len(prompts), budget), generator, self.device)
         marks = {"eos": self.tokenizer.eos, "pad": self.tokenizer.pad}
-        inner = None if guide is None else guide.model
-        return generate(self.model, prompts, draws, budget=budget, temperature=heat, guide=inner, top_p=top_p, **marks)
+        limits: dict[str, Any] = {"top_p": top_p, "grammar": grammar, "begun": begun}
+        limits |= marks | {"guide": None if guide is None else guide.model}
+        return generate(self.model, prompts, draws, budget=budget, temperature=heat, **limits)
 
     def check_fits(self, prompt: int, budget: int) -> None:
         """Refuse a conversation of `prompt` tokens that leaves no room for a message of `budget`.

@@ -82,6 +82,7 @@ class TextTask(ABC):
     completion_bytes: int  # most bytes of a message of the policy
     max_turns: int = 1  # after which an episode is cut
     seconds: float = 2.0  # most time to answer one completion
+    form: str = ""  # regular expression of messages that have the form of an answer; empty: there is none
 
     @abstractmethod
     def episode(self, seed: int) -> Episode:

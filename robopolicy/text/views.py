@@ -3,6 +3,8 @@
 score_temperatures: {KEY: FACTOR}   extra[KEY] (N, T): log-probabilities at FACTOR times the temperature of the row
 score_with: {KEY: teacher}          extra[KEY] (N, T): log-probabilities under the companion
 reference: soup                     the reference is the mean of the weights of the start and of the companion
+support: {top_p: P, refresh: U}     only what a copy of the policy, renewed every U updates, finds likely is chosen
+support: {grammar: true}            only messages of the task's form are written
 layer: K, layer_updates: U          the first U updates learn what the output layer reads off hidden layer K
 """
 
@@ -33,10 +35,11 @@ class Views:
             raise ValueError(f"rollout.score_temperatures must be positive, got {dict(self.score_temperatures)}.")
         if min(self.layer, self.layer_updates) < 0:
             raise ValueError(f"rollout.layer and layer_updates must be >= 0, got {self.layer}, {self.layer_updates}.")
-        fits = set(self.support) == {"top_p", "refresh"} and 0 < self.top_p <= 1 and self.refresh >= 1
-        if self.support and not fits:
+        likely = self.support.keys() - {"grammar"}
+        fits = likely in (set(), {"top_p", "refresh"}) and 0 < self.top_p <= 1 and self.refresh >= 1
+        if not fits or self.support.get("grammar", True) is not True:
             raise ValueError(
-                f"rollout.support of text takes 0 < top_p <= 1 and refresh >= 1, no grammar; got {dict(self.support)}."
+                f"rollout.support takes 0 < top_p <= 1 with refresh >= 1, and grammar: true; got {dict(self.support)}."
             )
 
     @classmethod
@@ -52,6 +55,16 @@ class Views:
     def companion(self) -> bool:
         """Whether a second policy is needed."""
         return bool(self.score_with) or self.reference == "soup"
+
+    @property
+    def guided(self) -> bool:
+        """Whether only what a copy of the policy finds likely may be chosen."""
+        return "top_p" in self.support
+
+    @property
+    def grammar(self) -> bool:
+        """Whether only messages of the task's form can be written."""
+        return "grammar" in self.support
 
     @property
     def top_p(self) -> float:

@@ -28,6 +28,7 @@ from robopolicy.samplers.attempts import stack
 from robopolicy.samplers.protocols import TEACHER, Attempt, Task
 from robopolicy.text.engines import Engine
 from robopolicy.text.generation import Generation
+from robopolicy.text.grammar import Grammar
 from robopolicy.text.guard import Guard
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.talk import COLUMNS, Talk, rows_of
@@ -46,10 +47,12 @@ class TextWorld:
         *,
         guide: TextPolicy | None = None,
         top_p: float = 1.0,
+        grammar: Grammar | None = None,
     ) -> None:
-        """Play `task` with `policy`, which draws from `generator`, maybe only what a guide finds likely (`write`)."""
+        """Play `task` with `policy`, which draws from `generator`, maybe only what guide and grammar allow."""
         self.policy, self.task = policy, task
         self.limits: dict[str, Any] = {} if guide is None else {"guide": guide, "top_p": top_p}
+        self.limits |= {} if grammar is None else {"grammar": grammar}
         self.guard = Guard(task.seconds)
         self.generator = generator
         self.deterministic = False  # take the likeliest tokens
@@ -178,7 +181,9 @@ class TextWorld:
         """The next messages of conversations of which these tokens were seen."""
         if self.engine is not None:
             return self.engine.write(seen, self.generator, temperature=temperature)
-        settings = {"temperature": temperature, "deterministic": self.deterministic}
+        settings: dict[str, Any] = {"temperature": temperature, "deterministic": self.deterministic}
+        if "grammar" in self.limits:
+            settings["begun"] = [self.policy.tokenizer.decode(talk.begun) for talk in talks]
         return self.policy.write(seen, self.generator, **settings, **self.limits)
 
     def _solution(self, task: Task) -> list[str] | None:

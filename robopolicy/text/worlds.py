@@ -11,6 +11,7 @@ from torch import Tensor
 from robopolicy.samplers.protocols import Attempt, Task
 from robopolicy.text.diffusion import DiffusionTextPolicy
 from robopolicy.text.generation import Generation
+from robopolicy.text.grammar import Grammar
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.talk import Talk
 from robopolicy.text.task import TextTask
@@ -71,10 +72,11 @@ def make_world(
     *,
     guide: TextPolicy | None = None,
     top_p: float = 1.0,
+    grammar: Grammar | None = None,
 ) -> TextWorld:
     """The world in which a policy of any family plays a task; arguments as of `TextWorld`."""
     kind = DiffusionWorld if isinstance(policy, DiffusionTextPolicy) else TextWorld
-    return kind(policy, task, generator, guide=guide, top_p=top_p)
+    return kind(policy, task, generator, guide=guide, top_p=top_p, grammar=grammar)
 
 
 def _given(task: Task) -> dict[int, int]:

@@ -24,6 +24,7 @@ from robopolicy.samplers.protocols import Attempt, Pool, Staleness, Task, World,
 from robopolicy.samplers.staleness import Bounded, Players, Stream
 from robopolicy.text.asides import Worlds, asides_of
 from robopolicy.text.engines import ENGINES, OWN
+from robopolicy.text.grammar import Grammar
 from robopolicy.text.learner import TextRecipe
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.sim import TextSim
@@ -125,7 +126,15 @@ class AttemptSource(TextSource):
 
     def _world(self, policy: TextPolicy) -> TextWorld:
         generator, views = torch.Generator().manual_seed(self.seed), self.algorithm.views
-        world = make_world(policy, self.task, generator, guide=self.algorithm.guide, top_p=views.top_p)
+        limits: dict[str, Any] = {"guide": self.algorithm.guide, "top_p": views.top_p}
+        if views.grammar:
+            if not self.task.form:
+                raise UserError(
+                    f"Recipe '{self.algorithm.config.recipe}' writes messages of a form, and task {self.task.name} has "
+                    "none (`TextTask.form`); choose another recipe or task."
+                )
+            limits["grammar"] = Grammar(self.task.form, policy.tokenizer)
+        world = make_world(policy, self.task, generator, **limits)
         if self.algorithm.config.engine != OWN:
             world.engine = ENGINES[self.algorithm.config.engine](policy)
         return world

@@ -16,6 +16,7 @@ class Arithmetic(TextTask):
 
     name = "text/arithmetic"
     prompt_bytes, completion_bytes = 16, 6
+    form = r"\d{1,2}"
 
     def episode(self, seed: int) -> Question:
         """Two numbers drawn uniformly from 0 to 29."""

@@ -21,6 +21,10 @@ DIRECTIONS = {"left": (0.0, 1.0), "right": (0.0, -1.0), "forward": (1.0, 0.0), "
 MOST_COMMANDS = 6
 FORM = re.compile(r"(grasp|lift|release)|carry (pad|start)(?: (left|right|forward|back) (\d{1,2}))?")
 
+COMMAND = r"(?:" + FORM.pattern + r")"
+PROGRAM = rf"{COMMAND}(?:;{COMMAND}){{0,{MOST_COMMANDS - 1}}}"
+"""The forms of a command and of a program, as regular expressions."""
+
 
 class ProgramError(ValueError):
     """A program that is not in the language."""

@@ -16,6 +16,7 @@ class Countdown(TextTask):
 
     name = "text/countdown"
     prompt_bytes, completion_bytes = 24, 12
+    form = r"\d[-+*]\d[-+*]\d"
 
     def episode(self, seed: int) -> Question:
         """Three numbers from 1 to 9 and the value of a random expression of them."""

@@ -39,6 +39,7 @@ class Grid(TextTask):
 
     name = "text/grid"
     prompt_bytes, completion_bytes, max_turns = 96, 3, 8
+    form = "[nsew]"
 
     def episode(self, seed: int) -> Walk:
         """Start and goal are two different places."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from robopolicy.sim.mujoco.task import Array
 from robopolicy.text.task import Episode, TextTask, Turn
-from tasks.text.commands import DIRECTIONS, Command, Place, ProgramError, parse
+from tasks.text.commands import COMMAND, DIRECTIONS, PROGRAM, Command, Place, ProgramError, parse
 from tasks.text.workcell import Moment, Order, Workcell
 
 NEAREST, FARTHEST = 5, 9  # [cm] distances in instructions
@@ -68,6 +68,7 @@ class Panda(TextTask):
 
     name = "text/panda"
     prompt_bytes, completion_bytes = 48, 48
+    form = PROGRAM
     seconds = 10.0
     slips: ClassVar[float] = 0.0  # chance that the first grasp misses
 
@@ -193,6 +194,7 @@ class PandaTurns(Panda):
 
     name = "text/panda_turns"
     prompt_bytes, completion_bytes, max_turns = 240, 24, 6
+    form = COMMAND
     slips = 1 / 3
 
     def episode(self, seed: int) -> StepwiseJob:
