@@ -93,6 +93,7 @@ class STAX(Algorithm):
 
     name = "stax"
     experience: ClassVar[str] = "individuals"
+    may_fall: ClassVar[bool] = True  # who earns most on its own starts is not always best on others
 
     def __init__(self, config: STAXConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to search with the architecture of a Gaussian `policy`, whose weights take part."""

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from robopolicy.algorithms.dcg_map_elites import DCGMAPElites
     from robopolicy.algorithms.stax import STAX
 
+SHOWN = 6  # numbers of a descriptor in a line
+
 EXAMPLES = """\
 examples:
   robopolicy elite runs/arm_dcg_map_elites
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     save_elite(args.run, learner, elite, args.out)
     found, fitness = elite.descriptor[0].tolist(), float(elite.fitness[0])
     content = {"out": str(args.out), "descriptor": found, "fitness": fitness}
-    shown = ", ".join(f"{value:.3f}" for value in found)
+    shown = ", ".join(f"{value:.3f}" for value in found[:SHOWN]) + (", ..." if len(found) > SHOWN else "")
     print(json.dumps(content) if args.json else f"{args.out}: descriptor ({shown}), fitness {fitness:.3f}")
     return 0
 

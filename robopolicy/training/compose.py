@@ -137,6 +137,10 @@ def _compose(overrides: list[str]) -> dict[str, Any]:
     try:
         plain = OmegaConf.to_container(compose("train", overrides), resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException) as error:
+        preset = re.search(r"In '([\w/]+)'.*full_key: (\w+)\.([\w.]+)", str(error), re.DOTALL)
+        if preset:
+            name, group, key = preset.groups()
+            raise UserError(f"Preset {name} sets {group}.{key}, which the chosen {group} does not have.") from error
         cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
         subject = re.search(r"override '?\+*([\w.]+)", str(error))
         where = f"{subject[1]}: " if subject else ""

@@ -128,6 +128,13 @@ MISTAKES = {
 }
 
 
+def test_a_preset_that_sets_what_another_choice_lacks_is_named():
+    with pytest.raises(
+        UserError, match=r"Preset experiment/point_mass_stax sets policy\.orthogonal_init, which the chos"
+    ):
+        compose_config(["experiment=point_mass_stax", "policy=flow"])
+
+
 @pytest.mark.parametrize("override", MISTAKES)
 def test_mistakes_are_one_line_that_names_them(override):
     with pytest.raises(UserError) as refusal:
