@@ -18,6 +18,7 @@ from robopolicy.evaluation.intervals import Interval, student_mean
 
 Cell = Mapping[str, Any]
 HARD = 1  # most successes of the base at a hard prompt, of all its samples
+SEEDS = 3  # for a verdict
 CONFIRMED, UNSEEN, OPPOSITE = "confirmed", "not seen at this scale", "the opposite at this scale"
 
 
@@ -151,11 +152,11 @@ def difference(claim: Claim, own: Sequence[Cell], other: Sequence[Cell]) -> Inte
 
 
 def verdict(claim: Claim, gap: Interval | None) -> str:
-    """Confirmed where the whole interval lies on the claimed side."""
+    """Confirmed where the whole interval lies on the claimed side, of `SEEDS` seeds at least."""
     if gap is None:
         return "not measured"
-    if gap.n < 2:
-        return "one seed"
+    if gap.n < SEEDS:
+        return f"{gap.n} of {SEEDS} seeds"
     if gap.low > 0 or gap.high < 0:
         return CONFIRMED if (gap.low > 0) == claim.larger else OPPOSITE
     return UNSEEN

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.text.claims import claim_of, difference, mean_of, verdict
+from benchmarks.text.claims import SEEDS, claim_of, difference, mean_of, verdict
 from robopolicy.evaluation.intervals import Interval, wilson
 
 Cell = dict[str, Any]
@@ -89,7 +89,7 @@ def _verdict(recipe: str, inside: Sequence[Cell]) -> str:
 
 def _judged(recipe: str, inside: Sequence[Cell]) -> dict[str, str]:
     claim, gap = claim_of(recipe), _gap(recipe, inside)
-    shown = "-" if gap is None else f"{gap:+.3f}" if gap.n > 1 else f"{gap.estimate:+.3f}"
+    shown = "-" if gap is None else f"{gap:+.3f}" if gap.n >= SEEDS else f"{gap.estimate:+.3f}"
     return {"claim": str(claim), "difference": shown, "verdict": _verdict(recipe, inside)}
 
 

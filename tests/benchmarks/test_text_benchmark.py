@@ -53,7 +53,7 @@ def test_every_claim_has_a_verdict_with_an_interval():
     assert found["s089_dcpo"] == ("more informative rows than grpo", "confirmed")
     assert found["s066_kl_cov"] == ("more entropy than grpo", "the opposite at this scale")
     assert found["s053_hpt"] == ("more hard prompts than grpo", "confirmed")  # the base never solves the first one
-    assert found["gspo"] == ("more accuracy than grpo", "one seed")
+    assert found["gspo"] == ("more accuracy than grpo", "1 of 3 seeds")
     gap = figures(CELLS)["arithmetic"]["grpo"]["claim"]["difference"]  # 31, 32 and 33 points
     assert gap["estimate"] == pytest.approx(0.32)
     assert gap["high"] - gap["low"] == pytest.approx(2 * 4.3026527 * 0.01 / 3**0.5)
@@ -74,11 +74,11 @@ def test_what_a_task_does_not_measure_is_said():
     own, other = cell("s024_otc", 1, stage(50)), cell("grpo", 1, stage(50))
     assert verdict(claim, difference(claim, [own], [other])) == "not measured"
     calls = [
-        [cell(name, s, stage(50, calls=mean + 0.01 * s)) for s in (1, 2)] for name, mean in (("a", 0.2), ("b", 0.7))
+        [cell(name, s, stage(50, calls=mean + 0.01 * s)) for s in (1, 2, 3)] for name, mean in (("a", 0.2), ("b", 0.7))
     ]
     assert verdict(claim, difference(claim, *calls)) == "confirmed"
     fewer = Claim("tokens", larger=False)
-    longer = [[cell(name, s, stage(50, length=size + s)) for s in (1, 2)] for name, size in (("a", 9.0), ("b", 3.0))]
+    longer = [[cell(name, s, stage(50, length=size + s)) for s in (1, 2, 3)] for name, size in (("a", 9.0), ("b", 3.0))]
     assert verdict(fewer, difference(fewer, *longer)) == "the opposite at this scale"
 
 
