@@ -43,7 +43,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.population import Population
 from robopolicy.samplers.emitters import Emitter, mutated
-from robopolicy.samplers.novelty import fronts, novelty, spread_out
+from robopolicy.samplers.novelty import front_numbers, novelty, spread_out
 from robopolicy.spec import DESCRIPTOR
 
 SELECTIONS = ("alternate", "pareto")
@@ -127,8 +127,7 @@ class STAX(Algorithm):
         if self.left <= 0:
             metrics |= self._turned()
         self.candidates = self._asked()
-        if len(self.paid):
-            self.population.put(self.paid.weights[self.paid.fitness.argmax()].to(self.policy.device), self.policy)
+        self._deploy()
         self.updates += 1
         best = float(torch.cat([self.paid.fitness, self.parents.fitness]).max())
         return metrics | {
@@ -229,7 +228,7 @@ class STAX(Algorithm):
                 place = able[int(unlike.argmax())]
             else:
                 gains = torch.tensor([self.emitters[place].improvement for place in able])
-                front = (fronts(unlike, gains) == 0).nonzero().flatten()
+                front = (front_numbers(unlike, gains) == 0).nonzero().flatten()
                 place = able[int(front[torch.randint(len(front), (), generator=self.generator)])]
             places.append(place)
             idle.remove(place)
@@ -268,6 +267,11 @@ class STAX(Algorithm):
 
     # What a run leaves behind.
 
+    def _deploy(self) -> None:
+        """Give the policy the weights that earned most; before anybody was paid it stays as it was."""
+        if len(self.paid):
+            self.population.put(self.paid.weights[self.paid.fitness.argmax()].to(self.policy.device), self.policy)
+
     def elites(self) -> Elites:
         """Policies that were paid, with their behaviours, best first."""
         order = self.paid.fitness.argsort(descending=True, stable=True)
@@ -301,8 +305,7 @@ class STAX(Algorithm):
             setattr(self, name, value.clone() if isinstance(value, Tensor) else value)
         self.playing = list(self.playing)
         self.emitters = [Emitter.load(found) for found in state["emitters"]]
-        if len(self.paid):
-            self.population.put(self.paid.weights[self.paid.fitness.argmax()].to(self.policy.device), self.policy)
+        self._deploy()
 
 
 PEOPLE = ("parents", "children", "archive", "paid")

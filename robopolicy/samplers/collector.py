@@ -84,7 +84,7 @@ class Collector:
         self.interventions: list[Intervention] = [build("intervention", entry) for entry in settings["intervention"]]
         self.staleness: Staleness = build("staleness", settings["staleness"])
         self.again, self._last = bool(settings["again"]), list[Attempt]()
-        if self.again and self.reward.objectives:
+        if self.again and self.reward.followed:
             raise ValueError("Rewards that follow gradients cannot judge the last batch again; leave one of them out.")
         temperature = float(settings["temperature"])
         tasks = [replace(task, budget=group_size, temperature=temperature) for task in pool.tasks]
@@ -140,9 +140,9 @@ class Collector:
                 attempts = [*fresh, *self._last]
                 self._last = [replace(attempt, source=REPLAYED, record=None) for attempt in fresh]
         rows = self.world.batch(attempts)
-        if self.reward.objectives:
+        if self.reward.followed:
             sound = torch.tensor([math.isfinite(reward) for reward in composed])
-            worth = torch.stack([outcomes.need(name)[sound] for name in self.reward.objectives], 1)
+            worth = torch.stack([outcomes.need(name)[sound] for name in self.reward.followed], 1)
             worth = worth.float().to(rows.logp_old.device)[rows.need("trajectory")]
             rows = rows.with_fields(extra={**rows.extra, OBJECTIVES: worth})
         return Batch(attempts, rows, lost)

@@ -25,22 +25,26 @@ def novelty(behaviours: Tensor, reference: Tensor, neighbours: int, *, within: b
     return nearest.mean(1) if nearest.shape[1] else torch.full((len(behaviours),), math.inf, dtype=nearest.dtype)
 
 
-def fronts(first: Tensor, second: Tensor) -> Tensor:
+def beats(values: Tensor) -> Tensor:
+    """Whether `[i, j]` row i of objectives `(K, O)`, higher is better, is nowhere worse than j and somewhere better."""
+    mine, other = values[:, None], values
+    return (mine >= other).all(2) & (mine > other).any(2)
+
+
+def front_numbers(first: Tensor, second: Tensor) -> Tensor:
     """Rank `(K,)` of the front each one is in, 0 for those that no other beats (Deb et al. 2002).
 
     Args:
         first: (K,) objective to maximise.
         second: (K,) the other one.
     """
-    values = torch.stack([first, second], 1)
-    least, better = (values[:, None] >= values).all(2), (values[:, None] > values).any(2)
-    beats = least & better  # [i, j]: i is nowhere worse than j and somewhere better
+    beaten = beats(torch.stack([first, second], 1))
     rank = torch.full((len(first),), -1)
     for place in range(len(first)):
         left = rank < 0
         if not bool(left.any()):
             break
-        rank[left & ~(beats & left[:, None]).any(0)] = place
+        rank[left & ~(beaten & left[:, None]).any(0)] = place
     return rank
 
 
@@ -57,7 +61,7 @@ def crowding(first: Tensor, second: Tensor) -> Tensor:
 
 def spread_out(first: Tensor, second: Tensor, count: int) -> Tensor:
     """Rows of the `count` best by both objectives: front by front, first those with the most room (NSGA-II)."""
-    rank = fronts(first, second)
+    rank = front_numbers(first, second)
     room = torch.zeros(len(rank), dtype=torch.float64)
     for place in rank.unique():
         rows = (rank == place).nonzero().flatten()

@@ -284,7 +284,7 @@ class Reward(Part):
     One that weighs objectives by what they do to the policy names them; the learner then tells it (`follow`).
     """
 
-    objectives: Sequence[str] = ()  # O metrics
+    followed: Sequence[str] = ()  # O metrics
 
     @abstractmethod
     def __call__(self, outcomes: Outcomes) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from robopolicy.data.individuals import Individuals, view_dim, view_of
 from robopolicy.samplers.emitters import TRIAL, Emitter, mutated
-from robopolicy.samplers.novelty import crowding, fronts, novelty, spread_out
+from robopolicy.samplers.novelty import crowding, front_numbers, novelty, spread_out
 
 
 def people(*fitness: float) -> Individuals:
@@ -29,9 +29,9 @@ def test_novelty_is_the_mean_distance_to_the_nearest_others() -> None:
 def test_nobody_of_a_front_is_beaten_and_everybody_behind_it_is() -> None:
     first = torch.tensor([3.0, 1.0, 2.0, 0.0, 3.0])
     second = torch.tensor([1.0, 3.0, 2.0, 0.0, 0.5])
-    assert fronts(first, second).tolist() == [0, 0, 0, 2, 1]
+    assert front_numbers(first, second).tolist() == [0, 0, 0, 2, 1]
     same = torch.ones(3)
-    assert fronts(same, same).tolist() == [0, 0, 0]
+    assert front_numbers(same, same).tolist() == [0, 0, 0]
 
 
 def test_of_a_crowded_front_those_with_room_are_kept() -> None:

@@ -199,7 +199,8 @@ def test_memory_resumes(name, settings):
 def test_a_composition_hands_on_what_each_part_wants_to_know():
     first, second = GradientWeights(["a", "b"]), GradientWeights(["c"])
     composed = Composition([first, Sum({"reward": 1.0}), second])
-    assert composed.objectives == ("a", "b", "c")
+    assert composed.followed == ("a", "b", "c")
+    assert Composition([ParetoRank(["a", "b"])]).followed == ()  # has objectives, and ranks by them without gradients
     composed.follow(torch.tensor([1.0, 0.0, 5.0]))
     assert_close(first.weight, torch.softmax(torch.tensor([1.0, 0.0], dtype=torch.float64), 0))
     assert_close(second.weight, torch.ones(1, dtype=torch.float64))

@@ -231,7 +231,7 @@ def test_weights_of_objectives_follow_the_gradients_of_the_learner_and_resume():
     """S114 (b), against autograd of the loss that is written out."""
     algorithm, feed = learner(Scale(), "s114_gradient_weights", group_size=4)
     weights = feed.collector.reward.parts[0]
-    weights.objectives = feed.collector.reward.objectives = ("reward", "length", "cut")  # which differ without training
+    weights.followed = feed.collector.reward.followed = ("reward", "length", "cut")  # which differ without training
     rows = feed.next(algorithm)
     worth, group = rows.extra["objectives"], rows.need("group")
     assert worth.shape == (len(rows), 3)

@@ -37,7 +37,7 @@ class Composition(Reward):
 
     def __init__(self, parts: Sequence[Reward]) -> None:
         self.parts = list(parts)
-        self.objectives = tuple(name for part in self.parts for name in part.objectives)
+        self.followed = tuple(name for part in self.parts for name in part.followed)
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
@@ -47,7 +47,7 @@ class Composition(Reward):
 
     def follow(self, influence: Tensor) -> None:
         """Tell every part about its objectives."""
-        counts = [len(part.objectives) for part in self.parts]
+        counts = [len(part.followed) for part in self.parts]
         for part, own in zip(self.parts, influence.split(counts), strict=True):
             part.follow(own)
 

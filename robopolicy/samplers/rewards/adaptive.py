@@ -109,8 +109,8 @@ class GradientWeights(Reward):
             rate: Step size of the mirror ascent.
             regularization: mu, its divisor.
         """
-        self.objectives, self.rate, self.regularization = tuple(objectives), rate, regularization
-        self.weight = torch.full((len(self.objectives),), 1.0 / len(self.objectives), dtype=torch.float64)
+        self.followed, self.rate, self.regularization = tuple(objectives), rate, regularization
+        self.weight = torch.full((len(self.followed),), 1.0 / len(self.followed), dtype=torch.float64)
 
     def follow(self, influence: Tensor) -> None:
         """Move the weights by the influence `(O,)` of every objective."""
@@ -119,7 +119,7 @@ class GradientWeights(Reward):
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
-        return torch.stack([outcomes.need(name) for name in self.objectives], 1).double() @ self.weight
+        return torch.stack([outcomes.need(name) for name in self.followed], 1).double() @ self.weight
 
     def state_dict(self) -> dict[str, Any]:
         """The weights."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from robopolicy.samplers.novelty import beats
 from robopolicy.samplers.protocols import Outcomes, Reward
 
 
@@ -78,7 +79,6 @@ def fronts(values: Tensor) -> Tensor:
     """Share `(G,)` of the others by which each of `(G, O)` is not dominated, equal ones counting half."""
     if len(values) == 1:
         return torch.full((1,), 0.5, dtype=torch.float64)
-    mine, other = values.unsqueeze(1), values.unsqueeze(0)  # (G, 1, O), (1, G, O)
-    nowhere_worse, equal = (other >= mine).all(2), (other == mine).all(2)
-    dominated = (nowhere_worse & ~equal).double().sum(1) + 0.5 * (equal.double().sum(1) - 1.0)
+    equal = (values[:, None] == values).all(2)
+    dominated = beats(values).double().sum(0) + 0.5 * (equal.double().sum(1) - 1.0)
     return 1.0 - dominated / (len(values) - 1)
