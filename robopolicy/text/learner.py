@@ -143,6 +143,8 @@ class TextRecipe(TextLearner):
             raise UserError(f"Recipe '{self.config.recipe}' needs policy=text for its {asked[0]}.")
         if self.views.support and (self.config.engine != OWN or self.config.players):
             raise UserError(f"Recipe '{self.config.recipe}' needs engine={OWN} and players=0 for its support.")
+        if self.views.judge and self.config.players:
+            raise UserError(f"Recipe '{self.config.recipe}' needs players=0 for its judge.")
 
     def rate(self) -> float:
         """Learning rate of the running update; the recipe's own schedule begins behind imitation."""

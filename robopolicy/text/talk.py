@@ -14,6 +14,7 @@ those in the mask; a unit is a turn. Fields of `Decisions.extra`:
     structural (N, T) bool              ends of messages
     first_event (N,) int64, gate (N, T) bool    of tasks with tools: column of the first message that called one, -1
                             without, and beginnings of messages, which choose between tools and answers
+    blamed_unit (N,) int64  of tasks that grade the advantage of messages: the first of the worst, -1 if none is below 0
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
 from robopolicy.samplers.protocols import Task
-from robopolicy.text.task import FORMAT, Episode, Turn
+from robopolicy.text.task import ADVANTAGE, FORMAT, Episode, Turn
 
 COLUMNS = ("tokens", "own", "logp", "entropy", "order", "unit", "support")  # one entry per token behind the prompt
 
@@ -105,6 +106,11 @@ class Talk:
         columns = zip(self.columns["unit"], self.columns["own"], strict=True)
         return next((place for place, (unit, own) in enumerate(columns) if own and unit == self.first_call), -1)
 
+    def blamed(self) -> int:
+        """Number of the first message with the lowest advantage, -1 where none is below 0."""
+        worst = min(self.measures[ADVANTAGE])
+        return self.measures[ADVANTAGE].index(worst) if worst < 0 else -1
+
     def gates(self) -> list[bool]:
         """Which columns are beginnings of messages."""
         begins = set(self.starts[: len(self.said)])
@@ -152,6 +158,8 @@ def rows_of(talks: Sequence[Talk], eos: int, *, ordered: bool, vocabulary: int |
         if talk.calls is not None:
             gates = torch.tensor([talk.gates()], dtype=torch.bool)
             extra |= {"first_event": torch.tensor([talk.first_event()]), "gate": own[place] & gates}
+        if ADVANTAGE in talk.measures:
+            extra["blamed_unit"] = torch.tensor([talk.blamed()])
         if vocabulary is not None:
             everything = torch.ones(vocabulary, dtype=torch.bool)
             support = [everything if among is None else among for among in talk.columns["support"]]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 FORMAT = "format"  # name of the grade of form: 1 where a message has the form of an answer
+ADVANTAGE = "advantage"  # of a critic's grade: how much better than nothing a message was, below 0 if it did harm
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,15 @@ class Turn:
     def numbers(self) -> list[float]:
         """All that has to be finite."""
         return [self.reward, float(self.calls or 0), *self.measures.values()]
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """How to ask somebody whether what was said is right."""
+
+    prompt: str
+    right: str  # message that says so
+    wrong: str
 
 
 class Episode(ABC):
@@ -98,6 +108,10 @@ class TextTask(ABC):
 
     def restated(self, seed: int, how: str) -> int | None:
         """Seed of another problem with the same answer, "simpler" or "varied"; None: the task finds none."""
+        return None
+
+    def inquiry(self, seed: int, said: Sequence[str]) -> Inquiry | None:
+        """How to ask a judge about messages `said` about the problem; None: the verdict of the task stands."""
         return None
 
     def prepare(self, episodes: Sequence[Episode], completions: Sequence[str]) -> None:  # noqa: B027 - optional

@@ -5,6 +5,7 @@ score_with: {KEY: teacher}          extra[KEY] (N, T): log-probabilities under t
 reference: soup                     the reference is the mean of the weights of the start and of the companion
 support: {top_p: P, refresh: U}     only what a copy of the policy, renewed every U updates, finds likely is chosen
 support: {grammar: true}            only messages of the task's form are written
+judge: policy                       who plays also judges what is said; judge: companion leaves that to the other one
 layer: K, layer_updates: U          the first U updates learn what the output layer reads off hidden layer K
 """
 
@@ -22,6 +23,7 @@ class Views:
     score_temperatures: Mapping[str, float] = field(default_factory=dict[str, float])
     score_with: Mapping[str, str] = field(default_factory=dict[str, str])
     reference: str = ""  # "" | soup
+    judge: str = ""  # "" | policy | companion
     layer: int = 0
     layer_updates: int = 0
     support: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -29,6 +31,8 @@ class Views:
     def __post_init__(self) -> None:
         if self.reference not in ("", "soup"):
             raise ValueError(f"rollout.reference must be soup, got {self.reference!r}.")
+        if self.judge not in ("", "policy", "companion"):
+            raise ValueError(f"rollout.judge must be policy or companion, got {self.judge!r}.")
         if strangers := set(self.score_with.values()) - {"teacher"}:
             raise ValueError(f"rollout.score_with knows teacher, got {', '.join(sorted(strangers))}.")
         if any(factor <= 0 for factor in self.score_temperatures.values()):
@@ -54,7 +58,7 @@ class Views:
     @property
     def companion(self) -> bool:
         """Whether a second policy is needed."""
-        return bool(self.score_with) or self.reference == "soup"
+        return bool(self.score_with) or self.reference == "soup" or self.judge == "companion"
 
     @property
     def guided(self) -> bool:

@@ -5,7 +5,8 @@ An attempt is one row (`talk.py` has its fields); a unit is a turn. `Task.payloa
 Metrics of an attempt are `length` in tokens, `brevity` (the share of its budget that it has left), `concise` (that of
 successes, 0 of others), `turns`, `success`, `cut`, `fault`, `helped`, `calls` of tools if any, and the task's own
 measures as means over its turns (`format`: the share of messages that have the form of an answer; then also
-`malformed`, the rest).
+`malformed`, the rest). With a judge there is `judge`: how sure it is that the messages are right, or the verdict where
+the task does not ask.
 
 A completion that cannot be judged gives an attempt without decisions whose reward is no number, and which the sampling
 side therefore leaves out; `guard` names the prompt.
@@ -14,7 +15,7 @@ side therefore leaves out; `guard` names the prompt.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +33,7 @@ from robopolicy.text.grammar import Grammar
 from robopolicy.text.guard import Guard
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.talk import COLUMNS, Talk, rows_of
-from robopolicy.text.task import Episode, TextTask, Turn
+from robopolicy.text.task import Episode, Inquiry, TextTask, Turn
 from robopolicy.text.wire import shortened
 
 
@@ -58,6 +59,7 @@ class TextWorld:
         self.deterministic = False  # take the likeliest tokens
         self.version = 0  # of the weights, noted with every attempt
         self.engine: Engine | None = None  # writes in place of the policy, with weights of that version
+        self.judge: Callable[[Sequence[Inquiry]], list[float]] | None = None  # grades what is said
         self.generated = 0  # tokens so far
         self._prompts: dict[str, list[int]] = {}  # tokens of those that were asked for, several times in a group
         self.played: list[Attempt] = []  # since whoever reports on them has cleared it
@@ -246,13 +248,21 @@ class TextWorld:
                 talk.task,
                 decisions,
                 reward=math.nan if talk.fault else talk.reward,
-                metrics=talk.measured(most),
+                metrics=talk.measured(most) | grades,
                 version=self.version,
                 finished=talk.done or len(talk.said) >= self.task.max_turns,
                 record=talk,
             )
-            for talk, decisions in zip(talks, rows, strict=True)
+            for talk, decisions, grades in zip(talks, rows, self._grades(talks), strict=True)
         ]
+
+    def _grades(self, talks: Sequence[Talk]) -> list[dict[str, float]]:
+        """What the judge says of conversations, where there is one."""
+        if self.judge is None:
+            return [{} for _ in talks]
+        asked = [self.task.inquiry(int(talk.task.payload), talk.said) if talk.said else None for talk in talks]
+        found = iter(self.judge([one for one in asked if one is not None]))
+        return [{"judge": talk.reward if one is None else next(found)} for talk, one in zip(talks, asked, strict=True)]
 
 
 def with_choices(decisions: Decisions) -> Decisions:

@@ -25,6 +25,7 @@ from robopolicy.samplers.staleness import Bounded, Players, Stream
 from robopolicy.text.asides import Worlds, asides_of
 from robopolicy.text.engines import ENGINES, OWN
 from robopolicy.text.grammar import Grammar
+from robopolicy.text.judge import Judge
 from robopolicy.text.learner import TextRecipe
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.sim import TextSim
@@ -137,6 +138,15 @@ class AttemptSource(TextSource):
         world = make_world(policy, self.task, generator, **limits)
         if self.algorithm.config.engine != OWN:
             world.engine = ENGINES[self.algorithm.config.engine](policy)
+        if views.judge:
+            if type(self.task).inquiry is TextTask.inquiry:
+                raise UserError(
+                    f"Recipe '{self.algorithm.config.recipe}' has a judge, and task {self.task.name} does not say how "
+                    "to ask one (`TextTask.inquiry`); choose another recipe or task."
+                )
+            judge = policy if views.judge == "policy" else self.algorithm.companion
+            assert judge is not None  # `text_source` has seen to that
+            world.judge = Judge(judge, generator)
         return world
 
     def _played(self) -> list[list[Attempt]]:

@@ -16,13 +16,17 @@ BUILT_IN = {
     "calculator": ("Calculator", "Add with a calculator at hand, whose calls are counted."),
     "countdown": ("Countdown", "Reach a number with three others, each used once: sparse success."),
     "critique": ("Critique", "Add two numbers, or say whether another's sum is right."),
+    "decompose": ("Decompose", "Plan two steps for a solver that does one thing at a time."),
     "grid": ("Grid", "Walk to the goal of a small grid world by words, one move a turn."),
+    "nim": ("Nim", "Find the winning move among three heaps, and say whether there is one."),
     "panda": ("Panda", "Write a program of commands that makes a simulated Panda do as it is told."),
     "panda_turns": ("PandaTurns", "The same with one command a turn, after each of which the hand reports."),
+    "pits": ("Pits", "The grid world with a pit to walk around."),
     "program": ("Program", "Write a Python expression that continues a table; it runs in a separate process."),
+    "review": ("Review", "Say whether another's sum is right, then answer it."),
 }
 
-MODULES = {"panda_turns": "panda"}  # of the tasks that are not in one of their own name
+MODULES = {"panda_turns": "panda", "pits": "grid"}  # of the tasks that are not in one of their own name
 
 
 class DemonstrationExpert:

@@ -1,7 +1,8 @@
 """Sums with a calculator at hand: `17+28=`, answered at once, or after the message `?`, to which the sum is told.
 
 Solutions ask for every second problem, so that who imitates them calls the tool half of the time. What is learned from
-rewards shows in the metric `calls`: asking is always right, and costs nothing unless the recipe says so.
+rewards shows in the metric `calls`: asking is always right, and costs nothing unless the recipe says so. The grade
+`grounding` tells whether messages rest on the tool: calls do, and answers that repeat what was told.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ class Sum(Episode):
         first, second = draw.integers(0, LIMIT, 2).tolist()
         self.answer, self.prompt = str(first + second), f"{first}+{second}="
         self._asks = bool(draw.integers(2))
+        self._told = False
 
     def step(self, completion: str) -> Turn:
         """Call the calculator, or answer."""
         said = completion.strip()
         if said == CALL:
-            self._asks = False
-            return Turn(0.0, done=False, reply=f"{self.answer}=", calls=1, measures={FORMAT: 1.0})
+            self._asks, self._told = False, True
+            grades = {FORMAT: 1.0, "grounding": 1.0}
+            return Turn(0.0, done=False, reply=f"{self.answer}=", calls=1, measures=grades)
         right = said == self.answer
-        return Turn(float(right), success=right, calls=0, measures={FORMAT: float(is_number(said))})
+        grades = {FORMAT: float(is_number(said)), "grounding": float(right and self._told)}
+        return Turn(float(right), success=right, calls=0, measures=grades)
 
     def demonstration(self) -> list[str]:
         """The answer, after a call for half of the problems where none was made."""

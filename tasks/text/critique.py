@@ -1,18 +1,43 @@
 """Sums to answer, `17+28=`, and answers of others to judge: `17+28=46?` wants `y` or `n`.
 
-Half of the problems are of each kind (categories 0 and 1); half of the answers to judge are wrong, mostly by little.
+Half of the problems are of each kind (categories 0 and 1); half of the answers to judge are wrong, mostly by little. So
+who learns this can be asked about answers to the sums, which are marked `open`: a judge could stand in for their
+verifier.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
-from robopolicy.text.task import Question, TextTask
+from robopolicy.text.task import Inquiry, Question, TextTask
 from robopolicy.text.verify import exact
 from tasks.text.arithmetic import LIMIT, is_number
 
 VERDICTS = ("n", "y")
 ERRORS = (-10, -2, -1, 1, 2, 10)  # of a wrong answer
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A sum with somebody's answer to it."""
+
+    sum: str  # "17+28="
+    answer: str  # the right one
+    question: str  # "17+28=46?"
+    right: bool  # whether that is it
+
+    @property
+    def verdict(self) -> str:
+        """What is to be said of it."""
+        return VERDICTS[self.right]
+
+    @classmethod
+    def draw(cls, seed: int) -> Claimed:
+        """Two numbers below 30, and an answer that is wrong in one of two cases."""
+        return _problem(seed)[1]
 
 
 class Critique(TextTask):
@@ -23,27 +48,36 @@ class Critique(TextTask):
 
     def episode(self, seed: int) -> Question:
         """A sum, or somebody's answer to one."""
-        judges, first, second, error = _problem(seed)
-        if not judges:
-            answer = str(first + second)
-            return Question(f"{first}+{second}=", lambda completion: exact(completion, answer), answer, is_number)
-        verdict = VERDICTS[error == 0]
+        judges, claimed = _problem(seed)
+        prompt, answer = (claimed.question, claimed.verdict) if judges else (claimed.sum, claimed.answer)
         return Question(
-            f"{first}+{second}={first + second + error}?",
-            lambda completion: exact(completion, verdict),
-            verdict,
-            lambda completion: completion.strip() in VERDICTS,
+            prompt,
+            lambda completion: exact(completion, answer),
+            answer,
+            lambda completion: completion.strip() in VERDICTS if judges else is_number(completion),
+            open=lambda completion: float(not judges),
         )
 
     def category(self, seed: int) -> int:
         """0: a sum, 1: an answer to judge."""
         return int(_problem(seed)[0])
 
+    def difficulty(self, seed: int) -> float:
+        """Digits of both numbers."""
+        return float(sum(character.isdigit() for character in _problem(seed)[1].sum))
 
-def _problem(seed: int) -> tuple[bool, int, int, int]:
-    """Whether to judge, both numbers, and the error of the answer to judge."""
+    def inquiry(self, seed: int, said: Sequence[str]) -> Inquiry | None:
+        """Ask about an answer to a sum as the task itself asks about those of others."""
+        judges, claimed = _problem(seed)
+        return None if judges else Inquiry(f"{claimed.sum}{said[-1].strip()}?", *reversed(VERDICTS))
+
+
+def _problem(seed: int) -> tuple[bool, Claimed]:
+    """Whether to judge, and a sum with somebody's answer."""
     draw = np.random.default_rng(seed)
     judges, wrong = draw.integers(0, 2, 2).astype(bool).tolist()
     first, second = draw.integers(0, LIMIT, 2).tolist()
     errors = [error for error in ERRORS if first + second + error >= 0]
-    return judges, first, second, int(draw.choice(errors)) if wrong else 0
+    error = int(draw.choice(errors)) if wrong else 0
+    total = first + second
+    return judges, Claimed(f"{first}+{second}=", str(total), f"{first}+{second}={total + error}?", error == 0)

@@ -1,37 +1,56 @@
-"""A grid world by words: walk to the goal, one move a turn, and hear where you stand after each."""
+"""Grid worlds by words: walk to the goal, one move a turn, and hear where you stand after each.
+
+Every move is graded: `legal` (a word that moves, and not into a wall), `efficiency` (it is a step of a shortest way),
+`advantage` (by how many steps the goal is nearer), `safe` (it does not end in a pit).
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Mapping
+
 import numpy as np
 
-from robopolicy.text.task import FORMAT, Episode, TextTask, Turn
+from robopolicy.text.task import ADVANTAGE, FORMAT, Episode, TextTask, Turn
 
 SIZE = 4
 MOVES = {"n": (0, 1), "s": (0, -1), "e": (1, 0), "w": (-1, 0)}
 
+Place = tuple[int, int]
+
 
 class Walk(Episode):
-    """One walk; walls stop a move, a word that is no move wastes it."""
+    """One walk; walls stop a move, a word that is no move wastes it, and who falls into the pit climbs out of it."""
 
-    def __init__(self, seed: int) -> None:
-        places = np.random.default_rng(seed).permutation(SIZE * SIZE)[:2]
-        self.at, self.goal = (divmod(int(place), SIZE) for place in places)
-        self.prompt = f"goal {self.goal[0]}{self.goal[1]} at {self.at[0]}{self.at[1]}:"
+    def __init__(self, seed: int, pits: int = 0) -> None:
+        """Draw different places for goal, start and at most one pit."""
+        places = np.random.default_rng(seed).permutation(SIZE * SIZE).tolist()
+        self.at, self.goal, *pit = (divmod(place, SIZE) for place in places[: 2 + pits])
+        self.far = distances(self.goal, pit)
+        self._pits = pit
+        told = "".join(f" pit {x}{y}" for x, y in pit)
+        self.prompt = f"goal {self.goal[0]}{self.goal[1]}{told} at {self.at[0]}{self.at[1]}:"
 
     def step(self, completion: str) -> Turn:
         """Move."""
         word = completion.strip()
-        dx, dy = MOVES.get(word, (0, 0))
-        form = {FORMAT: float(word in MOVES)}
-        self.at = (min(max(self.at[0] + dx, 0), SIZE - 1), min(max(self.at[1] + dy, 0), SIZE - 1))
+        before, self.at = self.at, moved(self.at, word)
+        gain = self.far[before] - self.far[self.at]
+        grades = {FORMAT: word in MOVES, "legal": before != self.at, "efficiency": gain > 0}
+        measures = {name: float(grade) for name, grade in grades.items()} | {ADVANTAGE: float(gain)}
+        if self._pits:
+            measures["safe"] = float(self.at not in self._pits)
         if self.at == self.goal:
-            return Turn(1.0, success=True, measures=form)
-        return Turn(0.0, done=False, reply=f" at {self.at[0]}{self.at[1]}:", measures=form)
+            return Turn(1.0, success=True, measures=measures)
+        return Turn(0.0, done=False, reply=f" at {self.at[0]}{self.at[1]}:", measures=measures)
 
     def demonstration(self) -> list[str]:
-        """East or west first, then north or south."""
-        dx, dy = (goal - at for goal, at in zip(self.goal, self.at, strict=True))
-        return ["e" if dx > 0 else "w"] * abs(dx) + ["n" if dy > 0 else "s"] * abs(dy)
+        """A shortest way around the pit, east or west first where both will do."""
+        at, words = self.at, list[str]()
+        while at != self.goal:
+            words.append(min(("e", "w", "n", "s"), key=lambda word: self.far[moved(at, word)]))
+            at = moved(at, words[-1])
+        return words
 
 
 class Grid(TextTask):
@@ -44,3 +63,33 @@ class Grid(TextTask):
     def episode(self, seed: int) -> Walk:
         """Start and goal are two different places."""
         return Walk(seed)
+
+
+class Pits(Grid):
+    """The same with a pit, which is no part of the verdict: how safe a walk was is another grade."""
+
+    name = "text/pits"
+    prompt_bytes = 104
+
+    def episode(self, seed: int) -> Walk:
+        """Start, goal and pit are three different places."""
+        return Walk(seed, pits=1)
+
+
+def moved(at: Place, word: str) -> Place:
+    """Where a word leads."""
+    dx, dy = MOVES.get(word, (0, 0))
+    return min(max(at[0] + dx, 0), SIZE - 1), min(max(at[1] + dy, 0), SIZE - 1)
+
+
+def distances(goal: Place, pits: list[Place]) -> Mapping[Place, int]:
+    """Steps to the goal from every place by ways around the pits; into a pit every step leads away."""
+    found, waiting = {goal: 0}, deque([goal])
+    while waiting:
+        at = waiting.popleft()
+        for there in (moved(at, word) for word in MOVES):
+            if there not in found and there not in pits:
+                found[there] = found[at] + 1
+                waiting.append(there)
+    beside = {pit: [found[there] for there in (moved(pit, word) for word in MOVES) if there != pit] for pit in pits}
+    return found | {pit: 1 + max(steps) for pit, steps in beside.items()}

@@ -26,9 +26,8 @@ JUDGED = (  # metrics that recipes read; here all of them are the share of right
         "correct",
         "cost",
         "criterion",
-        "deferred",
         "efficiency",
-        "evidence",
+        "first",
     ),
     *(
         "format",
@@ -37,14 +36,13 @@ JUDGED = (  # metrics that recipes read; here all of them are the share of right
         "judge",
         "legal",
         "analysis",
-        "next",
         "open",
         "progress",
         "refined",
         "role",
         "safe",
     ),
-    *("success", "suggestion", "verdict"),
+    *("success", "verdict"),
 )
 
 

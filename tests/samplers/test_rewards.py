@@ -53,8 +53,8 @@ def test_sums_and_costs():
 
 def test_improvement_of_the_next_episode():
     """I (5.15): a constant return earns the coach nothing."""
-    coach = Sum({"next": 1.0, "reward": -1.0})
-    gives(coach, [0.0, 0.0, 1.0], [0.5, 0.0, 0.0], next=[0.5, 0.0, 1.0])
+    coach = Sum({"refined": 1.0, "first": -1.0})
+    gives(coach, [0.0, 0.0, 1.0], [0.5, 0.0, 0.0], first=[0.5, 0.0, 0.0], refined=[0.5, 0.0, 1.0])
 
 
 def test_products():

@@ -1,0 +1,86 @@
+"""Plans for a solver that can do one thing at a time: `7-2*3=` wants `2*3 7-a`.
+
+Every step takes two numbers; `a` stands for what the first step gave. The solver is not trained: it does what it is
+told, and verified is whether its last result is right. `consistency` grades the share of steps that take what there is
+to take, each number of the problem once and the result of the first.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from robopolicy.text.task import Question, TextTask
+
+SIGNS = "+-*"
+STEP = re.compile(r"([0-9a])([-+*])([0-9a])")
+RESULT = "a"  # of the first step
+
+
+class Decompose(TextTask):
+    """Two steps that solve a problem of three numbers."""
+
+    name = "text/decompose"
+    prompt_bytes, completion_bytes = 8, 10
+    form = r"[0-9a][-+*][0-9a] [0-9a][-+*][0-9a]"
+
+    def episode(self, seed: int) -> Question:
+        """Three digits and two signs, drawn uniformly."""
+        numbers, signs = _problem(seed)
+        answer = solved(plan(numbers, signs))
+        return Question(
+            f"{numbers[0]}{signs[0]}{numbers[1]}{signs[1]}{numbers[2]}=",
+            lambda completion: float(solved(completion) == answer),
+            plan(numbers, signs),
+            lambda completion: re.fullmatch(self.form, completion.strip()) is not None,
+            consistency=lambda completion: consistency(completion, numbers),
+        )
+
+    def category(self, seed: int) -> int:
+        """1 where the second sign comes first, else 0."""
+        signs = _problem(seed)[1]
+        return int(signs[1] == "*" and signs[0] != "*")
+
+
+def plan(numbers: list[str], signs: list[str]) -> str:
+    """The steps in the order in which the signs bind."""
+    x, y, z = numbers
+    if signs[1] == "*" and signs[0] != "*":
+        return f"{y}*{z} {x}{signs[0]}{RESULT}"
+    return f"{x}{signs[0]}{y} {RESULT}{signs[1]}{z}"
+
+
+def solved(steps: str) -> int | None:
+    """The solver's last result; None where it cannot do what it is told."""
+    result: int | None = None
+    for step in steps.split():
+        match = STEP.fullmatch(step)
+        if match is None:
+            return None
+        pair = [result if side == RESULT else int(side) for side in (match[1], match[3])]
+        left, right = pair
+        if left is None or right is None:
+            return None
+        result = left + right if match[2] == "+" else left - right if match[2] == "-" else left * right
+    return result
+
+
+def consistency(steps: str, numbers: list[str]) -> float:
+    """Share of two steps that take what no step before has taken, the second one also the result of the first."""
+    left, right = list(numbers), 0
+    for number, step in enumerate(steps.split()[:2]):
+        match = STEP.fullmatch(step)
+        sides = [] if match is None else [match[1], match[3]]
+        taken = [side for side in sides if side != RESULT]
+        if number == sides.count(RESULT) and all(taken.count(side) <= left.count(side) for side in taken) and sides:
+            right += 1
+        for side in taken:
+            if side in left:
+                left.remove(side)
+    return right / 2
+
+
+def _problem(seed: int) -> tuple[list[str], list[str]]:
+    draw = np.random.default_rng(seed)
+    return [str(number) for number in draw.integers(0, 10, 3)], draw.choice(list(SIGNS), 2).tolist()

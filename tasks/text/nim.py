@@ -1,0 +1,79 @@
+"""Nim: three heaps, `3 0 5:`; who takes the last piece wins. `c2+` takes two of the third and says that this wins.
+
+Verified is the move: it must leave nothing to win, where that can be done, and be legal elsewhere. `legal` grades it
+alone, and `analysis` whether the sign tells the truth about the position.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import reduce
+from operator import xor
+
+import numpy as np
+
+from robopolicy.text.task import Question, TextTask
+
+HEAPS, LARGEST = 3, 5
+FORM = re.compile(r"([abc])([1-5])([+-])")
+
+
+class Nim(TextTask):
+    """Any winning move is a success; in a lost position, any move."""
+
+    name = "text/nim"
+    prompt_bytes, completion_bytes = 8, 5
+    form = FORM.pattern
+
+    def episode(self, seed: int) -> Question:
+        """Heaps drawn uniformly, not all of them empty."""
+        heaps = _heaps(seed)
+        sign = "+" if value(heaps) else "-"
+        return Question(
+            f"{' '.join(map(str, heaps))}:",
+            lambda completion: float(_good(heaps, completion)),
+            _best(heaps) + sign,
+            lambda completion: FORM.fullmatch(completion.strip()) is not None,
+            legal=lambda completion: float(played(heaps, completion) is not None),
+            analysis=lambda completion: float(completion.strip()[2:] == sign),
+        )
+
+    def difficulty(self, seed: int) -> float:
+        """How many heaps there are."""
+        return float(sum(heap > 0 for heap in _heaps(seed)))
+
+
+def value(heaps: list[int]) -> int:
+    """0 where who has to move loses."""
+    return reduce(xor, heaps)
+
+
+def played(heaps: list[int], move: str) -> list[int] | None:
+    """What a move leaves; None where it is none."""
+    match = FORM.fullmatch(move.strip())
+    if match is None:
+        return None
+    place, count = "abc".index(match[1]), int(match[2])
+    left = [*heaps[:place], heaps[place] - count, *heaps[place + 1 :]]
+    return left if left[place] >= 0 else None
+
+
+def _good(heaps: list[int], move: str) -> bool:
+    left = played(heaps, move)
+    return left is not None and (value(left) == 0 or value(heaps) == 0)
+
+
+def _best(heaps: list[int]) -> str:
+    """A winning move, or the smallest of a largest heap."""
+    moves = [f"{name}{count}" for name in "abc" for count in range(1, LARGEST + 1)]
+    largest = f"{'abc'[heaps.index(max(heaps))]}1"
+    return next((move for move in moves if value(heaps) and _good(heaps, f"{move}+")), largest)
+
+
+def _heaps(seed: int) -> list[int]:
+    return divided(int(np.random.default_rng(seed).integers(1, (LARGEST + 1) ** HEAPS)))
+
+
+def divided(number: int) -> list[int]:
+    """A number as the sizes of the heaps."""
+    return [number // (LARGEST + 1) ** place % (LARGEST + 1) for place in range(HEAPS)]
