@@ -65,8 +65,10 @@ def print_result(name: str, rows: Sequence[Row], figures: Mapping[str, Any]) -> 
     print(json.dumps(_plain(_record(name, figures))), flush=True)
 
 
-def write_result(name: str, rows: Sequence[Row], figures: Mapping[str, Any], *, command: str) -> None:
-    """Write `results/NAME.json` and the Markdown table `results/NAME.md`."""
+def write_result(
+    name: str, rows: Sequence[Row], figures: Mapping[str, Any], *, command: str, notes: Sequence[str] = ()
+) -> None:
+    """Write `results/NAME.json` and the Markdown table `results/NAME.md`, with notes below."""
     record = _record(name, figures)
     RESULTS.mkdir(parents=True, exist_ok=True)
     content = json.dumps(_plain({**record, "command": command, "rows": list(rows)}), indent=2)
@@ -81,6 +83,7 @@ def write_result(name: str, rows: Sequence[Row], figures: Mapping[str, Any], *, 
         f"| {' | '.join(columns)} |",
         f"|{'---|' * len(columns)}",
         *(f"| {' | '.join(_text(value) for value in row.values())} |" for row in rows),
+        *(["", *notes] if notes else []),
     ]
     write_text(RESULTS / f"{name}.md", "\n".join(lines) + "\n")
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from docs.algorithm_sections import AlgorithmRow, Choice, render_algorithms, render_chooser, render_matrix
 from docs.markdown import table
+from docs.measured import recipes_measured
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "methods.toml"
@@ -123,6 +124,7 @@ def _row(method: Method) -> list[str]:
     where = [f"`{name}`" for name in (*method.symbols, *method.tests)]
     if method.benchmark:
         where.append(f"benchmark `{method.benchmark}`")
+    where += recipes_measured(method.id)
     return [method.id, method.title, part, method.status, "<br>".join(where)]
 
 

@@ -27,6 +27,27 @@ def measured(benchmark: str, names: Sequence[str], results: Path = RESULTS) -> s
     return f"- **Our result**, by `python -m benchmarks.{benchmark}`{task}:\n\n{table(list(rows[0]), cells)}"
 
 
+def recipes_measured(source: str, results: Path = RESULTS) -> list[str]:
+    """What the table of text recipes says of those of a source, `S014`: a line per recipe and task that it has played.
+
+    Accuracy [%] of held-out prompts before and after, GRPO's, and the verdict on what the recipe claims.
+    """
+    file = results / "text.json"
+    record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    tasks = {name: entry for name, entry in record.items() if isinstance(entry, dict) and "(imitation)" in entry}
+    return [
+        f"`{recipe}` on {task}: accuracy {_percent(entries['(imitation)'])} -> {_percent(found)} % "
+        f"(GRPO {_percent(entries['grpo'])} %); {found['claim']['is']}: {found['claim']['verdict']}"
+        for task, entries in tasks.items()
+        for recipe, found in entries.items()
+        if recipe.startswith(f"{source.lower()}_") and "accuracy" in found
+    ]
+
+
+def _percent(entry: dict[str, Any]) -> str:
+    return f"{100 * entry['accuracy']['value']:.1f}"
+
+
 def _is_of(row: dict[str, Any], name: str) -> bool:
     """Whether `row` shows `name`, or a variant that is written `name-variant`."""
     label = next((str(row[column]) for column in LABELS if column in row), name)

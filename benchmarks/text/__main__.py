@@ -1,4 +1,4 @@
-"""All online recipes on two generated tasks, some on one with tools and one of critique, at equal tokens: one table.
+"""All online recipes on two generated tasks, some on those that grade what they are about, at equal tokens: one table.
 
     python -m benchmarks.text --quick                        # two recipes, one task, few tokens, nothing written
     python -m benchmarks.text                                # everything missing; a CPU minute a cell or less
@@ -7,9 +7,9 @@
 
 A cell is one recipe on one task with one seed. All cells of a task start from one checkpoint, which `text_sft` has
 trained, play the same number of tokens (to within a batch), and are judged on held-out prompts: accuracy of the
-likeliest answers, pass@k, entropy, length, form and tool calls of sampled ones. A recipe that asks for what text does
-not record is listed with that reason. Every recipe claims something (`claims.py`), and gets a verdict on it. Finished
-cells are skipped, so the table grows over many runs.
+likeliest answers, pass@k, entropy, length, form and tool calls of sampled ones. A recipe that asks for what a task does
+not record is listed below the table with that reason. Every recipe claims something (`claims.py`), and gets a verdict
+on it. Finished cells are skipped, so the table grows over many runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import argparse
 from benchmarks.common import finished_cells, print_result, write_result
 from benchmarks.text.cell import TASKS, online_recipes
 from benchmarks.text.runner import cell_name, run_all
-from benchmarks.text.table import figures, rows
+from benchmarks.text.table import figures, refusals, rows
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
         run_all(keys, jobs=arguments.jobs, tokens=None, keep=True)
     cells = finished_cells(cell_name((r, t, s)) for t in TASKS for r in online_recipes() for s in range(100))
     print_result("text", rows(cells), figures(cells))
-    write_result("text", rows(cells), figures(cells), command="python -m benchmarks.text")
+    write_result("text", rows(cells), figures(cells), command="python -m benchmarks.text", notes=refusals(cells))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from robopolicy.evaluation.intervals import Interval, student_mean
 Cell = Mapping[str, Any]
 HARD = 1  # most successes of the base at a hard prompt, of all its samples
 SEEDS = 3  # for a verdict
+GRADES = ("efficiency", "advantage", "safe", "grounding", "legal", "analysis", "consistency", "verdict", "refined")
 CONFIRMED, UNSEEN, OPPOSITE = "confirmed", "not seen at this scale", "the opposite at this scale"
 
 
@@ -55,6 +56,7 @@ QUANTITIES: dict[str, Callable[[Cell], float | None]] = {
     "entropy": _held_out("entropy"),
     "tokens": _held_out("length"),
     "format": _held_out("format"),
+    **{name: _held_out(name) for name in GRADES},
     "tool calls": _held_out("calls"),
     "informative rows": _training("informative"),
     "dead groups": _training("degenerate"),
@@ -64,9 +66,9 @@ QUANTITIES: dict[str, Callable[[Cell], float | None]] = {
 """Name -> its value in a cell, None where the cell has none.
 
 Held-out prompts: accuracy of the likeliest answers, pass@k, pass@1 of hard prompts (of which the base solved one sample
-at most), entropy [nats per token], tokens and tool calls per answer, share of well-formed answers. Training, as means
-over the updates: rows with an advantage that is not 0, groups whose verdicts are all equal, clipped decisions, and KL
-of the ratios [nats per decision].
+at most), entropy [nats per token], tokens and tool calls per answer, share of well-formed answers, what tasks grade
+beside them (`GRADES`). Training, as means over the updates: rows with an advantage that is not 0, groups whose verdicts
+are all equal, clipped decisions, and KL of the ratios [nats per decision].
 """
 
 
@@ -117,6 +119,15 @@ CLAIMS: dict[str, Claim] = {
     "s035_adacot": Claim("tool calls", larger=False),
     "s046_a2fm": Claim("tokens", larger=False),
     "dr_grpo": Claim("tokens", larger=False),
+    "s026_hila": Claim("tool calls", larger=False),
+    "s125_docthinker": Claim("grounding"),
+    "s181_search_r2": Claim("grounding"),
+    "s008_mashost": Claim("efficiency"),
+    "s144_read": Claim("advantage"),
+    "s020_fate": Claim("safe"),
+    "s136_xiangqi_r1": Claim("analysis"),
+    "s085_gui_critic_r1": Claim("verdict"),
+    "s145_critique_rl": Claim("verdict"),
     "s041_dcpo": Claim("tokens", larger=False),
     "s033_adora": Claim("tokens"),
     "s123_patho_r1": Claim("format", against="dapo"),

@@ -20,14 +20,26 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
         inside = [cell for cell in cells if cell["task"] == task]
         base = _base(inside)
         table.append(_row(task, "(imitation)", [base], [], {"claim": "-", "difference": "-", "verdict": "-"}))
-        for recipe in dict.fromkeys(cell["recipe"] for cell in inside):
-            played = _played(inside, recipe)
-            if played:
-                table.append(_row(task, recipe, played, TRAINING, _judged(recipe, inside)))
-            else:
-                blank = dict.fromkeys((*table[0],), "-")
-                table.append({**blank, "task": task, "recipe": f"{recipe} (refused)", "seeds": 0})
+        table.extend(
+            _row(task, recipe, played, TRAINING, _judged(recipe, inside))
+            for recipe in dict.fromkeys(cell["recipe"] for cell in inside)
+            if (played := _played(inside, recipe))
+        )
     return table
+
+
+def refusals(cells: Sequence[Cell]) -> list[str]:
+    """One line per recipe that no task can play, or not all that were tried: where, where else, and why."""
+    lines: list[str] = []
+    for recipe in dict.fromkeys(cell["recipe"] for cell in cells):
+        own = [cell for cell in cells if cell["recipe"] == recipe]
+        refused = {cell["task"]: cell["refused"] for cell in own if cell["refused"]}
+        if refused:
+            played = sorted({cell["task"] for cell in own} - refused.keys())
+            elsewhere = f", plays {' and '.join(played)}" if played else ""
+            reason = next(iter(refused.values())).split("; the world measures")[0].rstrip(".")
+            lines.append(f"- `{recipe}`: not on {' and '.join(sorted(refused))}{elsewhere}. {reason}.")
+    return lines
 
 
 def figures(cells: Sequence[Cell]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ pytest.importorskip("transformers")
 from benchmarks.text.cell import TASKS, online_recipes
 from benchmarks.text.claims import CLAIMS, QUANTITIES, Claim, claim_of, difference, verdict
 from benchmarks.text.runner import cell_name
-from benchmarks.text.table import figures, rows, twin
+from benchmarks.text.table import figures, refusals, rows, twin
 from robopolicy.catalogue import recipe_names
 from robopolicy.sim.registry import get_task
 
@@ -43,7 +43,10 @@ def test_rows_pool_seeds_and_list_what_is_refused():
     assert table["(imitation)"]["accuracy"].startswith("30.0%") and table["(imitation)"]["verdict"] == "-"
     assert table["grpo"]["seeds"] == 3 and table["grpo"]["accuracy"].startswith("74.0%")
     assert table["grpo"]["dead groups"] == "0.250" and table["grpo"]["format"] == "-"
-    assert table["ppo (refused)"]["accuracy"] == "-" and table["ppo (refused)"].keys() == table["grpo"].keys()
+    assert "ppo" not in table
+    assert refusals(CELLS) == ["- `ppo`: not on arithmetic. no critic."]
+    elsewhere = [*CELLS, cell("ppo", 1, stage(75), task="grid")]
+    assert refusals(elsewhere) == ["- `ppo`: not on arithmetic, plays grid. no critic."]
 
 
 def test_every_claim_has_a_verdict_with_an_interval():

@@ -14,7 +14,7 @@ from source_tree import ROOT, parse
 from docs.algorithm_sections import PREPARATIONS, AlgorithmRow
 from docs.compatibility import ALLOWED, HEADS
 from docs.generate_methods import PAGE, STATUSES, load, render
-from docs.measured import measured
+from docs.measured import measured, recipes_measured
 from robopolicy.algorithms import ALGORITHMS
 from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.cli.main import parse as parse_command
@@ -161,6 +161,20 @@ def test_measured_results_are_the_rows_of_the_benchmark(tmp_path: Path):
         "| lift | a-b | 1,234 |",
     ]
     assert measured("finetune", ["missing"], tmp_path) == measured("few_step", ["a"], tmp_path) == ""
+
+
+def test_a_source_shows_what_its_text_recipes_did(tmp_path: Path):
+    def played(accuracy):
+        claim = {"is": "more entropy than grpo", "verdict": "confirmed"}
+        return {"accuracy": {"value": accuracy, "low": 0.0, "high": 1.0}, "claim": claim}
+
+    entries = {"(imitation)": played(0.215), "grpo": played(0.58), "s014_pipo": played(0.64), "s0140_x": played(0.1)}
+    record = {"seeds": [1], "arithmetic": entries, "grid": {**entries, "s014_pipo": {"refused": "no"}}}
+    (tmp_path / "text.json").write_text(json.dumps(record))
+    assert recipes_measured("S014", tmp_path) == [
+        "`s014_pipo` on arithmetic: accuracy 21.5 -> 64.0 % (GRPO 58.0 %); more entropy than grpo: confirmed"
+    ]
+    assert recipes_measured("S015", tmp_path) == recipes_measured("S014", tmp_path / "missing") == []
 
 
 def test_page_is_up_to_date():

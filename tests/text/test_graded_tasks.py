@@ -17,6 +17,7 @@ from robopolicy.text.task import Inquiry
 from robopolicy.text.world import TextWorld
 from robopolicy.training.text_sources import text_source
 from tasks.text.arithmetic import Arithmetic
+from tasks.text.calculator import Calculator
 from tasks.text.critique import Critique
 from tasks.text.decompose import Decompose, consistency, plan, solved
 from tasks.text.grid import SIZE, Grid, Pits, distances
@@ -138,14 +139,12 @@ def test_a_solver_does_what_it_is_told():
 
 
 def test_answers_rest_on_the_tool_where_it_told_them():
-    (call, answer), turn = graded(make_sim("text/calculator", SimOptions(num_envs=1)).task, 0, "?", told(0))
+    task = Calculator()
+    right = task.episode(0).answer
+    (call, answer), turn = graded(task, 0, "?", right)
     assert turn.success and call["grounding"] == answer["grounding"] == 1.0
-    (alone,), turn = graded(make_sim("text/calculator", SimOptions(num_envs=1)).task, 0, told(0))
+    (alone,), turn = graded(task, 0, right)
     assert turn.success and alone["grounding"] == 0.0
-
-
-def told(seed):
-    return make_sim("text/calculator", SimOptions(num_envs=1)).task.episode(seed).answer
 
 
 def test_the_worst_message_is_to_blame():
