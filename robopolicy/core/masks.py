@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from robopolicy.core.advantages.pipeline import outcome
-from robopolicy.core.decisions import Decisions
+from robopolicy.core.decisions import Decisions, unit_numbers
 from robopolicy.core.signals import highest, share_count
 
 MaskRule = Callable[[Decisions, Tensor, Tensor], Tensor]
@@ -41,6 +41,17 @@ class DepthRange:
         depth = decisions.depths()
         keep = depth >= self.first
         return keep if self.last is None else keep & (depth < self.last)
+
+
+@dataclass(frozen=True)
+class FirstUnits:
+    """Keep the first units of a trajectory: what follows on a coach's advice, or a critique, is not theirs (S064, S145)."""
+
+    count: int = 1
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        return unit_numbers(decisions) < self.count
 
 
 @dataclass(frozen=True)
@@ -157,6 +168,7 @@ class SmallStep:
 MASKS: dict[str, Callable[..., MaskRule]] = {
     "blamed": Blamed,
     "depth_range": DepthRange,
+    "first_units": FirstUnits,
     "informative": Informative,
     "ratio_outlier": RatioOutlier,
     "shielded": Shielded,
