@@ -137,6 +137,7 @@ CLAIMS: dict[str, Claim] = {
     "s103_disco": Claim("drift", larger=False),
     "s098_nft": Claim("accuracy", against="rft"),
     "s083_nlpo": Claim("accuracy", against="ppo"),
+    "s159_hiper": Claim("accuracy", against="ppo"),
     "s000_t_ppo": Claim("accuracy", against="ppo"),
     "s021_poad": Claim("accuracy", against="ppo"),
     "s062_duration_aware": Claim("accuracy", against="ppo"),

@@ -45,7 +45,7 @@ class DepthRange:
 
 @dataclass(frozen=True)
 class FirstUnits:
-    """Keep the first units of a trajectory: what follows on a coach's advice, or a critique, is not theirs (S064, S145)."""
+    """Keep the first units of trajectories: what follows a reflection or a critique is another's (S064, S145)."""
 
     count: int = 1
 

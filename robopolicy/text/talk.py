@@ -14,6 +14,7 @@ those in the mask; a unit is a turn. Fields of `Decisions.extra`:
     structural (N, T) bool              ends of messages
     first_event (N,) int64, gate (N, T) bool    of tasks with tools: column of the first message that called one, -1
                             without, and beginnings of messages, which choose between tools and answers
+    subgoal, switch (N, T) bool     of tasks that tell messages with subgoals from others: their decisions
     blamed_unit (N,) int64  of tasks that grade the advantage of messages: the first of the worst, -1 if none is below 0
 """
 
@@ -30,7 +31,7 @@ from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
 from robopolicy.samplers.protocols import Task
-from robopolicy.text.task import ADVANTAGE, FORMAT, Episode, Turn
+from robopolicy.text.task import ADVANTAGE, FORMAT, SUBGOAL, Episode, Turn
 
 COLUMNS = ("tokens", "own", "logp", "entropy", "order", "unit", "support")  # one entry per token behind the prompt
 
@@ -158,6 +159,9 @@ def rows_of(talks: Sequence[Talk], eos: int, *, ordered: bool, vocabulary: int |
         if talk.calls is not None:
             gates = torch.tensor([talk.gates()], dtype=torch.bool)
             extra |= {"first_event": torch.tensor([talk.first_event()]), "gate": own[place] & gates}
+        if SUBGOAL in talk.measures:
+            announced = torch.tensor([[talk.measures[SUBGOAL][number] > 0 for number in talk.columns["unit"]]])
+            extra |= dict.fromkeys(("subgoal", "switch"), own[place] & announced)
         if ADVANTAGE in talk.measures:
             extra["blamed_unit"] = torch.tensor([talk.blamed()])
         if vocabulary is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 FORMAT = "format"  # name of the grade of form: 1 where a message has the form of an answer
+SUBGOAL = "subgoal"  # of the grade that tells messages which announce what the next ones are to reach
 ADVANTAGE = "advantage"  # of a critic's grade: how much better than nothing a message was, below 0 if it did harm
 
 

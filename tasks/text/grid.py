@@ -6,14 +6,17 @@ Every move is graded: `legal` (a word that moves, and not into a wall), `efficie
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from robopolicy.text.task import ADVANTAGE, FORMAT, Episode, TextTask, Turn
+from robopolicy.text.task import ADVANTAGE, FORMAT, SUBGOAL, Episode, TextTask, Turn
 
 SIZE = 4
+PLACE = re.compile(f"[0-{SIZE - 1}]{{2}}")
 MOVES = {"n": (0, 1), "s": (0, -1), "e": (1, 0), "w": (-1, 0)}
 
 Place = tuple[int, int]
@@ -74,6 +77,38 @@ class Pits(Grid):
     def episode(self, seed: int) -> Walk:
         """Start, goal and pit are three different places."""
         return Walk(seed, pits=1)
+
+
+class Routed(Walk):
+    """A walk on which places, `30`, may be announced before they are gone to; that takes a turn."""
+
+    def step(self, completion: str) -> Turn:
+        """Announce a place, or move."""
+        word = completion.strip()
+        if PLACE.fullmatch(word) is None:
+            turn = super().step(completion)
+            return replace(turn, measures={**turn.measures, SUBGOAL: 0.0})
+        measures = {FORMAT: 1.0, "legal": 1.0, "efficiency": 0.0, ADVANTAGE: 0.0, SUBGOAL: 1.0}
+        return Turn(0.0, done=False, reply=f" at {self.at[0]}{self.at[1]}:", measures=measures)
+
+    def demonstration(self) -> list[str]:
+        """East or west to an announced place, from there to the goal."""
+        words, corner = super().demonstration(), f"{self.goal[0]}{self.at[1]}"
+        turns = sum(word in "ew" for word in words)
+        legs = [(corner, words[:turns]), (f"{self.goal[0]}{self.goal[1]}", words[turns:])]
+        return [word for place, leg in legs if leg for word in (place, *leg)]
+
+
+class Waypoints(Grid):
+    """The same with places announced on the way: goals that the policy sets itself."""
+
+    name = "text/waypoints"
+    prompt_bytes, completion_bytes, max_turns = 136, 4, 11
+    form = f"[nsew]|[0-{SIZE - 1}][0-{SIZE - 1}]"
+
+    def episode(self, seed: int) -> Routed:
+        """Start and goal are two different places."""
+        return Routed(seed)
 
 
 def moved(at: Place, word: str) -> Place:

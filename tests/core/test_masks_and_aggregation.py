@@ -5,7 +5,7 @@ import torch
 
 from robopolicy.core.aggregate import AGGREGATES, masked_mean
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, by_unit
-from robopolicy.core.masks import DepthRange, RatioOutlier, compose
+from robopolicy.core.masks import DepthRange, FirstUnits, RatioOutlier, compose
 
 
 def test_rules_are_composed_by_product(decisions, shift):
@@ -24,6 +24,14 @@ def test_no_rule_and_no_mask_costs_nothing():
 def test_depth_range_reads_recorded_depths():
     decisions = Decisions(torch.zeros(1, 3), depth=torch.tensor([[4, 5, 6]]))
     assert DepthRange(5)(decisions, decisions.logp_old, decisions.logp_old).tolist() == [[False, True, True]]
+
+
+def test_first_units_are_turns_of_a_row_or_rows_of_a_trajectory():
+    unit = torch.tensor([[0, 0, 1, 2]])
+    turns = Decisions(torch.zeros(1, 4), unit=unit)
+    assert FirstUnits(2)(turns, turns.logp_old, turns.logp_old).tolist() == [[True, True, True, False]]
+    rows = Decisions(torch.zeros(3, 2), trajectory=torch.tensor([0, 0, 1]))
+    assert FirstUnits()(rows, rows.logp_old, rows.logp_old).all(1).tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("name", sorted(AGGREGATES))

@@ -196,6 +196,21 @@ def test_hiper_takes_one_step_per_subgoal_above_and_bootstraps_below_from_above(
     assert found[1:].tolist() == pytest.approx([delta[0], delta[1] + gamma * lam * delta[2], delta[2]])
 
 
+def test_one_critic_can_serve_both_levels() -> None:
+    """Its targets are lambda returns: of the level above where a subgoal begins, else of the one below."""
+    value, reward = [0.1, 0.2, 0.3, 0.4], [1.0, 2.0, 3.0, 4.0]
+    two = subgoal_case([1, 0, 1, 0], value, value, reward)
+    one = two.with_fields(extra={key: entry for key, entry in two.extra.items() if key != "high_value"})
+    start = Subgoals(0.9, 0.8)
+    torch.testing.assert_close(start(one), start(two))
+    target, fitted = start.targets(one)
+    above = start(one.with_fields(extra={**one.extra, "subgoal": torch.ones(1, 4, dtype=torch.bool)}))
+    below = start(one.with_fields(extra={**one.extra, "subgoal": torch.zeros(1, 4, dtype=torch.bool)}))
+    expected = torch.where(one.extra["switch"], above, below) + one.need("value")
+    torch.testing.assert_close(target, expected)
+    assert bool(fitted.all())
+
+
 def test_mixed_advantages_are_half_of_the_turn_and_half_of_the_batch() -> None:
     case = tabular(reward=torch.randn(16, 6, generator=torch.Generator().manual_seed(5), dtype=DOUBLE))
     d, found = case.decisions, recipe_of("s163_mixed_advantage").advantage(case.decisions)

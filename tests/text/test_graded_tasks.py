@@ -20,7 +20,7 @@ from tasks.text.arithmetic import Arithmetic
 from tasks.text.calculator import Calculator
 from tasks.text.critique import Critique
 from tasks.text.decompose import Decompose, consistency, plan, solved
-from tasks.text.grid import SIZE, Grid, Pits, distances
+from tasks.text.grid import SIZE, Grid, Pits, Waypoints, distances
 from tasks.text.nim import Nim, divided, played, value
 from tasks.text.review import Review
 
@@ -38,6 +38,7 @@ ASKING = {
     "s136_xiangqi_r1": "nim",
     "s144_read": "grid",
     "s145_critique_rl": "review",
+    "s159_hiper": "waypoints",
     "s179_a2p": "grid",
     "s181_search_r2": "calculator",
 }
@@ -55,7 +56,10 @@ def graded(task, seed, *messages):
     return [turn.measures for turn in turns], turns[-1]
 
 
-@pytest.mark.parametrize("task", [Grid(), Pits(), Nim(), Review(), Decompose(), Critique()], ids=lambda task: task.name)
+TASKS = (Grid(), Pits(), Waypoints(), Nim(), Review(), Decompose(), Critique(), Calculator())
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_solutions_solve_and_fit(task):
     for seed in range(200):
         episode = task.episode(seed)
@@ -102,6 +106,18 @@ def test_ways_lead_around_pits():
     ahead = "e" if walk.goal[0] > walk.at[0] else "w"
     grades, turn = graded(Pits(), seed, *[ahead] * 3)
     assert turn.success and min(grade["safe"] for grade in grades) == 0.0
+
+
+def test_announced_places_are_subgoals():
+    seed = next(seed for seed in range(100) if len(Waypoints().episode(seed).demonstration()) == 6)
+    said = Waypoints().episode(seed).demonstration()
+    places = [len(word) == 2 for word in said]
+    assert places[0] and sum(places) == 2
+    world = TextWorld(small(), Waypoints(), torch.Generator().manual_seed(0))
+    rows = world.batch(world.teach(Task(seed, payload=seed), 1))
+    subgoal, unit, own = rows.extra["subgoal"][0], rows.need("unit")[0], rows.valid()[0]
+    assert torch.equal(subgoal, own & torch.tensor(places)[unit])
+    assert torch.equal(rows.extra["switch"], rows.extra["subgoal"]) and subgoal.any() and (own & ~subgoal).any()
 
 
 def test_nim_is_won_by_leaving_nothing_to_win():

@@ -90,8 +90,9 @@ class Subgoals:
 
     A unit with `extra["switch"]` (N, T) true at its first decision begins a subgoal; the first unit always does. Above,
     an estimate over segments of d units: reward of the segment, discount `gamma ** d`, trace `gamma ** d * lam`, on
-    `extra["high_value"]` (N, T). Below, one inside each segment on `Decisions.value`, which bootstraps at its end from
-    the high value of the next. `extra["subgoal"]` (N, T) true marks the decisions that get the upper one.
+    `extra["high_value"]` (N, T), or on `Decisions.value` where one critic serves both levels. Below, one inside each
+    segment on `Decisions.value`, which bootstraps at its end from the high value of the next. `extra["subgoal"]` (N, T)
+    true marks the decisions that get the upper one.
     """
 
     gamma: float = 0.99
@@ -100,8 +101,21 @@ class Subgoals:
     def __call__(self, decisions: Decisions) -> Tensor:
         """Advantages `(N, T)`."""
         units = Units(decisions)
+        above, below, _ = self._levels(decisions, units)
+        chosen = decisions.need_extra("subgoal").bool()
+        return torch.where(chosen, units.spread(above), units.spread(below))
+
+    def targets(self, decisions: Decisions) -> tuple[Tensor, Tensor]:
+        """Lambda returns of the one value: of the level above where a subgoal begins, else of the one below."""
+        units = Units(decisions)
+        above, below, begins = self._levels(decisions, units)
+        value = units.at(decisions.need("value"))
+        return units.spread(value + torch.where(begins, above, below)), units.beginnings()
+
+    def _levels(self, decisions: Decisions, units: Units) -> tuple[Tensor, Tensor, Tensor]:
+        """Advantages on both levels, and where subgoals begin, `(S, U)`."""
         reward, low = units.sums(decisions.need("reward")), units.at(decisions.need("value"))
-        high = units.at(decisions.need_extra("high_value"))
+        high = units.at(decisions.extra.get("high_value", decisions.need("value")))
         begins = units.at(decisions.need_extra("switch").bool()) | (torch.arange(units.count, device=low.device) == 0)
         zero = torch.zeros_like(low[:, 0])
         next_high, next_low, ahead, behind = zero, zero, zero, zero
@@ -126,8 +140,7 @@ class Subgoals:
             next_high = torch.where(starts, high[:, u], next_high)
             next_low = torch.where(now, low[:, u], next_low)
             next_begins = torch.where(now, begins[:, u], next_begins)
-        chosen = decisions.need_extra("subgoal").bool()
-        return torch.where(chosen, units.spread(above), units.spread(below))
+        return above, below, begins
 
 
 STRUCTURE: dict[str, Callable[..., Stage]] = {"history_groups": HistoryGroups, "shared_steps": SharedSteps}
