@@ -36,9 +36,9 @@ class Family:
         return (*common, *memory, "policy.normalization=identity")
 
 
-ON_POLICY = Family("on-policy", "sb3_ppo", "gaussian", 300_000, num_envs=16, batch_size=64, rollout=128)
+ON_POLICY = Family("on-policy", "sb3_ppo", "gaussian", 150_000, num_envs=16, batch_size=64, rollout=128)
 OFF_POLICY = Family(
-    "off-policy", "sb3_sac", "squashed_gaussian", 50_000, num_envs=4, batch_size=256, warmup=1_000, capacity=100_000
+    "off-policy", "sb3_sac", "squashed_gaussian", 20_000, num_envs=4, batch_size=256, warmup=1_000, capacity=100_000
 )
 FAMILIES = (ON_POLICY, OFF_POLICY)
 
@@ -59,7 +59,7 @@ class Method:
 
 
 def _methods() -> tuple[Method, ...]:
-    gorl = ("algorithm.stages=[60,30]", "algorithm.decoder_updates=10")  # two decoders within 147 rollouts
+    gorl = ("algorithm.stages=[30,15]", "algorithm.decoder_updates=10")  # two decoders within 74 rollouts
     own = {"gorl": Method("gorl", ON_POLICY, "flow_decoder", gorl)}
     on_policy = [name for name, (_, learner) in ALGORITHMS.items() if issubclass(learner, RolloutLearner)]
     off_policy = ("sac", "mdpo_off", "dsac_t", "stac", "td3")
