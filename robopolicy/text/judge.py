@@ -30,6 +30,9 @@ class Judge:
         mask = extra.pop("mask")
         extra["temperature"] = torch.ones(len(mask), device=mask.device)
         blank = torch.zeros(mask.shape, device=mask.device)
-        rows = self.policy.decided(with_choices(Decisions(blank, mask=mask, extra=extra)), self.generator)
+        rows = with_choices(Decisions(blank, mask=mask, reward=blank, extra=extra))
+        rows = self.policy.decided(rows, self.generator)
         logp = score(self.policy, rows).logp.masked_fill(~rows.valid(), 0.0).sum(1)
+        if "masked" in rows.extra:  # samples of a bound in place of tokens
+            logp = logp / rows.valid().sum(1)
         return logp.view(-1, 2).softmax(1)[:, 0].tolist()

@@ -11,6 +11,7 @@ from robopolicy.policies.base import PolicySpec
 from robopolicy.samplers.protocols import Task
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.text import TextConfig, TextPolicy
+from robopolicy.text.diffusion import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.text.judge import Judge
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.task import Inquiry
@@ -206,6 +207,16 @@ def test_a_judge_compares_two_messages():
     # both messages have one letter, and end alike or nearly so
     ratio = torch.stack([logits[y], logits[n]]).softmax(0)[0]
     assert sure[0] == pytest.approx(float(ratio.detach()), abs=0.05)
+
+
+@pytest.mark.parametrize("likelihood", ["chain", "elbo"])
+def test_masked_diffusion_can_judge(likelihood):
+    torch.manual_seed(0)
+    shape = {"width": 16, "layers": 1, "heads": 2, "context": 64, "samples": 64}
+    policy = DiffusionTextPolicy(DiffusionTextConfig(likelihood=likelihood, **shape), PolicySpec({"text": (16,)}, 3))
+    judge = Judge(policy, torch.Generator().manual_seed(0))
+    sure = judge([Inquiry("1+1=2?", "y", "n"), Inquiry("1+1=2?", "n", "y")])
+    assert sum(sure) == pytest.approx(1.0, abs=0.2) and all(0.0 < one < 1.0 for one in sure)
 
 
 def test_who_cannot_be_judged_is_refused():
