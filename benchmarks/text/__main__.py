@@ -3,7 +3,7 @@
     python -m benchmarks.text --quick                        # two recipes, one task, few tokens, nothing written
     python -m benchmarks.text                                # everything missing; a CPU minute a cell or less
     python -m benchmarks.text --tasks arithmetic --recipes grpo dapo --seeds 1 2 3 --jobs 2
-    python -m benchmarks.text --table                        # only rewrite the table from the finished cells
+    python -m benchmarks.text --table                        # only rewrite table and picture from the finished cells
 
 A cell is one recipe on one task with one seed. All cells of a task start from one checkpoint, which `text_sft` has
 trained, play the same number of tokens (to within a batch), and are judged on held-out prompts: accuracy of the
@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import argparse
 
+from benchmarks import common
 from benchmarks.common import finished_cells, print_result, write_result
 from benchmarks.text.cell import TASKS, online_recipes
+from benchmarks.text.plot import plot
 from benchmarks.text.runner import cell_name, run_all
 from benchmarks.text.table import figures, refusals, rows
 
@@ -41,8 +43,10 @@ def main() -> None:
         keys = [(recipe, task, seed) for seed in arguments.seeds for recipe, task in pairs]
         run_all(keys, jobs=arguments.jobs, tokens=None, keep=True)
     cells = finished_cells(cell_name((r, t, s)) for t in TASKS for r in online_recipes() for s in range(100))
-    print_result("text", rows(cells), figures(cells))
-    write_result("text", rows(cells), figures(cells), command="python -m benchmarks.text", notes=refusals(cells))
+    found = figures(cells)
+    print_result("text", rows(cells), found)
+    write_result("text", rows(cells), found, command="python -m benchmarks.text", notes=refusals(cells))
+    plot(found, common.RESULTS / "text.png")
 
 
 if __name__ == "__main__":

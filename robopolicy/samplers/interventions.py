@@ -31,6 +31,7 @@ from robopolicy.samplers.protocols import (
     able,
     degenerate,
     failed,
+    need_metric,
     rewards_of,
 )
 
@@ -235,7 +236,11 @@ class Repair(Intervention):
     def _better(self, repaired: Attempt, failure: Attempt) -> bool:
         if not self.objectives:
             return repaired.reward > failure.reward
-        gains = [repaired.metrics[name] - failure.metrics[name] for name in self.objectives]
+        after, before = (
+            [need_metric(attempt.metrics, name, "intervention") for name in self.objectives]
+            for attempt in (repaired, failure)
+        )
+        gains = [new - old for new, old in zip(after, before, strict=True)]
         return max(gains) > 0 and not dominates([-gain for gain in gains])
 
 

@@ -181,6 +181,21 @@ def able(world: object, ability: type[Ability]) -> Ability:
     return world
 
 
+Value = TypeVar("Value")
+
+
+def need_metric(metrics: Mapping[str, Value], name: str, part: str) -> Value:
+    """A metric that a part, "reward" or "topology", cannot do without.
+
+    Raises:
+        ValueError: The world does not measure it.
+    """
+    if name not in metrics:
+        known = ", ".join(sorted(metrics)) or "none"
+        raise ValueError(f"This {part} needs the metric '{name}'; the world measures: {known}.")
+    return metrics[name]
+
+
 class Part(ABC):  # noqa: B024 - its subclasses say what is abstract
     """Base of the parts that may have memory; what decides future calls goes into `state_dict`."""
 
@@ -270,12 +285,7 @@ class Outcomes:
         Raises:
             ValueError: The world does not measure it.
         """
-        if name == "reward":
-            return self.reward
-        if name not in self.metrics:
-            known = ", ".join(sorted(self.metrics)) or "none"
-            raise ValueError(f"This reward needs the metric '{name}'; the world measures: {known}.")
-        return self.metrics[name]
+        return self.reward if name == "reward" else need_metric(self.metrics, name, "reward")
 
 
 class Reward(Part):

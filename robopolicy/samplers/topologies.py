@@ -26,6 +26,7 @@ from robopolicy.samplers.protocols import (
     Topology,
     World,
     able,
+    need_metric,
 )
 from robopolicy.samplers.windows import Flat, Segments, Turns, Windows
 
@@ -126,12 +127,15 @@ class Tree(Random):
         """Task by task, a unit of all branches at a time."""
         return [attempt for task in tasks for attempt in self._leaves(world, task)]
 
+    def _sound(self, attempt: Attempt) -> bool:
+        return self.prune is None or need_metric(attempt.metrics, self.prune, "topology") <= 0
+
     def _leaves(self, world: World, task: Task) -> list[Attempt]:
         frontier = [task] * max(1, task.budget // self.width**self.depth)
         leaves: list[Attempt] = []
         for unit in range(1, self.depth + 1):
             tried = world.play([branch for branch in frontier for _ in range(self.width)], units=1)
-            sound = [attempt for attempt in tried if self.prune is None or attempt.metrics[self.prune] <= 0]
+            sound = [attempt for attempt in tried if self._sound(attempt)]
             kept = self._thinned(sound or tried, task.budget - len(leaves))
             leaves += [attempt for attempt in kept if attempt.finished]
             open_ends = [attempt for attempt in kept if not attempt.finished]
@@ -303,10 +307,7 @@ class Requery(Topology):
         return attempts
 
     def _value(self, attempt: Attempt) -> float:
-        if self.metric not in attempt.metrics:
-            known = ", ".join(sorted(attempt.metrics)) or "none"
-            raise ValueError(f"This topology needs the metric '{self.metric}'; the world measures: {known}.")
-        return attempt.metrics[self.metric]
+        return need_metric(attempt.metrics, self.metric, "topology")
 
 
 def unit_entropy(decisions: Decisions) -> list[float]:

@@ -152,7 +152,7 @@ class AttemptSource(TextSource):
     def _played(self) -> list[list[Attempt]]:
         try:
             return self.collector.play(self.algorithm.config.prompts)
-        except (KeyError, ValueError) as error:  # a part asks for a metric that text does not have
+        except ValueError as error:  # a part asks for a metric that text does not have
             raise self._asks(error) from error
 
     def _rewarded(self, groups: Sequence[Sequence[Attempt]]) -> Batch:

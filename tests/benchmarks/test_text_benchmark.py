@@ -6,6 +6,7 @@ pytest.importorskip("transformers")
 
 from benchmarks.text.cell import TASKS, online_recipes
 from benchmarks.text.claims import CLAIMS, QUANTITIES, Claim, claim_of, difference, verdict
+from benchmarks.text.plot import plot
 from benchmarks.text.runner import cell_name
 from benchmarks.text.table import figures, refusals, rows, twin
 from robopolicy.catalogue import recipe_names
@@ -90,6 +91,12 @@ def test_figures_have_intervals_and_gains():
     assert found["grpo"]["gain"] == pytest.approx(0.44)
     assert found["grpo"]["accuracy"]["low"] < 0.74 < found["grpo"]["accuracy"]["high"]
     assert found["ppo"] == {"refused": "no critic"} and found["grpo"]["pass@1"] == pytest.approx(28 / 64)
+
+
+def test_the_picture_shows_every_recipe_that_plays(tmp_path):
+    both = [*CELLS, *({**cell, "task": "countdown"} for cell in CELLS if cell["recipe"] in ("grpo", "dapo"))]
+    path = plot(figures(both), tmp_path / "text.png")
+    assert path.stat().st_size > 10_000
 
 
 def test_claims_are_about_recipes_and_quantities_that_exist():
