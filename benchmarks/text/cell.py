@@ -76,15 +76,15 @@ TASKS = {
         ),
         BenchTask(
             "critique",
-            imitation=160,
+            imitation=100,
             tokens=60_000,
-            taught=400,
+            taught=1200,
             recipes=("s055_urpo", "s108_sec", "s156_llava_critic_r1", "s177_critique_coder", *JUDGED),
         ),
         BenchTask(
             "review",
-            imitation=80,
-            tokens=60_000,
+            imitation=60,
+            tokens=100_000,
             recipes=("s064_retroformer", "s085_gui_critic_r1", "s145_critique_rl"),
         ),
         BenchTask(

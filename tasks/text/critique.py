@@ -1,8 +1,8 @@
-"""Sums to answer, `17+28=`, and answers of others to judge: `17+28=46?` wants `y` or `n`.
+"""Sums of digits to answer, `7+8=`, and answers of others to judge: `7+8=14?` wants `y` or `n`.
 
 Half of the problems are of each kind (categories 0 and 1); half of the answers to judge are wrong, mostly by little. So
 who learns this can be asked about answers to the sums, which are marked `open`: a judge could stand in for their
-verifier.
+verifier. To judge is harder than to answer, as nothing can be worked out on the way.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import numpy as np
 
 from robopolicy.text.task import Inquiry, Question, TextTask
 from robopolicy.text.verify import exact
-from tasks.text.arithmetic import LIMIT, is_number
+from tasks.text.arithmetic import is_number
 
 VERDICTS = ("n", "y")
 ERRORS = (-10, -2, -1, 1, 2, 10)  # of a wrong answer
+LIMIT = 10
 
 
 @dataclass(frozen=True)
 class Claimed:
     """A sum with somebody's answer to it."""
 
-    sum: str  # "17+28="
+    sum: str  # "7+8="
     answer: str  # the right one
-    question: str  # "17+28=46?"
+    question: str  # "7+8=14?"
     right: bool  # whether that is it
 
     @property
@@ -36,7 +37,7 @@ class Claimed:
 
     @classmethod
     def draw(cls, seed: int) -> Claimed:
-        """Two numbers below 30, and an answer that is wrong in one of two cases."""
+        """Two digits, and an answer that is wrong in one of two cases."""
         return _problem(seed)[1]
 
 
@@ -63,8 +64,8 @@ class Critique(TextTask):
         return int(_problem(seed)[0])
 
     def difficulty(self, seed: int) -> float:
-        """Digits of both numbers."""
-        return float(sum(character.isdigit() for character in _problem(seed)[1].sum))
+        """The sum itself."""
+        return float(_problem(seed)[1].answer)
 
     def inquiry(self, seed: int, said: Sequence[str]) -> Inquiry | None:
         """Ask about an answer to a sum as the task itself asks about those of others."""

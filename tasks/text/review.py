@@ -1,4 +1,4 @@
-"""Two messages about another's sum: `17+28=46?` wants `y` or `n`, then `17+28=` the right answer.
+"""Two messages about another's sum: `7+8=14?` wants `y` or `n`, then `7+8=` the right answer.
 
 Verified is the answer. Graded beside it are `verdict` (of the first message), `refined` (the reward of the second) and
 `first` (whether the other's sum was right).
@@ -41,5 +41,5 @@ class Review(TextTask):
     prompt_bytes, completion_bytes, max_turns = 32, 6, 2
 
     def episode(self, seed: int) -> Second:
-        """Another's sum of two numbers below 30."""
+        """Another's sum of two digits."""
         return Second(Claimed.draw(seed))
