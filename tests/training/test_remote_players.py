@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from functools import partial
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -131,6 +132,28 @@ def test_ray_is_asked_for_an_actor(monkeypatch):
 def test_ray_plays_with_the_weights_it_was_sent():
     policy = small(seed=3)
     plays(RayLine(Role.of(policy, "text/arithmetic", seed=1)), policy)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+def test_players_are_on_different_nodes_of_a_cluster(monkeypatch):
+    """Three nodes with stores of their own, on one machine: the head has no core, the others have one each."""
+    ray, policy, store = import_module("ray"), small(seed=3), {"object_store_memory": 80_000_000}
+    ray.shutdown()  # what an earlier test has started
+    head = {"num_cpus": 0, "include_dashboard": False, **store}
+    cluster = import_module("ray.cluster_utils").Cluster(initialize_head=True, head_node_args=head)
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, **store)
+        cluster.wait_for_nodes()
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        lines = [RayLine(Role.of(policy, "text/arithmetic", seed=seed)) for seed in (1, 2)]
+        for line in lines:  # while the other one holds the core of its node
+            line.call("load", packed_weights(policy))
+        for line in lines:
+            plays(line, policy)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")
