@@ -1,11 +1,12 @@
 """SAC against Stable-Baselines3's SAC: gradient updates per second, and return after equally many steps.
 
     python -m benchmarks.sac_vs_sb3 --quick      # the rates, and 3000 steps of the pendulum with one seed
-    python -m benchmarks.sac_vs_sb3              # InvertedPendulum-v5 and HalfCheetah-v5, 5 seeds each, about 3 hours
+    python -m benchmarks.sac_vs_sb3 --rates      # the rates alone, on an idle machine: 2 minutes
+    python -m benchmarks.sac_vs_sb3              # InvertedPendulum-v5 and HalfCheetah-v5, 5 seeds each, 2 CPU hours
 
 Both get the same networks, batch, learning rates, discount, warm-up and one gradient step per environment step, on one
-thread of the CPU; an update includes drawing its batch. Repetitions of the rates, and seeds of the runs, alternate
-between the learners, so that a drift of the machine's speed touches all. `update_ratio` is our rate over theirs in
+thread of the CPU; an update includes drawing its batch. Repetitions of the rates alternate between the learners, so
+that a drift of the machine's speed touches all; the runs are for the returns. `update_ratio` is our rate over theirs in
 float32; `update_ratio_bfloat16` has matrix products in half precision, which is worth while where the processor
 computes them natively. The final policy of each run is judged by the same 20 deterministic episodes.
 """
@@ -16,13 +17,15 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common import load_cell, print_result, save_cell, write_result
+from benchmarks.common import finished_cells, load_cell, print_result, save_cell, write_result
+from benchmarks.parallel import run_cells
 from benchmarks.ppo_vs_sb3 import judge
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.critics.q import CriticConfig
@@ -43,7 +46,7 @@ OBSERVATION, ACTION = 17, 6  # dimensions of HalfCheetah, at which the rates are
 class Settings:
     """Hyper-parameters both learners share: Stable-Baselines3's defaults but for the warm-up."""
 
-    steps: tuple[int, ...] = (10_000, 50_000)  # environment steps per run, one per task
+    steps: tuple[int, ...] = (10_000, 20_000)  # environment steps per run, one per task
     warmup: int = 1_000  # first steps, played at random
     capacity: int = 100_000
     batch_size: int = 256
@@ -195,6 +198,7 @@ def train_theirs(env_id: str, seed: int, steps: int, settings: Settings) -> tupl
     return lambda obs: torch.as_tensor(model.predict(obs.numpy(), deterministic=True)[0]), seconds
 
 
+Key = tuple[str, str, int]  # learner, task, seed
 LEARNERS: dict[str, Callable[..., tuple[Callable[[Tensor], Tensor], float]]] = {
     OURS: train_ours,
     HALF: lambda *args: train_ours(*args, precision="bfloat16"),
@@ -202,34 +206,54 @@ LEARNERS: dict[str, Callable[..., tuple[Callable[[Tensor], Tensor], float]]] = {
 }
 
 
+def run_cell(key: Key, steps: int) -> dict[str, Any]:
+    """One learner on one task with one seed."""
+    torch.set_num_threads(1)
+    learner, env_id, seed = key
+    settings = Settings()
+    act, seconds = LEARNERS[learner](env_id, seed, steps, settings)
+    score = judge(act, TASKS[env_id], settings.episodes)
+    return {"learner": learner, "task": env_id, "seed": seed, "return": score, "seconds": seconds}
+
+
+def cell_name(key: Key) -> str:
+    """Place of a cell under `benchmarks/results/cells`."""
+    learner, env_id, seed = key
+    return f"sac_vs_sb3/{learner.replace(' ', '-')}-{env_id}-{seed}"
+
+
 def main() -> None:
     """Measure the rates, run every missing cell, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="rates and one short run each, nothing written")
+    parser.add_argument("--rates", action="store_true", help="measure the rates again, and run nothing")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     settings = replace(Settings(), steps=(3_000,)) if arguments.quick else Settings()
-    repetitions, updates = (10, 30) if arguments.quick else (40, 100)
-    rates = measure_rates(settings, repetitions, updates)
+    known = None if arguments.quick or arguments.rates else load_cell("sac_vs_sb3/rates")
+    rates = known or measure_rates(settings, *((10, 30) if arguments.quick else (40, 100)))
+    if known is None and not arguments.quick:
+        save_cell("sac_vs_sb3/rates", rates)
     cells: list[dict[str, Any]] = []
+    seeds = range(1 if arguments.quick else arguments.seeds)
     for env_id, steps in zip(TASKS, settings.steps, strict=False):
-        for seed in range(1 if arguments.quick else arguments.seeds):
-            for learner, train in LEARNERS.items():
-                name = f"sac_vs_sb3/{learner.replace(' ', '-')}-{env_id}-{seed}"
-                cell = None if arguments.quick else load_cell(name)
-                if cell is None:
-                    act, seconds = train(env_id, seed, steps, settings)
-                    score = judge(act, TASKS[env_id], settings.episodes)
-                    cell = {"learner": learner, "task": env_id, "seed": seed, "return": score, "seconds": seconds}
-                    if not arguments.quick:
-                        save_cell(name, cell)
-                print(f"{env_id} seed {seed} {learner}: return {cell['return']:.0f}, {cell['seconds']:.1f} s")
-                cells.append(cell)
+        keys = [(learner, env_id, seed) for seed in seeds for learner in LEARNERS]
+        if arguments.rates:
+            cells += finished_cells(map(cell_name, keys))
+            continue
+        run = partial(run_cell, steps=steps)
+        found = {"name": cell_name, "progress": _progress, "jobs": arguments.jobs, "keep": not arguments.quick}
+        cells += run_cells(keys, run, **found)
     rows, figures = summarise(rates, cells, settings)
     print_result("sac_vs_sb3", rows, figures)
     if not arguments.quick:
         write_result("sac_vs_sb3", rows, figures, command="python -m benchmarks.sac_vs_sb3")
+
+
+def _progress(cell: dict[str, Any]) -> str:
+    return f"return {cell['return']:.0f}, {cell['seconds']:.1f} s"
 
 
 def summarise(
@@ -243,25 +267,29 @@ def summarise(
         "updates_per_second": {name: float(np.median(values)) for name, values in rates.items()},
     }
     rows: list[dict[str, object]] = []
-    for task in dict.fromkeys(cell["task"] for cell in cells):
+    for task in list(dict.fromkeys(cell["task"] for cell in cells)) or ["-"]:
         entry: dict[str, Any] = {}
         for name, values in rates.items():
             runs = [cell for cell in cells if cell["task"] == task and cell["learner"] == name]
-            score = stratified_iqm([[run["return"] for run in runs]])
-            entry[name] = {"iqm": score.estimate, "low": score.low, "high": score.high, "seeds": len(runs)}
+            score = stratified_iqm([[run["return"] for run in runs]]) if runs else None
+            if score is not None:
+                entry[name] = {"iqm": score.estimate, "low": score.low, "high": score.high, "seeds": len(runs)}
             rows.append(
                 {
                     "task": task,
                     "learner": name,
-                    "return, IQM [95 %]": f"{score.estimate:.0f} [{score.low:.0f}, {score.high:.0f}]",
-                    "seconds, median": round(float(np.median([run["seconds"] for run in runs])), 1),
+                    "seeds": len(runs),
+                    "return, IQM [95 %]": "-" if score is None else f"{score:.0f}",
                     "updates/s": round(float(np.median(values)), 1),
                     "update_ratio": round(ratio(values, rates[THEIRS])["value"], 3),
                 }
             )
-        figures[task] = entry
+        if entry:
+            figures[task] = entry
     return rows, figures
 
 
 if __name__ == "__main__":
-    main()
+    from benchmarks.sac_vs_sb3 import main as importable  # the cells' processes cannot import `__main__`
+
+    importable()

@@ -22,6 +22,8 @@ def test_ratios_are_paired_and_returns_pooled() -> None:
     assert figures["update_ratio_bfloat16"]["value"] == 2.0  # type: ignore[index]
     assert [row["update_ratio"] for row in rows] == [1.5, 2.0, 1.0]
     assert figures["HalfCheetah-v5"][OURS]["seeds"] == 3  # type: ignore[index]
+    alone, _ = sac_vs_sb3.summarise(rates, [], Settings())
+    assert (alone[0]["seeds"], alone[0]["return, IQM [95 %]"], alone[0]["update_ratio"]) == (0, "-", 1.5)
 
 
 @pytest.mark.slow
