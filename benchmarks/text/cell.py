@@ -160,11 +160,11 @@ def _train(
     start, seen = time.process_time(), []
     with closing(text_source(sim, algorithm, seed=1_000_000 * (1 + seed))) as source:
         assert isinstance(source, AttemptSource)
-        while source.world.generated < tokens:
+        while source.generated < tokens:
             seen.append(algorithm.update(source.next(algorithm)) | source.metrics())
         last = seen[-max(1, len(seen) // 3) :]
         return {
-            "tokens": source.world.generated,
+            "tokens": source.generated,
             "updates": algorithm.updates,
             "training": _means(seen, MEASURED),
             "last_third": _means(last, ("rollout/success", "rollout/degenerate", "rollout/entropy")),

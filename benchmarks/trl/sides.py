@@ -81,8 +81,8 @@ def ours(base: Path, setting: Setting) -> tuple[TextPolicy, list[float], list[fl
             learner.update(source.next(learner))
             rewards.append(source.metrics()["rollout/return"])
             times.append(time.monotonic())
-            first = first or source.world.generated
-        return policy, times, rewards, source.world.generated - first
+            first = first or source.generated
+        return policy, times, rewards, source.generated - first
 
 
 def theirs(base: Path, setting: Setting) -> tuple[TextPolicy, list[float], list[float], int]:

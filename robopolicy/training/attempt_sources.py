@@ -81,6 +81,7 @@ class AttemptSource(TextSource):
         self.world = self._world(algorithm.policy)
         self.asides = asides_of(algorithm.recipe.plain)
         self._chance = torch.Generator().manual_seed(seed + 1)  # of these
+        self._beside = 0  # tokens that they have written; the world's are counted where it plays, maybe on a thread
         seeds = range(seed, seed + algorithm.config.problems)
         pool = TextPool([Task(key, payload=key) for key in seeds], task=self.task)
         plain = algorithm.recipe.rollout
@@ -89,6 +90,11 @@ class AttemptSource(TextSource):
         except ValueError as error:
             raise UserError(f"Recipe '{algorithm.config.recipe}': {error}") from error
         self._batch: Batch | None = None  # what the collector has not heard about
+
+    @property
+    def generated(self) -> int:
+        """Tokens written so far."""
+        return self.world.generated + self._beside
 
     def next(self, algorithm: Algorithm) -> Decisions:
         """Play the next groups; where all of them are dropped, others in their place."""
@@ -116,7 +122,7 @@ class AttemptSource(TextSource):
             for aside in self.asides.values():
                 rows = aside(worlds, batch.attempts, rows)
             for world in (worlds.own, worlds.start):
-                self.world.generated += world.generated
+                self._beside += world.generated
                 world.guard.close()
         return rows
 
@@ -177,7 +183,7 @@ class AttemptSource(TextSource):
     def _measure(self, played: Sequence[Attempt]) -> None:
         """What the attempts show, and the faults since the last batch on the terminal."""
         self._metrics = {f"rollout/{name}": value for name, value in measured(played).items()}
-        self._metrics["rollout/tokens"] = float(self.world.generated)
+        self._metrics["rollout/tokens"] = float(self.generated)
         self.env_steps += int(sum(attempt.metrics["turns"] for attempt in played))
         faults = {str(fault) for fault in self.world.guard.take()}
         for fault in sorted(faults)[:SHOWN]:
@@ -193,7 +199,7 @@ class AttemptSource(TextSource):
             "generator": self.world.generator.get_state(),
             "asides": {name: aside.state_dict() for name, aside in self.asides.items()},
             "chance": self._chance.get_state(),
-            "generated": self.world.generated,
+            "generated": self.generated,
             "env_steps": self.env_steps,
         }
 
@@ -204,7 +210,7 @@ class AttemptSource(TextSource):
         self._chance.set_state(state["chance"])
         for name, aside in self.asides.items():
             aside.load_state_dict(state["asides"][name])
-        self.world.generated, self.env_steps = int(state["generated"]), int(state["env_steps"])
+        self.world.generated, self._beside, self.env_steps = int(state["generated"]), 0, int(state["env_steps"])
         return True
 
     def close(self) -> None:

@@ -204,7 +204,7 @@ def test_tokens_of_asides_count_and_their_attempts_are_not_reported():
     for recipe in ("reinforce", "remax"):
         algorithm, feed = learner(Scale(), recipe, group_size=1)
         feed.next(algorithm)
-        counts[recipe] = feed.world.generated
+        counts[recipe] = feed.generated
         assert len(feed.world.played) == 0
     assert counts["remax"] > counts["reinforce"]
 
