@@ -142,6 +142,8 @@ class TextWorld:
         if not solution:
             return None
         talk.columns["own"] = [False] * len(talk.columns["own"])
+        talk.calls = None
+        talk.measures.clear()  # of the messages before, if any: rows that some have grades for cannot be joined
         tokens = self.policy.message(solution[-1])
         talk.add(tokens, self.policy.order(len(tokens), self.generator))
         return replace(self._attempt(talk), source=TEACHER)

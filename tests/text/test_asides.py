@@ -24,7 +24,7 @@ from robopolicy.text.world import TextWorld, score
 from robopolicy.training.attempt_sources import AttemptSource
 from tasks.text.arithmetic import Arithmetic
 from tasks.text.calculator import Calculator
-from tasks.text.grid import Grid
+from tasks.text.grid import Grid, Waypoints
 
 READERS = {  # recipe -> what is found for it beside its attempts
     "remax": ["greedy"],
@@ -94,9 +94,10 @@ def test_recipes_that_read_more_than_their_attempts_run(recipe):
     feed.close()
 
 
+@pytest.mark.parametrize("task", [Grid(), Calculator(), Waypoints()], ids=lambda task: task.name)
 @pytest.mark.parametrize("recipe", ["gigpo", "s013_segment_spo", "s149_spae", "s169_salt"])
-def test_conversations_have_moments(recipe):
-    algorithm, feed = learner(Grid(), recipe, prompts=2, group_size=2)
+def test_conversations_have_moments(recipe, task):
+    algorithm, feed = learner(task, recipe, prompts=2, group_size=2)
     algorithm.update(feed.next(algorithm))
     feed.close()
 

@@ -127,7 +127,7 @@ def test_attempts_beside_learning_are_at_most_as_old_as_allowed():
 def test_what_text_does_not_measure_or_record_is_refused_by_name():
     from robopolicy.errors import UserError
 
-    for recipe, message in (("s024_otc", "needs the metric 'calls'"), ("s159_hiper", "needs Decisions.value")):
+    for recipe, message in (("s024_otc", "needs the metric 'calls'"), ("s159_hiper", "extra\\['switch'\\]")):
         algorithm = learner(Grid(), group_size=2, recipe=recipe)
         feed = source(Grid(), algorithm)
         with pytest.raises(UserError, match=f"Recipe '{recipe}' asks for more than text .*{message}"):
