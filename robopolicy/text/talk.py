@@ -160,7 +160,8 @@ def rows_of(talks: Sequence[Talk], eos: int, *, ordered: bool, vocabulary: int |
             gates = torch.tensor([talk.gates()], dtype=torch.bool)
             extra |= {"first_event": torch.tensor([talk.first_event()]), "gate": own[place] & gates}
         if SUBGOAL in talk.measures:
-            announced = torch.tensor([[talk.measures[SUBGOAL][number] > 0 for number in talk.columns["unit"]]])
+            grades = [*talk.measures[SUBGOAL], 0.0]  # a last message that could not be judged has none
+            announced = torch.tensor([[grades[number] > 0 for number in talk.columns["unit"]]])
             extra |= dict.fromkeys(("subgoal", "switch"), own[place] & announced)
         if ADVANTAGE in talk.measures:
             extra["blamed_unit"] = torch.tensor([talk.blamed()])

@@ -121,6 +121,16 @@ def test_announced_places_are_subgoals():
     assert torch.equal(rows.extra["switch"], rows.extra["subgoal"]) and subgoal.any() and (own & ~subgoal).any()
 
 
+def test_a_message_that_cannot_be_judged_announces_nothing():
+    world = TextWorld(small(), Waypoints(), torch.Generator().manual_seed(0))
+    attempt = world.play([Task(3, payload=3)], units=1)[0]
+    talk = attempt.record
+    tokens = world.policy.message("n")
+    talk.add(tokens, world.policy.order(len(tokens), world.generator))
+    world._hear(talk, "n", None)
+    assert talk.fault and not world._attempts([talk])[0].decisions.extra["subgoal"].any()
+
+
 def test_nim_is_won_by_leaving_nothing_to_win():
     assert divided(3 + 0 * 6 + 5 * 36) == [3, 0, 5] and played([3, 0, 5], "c2+") == [3, 0, 3]
     assert played([3, 0, 5], "b1+") is None and played([3, 0, 5], "c2") is None
