@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,8 @@ LABELS = ("method", "learner", "head")  # the column that says whose row it is; 
 
 def measured(benchmark: str, names: Sequence[str], results: Path = RESULTS) -> str:
     """The rows of `names` in the table of `benchmark` as Markdown; empty if it was not run or has none."""
-    file = results / f"{benchmark}.json"
-    if not file.is_file():
-        return ""
-    record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    rows = [row for row in record["rows"] if any(_is_of(row, name) for name in names)]
+    record = _record(results / f"{benchmark}.json")
+    rows = [row for row in record.get("rows", []) if any(_is_of(row, name) for name in names)]
     if not rows:
         return ""
     task = f" on {record['task']}" if "task" in record else ""
@@ -32,8 +30,7 @@ def recipes_measured(source: str, results: Path = RESULTS) -> list[str]:
 
     Accuracy [%] of held-out prompts before and after, GRPO's, and the verdict on what the recipe claims.
     """
-    file = results / "text.json"
-    record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    record = _record(results / "text.json")
     tasks = {name: entry for name, entry in record.items() if isinstance(entry, dict) and "(imitation)" in entry}
     return [
         f"`{recipe}` on {task}: accuracy {_percent(entries['(imitation)'])} -> {_percent(found)} % "
@@ -42,6 +39,12 @@ def recipes_measured(source: str, results: Path = RESULTS) -> list[str]:
         for recipe, found in entries.items()
         if recipe.startswith(f"{source.lower()}_") and "accuracy" in found
     ]
+
+
+@cache
+def _record(file: Path) -> dict[str, Any]:
+    """A committed result; empty if it was not run."""
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def _percent(entry: dict[str, Any]) -> str:

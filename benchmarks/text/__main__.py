@@ -43,9 +43,9 @@ def main() -> None:
         keys = [(recipe, task, seed) for seed in arguments.seeds for recipe, task in pairs]
         run_all(keys, jobs=arguments.jobs, tokens=None, keep=True)
     cells = finished_cells(cell_name((r, t, s)) for t in TASKS for r in online_recipes() for s in range(100))
-    found = figures(cells)
-    print_result("text", rows(cells), found)
-    write_result("text", rows(cells), found, command="python -m benchmarks.text", notes=refusals(cells))
+    table, found = rows(cells), figures(cells)
+    print_result("text", table, found)
+    write_result("text", table, found, command="python -m benchmarks.text", notes=refusals(cells))
     plot(found, common.RESULTS / "text.png")
 
 

@@ -23,8 +23,8 @@ BUILT_IN = {
     "panda_turns": ("PandaTurns", "The same with one command a turn, after each of which the hand reports."),
     "pits": ("Pits", "The grid world with a pit to walk around."),
     "program": ("Program", "Write a Python expression that continues a table; it runs in a separate process."),
-    "waypoints": ("Waypoints", "The grid world with places announced before they are gone to."),
     "review": ("Review", "Say whether another's sum is right, then answer it."),
+    "waypoints": ("Waypoints", "The grid world with places announced before they are gone to."),
 }
 
 MODULES = {"panda_turns": "panda", "pits": "grid", "waypoints": "grid"}  # of tasks that share one

@@ -29,7 +29,7 @@ class Sum(Episode):
         """Call the calculator, or answer."""
         said = completion.strip()
         if said == CALL:
-            self._asks, self._told = False, True
+            self._told = True
             grades = {FORMAT: 1.0, "grounding": 1.0}
             return Turn(0.0, done=False, reply=f"{self.answer}=", calls=1, measures=grades)
         right = said == self.answer
@@ -38,7 +38,7 @@ class Sum(Episode):
 
     def demonstration(self) -> list[str]:
         """The answer, after a call for half of the problems where none was made."""
-        return [CALL, self.answer] if self._asks else [self.answer]
+        return [CALL, self.answer] if self._asks and not self._told else [self.answer]
 
 
 class Calculator(TextTask):
