@@ -159,8 +159,8 @@ class Rewriting(Protocol):
 class Summarizing(Protocol):
     """A world that can go on from a summary in place of the whole history."""
 
-    def summarize(self, attempt: Attempt) -> Task:
-        """The task that goes on from the summary with which the unfinished attempt has ended."""
+    def summarize(self, attempts: Sequence[Attempt]) -> list[tuple[Attempt, Task]]:
+        """Unfinished attempts, with the summaries that the policy writes of them, and the tasks that go on from it."""
         ...
 
 

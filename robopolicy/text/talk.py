@@ -34,6 +34,7 @@ from robopolicy.samplers.protocols import Task
 from robopolicy.text.task import ADVANTAGE, FORMAT, SUBGOAL, Episode, Turn
 
 COLUMNS = ("tokens", "own", "logp", "entropy", "order", "unit", "support")  # one entry per token behind the prompt
+UNAIDED = ("instruction", "mode", "summary")  # kinds of contexts that tell nothing of the solution
 
 
 @dataclass
@@ -46,6 +47,7 @@ class Talk:
     columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
     said: list[str] = field(default_factory=list)  # finished messages of the policy
     heard: list[str] = field(default_factory=list)  # replies to them
+    earlier: int = 0  # tokens of the policy before the summary that this part goes on from
     starts: list[int] = field(default_factory=lambda: [0])  # column behind each reply, where a message begins
     begun: list[int] = field(default_factory=list)  # tokens of a message that was given in part
     reward: float = 0.0
@@ -86,15 +88,15 @@ class Talk:
 
     @property
     def helped(self) -> bool:
-        """Whether a hint was told, a failure shown or a beginning given; instructions and modes are no help."""
+        """Whether a hint was told, a failure shown or a beginning given; what `UNAIDED` lists is no help."""
         context: Mapping[str, Any] = self.task.context or {}
         began = self.task.prefix is not None and bool(self.task.prefix["helped"])
-        return began or context.get("kind", "mode") not in ("instruction", "mode")
+        return began or context.get("kind", "mode") not in UNAIDED
 
     def measured(self, most: int) -> dict[str, float]:
         """Metrics of the attempt, whose budget is `most` tokens."""
-        length = float(sum(self.columns["own"]))
-        found = {"length": length, "brevity": 1.0 - length / most, "turns": float(len(self.said))}
+        length = float(self.earlier + sum(self.columns["own"]))
+        found = {"length": length, "brevity": max(1.0 - length / most, 0.0), "turns": float(len(self.said))}
         found |= {name: float(getattr(self, name)) for name in ("success", "cut", "fault", "helped")}
         found["concise"] = found["brevity"] * found["success"]
         found |= {name: fmean(values) for name, values in self.measures.items()}

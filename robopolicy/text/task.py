@@ -93,6 +93,7 @@ class TextTask(ABC):
     completion_bytes: int  # most bytes of a message of the policy
     max_turns: int = 1  # after which an episode is cut
     seconds: float = 2.0  # most time to answer one completion
+    recap: str = " note:"  # asks for a summary, where a conversation goes on from one in place of its history
     form: str = ""  # regular expression of messages that have the form of an answer; empty: there is none
 
     @abstractmethod

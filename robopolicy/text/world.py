@@ -38,7 +38,7 @@ from robopolicy.text.wire import shortened
 
 
 class TextWorld:
-    """Plays a text task with a policy; hints, begins, teaches, branches, rescores and repairs."""
+    """Plays a text task with a policy; hints, begins, teaches, branches, rescores, repairs and sums up."""
 
     def __init__(
         self,
@@ -72,20 +72,8 @@ class TextWorld:
             running = [talk for talk in talks if not talk.done and len(talk.said) < self.task.max_turns]
             if not running:
                 break
-            heat = torch.tensor([talk.task.temperature for talk in running])
-            seen = [talk.prompt + talk.columns["tokens"] for talk in running]
-            made = self._write(running, seen, heat)
-            self.generated += int(made.mask.sum())
-            scores = {name: getattr(made, name).tolist() for name in ("order", "logp", "entropy")}
-            cut = made.cut.tolist()
-            written = made.completions()
-            said = [self._message(talk, tokens) for talk, tokens in zip(running, written, strict=True)]
+            said = [self._message(talk, tokens) for talk, tokens in zip(running, self._draw(running), strict=True)]
             self.guard.prepare(self.task, [talk.episode for talk in running], said)
-            for place, (talk, tokens) in enumerate(zip(running, written, strict=True)):
-                count = len(tokens)
-                support = () if made.support is None else made.support[place, :count].cpu().unbind()
-                talk.add(tokens, support=support, **{name: values[place][:count] for name, values in scores.items()})
-                talk.cut |= cut[place]
             asked = [(talk.episode, text, int(talk.task.payload)) for talk, text in zip(running, said, strict=True)]
             for talk, text, turn in zip(running, said, self.guard.steps(asked), strict=True):
                 self._hear(talk, text, turn)
@@ -181,6 +169,49 @@ class TextWorld:
         talk: Talk = attempt.record
         return replace(attempt.task, prefix=None, context={"kind": "repair", "text": " ".join(talk.said)})
 
+    def summarize(self, attempts: Sequence[Attempt]) -> list[tuple[Attempt, Task]]:
+        """A note in place of the next message, which the episode does not hear; what goes on sees it in the prompt.
+
+        In the row of its window it is part of the turn before which it was written. What goes on has played the window
+        once more when it ends, so the window is not `played` any longer.
+        """
+        summed = set(map(id, attempts))
+        self.played = [attempt for attempt in self.played if id(attempt) not in summed]
+        talks: list[Talk] = [attempt.record for attempt in attempts]
+        for talk in talks:
+            talk.add(self.policy.tokenizer.reply(self.task.recap))
+        notes = self._draw(talks)
+        tasks = [
+            replace(
+                talk.task,
+                prefix={
+                    **{name: [] for name in COLUMNS},
+                    "said": list(talk.said),
+                    "starts": [0] * (len(talk.said) + 1),
+                    "begun": [],
+                    "helped": talk.helped,
+                    "earlier": talk.earlier + sum(talk.columns["own"]),
+                },
+                context={"kind": "summary", "text": self._message(talk, note)},
+            )
+            for talk, note in zip(talks, notes, strict=True)
+        ]
+        return list(zip(self._attempts(talks), tasks, strict=True))
+
+    def _draw(self, talks: Sequence[Talk]) -> list[list[int]]:
+        """Tokens of the next message of every conversation, with which it is extended."""
+        heat = torch.tensor([talk.task.temperature for talk in talks])
+        made = self._write(talks, [talk.prompt + talk.columns["tokens"] for talk in talks], heat)
+        self.generated += int(made.mask.sum())
+        scores = {name: getattr(made, name).tolist() for name in ("order", "logp", "entropy")}
+        cut, written = made.cut.tolist(), made.completions()
+        for place, (talk, tokens) in enumerate(zip(talks, written, strict=True)):
+            count = len(tokens)
+            support = () if made.support is None else made.support[place, :count].cpu().unbind()
+            talk.add(tokens, support=support, **{name: values[place][:count] for name, values in scores.items()})
+            talk.cut |= cut[place]
+        return written
+
     def _write(self, talks: Sequence[Talk], seen: Sequence[Sequence[int]], temperature: Tensor) -> Generation:
         """The next messages of conversations of which these tokens were seen."""
         if self.engine is not None:
@@ -207,6 +238,7 @@ class TextWorld:
         if task.prefix is not None:
             talk.columns = {name: list(task.prefix[name]) for name in COLUMNS}
             talk.begun, talk.starts = list(task.prefix["begun"]), list(task.prefix["starts"])
+            talk.earlier = task.prefix.get("earlier", 0)
             for message in task.prefix["said"]:
                 talk.said.append(message)
                 talk.hear(episode.step(message))

@@ -21,6 +21,7 @@ from robopolicy.text.task import Question, TextTask
 from robopolicy.text.world import TextWorld
 from robopolicy.training.attempt_sources import AttemptSource, OverlappedSource
 from robopolicy.training.text_sources import conversations
+from tasks.text.arithmetic import Arithmetic
 from tasks.text.grid import Grid
 
 SMALL = ["policy.width=16", "policy.layers=1", "policy.heads=2", "evaluation.episodes=10", "logging.every=1"]
@@ -132,6 +133,8 @@ def test_what_text_does_not_measure_or_record_is_refused_by_name():
         feed = source(Grid(), algorithm)
         with pytest.raises(UserError, match=f"Recipe '{recipe}' asks for more than text .*{message}"):
             algorithm.update(feed.next(algorithm))
+    with pytest.raises(UserError, match="'s057_supo' sums up after 4 turns, and text/arithmetic has only 1;"):
+        source(Arithmetic(), learner(Arithmetic(), group_size=2, recipe="s057_supo"))
 
 
 def test_a_batch_without_a_row_to_learn_from_changes_nothing():

@@ -19,10 +19,11 @@ from robopolicy.samplers.protocols import (
     Teaching,
     rewards_of,
 )
-from robopolicy.samplers.topologies import Flat
+from robopolicy.samplers.topologies import Flat, Segments
 from robopolicy.spec import PolicySpec
 from robopolicy.text import TextConfig, TextPolicy
 from robopolicy.text.task import Question, TextTask
+from robopolicy.text.wire import shortened
 from robopolicy.text.world import TextWorld, score
 from tasks.text.arithmetic import Arithmetic
 from tasks.text.calculator import CALL, Calculator
@@ -274,3 +275,25 @@ def test_restated_problems_have_the_same_answer():
                 assert how == "varied" or arithmetic.difficulty(again.payload) < arithmetic.difficulty(seed)
     with pytest.raises(UserError, match="text/grid cannot restate"):
         world_of(Grid()).rewrite(Task(3, payload=3), "simpler")
+
+
+def test_windows_go_on_from_summaries():
+    """S057: a row per window, of which all but the last end with a note; the next one sees it in place of the past."""
+    world = world_of(Grid())
+    attempts = Segments(units=3, summaries=2).rollout(world, tasks(budget=4))
+    told = [attempt for attempt in attempts if len(attempt.decisions) == 3]
+    assert told and len(world.played) == len(attempts)
+    for attempt in told:
+        rows, talk = world.batch([attempt]), attempt.record
+        assert talk.task.context["kind"] == "summary" and not talk.helped and attempt.task.context is None
+        assert attempt.metrics["turns"] == 8 and attempt.metrics["length"] == int(rows.valid().sum())
+        starts, tokens = rows.extra["start"].tolist(), rows.extra["tokens"].tolist()
+        shown = [world.policy.read(row[1:start]) for row, start in zip(tokens, starts, strict=True)]
+        behind = rows.valid() & (rows.need("unit") == rows.need("unit").amax(1, keepdim=True))
+        said = [row[own].tolist() for row, own in zip(rows.extra["chosen"], behind, strict=True)]
+        notes = [shortened(world.policy.read(message), world.task.completion_bytes) for message in said]
+        prompt = world.task.episode(int(attempt.task.payload)).prompt
+        assert shown == [prompt, *(f"({note}){prompt}" if note else prompt for note in notes[:2])]
+    batch = world.batch(attempts)
+    found = score(world.policy, batch).logp[batch.valid()]
+    torch.testing.assert_close(found, batch.logp_old[batch.valid()], atol=1e-4, rtol=1e-4)
