@@ -180,6 +180,26 @@ def test_no_gradient_of_the_one_step_policy_reaches_the_flow() -> None:
     assert any(bool(p.grad.any()) for p in algorithm.student.parameters() if p.grad is not None)
 
 
+def test_the_distance_draws_an_action_beyond_its_bound_back_while_q_sees_the_bound() -> None:
+    algorithm = fql()
+    output = [layer for layer in algorithm.student.backbone.modules() if isinstance(layer, nn.Linear)][-1]
+    with torch.no_grad():
+        output.bias.fill_(9.0)  # every output of the one-step policy is far above 1
+    obs = {"state": torch.randn(32, 1, 2)}
+    seen: list[Tensor] = []
+
+    def critic(obs: dict[str, Tensor], chunk: Tensor) -> Tensor:
+        """Remember the chunk; both members love large actions."""
+        seen.append(chunk.detach())
+        return chunk.sum((1, 2)).expand(2, -1)
+
+    loss, info = actor_loss(algorithm.student, algorithm.policy, critic, obs, algorithm.config)  # type: ignore[arg-type]
+    (slope,) = torch.autograd.grad(loss, [output.bias])
+    assert bool((slope > 0).all())  # a step against it lowers the output
+    assert float(info["distance"]) > 4.0  # more than the width of the bounds squared
+    torch.testing.assert_close(seen[0], torch.ones(32, 2, 1))
+
+
 def test_fql_needs_a_denoising_policy() -> None:
     with pytest.raises(UserError, match="gaussian"):
         fql(gaussian())

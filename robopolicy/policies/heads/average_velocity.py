@@ -72,11 +72,11 @@ class AverageVelocityPolicy(FlowPolicy):
         """Instantaneous velocity: that of a step of length 0."""
         return self.average(features, x, t, torch.zeros_like(t))
 
-    def advance(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
-        """One learned step of length 1 / K from time k / K."""
+    def step(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
+        """One learned step of length 1 / K from time k / K, before the bound on it."""
         t = self.grid[k]
         length = 1 / self.config.steps
-        return self.clip(x + self.average(features, x, t, torch.full_like(t, length)) * length)
+        return x + self.average(features, x, t, torch.full_like(t, length)) * length
 
     def training_loss(self, features: Tensor, data: Tensor, generator: Randomness) -> Tensor:
         """Regression on the targets of `lesson`, with the dispersive loss if it is switched on."""

@@ -49,9 +49,13 @@ class FlowPolicy(GenerativePolicy):
         x = interpolate(noise, data, t[:, None, None])
         return (self.velocity(features, x, t) - (data - noise)).square().mean(-1)
 
+    def step(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
+        """Euler step `x + v(x, k / K) / K`, before the bound on it."""
+        return x + self.velocity(features, x, self.grid[k]) / self.config.steps
+
     def advance(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
-        """Euler step `clip(x + v(x, k / K) / K)`."""
-        return self.clip(x + self.velocity(features, x, self.grid[k]) / self.config.steps)
+        """`clip(step)`."""
+        return self.clip(self.step(features, x, k))
 
     def draw_times(self, batch: int, generator: Randomness) -> Tensor:
         """Times of the configured law."""
