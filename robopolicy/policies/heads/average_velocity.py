@@ -4,6 +4,7 @@
 length h is `x + h * average`. Length 0 is the instantaneous velocity of a plain flow: it is what `velocity` returns
 and what `matching_loss` trains. Shortcut models and MeanFlow differ in how they learn the other lengths.
 
+Iterates are clipped as those of a plain flow are, see there; with one step this is no more than a bound on the chunk.
 Their chains are those of the flow family, so whatever fine-tunes a flow's transitions (ReinFlow) fine-tunes these.
 """
 
