@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.frames.imitation import imitation_loss, require_imitation
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
-from robopolicy.algorithms.frames.offline_critic import require_imitation
 from robopolicy.algorithms.frames.soft import Temperature
 from robopolicy.critics.losses import softmax_weights
 from robopolicy.critics.q import CriticConfig, QEnsemble
@@ -98,7 +98,7 @@ class EXPO(OffPolicy):
     def __init__(self, config: EXPOConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to fine-tune `policy` in place; critic and edit policy start fresh."""
         require_imitation(policy, self.name)
-        super().__init__(config, policy, total_updates=total_updates)
+        super().__init__(config, policy.eval(), total_updates=total_updates)
         self.config: EXPOConfig = config
         self.edit = EditNet(config.edit, policy)
         self.temperature = Temperature(config.temperature)
@@ -143,8 +143,7 @@ class EXPO(OffPolicy):
 
     def actor_step(self, batch: Transitions) -> Info:
         """One step each of base policy, edit policy and temperature."""
-        self.policy.train()
-        imitation, _ = self.policy.imitation_loss(batch.obs, batch.chunk, mask=batch.mask, generator=self.generator)
+        imitation = imitation_loss(self.policy, batch.obs, batch.chunk, mask=batch.mask, generator=self.generator)
         descend(self.optimizer, imitation.mean(), self.policy, self.config.grad_clip)
         self.ema.update(self.policy)
         info = {"imitation": imitation.mean()}

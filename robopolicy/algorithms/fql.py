@@ -90,7 +90,7 @@ class FQL(QChunking):
                 f"FQL distils a denoising policy into one step, got '{policy.name}'; use sac or rlpd for a Gaussian."
             )
         super().__init__(config, policy, total_updates=total_updates)
-        self.student = one_step_copy(policy)
+        self.student = one_step_copy(policy).eval()  # no dropout: it learns from the flow, not from few data
         self.student_optimizer = torch.optim.Adam(self.student.parameters(), lr=config.lr, fused=True)
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import SMALL, batch, first_actions, flow, gaussian, two_modes
+from chunk_bandit import SMALL, assert_acts_without_dropout, batch, first_actions, flow, gaussian, two_modes
 from torch import Tensor, nn
 
 from robopolicy.algorithms.dqc import DQC, DQCConfig, optimistic_loss, quantile_loss
@@ -233,6 +233,12 @@ def test_what_is_deployed_survives_a_checkpoint(name: str, tmp_path: Any) -> Non
     loaded, _ = load_policy(tmp_path / "ckpt")
     torch.testing.assert_close(first_actions(loaded), first_actions(algorithm.deployable()))
     assert verify_checkpoint(tmp_path / "ckpt").ok
+
+
+@makers
+def test_dropout_is_for_imitation_alone(name: str) -> None:
+    algorithm = MAKERS[name](flow(hidden_dropout=0.5))
+    assert_acts_without_dropout(algorithm, batch(two_modes(64), positive, discount=0.9))
 
 
 @makers

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import SPEC, STATISTICS, batch, first_actions, flow, gaussian, two_modes
+from chunk_bandit import SPEC, STATISTICS, assert_acts_without_dropout, batch, first_actions, flow, gaussian, two_modes
 from torch import Tensor, nn
 from value_learners import MAKERS, peak, same, snapshot
 
@@ -147,3 +147,9 @@ def test_policies_that_cannot_imitate_are_refused(name: str) -> None:
 def test_bad_settings_are_refused(build: Callable[[], object]) -> None:
     with pytest.raises(UserError):
         build()
+
+
+@pytest.mark.parametrize("name", [name for name in MAKERS if name != "cal_ql"])  # which imitates nothing
+def test_dropout_is_for_imitation_alone(name: str) -> None:
+    algorithm = MAKERS[name](flow(hidden_dropout=0.5))
+    assert_acts_without_dropout(algorithm, batch(two_modes(64), peak, online=True, discount=0.9))
