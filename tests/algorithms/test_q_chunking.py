@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import SMALL, assert_acts_without_dropout, batch, first_actions, flow, gaussian, two_modes
+from chunk_bandit import SMALL, SPEC, STATISTICS, assert_acts_without_dropout, batch, first_actions, flow, gaussian, two_modes
 from torch import Tensor, nn
 
 from robopolicy.algorithms.dqc import DQC, DQCConfig, optimistic_loss, quantile_loss
@@ -148,6 +148,17 @@ def test_equal_lengths_make_both_critics_of_dqc_agree() -> None:
         critic(data.obs, data.chunk).sigmoid().mean(0) for critic in (algorithm.long_critic, algorithm.critic)
     )
     assert float((long - short).abs().mean()) < 0.1
+
+
+def test_every_network_of_dqc_gathers_running_statistics() -> None:
+    policy = FlowPolicy(FlowConfig(hidden=(8,), normalization="running"), SPEC)
+    policy.fit_normalizer({"action": STATISTICS["action"]})
+    algorithm = dqc(policy, n_step=1)
+    for _ in range(3):
+        algorithm.update(batch(two_modes(64), positive))
+    encoders = [policy.encoder, *(net.encoder for net in (algorithm.critic, algorithm.long_critic, algorithm.value))]
+    assert [float(encoder.normalizer.count) for encoder in encoders] == [3 * 64.0] * 4
+    assert all(torch.equal(encoder.normalizer.mean, policy.encoder.normalizer.mean) for encoder in encoders)
 
 
 def test_dqc_refuses_rewards_that_are_no_probabilities_and_short_long_chunks() -> None:
