@@ -34,8 +34,6 @@ from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 from robopolicy.policies.wrappers.selected import select
 
-LOGIT_BOUND = 12.0  # of differences between logits, so that sure successes do not dominate the quantile
-
 
 @dataclass(frozen=True)
 class DQCConfig(QChunkingConfig):
@@ -64,8 +62,11 @@ def optimistic_loss(logit: Tensor, target: Tensor, expectile: float) -> Tensor:
 
 
 def quantile_loss(logit: Tensor, target: Tensor, quantile: float) -> Tensor:
-    """Weighted absolute error `(...)` between logits; at its minimum `logit` is the quantile of the target logits."""
-    difference = (target - logit).clamp(-LOGIT_BOUND, LOGIT_BOUND)
+    """Weighted absolute error `(...)` between logits; at its minimum `logit` is the quantile of the target logits.
+
+    It needs no bound: no difference, however large, pulls more than any other.
+    """
+    difference = target - logit
     return torch.where(difference > 0, quantile, 1 - quantile) * difference.abs()
 
 

@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import SMALL, SPEC, STATISTICS, assert_acts_without_dropout, batch, first_actions, flow, gaussian, two_modes
+from chunk_bandit import (
+    SMALL,
+    SPEC,
+    STATISTICS,
+    assert_acts_without_dropout,
+    batch,
+    first_actions,
+    flow,
+    gaussian,
+    two_modes,
+)
 from torch import Tensor, nn
 
 from robopolicy.algorithms.dqc import DQC, DQCConfig, optimistic_loss, quantile_loss
@@ -137,6 +147,13 @@ def test_v_is_the_quantile_of_the_prefixes() -> None:
             loss.backward()
             optimizer.step()
         assert state.item() == pytest.approx(-2 + 4 * quantile, abs=0.1)
+
+
+def test_a_v_far_from_its_quantile_is_pulled_as_one_nearby_is() -> None:
+    target = torch.zeros(4)
+    state = torch.tensor([-40.0, -1.0, 1.0, 40.0], requires_grad=True)
+    quantile_loss(state, target, 0.9).sum().backward()
+    torch.testing.assert_close(state.grad, torch.tensor([-0.9, -0.9, 0.1, 0.1]))
 
 
 def test_equal_lengths_make_both_critics_of_dqc_agree() -> None:
