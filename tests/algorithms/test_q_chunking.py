@@ -167,6 +167,18 @@ def test_equal_lengths_make_both_critics_of_dqc_agree() -> None:
     assert float((long - short).abs().mean()) < 0.1
 
 
+def test_every_member_of_the_prefix_critic_regresses_on_its_own_long_critic() -> None:
+    algorithm = dqc(n_step=1)
+    data = batch(two_modes(64), positive)
+    with torch.no_grad():
+        long = algorithm.long_critic(data.obs, data.chunk).sigmoid()  # (M, B)
+        expected = optimistic_loss(algorithm.critic(data.obs, data.chunk), long, 0.8).mean(1).sum()
+        apart = optimistic_loss(algorithm.critic(data.obs, data.chunk), long.flip(0), 0.8).mean(1).sum()
+    _, info = algorithm.critic_loss(data)
+    torch.testing.assert_close(info["prefix_loss"].detach(), expected)
+    assert not torch.isclose(expected, apart)
+
+
 def test_every_network_of_dqc_gathers_running_statistics() -> None:
     policy = FlowPolicy(FlowConfig(hidden=(8,), normalization="running"), SPEC)
     policy.fit_normalizer({"action": STATISTICS["action"]})
