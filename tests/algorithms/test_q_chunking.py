@@ -201,6 +201,13 @@ def test_dqc_refuses_rewards_that_are_no_probabilities_and_short_long_chunks() -
         DQCConfig(expectile=1.0)
 
 
+@makers
+def test_a_setting_of_other_critics_is_refused(name: str) -> None:
+    assert MAKERS[name](target_members=2).config.critic.members == 2
+    with pytest.raises(UserError, match="target_members does nothing, got 1"):
+        MAKERS[name](target_members=1)
+
+
 def test_the_one_step_policy_starts_as_the_first_step_of_the_flow() -> None:
     base = flow()
     student = one_step_copy(base)
