@@ -143,7 +143,9 @@ class EXPO(OffPolicy):
 
     def actor_step(self, batch: Transitions) -> Info:
         """One step each of base policy, edit policy and temperature."""
-        imitation = imitation_loss(self.policy, batch.obs, batch.chunk, mask=batch.mask, generator=self.generator)
+        imitation = imitation_loss(
+            self.policy, batch.obs, batch.chunk, mask=batch.mask, generator=self.generator, progress=self.progress
+        )
         descend(self.optimizer, imitation.mean(), self.policy, self.config.grad_clip)
         self.ema.update(self.policy)
         info = {"imitation": imitation.mean()}

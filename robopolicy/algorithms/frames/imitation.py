@@ -1,4 +1,4 @@
-"""How the algorithms that learn from a replay memory imitate on the way: what they need, and one loss."""
+"""How algorithms imitate what was played: replay learners beside their critics, GoRL between its stages."""
 
 from __future__ import annotations
 
@@ -30,11 +30,14 @@ def imitation_loss(
     *,
     mask: Tensor | None = None,
     generator: torch.Generator,
+    progress: float,
 ) -> Tensor:
     """Loss `(B,)` of `policy` towards `chunk` `(B, H, A)`, times `weight` `(B,)`; `mask` `(B, H)` is 0 on padded steps.
 
+    `progress` in [0, 1] is the place in its training, for schedules of the policy such as a consistency head's grid.
     Dropout and augmentation are for this loss alone: whoever acts, bootstraps or distils uses the whole network.
     """
+    policy.set_progress(progress)
     policy.train()
     loss, _ = policy.imitation_loss(obs, chunk, weight, mask=mask, generator=generator)
     policy.eval()

@@ -166,7 +166,9 @@ class Imitating(OffPolicy):
 
     def imitate(self, obs: Observation, chunk: Tensor, weight: Tensor | None, mask: Tensor) -> Tensor:
         """One step of the policy towards `chunk` `(B, H, A)`; returns the loss."""
-        loss = imitation_loss(self.policy, obs, chunk, weight, mask=mask, generator=self.generator).mean()
+        loss = imitation_loss(
+            self.policy, obs, chunk, weight, mask=mask, generator=self.generator, progress=self.progress
+        ).mean()
         descend(self.optimizer, loss, self.policy, self.config.grad_clip)
         return loss
 

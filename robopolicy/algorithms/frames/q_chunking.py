@@ -58,7 +58,9 @@ class QChunking(OffPolicy):
         """One step of the policy towards the played chunks; returns the loss."""
         horizon = self.policy.spec.horizon
         chunk, mask = batch.chunk[:, :horizon], batch.mask[:, :horizon]
-        loss = imitation_loss(self.policy, batch.obs, chunk, mask=mask, generator=self.generator)
+        loss = imitation_loss(
+            self.policy, batch.obs, chunk, mask=mask, generator=self.generator, progress=self.progress
+        )
         descend(self.optimizer, loss.mean(), self.policy, self.config.grad_clip)
         return loss.mean()
 
