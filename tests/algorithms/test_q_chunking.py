@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -61,13 +62,14 @@ def positive(action: Tensor) -> Tensor:
     return (action[:, 0] > 0).float()
 
 
-def windows(steps: int) -> Transitions:
-    """Windows of `steps` control steps of one episode of 8 steps that ends in success."""
+def windows(steps: int, *, success: bool = True) -> Transitions:
+    """Windows of `steps` control steps of one episode of 8 steps that ends in success, or is cut off."""
     memory = Replay(64, gamma=0.9)
     for t in range(8):
         done = torch.tensor([t == 7])
+        ends = (done, done & False) if success else (done & False, done)
         here, after = ({"state": torch.tensor([[float(t + j), 0.0]])} for j in (0, 1))
-        memory.add(torch.zeros(1).long(), here, torch.zeros(1, 1), done.float(), done, done & False, after)
+        memory.add(torch.zeros(1).long(), here, torch.zeros(1, 1), done.float(), *ends, after)
     return memory.take(torch.arange(8), Request(8, max(steps, 2), steps, 0.9))
 
 
@@ -106,6 +108,34 @@ def test_chunks_cut_short_carry_no_gradient() -> None:
             assert float(info["complete"]) == pytest.approx(6 / 8)
             gradients.append(torch.autograd.grad(loss, list(algorithm.critic.parameters())))
         assert all(torch.equal(first, second) for first, second in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("success", [False, True])
+def test_dqc_learns_each_value_from_the_chunks_that_show_it(success: bool) -> None:
+    """Chunks cut short carry no gradient for Q_h and Q_p, those shorter than the prefix none for V; successes do."""
+    spec = PolicySpec({"state": (2,)}, 1, horizon=2, execute=2)
+    policy = FlowPolicy(FlowConfig(hidden=(8,), normalization="identity", action_normalization="identity"), spec)
+    algorithm = dqc(policy, n_step=4)
+    data = windows(4, success=success)
+    assert data.steps.tolist() == [4] * 5 + [3, 2, 1]
+
+    def gradients(rows: slice) -> dict[str, bool]:
+        """Whose gradient changes with what was seen and played in `rows`."""
+        other = replace(data, obs={"state": data.obs["state"].clone()}, chunk=data.chunk.clone())
+        other.obs["state"][rows] += 1.0
+        other.chunk[rows] += 0.5
+        nets = {"long": algorithm.long_critic, "prefix": algorithm.critic, "state": algorithm.value}
+        changed: dict[str, bool] = {}
+        for name, net in nets.items():
+            both = [
+                torch.autograd.grad(algorithm.critic_loss(batch)[0], list(net.parameters())) for batch in (data, other)
+            ]
+            changed[name] = any(not torch.equal(one, two) for one, two in zip(*both, strict=True))
+        return changed
+
+    assert gradients(slice(0, 5)) == {"long": True, "prefix": True, "state": True}
+    assert gradients(slice(5, 7)) == {"long": success, "prefix": success, "state": True}
+    assert gradients(slice(7, 8)) == {"long": success, "prefix": success, "state": success}
 
 
 def test_one_action_chunks_are_best_of_n_temporal_difference_learning() -> None:
@@ -280,6 +310,19 @@ def test_what_is_deployed_survives_a_checkpoint(name: str, tmp_path: Any) -> Non
     loaded, _ = load_policy(tmp_path / "ckpt")
     torch.testing.assert_close(first_actions(loaded), first_actions(algorithm.deployable()))
     assert verify_checkpoint(tmp_path / "ckpt").ok
+
+
+@makers
+def test_an_update_in_bfloat16_is_finite_and_moves_every_network(name: str) -> None:
+    algorithm = MAKERS[name](precision="bfloat16", n_step=1)
+    before = {part: copy.deepcopy(value.state_dict()) for part, value in algorithm.parts().items()}
+    metrics = algorithm.update(batch(two_modes(64), positive, discount=0.9))
+    assert all(math.isfinite(value) for value in metrics.values())
+    for part, value in algorithm.parts().items():
+        if isinstance(value, nn.Module):
+            assert all(bool(weight.isfinite().all()) for weight in value.parameters()), part
+            state = value.state_dict()
+            assert any(not torch.equal(weight, before[part][key]) for key, weight in state.items()), part
 
 
 @makers
