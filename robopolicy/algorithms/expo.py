@@ -50,7 +50,7 @@ class EXPOConfig(OffPolicyConfig):
     )
     utd: float = 20.0  # critic steps per decision of one environment
     actor_delay: int = 20  # critic steps per step of base, edit policy and temperature
-    candidates: int = 8  # N, samples of the base policy per decision
+    candidates: int = 8  # N, samples of the base policy per decision (fork: 32)
     edits: int = 8  # of these, how many are also edited; 0 is best-of-N
     edit: EditConfig = field(default_factory=EditConfig)  # edit policy, and beta, the largest edit
     selection: str = "argmax"  # argmax | softmax over the candidates, with an entropy bonus: for small datasets

@@ -38,7 +38,7 @@ class FQLConfig(QChunkingConfig):
     """Settings of FQL."""
 
     alpha: float = 10.0  # weight of the distillation beside Q; 10 to 30000 in raw units of Q, .03 to 10 normalised
-    normalize_q: bool = True  # divide the values by their mean magnitude in the actor's loss
+    normalize_q: bool = True  # divide the values by their mean magnitude in the actor's loss (paper: false)
 
 
 def one_step_copy(head: GenerativePolicy) -> FlowPolicy:

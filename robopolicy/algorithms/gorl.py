@@ -67,7 +67,9 @@ class GoRLConfig(PPOConfig):
     encoder: GaussianConfig = field(  # network of the encoder
         default_factory=lambda: GaussianConfig(hidden=(32, 32, 32, 32), activation="silu", state_dependent_std=True)
     )
-    critic: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="silu"))
+    critic: ValueConfig = field(  # network of the critic (paper: 5 x 256)
+        default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="silu")
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
