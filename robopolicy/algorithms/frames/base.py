@@ -56,6 +56,11 @@ class Algorithm(ABC):
         self.updates = 0  # calls of `update` so far
         self.generator = torch.Generator().manual_seed(seed)
 
+    @property
+    def progress(self) -> float:
+        """Share of the updates that are done."""
+        return self.updates / self.total_updates
+
     @abstractmethod
     def update(self, batch: Any) -> Metrics:
         """Improve the policy from one batch of experience; returns scalars, keys such as `actor/loss`."""

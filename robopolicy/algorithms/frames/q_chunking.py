@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Stateful
+from robopolicy.algorithms.frames.imitation import imitation_loss, require_imitation
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
-from robopolicy.algorithms.frames.offline_critic import require_imitation
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.transitions import Transitions
+from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
@@ -24,6 +25,13 @@ class QChunkingConfig(OffPolicyConfig):
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(activation="gelu"))
     grad_clip: float = 1.0  # largest gradient norm of the policy
 
+    def __post_init__(self) -> None:
+        if self.target_members != OffPolicyConfig.target_members:
+            raise UserError(
+                "QC, FQL and DQC bootstrap from the whole ensemble, so algorithm.target_members does nothing, got "
+                f"{self.target_members}; leave it out and set algorithm.critic.members."
+            )
+
 
 class QChunking(OffPolicy):
     """A critic over executed chunks and a policy cloned from the memory; subclasses say how they act and bootstrap."""
@@ -33,7 +41,7 @@ class QChunking(OffPolicy):
     def __init__(self, config: QChunkingConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to clone `policy`, which is trained in place."""
         require_imitation(policy, self.name)
-        super().__init__(config, policy, total_updates=total_updates)
+        super().__init__(config, policy.eval(), total_updates=total_updates)
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
 
     def explore(self, obs: Observation, *, generator: Randomness = None) -> Sample:
@@ -48,10 +56,10 @@ class QChunking(OffPolicy):
 
     def imitate(self, batch: Transitions) -> Tensor:
         """One step of the policy towards the played chunks; returns the loss."""
-        self.policy.train()
         horizon = self.policy.spec.horizon
-        loss, _ = self.policy.imitation_loss(
-            batch.obs, batch.chunk[:, :horizon], mask=batch.mask[:, :horizon], generator=self.generator
+        chunk, mask = batch.chunk[:, :horizon], batch.mask[:, :horizon]
+        loss = imitation_loss(
+            self.policy, batch.obs, chunk, mask=mask, generator=self.generator, progress=self.progress
         )
         descend(self.optimizer, loss.mean(), self.policy, self.config.grad_clip)
         return loss.mean()
