@@ -305,20 +305,18 @@ def test_one_cluster_gives_no_pairs() -> None:
 
 
 def test_semi_policy_pairs_take_the_sign_of_the_anchor() -> None:
-    source = torch.tensor([0, 1, 1, 1]).repeat(PROMPTS)
     seen: set[bool] = set()
 
     def formula(case: Tabular) -> Tensor:
         r, terms = to_reference(case).sum(1), []
-        for key in range(PROMPTS):
-            for sample in range(4 * key + 1, 4 * key + 4):
-                shown = r[4 * key]
-                pushed = bool(r[sample] > shown)
-                seen.add(pushed)
-                terms.append(-logsigmoid(0.1 * (shown - r[sample] if pushed else shown + r[sample])))
+        for shown, sample in pairs(case, ordered=True):
+            pushed = bool(r[sample] > r[shown])
+            seen.add(pushed)
+            terms.append(-logsigmoid(0.1 * (r[shown] - r[sample] if pushed else r[shown] + r[sample])))
         return mean(terms)
 
-    check_recipe("s018_seppo", formula, source=source)
+    check_recipe("s018_seppo", formula)
+    check_recipe("s018_seppo", formula, source=torch.ones(4 * PROMPTS, dtype=torch.long))  # all from a file
     assert seen == {True, False}
 
 
