@@ -285,7 +285,15 @@ def test_direct_advantage_is_least_at_the_tilted_reference() -> None:
 
 
 def test_a_star_regresses_the_log_ratio_of_the_trajectory() -> None:
-    check_recipe("a_star_po", lambda c: ((0.001 * to_reference(c).sum(1) - (rewards(c) - 0.3)) ** 2).mean(), unit=None)
+    """Also of one with several turns."""
+
+    def formula(case: Tabular) -> Tensor:
+        return ((0.001 * to_reference(case).sum(1) - (rewards(case) - 0.3)) ** 2).mean()
+
+    check_recipe("a_star_po", formula)
+    check_recipe("a_star_po", formula, unit=None)
+    with pytest.raises(ValueError, match="Level must be one of unit, trajectory, got 'turn'"):
+        recipe_of("a_star_po", objective={"name": "step_regression", "level": "turn"})
 
 
 def test_clusters_are_compared_by_their_mean_outcomes() -> None:
