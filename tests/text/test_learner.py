@@ -113,6 +113,20 @@ def test_half_precision_keeps_what_was_recorded_of_rows_that_this_policy_did_not
     assert far[again].any() and not far[batch.source == POLICY].any()
 
 
+def test_a_penalty_on_moved_decisions_acts_within_an_update():
+    """KL-Cov is 0 with gradient 0 at the first step of a batch; it needs further ones."""
+
+    class Odd(Letter):
+        def episode(self, seed):
+            return Question("?", lambda completion: float(bool(completion) and ord(completion) % 2))
+
+    found = []
+    for minibatches in (1, 0):
+        algorithm = learner(Odd(), lr=1e-2, group_size=16, recipe="s066_kl_cov", minibatches=minibatches)
+        found.append(algorithm.update(source(Odd(), algorithm).next(algorithm))["actor/covariance_kl"])
+    assert found[0] < 1e-6 < 1e-5 < found[1]
+
+
 def test_overlong_messages_can_be_left_out():
     kept, masked = (learner(Grid(), group_size=2, overlong=overlong) for overlong in ("score", "mask"))
     batch = source(Grid(), kept).next(kept)
