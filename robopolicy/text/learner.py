@@ -139,7 +139,8 @@ class TextRecipe(TextLearner):
         Raises:
             UserError: Another family of policies, or another engine, is to do that.
         """
-        parts = {"critic": self.recipe.critic, "layer": self.views.layer_updates, "support": self.views.support}
+        views, critic = self.views, self.recipe.critic
+        parts = {"critic": critic, "layer": views.layer_updates, "support": views.support, "segments": views.segments}
         asked = [name for name, part in parts.items() if part]
         if asked and not self.policy.causal:
             raise UserError(f"Recipe '{self.config.recipe}' needs policy=text for its {asked[0]}.")
