@@ -4,7 +4,8 @@
     extra["value_ref"] (N,)         best value of the task, beta log mean exp(R / beta), by the start of the run (A*-PO)
     extra["likelihood"] (N,)        of the task's solution under the start of the run (S122)
     extra["drift"] (N,)             mean |change of log-probability| of the task's last attempt since then [nats] (S037)
-    value, extra["rollout_value"] (N, T)    mean reward to come of attempts that go on from each message (S013, S180)
+    value, extra["rollout_value"] (N, T)    mean reward to come of attempts that go on from each message (S180)
+    value, unit (N, T)              the same from each segment of a message, and the number of the segment (S013)
     extra["probe_accuracy"], extra["probe_confidence"] (N, T)   of the solution, asked for before each message (S149)
     extra["duration"] (N, T)        tokens of each message, which stand for its time (S062)
 
@@ -181,6 +182,23 @@ class RolloutValue(Aside):
         return rows.with_fields(value=value) if self.key == "value" else with_extra(rows, **{self.key: value})
 
 
+class SegmentValue(Aside):
+    """Mean reward to come before each segment of a message; units are segments then."""
+
+    def __init__(self, every: int, below: float) -> None:
+        """Cut behind every so many tokens that were less likely than `below`."""
+        self.every, self.below = every, below
+
+    def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
+        """Play on from every cut and message."""
+        begins = beginnings(rows, self.every, self.below)
+        columns = [row.nonzero()[1:, 0].tolist() for row in begins]
+        rows = rows.with_fields(unit=(begins.cumsum(1) - 1).clamp(min=0))
+        moments, places = moments_of(worlds.own, attempts, columns)
+        found = torch.tensor(rewards(worlds.own.play([task for task in moments for _ in range(ROLLOUTS)])))
+        return rows.with_fields(value=spread(found.view(-1, ROLLOUTS).mean(1), places, rows))
+
+
 class Probe(Aside):
     """How likely the solution's last message would be before each message, and how sure the policy is of it."""
 
@@ -219,9 +237,11 @@ def asides_of(recipe: Mapping[str, Any]) -> dict[str, Aside]:
     named = dict(named_parts(recipe))
     options = ("half_life", "rollout_weight")
     asked = set(named) | {key for part in named.values() for key in options if part.get(key)}
-    if recipe["critic"] is None and "gae" in named:
+    cut = recipe["rollout"].get("segments")
+    if recipe["critic"] is None and "gae" in named and not cut:
         asked.add("value")
-    return {name: make() for name, make in ASIDES.items() if name in asked}
+    own = {"segments": SegmentValue(**cut)} if cut else {}
+    return own | {name: make() for name, make in ASIDES.items() if name in asked}
 
 
 def plain(task: Task) -> Task:
@@ -234,20 +254,39 @@ def rewards(attempts: Sequence[Attempt]) -> list[float]:
     return [attempt.reward if math.isfinite(attempt.reward) else 0.0 for attempt in attempts]
 
 
-def moments_of(world: TextWorld, attempts: Sequence[Attempt]) -> tuple[list[Task], list[list[int]]]:
-    """Tasks that go on from before each message, equal first ones once, and their numbers for each attempt."""
+def beginnings(rows: Decisions, every: int, below: float) -> Tensor:
+    """Bool `(N, T)`: begins a message, or follows every so many tokens of one that were less likely than `below`."""
+
+    def before(values: Tensor) -> Tensor:
+        return torch.cat([torch.zeros_like(values[:, :1]), values[:, :-1]], 1)
+
+    unit, own = rows.need("unit"), rows.valid()
+    first = own & ~(before(own) & (before(unit) == unit))
+    unsure = own & (rows.logp_old < math.log(below))
+    count = unsure.long().cumsum(1)
+    earlier = torch.where(first, count - unsure.long(), 0).cummax(1).values  # in the messages before
+    return first | (own & before(unsure & ((count - earlier) % every == 0)))
+
+
+def moments_of(
+    world: TextWorld, attempts: Sequence[Attempt], columns: Sequence[Sequence[int]] | None = None
+) -> tuple[list[Task], list[list[int]]]:
+    """Tasks that go on from before each message, equal first ones once, and their numbers for each attempt.
+
+    With `columns` they go on from before these of each attempt's row, in place of the later messages.
+    """
     moments: list[Task] = []
     first: dict[int, int] = {}
     places: list[list[int]] = []
-    for attempt in attempts:
+    for row, attempt in enumerate(attempts):
         if attempt.record is None:
             raise UserError("This recipe goes on from the middle of attempts, which needs players=0.")
         begin = first.setdefault(attempt.task.key, len(moments))
-        later = [world.branch(attempt, unit) for unit in range(1, int(attempt.metrics["turns"]))]
+        later = attempt.record.starts[1 : int(attempt.metrics["turns"])] if columns is None else columns[row]
         if begin == len(moments):
             moments.append(plain(attempt.task))
         places.append([begin, *range(len(moments), len(moments) + len(later))])
-        moments += later
+        moments += [world.resume(attempt, column) for column in later]
     return moments, places
 
 

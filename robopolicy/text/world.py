@@ -15,6 +15,7 @@ side therefore leaves out; `guard` names the prompt.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -138,11 +139,15 @@ class TextWorld:
 
     def branch(self, attempt: Attempt, unit: int) -> Task:
         """The task that goes on after `unit` turns of the attempt."""
+        return self.resume(attempt, attempt.record.starts[unit])
+
+    def resume(self, attempt: Attempt, column: int) -> Task:
+        """The task that goes on before a column of the attempt's row, maybe in the middle of a message."""
         talk: Talk = attempt.record
-        kept = talk.starts[unit]
-        prefix: dict[str, Any] = {name: values[:kept] for name, values in talk.columns.items()}
-        prefix |= {"said": talk.said[:unit], "starts": talk.starts[: unit + 1], "begun": [], "helped": talk.helped}
-        return replace(attempt.task, prefix=prefix)
+        unit = bisect_right(talk.starts, column) - 1
+        prefix: dict[str, Any] = {name: values[:column] for name, values in talk.columns.items()}
+        prefix |= {"said": talk.said[:unit], "starts": talk.starts[: unit + 1], "helped": talk.helped}
+        return replace(attempt.task, prefix={**prefix, "begun": prefix["tokens"][talk.starts[unit] :]})
 
     @torch.no_grad()
     def rescore(self, attempts: Sequence[Attempt], tasks: Sequence[Task]) -> list[Attempt]:

@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
-from tabular import Tabular, check_recipe, ppo, recipe_of, rewards, standardised, tabular
+from tabular import Tabular, check_recipe, ppo, recipe_of, rewards, seq_mean, standardised, tabular
 from torch import Tensor
 
+from robopolicy.catalogue import read_recipe
 from robopolicy.core.advantages.comparisons import BetaScale, Retrospective, SetAdvantage, SplitBaseline
 from robopolicy.core.advantages.factors import attention_distance, future_attention, potential
 from robopolicy.core.advantages.pipeline import outcome
@@ -270,6 +271,34 @@ def test_pipo_judges_the_last_batch_by_the_gain() -> None:
     torch.testing.assert_close(judged[4:], plain[4:] / 0.3 * gain)
     worse = both.with_fields(reward=torch.zeros_like(both.reward))
     assert float(stage(plain, worse)[4:].abs().max()) == 0.0  # a loss of reward counts loss_weight = 0
+
+
+@pytest.mark.parametrize("history", [[], [0.1] * 7 + [0.2], [0.9] * 7 + [0.8]], ids=["none", "gain", "loss"])
+def test_pipo_adds_a_step_on_the_last_batch_and_none_where_it_is_not_judged(history: list[float]) -> None:
+    case = tabular(rollouts=8, source=torch.tensor([0] * 4 + [1] * 4).repeat(4), drift=0.5)
+    d, stages = case.decisions, read_recipe("s014_pipo")["advantage"]
+    stages[-1]["loss_weight"] = 0.5
+    recipe, again = recipe_of("s014_pipo", advantage=stages), d.need("source") == 1
+    recipe.pipeline.stages[-1].rewards = history
+    mask, ratio = d.valid(), (case.logp() - d.logp_old).exp()
+    plain = torch.zeros(32, dtype=torch.float64)
+    for rows in (again, ~again):
+        plain[rows] = standardised(rewards(case)[rows], groups(case)[rows])
+    worth = plain / group_mean(plain.abs(), groups(case) + 4 * again).clamp(min=1e-8)
+    past, gain = torch.tensor(history), 0.0
+    if history:
+        gain = float((rewards(case)[~again].mean() - past.mean()) / past.std(correction=0))
+    coefficient = (gain * worth).clamp(-10, 10) * (1.0 if gain >= 0 else 0.5)
+    assert (gain == 0) == (not history) and (not history or (gain > 0) == (history[0] < 0.5))
+    expected = seq_mean(ppo(case, plain)[~again], mask[~again])
+    expected = expected + seq_mean((-coefficient[:, None] * ratio.clamp(max=1.2))[again], mask[again])
+    loss, _ = recipe.loss(d, recipe.advantage(d), case.logp())
+    wanted, found = (torch.autograd.grad(value, case.logits, retain_graph=True)[0] for value in (expected, loss))
+    torch.testing.assert_close(found, wanted)
+    if not history:  # GRPO on the new rows
+        fresh, base = d.select(~again), recipe_of("grpo", estimator={"aggregate": "seq_mean"})
+        value, _ = base.loss(fresh, base.advantage(fresh), case.logp()[~again])
+        torch.testing.assert_close(found, torch.autograd.grad(value, case.logits)[0], rtol=1e-12, atol=0)
 
 
 def test_equal_durations_are_ppo_and_rates_are_undone() -> None:

@@ -285,7 +285,15 @@ def test_direct_advantage_is_least_at_the_tilted_reference() -> None:
 
 
 def test_a_star_regresses_the_log_ratio_of_the_trajectory() -> None:
-    check_recipe("a_star_po", lambda c: ((0.001 * to_reference(c).sum(1) - (rewards(c) - 0.3)) ** 2).mean(), unit=None)
+    """Also of one with several turns."""
+
+    def formula(case: Tabular) -> Tensor:
+        return ((0.001 * to_reference(case).sum(1) - (rewards(case) - 0.3)) ** 2).mean()
+
+    check_recipe("a_star_po", formula)
+    check_recipe("a_star_po", formula, unit=None)
+    with pytest.raises(ValueError, match="Level must be one of unit, trajectory, got 'turn'"):
+        recipe_of("a_star_po", objective={"name": "step_regression", "level": "turn"})
 
 
 def test_clusters_are_compared_by_their_mean_outcomes() -> None:
@@ -305,20 +313,18 @@ def test_one_cluster_gives_no_pairs() -> None:
 
 
 def test_semi_policy_pairs_take_the_sign_of_the_anchor() -> None:
-    source = torch.tensor([0, 1, 1, 1]).repeat(PROMPTS)
     seen: set[bool] = set()
 
     def formula(case: Tabular) -> Tensor:
         r, terms = to_reference(case).sum(1), []
-        for key in range(PROMPTS):
-            for sample in range(4 * key + 1, 4 * key + 4):
-                shown = r[4 * key]
-                pushed = bool(r[sample] > shown)
-                seen.add(pushed)
-                terms.append(-logsigmoid(0.1 * (shown - r[sample] if pushed else shown + r[sample])))
+        for shown, sample in pairs(case, ordered=True):
+            pushed = bool(r[sample] > r[shown])
+            seen.add(pushed)
+            terms.append(-logsigmoid(0.1 * (r[shown] - r[sample] if pushed else r[shown] + r[sample])))
         return mean(terms)
 
-    check_recipe("s018_seppo", formula, source=source)
+    check_recipe("s018_seppo", formula)
+    check_recipe("s018_seppo", formula, source=torch.ones(4 * PROMPTS, dtype=torch.long))  # all from a file
     assert seen == {True, False}
 
 

@@ -169,11 +169,13 @@ def test_rows_of_a_teacher_are_never_clipped():
 
 
 def test_experts_are_imitated_beside_the_own_rows():
-    """6.10 (HILA)."""
+    """6.10 (HILA): what an expert earns is not compared with."""
 
     def formula(case: Tabular) -> Tensor:
         d, own = case.decisions, (case.decisions.need("source") == 0)[:, None]
-        losses = ppo(case, standardised(rewards(case), d.need("group"))) * own
+        rows, advantage = own[:, 0], torch.zeros(16, dtype=torch.float64)
+        advantage[rows] = standardised(rewards(case)[rows], d.need("group")[rows])
+        losses = ppo(case, advantage) * own
         return seq_mean(losses, d.valid()) - case.logp()[d.valid() & ~own].mean()
 
     check_recipe("s026_hila", formula, source=TAUGHT)

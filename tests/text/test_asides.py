@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from robopolicy.catalogue import read_recipe
+from robopolicy.core.decisions import Decisions
 from robopolicy.core.gradients import flat_gradient
 from robopolicy.core.recipe import DEFAULTS
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
 from robopolicy.text import TextConfig, TextPolicy
-from robopolicy.text.asides import BETA, ROLLOUTS, SAMPLES, Worlds, asides_of, moments_of
+from robopolicy.text.asides import BETA, ROLLOUTS, SAMPLES, SegmentValue, Worlds, asides_of, beginnings, moments_of
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Question, TextTask
@@ -31,7 +32,7 @@ READERS = {  # recipe -> what is found for it beside its attempts
     "a_star_po": ["value_ref"],
     "s122_self": ["unlikely"],
     "s037_single_stream": ["half_life"],
-    "s013_segment_spo": ["value"],
+    "s013_segment_spo": ["segments"],
     "s180_proact": ["rollout_weight"],
     "s149_spae": ["potential_gain"],
     "s062_duration_aware": ["duration"],
@@ -156,16 +157,53 @@ def test_drift_is_the_change_on_the_last_attempt():
 
 
 def test_values_before_messages_come_from_there():
-    _algorithm, feed, worlds, rows = played(Grid(), "s013_segment_spo")
+    _algorithm, feed, worlds, rows = played(Grid(), "s180_proact")
     attempts = feed._batch.attempts
     moments, places = moments_of(worlds.own, attempts)
     assert len(moments) == 3 + sum(int(attempt.metrics["turns"]) - 1 for attempt in attempts)
     later = worlds.own.play([moments[places[0][1]]] * ROLLOUTS)
     assert all(attempt.record.said[0] == attempts[0].record.said[0] for attempt in later)
-    unit, value = rows.need("unit"), rows.need("value")
+    unit, value = rows.need("unit"), rows.extra["rollout_value"]
     first = (unit == 0) & rows.valid()
     same = rows.need("group") == rows.need("group")[0]
     assert len(value[same][first[same]].unique()) == 1 and value.shape == rows.shape
+
+
+def test_messages_are_cut_behind_every_fifth_uncertain_token():
+    """S013: sure tokens do not count, the next message counts anew, and nothing begins behind its end."""
+    logp = torch.tensor([[-1.0] * 6 + [0.0] * 3 + [-1.0] * 4 + [0.0] * 2 + [-1.0] * 7])
+    mask = torch.ones_like(logp).bool()
+    mask[0, 13:15] = False  # the reply
+    unit = torch.tensor([[0] * 15 + [1] * 7])
+    rows = Decisions(logp, mask=mask, unit=unit)
+    assert beginnings(rows, 5, 0.9)[0].nonzero()[:, 0].tolist() == [0, 5, 15, 20]
+    assert beginnings(rows, 1, 0.9)[0].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 10, 11, 12, *range(15, 22)]
+    assert beginnings(rows, 99, 0.9)[0].nonzero()[:, 0].tolist() == [0, 15]
+
+
+def test_values_at_cuts_come_from_there():
+    """S013: the message goes on where it was cut, and telescopes to the reward."""
+    algorithm, feed, worlds, rows = played(Scale(), "s013_segment_spo")
+    feed.asides["segments"] = aside = SegmentValue(every=1, below=1.0)
+    attempts = feed._batch.attempts
+    cut = aside(worlds, attempts, worlds.own.batch(attempts))
+    unit, own, value = cut.need("unit"), cut.valid(), cut.need("value")
+    assert all(unit[row][own[row]].tolist() == list(range(int(own[row].sum()))) for row in range(len(cut)))
+    row = int(own.sum(1).argmax())
+    count = int(own[row].sum())
+    assert count == 6 and rows.need("unit")[row].tolist() == [0] * 5 + [1]  # as the recipe cuts it
+    columns = [[] for _ in attempts]
+    columns[row] = [count - 1]
+    moments, places = moments_of(worlds.own, attempts, columns)
+    later = worlds.own.play([moments[places[row][1]]] * ROLLOUTS)
+    said = attempts[row].decisions.extra["tokens"][0, int(cut.extra["start"][row]) :][: count - 1]
+    for attempt in later:
+        start = int(attempt.decisions.extra["start"])
+        assert torch.equal(attempt.decisions.extra["tokens"][0, start:][: count - 1], said)
+        assert attempt.reward == len(attempt.record.said[0])
+    gain = algorithm.recipe.advantage(cut)[row][own[row]]
+    assert float(gain.sum()) == pytest.approx(attempts[row].reward - float(value[row][own[row]][0]), abs=1e-5)
+    assert float(gain[-1]) == pytest.approx(attempts[row].reward - float(value[row][count - 1]), abs=1e-5)
 
 
 @torch.no_grad()

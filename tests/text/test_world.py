@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 
+from robopolicy.catalogue import read_recipe
 from robopolicy.errors import UserError
 from robopolicy.samplers.attempts import from_plain, to_plain
 from robopolicy.samplers.interventions import INTERVENTIONS
+from robopolicy.samplers.parts import build
 from robopolicy.samplers.protocols import (
     TEACHER,
     Branching,
@@ -204,6 +206,19 @@ def test_interventions_of_the_sampling_side_run_on_text():
             if rows:
                 batch = world.batch(rows)
                 assert torch.isfinite(score(world.policy, batch).logp).all()
+
+
+def test_scaffolds_tell_ever_more_of_the_solution(monkeypatch):
+    world, (task,) = world_of(Grid()), tasks(1, (10,))
+    told = []
+    plain = world.hint
+    monkeypatch.setattr(world, "hint", lambda *asked: told.append(plain(*asked)) or told[-1])
+    (entry,) = read_recipe("s063_scaf_grpo")["rollout"]["intervention"]
+    build("intervention", entry).rows(world.play([task] * 2), world)
+    solution = " ".join(Grid().episode(10).demonstration())
+    texts = [hint.context["text"] for hint in told]
+    assert texts == [solution[: round(share * len(solution))] for share in (0.25, 0.5, 0.75, 1.0)]
+    assert len(set(texts)) == 4
 
 
 def test_what_was_heard_said_and_answered_has_a_number():
