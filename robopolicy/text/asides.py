@@ -176,7 +176,8 @@ class RolloutValue(Aside):
     def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
         """Play on from every message; the first ones of a task are the same moment."""
         moments, places = moments_of(worlds.own, attempts)
-        found = torch.tensor(rewards(worlds.own.play([task for task in moments for _ in range(ROLLOUTS)])))
+        played = worlds.own.play([task for task in moments for _ in range(ROLLOUTS)])
+        found = torch.tensor([to_come(attempt) for attempt in played])
         value = spread(found.view(-1, ROLLOUTS).mean(1), places, rows)
         return rows.with_fields(value=value) if self.key == "value" else with_extra(rows, **{self.key: value})
 
@@ -232,6 +233,12 @@ def plain(task: Task) -> Task:
 def rewards(attempts: Sequence[Attempt]) -> list[float]:
     """Rewards, 0 where an attempt could not be judged."""
     return [attempt.reward if math.isfinite(attempt.reward) else 0.0 for attempt in attempts]
+
+
+def to_come(attempt: Attempt) -> float:
+    """Reward of the turns that were played behind the beginning of the task, 0 where they could not be judged."""
+    before = len(attempt.task.prefix["said"]) if attempt.task.prefix is not None else 0
+    return 0.0 if attempt.record.fault else sum(attempt.record.paid[before:])
 
 
 def moments_of(world: TextWorld, attempts: Sequence[Attempt]) -> tuple[list[Task], list[list[int]]]:

@@ -1,7 +1,7 @@
 """A conversation under way, and the row of decisions that it becomes.
 
 A row is prompt, messages of the policy and replies of the world as one sequence of tokens, of which the policy decided
-those in the mask; a unit is a turn. Fields of `Decisions.extra`:
+those in the mask; a unit is a turn, whose reward stands at the last token of its message. Fields of `Decisions.extra`:
 
     tokens (N, L) int64     the whole conversation, zeros behind its end
     chosen (N, T) int64     the token of each decision; of batches
@@ -48,7 +48,7 @@ class Talk:
     heard: list[str] = field(default_factory=list)  # replies to them
     starts: list[int] = field(default_factory=lambda: [0])  # column behind each reply, where a message begins
     begun: list[int] = field(default_factory=list)  # tokens of a message that was given in part
-    reward: float = 0.0
+    paid: list[float] = field(default_factory=list[float])  # reward of each turn
     success: bool = False
     done: bool = False
     cut: bool = False
@@ -83,6 +83,17 @@ class Talk:
             self.calls = (self.calls or 0) + turn.calls
             if turn.calls and self.first_call < 0:
                 self.first_call = len(self.said) - 1
+
+    @property
+    def reward(self) -> float:
+        """Of all turns."""
+        return sum(self.paid)
+
+    def rewards(self) -> list[float]:
+        """Reward of every column: that of a turn at the last token that the policy chose in it."""
+        ends = {unit: place for place, unit in enumerate(self.columns["unit"]) if self.columns["own"][place]}
+        at = {ends[unit]: reward for unit, reward in enumerate(self.paid) if unit in ends}
+        return [at.get(place, 0.0) for place in range(len(self.columns["unit"]))]
 
     @property
     def helped(self) -> bool:
@@ -152,6 +163,7 @@ def rows_of(talks: Sequence[Talk], eos: int, *, ordered: bool, vocabulary: int |
     }
     columns |= {name: list(values.split(1)) for name, values in once.items()}
     logp, entropy = (_each(row(name), torch.float32) for name in ("logp", "entropy"))
+    reward = _each([talk.rewards() for talk in talks], torch.float32)
     unit = _each(row("unit"), torch.int64)
     rows: list[Decisions] = []
     for place, talk in enumerate(talks):
@@ -169,7 +181,8 @@ def rows_of(talks: Sequence[Talk], eos: int, *, ordered: bool, vocabulary: int |
             everything = torch.ones(vocabulary, dtype=torch.bool)
             support = [everything if among is None else among for among in talk.columns["support"]]
             extra["support"] = torch.stack(support)[None]
-        rows.append(Decisions(logp[place], mask=own[place], entropy=entropy[place], unit=unit[place], extra=extra))
+        told = {"mask": own, "reward": reward, "entropy": entropy, "unit": unit}
+        rows.append(Decisions(logp[place], **{name: values[place] for name, values in told.items()}, extra=extra))
     return rows
 
 

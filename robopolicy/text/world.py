@@ -123,7 +123,7 @@ class TextWorld:
         rest = "" if talk.done else _share(solution[int(turns)], turns % 1.0)
         talk.begun = self.policy.tokenizer.encode(rest)
         talk.add(talk.begun)
-        return task if talk.done else replace(task, prefix={**_prefix(talk), "helped": True})
+        return task if talk.done else replace(task, prefix=_prefix(talk))
 
     def teach(self, task: Task, count: int) -> list[Attempt]:
         """The solution, `count` times: demonstrated tokens with log-probability 0."""
@@ -153,7 +153,8 @@ class TextWorld:
         talk: Talk = attempt.record
         kept = talk.starts[unit]
         prefix: dict[str, Any] = {name: values[:kept] for name, values in talk.columns.items()}
-        prefix |= {"said": talk.said[:unit], "starts": talk.starts[: unit + 1], "begun": [], "helped": talk.helped}
+        prefix |= {"said": talk.said[:unit], "paid": talk.paid[:unit], "starts": talk.starts[: unit + 1]}
+        prefix |= {"begun": [], "helped": talk.helped}
         return replace(attempt.task, prefix=prefix)
 
     @torch.no_grad()
@@ -206,7 +207,7 @@ class TextWorld:
         talk = Talk(task, episode, self._prompt(task, episode))
         if task.prefix is not None:
             talk.columns = {name: list(task.prefix[name]) for name in COLUMNS}
-            talk.begun, talk.starts = list(task.prefix["begun"]), list(task.prefix["starts"])
+            talk.begun, talk.starts, talk.paid = (list(task.prefix[name]) for name in ("begun", "starts", "paid"))
             for message in task.prefix["said"]:
                 talk.said.append(message)
                 talk.hear(episode.step(message))
@@ -227,11 +228,11 @@ class TextWorld:
         """Write down what the episode replies to a message."""
         talk.said.append(message)
         talk.begun = []
+        talk.paid.append(0.0 if turn is None else turn.reward)
         if turn is None:
             talk.fault = talk.done = True
             return
         talk.hear(turn)
-        talk.reward += turn.reward
         talk.success |= turn.success
         talk.done = turn.done
         if not turn.done and len(talk.said) < self.task.max_turns:
@@ -289,4 +290,6 @@ def _share(text: str, share: float) -> str:
 
 
 def _prefix(talk: Talk) -> dict[str, Any]:
-    return {**talk.columns, "said": talk.said, "starts": talk.starts, "begun": talk.begun}
+    """What was given in front of the policy's own messages, for which it earns nothing."""
+    given = {"said": talk.said, "paid": [0.0] * len(talk.said), "starts": talk.starts, "begun": talk.begun}
+    return {**talk.columns, **given, "helped": True}

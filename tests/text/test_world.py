@@ -1,10 +1,12 @@
 """A text task as the world of the sampling side: attempts, rows, and what samplers ask of it."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from robopolicy.core.advantages.starts import unit_reward
 from robopolicy.errors import UserError
 from robopolicy.samplers.attempts import from_plain, to_plain
 from robopolicy.samplers.interventions import INTERVENTIONS
@@ -22,7 +24,8 @@ from robopolicy.samplers.protocols import (
 from robopolicy.samplers.topologies import Flat
 from robopolicy.spec import PolicySpec
 from robopolicy.text import TextConfig, TextPolicy
-from robopolicy.text.task import Question, TextTask
+from robopolicy.text.asides import to_come
+from robopolicy.text.task import Episode, Question, TextTask, Turn
 from robopolicy.text.world import TextWorld, score
 from tasks.text.arithmetic import Arithmetic
 from tasks.text.calculator import CALL, Calculator
@@ -274,3 +277,63 @@ def test_restated_problems_have_the_same_answer():
                 assert how == "varied" or arithmetic.difficulty(again.payload) < arithmetic.difficulty(seed)
     with pytest.raises(UserError, match="text/grid cannot restate"):
         world_of(Grid()).rewrite(Task(3, payload=3), "simpler")
+
+
+class Errand(Episode):
+    """Three turns, of which each earns something."""
+
+    prompt = "go"
+
+    def __init__(self, paid):
+        self.paid, self.turn = paid, 0
+
+    def step(self, completion):
+        self.turn += 1
+        return Turn(self.paid[self.turn - 1], success=True, done=self.turn == len(self.paid), reply="on")
+
+
+class Errands(TextTask):
+    """The same errand for all seeds."""
+
+    name, prompt_bytes, completion_bytes, max_turns = "text/errands", 48, 4, 3
+
+    def __init__(self, *paid):
+        self.paid = paid
+
+    def episode(self, seed):
+        return Errand(self.paid)
+
+
+def test_rewards_stay_with_their_turns():
+    world = world_of(Errands(1.0, 0.25, 0.25))
+    attempts = world.play(tasks(1))
+    assert [attempt.reward for attempt in attempts] == [1.5, 1.5]
+    shaped = [replace(attempts[0], reward=1.75), attempts[1]]  # a part of the reward that belongs to no turn
+    batch = world.batch(shaped)
+    paid = unit_reward(batch)
+    for row, last in enumerate((0.5, 0.25)):
+        own, unit = batch.valid()[row], batch.unit[row]
+        assert [set(paid[row][own & (unit == turn)].tolist()) for turn in range(3)] == [{1.0}, {0.25}, {last}]
+        ends = [int((own & (unit == turn)).nonzero().max()) for turn in range(3)]
+        assert batch.reward[row].nonzero()[:, 0].tolist() == ends
+
+
+def test_the_reward_of_one_turn_stands_at_its_end():
+    world = world_of(Errands(0.1))
+    attempts = world.play(tasks(1))
+    composed = [0.3 * attempts[0].reward - 0.07, attempts[1].reward]
+    batch = world.batch([replace(attempt, reward=worth) for attempt, worth in zip(attempts, composed, strict=True)])
+    for row, worth in enumerate(composed):
+        expected = torch.zeros_like(batch.reward[row])
+        expected[int(batch.valid()[row].nonzero().max())] = worth
+        assert torch.equal(batch.reward[row], expected)
+
+
+def test_a_branch_keeps_what_was_earned_and_a_given_beginning_earns_nothing():
+    world = world_of(Errands(1.0, 0.25, 0.25))
+    first = world.play(tasks(1, (5,)))[0]
+    branched = world.play([world.branch(first, 1)])[0]
+    assert branched.reward == 1.5 and to_come(branched) == 0.5
+    assert unit_reward(world.batch([branched]))[0, 0] == 1.0
+    grid = world_of(Grid())
+    assert grid.play([grid.begin(Task(3, payload=3), 0.5)])[0].record.paid[0] == 0.0
