@@ -95,7 +95,8 @@ class Estimator:
         Args:
             decisions: What was recorded.
             advantage: (N,) or (N, 1) per row, or (N, T) per decision; no gradient flows into it.
-            logp: (N, T) log-probabilities of the recorded decisions under the current parameters.
+            logp: (N, T) log-probabilities of the recorded decisions under the current parameters. Those that a mask
+                rule drops count in the ratio of their unit or trajectory, but get no gradient through it.
             entropy: (N, T) under the current parameters, needed for an entropy bonus.
             diagnose: False leaves out the diagnostics of the ratio, which cost as much as the loss itself.
 
@@ -108,11 +109,10 @@ class Estimator:
             raise ValueError(f"logp must have shape {decisions.shape}, got {tuple(logp.shape)}.")
         config = self.config
         advantage = _per_row(advantage, decisions).detach()
-        gated = config.level == "hierarchical"
-        level = "token" if gated else config.level
-        plain = log_ratio(logp, decisions.logp_old, decisions, level, config.reduction, config.count)
-        ratio = self._bounded(config.hierarchy(plain, decisions) if gated else plain)  # (N, T) in nats
+        plain, ratio = self._ratio(logp, decisions)
         mask = compose(config.masks, decisions, advantage, ratio.detach())
+        if mask is not None and config.masks and config.level != "token":
+            plain, ratio = self._ratio(torch.where(mask, logp, logp.detach()), decisions)
         options = {**config.surrogate_options, **{name: self.controllers[name].value for name in self._scheduled}}
         out = SURROGATES[config.surrogate](ratio, advantage, *config.bounds(decisions), **options)
         losses = out.loss
@@ -141,6 +141,14 @@ class Estimator:
         """Restore `state_dict`."""
         for name, controller in self.controllers.items():
             controller.load_state_dict(state[name])
+
+    def _ratio(self, logp: Tensor, decisions: Decisions) -> tuple[Tensor, Tensor]:
+        """Log-ratio `(N, T)` at the level, without and with the budgets of a hierarchy and the limit [nats]."""
+        config = self.config
+        gated = config.level == "hierarchical"
+        level = "token" if gated else config.level
+        plain = log_ratio(logp, decisions.logp_old, decisions, level, config.reduction, config.count)
+        return plain, self._bounded(config.hierarchy(plain, decisions) if gated else plain)
 
     def _bounded(self, ratio: Tensor) -> Tensor:
         return ratio.clamp(-self.config.log_ratio_limit, self.config.log_ratio_limit)
