@@ -4,7 +4,7 @@
     extra["value_ref"] (N,)         best value of the task, beta log mean exp(R / beta), by the start of the run (A*-PO)
     extra["likelihood"] (N,)        of the task's solution under the start of the run (S122)
     extra["drift"] (N,)             mean |change of log-probability| of the task's last attempt since then [nats] (S037)
-    value, extra["rollout_value"] (N, T)    mean reward to come of attempts that go on from each message (S013, S180)
+    value, extra["rollout_value"] (N, T)    mean return of attempts that go on from each message (S013, S180)
     extra["probe_accuracy"], extra["probe_confidence"] (N, T)   of the solution, asked for before each message (S149)
     extra["duration"] (N, T)        tokens of each message, which stand for its time (S062)
 
@@ -167,17 +167,17 @@ class Drift(Aside):
 
 
 class RolloutValue(Aside):
-    """Mean reward to come before each message, over attempts that go on from there."""
+    """Mean return to the end before each message, over attempts that go on from there; a turn is a moment."""
 
-    def __init__(self, key: str) -> None:
-        """Fill `extra[key]`, or the value itself."""
-        self.key = key
+    def __init__(self, key: str, gamma: float = 1.0) -> None:
+        """Fill `extra[key]`, or the value itself, with returns that are discounted from turn to turn."""
+        self.key, self.gamma = key, gamma
 
     def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
         """Play on from every message; the first ones of a task are the same moment."""
         moments, places = moments_of(worlds.own, attempts)
         played = worlds.own.play([task for task in moments for _ in range(ROLLOUTS)])
-        found = torch.tensor([to_come(attempt) for attempt in played])
+        found = torch.tensor([to_come(attempt, self.gamma) for attempt in played])
         value = spread(found.view(-1, ROLLOUTS).mean(1), places, rows)
         return rows.with_fields(value=value) if self.key == "value" else with_extra(rows, **{self.key: value})
 
@@ -202,17 +202,17 @@ class Duration(Aside):
         return with_extra(rows, duration=messages.spread(messages.count).to(rows.logp_old.dtype))
 
 
-ASIDES: dict[str, Callable[[], Aside]] = {
-    "greedy": Greedy,
-    "value_ref": BestValue,
-    "unlikely": Likelihood,
-    "half_life": Drift,
-    "value": lambda: RolloutValue("value"),
-    "rollout_weight": lambda: RolloutValue("rollout_value"),
-    "potential_gain": Probe,
-    "duration": Duration,
+ASIDES: dict[str, Callable[[Mapping[str, Any]], Aside]] = {
+    "greedy": lambda _: Greedy(),
+    "value_ref": lambda _: BestValue(),
+    "unlikely": lambda _: Likelihood(),
+    "half_life": lambda _: Drift(),
+    "value": lambda start: RolloutValue("value", start.get("gamma", 1.0)),
+    "rollout_weight": lambda start: RolloutValue("rollout_value", start.get("gamma", 1.0)),
+    "potential_gain": lambda _: Probe(),
+    "duration": lambda _: Duration(),
 }
-"""What a recipe names, a part, a key or an option, -> what it asks for."""
+"""What a recipe names, a part, a key or an option, -> what it asks for, given the options of its start `gae`."""
 
 
 def asides_of(recipe: Mapping[str, Any]) -> dict[str, Aside]:
@@ -222,7 +222,7 @@ def asides_of(recipe: Mapping[str, Any]) -> dict[str, Aside]:
     asked = set(named) | {key for part in named.values() for key in options if part.get(key)}
     if recipe["critic"] is None and "gae" in named:
         asked.add("value")
-    return {name: make() for name, make in ASIDES.items() if name in asked}
+    return {name: make(named.get("gae", {})) for name, make in ASIDES.items() if name in asked}
 
 
 def plain(task: Task) -> Task:
@@ -235,10 +235,14 @@ def rewards(attempts: Sequence[Attempt]) -> list[float]:
     return [attempt.reward if math.isfinite(attempt.reward) else 0.0 for attempt in attempts]
 
 
-def to_come(attempt: Attempt) -> float:
-    """Reward of the turns that were played behind the beginning of the task, 0 where they could not be judged."""
+def to_come(attempt: Attempt, gamma: float = 1.0) -> float:
+    """Return of the turns that were played behind the beginning of the task, 0 where they could not be judged."""
     before = len(attempt.task.prefix["said"]) if attempt.task.prefix is not None else 0
-    return 0.0 if attempt.record.fault else sum(attempt.record.paid[before:])
+    return (
+        0.0
+        if attempt.record.fault
+        else sum(gamma**turn * reward for turn, reward in enumerate(attempt.record.paid[before:]))
+    )
 
 
 def moments_of(world: TextWorld, attempts: Sequence[Attempt]) -> tuple[list[Task], list[list[int]]]:

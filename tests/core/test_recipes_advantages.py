@@ -285,11 +285,13 @@ def test_equal_durations_are_ppo_and_rates_are_undone() -> None:
 
 
 def test_proact_without_rollouts_is_step_level_ppo() -> None:
-    case = tabular()
-    start = {"name": "gae", "gamma": 0.9, "lam": 0.95, "level": "unit"}
-    plain = recipe_of("s180_proact", start=start).advantage(case.decisions)
-    none = recipe_of("s180_proact", start={**start, "rollout_weight": 0.0}).advantage(case.decisions)
-    torch.testing.assert_close(none, plain)
+    case, written = tabular(), recipe_of("s180_proact").plain["start"]
+    start = {name: value for name, value in written.items() if name != "rollout_weight"}
+    none = recipe_of("s180_proact", start=start).advantage(case.decisions.with_fields(extra={}))
+    steps = {"name": "gae", "gamma": 0.9, "lam": 0.95, "level": "unit"}  # of the recipe of single steps, S178
+    torch.testing.assert_close(none, recipe_of("s178_vl_dac", start=steps).advantage(case.decisions))
+    zero = recipe_of("s180_proact", start={**written, "rollout_weight": 0.0})
+    torch.testing.assert_close(zero.advantage(case.decisions), none)
     mixed = case.decisions.with_fields(value=0.5 * (case.decisions.value + case.decisions.extra["rollout_value"]))
     torch.testing.assert_close(
         recipe_of("s180_proact").advantage(case.decisions), recipe_of("s180_proact", start=start).advantage(mixed)

@@ -19,7 +19,7 @@ from robopolicy.text import TextConfig, TextPolicy
 from robopolicy.text.asides import BETA, ROLLOUTS, SAMPLES, Worlds, asides_of, moments_of
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
-from robopolicy.text.task import Question, TextTask
+from robopolicy.text.task import Episode, Question, TextTask, Turn
 from robopolicy.text.world import TextWorld, score
 from robopolicy.training.attempt_sources import AttemptSource
 from tasks.text.arithmetic import Arithmetic
@@ -60,6 +60,23 @@ class Scale(TextTask):
 
     def episode(self, seed):
         return Question(str(seed), lambda completion: float(len(completion)), "ab")
+
+
+class Errand(Episode):
+    """Three turns, each worth 1."""
+
+    prompt, turn = "go", 0
+
+    def step(self, completion):
+        self.turn += 1
+        return Turn(1.0, success=True, done=self.turn == 3, reply="on")
+
+
+class Errands(TextTask):
+    name, prompt_bytes, completion_bytes, max_turns = "text/errands", 48, 4, 3
+
+    def episode(self, seed):
+        return Errand()
 
 
 def learner(task, recipe, **settings):
@@ -166,6 +183,19 @@ def test_values_before_messages_come_from_there():
     first = (unit == 0) & rows.valid()
     same = rows.need("group") == rows.need("group")[0]
     assert len(value[same][first[same]].unique()) == 1 and value.shape == rows.shape
+
+
+def test_values_of_rollouts_are_discounted_as_the_start_says():
+    found = {}
+    for gamma in (1.0, 0.9):
+        start = {"name": "gae", "gamma": gamma, "level": "unit", "rollout_weight": 0.5}
+        aside = asides_of({**DEFAULTS, **read_recipe("s180_proact"), "start": start})["rollout_weight"]
+        _algorithm, feed, worlds, rows = played(Errands(), "s180_proact")
+        found[gamma] = aside(worlds, feed._batch.attempts, rows).extra["rollout_value"]
+    turn, own = rows.need("unit"), rows.valid()
+    for gamma, value in found.items():
+        expected = torch.tensor([1.0 + gamma + gamma**2, 1.0 + gamma, 1.0])
+        torch.testing.assert_close(value[own], expected[turn[own]])
 
 
 @torch.no_grad()

@@ -333,7 +333,7 @@ def test_a_branch_keeps_what_was_earned_and_a_given_beginning_earns_nothing():
     world = world_of(Errands(1.0, 0.25, 0.25))
     first = world.play(tasks(1, (5,)))[0]
     branched = world.play([world.branch(first, 1)])[0]
-    assert branched.reward == 1.5 and to_come(branched) == 0.5
+    assert branched.reward == 1.5 and to_come(branched) == 0.5 and to_come(branched, 0.8) == 0.25 + 0.8 * 0.25
     assert unit_reward(world.batch([branched]))[0, 0] == 1.0
     grid = world_of(Grid())
     assert grid.play([grid.begin(Task(3, payload=3), 0.5)])[0].record.paid[0] == 0.0
