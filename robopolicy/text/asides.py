@@ -1,6 +1,7 @@
 """What recipes read beside the attempts they learn from: other attempts at the same tasks, or other probabilities.
 
     extra["greedy"] (N,)            reward of the likeliest answers to the row's task (ReMax)
+    extra["mean_ref"] (N,)          mean reward of attempts of the start of the run at the task (S182)
     extra["value_ref"] (N,)         best value of the task, beta log mean exp(R / beta), by the start of the run (A*-PO)
     extra["likelihood"] (N,)        of the task's solution under the start of the run (S122)
     extra["drift"] (N,)             mean |change of log-probability| of the task's last attempt since then [nats] (S037)
@@ -106,16 +107,29 @@ class Greedy(PerTask):
         return found
 
 
-class BestValue(PerTask):
-    """What the best policy near the start of the run would earn."""
+class MeanValue(PerTask):
+    """What the policy earns at the start of the run, on average."""
 
-    key, begins = "value_ref", True
+    key, begins = "mean_ref", True
 
     def ask(self, worlds: Worlds, tasks: Sequence[Task]) -> list[float]:
         """Play every task several times."""
         found = torch.tensor(rewards(worlds.start.play([task for task in tasks for _ in range(SAMPLES)])))
-        best = torch.logsumexp(found.view(-1, SAMPLES) / BETA, 1) - math.log(SAMPLES)
-        return (BETA * best).tolist()
+        return self.value(found.view(-1, SAMPLES)).tolist()
+
+    def value(self, found: Tensor) -> Tensor:
+        """Of tasks (M,) whose attempts earned this much (M, SAMPLES)."""
+        return found.mean(1)
+
+
+class BestValue(MeanValue):
+    """What the best policy near the start of the run would earn."""
+
+    key = "value_ref"
+
+    def value(self, found: Tensor) -> Tensor:
+        """Soft maximum over the attempts."""
+        return BETA * (torch.logsumexp(found / BETA, 1) - math.log(SAMPLES))
 
 
 class Likelihood(PerTask):
@@ -204,6 +218,7 @@ class Duration(Aside):
 
 ASIDES: dict[str, Callable[[Mapping[str, Any]], Aside]] = {
     "greedy": lambda _: Greedy(),
+    "mean_ref": lambda _: MeanValue(),
     "value_ref": lambda _: BestValue(),
     "unlikely": lambda _: Likelihood(),
     "half_life": lambda _: Drift(),

@@ -98,11 +98,15 @@ class WrittenSource(TextSource):
         self.groups: dict[int, list[Written]] = {}
         for item in READERS[kind](path):
             self.groups.setdefault(item.group, []).append(item)
+        self.means = {key: fmean(item.reward for item in items) for key, items in self.groups.items()}
         self._generator = torch.Generator().manual_seed(seed)
         self._order: list[int] = []
 
     def next(self, algorithm: Algorithm) -> Decisions:
-        """The next groups, scored by the reference, or by the policy where the recipe has none."""
+        """The next groups, scored by the reference, or by the policy where the recipe has none.
+
+        `extra["mean_ref"]` (N,) is the mean reward of the group in the file.
+        """
         keys = list(self.groups)
         while len(self._order) < self.algorithm.config.prompts:
             self._order += [keys[place] for place in torch.randperm(len(keys), generator=self._generator).tolist()]
@@ -117,7 +121,8 @@ class WrittenSource(TextSource):
         reward[torch.arange(len(items)), last] = torch.tensor([item.reward for item in items], device=mask.device)
         heat = torch.ones(len(items), device=mask.device)
         group = torch.tensor([place for place, key in enumerate(chosen) for _ in self.groups[key]], device=mask.device)
-        extra = {**record, "temperature": heat, "cut": torch.zeros_like(heat, dtype=torch.bool)}
+        mean = torch.tensor([self.means[item.group] for item in items], device=mask.device)
+        extra = {**record, "temperature": heat, "cut": torch.zeros_like(heat, dtype=torch.bool), "mean_ref": mean}
         source = torch.ones_like(group)
         rows = with_choices(Decisions(reward, mask=mask, reward=reward, group=group, source=source, extra=extra))
         self._metrics = {"data/reward": fmean(item.reward for item in items)}

@@ -29,6 +29,7 @@ from tasks.text.grid import Grid, Waypoints
 READERS = {  # recipe -> what is found for it beside its attempts
     "remax": ["greedy"],
     "a_star_po": ["value_ref"],
+    "s182_a_lol": ["mean_ref"],
     "s122_self": ["unlikely"],
     "s037_single_stream": ["half_life"],
     "s013_segment_spo": ["value"],
@@ -127,20 +128,22 @@ def test_the_greedy_reward_is_that_of_the_likeliest_answer():
     assert not worlds.own.deterministic
 
 
-def test_the_best_value_is_soft_and_found_once():
-    _algorithm, feed, worlds, rows = played(Scale(), "a_star_po")
-    aside = feed.asides["value_ref"]
+@pytest.mark.parametrize(("recipe", "key"), [("a_star_po", "value_ref"), ("s182_a_lol", "mean_ref")])
+def test_values_of_tasks_are_soft_or_mean_and_found_once(recipe, key):
+    _algorithm, feed, worlds, rows = played(Scale(), recipe)
+    aside = feed.asides[key]
     aside.known.clear()
     state = worlds.start.generator.get_state()
-    value = aside(worlds, feed._batch.attempts, rows).extra["value_ref"]
+    value = aside(worlds, feed._batch.attempts, rows).extra[key]
     worlds.start.generator.set_state(state)
     tasks = list({attempt.task.key: attempt.task for attempt in feed._batch.attempts}.values())
     found = worlds.start.play([task for task in tasks for _ in range(SAMPLES)])
     first = [attempt.reward for attempt in found[:SAMPLES]]
-    by_hand = BETA * math.log(sum(math.exp(reward / BETA) for reward in first) / SAMPLES)
+    best = BETA * math.log(sum(math.exp(reward / BETA) for reward in first) / SAMPLES)
+    by_hand = best if key == "value_ref" else sum(first) / SAMPLES
     assert float(value[0]) == pytest.approx(by_hand, rel=1e-5)
     before = worlds.start.generated
-    assert torch.equal(aside(worlds, feed._batch.attempts, rows).extra["value_ref"], value)
+    assert torch.equal(aside(worlds, feed._batch.attempts, rows).extra[key], value)
     assert worlds.start.generated == before  # nothing was played again
 
 

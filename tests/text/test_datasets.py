@@ -80,7 +80,7 @@ def test_a_file_of_prompts_is_a_task(tmp_path):
         make_sim(f"prompts/{written(tmp_path / 'y.jsonl', [{**rows[0], 'verify': 'x'}])}", SimOptions())
 
 
-@pytest.mark.parametrize("recipe", ["dpo", "kto", "sft"])
+@pytest.mark.parametrize("recipe", ["dpo", "kto", "sft", "s182_a_lol"])
 def test_recipes_learn_from_files(recipe, tmp_path):
     rows = {
         "dpo": PAIRS,
@@ -90,8 +90,9 @@ def test_recipes_learn_from_files(recipe, tmp_path):
             for text, good in (("yes", 1), ("no", -1))
         ],
         "sft": [{"prompt": f"{i}?", "completion": "yes"} for i in range(6)],
-    }[recipe]
-    file = written(tmp_path / "x.jsonl", rows)
+    }
+    rows["s182_a_lol"] = rows["kto"]
+    file = written(tmp_path / "x.jsonl", rows[recipe])
     words = ["experiment=text_grpo", *SMALL, "algorithm.imitation=0", f"algorithm.recipe={recipe}"]
     words += [
         f"algorithm.data={file}",
