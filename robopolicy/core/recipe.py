@@ -113,6 +113,8 @@ class Recipe:
             fits = isinstance(plain.get(key, default), list if wanted == "a list" else Mapping)
             if wanted and not fits and not (key == "estimator" and plain[key] is None):
                 raise ValueError(f"'{key}' of a recipe must be {wanted}, got {plain[key]!r}.")
+        if plain.get("rollout") and plain.get("data", "rollout") != "rollout":
+            raise ValueError(f"A recipe with data: {plain['data']} plays nothing; leave out 'rollout'.")
         if plain.get("estimator", {}) is None and plain.get("objective") is None:
             raise ValueError("A recipe needs an estimator or an objective.")
         return cls(plain)
