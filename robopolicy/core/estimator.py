@@ -128,7 +128,7 @@ class Estimator:
         return (loss if penalty is None else loss + penalty), info
 
     def observe(self, info: Mapping[str, Tensor], count: int = 1) -> None:
-        """Let the controllers see the measured quantities of one update (`count` decisions)."""
+        """Let the controllers see the measured quantities of one update (`count` trajectories)."""
         for name, key in (("kl", "kl_ref"), ("entropy", "entropy"), ("ratio_variance", "ratio_variance")):
             if key in info:
                 self.controllers[name].update(float(info[key]), count)

@@ -15,7 +15,7 @@ from torch import Tensor
 from robopolicy.core.advantages.pipeline import Pipeline, Stateful
 from robopolicy.core.aggregate import AGGREGATES
 from robopolicy.core.critics import Critic, Fitted
-from robopolicy.core.decisions import Decisions
+from robopolicy.core.decisions import Decisions, first_rows
 from robopolicy.core.estimator import Estimator, EstimatorConfig, options_of
 from robopolicy.core.objectives import Objective
 from robopolicy.core.parts import build
@@ -175,7 +175,7 @@ class Recipe:
     def observe(self, decisions: Decisions, info: Mapping[str, Tensor]) -> None:
         """Let trackers see the batch, and controllers the quantities that `loss` measured; once, after the update."""
         self.pipeline.observe(decisions)
-        count = int(decisions.valid().sum())
+        count = len(first_rows(decisions))
         if self.estimator is not None:
             self.estimator.observe(info, count)
         for name, controller in self.controllers.items():
