@@ -22,7 +22,7 @@ import pyarrow.parquet
 
 from robopolicy.errors import UserError
 from robopolicy.text.task import Question, TextTask
-from robopolicy.text.verify import VERIFIERS
+from robopolicy.text.verify import STATED, VERIFIERS
 from robopolicy.text.wire import check_fits
 
 MOST_PROMPT, MOST_COMPLETION = 4096, 1024  # bytes, of tasks from files
@@ -120,7 +120,8 @@ class PromptTask(TextTask):
     def episode(self, seed: int) -> Question:
         """One row."""
         prompt, answer, verify = self._rows[seed % len(self._rows)]
-        return Question(prompt, lambda completion: VERIFIERS[verify](completion, answer), answer)
+        verified = VERIFIERS[verify]
+        return Question(prompt, lambda completion: verified(completion, answer), answer, states=STATED.get(verify))
 
 
 def _numbered(path: str) -> list[tuple[int, dict[str, Any]]]:

@@ -10,7 +10,7 @@ those in the mask; a unit is a turn, whose reward stands at the last token of it
     cut (N,) bool           a message reached the budget before it ended
     order (N, T) int64      of masked diffusion (`diffusion.py`)
     observation, action (N, T) int64    which last words of the world a message answers, and which message that is
-    answer, signature (N,) int64        which message was the last, and which messages were said
+    answer, signature (N,) int64        what the last message answers, and which messages were said
     structural (N, T) bool              ends of messages
     first_event (N,) int64, gate (N, T) bool    of tasks with tools: column of the first message that called one, -1
                             without, and beginnings of messages, which choose between tools and answers
@@ -49,6 +49,7 @@ class Talk:
     starts: list[int] = field(default_factory=lambda: [0])  # column behind each reply, where a message begins
     begun: list[int] = field(default_factory=list)  # tokens of a message that was given in part
     paid: list[float] = field(default_factory=list[float])  # reward of each turn
+    answer: str | None = None  # what the last message states, where the task reads it out
     success: bool = False
     done: bool = False
     cut: bool = False
@@ -77,6 +78,7 @@ class Talk:
     def hear(self, turn: Turn) -> None:
         """Write down what was replied to the last message, and measured of it."""
         self.heard.append(turn.reply)
+        self.answer = turn.answer
         for name, value in turn.measures.items():
             self.measures.setdefault(name, []).append(value)
         if turn.calls is not None:
@@ -158,7 +160,7 @@ def rows_of(talks: Sequence[Talk], eos: int, *, ordered: bool, vocabulary: int |
         "start": torch.tensor([len(talk.prompt) for talk in talks]),
         "temperature": torch.tensor([talk.task.temperature for talk in talks]),
         "cut": torch.tensor([talk.cut for talk in talks]),
-        "answer": torch.tensor([numbers[len(numbers) - 2] for numbers in said]),
+        "answer": torch.tensor([_number(talk.answer or "".join(talk.said[-1:])) for talk in talks]),
         "signature": torch.tensor([_number("\0".join(talk.said)) for talk in talks]),
     }
     columns |= {name: list(values.split(1)) for name, values in once.items()}

@@ -25,6 +25,7 @@ from robopolicy.samplers.topologies import Flat
 from robopolicy.spec import PolicySpec
 from robopolicy.text import TextConfig, TextPolicy
 from robopolicy.text.asides import to_come
+from robopolicy.text.datasets import PromptTask
 from robopolicy.text.task import Episode, Question, TextTask, Turn
 from robopolicy.text.world import TextWorld, score
 from tasks.text.arithmetic import Arithmetic
@@ -302,6 +303,23 @@ class Errands(TextTask):
 
     def episode(self, seed):
         return Errand(self.paid)
+
+
+def test_answers_are_what_messages_state(tmp_path):
+    """Consistency (S091) compares answers, however they are worded, where the verifier reads them out."""
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"prompt": "7+7=", "answer": "14", "verify": "number"}\n')
+    said = ["it is 14", "so: 14.0", "13", "none", "none ", "nothing"]
+    found = {}
+    for task in (PromptTask(str(file)), Arithmetic()):
+        world = world_of(Arithmetic())
+        world.task = task
+        talks = [world._open(one) for one in tasks(1, (0,) * len(said))]
+        for talk, message in zip(talks, said, strict=True):
+            world._say(talk, message, own=True)
+        numbers = [int(attempt.decisions.extra["answer"]) for attempt in world._attempts(talks)]
+        found[task.name] = [numbers.index(number) for number in numbers]
+    assert list(found.values()) == [[0, 0, 2, 3, 3, 5], [0, 1, 2, 3, 3, 5]]
 
 
 def test_rewards_stay_with_their_turns():
