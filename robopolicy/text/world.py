@@ -126,14 +126,14 @@ class TextWorld:
         return task if talk.done else replace(task, prefix=_prefix(talk))
 
     def teach(self, task: Task, count: int) -> list[Attempt]:
-        """The solution, `count` times: demonstrated tokens with log-probability 0."""
+        """The solution, of which there is one: demonstrated tokens with log-probability 0."""
         solution = self._solution(task)
         if solution is None:
             return []
         talk = self._open(replace(task, prefix=None))
         for message in solution:
             self._say(talk, message, own=True)
-        return [replace(self._attempt(talk), source=TEACHER)] * count
+        return [replace(self._attempt(talk), source=TEACHER)][:count]
 
     def conclude(self, task: Task) -> Attempt | None:
         """The last message of the solution, said here; what came before it is no decision. None: there is none."""
