@@ -216,8 +216,9 @@ def test_spae_telescopes_and_keeps_the_base_without_bonus() -> None:
     sure = {**d.extra, "probe_accuracy": torch.ones(d.shape), "probe_confidence": torch.ones(d.shape)}
     after = recipe_of("s149_spae", advantage=stages[:4]).advantage(d.with_fields(extra=sure))
     base = recipe_of("s149_spae", advantage=stages[:3]).advantage(d)
-    ranks = d.valid().long().cumsum(1)
-    torch.testing.assert_close(after, torch.where(ranks > 1, 0.5, 1.0) * base)  # solved at once: half from there on
+    begun = d.unit.masked_fill(~d.valid(), 9).amin(1, keepdim=True)
+    torch.testing.assert_close(after, torch.where(d.unit > begun, 0.5, 1.0) * base)  # solved at once: half behind it
+    assert bool((d.valid() & (d.unit > begun)).any())
 
 
 def test_aspo_keeps_the_sign_of_successes_and_changes_nothing_else() -> None:
