@@ -33,7 +33,7 @@ def successes(decisions: Decisions, generator: torch.Generator | None, *, above:
 
 
 def positive(
-    decisions: Decisions, generator: torch.Generator | None, *, key: str = "value_ref", share: float = 1.0
+    decisions: Decisions, generator: torch.Generator | None, *, key: str = "mean_ref", share: float = 1.0
 ) -> Tensor:
     """Trajectories better than the reference policy does on average, those by most more often (A-LoL, S182).
 

@@ -121,7 +121,7 @@ class Teaching(Protocol):
     """A world with teachers or demonstrations."""
 
     def teach(self, task: Task, count: int) -> list[Attempt]:
-        """Up to `count` successful attempts of others, best understood first, with source `TEACHER`.
+        """Up to `count` successful attempts of others, no two alike, with source `TEACHER`; the best ones first.
 
         Their `logp_old` is 0: the policy is compared with a certain teacher, and the ratio is the probability itself.
         """

@@ -1,10 +1,11 @@
 """What recipes read beside the attempts they learn from: other attempts at the same tasks, or other probabilities.
 
     extra["greedy"] (N,)            reward of the likeliest answers to the row's task (ReMax)
+    extra["mean_ref"] (N,)          mean reward of attempts of the start of the run at the task (S182)
     extra["value_ref"] (N,)         best value of the task, beta log mean exp(R / beta), by the start of the run (A*-PO)
     extra["likelihood"] (N,)        of the task's solution under the start of the run (S122)
     extra["drift"] (N,)             mean |change of log-probability| of the task's last attempt since then [nats] (S037)
-    value, extra["rollout_value"] (N, T)    mean reward to come of attempts that go on from each message (S180)
+    value, extra["rollout_value"] (N, T)    mean return of attempts that go on from each message (S180)
     value, unit (N, T)              the same from each segment of a message, and the number of the segment (S013)
     extra["probe_accuracy"], extra["probe_confidence"] (N, T)   of the solution, asked for before each message (S149)
     extra["duration"] (N, T)        tokens of each message, which stand for its time (S062)
@@ -107,16 +108,29 @@ class Greedy(PerTask):
         return found
 
 
-class BestValue(PerTask):
-    """What the best policy near the start of the run would earn."""
+class MeanValue(PerTask):
+    """What the policy earns at the start of the run, on average."""
 
-    key, begins = "value_ref", True
+    key, begins = "mean_ref", True
 
     def ask(self, worlds: Worlds, tasks: Sequence[Task]) -> list[float]:
         """Play every task several times."""
         found = torch.tensor(rewards(worlds.start.play([task for task in tasks for _ in range(SAMPLES)])))
-        best = torch.logsumexp(found.view(-1, SAMPLES) / BETA, 1) - math.log(SAMPLES)
-        return (BETA * best).tolist()
+        return self.value(found.view(-1, SAMPLES)).tolist()
+
+    def value(self, found: Tensor) -> Tensor:
+        """Of tasks (M,) whose attempts earned this much (M, SAMPLES)."""
+        return found.mean(1)
+
+
+class BestValue(MeanValue):
+    """What the best policy near the start of the run would earn."""
+
+    key = "value_ref"
+
+    def value(self, found: Tensor) -> Tensor:
+        """Soft maximum over the attempts."""
+        return BETA * (torch.logsumexp(found / BETA, 1) - math.log(SAMPLES))
 
 
 class Likelihood(PerTask):
@@ -168,16 +182,17 @@ class Drift(Aside):
 
 
 class RolloutValue(Aside):
-    """Mean reward to come before each message, over attempts that go on from there."""
+    """Mean return to the end before each message, over attempts that go on from there; a turn is a moment."""
 
-    def __init__(self, key: str) -> None:
-        """Fill `extra[key]`, or the value itself."""
-        self.key = key
+    def __init__(self, key: str, gamma: float = 1.0) -> None:
+        """Fill `extra[key]`, or the value itself, with returns that are discounted from turn to turn."""
+        self.key, self.gamma = key, gamma
 
     def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
         """Play on from every message; the first ones of a task are the same moment."""
         moments, places = moments_of(worlds.own, attempts)
-        found = torch.tensor(rewards(worlds.own.play([task for task in moments for _ in range(ROLLOUTS)])))
+        played = worlds.own.play([task for task in moments for _ in range(ROLLOUTS)])
+        found = torch.tensor([to_come(attempt, self.gamma) for attempt in played])
         value = spread(found.view(-1, ROLLOUTS).mean(1), places, rows)
         return rows.with_fields(value=value) if self.key == "value" else with_extra(rows, **{self.key: value})
 
@@ -195,7 +210,8 @@ class SegmentValue(Aside):
         columns = [row.nonzero()[1:, 0].tolist() for row in begins]
         rows = rows.with_fields(unit=(begins.cumsum(1) - 1).clamp(min=0))
         moments, places = moments_of(worlds.own, attempts, columns)
-        found = torch.tensor(rewards(worlds.own.play([task for task in moments for _ in range(ROLLOUTS)])))
+        played = worlds.own.play([task for task in moments for _ in range(ROLLOUTS)])
+        found = torch.tensor([to_come(attempt) for attempt in played])
         return rows.with_fields(value=spread(found.view(-1, ROLLOUTS).mean(1), places, rows))
 
 
@@ -219,17 +235,18 @@ class Duration(Aside):
         return with_extra(rows, duration=messages.spread(messages.count).to(rows.logp_old.dtype))
 
 
-ASIDES: dict[str, Callable[[], Aside]] = {
-    "greedy": Greedy,
-    "value_ref": BestValue,
-    "unlikely": Likelihood,
-    "half_life": Drift,
-    "value": lambda: RolloutValue("value"),
-    "rollout_weight": lambda: RolloutValue("rollout_value"),
-    "potential_gain": Probe,
-    "duration": Duration,
+ASIDES: dict[str, Callable[[Mapping[str, Any]], Aside]] = {
+    "greedy": lambda _: Greedy(),
+    "mean_ref": lambda _: MeanValue(),
+    "value_ref": lambda _: BestValue(),
+    "unlikely": lambda _: Likelihood(),
+    "half_life": lambda _: Drift(),
+    "value": lambda start: RolloutValue("value", start.get("gamma", 1.0)),
+    "rollout_weight": lambda start: RolloutValue("rollout_value", start.get("gamma", 1.0)),
+    "potential_gain": lambda _: Probe(),
+    "duration": lambda _: Duration(),
 }
-"""What a recipe names, a part, a key or an option, -> what it asks for."""
+"""What a recipe names, a part, a key or an option, -> what it asks for, given the options of its start `gae`."""
 
 
 def asides_of(recipe: Mapping[str, Any]) -> dict[str, Aside]:
@@ -241,7 +258,7 @@ def asides_of(recipe: Mapping[str, Any]) -> dict[str, Aside]:
     if recipe["critic"] is None and "gae" in named and not cut:
         asked.add("value")
     own = {"segments": SegmentValue(**cut)} if cut else {}
-    return own | {name: make() for name, make in ASIDES.items() if name in asked}
+    return own | {name: make(named.get("gae", {})) for name, make in ASIDES.items() if name in asked}
 
 
 def plain(task: Task) -> Task:
@@ -252,6 +269,14 @@ def plain(task: Task) -> Task:
 def rewards(attempts: Sequence[Attempt]) -> list[float]:
     """Rewards, 0 where an attempt could not be judged."""
     return [attempt.reward if math.isfinite(attempt.reward) else 0.0 for attempt in attempts]
+
+
+def to_come(attempt: Attempt, gamma: float = 1.0) -> float:
+    """Return of the turns that were played behind the beginning of the task, 0 where they could not be judged."""
+    if attempt.record.fault:
+        return 0.0
+    before = len(attempt.task.prefix["said"]) if attempt.task.prefix is not None else 0
+    return sum(gamma**turn * reward for turn, reward in enumerate(attempt.record.paid[before:]))
 
 
 def beginnings(rows: Decisions, every: int, below: float) -> Tensor:

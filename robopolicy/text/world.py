@@ -112,17 +112,17 @@ class TextWorld:
         rest = "" if talk.done else _share(solution[int(turns)], turns % 1.0)
         talk.begun = self.policy.tokenizer.encode(rest)
         talk.add(talk.begun)
-        return task if talk.done else replace(task, prefix={**_prefix(talk), "helped": True})
+        return task if talk.done else replace(task, prefix=_prefix(talk))
 
     def teach(self, task: Task, count: int) -> list[Attempt]:
-        """The solution, `count` times: demonstrated tokens with log-probability 0."""
+        """The solution, of which there is one: demonstrated tokens with log-probability 0."""
         solution = self._solution(task)
         if solution is None:
             return []
         talk = self._open(replace(task, prefix=None))
         for message in solution:
             self._say(talk, message, own=True)
-        return [replace(self._attempt(talk), source=TEACHER)] * count
+        return [replace(self._attempt(talk), source=TEACHER)][:count]
 
     def conclude(self, task: Task) -> Attempt | None:
         """The last message of the solution, said here; what came before it is no decision. None: there is none."""
@@ -146,8 +146,9 @@ class TextWorld:
         talk: Talk = attempt.record
         unit = bisect_right(talk.starts, column) - 1
         prefix: dict[str, Any] = {name: values[:column] for name, values in talk.columns.items()}
-        prefix |= {"said": talk.said[:unit], "starts": talk.starts[: unit + 1], "helped": talk.helped}
-        return replace(attempt.task, prefix={**prefix, "begun": prefix["tokens"][talk.starts[unit] :]})
+        prefix |= {"said": talk.said[:unit], "paid": talk.paid[:unit], "starts": talk.starts[: unit + 1]}
+        prefix |= {"begun": prefix["tokens"][talk.starts[unit] :], "helped": talk.helped}
+        return replace(attempt.task, prefix=prefix)
 
     @torch.no_grad()
     def rescore(self, attempts: Sequence[Attempt], tasks: Sequence[Task]) -> list[Attempt]:
@@ -192,6 +193,7 @@ class TextWorld:
                 prefix={
                     **{name: [] for name in COLUMNS},
                     "said": list(talk.said),
+                    "paid": list(talk.paid),
                     "starts": [0] * (len(talk.said) + 1),
                     "begun": [],
                     "helped": talk.helped,
@@ -242,7 +244,7 @@ class TextWorld:
         talk = Talk(task, episode, self._prompt(task, episode))
         if task.prefix is not None:
             talk.columns = {name: list(task.prefix[name]) for name in COLUMNS}
-            talk.begun, talk.starts = list(task.prefix["begun"]), list(task.prefix["starts"])
+            talk.begun, talk.starts, talk.paid = (list(task.prefix[name]) for name in ("begun", "starts", "paid"))
             talk.earlier = task.prefix.get("earlier", 0)
             for message in task.prefix["said"]:
                 talk.said.append(message)
@@ -264,11 +266,11 @@ class TextWorld:
         """Write down what the episode replies to a message."""
         talk.said.append(message)
         talk.begun = []
+        talk.paid.append(0.0 if turn is None else turn.reward)
         if turn is None:
             talk.fault = talk.done = True
             return
         talk.hear(turn)
-        talk.reward += turn.reward
         talk.success |= turn.success
         talk.done = turn.done
         if not turn.done and len(talk.said) < self.task.max_turns:
@@ -326,4 +328,6 @@ def _share(text: str, share: float) -> str:
 
 
 def _prefix(talk: Talk) -> dict[str, Any]:
-    return {**talk.columns, "said": talk.said, "starts": talk.starts, "begun": talk.begun}
+    """What was given in front of the policy's own messages, for which it earns nothing."""
+    given = {"said": talk.said, "paid": [0.0] * len(talk.said), "starts": talk.starts, "begun": talk.begun}
+    return {**talk.columns, **given, "helped": True}

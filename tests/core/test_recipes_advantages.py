@@ -217,8 +217,9 @@ def test_spae_telescopes_and_keeps_the_base_without_bonus() -> None:
     sure = {**d.extra, "probe_accuracy": torch.ones(d.shape), "probe_confidence": torch.ones(d.shape)}
     after = recipe_of("s149_spae", advantage=stages[:4]).advantage(d.with_fields(extra=sure))
     base = recipe_of("s149_spae", advantage=stages[:3]).advantage(d)
-    ranks = d.valid().long().cumsum(1)
-    torch.testing.assert_close(after, torch.where(ranks > 1, 0.5, 1.0) * base)  # solved at once: half from there on
+    begun = d.unit.masked_fill(~d.valid(), 9).amin(1, keepdim=True)
+    torch.testing.assert_close(after, torch.where(d.unit > begun, 0.5, 1.0) * base)  # solved at once: half behind it
+    assert bool((d.valid() & (d.unit > begun)).any())
 
 
 def test_aspo_keeps_the_sign_of_successes_and_changes_nothing_else() -> None:
@@ -314,11 +315,13 @@ def test_equal_durations_are_ppo_and_rates_are_undone() -> None:
 
 
 def test_proact_without_rollouts_is_step_level_ppo() -> None:
-    case = tabular()
-    start = {"name": "gae", "gamma": 0.9, "lam": 0.95, "level": "unit"}
-    plain = recipe_of("s180_proact", start=start).advantage(case.decisions)
-    none = recipe_of("s180_proact", start={**start, "rollout_weight": 0.0}).advantage(case.decisions)
-    torch.testing.assert_close(none, plain)
+    case, written = tabular(), recipe_of("s180_proact").plain["start"]
+    start = {name: value for name, value in written.items() if name != "rollout_weight"}
+    none = recipe_of("s180_proact", start=start).advantage(case.decisions.with_fields(extra={}))
+    steps = {"name": "gae", "gamma": 0.9, "lam": 0.95, "level": "unit"}  # of the recipe of single steps, S178
+    torch.testing.assert_close(none, recipe_of("s178_vl_dac", start=steps).advantage(case.decisions))
+    zero = recipe_of("s180_proact", start={**written, "rollout_weight": 0.0})
+    torch.testing.assert_close(zero.advantage(case.decisions), none)
     mixed = case.decisions.with_fields(value=0.5 * (case.decisions.value + case.decisions.extra["rollout_value"]))
     torch.testing.assert_close(
         recipe_of("s180_proact").advantage(case.decisions), recipe_of("s180_proact", start=start).advantage(mixed)

@@ -97,6 +97,16 @@ def test_nlpo_with_a_full_support_is_ppo() -> None:
     torch.testing.assert_close(gradients("s083_nlpo", case, controllers=free), gradients("ppo", case))
 
 
+def test_the_penalty_of_nlpo_counts_trajectories() -> None:
+    case, recipe = tabular(), recipe_of("s083_nlpo")
+    two_rows_each = case.decisions.with_fields(trajectory=torch.arange(16) // 2)
+    for decisions, count in ((case.decisions, 16), (two_rows_each, 8)):
+        before = recipe.estimator.controllers["kl"].value
+        recipe.observe(decisions, {"kl_ref": torch.tensor(9.0)})
+        after = recipe.estimator.controllers["kl"].value
+        assert after == pytest.approx(before * (1.0 + 0.2 * count / 10000), rel=1e-9)
+
+
 def test_nlpo_and_grammars_score_with_the_restricted_policy() -> None:
     """What the support leaves out gets no gradient, and the ratio is that of the restricted policies."""
     case = tabular()

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from robopolicy.core.advantages.targets import DIVERGENCES
+from robopolicy.core.objectives import pairs as objectives
 from robopolicy.core.preferences import self_test_pair
 
 
@@ -129,15 +130,16 @@ def test_dno() -> None:
     check_recipe("s106_dno", formula)
 
 
-def test_dno_with_certain_preferences_is_dpo_against_the_last_policy() -> None:
+def test_dno_with_certain_preferences_is_dpo_against_the_last_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pairs, their scores and the logistic loss are those of DPO; only the target is soft."""
-    case = tabular()
-    log = z(case).sum(1)
-    ordered = pairs(case, ordered=True)
-    certain = mean([-logsigmoid(0.1 * (log[i] - log[j])) for i, j in ordered])
+    won = (torch.arange(8) % 2 == 0).double()[:, None]  # of the two rollouts of a prompt, one is right
+    fields = {"rollouts": 2, "reward": won * (torch.arange(6) == 0), "mask": torch.ones(8, 6, dtype=torch.bool)}
+    case = tabular(**fields)
     against_last = Tabular(case.decisions.with_fields(logp_ref=case.decisions.logp_old), case.tokens, case.logits)
-    (wanted,) = torch.autograd.grad(certain, case.logits)
-    torch.testing.assert_close(gradients("dpo", against_last), wanted)
+    wanted = gradients("dpo", against_last)
+    assert not torch.allclose(gradients("s106_dno", case), wanted)
+    monkeypatch.setattr(objectives, "win_rate", lambda decisions, advantage: 1e3 * advantage)  # q is 0 or 1
+    torch.testing.assert_close(gradients("s106_dno", case), wanted)
 
 
 def test_nash() -> None:

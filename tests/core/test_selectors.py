@@ -44,7 +44,7 @@ def test_rows_of_better_trajectories_are_drawn_more_often() -> None:
     decisions = Decisions(
         torch.zeros(4, 1),
         reward=torch.tensor([[0.0], [1.0], [3.0], [-1.0]]),
-        extra={"value_ref": torch.zeros(4)},
+        extra={"mean_ref": torch.zeros(4)},
     )
     generator = torch.Generator().manual_seed(0)
     positive = build("selector", {"name": "positive", "share": 0.5})
@@ -54,7 +54,7 @@ def test_rows_of_better_trajectories_are_drawn_more_often() -> None:
 
 
 def test_nothing_above_the_reference_selects_nothing() -> None:
-    decisions = Decisions(torch.zeros(2, 1), reward=torch.zeros(2, 1), extra={"value_ref": torch.ones(2)})
+    decisions = Decisions(torch.zeros(2, 1), reward=torch.zeros(2, 1), extra={"mean_ref": torch.ones(2)})
     assert len(build("selector", "positive")(decisions, None)) == 0
 
 

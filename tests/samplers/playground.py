@@ -163,7 +163,7 @@ class Playground:
     def teach(self, task: Task, count: int) -> list[Attempt]:
         symbols, zeros = self.secret[task.key], torch.zeros(self.length, dtype=torch.float64)
         told = self.attempt(task, symbols, zeros, torch.ones(self.length, dtype=torch.bool), zeros)
-        return [replace(told, source=TEACHER)] * count
+        return [replace(told, source=TEACHER)][:count]
 
     def repair(self, attempt: Attempt) -> Task:
         return replace(attempt.task, prefix=None, context={"kind": "repair", "share": 1.0})

@@ -20,7 +20,7 @@ from robopolicy.text import TextConfig, TextPolicy
 from robopolicy.text.asides import BETA, ROLLOUTS, SAMPLES, SegmentValue, Worlds, asides_of, beginnings, moments_of
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
-from robopolicy.text.task import Question, TextTask
+from robopolicy.text.task import Episode, Question, TextTask, Turn
 from robopolicy.text.world import TextWorld, score
 from robopolicy.training.attempt_sources import AttemptSource
 from tasks.text.arithmetic import Arithmetic
@@ -30,6 +30,7 @@ from tasks.text.grid import Grid, Waypoints
 READERS = {  # recipe -> what is found for it beside its attempts
     "remax": ["greedy"],
     "a_star_po": ["value_ref"],
+    "s182_a_lol": ["mean_ref"],
     "s122_self": ["unlikely"],
     "s037_single_stream": ["half_life"],
     "s013_segment_spo": ["segments"],
@@ -61,6 +62,23 @@ class Scale(TextTask):
 
     def episode(self, seed):
         return Question(str(seed), lambda completion: float(len(completion)), "ab")
+
+
+class Errand(Episode):
+    """Three turns, each worth 1."""
+
+    prompt, turn = "go", 0
+
+    def step(self, completion):
+        self.turn += 1
+        return Turn(1.0, success=True, done=self.turn == 3, reply="on")
+
+
+class Errands(TextTask):
+    name, prompt_bytes, completion_bytes, max_turns = "text/errands", 48, 4, 3
+
+    def episode(self, seed):
+        return Errand()
 
 
 def learner(task, recipe, **settings):
@@ -111,20 +129,22 @@ def test_the_greedy_reward_is_that_of_the_likeliest_answer():
     assert not worlds.own.deterministic
 
 
-def test_the_best_value_is_soft_and_found_once():
-    _algorithm, feed, worlds, rows = played(Scale(), "a_star_po")
-    aside = feed.asides["value_ref"]
+@pytest.mark.parametrize(("recipe", "key"), [("a_star_po", "value_ref"), ("s182_a_lol", "mean_ref")])
+def test_values_of_tasks_are_soft_or_mean_and_found_once(recipe, key):
+    _algorithm, feed, worlds, rows = played(Scale(), recipe)
+    aside = feed.asides[key]
     aside.known.clear()
     state = worlds.start.generator.get_state()
-    value = aside(worlds, feed._batch.attempts, rows).extra["value_ref"]
+    value = aside(worlds, feed._batch.attempts, rows).extra[key]
     worlds.start.generator.set_state(state)
     tasks = list({attempt.task.key: attempt.task for attempt in feed._batch.attempts}.values())
     found = worlds.start.play([task for task in tasks for _ in range(SAMPLES)])
     first = [attempt.reward for attempt in found[:SAMPLES]]
-    by_hand = BETA * math.log(sum(math.exp(reward / BETA) for reward in first) / SAMPLES)
+    best = BETA * math.log(sum(math.exp(reward / BETA) for reward in first) / SAMPLES)
+    by_hand = best if key == "value_ref" else sum(first) / SAMPLES
     assert float(value[0]) == pytest.approx(by_hand, rel=1e-5)
     before = worlds.start.generated
-    assert torch.equal(aside(worlds, feed._batch.attempts, rows).extra["value_ref"], value)
+    assert torch.equal(aside(worlds, feed._batch.attempts, rows).extra[key], value)
     assert worlds.start.generated == before  # nothing was played again
 
 
@@ -204,6 +224,19 @@ def test_values_at_cuts_come_from_there():
     gain = algorithm.recipe.advantage(cut)[row][own[row]]
     assert float(gain.sum()) == pytest.approx(attempts[row].reward - float(value[row][own[row]][0]), abs=1e-5)
     assert float(gain[-1]) == pytest.approx(attempts[row].reward - float(value[row][count - 1]), abs=1e-5)
+
+
+def test_values_of_rollouts_are_discounted_as_the_start_says():
+    found = {}
+    for gamma in (1.0, 0.9):
+        start = {"name": "gae", "gamma": gamma, "level": "unit", "rollout_weight": 0.5}
+        aside = asides_of({**DEFAULTS, **read_recipe("s180_proact"), "start": start})["rollout_weight"]
+        _algorithm, feed, worlds, rows = played(Errands(), "s180_proact")
+        found[gamma] = aside(worlds, feed._batch.attempts, rows).extra["rollout_value"]
+    turn, own = rows.need("unit"), rows.valid()
+    for gamma, value in found.items():
+        expected = torch.tensor([1.0 + gamma + gamma**2, 1.0 + gamma, 1.0])
+        torch.testing.assert_close(value[own], expected[turn[own]])
 
 
 @torch.no_grad()

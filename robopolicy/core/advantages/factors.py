@@ -10,7 +10,7 @@ from torch import Tensor
 
 from robopolicy.core.advantages.comparisons import ROLLOUTS, lengths
 from robopolicy.core.advantages.pipeline import outcome
-from robopolicy.core.advantages.timeline import Timeline, Units
+from robopolicy.core.advantages.timeline import Units
 from robopolicy.core.decisions import Decisions, by_group, pair
 from robopolicy.core.segments import Segments
 
@@ -162,17 +162,17 @@ class Duration:
 
 @dataclass(frozen=True)
 class AfterSaturation:
-    """`low` behind the first step whose potential exceeds `limit`, 1 up to it (SPAE, S149); see `potential`."""
+    """`low` in the units behind the first whose potential exceeds `limit`, 1 up to it (SPAE, S149); see `potential`."""
 
     low: float = 0.5
     limit: float = 0.9
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Factor `(N, T)`."""
-        line = Timeline(decisions)
-        reached = line.lay(potential(decisions) > self.limit) & line.valid
-        before = torch.cumsum(reached.long(), 1) - reached.long()
-        return torch.where(line.back(before) > 0, self.low, 1.0).to(decisions.logp_old.dtype)
+        units = Units(decisions)
+        reached = (units.at(potential(decisions)) > self.limit).long()
+        before = torch.cumsum(reached, 1) - reached
+        return torch.where(units.spread(before) > 0, self.low, 1.0).to(decisions.logp_old.dtype)
 
 
 FACTORS: dict[str, Callable[..., object]] = {
