@@ -11,7 +11,7 @@ from torch import Tensor
 
 from robopolicy.catalogue import read_recipe
 from robopolicy.core.advantages.comparisons import BetaScale, Retrospective, SetAdvantage, SplitBaseline
-from robopolicy.core.advantages.factors import attention_distance, future_attention, potential
+from robopolicy.core.advantages.factors import Rhythm, attention_distance, future_attention, potential
 from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.core.advantages.probes import RidgeProbe
 from robopolicy.core.decisions import Decisions, cat
@@ -354,6 +354,17 @@ def test_attention_marks_get_more_credit_where_the_advantage_is_positive() -> No
     off = [*stages[:3], {"name": "modulate", "factor": {"name": "rhythm", "gain": 0.0}}]
     plain = recipe_of("s130_attention_rhythm", advantage=off).advantage(case.decisions)
     torch.testing.assert_close(plain, base * case.decisions.valid(), atol=1e-5, rtol=1e-5)
+
+
+def test_the_rhythm_compares_with_the_next_decision_whatever_stands_between() -> None:
+    """Neither padding nor the world's tokens, whose distance is 0, are steps."""
+    distance = torch.tensor([[5.0, 5.0, 9.0, 8.0]], dtype=torch.float64)
+    wide = torch.tensor([[5.0, 0.0, 5.0, 9.0, 0.0, 8.0, 0.0, 0.0]], dtype=torch.float64)
+    mask = wide > 0
+    rhythm = Rhythm("local", share=0.25)
+    for values, valid in ((distance, torch.ones(1, 4, dtype=torch.bool)), (wide, mask)):
+        case = Decisions(torch.zeros_like(values), mask=valid, extra={"waad": values})
+        assert rhythm(case)[valid].tolist() == [1.0, 1.5, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("rule", ["local", "global", "coupled"])

@@ -129,7 +129,7 @@ class Rhythm:
         """Factor `(N, T)`."""
         valid = decisions.valid()
         distance = decisions.need_extra("waad")
-        step = (distance - torch.cat([distance[:, 1:], distance[:, -1:]], 1)).abs()
+        step = (distance - next_valid(distance, valid)).abs()
         peaks = top_share(step, valid, self.share)
         if self.rule == "local":
             return 1.0 + self.gain * peaks.to(step.dtype)
@@ -219,6 +219,15 @@ def future_attention(attention: Tensor, nearest: int = 10, farthest: int = 50) -
     ahead = places.unsqueeze(1) - places
     counted = ((ahead >= nearest) & (ahead <= farthest)).to(attention.dtype)  # (T later, T earlier)
     return (attention * counted).sum(-2) / counted.sum(0).clamp(min=1.0)
+
+
+def next_valid(values: Tensor, valid: Tensor) -> Tensor:
+    """Value `(N, T)` at the next valid entry of the row; its own where there is none."""
+    width = values.shape[1]
+    places = torch.arange(width, device=values.device).expand_as(valid)
+    here = torch.where(valid, places, width).flip(1).cummin(1)[0].flip(1)  # the next one, its own place included
+    behind = torch.cat([here[:, 1:], torch.full_like(here[:, :1], width)], 1)
+    return values.gather(1, torch.where(behind < width, behind, places))
 
 
 def top_share(values: Tensor, valid: Tensor, share: float) -> Tensor:
