@@ -17,7 +17,7 @@ import argparse
 
 from benchmarks import common
 from benchmarks.common import finished_cells, print_result, write_result
-from benchmarks.control.methods import FAMILIES, METHODS, OFF_POLICY, ON_POLICY
+from benchmarks.control.methods import FAMILIES, METHODS, OFF_POLICY, ON_POLICY, notes
 from benchmarks.control.runner import cell_name, run_all
 from benchmarks.control.table import figures, plot, rows
 from benchmarks.control.tasks import TASKS
@@ -47,7 +47,7 @@ def main() -> None:
     cells = finished_cells(cell_name((m, t, s)) for t in TASKS for m in METHODS for s in range(100))
     found = figures(cells)
     print_result("control", rows(found), found)
-    write_result("control", rows(found), found, command="python -m benchmarks.control")
+    write_result("control", rows(found), found, command="python -m benchmarks.control", notes=notes())
     for family in FAMILIES:
         plot(cells, family, common.RESULTS / f"control_{family.name}.png")
 

@@ -51,16 +51,21 @@ def run_cell(method: Method, task: ControlTask, seed: int, *, steps: int | None 
 
 def train_ours(method: Method, task: ControlTask, seed: int) -> tuple[Policy, list[Point], float]:
     """Last policy, learning curve and seconds of one of our learners."""
-    family, folder = method.family, WORK / f"{method.name}-{task.name}-{method.family.env_steps}-{seed}"
-    last = train_once(
-        folder,
+    folder = WORK / f"{method.name}-{task.name}-{method.family.env_steps}-{seed}"
+    last = train_once(folder, *settings(method, task, seed))
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    return load_policy(last)[0], _curve(folder), report["seconds"]
+
+
+def settings(method: Method, task: ControlTask, seed: int) -> tuple[str, ...]:
+    """What `robopolicy train` is called with for one of our learners."""
+    family = method.family
+    return (
         *(f"task={task.task}", f"policy={method.policy or family.policy}", f"algorithm={method.name}"),
         *("chunk.horizon=1", "chunk.execute=1", f"budget.env_steps={family.env_steps}", f"seed={seed}"),
         *(f"evaluation.episodes={CURVE_EPISODES}", f"evaluation.seed={CURVE_SEED}", "guards.restore_best=false"),
         *(*family.settings, *method.settings),
     )
-    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    return load_policy(last)[0], _curve(folder), report["seconds"]
 
 
 def _curve(folder: Path) -> list[Point]:

@@ -8,20 +8,35 @@ import numpy as np
 import pytest
 
 from benchmarks.control import cell as cell_module
-from benchmarks.control.cell import run_cell
-from benchmarks.control.methods import FAMILIES, METHODS, OFF_POLICY, ON_POLICY, Family
+from benchmarks.control.cell import run_cell, settings
+from benchmarks.control.methods import FAMILIES, LEFT_OUT, METHODS, OFF_POLICY, ON_POLICY, Family, notes
 from benchmarks.control.table import figures, plot, rows
 from benchmarks.control.tasks import TASKS
 from robopolicy.algorithms import ALGORITHMS
 from robopolicy.algorithms.frames.rollout_learner import RolloutLearner
 from robopolicy.sim.registry import get_task
+from robopolicy.training.build import build, complete
+from robopolicy.training.compose import compose_config
 
 
-def test_every_learner_from_rollouts_has_a_row_and_every_row_a_learner():
-    assert {name for name, (_, learner) in ALGORITHMS.items() if issubclass(learner, RolloutLearner)} <= set(METHODS)
+def test_every_learner_from_rollouts_has_a_row_or_a_reason_and_every_row_a_learner():
+    rollouts = {name for name, (_, learner) in ALGORITHMS.items() if issubclass(learner, RolloutLearner)}
+    assert rollouts - set(METHODS) == set(LEFT_OUT)
     assert {name for name, method in METHODS.items() if not method.is_baseline} <= set(ALGORITHMS)
     assert all(get_task(task.task) for task in TASKS.values())
     assert all(METHODS[family.baseline].is_baseline for family in FAMILIES)
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.is_baseline])
+def test_every_row_can_start_with_its_budget(name: str):
+    method = METHODS[name]
+    parts = build(complete(compose_config([*settings(method, TASKS["hopper"], 0), "evaluation.episodes=0"])))
+    parts.close()
+    assert parts.total_updates >= 50
+
+
+def test_the_notes_say_who_is_left_out():
+    assert all(any(f"`{name}`" in line for line in notes()) for name in LEFT_OUT)
 
 
 def test_scores_are_shares_of_the_way_from_random_to_expert():
