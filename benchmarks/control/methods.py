@@ -60,8 +60,11 @@ class Method:
 
 
 LEFT_OUT = {
+    "hamnet": "without named parts of the reward it is `ppo` with another critic, and these tasks name none",
     "hnpg": "it learns from a dataset as well, which no other row has",
     "polychromic": "it plays whole episodes of any length, so its environment steps cannot be those of the others",
+    "ppo_lagrangian": "without costs it is `ppo`, and these tasks name none",
+    "subpo": "it climbs marginal gains of a set function, not the return by which the rows are judged",
 }
 """Learners from rollouts without a row, and why."""
 

@@ -35,6 +35,10 @@ def test_every_row_can_start_with_its_budget(name: str):
     assert parts.total_updates >= 50
 
 
+def test_what_would_be_plain_ppo_or_climbs_something_else_is_not_ranked():
+    assert {"hamnet", "ppo_lagrangian", "subpo"} <= set(LEFT_OUT)
+
+
 def test_the_notes_say_who_is_left_out():
     assert all(any(f"`{name}`" in line for line in notes()) for name in LEFT_OUT)
 
