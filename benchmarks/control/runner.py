@@ -31,4 +31,4 @@ def _run(key: Key, steps: dict[str, int]) -> dict[str, Any]:
 
 
 def _progress(cell: dict[str, Any]) -> str:
-    return f"return {cell['return']:.0f} in {cell['seconds']:.0f} s"
+    return cell["diverged"] or f"return {cell['return']:.0f} in {cell['seconds']:.0f} s"

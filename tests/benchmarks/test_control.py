@@ -68,10 +68,35 @@ def test_a_cell_trains_judges_and_keeps_its_curve(tmp_path: Path, monkeypatch: p
     assert np.isfinite(cell["return"]) and cell["seconds"] > 0
 
 
+@pytest.mark.parametrize("name", ["ppo", "sb3_ppo"])
+def test_a_run_that_diverges_is_a_cell_with_the_return_of_random_play(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    pytest.importorskip("stable_baselines3")
+    monkeypatch.setattr(cell_module, "WORK", tmp_path)
+    monkeypatch.setattr(cell_module, "CURVE_EPISODES", 2)
+    monkeypatch.setattr(cell_module, "make_ppo", diverging(cell_module.make_ppo))
+    method = replace(METHODS[name], family=SMALL[ON_POLICY], settings=("algorithm.lr=1e30",))
+    found = run_cell(method, TASKS["hopper"], 0, steps=320)
+    assert found["return"] == TASKS["hopper"].random
+    assert "diverged" in found["diverged"]
+
+
+def diverging(make: Any) -> Any:
+    """A maker of models of Stable-Baselines3 that has their weights overflow."""
+
+    def made(*arguments: Any) -> Any:
+        model = make(*arguments)
+        model.lr_schedule = lambda _: 1e30
+        return model
+
+    return made
+
+
 def cell(method: str, family: Family, task: str, seed: int, value: float) -> dict[str, Any]:
     curve = [(1000 * step, value * step / 3) for step in (1, 2, 3)]
     common = {"method": method, "family": family.name, "task": task, "seed": seed, "env_steps": 3000, "seconds": 9.0}
-    return {**common, "return": value, "curve": curve}
+    return {**common, "return": value, "diverged": "", "curve": curve}
 
 
 def cells(**values: float) -> list[dict[str, Any]]:
@@ -111,6 +136,29 @@ def test_too_few_runs_have_no_verdict():
 def test_tasks_that_only_one_side_has_played_do_not_count():
     found = [run for run in cells(sb3_sac=500.0, sac=500.0) if (run["method"], run["task"]) != ("sb3_sac", "hopper")]
     assert {row["method"]: row["verdict"] for row in rows(figures(found))}["sac"] == "level"
+
+
+def test_runs_that_diverged_count_and_are_told():
+    found = cells(sb3_sac=500.0, sac=500.0)
+    for run in found:
+        if run["method"] == "sac" and run["seed"] > 0:
+            run |= {"return": TASKS[run["task"]].random, "diverged": "NaN", "curve": []}
+    row = {row["method"]: row for row in rows(figures(found))}["sac"]
+    assert (row["diverged"], row["verdict"]) == (8, "behind")
+
+
+def test_a_score_weighs_all_tasks_alike_and_says_how_many():
+    found = [run for run in cells(sac=500.0) if run["task"] == "hopper" or run["seed"] < 2]
+    mine = figures(found)[OFF_POLICY.name]["methods"]["sac"]
+    fair = figures([run for run in found if run["seed"] < 2])[OFF_POLICY.name]["methods"]["sac"]
+    assert mine["score"] == fair["score"]
+    assert (mine["tasks"], mine["seeds"], len(mine["returns"]["hopper"])) == (2, 2, 5)
+
+
+def test_without_a_common_seed_there_is_no_score():
+    found = [run for run in cells(sac=500.0) if (run["task"] == "hopper") == (run["seed"] < 2)]
+    row = rows(figures(found))[0]
+    assert (row["score, IQM [95 %]"], row["tasks"]) == ("-", 0)
 
 
 def test_curves_are_drawn_beside_the_baseline(tmp_path: Path):
