@@ -1,5 +1,6 @@
 """The harness of the table of control from scratch: whole cells on tiny budgets, and what the table makes of cells."""
 
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import common, parallel
 from benchmarks.control import cell as cell_module
 from benchmarks.control.cell import run_cell, settings
 from benchmarks.control.methods import FAMILIES, LEFT_OUT, METHODS, OFF_POLICY, ON_POLICY, Family, notes
+from benchmarks.control.runner import run_all
 from benchmarks.control.table import figures, plot, rows
 from benchmarks.control.tasks import TASKS
 from robopolicy.algorithms import ALGORITHMS
@@ -91,6 +94,23 @@ def diverging(make: Any) -> Any:
         return model
 
     return made
+
+
+def test_a_cell_of_another_budget_is_played_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    monkeypatch.setattr(parallel, "in_processes", lambda run, keys, jobs: [(key, done(cells_of[key])) for key in keys])
+    fresh = cell("sac", OFF_POLICY, "hopper", 0, 1.0) | {"env_steps": OFF_POLICY.env_steps}
+    cells_of = {("sac", "hopper", seed): fresh | {"seed": seed, "return": 2.0} for seed in (0, 1)}
+    common.save_cell("control/sac-hopper-0", fresh)
+    common.save_cell("control/sac-hopper-1", fresh | {"seed": 1, "env_steps": 3000})
+    found = run_all(list(cells_of), jobs=1, steps={}, keep=True)
+    assert [run["return"] for run in found] == [1.0, 2.0]
+
+
+def done(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
 
 
 def cell(method: str, family: Family, task: str, seed: int, value: float) -> dict[str, Any]:
