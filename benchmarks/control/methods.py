@@ -74,6 +74,7 @@ def _methods() -> tuple[Method, ...]:
     own = {
         "gorl": Method("gorl", ON_POLICY, "flow_decoder", gorl),
         "pmoe_ppo": Method("pmoe_ppo", ON_POLICY, "mixture"),
+        "stac": Method("stac", OFF_POLICY, settings=("policy.hidden_dropout=0.01",)),  # the published one of the actor
     }
     sequence = ("chunk.horizon=8", "chunk.execute=4", "algorithm.utd=4")  # with single actions it is `sac`
     rollouts = [name for name, (_, learner) in ALGORITHMS.items() if issubclass(learner, RolloutLearner)]
@@ -82,7 +83,7 @@ def _methods() -> tuple[Method, ...]:
     return (
         *(Method(family.baseline, family) for family in FAMILIES),
         *(own.get(name, Method(name, ON_POLICY)) for name in on_policy),
-        *(Method(name, OFF_POLICY) for name in off_policy),
+        *(own.get(name, Method(name, OFF_POLICY)) for name in off_policy),
         Method("pmoe", OFF_POLICY, "squashed_mixture"),
         Method("symphony", OFF_POLICY, "swaddled"),
         Method("srl", OFF_POLICY, "sequence", sequence),

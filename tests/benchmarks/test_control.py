@@ -17,6 +17,7 @@ from benchmarks.control.table import figures, plot, rows
 from benchmarks.control.tasks import TASKS
 from robopolicy.algorithms import ALGORITHMS
 from robopolicy.algorithms.frames.rollout_learner import RolloutLearner
+from robopolicy.algorithms.stac import STACConfig
 from robopolicy.sim.registry import get_task
 from robopolicy.training.build import build, complete
 from robopolicy.training.compose import compose_config
@@ -36,6 +37,12 @@ def test_every_row_can_start_with_its_budget(name: str):
     parts = build(complete(compose_config([*settings(method, TASKS["hopper"], 0), "evaluation.episodes=0"])))
     parts.close()
     assert parts.total_updates >= 50
+
+
+def test_stac_has_the_published_dropout_of_actor_and_critic():
+    config = compose_config(settings(METHODS["stac"], TASKS["hopper"], 0))
+    assert config.policy["hidden_dropout"] == 0.01
+    assert STACConfig().critic.dropout == 0.01
 
 
 def test_what_would_be_plain_ppo_or_climbs_something_else_is_not_ranked():
