@@ -47,7 +47,6 @@ class DQCConfig(QChunkingConfig):
     value: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="gelu"))
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         for name in ("expectile", "quantile"):
             if not 0 < getattr(self, name) < 1:
                 raise UserError(f"{name} must lie strictly between 0 and 1, got {getattr(self, name)}.")

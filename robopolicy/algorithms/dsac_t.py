@@ -87,6 +87,7 @@ class DSACT(SAC):
     """SAC with Gaussian critics and a slow copy of the policy in its targets."""
 
     name = "dsac_t"
+    whole_ensemble = True
     critic: GaussianQ
     target_critic: GaussianQ
 

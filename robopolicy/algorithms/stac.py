@@ -54,6 +54,7 @@ class STAC(SAC):
     """SAC with one critic of mean and spread."""
 
     name = "stac"
+    whole_ensemble = True
     critic: GaussianQ
     target_critic: GaussianQ
 

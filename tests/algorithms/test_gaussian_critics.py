@@ -229,3 +229,9 @@ def test_the_shared_refusals_name_what_is_wrong() -> None:
         CriticConfig(dropout=1.0)
     with pytest.raises(UserError, match="squashed"):
         SAC(SACConfig(), gaussian(squash=False), total_updates=1)
+
+
+@pytest.mark.parametrize("name", ["dsac_t", "stac"])
+def test_members_that_the_target_does_not_choose_from_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match=f"Algorithm '{name}' bootstraps from all members.*, got 1;"):
+        learner(name, target_members=1)

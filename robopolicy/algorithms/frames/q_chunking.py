@@ -13,7 +13,6 @@ from robopolicy.algorithms.frames.imitation import imitation_loss, require_imita
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.transitions import Transitions
-from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
@@ -25,18 +24,12 @@ class QChunkingConfig(OffPolicyConfig):
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(activation="gelu"))
     grad_clip: float = 1.0  # largest gradient norm of the policy
 
-    def __post_init__(self) -> None:
-        if self.target_members != OffPolicyConfig.target_members:
-            raise UserError(
-                "QC, FQL and DQC bootstrap from the whole ensemble, so algorithm.target_members does nothing, got "
-                f"{self.target_members}; leave it out and set algorithm.critic.members."
-            )
-
 
 class QChunking(OffPolicy):
     """A critic over executed chunks and a policy cloned from the memory; subclasses say how they act and bootstrap."""
 
     config: QChunkingConfig
+    whole_ensemble = True
 
     def __init__(self, config: QChunkingConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to clone `policy`, which is trained in place."""
