@@ -22,6 +22,7 @@ def run_cells(
     jobs: int,
     keep: bool,
     prepare: Callable[[Sequence[Key]], None] | None = None,
+    current: Callable[[Cell], bool] = bool,
 ) -> list[Cell]:
     """The cells of `keys`, those that are not there yet played in `jobs` processes; one that fails is left out.
 
@@ -33,8 +34,10 @@ def run_cells(
         jobs: Cells at a time.
         keep: Take finished cells from their place, and write those that finish now.
         prepare: Called with the keys of the missing cells, to make what they share.
+        current: Whether a finished cell is still what `run` would play; others are played anew.
     """
-    cells = {key: load_cell(name(key)) if keep else None for key in keys}
+    found = {key: load_cell(name(key)) if keep else None for key in keys}
+    cells = {key: cell if cell is not None and current(cell) else None for key, cell in found.items()}
     missing = [key for key, cell in cells.items() if cell is None]
     if prepare is not None:
         prepare(missing)

@@ -8,7 +8,8 @@
 Hopper, HalfCheetah and Walker2d in the same simulator for all: 150,000 environment steps of the learners from rollouts
 (about 3 CPU minutes), 20,000 of those from replay (about 6); `methods.py` has the sizes. A cell is one learner on one
 task with one seed; its score is the mean return of the last policy in 50 held-out episodes, actions without noise,
-between the reference returns of `tasks.py`. Finished cells are skipped, so the table grows over many runs.
+between the reference returns of `tasks.py`; a run that diverges scores 0. Finished cells are skipped unless their
+environment steps are not those of today, so the table grows over many runs.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import argparse
 
 from benchmarks import common
 from benchmarks.common import finished_cells, print_result, write_result
-from benchmarks.control.methods import FAMILIES, METHODS, OFF_POLICY, ON_POLICY
-from benchmarks.control.runner import cell_name, run_all
+from benchmarks.control.methods import FAMILIES, METHODS, OFF_POLICY, ON_POLICY, notes
+from benchmarks.control.runner import cell_name, current, run_all
 from benchmarks.control.table import figures, plot, rows
 from benchmarks.control.tasks import TASKS
 
@@ -44,10 +45,11 @@ def main() -> None:
     if not arguments.table:
         keys = [(m, t, s) for s in arguments.seeds for t in arguments.tasks for m in arguments.methods]
         run_all(keys, jobs=arguments.jobs, steps={}, keep=True)
-    cells = finished_cells(cell_name((m, t, s)) for t in TASKS for m in METHODS for s in range(100))
+    finished = finished_cells(cell_name((m, t, s)) for t in TASKS for m in METHODS for s in range(100))
+    cells = [cell for cell in finished if current(cell)]
     found = figures(cells)
     print_result("control", rows(found), found)
-    write_result("control", rows(found), found, command="python -m benchmarks.control")
+    write_result("control", rows(found), found, command="python -m benchmarks.control", notes=notes())
     for family in FAMILIES:
         plot(cells, family, common.RESULTS / f"control_{family.name}.png")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -12,13 +13,15 @@ from typing import Any
 
 from benchmarks.control.methods import Family, Method
 from benchmarks.control.tasks import ControlTask
-from benchmarks.finetune.cell import train_once
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.policies.base import Policy
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import load_policy
+from robopolicy.training.compose import compose_config
 from robopolicy.training.experience import FIRST_EPISODE
+from robopolicy.training.guards import TrainingDiverged
+from robopolicy.training.loop import start_run
 
 WORK = Path("runs/control")
 EPISODES = 50
@@ -30,37 +33,49 @@ Point = tuple[int, float]  # environment steps, mean return
 
 
 def run_cell(method: Method, task: ControlTask, seed: int, *, steps: int | None = None) -> dict[str, Any]:
-    """Everything the table needs of one learner on one task with one seed."""
+    """Everything the table needs of one learner on one task with one seed; one that diverges plays as at random."""
     if steps is not None:
         method = replace(method, family=replace(method.family, env_steps=steps))
     learn = train_baseline if method.is_baseline else train_ours
-    policy, curve, seconds = learn(method, task, seed)
+    common = {"method": method.name, "family": method.family.name, "task": task.name, "seed": seed}
+    common["env_steps"] = method.family.env_steps
+    start = time.perf_counter()
+    try:
+        policy, curve, seconds = learn(method, task, seed)
+    except TrainingDiverged as error:
+        seconds = round(time.perf_counter() - start, 1)
+        return {**common, "return": task.random, "diverged": str(error), "curve": [], "seconds": seconds}
     with closing(make_sim(task.task, SimOptions(num_envs=EPISODES))) as sim:
         found = evaluate(policy, sim, episodes=EPISODES, seed=HELD_OUT).summary()
-    return {
-        "method": method.name,
-        "family": method.family.name,
-        "task": task.name,
-        "seed": seed,
-        "return": found["return_mean"],
-        "curve": curve,
-        "env_steps": method.family.env_steps,
-        "seconds": round(seconds, 1),
-    }
+    returned = found["return_mean"]
+    return {**common, "return": returned, "diverged": "", "curve": curve, "seconds": round(seconds, 1)}
 
 
 def train_ours(method: Method, task: ControlTask, seed: int) -> tuple[Policy, list[Point], float]:
-    """Last policy, learning curve and seconds of one of our learners."""
-    family, folder = method.family, WORK / f"{method.name}-{task.name}-{method.family.env_steps}-{seed}"
-    last = train_once(
-        folder,
+    """Last policy, learning curve and seconds of one of our learners.
+
+    Raises:
+        TrainingDiverged: A number stopped being finite.
+    """
+    folder = WORK / f"{method.name}-{task.name}-{method.family.env_steps}-{seed}"
+    if not (folder / "report.json").exists():
+        shutil.rmtree(folder, ignore_errors=True)  # what an interrupted run left
+        start_run(
+            compose_config([*settings(method, task, seed), f"out={folder.parent}", f"name={folder.name}"])
+        ).train()
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    return load_policy(folder / "checkpoints" / "last")[0], _curve(folder), report["seconds"]
+
+
+def settings(method: Method, task: ControlTask, seed: int) -> tuple[str, ...]:
+    """What `robopolicy train` is called with for one of our learners."""
+    family = method.family
+    return (
         *(f"task={task.task}", f"policy={method.policy or family.policy}", f"algorithm={method.name}"),
         *("chunk.horizon=1", "chunk.execute=1", f"budget.env_steps={family.env_steps}", f"seed={seed}"),
         *(f"evaluation.episodes={CURVE_EPISODES}", f"evaluation.seed={CURVE_SEED}", "guards.restore_best=false"),
         *(*family.settings, *method.settings),
     )
-    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    return load_policy(last)[0], _curve(folder), report["seconds"]
 
 
 def _curve(folder: Path) -> list[Point]:
@@ -75,7 +90,11 @@ def _curve(folder: Path) -> list[Point]:
 
 
 def train_baseline(method: Method, task: ControlTask, seed: int) -> tuple[Policy, list[Point], float]:
-    """Last policy, learning curve and seconds of Stable-Baselines3, in the same simulator."""
+    """Last policy, learning curve and seconds of Stable-Baselines3, in the same simulator.
+
+    Raises:
+        TrainingDiverged: What the policy says stopped being finite.
+    """
     from robopolicy.interop.sb3_actor import from_model
     from robopolicy.interop.stable_baselines3 import SimVecEnv
 
@@ -86,7 +105,12 @@ def train_baseline(method: Method, task: ControlTask, seed: int) -> tuple[Policy
         make = make_ppo if family.rollout else make_sac
         model = make(SimVecEnv(sim), family, FIRST_EPISODE * (1 + seed))  # the seed is also that of the first episode
         curve: list[Point] = []
-        model.learn(family.env_steps, callback=_judge(judge, curve, family.env_steps // 10, from_model))
+        try:
+            model.learn(family.env_steps, callback=_judge(judge, curve, family.env_steps // 10, from_model))
+        except ValueError as error:  # how torch's distributions refuse what is not finite
+            if "constraint" not in str(error):
+                raise
+            raise TrainingDiverged(f"Training diverged after {model.num_timesteps} steps.") from error
         return from_model(model), curve, time.perf_counter() - start
 
 

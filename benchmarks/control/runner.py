@@ -16,7 +16,13 @@ Key = tuple[str, str, int]  # method, task, seed
 
 def run_all(keys: Sequence[Key], *, jobs: int, steps: dict[str, int], keep: bool) -> list[dict[str, Any]]:
     """Run the missing cells, with the environment steps of `steps` for the families it names."""
-    return run_cells(keys, partial(_run, steps=steps), name=cell_name, progress=_progress, jobs=jobs, keep=keep)
+    run = partial(_run, steps=steps)
+    return run_cells(keys, run, name=cell_name, progress=_progress, jobs=jobs, keep=keep, current=current)
+
+
+def current(cell: dict[str, Any]) -> bool:
+    """Whether a finished cell has the environment steps of its family; one of an earlier budget is not comparable."""
+    return cell["env_steps"] == METHODS[cell["method"]].family.env_steps
 
 
 def cell_name(key: Key) -> str:
@@ -31,4 +37,4 @@ def _run(key: Key, steps: dict[str, int]) -> dict[str, Any]:
 
 
 def _progress(cell: dict[str, Any]) -> str:
-    return f"return {cell['return']:.0f} in {cell['seconds']:.0f} s"
+    return cell["diverged"] or f"return {cell['return']:.0f} in {cell['seconds']:.0f} s"

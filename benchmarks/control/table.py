@@ -1,8 +1,9 @@
 """From cells to the table: scores over tasks and seeds with intervals, and who is ahead of the baseline.
 
-Scores are normalised per task (`tasks.py`). A learner is compared with its baseline on the tasks that both have played:
-ahead where the interval of its probability of improvement (Agarwal et al. 2021) lies above one half, behind where it
-lies below.
+Scores are normalised per task (`tasks.py`), and every task that a learner has played counts as much as any other, by
+the seeds that all of them have. A run that diverged scores 0, as does play at random. A learner is compared with its
+baseline on the tasks that both have played: ahead where the interval of its probability of improvement (Agarwal et al.
+2021) lies above one half, behind where it lies below.
 """
 
 from __future__ import annotations
@@ -37,9 +38,13 @@ def figures(cells: Sequence[Cell]) -> dict[str, Any]:
         entries: dict[str, Any] = {}
         for name, runs in methods.items():
             better = improvement(runs, methods.get(family.baseline, {}), name)
+            scores = _scores(equal(runs))
             entries[name] = {
-                "score": _plain(stratified_iqm(_scores(runs))),
-                "optimality_gap": _plain(stratified_gap(_scores(runs))),
+                "score": _plain(stratified_iqm(scores)) if scores else None,
+                "optimality_gap": _plain(stratified_gap(scores)) if scores else None,
+                "tasks": len(scores),
+                "seeds": len(scores[0]) if scores else 0,
+                "diverged": sum(bool(run["diverged"]) for part in runs.values() for run in part),
                 "better_than_baseline": None if better is None else _plain(better),
                 "verdict": verdict(better),
                 "returns": {task: [run["return"] for run in part] for task, part in runs.items()},
@@ -55,7 +60,9 @@ def rows(found: dict[str, Any]) -> list[dict[str, object]]:
         {
             "family": family.name,
             "method": name,
-            "seeds": min(map(len, entry["returns"].values())),
+            "tasks": entry["tasks"],
+            "seeds": entry["seeds"],
+            "diverged": entry["diverged"],
             "score, IQM [95 %]": _text(entry["score"]),
             "optimality gap [95 %]": _text(entry["optimality_gap"]),
             "P(better) [95 %]": _text(entry["better_than_baseline"]),
@@ -66,6 +73,12 @@ def rows(found: dict[str, Any]) -> list[dict[str, object]]:
         for family in FAMILIES
         for name, entry in found[family.name]["methods"].items()
     ]
+
+
+def equal(runs: Runs) -> Runs:
+    """The runs of the seeds that every task has; empty if there are none."""
+    common = set.intersection(*({run["seed"] for run in part} for part in runs.values()))
+    return {task: [run for run in part if run["seed"] in common] for task, part in runs.items()} if common else {}
 
 
 def improvement(runs: Runs, baseline: Runs, name: str) -> Interval | None:
@@ -123,7 +136,8 @@ def _scores(runs: Runs) -> list[list[float]]:
 
 
 def _curves(runs: Sequence[Cell]) -> list[list[dict[str, float]]]:
-    return [[{"environment steps": steps, "return": value} for steps, value in run["curve"]] for run in runs]
+    played = [run["curve"] for run in runs if run["curve"]]  # one that diverged may have none
+    return [[{"environment steps": steps, "return": value} for steps, value in curve] for curve in played]
 
 
 def _text(interval: dict[str, float] | None) -> str:

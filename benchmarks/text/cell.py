@@ -96,7 +96,12 @@ TASKS = {
         ),
         BenchTask("decompose", imitation=48, tokens=100_000, recipes=("s081_daslam",)),
         BenchTask("nim", imitation=80, tokens=60_000, recipes=("s136_xiangqi_r1",)),
-        BenchTask("grid", imitation=40, tokens=80_000, recipes=("s008_mashost", "s144_read", "s179_a2p")),
+        BenchTask(
+            "grid",
+            imitation=40,
+            tokens=80_000,
+            recipes=("s008_mashost", "s057_supo", "s059_agentflow", "s144_read", "s179_a2p"),
+        ),
         BenchTask("waypoints", imitation=80, tokens=60_000, recipes=("ppo", "s159_hiper")),
         BenchTask("pits", imitation=50, tokens=80_000, recipes=("s020_fate",)),
     )

@@ -67,13 +67,13 @@ class BC(Algorithm):
 
     def loss(self, batch: ChunkBatch) -> tuple[Tensor, Info]:
         """What one gradient step descends; distillation and reflow descend other losses in the same frame."""
-        schedule_masks(self.policy, self.updates / self.total_updates, MASKED)
+        schedule_masks(self.policy, self.progress, MASKED)
         return bc_loss(self.policy, batch)
 
     def update(self, batch: ChunkBatch) -> Metrics:
         """One gradient step on a batch of chunks."""
         self.policy.train()
-        self.policy.set_progress(self.updates / self.total_updates)
+        self.policy.set_progress(self.progress)
         rate = self.config.lr * warmup_cosine(self.updates, self.config.warmup, self.total_updates)
         self.optimizer.param_groups[0]["lr"] = rate
         loss, info = self.loss(batch)

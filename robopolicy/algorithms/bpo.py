@@ -8,9 +8,12 @@ smooths the step. Where PPO stops pushing at its clip, BPO pulls back what has m
 Use it in place of PPO, on any policy with a density. Its temperature is in units of (normalised) returns: with raw
 rewards of another size, scale it. Not for a denoising head (`reinflow`, `dppo`).
 
-As in the public code the threshold is a smooth median, found at unit temperature whatever that of the target is.
-Deviations: value and threshold are those of the current networks in every minibatch, on returns that are computed once
-per rollout (the code's variant for Isaac Lab computes them anew every epoch).
+The threshold is a smooth median. The width of its smoothing is a small share of the spread of the returns, whatever
+their unit, so that the target ratios average 1.
+
+Deviations: that share (there: a unit temperature, at which the median of returns of spread 1, as here, is nearly their
+mean); value and threshold are those of the current networks in every minibatch, on returns that are computed once per
+rollout (the code's variant for Isaac Lab computes them anew every epoch).
 """
 
 from __future__ import annotations
@@ -35,21 +38,23 @@ class BPOConfig(ActorCriticConfig):
 
     bound: float = 0.3  # eps: target ratios lie in [1 - eps, 1 + eps]
     temperature: float = 0.001  # of the target, in units of the normalised return; towards 0 it is a step
+    median_temperature: float = 0.03  # of the threshold, as a share of the spread of the returns in the minibatch
     batch_size: int = 64  # decisions per minibatch
     grad_clip: float = 1.0  # largest norm of the joint gradient
     critic: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256), activation="relu"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.bound < 1 or self.temperature <= 0:
+        if not 0 < self.bound < 1 or min(self.temperature, self.median_temperature) <= 0:
             raise UserError(
-                f"BPO needs 0 < bound < 1 and a positive temperature, got {self.bound} and {self.temperature}."
+                "BPO needs 0 < bound < 1 and positive temperature and median_temperature, got "
+                f"{self.bound}, {self.temperature} and {self.median_temperature}."
             )
 
 
-def median_loss(error: Tensor) -> Tensor:
-    """`softplus(x) - x / 2` of `error` x = G - U: least at the smooth median, where the mean of sigmoid(x) is 1/2."""
-    return nn.functional.softplus(error) - error / 2
+def median_loss(error: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
+    """`T softplus(x / T) - x / 2` of `error` x = G - U: least where the mean of sigmoid(x / T) is 1/2."""
+    return temperature * nn.functional.softplus(error / temperature) - error / 2
 
 
 class BPO(ActorCritic):
@@ -70,7 +75,9 @@ class BPO(ActorCritic):
 
     def critic_loss(self, rows: Rows) -> Tensor:
         """Regression of the value, and of the median."""
-        return super().critic_loss(rows) + median_loss(rows.value_target - self.median(rows.obs)).mean()
+        returns = rows.value_target
+        temperature = (self.config.median_temperature * returns.std(correction=0)).clamp(min=1e-6)
+        return super().critic_loss(rows) + median_loss(returns - self.median(rows.obs), temperature).mean()
 
     def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
         """Distance of the ratios to their targets, weighted by the size of the advantage; minus the entropy bonus."""

@@ -1,10 +1,10 @@
 """Decoupled Q-chunking (DQC, S027): a critic over long chunks teaches one over the short prefix that is really played.
 
 Long chunks make value learning fast, but policies over long chunks are hard to learn and react late. So Q_h judges the
-long chunk and bootstraps from V after h steps; Q_p judges the prefix of p actions and regresses on Q_h by an expectile,
-optimistic about the unseen tail; V regresses on Q_p at the data's prefixes by a quantile, so that no target evaluates
-an action outside the data. Acting takes the best of N cloned prefixes by Q_p. Values are probabilities of success,
-discounted by the time it takes, and critics learn them as logits by cross-entropy.
+long chunk and bootstraps from V after h steps; Q_p judges the prefix of p actions and regresses on Q_h, member by
+member, by an expectile, optimistic about the unseen tail; V regresses on Q_p at the data's prefixes by a quantile, so
+that no target evaluates an action outside the data. Acting takes the best of N cloned prefixes by Q_p. Values are
+probabilities of success, discounted by the time it takes, and critics learn them as logits by cross-entropy.
 
 Use it with large play-like data, long horizons and a sparse success reward in [0, 1] that ends the episode. Not for
 dense rewards, whose returns leave [0, 1] (refused while learning), nor with little data: nothing is tried that was not
@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Stateful
+from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.algorithms.frames.q_chunking import QChunking, QChunkingConfig
 from robopolicy.critics.q import QEnsemble, borrow_normalizers
 from robopolicy.critics.value import ValueConfig, ValueNet
@@ -33,8 +33,6 @@ from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 from robopolicy.policies.wrappers.selected import select
-
-LOGIT_BOUND = 12.0  # of differences between logits, so that sure successes do not dominate the quantile
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,11 @@ def optimistic_loss(logit: Tensor, target: Tensor, expectile: float) -> Tensor:
 
 
 def quantile_loss(logit: Tensor, target: Tensor, quantile: float) -> Tensor:
-    """Weighted absolute error `(...)` between logits; at its minimum `logit` is the quantile of the target logits."""
-    difference = (target - logit).clamp(-LOGIT_BOUND, LOGIT_BOUND)
+    """Weighted absolute error `(...)` between logits; at its minimum `logit` is the quantile of the target logits.
+
+    It needs no bound: no difference, however large, pulls more than any other.
+    """
+    difference = target - logit
     return torch.where(difference > 0, quantile, 1 - quantile) * difference.abs()
 
 
@@ -109,7 +110,7 @@ class DQC(QChunking):
         return value.clamp(0.0, 1.0)
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
-        """Losses of Q_h, Q_p and V on the chunks that they can judge."""
+        """Losses of Q_h, Q_p and V on the chunks that they can judge; each member of Q_p learns from its own of Q_h."""
         terminated = batch.discount == 0
         whole = (batch.steps == self.request.steps) | terminated
         prefix = (batch.steps >= self.critic.steps) | terminated
@@ -118,11 +119,10 @@ class DQC(QChunking):
         state = self.value(batch.obs)  # (B,)
         with torch.no_grad():
             target = self.target(batch)
-            optimum = long.sigmoid().mean(0)
             judged = self.target_critic(batch.obs, batch.chunk).min(0).values  # logits
         losses = {
             "long": F.binary_cross_entropy_with_logits(long, target.expand_as(long), reduction="none").sum(0) * whole,
-            "prefix": optimistic_loss(short, optimum.expand_as(short), self.config.expectile).sum(0) * whole,
+            "prefix": optimistic_loss(short, long.detach().sigmoid(), self.config.expectile).sum(0) * whole,
             "state": quantile_loss(state, judged, self.config.quantile) * prefix,
         }
         info = {f"{name}_loss": (batch.weight * loss).mean() for name, loss in losses.items()}
@@ -138,6 +138,13 @@ class DQC(QChunking):
     def actor_step(self, batch: Transitions) -> Info:
         """Imitation."""
         return {"imitation": self.imitate(batch)}
+
+    def update(self, batch: Transitions) -> Metrics:
+        """As every off-policy algorithm; the long critic and V see the observations too."""
+        metrics = super().update(batch)
+        self.long_critic.encoder.observe(batch.obs)
+        self.value.observe(batch.obs)
+        return metrics
 
     def deployable(self) -> Policy:
         """The policy with the critic of prefixes."""

@@ -7,8 +7,8 @@ gradients are scaled by the spread, so that the size of the rewards does not mat
 Use it in place of SAC where rewards differ in scale from task to task, or where the spread of the return is wanted at
 run time. It has no histogram to tune. For a pretrained diffusion or flow policy use a fine-tuner.
 
-Deviations from the public code: the Huber loss of the mean is twice torch's, since half a square beside the square of
-the spread makes the spread converge to the truth / sqrt(2); actions come in chunks as in SAC.
+Deviations from the public code: the spread is compared with the whole square of the error (there: with a Huber loss,
+half a square, which makes it converge to the truth / sqrt(2)); actions come in chunks as in SAC.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def distribution_loss(
     limit = config.spread_clip * average
     error = torch.clamp(sampled - center, -limit, limit)
     weight = (average.square() / (fixed.square() + BIAS)).clamp(*WEIGHT_RANGE)
-    of_mean = 2 * nn.functional.huber_loss(mean, target.expand_as(mean), reduction="none", delta=config.huber)
+    of_mean = nn.functional.huber_loss(mean, target.expand_as(mean), reduction="none", delta=config.huber)
     of_std = std * (fixed.square() - error.square()) / (fixed + BIAS)
     return weight * (of_mean + of_std)
 
@@ -87,6 +87,7 @@ class DSACT(SAC):
     """SAC with Gaussian critics and a slow copy of the policy in its targets."""
 
     name = "dsac_t"
+    whole_ensemble = True
     critic: GaussianQ
     target_critic: GaussianQ
 

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.frames.imitation import imitation_loss, require_imitation
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
-from robopolicy.algorithms.frames.offline_critic import require_imitation
 from robopolicy.algorithms.frames.soft import Temperature
 from robopolicy.critics.losses import softmax_weights
 from robopolicy.critics.q import CriticConfig, QEnsemble
@@ -50,7 +50,7 @@ class EXPOConfig(OffPolicyConfig):
     )
     utd: float = 20.0  # critic steps per decision of one environment
     actor_delay: int = 20  # critic steps per step of base, edit policy and temperature
-    candidates: int = 8  # N, samples of the base policy per decision
+    candidates: int = 8  # N, samples of the base policy per decision (fork: 32)
     edits: int = 8  # of these, how many are also edited; 0 is best-of-N
     edit: EditConfig = field(default_factory=EditConfig)  # edit policy, and beta, the largest edit
     selection: str = "argmax"  # argmax | softmax over the candidates, with an entropy bonus: for small datasets
@@ -98,7 +98,7 @@ class EXPO(OffPolicy):
     def __init__(self, config: EXPOConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to fine-tune `policy` in place; critic and edit policy start fresh."""
         require_imitation(policy, self.name)
-        super().__init__(config, policy, total_updates=total_updates)
+        super().__init__(config, policy.eval(), total_updates=total_updates)
         self.config: EXPOConfig = config
         self.edit = EditNet(config.edit, policy)
         self.temperature = Temperature(config.temperature)
@@ -143,8 +143,9 @@ class EXPO(OffPolicy):
 
     def actor_step(self, batch: Transitions) -> Info:
         """One step each of base policy, edit policy and temperature."""
-        self.policy.train()
-        imitation, _ = self.policy.imitation_loss(batch.obs, batch.chunk, mask=batch.mask, generator=self.generator)
+        imitation = imitation_loss(
+            self.policy, batch.obs, batch.chunk, mask=batch.mask, generator=self.generator, progress=self.progress
+        )
         descend(self.optimizer, imitation.mean(), self.policy, self.config.grad_clip)
         self.ema.update(self.policy)
         info = {"imitation": imitation.mean()}

@@ -37,7 +37,7 @@ TRUST_REGIONS = ("clip", "aspo")
 
 @dataclass(frozen=True)
 class FPOPlusPlusConfig(MatchingConfig):
-    """Settings of FPO++; defaults are the paper's for manipulation."""
+    """Settings of FPO++; its own are the paper's for manipulation, what it inherits is not: lam .95 (paper: .99)."""
 
     reduction: str = "sum"  # of the loss over the executed steps of a chunk: mean | sum
     clip: float = 0.02  # ratio bounds of every pair; the paper tunes it between 0.01 and 0.03

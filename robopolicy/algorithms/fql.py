@@ -38,7 +38,7 @@ class FQLConfig(QChunkingConfig):
     """Settings of FQL."""
 
     alpha: float = 10.0  # weight of the distillation beside Q; 10 to 30000 in raw units of Q, .03 to 10 normalised
-    normalize_q: bool = True  # divide the values by their mean magnitude in the actor's loss
+    normalize_q: bool = True  # divide the values by their mean magnitude in the actor's loss (paper: false)
 
 
 def one_step_copy(head: GenerativePolicy) -> FlowPolicy:
@@ -61,14 +61,17 @@ def one_step_copy(head: GenerativePolicy) -> FlowPolicy:
 def actor_loss(
     student: FlowPolicy, teacher: GenerativePolicy, critic: QEnsemble, obs: Observation, config: FQLConfig
 ) -> tuple[Tensor, Info]:
-    """`alpha * |student(z) - teacher(z)|^2 - Q(student(z))`, the distance averaged over the chunk."""
+    """`alpha * |student(z) - teacher(z)|^2 - Q(clip(student(z)))`, the distance averaged over the chunk.
+
+    The distance is that of the bare output, so that what left the bounds is drawn back.
+    """
     rows = next(iter(obs.values()))
     noise = student.draw_noise(len(rows), None, rows.device)
     with torch.no_grad():
         wanted = student.action_normalizer.normalize(teacher.decode(obs, noise))
-    chunk = student.decode(obs, noise)
-    distance = (student.action_normalizer.normalize(chunk) - wanted).square().mean()
-    value = critic(obs, chunk).mean(0)
+    bare = student.step(student.encode(obs), noise, noise.new_zeros(len(noise), dtype=torch.int64))  # (B, H, A)
+    distance = (bare - wanted).square().mean()
+    value = critic(obs, student.action_normalizer.denormalize(student.clip(bare))).mean(0)
     scale = 1 / value.detach().abs().mean().clamp(min=1e-6) if config.normalize_q else 1.0
     return config.alpha * distance - scale * value.mean(), {"distance": distance, "value": value.mean()}
 
@@ -87,7 +90,7 @@ class FQL(QChunking):
                 f"FQL distils a denoising policy into one step, got '{policy.name}'; use sac or rlpd for a Gaussian."
             )
         super().__init__(config, policy, total_updates=total_updates)
-        self.student = one_step_copy(policy)
+        self.student = one_step_copy(policy).eval()  # no dropout: it learns from the flow, not from few data
         self.student_optimizer = torch.optim.Adam(self.student.parameters(), lr=config.lr, fused=True)
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:

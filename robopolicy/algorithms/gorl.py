@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
+from robopolicy.algorithms.frames.imitation import imitation_loss
 from robopolicy.algorithms.frames.on_policy import Rows, flatten
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.core.estimator import Estimator, EstimatorConfig
@@ -66,7 +67,9 @@ class GoRLConfig(PPOConfig):
     encoder: GaussianConfig = field(  # network of the encoder
         default_factory=lambda: GaussianConfig(hidden=(32, 32, 32, 32), activation="silu", state_dependent_std=True)
     )
-    critic: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="silu"))
+    critic: ValueConfig = field(  # network of the critic (paper: 5 x 256)
+        default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="silu")
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,16 +125,16 @@ class DecoderFit:
             chunk = torch.cat([self.chunk, chunk])
         self.obs, self.chunk = {key: value[-keep:] for key, value in obs.items()}, chunk[-keep:]
 
-    def train(self, generator: torch.Generator) -> Tensor:
-        """Some gradient steps on the matching loss of the head; returns the mean loss."""
+    def train(self, generator: torch.Generator, begun: int = 0) -> Tensor:
+        """Some gradient steps on the matching loss of the head, after `begun` calls before; returns the mean loss."""
         assert self.chunk is not None
-        self.head.train()
-        losses: list[Tensor] = []
-        for _ in range(self.config.decoder_steps):
-            index = torch.randint(len(self.chunk), (self.config.decoder_batch,), generator=generator)
+        config, losses = self.config, list[Tensor]()
+        for step in range(config.decoder_steps):
+            progress = (begun + step / config.decoder_steps) / config.decoder_updates
+            index = torch.randint(len(self.chunk), (config.decoder_batch,), generator=generator)
             index = index.to(self.chunk.device)
             obs = {key: value[index] for key, value in self.obs.items()}
-            loss = self.head.imitation_loss(obs, self.chunk[index], generator=generator)[0].mean()
+            loss = imitation_loss(self.head, obs, self.chunk[index], generator=generator, progress=progress).mean()
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             self.optimizer.step()
@@ -242,7 +245,8 @@ class GoRL(PPO):
         if self.settings.normalize_reward:
             self.scale.observe(batch, self.settings.gamma)
         self.updates += 1
-        return {"decoder/loss": float(self.fit.train(self.generator)), "decoder/chunks": float(len(self.fit))}
+        loss = self.fit.train(self.generator, self.played - self.settings.stages[self.stage])
+        return {"decoder/loss": float(loss), "decoder/chunks": float(len(self.fit))}
 
     def _begin_stage(self) -> None:
         """Put the new decoder in place and start a fresh encoder, which keeps the observation statistics."""

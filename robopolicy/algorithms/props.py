@@ -7,28 +7,33 @@ played then fills the gaps, and rollouts of earlier policies can be kept and use
 Use it where few decisions are made per update: a real robot, a handful of environments. With thousands of
 environments the error of sampling is small already, and PPO is cheaper.
 
-Deviations from the public code: advantages are computed for every kept rollout (there: for the newest alone); the KL
-that keeps the spread of a Gaussian from growing without bound is on by default and estimated from the policy's draws
-(there: commented out); the copy is pushed once per rollout.
+Every `every` decisions the copy is made anew and minimises `mean max(r, 1 - eps) + m / n KL(policy || copy)` over the n
+decisions of the kept rollouts and of this one, with r its ratio to the policy and m the decisions until the next push.
+To first order m decisions of the minimiser bring the mean of all n + m to that of the policy: the push is as large as
+the gap and no larger.
+
+Deviations from the public code: advantages are computed for every kept rollout (there: for the newest alone); the KL is
+on, by the draws of the policy, and weighted as above (there: commented out); a push takes steps on all decisions while
+its loss falls (there: epochs of minibatches, whose noise exceeds the gap once decisions are many).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
-from robopolicy.algorithms.frames.on_policy import Rows, joined, minibatches
+from robopolicy.algorithms.frames.base import Metrics, frozen_copy
+from robopolicy.algorithms.frames.on_policy import Rows, flatten, joined
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.core.regularizers import k3
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
-from robopolicy.policies.base import Observation, Policy, Sample
+from robopolicy.policies.base import Observation, Policy, Record, Sample
 from robopolicy.policies.noise import Randomness
 
 
@@ -36,16 +41,18 @@ from robopolicy.policies.noise import Randomness
 class BehaviourConfig:
     """How far the behaviour policy is pushed."""
 
+    every: int = 8  # decisions per environment between two pushes
     bound: float = 0.3  # eps: actions are pushed down no further than to the ratio 1 - eps
-    target_kl: float = 0.01  # stop when the approximate KL to the policy exceeds this
-    kl_coef: float = 0.1  # weight of the KL of the policy to its copy
+    target_kl: float = 0.1  # stop when the approximate KL to the policy exceeds this
+    kl_coef: float = 1.0  # weight of the KL of the policy to its copy, on top of m / n
     lr: float = 1e-3  # Adam learning rate
-    epochs: int = 16  # largest number of passes over the kept decisions
-    batch_size: int = 256  # decisions per minibatch
+    steps: int = 16  # largest number of steps of a push
 
     def __post_init__(self) -> None:
-        if not 0 < self.bound < 1 or self.target_kl <= 0 or self.kl_coef < 0:
-            raise UserError("behaviour needs 0 < bound < 1, target_kl > 0 and kl_coef >= 0.")
+        if not 0 < self.bound < 1 or min(self.target_kl, self.kl_coef, self.lr) <= 0:
+            raise UserError("behaviour needs 0 < bound < 1 and positive target_kl, kl_coef and lr.")
+        if self.every < 1 or self.steps < 1:
+            raise UserError(f"behaviour needs every >= 1 and steps >= 1, got {self.every} and {self.steps}.")
 
 
 @dataclass(frozen=True)
@@ -79,61 +86,63 @@ class PROPS(PPO):
         super().__init__(config, policy, total_updates=total_updates)
         self.player: Policy = frozen_copy(policy)
         self.kept: list[Rollout] = []  # earlier rollouts
+        self.played: list[tuple[Observation, Record]] = []  # of this rollout
+        self.pushes: list[float] = []  # approximate KL of the copy to the policy after each push of this rollout
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Draw a chunk from the behaviour policy."""
-        return self.player.sample(obs, generator=generator)
+        """Draw a chunk from the behaviour policy, which is pushed when it is due."""
+        if len(self.played) % self.config.behaviour.every == 0:
+            self._push(next(iter(obs.values())).shape[0] * self.config.behaviour.every)
+        sample = self.player.sample(obs, generator=generator)
+        self.played.append((obs, sample.record))
+        return sample
 
     def rows_of(self, batch: Rollout) -> Rows:
         """All kept decisions, scored anew by the policy and the critic."""
-        return self._scored([*self.kept, batch])
-
-    def _scored(self, rollouts: list[Rollout]) -> Rows:
-        rows = joined([super(PROPS, self).rows_of(rollout) for rollout in rollouts])
+        rows = joined([super(PROPS, self).rows_of(rollout) for rollout in [*self.kept, batch]])
         with torch.no_grad():
             return replace(rows, logp=self.policy.decisions(rows.obs, rows.record).logp)
 
     def update(self, batch: Rollout) -> Metrics:
         """PPO on the kept rollouts; then the copy is made and pushed for the next one."""
-        metrics = super().update(batch)
+        metrics = super().update(batch) | {"behaviour/kl": fmean(self.pushes or [0.0])}
         self.kept = [*self.kept, batch][-(self.config.kept - 1) :] if self.config.kept > 1 else []
-        return metrics | self._push()
+        self.played, self.pushes = [], []
+        return metrics
 
-    def _push(self) -> Metrics:
-        """Copy the policy, and push the copy away from the kept decisions."""
+    @torch.enable_grad()
+    def _push(self, due: int) -> None:
+        """Copy the policy, and push the copy away from what was played, as far as `due` decisions need it."""
         self.player.load_state_dict(self.policy.state_dict())
-        if not self.kept:
-            return {}
-        config, kl = self.config.behaviour, 0.0
-        rows = self._scored(self.kept)
-        passes = (minibatches(rows, config.batch_size, self.generator) for _ in range(config.epochs))
-        self.player.requires_grad_(True)
-        optimizer = torch.optim.Adam(self.player.parameters(), lr=config.lr)
-        for minibatch, _ in chain.from_iterable(passes):
-            loss, kl = self._push_loss(minibatch)
-            if kl > config.target_kl:
+        parts = [(flatten(rollout.obs), flatten(rollout.record)) for rollout in self.kept] + self.played
+        if not parts:
+            return
+        obs, record = ({key: torch.cat([part[i][key] for part in parts]) for key in parts[0][i]} for i in range(2))
+        with torch.no_grad():
+            logp = self.policy.decisions(obs, record).logp.sum(1)
+            drawn = self.policy.sample(obs, generator=self.generator)
+        config, least, reached = self.config.behaviour, torch.inf, 0.0
+        weights = list(self.player.requires_grad_(True).parameters())
+        optimizer = torch.optim.Adam(weights, lr=config.lr)
+        before = [weight.detach().clone() for weight in weights]
+        for step in range(config.steps + 1):
+            change = self.player.decisions(obs, record).logp.sum(1) - logp
+            apart = self.player.decisions(obs, drawn.record).logp.sum(1) - drawn.logp.sum(1)
+            kl = k3(-apart).mean()
+            loss = push_loss(change, config.bound).mean() + config.kl_coef * due / len(logp) * kl
+            if loss.item() >= least or kl.item() > config.target_kl:  # the last step went too far
+                for weight, value in zip(weights, before, strict=True):
+                    weight.data.copy_(value)
                 break
+            least, reached = loss.item(), kl.item()
+            if step == config.steps:
+                break
+            before = [weight.detach().clone() for weight in weights]
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
         self.player.requires_grad_(False)
-        return {"behaviour/kl": kl}
-
-    def _push_loss(self, rows: Rows) -> tuple[Tensor, float]:
-        """Push away from the rows and KL to the policy; and the approximate KL at the rows."""
-        config = self.config.behaviour
-        with torch.no_grad():
-            drawn = self.policy.sample(rows.obs, generator=self.generator)
-        change = self.player.decisions(rows.obs, rows.record).logp.sum(1) - rows.logp.sum(1)
-        loss = push_loss(change, config.bound).mean()
-        if config.kl_coef:
-            apart = self.player.decisions(rows.obs, drawn.record).logp.sum(1) - drawn.logp.sum(1)
-            loss = loss + config.kl_coef * k3(-apart).mean()
-        return loss, float(k3(-change.detach()).mean())
-
-    def parts(self) -> Mapping[str, Stateful]:
-        """PPO's parts and the behaviour policy."""
-        return {**super().parts(), "player": self.player}
+        self.pushes.append(reached)
 
     def state_dict(self) -> dict[str, Any]:
         """States of all parts, and the kept rollouts."""

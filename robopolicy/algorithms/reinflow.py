@@ -104,5 +104,5 @@ class ReinFlow(ChainTuner, FineTuner):
     def update(self, batch: Rollout) -> Metrics:
         """One rollout; then the noise schedule advances, as first ratios would not be 1 otherwise."""
         metrics = super().update(batch)
-        self.policy.set_progress(self.updates / self.total_updates)
+        self.policy.set_progress(self.progress)
         return metrics

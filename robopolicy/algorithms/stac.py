@@ -30,7 +30,7 @@ FLOOR = 1e-3  # smallest standard deviation in the likelihood
 
 @dataclass(frozen=True)
 class STACConfig(SACConfig):
-    """Settings of STAC; beta and dropout are those of the published runs."""
+    """Settings of STAC; beta and the critic's dropout are those of the published runs, the actor's is the policy's."""
 
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(
@@ -54,6 +54,7 @@ class STAC(SAC):
     """SAC with one critic of mean and spread."""
 
     name = "stac"
+    whole_ensemble = True
     critic: GaussianQ
     target_critic: GaussianQ
 

@@ -79,6 +79,7 @@ class StockAC(TD3):
     """TD3 with quantile critics over stocks."""
 
     name = "stock_ac"
+    whole_ensemble = True
     critic: QuantileQ
     target_critic: QuantileQ
 

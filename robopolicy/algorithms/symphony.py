@@ -103,6 +103,7 @@ class Symphony(OffPolicy):
     """Swaddled actor, sorted critic, fading memory."""
 
     name = "symphony"
+    whole_ensemble = True
     critic: SortedQ
     target_critic: SortedQ
 

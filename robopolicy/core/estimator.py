@@ -21,7 +21,7 @@ from robopolicy.core.decisions import Decisions
 from robopolicy.core.masks import MaskRule, compose
 from robopolicy.core.ratios import LEVELS, REDUCTIONS, Bounds, ConstantBounds, Hierarchy, importance_weight, log_ratio
 from robopolicy.core.regularizers import KL_ESTIMATORS, Constant, Controller, Dual, k3, ratio_variance
-from robopolicy.core.surrogates import SURROGATES
+from robopolicy.core.surrogates import LINEAR, SURROGATES
 from robopolicy.core.weights import Weight
 
 
@@ -33,7 +33,7 @@ class EstimatorConfig:
     reduction: str = "sum"  # of log-ratios within the level: sum | mean | normalized (divided by count)
     count: float = 1.0  # divisor of "normalized", e.g. steps x action dimensions
     hierarchy: Hierarchy = field(default_factory=Hierarchy)  # budgets of the level "hierarchical"
-    log_ratio_limit: float = 20.0  # log-ratios are clamped to +- this many nats; beyond it the gradient is cut
+    log_ratio_limit: float = 20.0  # log-ratios are clamped to +- this many nats before they are exponentiated
     bounds: Bounds = field(default_factory=ConstantBounds)  # lowest and highest ratio
     surrogate: str = "clip"  # a key of SURROGATES
     surrogate_options: Mapping[str, float] = field(default_factory=dict[str, float])  # e.g. {"cap": 3.0}
@@ -95,7 +95,8 @@ class Estimator:
         Args:
             decisions: What was recorded.
             advantage: (N,) or (N, 1) per row, or (N, T) per decision; no gradient flows into it.
-            logp: (N, T) log-probabilities of the recorded decisions under the current parameters.
+            logp: (N, T) log-probabilities of the recorded decisions under the current parameters. Those that a mask
+                rule drops count in the ratio of their unit or trajectory, but get no gradient through it.
             entropy: (N, T) under the current parameters, needed for an entropy bonus.
             diagnose: False leaves out the diagnostics of the ratio, which cost as much as the loss itself.
 
@@ -108,13 +109,14 @@ class Estimator:
             raise ValueError(f"logp must have shape {decisions.shape}, got {tuple(logp.shape)}.")
         config = self.config
         advantage = _per_row(advantage, decisions).detach()
-        gated = config.level == "hierarchical"
-        level = "token" if gated else config.level
-        plain = log_ratio(logp, decisions.logp_old, decisions, level, config.reduction, config.count)
-        ratio = self._bounded(config.hierarchy(plain, decisions) if gated else plain)  # (N, T) in nats
-        mask = compose(config.masks, decisions, advantage, ratio.detach())
+        plain, gated = self._ratio(logp, decisions)
+        mask = compose(config.masks, decisions, advantage, self._bounded(gated.detach()))
+        if mask is not None and config.masks and config.level != "token":
+            plain, gated = self._ratio(torch.where(mask, logp, logp.detach()), decisions)
+        ratio = self._bounded(gated)
         options = {**config.surrogate_options, **{name: self.controllers[name].value for name in self._scheduled}}
-        out = SURROGATES[config.surrogate](ratio, advantage, *config.bounds(decisions), **options)
+        pushed = gated if config.surrogate in LINEAR else ratio
+        out = SURROGATES[config.surrogate](pushed, advantage, *config.bounds(decisions), **options)
         losses = out.loss
         for weight in config.weights:
             losses = losses * weight(decisions, advantage, ratio.detach()).detach()
@@ -126,7 +128,7 @@ class Estimator:
         return (loss if penalty is None else loss + penalty), info
 
     def observe(self, info: Mapping[str, Tensor], count: int = 1) -> None:
-        """Let the controllers see the measured quantities of one update (`count` decisions)."""
+        """Let the controllers see the measured quantities of one update (`count` trajectories)."""
         for name, key in (("kl", "kl_ref"), ("entropy", "entropy"), ("ratio_variance", "ratio_variance")):
             if key in info:
                 self.controllers[name].update(float(info[key]), count)
@@ -141,6 +143,14 @@ class Estimator:
         """Restore `state_dict`."""
         for name, controller in self.controllers.items():
             controller.load_state_dict(state[name])
+
+    def _ratio(self, logp: Tensor, decisions: Decisions) -> tuple[Tensor, Tensor]:
+        """Log-ratio `(N, T)` at the level, without and with the budgets of a hierarchy [nats]."""
+        config = self.config
+        gated = config.level == "hierarchical"
+        level = "token" if gated else config.level
+        plain = log_ratio(logp, decisions.logp_old, decisions, level, config.reduction, config.count)
+        return plain, config.hierarchy(plain, decisions) if gated else plain
 
     def _bounded(self, ratio: Tensor) -> Tensor:
         return ratio.clamp(-self.config.log_ratio_limit, self.config.log_ratio_limit)

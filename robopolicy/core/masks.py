@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from robopolicy.core.advantages.pipeline import outcome
-from robopolicy.core.decisions import Decisions, unit_numbers
+from robopolicy.core.decisions import Decisions, by_trajectory, unit_numbers
+from robopolicy.core.segments import Segments
 from robopolicy.core.signals import highest, share_count
 
 MaskRule = Callable[[Decisions, Tensor, Tensor], Tensor]
@@ -20,12 +22,14 @@ def compose(rules: Sequence[MaskRule], decisions: Decisions, advantage: Tensor, 
     """Product of the validity mask and all rules `(N, T)`; None where nothing is masked.
 
     The validity mask holds the decisions the policy really took: not prompt, tool output or padding. Masked decisions
-    leave the numerator and the denominator of the aggregation.
+    leave the numerator and the denominator of the aggregation. A rule finds in `decisions.mask` what those before it
+    kept, so that a share is one of these.
     """
     keep = None if decisions.mask is None else decisions.valid()
     for rule in rules:
         chosen = rule(decisions, advantage, log_ratio)
         keep = chosen if keep is None else keep & chosen
+        decisions = decisions.with_fields(mask=keep)
     return keep
 
 
@@ -116,7 +120,10 @@ class UncertainGiven:
 
 @dataclass(frozen=True)
 class Blamed:
-    """Of a failed trajectory keep only the unit that a judge blames (A2P, S179): `extra[key]` int (N,), -1 for all."""
+    """Of a failed trajectory keep only the unit that a judge blames (A2P, S179): `extra[key]` int (N,), -1 for all.
+
+    It reads outcomes, and therefore stands before rules that drop single decisions.
+    """
 
     key: str = "blamed_unit"
 
@@ -124,6 +131,43 @@ class Blamed:
         """Bool `(N, T)`."""
         blamed = decisions.need_extra(self.key, per_decision=True)
         return (decisions.need("unit") == blamed) | (blamed < 0) | (outcome(decisions) > 0)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Keep the share of all trajectories whose advantages vary most: some of the best, some of the worst (D3S, S012).
+
+    Each counts with the mean over its decisions. The advantages themselves stay those of the whole groups.
+    """
+
+    share: float = 0.5
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        mask = decisions.valid()
+        segments = Segments(by_trajectory(decisions), mask)
+        playing = torch.nonzero(segments.count > 0).squeeze(1)
+        worth = segments.mean(advantage.expand(decisions.shape))[playing]
+        count = max(int(self.share * len(worth)), min(2, len(worth)))
+        kept = torch.zeros(segments.size, dtype=torch.bool, device=mask.device)
+        kept[playing[most_varied(worth, count)]] = True
+        return segments.spread(kept) & mask
+
+
+def most_varied(values: Tensor, count: int) -> Tensor:
+    """Indices (count,) of the values with the largest variance among all choices of `count` of them `(N,)`.
+
+    The best choice is always some of the smallest and some of the largest values; all such splits are compared.
+    """
+    order = torch.argsort(values, stable=True)
+    ordered = values[order]
+    lowest = torch.arange(count + 1, device=values.device)  # how many of the smallest
+    total, square = (torch.cat([power.new_zeros(1), power.cumsum(0)]) for power in (ordered, ordered**2))
+    start = len(values) - count + lowest  # the rest are the largest
+    mean = (total[lowest] + total[-1] - total[start]) / count
+    variance = (square[lowest] + square[-1] - square[start]) / count - mean**2
+    split = int(variance.argmax())
+    return torch.cat([order[:split], order[len(values) - count + split :]])
 
 
 @dataclass(frozen=True)
@@ -174,6 +218,7 @@ MASKS: dict[str, Callable[..., MaskRule]] = {
     "shielded": Shielded,
     "small_step": SmallStep,
     "source": Source,
+    "spread": Spread,
     "uncertain": Uncertain,
     "uncertain_given": UncertainGiven,
     "unmarked": Unmarked,

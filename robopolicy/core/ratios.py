@@ -91,7 +91,7 @@ class Hierarchy:
     budget_up: float = 0.02  # nats of mean upward drift per outer level
     budget_down: float = 0.01  # nats of mean downward drift, smaller than budget_up
     residual: float = 0.2  # nats a decision may deviate from its outer level
-    slope: float = 1.0  # steepness with which exceeded drift is taken back
+    slope: float | None = None  # steepness with which exceeded drift is taken back; None: decisions of the outer level
 
     def __call__(self, difference: Tensor, decisions: Decisions) -> Tensor:
         """Gate the per-decision log-ratio `(N, T)`; use with the surrogate "is"."""
@@ -101,7 +101,8 @@ class Hierarchy:
         segments = Segments(partition(decisions), decisions.valid())
         up = segments.spread(segments.mean(difference.clamp(min=0.0)))
         down = segments.spread(segments.mean((-difference).clamp(min=0.0)))
-        base = self._rollback(up, self.budget_up) - self._rollback(down, self.budget_down)
+        slope = segments.spread(segments.count).to(difference) if self.slope is None else self.slope
+        base = self._rollback(up, self.budget_up, slope) - self._rollback(down, self.budget_down, slope)
         sign = torch.where(difference >= 0, 1.0, -1.0)
         same, other = torch.where(difference >= 0, up, down), torch.where(difference >= 0, down, up)
         own = sign * (sign * difference - same)
@@ -111,8 +112,9 @@ class Hierarchy:
     def _clip(self, value: Tensor) -> Tensor:
         return value.clamp(-self.residual, self.residual)
 
-    def _rollback(self, drift: Tensor, budget: float) -> Tensor:
-        back = ((self.slope + 1.0) * budget - self.slope * drift).clamp(min=0.0)
+    @staticmethod
+    def _rollback(drift: Tensor, budget: float, slope: float | Tensor) -> Tensor:
+        back = ((slope + 1.0) * budget - slope * drift).clamp(min=0.0)
         return torch.where(drift <= budget, drift, back)
 
 

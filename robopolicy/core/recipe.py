@@ -15,7 +15,7 @@ from torch import Tensor
 from robopolicy.core.advantages.pipeline import Pipeline, Stateful
 from robopolicy.core.aggregate import AGGREGATES
 from robopolicy.core.critics import Critic, Fitted
-from robopolicy.core.decisions import Decisions
+from robopolicy.core.decisions import Decisions, first_rows
 from robopolicy.core.estimator import Estimator, EstimatorConfig, options_of
 from robopolicy.core.objectives import Objective
 from robopolicy.core.parts import build
@@ -113,6 +113,8 @@ class Recipe:
             fits = isinstance(plain.get(key, default), list if wanted == "a list" else Mapping)
             if wanted and not fits and not (key == "estimator" and plain[key] is None):
                 raise ValueError(f"'{key}' of a recipe must be {wanted}, got {plain[key]!r}.")
+        if plain.get("rollout") and plain.get("data", "rollout") != "rollout":
+            raise ValueError(f"A recipe with data: {plain['data']} plays nothing; leave out 'rollout'.")
         if plain.get("estimator", {}) is None and plain.get("objective") is None:
             raise ValueError("A recipe needs an estimator or an objective.")
         return cls(plain)
@@ -173,7 +175,7 @@ class Recipe:
     def observe(self, decisions: Decisions, info: Mapping[str, Tensor]) -> None:
         """Let trackers see the batch, and controllers the quantities that `loss` measured; once, after the update."""
         self.pipeline.observe(decisions)
-        count = int(decisions.valid().sum())
+        count = len(first_rows(decisions))
         if self.estimator is not None:
             self.estimator.observe(info, count)
         for name, controller in self.controllers.items():

@@ -140,7 +140,7 @@ class Controller(ABC):
 
     @abstractmethod
     def update(self, measured: float, count: int = 1) -> None:
-        """Take note of the regularised quantity, measured on `count` decisions."""
+        """Take note of the regularised quantity, measured on `count` trajectories."""
 
     def state_dict(self) -> dict[str, Any]:
         """What decides future values."""
@@ -200,7 +200,10 @@ class Dual(Controller):
 
 
 class Adaptive(Controller):
-    """Multiplies the coefficient by `1 + clip(measured / target - 1, -0.2, 0.2) * count / horizon` (Ziegler et al.)."""
+    """Multiplies the coefficient by `1 + clip(measured / target - 1, -0.2, 0.2) * count / horizon` (Ziegler et al.).
+
+    `count` is the number of trajectories; batches of more than `horizon` count as that many, so the factor is positive.
+    """
 
     def __init__(self, value: float, target: float, horizon: int) -> None:
         self.value, self.target, self.horizon = value, target, horizon
@@ -208,7 +211,7 @@ class Adaptive(Controller):
     def update(self, measured: float, count: int = 1) -> None:
         """Raise the coefficient where the measured quantity exceeds the target, lower it where it stays below."""
         error = min(max(measured / self.target - 1.0, -0.2), 0.2)
-        self.value *= 1.0 + error * count / self.horizon
+        self.value *= 1.0 + error * min(count / self.horizon, 1.0)
 
 
 CONTROLLERS: dict[str, Callable[..., Controller]] = {

@@ -33,7 +33,7 @@ def successes(decisions: Decisions, generator: torch.Generator | None, *, above:
 
 
 def positive(
-    decisions: Decisions, generator: torch.Generator | None, *, key: str = "value_ref", share: float = 1.0
+    decisions: Decisions, generator: torch.Generator | None, *, key: str = "mean_ref", share: float = 1.0
 ) -> Tensor:
     """Trajectories better than the reference policy does on average, those by most more often (A-LoL, S182).
 
@@ -99,43 +99,6 @@ def _distance(one: set[tuple[int, int]], other: set[tuple[int, int]]) -> float:
     """Jaccard distance, 0 for equal sets and 1 for disjoint ones."""
     union = len(one | other)
     return 1.0 - len(one & other) / union if union else 0.0
-
-
-@dataclass(frozen=True)
-class Spread:
-    """The share of all trajectories whose advantages vary most: some of the best and some of the worst (D3S, S012).
-
-    The advantage is the outcome standardised within its group.
-    """
-
-    share: float = 0.5
-    eps: float = 1e-6
-
-    def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
-        """Row indices."""
-        first = first_rows(decisions)
-        reward = outcome(decisions)[first]
-        segments = Segments(by_group(decisions)[first], torch.ones_like(reward, dtype=torch.bool))
-        centred = reward - segments.spread(segments.mean(reward))
-        advantage = (centred / (segments.spread(segments.std(reward)) + self.eps)).squeeze(1)
-        count = max(int(self.share * len(first)), min(2, len(first)))
-        return _with_all_rows(decisions, first[most_varied(advantage, count)])
-
-
-def most_varied(values: Tensor, count: int) -> Tensor:
-    """Indices (count,) of the values with the largest variance among all choices of `count` of them `(N,)`.
-
-    The best choice is always some of the smallest and some of the largest values; all such splits are compared.
-    """
-    order = torch.argsort(values, stable=True)
-    ordered = values[order]
-    lowest = torch.arange(count + 1, device=values.device)  # how many of the smallest
-    total, square = (torch.cat([power.new_zeros(1), power.cumsum(0)]) for power in (ordered, ordered**2))
-    start = len(values) - count + lowest  # the rest are the largest
-    mean = (total[lowest] + total[-1] - total[start]) / count
-    variance = (square[lowest] + square[-1] - square[start]) / count - mean**2
-    split = int(variance.argmax())
-    return torch.cat([order[:split], order[len(values) - count + split :]])
 
 
 @dataclass(frozen=True)
@@ -211,7 +174,6 @@ SELECTORS: dict[str, Callable[..., object]] = {
     "extremes": Extremes,
     "mixed": mixed,
     "positive": positive,
-    "spread": Spread,
     "successes": successes,
     "unlikely": unlikely,
 }

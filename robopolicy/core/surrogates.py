@@ -203,6 +203,7 @@ SURROGATES: dict[str, Surrogate] = {
     "nft_scaled": nft_scaled,
     "linear_bound": linear_bound,
 }
+LINEAR = frozenset({"pg", "stopgrad"})  # in the log-ratio, which needs no limit: its gradient is never cut
 STRAIGHT_THROUGH = frozenset({"preserve", "stopgrad", "nft", "nft_scaled"})
 
 

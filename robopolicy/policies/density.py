@@ -28,6 +28,25 @@ def log_tanh_slope(u: Tensor) -> Tensor:
     return 2 * (math.log(2) - u - F.softplus(-2 * u))
 
 
+class _Bounded(torch.autograd.Function):
+    """`clamp` whose gradient is cut only where a step against it would lead further out."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, low: float, high: float) -> Tensor:
+        ctx.save_for_backward((x < low).to(x.dtype) - (x > high).to(x.dtype))
+        return x.clamp(low, high)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None]:
+        (inwards,) = ctx.saved_tensors  # 1 below the lower bound, -1 above the upper one
+        return torch.where(slopes[0] * inwards > 0, 0.0, slopes[0]), None, None
+
+
+def bounded(x: Tensor, low: float, high: float) -> Tensor:
+    """A free parameter within its bounds; one that a step has carried beyond them can come back."""
+    return _Bounded.apply(x, low, high)  # type: ignore[no-any-return]
+
+
 class _TanhDraw(torch.autograd.Function):
     """`squashed_draw` as one node: its dozen small operations cost more than the layer before them."""
 

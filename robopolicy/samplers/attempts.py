@@ -21,9 +21,10 @@ def stack(attempts: Sequence[Attempt]) -> Decisions:
     """One batch of the rows of all attempts, in order.
 
     Rows are padded on the right to the longest, masked there. Group is the key of the task, trajectory the number of
-    the attempt; source and version are those of the attempt. The reward of an attempt sits on its last decision, beside
-    what the world gave step by step. `extra` fields `(n, L, ...)` are padded with zeros to the longest L. Attempts that
-    do not tell `logp_behaviour` apart were drawn with their `logp_old`. `extra["finished"]` (N,) says which have ended.
+    the attempt; source and version are those of the attempt. What the world gave step by step stays where it is, and
+    the last decision of an attempt makes up for what its reward has beside that. `extra` fields `(n, L, ...)` are
+    padded with zeros to the longest L. Attempts that do not tell `logp_behaviour` apart were drawn with their
+    `logp_old`. `extra["finished"]` (N,) says which have ended.
     """
     counts = torch.tensor([len(attempt.decisions) for attempt in attempts])
 
@@ -81,8 +82,8 @@ def _padded(values: Sequence[Tensor], width: int = 0) -> Tensor:
 
 def _whole(parts: Sequence[Decisions]) -> Decisions:
     """All parts joined, with rewards and log-probabilities of the behaviour."""
-    given = [part.reward is not None or part.logp_behaviour is not None for part in parts]
-    return joined([_complete(part) for part in parts]) if any(given) else _complete(joined(parts))
+    given = {(part.reward is None, part.logp_behaviour is None) for part in parts}
+    return _complete(joined(parts)) if len(given) == 1 else joined([_complete(part) for part in parts])
 
 
 def _complete(decisions: Decisions) -> Decisions:
@@ -104,8 +105,8 @@ def _settled(reward: Tensor, valid: Tensor, trajectory: Tensor, total: Tensor) -
     last = last.scatter_reduce(0, trajectory, place.masked_fill(~valid, -1).amax(1), "amax")
     given = torch.zeros(len(total), dtype=torch.float64, device=valid.device)
     given.index_add_(0, trajectory, reward.double().sum(1))
-    missing = (total.to(valid.device) - given)[last >= 0].to(reward.dtype)
-    return reward.flatten().index_add(0, last[last >= 0], missing).view(reward.shape)
+    missing = (total.to(valid.device) - given)[last >= 0]
+    return reward.double().flatten().index_add(0, last[last >= 0], missing).view(reward.shape).to(reward.dtype)
 
 
 def groups_of(attempts: Sequence[Attempt]) -> list[list[Attempt]]:

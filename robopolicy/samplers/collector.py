@@ -42,8 +42,17 @@ DEFAULTS: dict[str, Any] = {
 OBJECTIVES = "objectives"
 """Key of `Decisions.extra` with what each row is worth (N, O) by every objective that the rewards name."""
 
-OF_LEARNERS = ("score_temperatures", "score_with", "layer", "layer_updates", "reference", "support", "judge")
-"""Further keys of `rollout`, which the learner reads: how else rows are scored (`text/views.py`)."""
+OF_LEARNERS = (
+    "score_temperatures",
+    "score_with",
+    "layer",
+    "layer_updates",
+    "reference",
+    "support",
+    "judge",
+    "segments",
+)
+"""Further keys of `rollout`, which the learner reads: how else rows are scored and cut (`text/views.py`)."""
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ class Scaffold(WhenFailed):
 
 
 class Teacher(WhenFailed):
-    """Failed attempts give way to those of teachers (AMPO, S119), best understood first as the world ranks them."""
+    """Failed attempts give way to those of teachers (AMPO, S119), as many as the world knows, up to `count`."""
 
     def __init__(self, count: int = 2) -> None:
         self.count = count

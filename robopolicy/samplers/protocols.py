@@ -121,7 +121,7 @@ class Teaching(Protocol):
     """A world with teachers or demonstrations."""
 
     def teach(self, task: Task, count: int) -> list[Attempt]:
-        """Up to `count` successful attempts of others, best understood first, with source `TEACHER`.
+        """Up to `count` successful attempts of others, no two alike, with source `TEACHER`; the best ones first.
 
         Their `logp_old` is 0: the policy is compared with a certain teacher, and the ratio is the probability itself.
         """
@@ -159,8 +159,8 @@ class Rewriting(Protocol):
 class Summarizing(Protocol):
     """A world that can go on from a summary in place of the whole history."""
 
-    def summarize(self, attempt: Attempt) -> Task:
-        """The task that goes on from the summary with which the unfinished attempt has ended."""
+    def summarize(self, attempts: Sequence[Attempt]) -> list[tuple[Attempt, Task]]:
+        """Unfinished attempts, with the summaries that the policy writes of them, and the tasks that go on from it."""
         ...
 
 

@@ -32,21 +32,30 @@ class Segments(Topology):
         """Get ready.
 
         Args:
-            units: Of one window, the summary included.
+            units: Of one window, behind which the policy sums up if it has not finished.
             summaries: Windows after the first.
         """
         self.units, self.summaries = units, summaries
 
     def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """A window of all unfinished attempts at a time."""
-        attempts = world.play([task for task in tasks for _ in range(task.budget)], units=self.units)
+        """A window of all unfinished attempts at a time, each behind the summary of what came before."""
+        asked = [task for task in tasks for _ in range(task.budget)]
+        attempts = world.play(asked, units=self.units)
+        rows: list[list[Decisions]] = [[] for _ in asked]  # of windows that have ended with a summary
         for _ in range(self.summaries):
             places = [place for place, attempt in enumerate(attempts) if not attempt.finished]
-            asked = [able(world, Summarizing).summarize(attempts[place]) for place in places]
-            for place, window in zip(places, world.play(asked, units=self.units), strict=True):
-                rows = joined([attempts[place].decisions, window.decisions])
-                attempts[place] = replace(window, task=attempts[place].task, decisions=rows)
-        return [attempt if attempt.finished else without_decisions(attempt) for attempt in attempts]
+            if not places:
+                break
+            told = able(world, Summarizing).summarize([attempts[place] for place in places])
+            windows = world.play([task for _, task in told], units=self.units)
+            for place, (before, _), window in zip(places, told, windows, strict=True):
+                rows[place].append(before.decisions)
+                attempts[place] = window
+        whole = [
+            replace(attempt, task=task, decisions=joined([*before, attempt.decisions]))
+            for task, attempt, before in zip(asked, attempts, rows, strict=True)
+        ]
+        return [attempt if attempt.finished else without_decisions(attempt) for attempt in whole]
 
 
 class Turns(Topology):

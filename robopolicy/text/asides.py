@@ -1,10 +1,12 @@
 """What recipes read beside the attempts they learn from: other attempts at the same tasks, or other probabilities.
 
     extra["greedy"] (N,)            reward of the likeliest answers to the row's task (ReMax)
+    extra["mean_ref"] (N,)          mean reward of attempts of the start of the run at the task (S182)
     extra["value_ref"] (N,)         best value of the task, beta log mean exp(R / beta), by the start of the run (A*-PO)
     extra["likelihood"] (N,)        of the task's solution under the start of the run (S122)
     extra["drift"] (N,)             mean |change of log-probability| of the task's last attempt since then [nats] (S037)
-    value, extra["rollout_value"] (N, T)    mean reward to come of attempts that go on from each message (S013, S180)
+    value, extra["rollout_value"] (N, T)    mean return of attempts that go on from each message (S180)
+    value, unit (N, T)              the same from each segment of a message, and the number of the segment (S013)
     extra["probe_accuracy"], extra["probe_confidence"] (N, T)   of the solution, asked for before each message (S149)
     extra["duration"] (N, T)        tokens of each message, which stand for its time (S062)
 
@@ -106,16 +108,29 @@ class Greedy(PerTask):
         return found
 
 
-class BestValue(PerTask):
-    """What the best policy near the start of the run would earn."""
+class MeanValue(PerTask):
+    """What the policy earns at the start of the run, on average."""
 
-    key, begins = "value_ref", True
+    key, begins = "mean_ref", True
 
     def ask(self, worlds: Worlds, tasks: Sequence[Task]) -> list[float]:
         """Play every task several times."""
         found = torch.tensor(rewards(worlds.start.play([task for task in tasks for _ in range(SAMPLES)])))
-        best = torch.logsumexp(found.view(-1, SAMPLES) / BETA, 1) - math.log(SAMPLES)
-        return (BETA * best).tolist()
+        return self.value(found.view(-1, SAMPLES)).tolist()
+
+    def value(self, found: Tensor) -> Tensor:
+        """Of tasks (M,) whose attempts earned this much (M, SAMPLES)."""
+        return found.mean(1)
+
+
+class BestValue(MeanValue):
+    """What the best policy near the start of the run would earn."""
+
+    key = "value_ref"
+
+    def value(self, found: Tensor) -> Tensor:
+        """Soft maximum over the attempts."""
+        return BETA * (torch.logsumexp(found / BETA, 1) - math.log(SAMPLES))
 
 
 class Likelihood(PerTask):
@@ -167,18 +182,37 @@ class Drift(Aside):
 
 
 class RolloutValue(Aside):
-    """Mean reward to come before each message, over attempts that go on from there."""
+    """Mean return to the end before each message, over attempts that go on from there; a turn is a moment."""
 
-    def __init__(self, key: str) -> None:
-        """Fill `extra[key]`, or the value itself."""
-        self.key = key
+    def __init__(self, key: str, gamma: float = 1.0) -> None:
+        """Fill `extra[key]`, or the value itself, with returns that are discounted from turn to turn."""
+        self.key, self.gamma = key, gamma
 
     def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
         """Play on from every message; the first ones of a task are the same moment."""
         moments, places = moments_of(worlds.own, attempts)
-        found = torch.tensor(rewards(worlds.own.play([task for task in moments for _ in range(ROLLOUTS)])))
+        played = worlds.own.play([task for task in moments for _ in range(ROLLOUTS)])
+        found = torch.tensor([to_come(attempt, self.gamma) for attempt in played])
         value = spread(found.view(-1, ROLLOUTS).mean(1), places, rows)
         return rows.with_fields(value=value) if self.key == "value" else with_extra(rows, **{self.key: value})
+
+
+class SegmentValue(Aside):
+    """Mean reward to come before each segment of a message; units are segments then."""
+
+    def __init__(self, every: int, below: float) -> None:
+        """Cut behind every so many tokens that were less likely than `below`."""
+        self.every, self.below = every, below
+
+    def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
+        """Play on from every cut and message."""
+        begins = beginnings(rows, self.every, self.below)
+        columns = [row.nonzero()[1:, 0].tolist() for row in begins]
+        rows = rows.with_fields(unit=(begins.cumsum(1) - 1).clamp(min=0))
+        moments, places = moments_of(worlds.own, attempts, columns)
+        played = worlds.own.play([task for task in moments for _ in range(ROLLOUTS)])
+        found = torch.tensor([to_come(attempt) for attempt in played])
+        return rows.with_fields(value=spread(found.view(-1, ROLLOUTS).mean(1), places, rows))
 
 
 class Probe(Aside):
@@ -201,17 +235,18 @@ class Duration(Aside):
         return with_extra(rows, duration=messages.spread(messages.count).to(rows.logp_old.dtype))
 
 
-ASIDES: dict[str, Callable[[], Aside]] = {
-    "greedy": Greedy,
-    "value_ref": BestValue,
-    "unlikely": Likelihood,
-    "half_life": Drift,
-    "value": lambda: RolloutValue("value"),
-    "rollout_weight": lambda: RolloutValue("rollout_value"),
-    "potential_gain": Probe,
-    "duration": Duration,
+ASIDES: dict[str, Callable[[Mapping[str, Any]], Aside]] = {
+    "greedy": lambda _: Greedy(),
+    "mean_ref": lambda _: MeanValue(),
+    "value_ref": lambda _: BestValue(),
+    "unlikely": lambda _: Likelihood(),
+    "half_life": lambda _: Drift(),
+    "value": lambda start: RolloutValue("value", start.get("gamma", 1.0)),
+    "rollout_weight": lambda start: RolloutValue("rollout_value", start.get("gamma", 1.0)),
+    "potential_gain": lambda _: Probe(),
+    "duration": lambda _: Duration(),
 }
-"""What a recipe names, a part, a key or an option, -> what it asks for."""
+"""What a recipe names, a part, a key or an option, -> what it asks for, given the options of its start `gae`."""
 
 
 def asides_of(recipe: Mapping[str, Any]) -> dict[str, Aside]:
@@ -219,9 +254,11 @@ def asides_of(recipe: Mapping[str, Any]) -> dict[str, Aside]:
     named = dict(named_parts(recipe))
     options = ("half_life", "rollout_weight")
     asked = set(named) | {key for part in named.values() for key in options if part.get(key)}
-    if recipe["critic"] is None and "gae" in named:
+    cut = recipe["rollout"].get("segments")
+    if recipe["critic"] is None and "gae" in named and not cut:
         asked.add("value")
-    return {name: make() for name, make in ASIDES.items() if name in asked}
+    own = {"segments": SegmentValue(**cut)} if cut else {}
+    return own | {name: make(named.get("gae", {})) for name, make in ASIDES.items() if name in asked}
 
 
 def plain(task: Task) -> Task:
@@ -234,20 +271,47 @@ def rewards(attempts: Sequence[Attempt]) -> list[float]:
     return [attempt.reward if math.isfinite(attempt.reward) else 0.0 for attempt in attempts]
 
 
-def moments_of(world: TextWorld, attempts: Sequence[Attempt]) -> tuple[list[Task], list[list[int]]]:
-    """Tasks that go on from before each message, equal first ones once, and their numbers for each attempt."""
+def to_come(attempt: Attempt, gamma: float = 1.0) -> float:
+    """Return of the turns that were played behind the beginning of the task, 0 where they could not be judged."""
+    if attempt.record.fault:
+        return 0.0
+    before = len(attempt.task.prefix["said"]) if attempt.task.prefix is not None else 0
+    return sum(gamma**turn * reward for turn, reward in enumerate(attempt.record.paid[before:]))
+
+
+def beginnings(rows: Decisions, every: int, below: float) -> Tensor:
+    """Bool `(N, T)`: begins a message, or follows every so many tokens of one that were less likely than `below`."""
+
+    def before(values: Tensor) -> Tensor:
+        return torch.cat([torch.zeros_like(values[:, :1]), values[:, :-1]], 1)
+
+    unit, own = rows.need("unit"), rows.valid()
+    first = own & ~(before(own) & (before(unit) == unit))
+    unsure = own & (rows.logp_old < math.log(below))
+    count = unsure.long().cumsum(1)
+    earlier = torch.where(first, count - unsure.long(), 0).cummax(1).values  # in the messages before
+    return first | (own & before(unsure & ((count - earlier) % every == 0)))
+
+
+def moments_of(
+    world: TextWorld, attempts: Sequence[Attempt], columns: Sequence[Sequence[int]] | None = None
+) -> tuple[list[Task], list[list[int]]]:
+    """Tasks that go on from before each message, equal first ones once, and their numbers for each attempt.
+
+    With `columns` they go on from before these of each attempt's row, in place of the later messages.
+    """
     moments: list[Task] = []
     first: dict[int, int] = {}
     places: list[list[int]] = []
-    for attempt in attempts:
+    for row, attempt in enumerate(attempts):
         if attempt.record is None:
             raise UserError("This recipe goes on from the middle of attempts, which needs players=0.")
         begin = first.setdefault(attempt.task.key, len(moments))
-        later = [world.branch(attempt, unit) for unit in range(1, int(attempt.metrics["turns"]))]
+        later = attempt.record.starts[1 : int(attempt.metrics["turns"])] if columns is None else columns[row]
         if begin == len(moments):
             moments.append(plain(attempt.task))
         places.append([begin, *range(len(moments), len(moments) + len(later))])
-        moments += later
+        moments += [world.resume(attempt, column) for column in later]
     return moments, places
 
 

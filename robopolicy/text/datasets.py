@@ -3,7 +3,7 @@
     prompts         prompt, answer; verify: exact | number | math (exact)
     demonstrations  prompt, completion; or messages: the world's and the demonstrator's in turn
     pairs           prompt, chosen, rejected
-    offline         prompt, completion, reward
+    offline         prompt, completion, reward; or messages, and rewards: one for each of the writer's
 
 Other columns are left alone. What is missing or of the wrong type is said with file, row and column.
 """
@@ -22,7 +22,7 @@ import pyarrow.parquet
 
 from robopolicy.errors import UserError
 from robopolicy.text.task import Question, TextTask
-from robopolicy.text.verify import VERIFIERS
+from robopolicy.text.verify import STATED, VERIFIERS
 from robopolicy.text.wire import check_fits
 
 MOST_PROMPT, MOST_COMPLETION = 4096, 1024  # bytes, of tasks from files
@@ -33,8 +33,13 @@ class Written:
     """A conversation somebody has written, and what it is worth."""
 
     messages: list[str]  # the world's and the writer's in turn
-    reward: float
+    rewards: list[float]  # of each of the writer's messages
     group: int  # what it is compared with: the row of a pair, the prompt of a log
+
+    @property
+    def reward(self) -> float:
+        """Of the whole."""
+        return sum(self.rewards)
 
 
 def read_rows(path: str) -> list[dict[str, Any]]:
@@ -71,7 +76,7 @@ def read_pairs(path: str) -> list[Written]:
         prompt, chosen, rejected = (_text(row, key, f"{path} row {number}") for key in ("prompt", "chosen", "rejected"))
         if chosen == rejected:
             raise UserError(f"{path} row {number}: 'chosen' and 'rejected' are the same; drop the row.")
-        written += [Written([prompt, chosen], 1.0, number), Written([prompt, rejected], 0.0, number)]
+        written += [Written([prompt, chosen], [1.0], number), Written([prompt, rejected], [0.0], number)]
     return written
 
 
@@ -81,11 +86,12 @@ def read_offline(path: str) -> list[Written]:
     written: list[Written] = []
     for number, row in _numbered(path):
         where = f"{path} row {number}"
-        prompt, completion = (_text(row, key, where) for key in ("prompt", "completion"))
-        reward = row.get("reward")
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-            raise UserError(f"{where}: 'reward' must be a finite number, found {reward!r}.")
-        written.append(Written([prompt, completion], float(reward), groups.setdefault(prompt, len(groups))))
+        said = _messages(row, where)
+        rewards = [row.get("reward")] if row.get("messages") is None else row.get("rewards")
+        if not isinstance(rewards, list) or 2 * len(rewards) != len(said):
+            raise UserError(f"{where}: 'rewards' must be {len(said) // 2} numbers, one for each message of the writer.")
+        numbers = [_reward(reward, where) for reward in rewards]
+        written.append(Written(said, numbers, groups.setdefault(said[0], len(groups))))
     return written
 
 
@@ -114,7 +120,8 @@ class PromptTask(TextTask):
     def episode(self, seed: int) -> Question:
         """One row."""
         prompt, answer, verify = self._rows[seed % len(self._rows)]
-        return Question(prompt, lambda completion: VERIFIERS[verify](completion, answer), answer)
+        verified = VERIFIERS[verify]
+        return Question(prompt, lambda completion: verified(completion, answer), answer, states=STATED.get(verify))
 
 
 def _numbered(path: str) -> list[tuple[int, dict[str, Any]]]:
@@ -140,12 +147,23 @@ def _text(row: dict[str, Any], key: str, where: str) -> str:
 
 
 def _demonstration(row: dict[str, Any], where: str, number: int) -> Written:
+    said = _messages(row, where)
+    return Written(said, [0.0] * (len(said) // 2 - 1) + [1.0], number)
+
+
+def _messages(row: dict[str, Any], where: str) -> list[str]:
     said = row.get("messages")
     if said is None:
-        return Written([_text(row, "prompt", where), _text(row, "completion", where)], 1.0, number)
+        return [_text(row, key, where) for key in ("prompt", "completion")]
     if not isinstance(said, list) or not all(isinstance(text, str) for text in said) or len(said) < 2 or len(said) % 2:
         raise UserError(f"{where}: 'messages' must be texts of world and demonstrator in turn, the latter's last.")
-    return Written(said, 1.0, number)
+    return said
+
+
+def _reward(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UserError(f"{where}: 'reward' must be a finite number, found {value!r}.")
+    return float(value)
 
 
 def _prompt(row: dict[str, Any], where: str) -> tuple[str, str, str]:

@@ -4,7 +4,8 @@
 minibatch score, loss and step; all of it is the core that robots use. A policy that is fresh may first imitate the
 task's own solutions (`imitation.py`), as nothing can be compared where nobody ever succeeds. Log-probabilities of the
 start of an update are those recorded while sampling; where another engine wrote, or in half precision, where a cache
-rounds otherwise than a whole pass, the rows are scored again and the recorded ones become those of the behaviour.
+rounds otherwise than a whole pass, the rows are scored again and the recorded ones become those of the behaviour. Rows
+that this policy did not draw, replayed ones and those of teachers, keep what was recorded.
 
 Overflow: a message that reaches its budget is judged as it stands; `overlong=mask` leaves such rows out of loss and
 statistics (overlong filtering). Rows that could not be judged are always left out.
@@ -30,6 +31,7 @@ from robopolicy.core.references import soup
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import DecisionOutput, Info, Policy
 from robopolicy.samplers.collector import OBJECTIVES
+from robopolicy.samplers.protocols import REPLAYED, TEACHER
 from robopolicy.text.asides import asides_of
 from robopolicy.text.critic import ValueHead, score_with_value
 from robopolicy.text.engines import ENGINES, OWN, corrected
@@ -137,7 +139,8 @@ class TextRecipe(TextLearner):
         Raises:
             UserError: Another family of policies, or another engine, is to do that.
         """
-        parts = {"critic": self.recipe.critic, "layer": self.views.layer_updates, "support": self.views.support}
+        views, critic = self.views, self.recipe.critic
+        parts = {"critic": critic, "layer": views.layer_updates, "support": views.support, "segments": views.segments}
         asked = [name for name, part in parts.items() if part]
         if asked and not self.policy.causal:
             raise UserError(f"Recipe '{self.config.recipe}' needs policy=text for its {asked[0]}.")
@@ -295,7 +298,9 @@ class TextRecipe(TextLearner):
         if self.policy.config.dtype != "float32" or self.config.engine != OWN or self.layer is not None:
             behaviour = batch.logp_old if batch.logp_behaviour is None else batch.logp_behaviour
             out = self._scored(self.policy, batch, self.layer)
-            batch = batch.with_fields(logp_old=out.logp, logp_behaviour=behaviour, entropy=out.entropy)
+            source = batch.need("source")[:, None]
+            start = torch.where((source == REPLAYED) | (source == TEACHER), batch.logp_old, out.logp)
+            batch = batch.with_fields(logp_old=start, logp_behaviour=behaviour, entropy=out.entropy)
         elif batch.logp_behaviour is None:
             batch = batch.with_fields(logp_behaviour=batch.logp_old)
         if self.reference is not None:

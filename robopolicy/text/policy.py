@@ -227,15 +227,14 @@ class TextPolicy(Policy):
 
     def conversations(self, batch: Sequence[Sequence[str]], generator: Randomness = None) -> Record:
         """As `rows`, of solved conversations: messages of the world and of the policy in turn, the latter's last."""
-        tokenizer = self.tokenizer
-        prompts = [tokenizer.prompt(said[:1]) for said in batch]
+        prompts = [self.tokenizer.prompt(said[:1]) for said in batch]
         written: list[list[int]] = []
         own: list[list[bool]] = []
         for said in batch:
             tokens: list[int] = []
             chosen: list[bool] = []
             for place, message in enumerate(said[1:]):
-                new = tokenizer.reply(message) if place % 2 else self.message(message)
+                new = self._spoken(message, place)
                 tokens += new
                 chosen += [place % 2 == 0] * len(new)
             written.append(tokens)
@@ -245,6 +244,18 @@ class TextPolicy(Policy):
         for row, flags in zip(chosen_too, own, strict=True):
             row[: len(flags)] = torch.tensor(flags)
         return {**record, "mask": chosen_too}
+
+    def turns(self, batch: Sequence[Sequence[str]]) -> Tensor:
+        """Turn `(N, T)` of each token of `conversations`; a reply of the world belongs to the turn that follows it."""
+        numbers = [
+            [(place + 1) // 2 for place, message in enumerate(said[1:]) for _ in self._spoken(message, place)]
+            for said in batch
+        ]
+        return right_padded(numbers, 0)[0].to(self.device)
+
+    def _spoken(self, message: str, place: int) -> list[int]:
+        """Tokens of a message behind the prompt; the policy's have even places."""
+        return self.tokenizer.reply(message) if place % 2 else self.message(message)
 
     def score(
         self,

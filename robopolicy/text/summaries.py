@@ -1,6 +1,7 @@
 """What a causal model shows of itself beside probabilities, as recipes ask for it.
 
-    features, prompt_features (N, D)   mean last hidden state over what was written, and over the first prompt (S030)
+    features (N, D + 2)                of what was written: mean last hidden state, mean and largest entropy (S030)
+    prompt_features (N, D)             mean last hidden state over the first prompt (S004)
     cluster (N,)                       which of the group's attempts have similar features (S135)
     waad, fai (N, T)                   distance a decision attends to, and attention it receives later (S130)
     collision (N, T)                   probability that two draws agree (S052)
@@ -44,16 +45,24 @@ def attention(policy: TextPolicy, tokens: Tensor) -> Tensor:
 
 @torch.no_grad()
 def hidden_features(policy: TextPolicy, tokens: Tensor, start: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """`features` and `prompt_features`; arguments as of `TextPolicy.score`."""
+    """Mean last hidden states, of what was written and of the prompt; arguments as of `TextPolicy.score`."""
     hidden = policy.hidden(tokens).float()
     places = torch.arange(tokens.shape[1], device=tokens.device)
     written = torch.zeros(tokens.shape, dtype=torch.bool, device=tokens.device)
     row, step = mask.nonzero(as_tuple=True)
     written[row, start[row] + step] = True
     return {
-        "features": _mean(hidden, written),
+        "written_features": _mean(hidden, written),
         "prompt_features": _mean(hidden, places < start[:, None]),
     }
+
+
+def probe_features(policy: TextPolicy, rows: Decisions) -> dict[str, Tensor]:
+    """`features`, with the entropies that the rows recorded."""
+    hidden = hidden_features(policy, *_conversations(rows))["written_features"]
+    entropy, mask = rows.need("entropy").masked_fill(~rows.valid(), 0.0), rows.valid()
+    sizes = torch.stack([entropy.sum(1) / mask.sum(1).clamp(min=1), entropy.amax(1)], 1)
+    return {"features": torch.cat([hidden, sizes.to(hidden)], 1)}
 
 
 @torch.no_grad()
@@ -96,7 +105,7 @@ def prompt_confidence(policy: TextPolicy, rows: Decisions, share: float) -> dict
 @torch.no_grad()
 def clustered(policy: TextPolicy, rows: Decisions) -> dict[str, Tensor]:
     """`cluster`, told apart within each group, whose attempts have to be among the rows."""
-    features = hidden_features(policy, *_conversations(rows))["features"]
+    features = hidden_features(policy, *_conversations(rows))["written_features"]
     group, result = rows.need("group"), torch.zeros(len(rows), dtype=torch.int64, device=features.device)
     for number, key in enumerate(group.unique().tolist()):
         members = (group == key).nonzero()[:, 0]
@@ -120,7 +129,7 @@ def k_means(points: Tensor, count: int, rounds: int = 10) -> Tensor:
 
 Options = Mapping[str, Any]
 SUMMARIES: dict[str, Callable[[TextPolicy, Decisions, Options], dict[str, Tensor]]] = {
-    "probe_baseline": lambda policy, rows, _: hidden_features(policy, *_conversations(rows)),
+    "probe_baseline": lambda policy, rows, _: probe_features(policy, rows),
     "context_baseline": lambda policy, rows, _: hidden_features(policy, *_conversations(rows)),
     "rhythm": lambda policy, rows, _: attention_summary(policy, *_conversations(rows)),
     "optimal_token_baseline": lambda policy, rows, _: choice_norms(policy, rows),

@@ -1,7 +1,7 @@
 """A conversation under way, and the row of decisions that it becomes.
 
 A row is prompt, messages of the policy and replies of the world as one sequence of tokens, of which the policy decided
-those in the mask; a unit is a turn. Fields of `Decisions.extra`:
+those in the mask; a unit is a turn, whose reward stands at the last token of its message. Fields of `Decisions.extra`:
 
     tokens (N, L) int64     the whole conversation, zeros behind its end
     chosen (N, T) int64     the token of each decision; of batches
@@ -10,7 +10,7 @@ those in the mask; a unit is a turn. Fields of `Decisions.extra`:
     cut (N,) bool           a message reached the budget before it ended
     order (N, T) int64      of masked diffusion (`diffusion.py`)
     observation, action (N, T) int64    which last words of the world a message answers, and which message that is
-    answer, signature (N,) int64        which message was the last, and which messages were said
+    answer, signature (N,) int64        what the last message answers, and which messages were said
     structural (N, T) bool              ends of messages
     first_event (N,) int64, gate (N, T) bool    of tasks with tools: column of the first message that called one, -1
                             without, and beginnings of messages, which choose between tools and answers
@@ -34,6 +34,7 @@ from robopolicy.samplers.protocols import Task
 from robopolicy.text.task import ADVANTAGE, FORMAT, SUBGOAL, Episode, Turn
 
 COLUMNS = ("tokens", "own", "logp", "entropy", "order", "unit", "support")  # one entry per token behind the prompt
+UNAIDED = ("instruction", "mode", "summary")  # kinds of contexts that tell nothing of the solution
 
 
 @dataclass
@@ -46,9 +47,11 @@ class Talk:
     columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
     said: list[str] = field(default_factory=list)  # finished messages of the policy
     heard: list[str] = field(default_factory=list)  # replies to them
+    earlier: int = 0  # tokens of the policy before the summary that this part goes on from
     starts: list[int] = field(default_factory=lambda: [0])  # column behind each reply, where a message begins
     begun: list[int] = field(default_factory=list)  # tokens of a message that was given in part
-    reward: float = 0.0
+    paid: list[float] = field(default_factory=list[float])  # reward of each turn
+    answer: str | None = None  # what the last message states, where the task reads it out
     success: bool = False
     done: bool = False
     cut: bool = False
@@ -77,6 +80,7 @@ class Talk:
     def hear(self, turn: Turn) -> None:
         """Write down what was replied to the last message, and measured of it."""
         self.heard.append(turn.reply)
+        self.answer = turn.answer
         for name, value in turn.measures.items():
             self.measures.setdefault(name, []).append(value)
         if turn.calls is not None:
@@ -85,16 +89,27 @@ class Talk:
                 self.first_call = len(self.said) - 1
 
     @property
+    def reward(self) -> float:
+        """Of all turns."""
+        return sum(self.paid)
+
+    def rewards(self) -> list[float]:
+        """Reward of every column: that of a turn at the last token that the policy chose in it."""
+        ends = {unit: place for place, unit in enumerate(self.columns["unit"]) if self.columns["own"][place]}
+        at = {ends[unit]: reward for unit, reward in enumerate(self.paid) if unit in ends}
+        return [at.get(place, 0.0) for place in range(len(self.columns["unit"]))]
+
+    @property
     def helped(self) -> bool:
-        """Whether a hint was told, a failure shown or a beginning given; instructions and modes are no help."""
+        """Whether a hint was told, a failure shown or a beginning given; what `UNAIDED` lists is no help."""
         context: Mapping[str, Any] = self.task.context or {}
         began = self.task.prefix is not None and bool(self.task.prefix["helped"])
-        return began or context.get("kind", "mode") not in ("instruction", "mode")
+        return began or context.get("kind", "mode") not in UNAIDED
 
     def measured(self, most: int) -> dict[str, float]:
         """Metrics of the attempt, whose budget is `most` tokens."""
-        length = float(sum(self.columns["own"]))
-        found = {"length": length, "brevity": 1.0 - length / most, "turns": float(len(self.said))}
+        length = float(self.earlier + sum(self.columns["own"]))
+        found = {"length": length, "brevity": max(1.0 - length / most, 0.0), "turns": float(len(self.said))}
         found |= {name: float(getattr(self, name)) for name in ("success", "cut", "fault", "helped")}
         found["concise"] = found["brevity"] * found["success"]
         found |= {name: fmean(values) for name, values in self.measures.items()}
@@ -147,11 +162,12 @@ def rows_of(talks: Sequence[Talk], eos: int, *, ordered: bool, vocabulary: int |
         "start": torch.tensor([len(talk.prompt) for talk in talks]),
         "temperature": torch.tensor([talk.task.temperature for talk in talks]),
         "cut": torch.tensor([talk.cut for talk in talks]),
-        "answer": torch.tensor([numbers[len(numbers) - 2] for numbers in said]),
+        "answer": torch.tensor([_number(talk.answer or "".join(talk.said[-1:])) for talk in talks]),
         "signature": torch.tensor([_number("\0".join(talk.said)) for talk in talks]),
     }
     columns |= {name: list(values.split(1)) for name, values in once.items()}
     logp, entropy = (_each(row(name), torch.float32) for name in ("logp", "entropy"))
+    reward = _each([talk.rewards() for talk in talks], torch.float32)
     unit = _each(row("unit"), torch.int64)
     rows: list[Decisions] = []
     for place, talk in enumerate(talks):
@@ -169,7 +185,8 @@ def rows_of(talks: Sequence[Talk], eos: int, *, ordered: bool, vocabulary: int |
             everything = torch.ones(vocabulary, dtype=torch.bool)
             support = [everything if among is None else among for among in talk.columns["support"]]
             extra["support"] = torch.stack(support)[None]
-        rows.append(Decisions(logp[place], mask=own[place], entropy=entropy[place], unit=unit[place], extra=extra))
+        told = {"mask": own, "reward": reward, "entropy": entropy, "unit": unit}
+        rows.append(Decisions(logp[place], **{name: values[place] for name, values in told.items()}, extra=extra))
     return rows
 
 

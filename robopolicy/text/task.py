@@ -20,6 +20,7 @@ class Turn:
     done: bool = True
     reply: str = ""  # the world's next message, where the episode goes on
     calls: int | None = None  # tool calls that the completion made; None: the task has no tools
+    answer: str | None = None  # what the message states, where the task reads it out; None: the whole message
     measures: Mapping[str, float] = field(default_factory=dict[str, float])  # further grades by name, e.g. "format"
 
     def numbers(self) -> list[float]:
@@ -59,6 +60,7 @@ class Question(Episode):
         verify: Callable[[str], float],
         answer: str | None = None,
         formed: Callable[[str], bool] | None = None,
+        states: Callable[[str], str | None] | None = None,
         **measures: Callable[[str], float],
     ) -> None:
         """Describe the problem.
@@ -68,17 +70,19 @@ class Question(Episode):
             verify: Completion to reward; 1 is a success.
             answer: A right completion, where one is known.
             formed: Whether a completion has the form of an answer, right or wrong; None: not told.
+            states: What a completion states, the same text for the same answer; None: the whole completion.
             **measures: Further grades of a completion, e.g. `progress`.
         """
         self.prompt = prompt
-        self._verify, self._answer = verify, answer
+        self._verify, self._answer, self._states = verify, answer, states
         self._measures = measures if formed is None else {FORMAT: formed, **measures}
 
     def step(self, completion: str) -> Turn:
         """Verify the answer."""
         reward = float(self._verify(completion))
         measures = {name: float(measure(completion)) for name, measure in self._measures.items()}
-        return Turn(reward, success=reward >= 1.0, measures=measures)
+        stated = None if self._states is None else self._states(completion)
+        return Turn(reward, success=reward >= 1.0, answer=stated, measures=measures)
 
     def demonstration(self) -> list[str] | None:
         """The right answer."""
@@ -93,6 +97,7 @@ class TextTask(ABC):
     completion_bytes: int  # most bytes of a message of the policy
     max_turns: int = 1  # after which an episode is cut
     seconds: float = 2.0  # most time to answer one completion
+    recap: str = " note:"  # asks for a summary, where a conversation goes on from one in place of its history
     form: str = ""  # regular expression of messages that have the form of an answer; empty: there is none
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Verifiers of answers, by name: `(completion, answer) -> reward` in [0, 1]."""
+"""Verifiers of answers, by name: `(completion, answer) -> reward` in [0, 1]; and what they read in a completion."""
 
 from __future__ import annotations
 
@@ -30,6 +30,18 @@ def mathematics(completion: str, answer: str) -> float:
     return float(library.verify(gold, found, timeout_seconds=None))
 
 
+def stated_number(completion: str) -> str | None:
+    """The last number of the completion."""
+    found = _last_number(completion)
+    return None if found is None else repr(found)
+
+
+def stated_expression(completion: str) -> str | None:
+    """What `math-verify` reads in the completion."""
+    found = need("math_verify", "text").parse(completion, parsing_timeout=None)
+    return str(found[0]) if found else None
+
+
 def _last_number(text: str) -> float | None:
     numbers = NUMBER.findall(text)
     if not numbers:
@@ -39,3 +51,5 @@ def _last_number(text: str) -> float | None:
 
 
 VERIFIERS: dict[str, Callable[[str, str], float]] = {"exact": exact, "number": number, "math": mathematics}
+STATED: dict[str, Callable[[str], str | None]] = {"number": stated_number, "math": stated_expression}
+"""Of verifiers that look for the answer in the completion: what they find."""

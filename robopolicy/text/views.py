@@ -1,4 +1,4 @@
-"""How else rows are to be scored: the keys of `rollout` in a recipe that the learner reads, and not the sampling side.
+"""How else rows are to be scored or cut: the keys of `rollout` that the learner reads, and not the sampling side.
 
 score_temperatures: {KEY: FACTOR}   extra[KEY] (N, T): log-probabilities at FACTOR times the temperature of the row
 score_with: {KEY: teacher}          extra[KEY] (N, T): log-probabilities under the companion
@@ -7,6 +7,7 @@ support: {top_p: P, refresh: U}     only what a copy of the policy, renewed ever
 support: {grammar: true}            only messages of the task's form are written
 judge: policy                       who plays also judges what is said; judge: companion leaves that to the other one
 layer: K, layer_updates: U          the first U updates learn what the output layer reads off hidden layer K
+segments: {every: K, below: P}      a message is cut behind every K-th token less likely than P; units are such segments
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Views:
     layer: int = 0
     layer_updates: int = 0
     support: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    segments: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         if self.reference not in ("", "soup"):
@@ -45,6 +47,10 @@ class Views:
             raise ValueError(
                 f"rollout.support takes 0 < top_p <= 1 with refresh >= 1, and grammar: true; got {dict(self.support)}."
             )
+
+        every, below = (self.segments.get(key, 1) for key in ("every", "below"))
+        if self.segments and (self.segments.keys() != {"every", "below"} or every < 1 or not 0 < below <= 1):
+            raise ValueError(f"rollout.segments takes every >= 1 and 0 < below <= 1, got {dict(self.segments)}.")
 
     @classmethod
     def of(cls, rollout: Mapping[str, Any]) -> Views:

@@ -15,6 +15,7 @@ side therefore leaves out; `guard` names the prompt.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,7 +39,7 @@ from robopolicy.text.wire import shortened
 
 
 class TextWorld:
-    """Plays a text task with a policy; hints, begins, teaches, branches, rescores and repairs."""
+    """Plays a text task with a policy; hints, begins, teaches, branches, rescores, repairs and sums up."""
 
     def __init__(
         self,
@@ -72,20 +73,8 @@ class TextWorld:
             running = [talk for talk in talks if not talk.done and len(talk.said) < self.task.max_turns]
             if not running:
                 break
-            heat = torch.tensor([talk.task.temperature for talk in running])
-            seen = [talk.prompt + talk.columns["tokens"] for talk in running]
-            made = self._write(running, seen, heat)
-            self.generated += int(made.mask.sum())
-            scores = {name: getattr(made, name).tolist() for name in ("order", "logp", "entropy")}
-            cut = made.cut.tolist()
-            written = made.completions()
-            said = [self._message(talk, tokens) for talk, tokens in zip(running, written, strict=True)]
+            said = [self._message(talk, tokens) for talk, tokens in zip(running, self._draw(running), strict=True)]
             self.guard.prepare(self.task, [talk.episode for talk in running], said)
-            for place, (talk, tokens) in enumerate(zip(running, written, strict=True)):
-                count = len(tokens)
-                support = () if made.support is None else made.support[place, :count].cpu().unbind()
-                talk.add(tokens, support=support, **{name: values[place][:count] for name, values in scores.items()})
-                talk.cut |= cut[place]
             asked = [(talk.episode, text, int(talk.task.payload)) for talk, text in zip(running, said, strict=True)]
             for talk, text, turn in zip(running, said, self.guard.steps(asked), strict=True):
                 self._hear(talk, text, turn)
@@ -123,17 +112,17 @@ class TextWorld:
         rest = "" if talk.done else _share(solution[int(turns)], turns % 1.0)
         talk.begun = self.policy.tokenizer.encode(rest)
         talk.add(talk.begun)
-        return task if talk.done else replace(task, prefix={**_prefix(talk), "helped": True})
+        return task if talk.done else replace(task, prefix=_prefix(talk))
 
     def teach(self, task: Task, count: int) -> list[Attempt]:
-        """The solution, `count` times: demonstrated tokens with log-probability 0."""
+        """The solution, of which there is one: demonstrated tokens with log-probability 0."""
         solution = self._solution(task)
         if solution is None:
             return []
         talk = self._open(replace(task, prefix=None))
         for message in solution:
             self._say(talk, message, own=True)
-        return [replace(self._attempt(talk), source=TEACHER)] * count
+        return [replace(self._attempt(talk), source=TEACHER)][:count]
 
     def conclude(self, task: Task) -> Attempt | None:
         """The last message of the solution, said here; what came before it is no decision. None: there is none."""
@@ -150,10 +139,15 @@ class TextWorld:
 
     def branch(self, attempt: Attempt, unit: int) -> Task:
         """The task that goes on after `unit` turns of the attempt."""
+        return self.resume(attempt, attempt.record.starts[unit])
+
+    def resume(self, attempt: Attempt, column: int) -> Task:
+        """The task that goes on before a column of the attempt's row, maybe in the middle of a message."""
         talk: Talk = attempt.record
-        kept = talk.starts[unit]
-        prefix: dict[str, Any] = {name: values[:kept] for name, values in talk.columns.items()}
-        prefix |= {"said": talk.said[:unit], "starts": talk.starts[: unit + 1], "begun": [], "helped": talk.helped}
+        unit = bisect_right(talk.starts, column) - 1
+        prefix: dict[str, Any] = {name: values[:column] for name, values in talk.columns.items()}
+        prefix |= {"said": talk.said[:unit], "paid": talk.paid[:unit], "starts": talk.starts[: unit + 1]}
+        prefix |= {"begun": prefix["tokens"][talk.starts[unit] :], "helped": talk.helped}
         return replace(attempt.task, prefix=prefix)
 
     @torch.no_grad()
@@ -181,6 +175,50 @@ class TextWorld:
         talk: Talk = attempt.record
         return replace(attempt.task, prefix=None, context={"kind": "repair", "text": " ".join(talk.said)})
 
+    def summarize(self, attempts: Sequence[Attempt]) -> list[tuple[Attempt, Task]]:
+        """A note in place of the next message, which the episode does not hear; what goes on sees it in the prompt.
+
+        In the row of its window it is part of the turn before which it was written. What goes on has played the window
+        once more when it ends, so the window is not `played` any longer.
+        """
+        summed = set(map(id, attempts))
+        self.played = [attempt for attempt in self.played if id(attempt) not in summed]
+        talks: list[Talk] = [attempt.record for attempt in attempts]
+        for talk in talks:
+            talk.add(self.policy.tokenizer.reply(self.task.recap))
+        notes = self._draw(talks)
+        tasks = [
+            replace(
+                talk.task,
+                prefix={
+                    **{name: [] for name in COLUMNS},
+                    "said": list(talk.said),
+                    "paid": list(talk.paid),
+                    "starts": [0] * (len(talk.said) + 1),
+                    "begun": [],
+                    "helped": talk.helped,
+                    "earlier": talk.earlier + sum(talk.columns["own"]),
+                },
+                context={"kind": "summary", "text": self._message(talk, note)},
+            )
+            for talk, note in zip(talks, notes, strict=True)
+        ]
+        return list(zip(self._attempts(talks), tasks, strict=True))
+
+    def _draw(self, talks: Sequence[Talk]) -> list[list[int]]:
+        """Tokens of the next message of every conversation, with which it is extended."""
+        heat = torch.tensor([talk.task.temperature for talk in talks])
+        made = self._write(talks, [talk.prompt + talk.columns["tokens"] for talk in talks], heat)
+        self.generated += int(made.mask.sum())
+        scores = {name: getattr(made, name).tolist() for name in ("order", "logp", "entropy")}
+        cut, written = made.cut.tolist(), made.completions()
+        for place, (talk, tokens) in enumerate(zip(talks, written, strict=True)):
+            count = len(tokens)
+            support = () if made.support is None else made.support[place, :count].cpu().unbind()
+            talk.add(tokens, support=support, **{name: values[place][:count] for name, values in scores.items()})
+            talk.cut |= cut[place]
+        return written
+
     def _write(self, talks: Sequence[Talk], seen: Sequence[Sequence[int]], temperature: Tensor) -> Generation:
         """The next messages of conversations of which these tokens were seen."""
         if self.engine is not None:
@@ -206,7 +244,8 @@ class TextWorld:
         talk = Talk(task, episode, self._prompt(task, episode))
         if task.prefix is not None:
             talk.columns = {name: list(task.prefix[name]) for name in COLUMNS}
-            talk.begun, talk.starts = list(task.prefix["begun"]), list(task.prefix["starts"])
+            talk.begun, talk.starts, talk.paid = (list(task.prefix[name]) for name in ("begun", "starts", "paid"))
+            talk.earlier = task.prefix.get("earlier", 0)
             for message in task.prefix["said"]:
                 talk.said.append(message)
                 talk.hear(episode.step(message))
@@ -227,11 +266,11 @@ class TextWorld:
         """Write down what the episode replies to a message."""
         talk.said.append(message)
         talk.begun = []
+        talk.paid.append(0.0 if turn is None else turn.reward)
         if turn is None:
             talk.fault = talk.done = True
             return
         talk.hear(turn)
-        talk.reward += turn.reward
         talk.success |= turn.success
         talk.done = turn.done
         if not turn.done and len(talk.said) < self.task.max_turns:
@@ -289,4 +328,6 @@ def _share(text: str, share: float) -> str:
 
 
 def _prefix(talk: Talk) -> dict[str, Any]:
-    return {**talk.columns, "said": talk.said, "starts": talk.starts, "begun": talk.begun}
+    """What was given in front of the policy's own messages, for which it earns nothing."""
+    given = {"said": talk.said, "paid": [0.0] * len(talk.said), "starts": talk.starts, "begun": talk.begun}
+    return {**talk.columns, **given, "helped": True}

@@ -22,6 +22,7 @@ from robopolicy.samplers.collector import DEFAULTS, Batch, Collector
 from robopolicy.samplers.parts import build
 from robopolicy.samplers.protocols import Attempt, Pool, Staleness, Task, World, degenerate, rewards_of
 from robopolicy.samplers.staleness import Bounded, Players, Stream
+from robopolicy.samplers.windows import Segments
 from robopolicy.text.asides import Worlds, asides_of
 from robopolicy.text.engines import ENGINES, OWN
 from robopolicy.text.grammar import Grammar
@@ -89,6 +90,12 @@ class AttemptSource(TextSource):
             self.collector = Collector(plain, pool, self.world, group_size=algorithm.group_size, seed=seed)
         except ValueError as error:
             raise UserError(f"Recipe '{algorithm.config.recipe}': {error}") from error
+        windows = self.collector.topology
+        if isinstance(windows, Segments) and windows.units >= self.task.max_turns:
+            raise UserError(
+                f"Recipe '{algorithm.config.recipe}' sums up after {windows.units} turns, and {self.task.name} has "
+                f"only {self.task.max_turns}; choose another recipe or task."
+            )
         self._batch: Batch | None = None  # what the collector has not heard about
 
     @property

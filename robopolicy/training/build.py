@@ -73,7 +73,7 @@ def complete(config: TrainConfig) -> TrainConfig:
     Raises:
         UserError: The pieces do not belong together or one is missing.
     """
-    algorithm, _ = section("algorithm", config.algorithm)
+    algorithm, settings = section("algorithm", config.algorithm)
     if (config.budget.updates > 0) == (config.budget.env_steps > 0):
         raise UserError(
             "Set exactly one of budget.updates and budget.env_steps, and leave the other 0, e.g. budget.updates=5000."
@@ -86,10 +86,12 @@ def complete(config: TrainConfig) -> TrainConfig:
         spec = manifest.policy_spec
         chunk = replace(config.chunk, horizon=spec.horizon, execute=spec.execute, obs_horizon=spec.obs_horizon)
         with filling():  # loading the checkpoint tells whether the defaults fit
-            name, settings = section("policy", {**manifest.config, "name": manifest.policy})
-        config = replace(config, policy={**to_plain(settings), "name": name}, chunk=chunk)
+            name, policy = section("policy", {**manifest.config, "name": manifest.policy})
+        config = replace(config, policy={**to_plain(policy), "name": name}, chunk=chunk)
         config = replace(config, task=_with_views(config.task, spec))
         task = task or manifest.task
+    if not config.init_from and (wanted := ALGORITHMS[algorithm][1].wanted_base(settings)):
+        raise UserError(f"Algorithm '{algorithm}' starts from a trained policy; pass {wanted}.")
     _check_experience(config, algorithm)
     check_distributed(config)
     if config.dataset:
@@ -110,8 +112,6 @@ def _with_views(task: TaskConfig, spec: PolicySpec) -> TaskConfig:
 def _check_experience(config: TrainConfig, name: str) -> None:
     """Refuse settings that contradict what the algorithm learns from."""
     algorithm = ALGORITHMS[name][1]
-    if algorithm.needs_base and not config.init_from:
-        raise UserError(f"Algorithm '{name}' starts from a trained policy; pass init_from=CHECKPOINT.")
     if algorithm.experience == "dataset":
         if not config.dataset:
             raise UserError(f"Algorithm '{name}' learns from demonstrations; pass dataset=FOLDER (see collect).")

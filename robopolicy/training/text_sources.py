@@ -98,11 +98,15 @@ class WrittenSource(TextSource):
         self.groups: dict[int, list[Written]] = {}
         for item in READERS[kind](path):
             self.groups.setdefault(item.group, []).append(item)
+        self.means = {key: fmean(item.reward for item in items) for key, items in self.groups.items()}
         self._generator = torch.Generator().manual_seed(seed)
         self._order: list[int] = []
 
     def next(self, algorithm: Algorithm) -> Decisions:
-        """The next groups, scored by the reference, or by the policy where the recipe has none."""
+        """The next groups, scored by the reference, or by the policy where the recipe has none.
+
+        `extra["mean_ref"]` (N,) is the mean reward of the group in the file.
+        """
         keys = list(self.groups)
         while len(self._order) < self.algorithm.config.prompts:
             self._order += [keys[place] for place in torch.randperm(len(keys), generator=self._generator).tolist()]
@@ -110,16 +114,20 @@ class WrittenSource(TextSource):
         chosen, self._order = self._order[:count], self._order[count:]
         items = [item for key in chosen for item in self.groups[key]]
         policy = self.algorithm.policy
-        record = policy.conversations([item.messages for item in items], self._generator)
+        said = [item.messages for item in items]
+        record, turn = policy.conversations(said, self._generator), policy.turns(said)
         mask = record.pop("mask")
         reward = torch.zeros(mask.shape, device=mask.device)
-        last = mask.shape[1] - 1 - mask.flip(1).long().argmax(1)
-        reward[torch.arange(len(items)), last] = torch.tensor([item.reward for item in items], device=mask.device)
+        for row, item in enumerate(items):
+            for number, paid in enumerate(item.rewards):
+                reward[row, int((mask[row] & (turn[row] == number)).nonzero()[-1])] = paid
         heat = torch.ones(len(items), device=mask.device)
         group = torch.tensor([place for place, key in enumerate(chosen) for _ in self.groups[key]], device=mask.device)
-        extra = {**record, "temperature": heat, "cut": torch.zeros_like(heat, dtype=torch.bool)}
+        mean = torch.tensor([self.means[item.group] for item in items], device=mask.device)
+        extra = {**record, "temperature": heat, "cut": torch.zeros_like(heat, dtype=torch.bool), "mean_ref": mean}
         source = torch.ones_like(group)
-        rows = with_choices(Decisions(reward, mask=mask, reward=reward, group=group, source=source, extra=extra))
+        told = {"mask": mask, "reward": reward, "unit": turn, "group": group, "source": source}
+        rows = with_choices(Decisions(reward, **told, extra=extra))
         self._metrics = {"data/reward": fmean(item.reward for item in items)}
         rows = policy.decided(rows, self._generator)
         with torch.no_grad():

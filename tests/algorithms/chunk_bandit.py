@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.transitions import Transitions
-from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.base import Policy, PolicySpec, Sample
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 
@@ -20,9 +21,9 @@ STATISTICS = {"state": {"min": [-1.0] * 2, "max": [1.0] * 2}, "action": {"min": 
 SMALL = CriticConfig(members=2, hidden=(32, 32), activation="relu")
 
 
-def flow() -> FlowPolicy:
+def flow(**config: Any) -> FlowPolicy:
     """A small flow head."""
-    policy = FlowPolicy(FlowConfig(hidden=(32, 32), steps=4), SPEC)
+    policy = FlowPolicy(FlowConfig(**({"hidden": (32, 32), "steps": 4} | config)), SPEC)
     policy.fit_normalizer(STATISTICS)
     return policy
 
@@ -87,3 +88,25 @@ def assert_resumes(make: Callable[[int], Any], feed: Callable[[], Transitions]) 
         mine, theirs = part.state_dict(), other.parts()[name].state_dict()
         for key, value in mine.items():
             assert not isinstance(value, Tensor) or torch.equal(value, theirs[key]), f"{name} {key}"
+
+
+def assert_acts_without_dropout(algorithm: OffPolicy, data: Transitions) -> None:
+    """The same seed gives the same chunks, whoever asks for them, before an update and after it."""
+    obs = {"state": torch.rand(50, 1, 2) * 2 - 1}
+
+    def chunks(verb: Callable[..., Sample]) -> Tensor:
+        return verb(obs, generator=torch.Generator().manual_seed(0)).chunk
+
+    def target() -> Tensor:
+        algorithm.generator.manual_seed(0)
+        with torch.no_grad():
+            return algorithm.target(data)
+
+    for _ in range(2):
+        assert not algorithm.policy.training
+        for verb in (algorithm.act, algorithm.explore):
+            assert torch.equal(chunks(verb), chunks(verb))
+        assert torch.equal(target(), target())
+        before = copy.deepcopy(algorithm.policy.state_dict())
+        algorithm.update(data)
+        assert any(not torch.equal(value, before[key]) for key, value in algorithm.policy.state_dict().items())

@@ -98,6 +98,24 @@ def test_the_median_loss_is_least_where_half_of_the_mass_lies_above() -> None:
     assert float(u.detach()) < 3  # near the median 0, far from the mean 24
 
 
+def test_the_trained_median_normalises_the_targets_of_skewed_returns_and_the_value_does_not() -> None:
+    learner: BPO = algorithm("bpo")
+    heavy = torch.randn(4096, generator=torch.Generator().manual_seed(0)).exp()
+    returns = (heavy - heavy.mean()) / heavy.std()  # spread 1, as those of normalised rewards
+    obs, zero = {"state": torch.zeros(len(returns), 1, 6)}, torch.zeros(len(returns))
+    rows = Rows(obs, {}, zero[:, None], zero, returns, zero)
+    optimizer = torch.optim.Adam([*learner.median.parameters(), *learner.critic.parameters()], lr=3e-3)
+    for at in torch.arange(4096).view(64, 64).repeat(4, 1):
+        optimizer.zero_grad()
+        learner.critic_loss(rows[at]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        thresholds = [net(rows[slice(1)].obs) for net in (learner.median, learner.critic)]
+    by_median, by_value = (float(best_ratio(returns - u, 0.7, 1.3, 0.001).mean()) for u in thresholds)
+    assert by_median == pytest.approx(1.0, abs=0.03)
+    assert by_value < 0.93
+
+
 def test_bpo_starts_at_ratio_one_and_pushes_towards_better_actions() -> None:
     learner: BPO = algorithm("bpo", temperature=1e-6)
     rows = rows_of(learner)

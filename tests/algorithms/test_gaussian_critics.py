@@ -88,6 +88,14 @@ def test_a_spread_learned_by_the_whole_square_is_unbiased() -> None:
     assert torch.nn.functional.softplus(raw[1]).item() == pytest.approx(3.0, rel=0.03)
 
 
+def test_the_mean_of_dsac_t_moves_by_its_error_times_the_weight_as_in_the_public_code() -> None:
+    mean = torch.tensor([[0.0, 1.0]], requires_grad=True)
+    std, target, config = torch.full((1, 2), 2.0), torch.tensor([3.0, -1.0]), DSACTConfig()
+    loss = distribution_loss(mean, std, target, target, torch.full((1, 1), 2.0), config)
+    (gradient,) = torch.autograd.grad(loss.sum(), mean)
+    torch.testing.assert_close(gradient, torch.tensor([[-3.0, 2.0]]) * 4 / 4.1)
+
+
 def test_larger_rewards_leave_the_weight_of_dsac_t_and_grow_its_gradient_in_proportion() -> None:
     def gradient(scale: float) -> Tensor:
         mean = torch.zeros(1, 64, requires_grad=True)
@@ -221,3 +229,9 @@ def test_the_shared_refusals_name_what_is_wrong() -> None:
         CriticConfig(dropout=1.0)
     with pytest.raises(UserError, match="squashed"):
         SAC(SACConfig(), gaussian(squash=False), total_updates=1)
+
+
+@pytest.mark.parametrize("name", ["dsac_t", "stac"])
+def test_members_that_the_target_does_not_choose_from_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match=f"Algorithm '{name}' bootstraps from all members.*, got 1;"):
+        learner(name, target_members=1)

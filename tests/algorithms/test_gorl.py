@@ -21,6 +21,7 @@ from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.consistency import ConsistencyConfig, ConsistencyPolicy
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
@@ -234,6 +235,21 @@ def test_a_decoder_reproduces_what_was_played() -> None:
     assert float((again.std(0) - played.std(0)).abs().max()) < 0.1
     assert abs(float((again[:, 0, 0] > 0).float().mean()) - 0.5) < 0.1  # both modes
     assert float((again[:, 0, 0].abs() < 0.1).float().mean()) < 0.12  # and little between them
+
+
+def test_the_grid_of_a_consistency_decoder_grows_from_the_start_of_every_stage() -> None:
+    torch.manual_seed(0)
+    head = ConsistencyPolicy(ConsistencyConfig(hidden=(16,), normalization="running", levels_last=40), SPEC)
+    head.fit_normalizer(ACTION)
+    algorithm = gorl(head, decoder_updates=3)
+    assert isinstance(algorithm.fit.head, ConsistencyPolicy)
+    sampler, levels = sampler_for(algorithm), []
+    for _ in range(10):
+        fitting = algorithm.fitting
+        run(algorithm, sampler, 1)
+        if fitting:
+            levels.append(int(algorithm.fit.head.levels))
+    assert levels == [10, 20, 40] * 2
 
 
 def test_the_memory_of_the_decoder_keeps_the_newest_chunks() -> None:

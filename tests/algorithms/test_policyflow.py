@@ -193,3 +193,22 @@ def test_the_brownian_regulariser_keeps_the_goals_on_a_ring() -> None:
 def test_it_learns_the_point_mass_from_scratch() -> None:
     settings: dict[str, Any] = {"perturbation": PerturbationConfig(std_init=0.4), "target_kl": None}
     assert point_mass_return("policyflow", updates=20, epochs=6, brownian_coef=0.0, **settings) > -5.2  # -6 before
+
+
+@pytest.mark.parametrize(("beyond", "inwards"), [(1.0, 1), (-4.5, -1)])  # log std above log 1, below log 0.02
+def test_a_noise_beyond_its_bound_counts_as_the_bound_and_can_come_back(beyond: float, inwards: int) -> None:
+    policy = PerturbedFlow(head(**BARE), PerturbationConfig(std_init=1.0))  # at the upper bound from the start
+    plain = policy.log_std.sum()
+    torch.testing.assert_close(torch.autograd.grad(plain, policy.raw_log_std)[0], torch.ones(SPEC.action_dim))
+    with torch.no_grad():
+        policy.raw_log_std.fill_(beyond)
+    bound = 1.0 if inwards > 0 else 0.02
+    torch.testing.assert_close(policy.log_std.exp(), torch.full((SPEC.action_dim,), bound))
+    outwards = torch.autograd.grad(-inwards * policy.log_std.sum(), policy.raw_log_std)[0]
+    assert not bool(outwards.any())
+    optimizer = torch.optim.SGD([policy.raw_log_std], lr=0.3)
+    for _ in range(5):
+        optimizer.zero_grad()
+        (inwards * policy.log_std.sum()).backward()
+        optimizer.step()
+    assert bool((policy.log_std.exp() > 0.02).all() and (policy.log_std.exp() < 1.0).all())

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import fine_tuning_tools as tools
 import pytest
 import torch
 from torch import Tensor
+from torch.distributions import Normal
 
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.props import PROPS, BehaviourConfig, PROPSConfig, push_loss
-from robopolicy.core.regularizers import k3
 from robopolicy.errors import UserError
+from robopolicy.evaluation.sampling_error import sampling_error
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 
@@ -24,43 +26,58 @@ def algorithm(kind: type[PPO] = PROPS, seed: int = 0, **overrides: Any) -> Any:
     return kind(config(**({"decisions": 16, "epochs": 2, "batch_size": 64} | overrides)), policy, total_updates=20)
 
 
-def sampling_error(target: Tensor, counts: Tensor) -> float:
-    """KL of the empirical distribution to the target [nats]."""
-    share = counts / counts.sum()
-    return float(torch.where(counts > 0, share * (share / target).log(), 0.0).sum())
+def constant(num: int) -> dict[str, Tensor]:
+    return {"state": torch.ones(num, 1, 3)}
 
 
-def draw(target: Tensor, steps: int, pushed: bool, generator: torch.Generator) -> float:
-    """Sampling error after `steps` draws in batches of eight, with or without pushing after each of them."""
-    counts, played = torch.zeros_like(target), target
-    for _ in range(steps // 8):
-        counts += torch.bincount(torch.multinomial(played, 8, True, generator=generator), minlength=len(target))
-        if not pushed:
-            continue
-        logits = target.log().clone().requires_grad_(True)
-        optimizer = torch.optim.Adam([logits], lr=0.05)
-        for _ in range(30):
-            change = logits.log_softmax(0) - target.log()
-            weight = counts / counts.sum()
-            if float((weight * k3(-change)).sum().detach()) > 0.05:
-                break
-            loss = (weight * push_loss(change, 0.3)).sum()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        played = logits.detach().softmax(0)
-    return sampling_error(target, counts)
+def error_of(decisions: int, envs: int, pushed: bool, seed: int) -> float:
+    """Sampling error of as many kept decisions of the policy and new ones, in one state: there it has a closed form."""
+    torch.manual_seed(seed)
+    policy = GaussianPolicy(GaussianConfig(), PolicySpec({"state": (3,)}, 2))
+    rounds, generator = decisions // envs, torch.Generator().manual_seed(seed)
+    learner = PROPS(PROPSConfig(decisions=rounds), policy, total_updates=10)
+    kept = policy.sample(constant(decisions), generator=generator).record["raw"]
+    learner.kept = [tools.rollout_of(constant(decisions), {"raw": kept}, rounds)]
+    act = learner.act if pushed else policy.sample
+    new = [act(constant(envs), generator=generator).record["raw"] for _ in range(rounds)]
+    raw = torch.cat([kept, *new])  # (B, 1, A)
+    mean, log_std = policy.distribution(constant(1))
+    likeliest = Normal(raw.mean(0), raw.std(0, unbiased=False))
+    return float((likeliest.log_prob(raw) - Normal(mean, log_std.exp()).log_prob(raw)).detach().sum((1, 2)).mean())
 
 
-def test_pushed_play_leaves_a_smaller_sampling_error_than_play() -> None:
-    g = torch.Generator().manual_seed(0)
-    wins, errors = 0, torch.zeros(2)
-    for _ in range(20):
-        target = torch.rand(8, generator=g).softmax(0)
-        pair = [draw(target, 128, pushed, g) for pushed in (False, True)]
-        wins += pair[1] < pair[0]
-        errors += torch.tensor(pair) / 20
-    assert wins >= 14 and errors[1] < 0.8 * errors[0], (wins, errors)
+@pytest.mark.parametrize(
+    ("decisions", "envs", "trials"),
+    [(32, 4, 10), (256, 16, 10), pytest.param(2048, 16, 3, marks=pytest.mark.slow)],
+)
+def test_pushed_play_leaves_a_smaller_sampling_error_than_play(decisions: int, envs: int, trials: int) -> None:
+    plain, pushed = ([error_of(decisions, envs, push, seed) for seed in range(trials)] for push in (False, True))
+    assert sum(b < a for a, b in zip(plain, pushed, strict=True)) >= 0.7 * trials
+    assert sum(pushed) < 0.9 * sum(plain)
+
+
+def test_a_push_is_as_large_as_the_gap() -> None:
+    learner: PROPS = algorithm(kept=2)
+    learner.policy = GaussianPolicy(GaussianConfig(), PolicySpec({"state": (3,)}, 2))
+    learner.player = copy.deepcopy(learner.policy)
+    mean, _ = learner.policy.distribution(constant(1))
+    for share in (0.05, 0.2):
+        raw = mean.detach() + torch.randn(4000, 1, 2)
+        raw = raw - raw.mean(0) + mean.detach()[0] + share / 2  # the kept are this far off
+        learner.kept = [tools.rollout_of(constant(4000), {"raw": raw}, 4)]
+        learner._push(2000)
+        moved = learner.player.distribution(constant(1))[0] - mean
+        torch.testing.assert_close(moved.detach(), torch.full((1, 1, 2), -share), rtol=0.5, atol=0.02)
+
+
+def test_the_error_of_a_sample_is_that_of_the_likeliest_policy() -> None:
+    torch.manual_seed(0)
+    policy = GaussianPolicy(GaussianConfig(hidden=()), PolicySpec({"state": (3,)}, 2))
+    raw = torch.randn(40, 1, 2) + 0.3
+    likeliest, mine = Normal(raw.mean(0), raw.std(0, unbiased=False)), Normal(policy.distribution(constant(1))[0], 1.0)
+    expected = float((likeliest.log_prob(raw) - mine.log_prob(raw)).detach().sum((1, 2)).mean())
+    found = sampling_error(policy, copy.deepcopy(policy), constant(40), {"raw": raw}, steps=300, lr=0.02)
+    assert found == pytest.approx(expected, rel=0.01)
 
 
 def test_the_push_ends_at_its_bound() -> None:
@@ -86,16 +103,18 @@ def test_every_ratio_of_kept_and_new_decisions_starts_at_one() -> None:
 def test_the_copy_plays_stays_near_the_policy_and_leaves_it_alone() -> None:
     learner: PROPS = algorithm(kept=2, behaviour=BehaviourConfig(target_kl=0.02))
     sampler = tools.sampler_for(learner, 8)
-    metrics = learner.update(sampler.collect(learner.act))
-    assert 0 < metrics["behaviour/kl"] < 0.2
+    learner.update(sampler.collect(learner.act))
     before = [p.clone() for p in learner.policy.parameters()]
-    learner._push()
+    rollout = sampler.collect(learner.act)
+    assert len(learner.pushes) == 2  # every 8 of 16 decisions
+    assert all(0 < kl <= 0.02 for kl in learner.pushes)
     assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
     assert any(not torch.equal(a, b) for a, b in zip(before, learner.player.parameters(), strict=True))
+    assert 0 < learner.update(rollout)["behaviour/kl"] <= 0.02
 
 
-def test_with_one_kept_rollout_it_is_ppo() -> None:
-    mine, plain = algorithm(kept=1), algorithm(PPO)
+def test_with_one_kept_rollout_and_no_push_it_is_ppo() -> None:
+    mine, plain = algorithm(kept=1, behaviour=BehaviourConfig(every=16)), algorithm(PPO)
     for learner in (mine, plain):
         sampler = tools.sampler_for(learner, 8)
         for _ in range(2):
@@ -115,3 +134,5 @@ def test_impossible_settings_are_refused() -> None:
         PROPSConfig(kept=0)
     with pytest.raises(UserError, match="bound"):
         BehaviourConfig(bound=1.5)
+    with pytest.raises(UserError, match="every"):
+        BehaviourConfig(every=0)

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import SMALL, batch, first_actions, flow, gaussian, two_modes
+from chunk_bandit import (
+    SMALL,
+    SPEC,
+    STATISTICS,
+    assert_acts_without_dropout,
+    batch,
+    first_actions,
+    flow,
+    gaussian,
+    two_modes,
+)
 from torch import Tensor, nn
 
 from robopolicy.algorithms.dqc import DQC, DQCConfig, optimistic_loss, quantile_loss
@@ -51,13 +62,14 @@ def positive(action: Tensor) -> Tensor:
     return (action[:, 0] > 0).float()
 
 
-def windows(steps: int) -> Transitions:
-    """Windows of `steps` control steps of one episode of 8 steps that ends in success."""
+def windows(steps: int, *, success: bool = True) -> Transitions:
+    """Windows of `steps` control steps of one episode of 8 steps that ends in success, or is cut off."""
     memory = Replay(64, gamma=0.9)
     for t in range(8):
         done = torch.tensor([t == 7])
+        ends = (done, done & False) if success else (done & False, done)
         here, after = ({"state": torch.tensor([[float(t + j), 0.0]])} for j in (0, 1))
-        memory.add(torch.zeros(1).long(), here, torch.zeros(1, 1), done.float(), done, done & False, after)
+        memory.add(torch.zeros(1).long(), here, torch.zeros(1, 1), done.float(), *ends, after)
     return memory.take(torch.arange(8), Request(8, max(steps, 2), steps, 0.9))
 
 
@@ -96,6 +108,34 @@ def test_chunks_cut_short_carry_no_gradient() -> None:
             assert float(info["complete"]) == pytest.approx(6 / 8)
             gradients.append(torch.autograd.grad(loss, list(algorithm.critic.parameters())))
         assert all(torch.equal(first, second) for first, second in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("success", [False, True])
+def test_dqc_learns_each_value_from_the_chunks_that_show_it(success: bool) -> None:
+    """Chunks cut short carry no gradient for Q_h and Q_p, those shorter than the prefix none for V; successes do."""
+    spec = PolicySpec({"state": (2,)}, 1, horizon=2, execute=2)
+    policy = FlowPolicy(FlowConfig(hidden=(8,), normalization="identity", action_normalization="identity"), spec)
+    algorithm = dqc(policy, n_step=4)
+    data = windows(4, success=success)
+    assert data.steps.tolist() == [4] * 5 + [3, 2, 1]
+
+    def gradients(rows: slice) -> dict[str, bool]:
+        """Whose gradient changes with what was seen and played in `rows`."""
+        other = replace(data, obs={"state": data.obs["state"].clone()}, chunk=data.chunk.clone())
+        other.obs["state"][rows] += 1.0
+        other.chunk[rows] += 0.5
+        nets = {"long": algorithm.long_critic, "prefix": algorithm.critic, "state": algorithm.value}
+        changed: dict[str, bool] = {}
+        for name, net in nets.items():
+            both = [
+                torch.autograd.grad(algorithm.critic_loss(batch)[0], list(net.parameters())) for batch in (data, other)
+            ]
+            changed[name] = any(not torch.equal(one, two) for one, two in zip(*both, strict=True))
+        return changed
+
+    assert gradients(slice(0, 5)) == {"long": True, "prefix": True, "state": True}
+    assert gradients(slice(5, 7)) == {"long": success, "prefix": success, "state": True}
+    assert gradients(slice(7, 8)) == {"long": success, "prefix": success, "state": success}
 
 
 def test_one_action_chunks_are_best_of_n_temporal_difference_learning() -> None:
@@ -139,6 +179,13 @@ def test_v_is_the_quantile_of_the_prefixes() -> None:
         assert state.item() == pytest.approx(-2 + 4 * quantile, abs=0.1)
 
 
+def test_a_v_far_from_its_quantile_is_pulled_as_one_nearby_is() -> None:
+    target = torch.zeros(4)
+    state = torch.tensor([-40.0, -1.0, 1.0, 40.0], requires_grad=True)
+    quantile_loss(state, target, 0.9).sum().backward()
+    torch.testing.assert_close(state.grad, torch.tensor([-0.9, -0.9, 0.1, 0.1]))
+
+
 def test_equal_lengths_make_both_critics_of_dqc_agree() -> None:
     algorithm = dqc(n_step=1, expectile=0.5)
     for _ in range(60):
@@ -150,6 +197,29 @@ def test_equal_lengths_make_both_critics_of_dqc_agree() -> None:
     assert float((long - short).abs().mean()) < 0.1
 
 
+def test_every_member_of_the_prefix_critic_regresses_on_its_own_long_critic() -> None:
+    algorithm = dqc(n_step=1)
+    data = batch(two_modes(64), positive)
+    with torch.no_grad():
+        long = algorithm.long_critic(data.obs, data.chunk).sigmoid()  # (M, B)
+        expected = optimistic_loss(algorithm.critic(data.obs, data.chunk), long, 0.8).mean(1).sum()
+        apart = optimistic_loss(algorithm.critic(data.obs, data.chunk), long.flip(0), 0.8).mean(1).sum()
+    _, info = algorithm.critic_loss(data)
+    torch.testing.assert_close(info["prefix_loss"].detach(), expected)
+    assert not torch.isclose(expected, apart)
+
+
+def test_every_network_of_dqc_gathers_running_statistics() -> None:
+    policy = FlowPolicy(FlowConfig(hidden=(8,), normalization="running"), SPEC)
+    policy.fit_normalizer({"action": STATISTICS["action"]})
+    algorithm = dqc(policy, n_step=1)
+    for _ in range(3):
+        algorithm.update(batch(two_modes(64), positive))
+    encoders = [policy.encoder, *(net.encoder for net in (algorithm.critic, algorithm.long_critic, algorithm.value))]
+    assert [float(encoder.normalizer.count) for encoder in encoders] == [3 * 64.0] * 4
+    assert all(torch.equal(encoder.normalizer.mean, policy.encoder.normalizer.mean) for encoder in encoders)
+
+
 def test_dqc_refuses_rewards_that_are_no_probabilities_and_short_long_chunks() -> None:
     with pytest.raises(UserError, match=r"\[0, 1\]"):
         dqc(n_step=1).update(batch(two_modes(64), lambda action: 5 * action[:, 0]))
@@ -159,6 +229,13 @@ def test_dqc_refuses_rewards_that_are_no_probabilities_and_short_long_chunks() -
         dqc(policy, n_step=2)
     with pytest.raises(UserError, match="expectile"):
         DQCConfig(expectile=1.0)
+
+
+@makers
+def test_a_setting_of_other_critics_is_refused(name: str) -> None:
+    assert MAKERS[name](target_members=2).config.critic.members == 2
+    with pytest.raises(UserError, match="target_members does nothing, got 1"):
+        MAKERS[name](target_members=1)
 
 
 def test_the_one_step_policy_starts_as_the_first_step_of_the_flow() -> None:
@@ -178,6 +255,26 @@ def test_no_gradient_of_the_one_step_policy_reaches_the_flow() -> None:
     loss.backward()
     assert all(parameter.grad is None for parameter in algorithm.policy.parameters())
     assert any(bool(p.grad.any()) for p in algorithm.student.parameters() if p.grad is not None)
+
+
+def test_the_distance_draws_an_action_beyond_its_bound_back_while_q_sees_the_bound() -> None:
+    algorithm = fql()
+    output = [layer for layer in algorithm.student.backbone.modules() if isinstance(layer, nn.Linear)][-1]
+    with torch.no_grad():
+        output.bias.fill_(9.0)  # every output of the one-step policy is far above 1
+    obs = {"state": torch.randn(32, 1, 2)}
+    seen: list[Tensor] = []
+
+    def critic(obs: dict[str, Tensor], chunk: Tensor) -> Tensor:
+        """Remember the chunk; both members love large actions."""
+        seen.append(chunk.detach())
+        return chunk.sum((1, 2)).expand(2, -1)
+
+    loss, info = actor_loss(algorithm.student, algorithm.policy, critic, obs, algorithm.config)  # type: ignore[arg-type]
+    (slope,) = torch.autograd.grad(loss, [output.bias])
+    assert bool((slope > 0).all())  # a step against it lowers the output
+    assert float(info["distance"]) > 4.0  # more than the width of the bounds squared
+    torch.testing.assert_close(seen[0], torch.ones(32, 2, 1))
 
 
 def test_fql_needs_a_denoising_policy() -> None:
@@ -213,6 +310,25 @@ def test_what_is_deployed_survives_a_checkpoint(name: str, tmp_path: Any) -> Non
     loaded, _ = load_policy(tmp_path / "ckpt")
     torch.testing.assert_close(first_actions(loaded), first_actions(algorithm.deployable()))
     assert verify_checkpoint(tmp_path / "ckpt").ok
+
+
+@makers
+def test_an_update_in_bfloat16_is_finite_and_moves_every_network(name: str) -> None:
+    algorithm = MAKERS[name](precision="bfloat16", n_step=1)
+    before = {part: copy.deepcopy(value.state_dict()) for part, value in algorithm.parts().items()}
+    metrics = algorithm.update(batch(two_modes(64), positive, discount=0.9))
+    assert all(math.isfinite(value) for value in metrics.values())
+    for part, value in algorithm.parts().items():
+        if isinstance(value, nn.Module):
+            assert all(bool(weight.isfinite().all()) for weight in value.parameters()), part
+            state = value.state_dict()
+            assert any(not torch.equal(weight, before[part][key]) for key, weight in state.items()), part
+
+
+@makers
+def test_dropout_is_for_imitation_alone(name: str) -> None:
+    algorithm = MAKERS[name](flow(hidden_dropout=0.5))
+    assert_acts_without_dropout(algorithm, batch(two_modes(64), positive, discount=0.9))
 
 
 @makers

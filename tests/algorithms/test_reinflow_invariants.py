@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import fine_tuning_tools as tools
 import pytest
 import torch
+from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.on_policy import Rows, minibatches
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig, actor_loss, bc_loss, chain_logp
 from robopolicy.critics.value import ValueConfig
 from robopolicy.policies.chains.stochastic_flow import NoiseConfig
 from robopolicy.policies.density import normal_log_density
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 
 
 def reinflow(head: dict[str, Any] | None = None, **overrides: Any) -> ReinFlow:
@@ -119,3 +122,36 @@ def test_the_critic_starts_at_its_bias(residual: bool) -> None:
     obs = {"state": torch.randn(500, 1, 6)}
     assert float(algorithm.critic(obs).detach().mean()) == pytest.approx(4.0, abs=1.0)
     assert float(plain.critic(obs).detach().mean()) == pytest.approx(0.0, abs=1.0)
+
+
+class Drift(FlowPolicy):
+    """Both Euler steps add half of `drift`."""
+
+    def __init__(self) -> None:
+        super().__init__(FlowConfig(**tools.RAW, hidden=(4,), steps=2), tools.LINE)
+        self.drift = nn.Parameter(torch.tensor(0.3))
+
+    def velocity(self, features: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        return self.drift.expand_as(x)
+
+
+def test_the_gradient_of_a_bandit_is_the_closed_form() -> None:
+    """A drift d from N(0, 1) with two noises of variance 1/4 and reward -(x - 2)^2: dE/dd = -2 (d - 2)."""
+    rows, drift = 200_000, 0.3
+    noise = NoiseConfig(schedule="constant", std_min=0.5, std_max=0.5, noise_clip=0.0)
+    config = ReinFlowConfig(noise=noise, logp_clamp=None, entropy_coef=0.0)
+    algorithm = ReinFlow(config, Drift(), total_updates=1)
+    obs = {"state": torch.zeros(rows, 1, 1)}
+    sample = algorithm.act(obs, generator=torch.Generator().manual_seed(0))
+    reward = -(sample.chunk[:, 0, 0] - 2).square()
+    batch = Rows(obs, sample.record, sample.logp, reward, reward, reward)
+    loss, _ = actor_loss(algorithm.policy, batch, algorithm.estimator, config)
+    head = algorithm.policy.head
+    assert isinstance(head, Drift)
+    (slope,) = torch.autograd.grad(loss, [head.drift])
+    # the loss averages over both steps and standardises the reward
+    estimate = -2 * float(slope) * float(reward.std())
+    chain = sample.record["chain"].flatten(2).squeeze(2)
+    score = ((chain[:, 1:] - chain[:, :-1] - drift / 2) / 0.25 / 2).sum(1)
+    error = float(((reward - reward.mean()) * score).std()) / math.sqrt(rows)
+    assert error < 0.05 and abs(estimate - -2 * (drift - 2)) < 3 * error

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import SPEC, STATISTICS, batch, first_actions, flow, gaussian, two_modes
+from chunk_bandit import SPEC, STATISTICS, assert_acts_without_dropout, batch, first_actions, flow, gaussian, two_modes
 from torch import Tensor, nn
 from value_learners import MAKERS, peak, same, snapshot
 
@@ -22,6 +22,7 @@ from robopolicy.algorithms.pa_rl import PARLConfig
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy
 from robopolicy.policies.heads.autoregressive import AutoregressiveConfig, AutoregressivePolicy
+from robopolicy.policies.heads.consistency import ConsistencyConfig, ConsistencyPolicy
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
@@ -147,3 +148,24 @@ def test_policies_that_cannot_imitate_are_refused(name: str) -> None:
 def test_bad_settings_are_refused(build: Callable[[], object]) -> None:
     with pytest.raises(UserError):
         build()
+
+
+@pytest.mark.parametrize("name", [name for name in MAKERS if name != "cal_ql"])  # which imitates nothing
+def test_dropout_is_for_imitation_alone(name: str) -> None:
+    algorithm = MAKERS[name](flow(hidden_dropout=0.5))
+    assert_acts_without_dropout(algorithm, batch(two_modes(64), peak, online=True, discount=0.9))
+
+
+def test_the_grid_of_a_consistency_policy_grows_while_it_is_imitated() -> None:
+    torch.manual_seed(0)
+    policy = ConsistencyPolicy(ConsistencyConfig(hidden=(16,), levels_last=40), SPEC)
+    policy.fit_normalizer(STATISTICS)
+    algorithm, levels = MAKERS["iql"](policy), []
+    for updates in (0, 40, 70):
+        algorithm.updates = updates
+        algorithm.update(batch(two_modes(64), peak))
+        levels.append(int(policy.levels))
+    assert levels == [10, 20, 40]  # thirds of 100 updates
+    trained = MAKERS["expo"](policy)
+    trained.update(batch(two_modes(64), peak))
+    assert int(policy.levels) == 40  # not back to 10

@@ -1,5 +1,6 @@
 """The harness of the table of control from scratch: whole cells on tiny budgets, and what the table makes of cells."""
 
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,21 +8,49 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import common, parallel
 from benchmarks.control import cell as cell_module
-from benchmarks.control.cell import run_cell
-from benchmarks.control.methods import FAMILIES, METHODS, OFF_POLICY, ON_POLICY, Family
+from benchmarks.control.cell import run_cell, settings
+from benchmarks.control.methods import FAMILIES, LEFT_OUT, METHODS, OFF_POLICY, ON_POLICY, Family, notes
+from benchmarks.control.runner import run_all
 from benchmarks.control.table import figures, plot, rows
 from benchmarks.control.tasks import TASKS
 from robopolicy.algorithms import ALGORITHMS
 from robopolicy.algorithms.frames.rollout_learner import RolloutLearner
+from robopolicy.algorithms.stac import STACConfig
 from robopolicy.sim.registry import get_task
+from robopolicy.training.build import build, complete
+from robopolicy.training.compose import compose_config
 
 
-def test_every_learner_from_rollouts_has_a_row_and_every_row_a_learner():
-    assert {name for name, (_, learner) in ALGORITHMS.items() if issubclass(learner, RolloutLearner)} <= set(METHODS)
+def test_every_learner_from_rollouts_has_a_row_or_a_reason_and_every_row_a_learner():
+    rollouts = {name for name, (_, learner) in ALGORITHMS.items() if issubclass(learner, RolloutLearner)}
+    assert rollouts - set(METHODS) == set(LEFT_OUT)
     assert {name for name, method in METHODS.items() if not method.is_baseline} <= set(ALGORITHMS)
     assert all(get_task(task.task) for task in TASKS.values())
     assert all(METHODS[family.baseline].is_baseline for family in FAMILIES)
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.is_baseline])
+def test_every_row_can_start_with_its_budget(name: str):
+    method = METHODS[name]
+    parts = build(complete(compose_config([*settings(method, TASKS["hopper"], 0), "evaluation.episodes=0"])))
+    parts.close()
+    assert parts.total_updates >= 50
+
+
+def test_stac_has_the_published_dropout_of_actor_and_critic():
+    config = compose_config(settings(METHODS["stac"], TASKS["hopper"], 0))
+    assert config.policy["hidden_dropout"] == 0.01
+    assert STACConfig().critic.dropout == 0.01
+
+
+def test_what_would_be_plain_ppo_or_climbs_something_else_is_not_ranked():
+    assert {"hamnet", "ppo_lagrangian", "subpo"} <= set(LEFT_OUT)
+
+
+def test_the_notes_say_who_is_left_out():
+    assert all(any(f"`{name}`" in line for line in notes()) for name in LEFT_OUT)
 
 
 def test_scores_are_shares_of_the_way_from_random_to_expert():
@@ -49,10 +78,52 @@ def test_a_cell_trains_judges_and_keeps_its_curve(tmp_path: Path, monkeypatch: p
     assert np.isfinite(cell["return"]) and cell["seconds"] > 0
 
 
+@pytest.mark.parametrize("name", ["ppo", "sb3_ppo"])
+def test_a_run_that_diverges_is_a_cell_with_the_return_of_random_play(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    pytest.importorskip("stable_baselines3")
+    monkeypatch.setattr(cell_module, "WORK", tmp_path)
+    monkeypatch.setattr(cell_module, "CURVE_EPISODES", 2)
+    monkeypatch.setattr(cell_module, "make_ppo", diverging(cell_module.make_ppo))
+    method = replace(METHODS[name], family=SMALL[ON_POLICY], settings=("algorithm.lr=1e30",))
+    found = run_cell(method, TASKS["hopper"], 0, steps=320)
+    assert found["return"] == TASKS["hopper"].random
+    assert "diverged" in found["diverged"]
+
+
+def diverging(make: Any) -> Any:
+    """A maker of models of Stable-Baselines3 that has their weights overflow."""
+
+    def made(*arguments: Any) -> Any:
+        model = make(*arguments)
+        model.lr_schedule = lambda _: 1e30
+        return model
+
+    return made
+
+
+def test_a_cell_of_another_budget_is_played_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    monkeypatch.setattr(parallel, "in_processes", lambda run, keys, jobs: [(key, done(cells_of[key])) for key in keys])
+    fresh = cell("sac", OFF_POLICY, "hopper", 0, 1.0) | {"env_steps": OFF_POLICY.env_steps}
+    cells_of = {("sac", "hopper", seed): fresh | {"seed": seed, "return": 2.0} for seed in (0, 1)}
+    common.save_cell("control/sac-hopper-0", fresh)
+    common.save_cell("control/sac-hopper-1", fresh | {"seed": 1, "env_steps": 3000})
+    found = run_all(list(cells_of), jobs=1, steps={}, keep=True)
+    assert [run["return"] for run in found] == [1.0, 2.0]
+
+
+def done(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
 def cell(method: str, family: Family, task: str, seed: int, value: float) -> dict[str, Any]:
     curve = [(1000 * step, value * step / 3) for step in (1, 2, 3)]
     common = {"method": method, "family": family.name, "task": task, "seed": seed, "env_steps": 3000, "seconds": 9.0}
-    return {**common, "return": value, "curve": curve}
+    return {**common, "return": value, "diverged": "", "curve": curve}
 
 
 def cells(**values: float) -> list[dict[str, Any]]:
@@ -92,6 +163,29 @@ def test_too_few_runs_have_no_verdict():
 def test_tasks_that_only_one_side_has_played_do_not_count():
     found = [run for run in cells(sb3_sac=500.0, sac=500.0) if (run["method"], run["task"]) != ("sb3_sac", "hopper")]
     assert {row["method"]: row["verdict"] for row in rows(figures(found))}["sac"] == "level"
+
+
+def test_runs_that_diverged_count_and_are_told():
+    found = cells(sb3_sac=500.0, sac=500.0)
+    for run in found:
+        if run["method"] == "sac" and run["seed"] > 0:
+            run |= {"return": TASKS[run["task"]].random, "diverged": "NaN", "curve": []}
+    row = {row["method"]: row for row in rows(figures(found))}["sac"]
+    assert (row["diverged"], row["verdict"]) == (8, "behind")
+
+
+def test_a_score_weighs_all_tasks_alike_and_says_how_many():
+    found = [run for run in cells(sac=500.0) if run["task"] == "hopper" or run["seed"] < 2]
+    mine = figures(found)[OFF_POLICY.name]["methods"]["sac"]
+    fair = figures([run for run in found if run["seed"] < 2])[OFF_POLICY.name]["methods"]["sac"]
+    assert mine["score"] == fair["score"]
+    assert (mine["tasks"], mine["seeds"], len(mine["returns"]["hopper"])) == (2, 2, 5)
+
+
+def test_without_a_common_seed_there_is_no_score():
+    found = [run for run in cells(sac=500.0) if (run["task"] == "hopper") == (run["seed"] < 2)]
+    row = rows(figures(found))[0]
+    assert (row["score, IQM [95 %]"], row["tasks"]) == ("-", 0)
 
 
 def test_curves_are_drawn_beside_the_baseline(tmp_path: Path):

@@ -32,6 +32,7 @@ EXTRAS: dict[str, Extra] = {
     "seen": lambda generator, d: (d.depths() == 0) & (torch.arange(len(d)) % 4 == 2)[:, None],  # (N, T)
     "step_advantage": lambda generator, d: torch.randn(d.shape, generator=generator).to(d.logp_old),  # (N, T)
     "structural": lambda generator, d: (d.depths() == 0) & d.valid(),  # (N, T)
+    "mean_ref": lambda generator, d: d.logp_old.new_full((len(d),), 0.3),  # (N,)
     "value_ref": lambda generator, d: d.logp_old.new_full((len(d),), 0.3),  # (N,)
     "greedy": lambda g, d: torch.rand(len(d), generator=g, dtype=torch.float64),
     "collision": lambda g, d: torch.rand(d.shape, generator=g, dtype=torch.float64),

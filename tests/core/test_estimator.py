@@ -96,6 +96,19 @@ def test_gradient_away_from_ratio_one_equals_finite_differences(decisions, shift
     assert torch.autograd.gradcheck(lambda logp: estimator(decisions, advantage, logp)[0], leaf)
 
 
+@pytest.mark.parametrize("surrogate", ["pg", "stopgrad"])
+def test_long_rows_that_were_learned_are_not_cut_off(surrogate):
+    """The limit keeps exponentials finite; a loss that is linear in the log-ratio has none, and its gradient stays."""
+    decisions = Decisions(torch.full((2, 60), -1.0))
+    advantage = torch.tensor([1.0, 0.0])
+    estimator = Estimator(EstimatorConfig(level="sequence", surrogate=surrogate, aggregate="seq_sum"))
+    for rise in (0.5, 2.0):  # 30 nats, and more than a ratio of float32 can hold
+        gradient, info = gradient_of(estimator, decisions, advantage, decisions.logp_old + rise)
+        weight = 1.2 if surrogate == "stopgrad" else 1.0
+        torch.testing.assert_close(gradient, -weight * 60 / 2 * advantage[:, None].expand(2, 60))
+        assert info["ratio_max"].isfinite()
+
+
 def test_diagnostics_equal_their_definitions(decisions, shift):
     valid, advantage = decisions.valid(), decisions.need("reward")
     config = EstimatorConfig(bounds=ConstantBounds(0.1))

@@ -1,11 +1,13 @@
 """Mask rules and the ways to turn one loss per decision into a scalar."""
 
+import itertools
+
 import pytest
 import torch
 
 from robopolicy.core.aggregate import AGGREGATES, masked_mean
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, by_unit
-from robopolicy.core.masks import DepthRange, FirstUnits, RatioOutlier, compose
+from robopolicy.core.masks import DepthRange, FirstUnits, Informative, RatioOutlier, Spread, compose, most_varied
 
 
 def test_rules_are_composed_by_product(decisions, shift):
@@ -15,6 +17,26 @@ def test_rules_are_composed_by_product(decisions, shift):
     expected = decisions.valid() & (column >= 1) & (column < 3) & (shift.abs() <= 0.1)
     assert torch.equal(keep, expected)
     assert bool(keep.any()) and not bool(keep.all())
+
+
+def test_the_most_varied_values_are_found_by_trying_all() -> None:
+    for seed, count in itertools.product(range(20), (2, 3, 5)):
+        values = torch.randn(8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        best = max(values[list(rows)].var(unbiased=False) for rows in itertools.combinations(range(8), count))
+        torch.testing.assert_close(values[most_varied(values, count)].var(unbiased=False), best)
+
+
+def test_spread_keeps_whole_trajectories_and_a_later_share_is_one_of_theirs(decisions, shift):
+    """Trajectories of several rows count once, those without a decision not at all."""
+    mask = decisions.valid().clone()
+    mask[by_trajectory(decisions)[:, 0] == by_trajectory(decisions)[0, 0]] = False
+    given = decisions.with_fields(mask=mask)
+    keep = Spread(0.5)(given, decisions.reward, shift)
+    ids = by_trajectory(decisions).expand(mask.shape)
+    kept = ids[keep].unique()
+    assert len(kept) == len(ids[mask].unique()) // 2 and torch.equal(keep, mask & torch.isin(ids, kept))
+    both = compose([Spread(0.5), Informative(0.5)], given, decisions.reward, shift)
+    assert both is not None and int(both.sum()) == int(keep.sum()) // 2 and bool((keep | ~both).all())
 
 
 def test_no_rule_and_no_mask_costs_nothing():

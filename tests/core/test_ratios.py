@@ -95,12 +95,20 @@ def test_hierarchy_at_ratio_one_has_the_identity_as_jacobian(decisions):
     torch.testing.assert_close(jacobian, torch.diag(decisions.valid().flatten().double()))
 
 
-def test_hierarchy_takes_back_drift_beyond_its_budget():
-    decisions = Decisions(torch.zeros(1, 2, dtype=torch.float64))
-    hierarchy = Hierarchy(budget_up=0.1, budget_down=0.1, residual=0.5, slope=1.0)
-    for drift, expected in ((0.1, 0.1), (0.15, 0.05), (0.2, 0.0), (0.4, 0.0)):
-        gate = hierarchy(torch.full((1, 2), drift, dtype=torch.float64), decisions)
-        torch.testing.assert_close(gate, torch.full((1, 2), expected, dtype=torch.float64))
+@pytest.mark.parametrize(
+    ("slope", "expected"),
+    [
+        (1.0, {0.1: 0.1, 0.15: 0.05, 0.2: 0.0, 0.4: 0.0}),
+        (None, {0.1: 0.1, 0.11: 0.08, 0.14: 0.02, 0.15: 0.0, 0.4: 0.0}),
+    ],
+)
+def test_hierarchy_takes_back_drift_beyond_its_budget(slope, expected):
+    """By default the faster, the more decisions there are: here 2 of 3."""
+    decisions = Decisions(torch.zeros(1, 3, dtype=torch.float64), mask=torch.tensor([[True, True, False]]))
+    hierarchy = Hierarchy(budget_up=0.1, budget_down=0.1, residual=0.5, slope=slope)
+    for drift, left in expected.items():
+        gate = hierarchy(torch.full((1, 3), drift, dtype=torch.float64), decisions)
+        torch.testing.assert_close(gate, torch.tensor([[left, left, 0.0]], dtype=torch.float64))
 
 
 def test_hierarchy_clips_the_deviation_of_one_decision():

@@ -6,11 +6,12 @@ import math
 
 import pytest
 import torch
-from tabular import Tabular, check_recipe, ppo, recipe_of, rewards, standardised, tabular
+from tabular import Tabular, check_recipe, ppo, recipe_of, rewards, seq_mean, standardised, tabular
 from torch import Tensor
 
+from robopolicy.catalogue import read_recipe
 from robopolicy.core.advantages.comparisons import BetaScale, Retrospective, SetAdvantage, SplitBaseline
-from robopolicy.core.advantages.factors import attention_distance, future_attention, potential
+from robopolicy.core.advantages.factors import Rhythm, attention_distance, future_attention, potential
 from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.core.advantages.probes import RidgeProbe
 from robopolicy.core.decisions import Decisions, cat
@@ -216,8 +217,9 @@ def test_spae_telescopes_and_keeps_the_base_without_bonus() -> None:
     sure = {**d.extra, "probe_accuracy": torch.ones(d.shape), "probe_confidence": torch.ones(d.shape)}
     after = recipe_of("s149_spae", advantage=stages[:4]).advantage(d.with_fields(extra=sure))
     base = recipe_of("s149_spae", advantage=stages[:3]).advantage(d)
-    ranks = d.valid().long().cumsum(1)
-    torch.testing.assert_close(after, torch.where(ranks > 1, 0.5, 1.0) * base)  # solved at once: half from there on
+    begun = d.unit.masked_fill(~d.valid(), 9).amin(1, keepdim=True)
+    torch.testing.assert_close(after, torch.where(d.unit > begun, 0.5, 1.0) * base)  # solved at once: half behind it
+    assert bool((d.valid() & (d.unit > begun)).any())
 
 
 def test_aspo_keeps_the_sign_of_successes_and_changes_nothing_else() -> None:
@@ -272,6 +274,34 @@ def test_pipo_judges_the_last_batch_by_the_gain() -> None:
     assert float(stage(plain, worse)[4:].abs().max()) == 0.0  # a loss of reward counts loss_weight = 0
 
 
+@pytest.mark.parametrize("history", [[], [0.1] * 7 + [0.2], [0.9] * 7 + [0.8]], ids=["none", "gain", "loss"])
+def test_pipo_adds_a_step_on_the_last_batch_and_none_where_it_is_not_judged(history: list[float]) -> None:
+    case = tabular(rollouts=8, source=torch.tensor([0] * 4 + [1] * 4).repeat(4), drift=0.5)
+    d, stages = case.decisions, read_recipe("s014_pipo")["advantage"]
+    stages[-1]["loss_weight"] = 0.5
+    recipe, again = recipe_of("s014_pipo", advantage=stages), d.need("source") == 1
+    recipe.pipeline.stages[-1].rewards = history
+    mask, ratio = d.valid(), (case.logp() - d.logp_old).exp()
+    plain = torch.zeros(32, dtype=torch.float64)
+    for rows in (again, ~again):
+        plain[rows] = standardised(rewards(case)[rows], groups(case)[rows])
+    worth = plain / group_mean(plain.abs(), groups(case) + 4 * again).clamp(min=1e-8)
+    past, gain = torch.tensor(history), 0.0
+    if history:
+        gain = float((rewards(case)[~again].mean() - past.mean()) / past.std(correction=0))
+    coefficient = (gain * worth).clamp(-10, 10) * (1.0 if gain >= 0 else 0.5)
+    assert (gain == 0) == (not history) and (not history or (gain > 0) == (history[0] < 0.5))
+    expected = seq_mean(ppo(case, plain)[~again], mask[~again])
+    expected = expected + seq_mean((-coefficient[:, None] * ratio.clamp(max=1.2))[again], mask[again])
+    loss, _ = recipe.loss(d, recipe.advantage(d), case.logp())
+    wanted, found = (torch.autograd.grad(value, case.logits, retain_graph=True)[0] for value in (expected, loss))
+    torch.testing.assert_close(found, wanted)
+    if not history:  # GRPO on the new rows
+        fresh, base = d.select(~again), recipe_of("grpo", estimator={"aggregate": "seq_mean"})
+        value, _ = base.loss(fresh, base.advantage(fresh), case.logp()[~again])
+        torch.testing.assert_close(found, torch.autograd.grad(value, case.logits)[0], rtol=1e-12, atol=0)
+
+
 def test_equal_durations_are_ppo_and_rates_are_undone() -> None:
     case = tabular(extra={"duration": torch.full((16,), 3.0, dtype=torch.float64)})
     torch.testing.assert_close(
@@ -285,11 +315,13 @@ def test_equal_durations_are_ppo_and_rates_are_undone() -> None:
 
 
 def test_proact_without_rollouts_is_step_level_ppo() -> None:
-    case = tabular()
-    start = {"name": "gae", "gamma": 0.9, "lam": 0.95, "level": "unit"}
-    plain = recipe_of("s180_proact", start=start).advantage(case.decisions)
-    none = recipe_of("s180_proact", start={**start, "rollout_weight": 0.0}).advantage(case.decisions)
-    torch.testing.assert_close(none, plain)
+    case, written = tabular(), recipe_of("s180_proact").plain["start"]
+    start = {name: value for name, value in written.items() if name != "rollout_weight"}
+    none = recipe_of("s180_proact", start=start).advantage(case.decisions.with_fields(extra={}))
+    steps = {"name": "gae", "gamma": 0.9, "lam": 0.95, "level": "unit"}  # of the recipe of single steps, S178
+    torch.testing.assert_close(none, recipe_of("s178_vl_dac", start=steps).advantage(case.decisions))
+    zero = recipe_of("s180_proact", start={**written, "rollout_weight": 0.0})
+    torch.testing.assert_close(zero.advantage(case.decisions), none)
     mixed = case.decisions.with_fields(value=0.5 * (case.decisions.value + case.decisions.extra["rollout_value"]))
     torch.testing.assert_close(
         recipe_of("s180_proact").advantage(case.decisions), recipe_of("s180_proact", start=start).advantage(mixed)
@@ -322,6 +354,17 @@ def test_attention_marks_get_more_credit_where_the_advantage_is_positive() -> No
     off = [*stages[:3], {"name": "modulate", "factor": {"name": "rhythm", "gain": 0.0}}]
     plain = recipe_of("s130_attention_rhythm", advantage=off).advantage(case.decisions)
     torch.testing.assert_close(plain, base * case.decisions.valid(), atol=1e-5, rtol=1e-5)
+
+
+def test_the_rhythm_compares_with_the_next_decision_whatever_stands_between() -> None:
+    """Neither padding nor the world's tokens, whose distance is 0, are steps."""
+    distance = torch.tensor([[5.0, 5.0, 9.0, 8.0]], dtype=torch.float64)
+    wide = torch.tensor([[5.0, 0.0, 5.0, 9.0, 0.0, 8.0, 0.0, 0.0]], dtype=torch.float64)
+    mask = wide > 0
+    rhythm = Rhythm("local", share=0.25)
+    for values, valid in ((distance, torch.ones(1, 4, dtype=torch.bool)), (wide, mask)):
+        case = Decisions(torch.zeros_like(values), mask=valid, extra={"waad": values})
+        assert rhythm(case)[valid].tolist() == [1.0, 1.5, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("rule", ["local", "global", "coupled"])

@@ -260,8 +260,22 @@ def test_smoothed_rewards_are_seen_from_before() -> None:
     reward = torch.tensor([[0.0, 0.0, 6.0, 0.0], [3.0, 0.0, 0.0, 9.0]], dtype=DOUBLE)
     case = Decisions(torch.zeros(2, 4, dtype=DOUBLE), reward=reward)
     seen = ReturnToGo(gamma=0.0, window=3)(case)
-    assert seen.tolist() == [[2.0, 2.0, 2.0, 0.0], [1.0, 3.0, 3.0, 3.0]]
+    assert seen.tolist() == [[2.0, 2.0, 3.0, 0.0], [1.0, 3.0, 4.5, 9.0]]
+    early = case.with_fields(reward=torch.tensor([[0.0, 3.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.0]], dtype=DOUBLE))
+    mean = case.with_fields(reward=torch.tensor([[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]], dtype=DOUBLE))
+    torch.testing.assert_close(ReturnToGo(gamma=0.9, window=3)(early), ReturnToGo(gamma=0.9)(mean))
     torch.testing.assert_close(ReturnToGo(gamma=0.9, window=1)(case), ReturnToGo(gamma=0.9)(case))
     plain = recipe_of("s082_pcpg", start={"name": "return_to_go"})
     one = recipe_of("s082_pcpg", start={"name": "return_to_go", "window": 1})
     torch.testing.assert_close(one.advantage(tabular().decisions), plain.advantage(tabular().decisions))
+
+
+def test_smoothing_pushes_no_right_answer_down() -> None:
+    """1.19: what is behind the end of a trajectory is no reward of 0; here three of four are right."""
+    length = torch.tensor([[5], [3], [4], [5]])
+    mask = torch.arange(5) < length
+    reward = (torch.arange(5) == length - 1) * torch.tensor([[1.0], [1.0], [1.0], [0.0]], dtype=DOUBLE)
+    case = Decisions(torch.zeros(4, 5, dtype=DOUBLE), mask=mask, reward=reward, group=torch.arange(4))
+    found = recipe_of("s082_pcpg").advantage(case)
+    right = torch.tensor([True, True, True, False])[:, None]
+    assert (found[mask & right] > 0).all() and (found[mask & ~right] < 0).all()

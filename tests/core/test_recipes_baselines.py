@@ -80,7 +80,7 @@ FORMULAS = {
     "ppo": lambda case: ppo(case, whitened(gae(case, 1.0, 0.95), valid(case)))[valid(case)].mean(),
     "s016_loop": lambda case: ppo(case, left_out(case))[valid(case)].mean(),
     "s137_retool": lambda case: ppo(case, whitened(gae(case, 1.0, 1.0), valid(case)))[valid(case)].mean(),
-    "s038_lite_ppo": lambda case: ppo(case, centred(case) / (centred(case).std() + 1e-6))[valid(case)].mean(),
+    "s038_lite_ppo": lambda case: ppo(case, centred(case) / (rewards(case).std() + 1e-6))[valid(case)].mean(),
 }
 
 
@@ -142,7 +142,7 @@ def test_a_constant_added_to_a_group_changes_nothing_and_equal_rewards_teach_not
     reward[:, 0] = rewards(case) * 0.5
     once = case.decisions.with_fields(reward=reward, mask=mask)
     recipe = recipe_of(name)
-    if name not in ("s087_bnpo", "s033_adora"):  # which read success rates and successes off the reward
+    if name not in ("s087_bnpo", "s033_adora", "s038_lite_ppo"):  # which read successes or deviations off the reward
         shifted = reward.clone()
         shifted[:, 0] += 0.25 * groups(case)
         more = recipe.advantage(once.with_fields(reward=shifted))
@@ -163,6 +163,19 @@ def test_lite_ppo_is_grpo_with_tokens_for_one_prompt_per_batch() -> None:
     one = case.decisions.select(slice(0, 4))
     lite, grpo = (recipe_of(name).advantage(one) for name in ("s038_lite_ppo", "grpo"))
     torch.testing.assert_close(lite, grpo)
+
+
+def test_lite_ppo_divides_by_the_deviation_of_rewards_not_of_advantages() -> None:
+    """Two prompts of which one is twice as easy: within them rewards deviate less than over the batch."""
+    case = tabular(reward=torch.zeros(16, 6, dtype=torch.float64))
+    batch = case.decisions.select(torch.tensor([0, 1, 4, 5]))
+    reward = torch.zeros(4, 6, dtype=torch.float64)
+    reward[:, 0] = torch.tensor([1.0, 2.0, 5.0, 6.0])
+    found = recipe_of("s038_lite_ppo").advantage(batch.with_fields(reward=reward))[:, 0]
+    deviation = (2 * (2.5**2 + 1.5**2) / 3) ** 0.5  # around 3.5; that of the advantages is (4 * 0.25 / 3) ** 0.5
+    torch.testing.assert_close(found * deviation, torch.tensor([-0.5, 0.5, -0.5, 0.5]).double(), rtol=1e-5, atol=0)
+    with pytest.raises(ValueError, match="Scale of must be 'advantage' or 'outcome', got 'reward'"):
+        recipe_of("s038_lite_ppo", advantage=[{"name": "scale", "scope": {"partition": "all"}, "of": "reward"}])
 
 
 def test_masked_gae_is_gae_without_the_masked_columns() -> None:

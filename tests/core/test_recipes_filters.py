@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from formulas import DISTANCES, gradients, relative, tok, z
@@ -15,28 +17,27 @@ def selected(name: str, case: Tabular, **changes) -> list[int]:
     return recipe_of(name, **changes).select(case.decisions, torch.Generator().manual_seed(0)).tolist()
 
 
-def test_d3s_learns_from_the_decisions_with_most_at_stake() -> None:
+def test_d3s_learns_from_the_half_that_varies_most_and_there_where_most_is_at_stake() -> None:
+    """The advantages of what is kept are those of the whole groups, and only what is kept counts."""
+
     def formula(case: Tabular) -> Tensor:
-        mask = case.decisions.valid()
-        stake = (relative(case)[:, None].abs() * case.decisions.need("entropy")).masked_fill(~mask, -1.0)
-        count = int(0.8 * int(mask.sum()))
+        a, mask = relative(case), case.decisions.valid()
+        rows = best[a[best].var(1, unbiased=False).argmax()]
+        assert set(case.decisions.need("group")[rows].bincount().tolist()) != {2}
+        kept = mask & torch.isin(torch.arange(16), rows)[:, None]
+        stake = (a[:, None].abs() * case.decisions.need("entropy")).masked_fill(~kept, -1.0)
         keep = torch.zeros(mask.numel(), dtype=torch.bool)
-        keep[stake.flatten().topk(count).indices] = True
-        return ppo(case, relative(case))[keep.view_as(mask)].mean()
+        keep[stake.flatten().topk(int(0.8 * int(kept.sum()))).indices] = True
+        return ppo(case, a)[keep.view_as(mask)].mean()
 
-    for distance in DISTANCES:
-        check(recipe_of("s012_d3s", select=[]), tabular(drift=distance), formula)
+    best = torch.tensor(list(itertools.combinations(range(16), 8)))
+    worth = torch.randn(16, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64).mul(3).exp()
+    check_recipe("s012_d3s", formula, reward=worth)
 
 
-def test_d3s_keeps_the_half_that_varies_most_and_all_of_it_is_grpo() -> None:
-    case = tabular()
-    chosen, a = selected("s012_d3s", case), relative(case)
-    assert len(chosen) == 8
-    random = torch.stack([a[torch.randperm(16, generator=torch.Generator().manual_seed(i))[:8]] for i in range(500)])
-    assert a[chosen].var(unbiased=False) >= random.var(1, unbiased=False).max()
-    everything = {"select": [{"name": "spread", "share": 1.0}], "estimator": {"masks": ["informative"]}}
-    assert selected("s012_d3s", case, **everything) == list(range(16))
-    torch.testing.assert_close(gradients("s012_d3s", case, **everything), gradients("grpo", case, estimator={}))
+def test_d3s_with_full_shares_is_grpo() -> None:
+    case, shares = tabular(), {"masks": [{"name": "spread", "share": 1.0}, "informative"]}
+    torch.testing.assert_close(gradients("s012_d3s", case, estimator=shares), gradients("grpo", case, estimator={}))
 
 
 def test_pf_ppo() -> None:
@@ -94,6 +95,16 @@ def test_nlpo_with_a_full_support_is_ppo() -> None:
     assert bool(support.all())
     free = {"kl": {"name": "constant", "value": 0.0}}
     torch.testing.assert_close(gradients("s083_nlpo", case, controllers=free), gradients("ppo", case))
+
+
+def test_the_penalty_of_nlpo_counts_trajectories() -> None:
+    case, recipe = tabular(), recipe_of("s083_nlpo")
+    two_rows_each = case.decisions.with_fields(trajectory=torch.arange(16) // 2)
+    for decisions, count in ((case.decisions, 16), (two_rows_each, 8)):
+        before = recipe.estimator.controllers["kl"].value
+        recipe.observe(decisions, {"kl_ref": torch.tensor(9.0)})
+        after = recipe.estimator.controllers["kl"].value
+        assert after == pytest.approx(before * (1.0 + 0.2 * count / 10000), rel=1e-9)
 
 
 def test_nlpo_and_grammars_score_with_the_restricted_policy() -> None:

@@ -182,7 +182,7 @@ def test_a_lol() -> None:
 def test_a_lol_takes_what_is_better_than_the_reference_and_with_equal_weights_imitates_it() -> None:
     case = tabular()
     better = torch.nonzero(rewards(case) > 0.3).flatten().tolist()
-    every = [{"name": "positive", "key": "value_ref", "share": 1.0}]
+    every = [{"name": "positive", "key": "mean_ref", "share": 1.0}]
     assert selected("s182_a_lol", case.decisions, select=every) == better
     half = selected("s182_a_lol", case.decisions)
     assert len(half) == len(better) // 2 and set(half) < set(better)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from robopolicy.core.advantages.targets import DIVERGENCES
+from robopolicy.core.objectives import pairs as objectives
 from robopolicy.core.preferences import self_test_pair
 
 
@@ -129,15 +130,16 @@ def test_dno() -> None:
     check_recipe("s106_dno", formula)
 
 
-def test_dno_with_certain_preferences_is_dpo_against_the_last_policy() -> None:
+def test_dno_with_certain_preferences_is_dpo_against_the_last_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pairs, their scores and the logistic loss are those of DPO; only the target is soft."""
-    case = tabular()
-    log = z(case).sum(1)
-    ordered = pairs(case, ordered=True)
-    certain = mean([-logsigmoid(0.1 * (log[i] - log[j])) for i, j in ordered])
+    won = (torch.arange(8) % 2 == 0).double()[:, None]  # of the two rollouts of a prompt, one is right
+    fields = {"rollouts": 2, "reward": won * (torch.arange(6) == 0), "mask": torch.ones(8, 6, dtype=torch.bool)}
+    case = tabular(**fields)
     against_last = Tabular(case.decisions.with_fields(logp_ref=case.decisions.logp_old), case.tokens, case.logits)
-    (wanted,) = torch.autograd.grad(certain, case.logits)
-    torch.testing.assert_close(gradients("dpo", against_last), wanted)
+    wanted = gradients("dpo", against_last)
+    assert not torch.allclose(gradients("s106_dno", case), wanted)
+    monkeypatch.setattr(objectives, "win_rate", lambda decisions, advantage: 1e3 * advantage)  # q is 0 or 1
+    torch.testing.assert_close(gradients("s106_dno", case), wanted)
 
 
 def test_nash() -> None:
@@ -285,7 +287,15 @@ def test_direct_advantage_is_least_at_the_tilted_reference() -> None:
 
 
 def test_a_star_regresses_the_log_ratio_of_the_trajectory() -> None:
-    check_recipe("a_star_po", lambda c: ((0.001 * to_reference(c).sum(1) - (rewards(c) - 0.3)) ** 2).mean(), unit=None)
+    """Also of one with several turns."""
+
+    def formula(case: Tabular) -> Tensor:
+        return ((0.001 * to_reference(case).sum(1) - (rewards(case) - 0.3)) ** 2).mean()
+
+    check_recipe("a_star_po", formula)
+    check_recipe("a_star_po", formula, unit=None)
+    with pytest.raises(ValueError, match="Level must be one of unit, trajectory, got 'turn'"):
+        recipe_of("a_star_po", objective={"name": "step_regression", "level": "turn"})
 
 
 def test_clusters_are_compared_by_their_mean_outcomes() -> None:
@@ -305,20 +315,18 @@ def test_one_cluster_gives_no_pairs() -> None:
 
 
 def test_semi_policy_pairs_take_the_sign_of_the_anchor() -> None:
-    source = torch.tensor([0, 1, 1, 1]).repeat(PROMPTS)
     seen: set[bool] = set()
 
     def formula(case: Tabular) -> Tensor:
         r, terms = to_reference(case).sum(1), []
-        for key in range(PROMPTS):
-            for sample in range(4 * key + 1, 4 * key + 4):
-                shown = r[4 * key]
-                pushed = bool(r[sample] > shown)
-                seen.add(pushed)
-                terms.append(-logsigmoid(0.1 * (shown - r[sample] if pushed else shown + r[sample])))
+        for shown, sample in pairs(case, ordered=True):
+            pushed = bool(r[sample] > r[shown])
+            seen.add(pushed)
+            terms.append(-logsigmoid(0.1 * (r[shown] - r[sample] if pushed else r[shown] + r[sample])))
         return mean(terms)
 
-    check_recipe("s018_seppo", formula, source=source)
+    check_recipe("s018_seppo", formula)
+    check_recipe("s018_seppo", formula, source=torch.ones(4 * PROMPTS, dtype=torch.long))  # all from a file
     assert seen == {True, False}
 
 

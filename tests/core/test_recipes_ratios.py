@@ -183,15 +183,15 @@ def test_gbpo_in_band_is_the_gradient_of_ppo() -> None:
 
 
 def test_fiberpo() -> None:
-    def roll(x: Tensor, budget: float) -> Tensor:
-        return torch.where(x <= budget, x, (2 * budget - x).clamp(min=0.0))
+    def roll(x: Tensor, budget: float, length: int) -> Tensor:
+        return torch.where(x <= budget, x, ((length + 1) * budget - length * x).clamp(min=0.0))
 
     def formula(case: Tabular) -> Tensor:
         a, mask, rows = relative(case), case.decisions.valid(), []
         for row in range(len(a)):
             own = z(case)[row][mask[row]]
             up, down = own.clamp(min=0).mean(), (-own).clamp(min=0).mean()
-            base = roll(up, 0.2) - roll(down, 0.1)
+            base = roll(up, 0.2, len(own)) - roll(down, 0.1, len(own))
             sign = torch.where(own >= 0, 1.0, -1.0)
             same, other = torch.where(own >= 0, up, down), torch.where(own >= 0, down, up)
             residual = (sign * (sign * own - same)).clamp(-0.02, 0.02) - (-sign * other).clamp(-0.02, 0.02)

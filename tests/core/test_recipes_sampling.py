@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from robopolicy.core.decisions import Decisions
+from robopolicy.core.masks import UncertainGiven
 from robopolicy.core.recipe import Recipe
 from robopolicy.core.returns import sequence_gae
 
@@ -169,11 +170,13 @@ def test_rows_of_a_teacher_are_never_clipped():
 
 
 def test_experts_are_imitated_beside_the_own_rows():
-    """6.10 (HILA)."""
+    """6.10 (HILA): what an expert earns is not compared with."""
 
     def formula(case: Tabular) -> Tensor:
         d, own = case.decisions, (case.decisions.need("source") == 0)[:, None]
-        losses = ppo(case, standardised(rewards(case), d.need("group"))) * own
+        rows, advantage = own[:, 0], torch.zeros(16, dtype=torch.float64)
+        advantage[rows] = standardised(rewards(case)[rows], d.need("group")[rows])
+        losses = ppo(case, advantage) * own
         return seq_mean(losses, d.valid()) - case.logp()[d.valid() & ~own].mean()
 
     check_recipe("s026_hila", formula, source=TAUGHT)
@@ -251,7 +254,8 @@ def test_only_uncertain_given_pieces_are_learned():
         level = d.need("entropy").masked_fill(~injected, -1.0).flatten().topk(count).indices
         keep = d.valid() & ~injected
         keep.view(-1)[level] = True
-        change = case.logp() - d.logp_old
+        logp = case.logp()
+        change = torch.where(keep, logp, logp.detach()) - d.logp_old  # dropped ones count in the ratio of the row
         ratio = torch.stack([row[on].mean() for row, on in zip(change, d.valid(), strict=True)]).exp()[:, None]
         a = advantage[:, None]
         losses = -torch.minimum(ratio * a, ratio.clamp(0.8, 1.2) * a).expand(d.shape)
@@ -261,6 +265,17 @@ def test_only_uncertain_given_pieces_are_learned():
 
     check_recipe("s100_igpo", formula)
     check_recipe("s100_igpo", formula, extra={"injected": torch.zeros(16, 6, dtype=torch.bool)})
+
+
+def test_dropped_given_pieces_get_no_gradient():
+    """10.02: also not through the ratio of their row, to whose value they belong."""
+    case, recipe = tabular(), recipe_of("s100_igpo")
+    d = case.decisions
+    logp = case.logp().detach().requires_grad_()
+    loss, _ = recipe.loss(d, recipe.advantage(d), logp, case.entropy())
+    (gradient,) = torch.autograd.grad(loss, logp)
+    keep = UncertainGiven("injected", 0.2)(d, torch.zeros(16, 1), d.logp_old) & d.valid()
+    assert (d.valid() & ~keep).any() and (gradient[~keep] == 0).all() and (gradient[keep] != 0).any()
 
 
 def gains(d: Decisions, penalty: float = 0.05, gamma: float = 0.9) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ from robopolicy.core.advantages import outcome
 from robopolicy.core.decisions import Decisions, by_trajectory
 from robopolicy.core.parts import build
 from robopolicy.core.recipe import Recipe
-from robopolicy.core.selectors import SELECTORS, most_varied
+from robopolicy.core.selectors import SELECTORS
 
 SCOPE = {"partition": "group", "per": "trajectory"}
 OPTIONS = {
@@ -42,18 +40,11 @@ def test_rows_are_whole_trajectories_in_their_order(decisions: Decisions, name: 
         assert rows.tolist() == torch.nonzero(torch.isin(trajectory, trajectory[rows])).flatten().tolist()
 
 
-def test_the_most_varied_values_are_found_by_trying_all() -> None:
-    for seed, count in itertools.product(range(20), (2, 3, 5)):
-        values = torch.randn(8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        best = max(values[list(rows)].var(unbiased=False) for rows in itertools.combinations(range(8), count))
-        torch.testing.assert_close(values[most_varied(values, count)].var(unbiased=False), best)
-
-
 def test_rows_of_better_trajectories_are_drawn_more_often() -> None:
     decisions = Decisions(
         torch.zeros(4, 1),
         reward=torch.tensor([[0.0], [1.0], [3.0], [-1.0]]),
-        extra={"value_ref": torch.zeros(4)},
+        extra={"mean_ref": torch.zeros(4)},
     )
     generator = torch.Generator().manual_seed(0)
     positive = build("selector", {"name": "positive", "share": 0.5})
@@ -63,7 +54,7 @@ def test_rows_of_better_trajectories_are_drawn_more_often() -> None:
 
 
 def test_nothing_above_the_reference_selects_nothing() -> None:
-    decisions = Decisions(torch.zeros(2, 1), reward=torch.zeros(2, 1), extra={"value_ref": torch.ones(2)})
+    decisions = Decisions(torch.zeros(2, 1), reward=torch.zeros(2, 1), extra={"mean_ref": torch.ones(2)})
     assert len(build("selector", "positive")(decisions, None)) == 0
 
 
@@ -82,7 +73,7 @@ def test_successes_have_an_outcome_above_the_threshold(decisions: Decisions) -> 
 
 def test_a_batch_of_which_nothing_is_left_has_no_advantage_and_no_second_selector() -> None:
     agreed = Decisions(torch.zeros(4, 2), reward=torch.zeros(4, 2), group=torch.tensor([0, 0, 1, 1]))
-    recipe = Recipe.from_plain({"select": ["mixed", "spread"], "advantage": [{"name": "scale", "scope": SCOPE}]})
+    recipe = Recipe.from_plain({"select": ["mixed", "extremes"], "advantage": [{"name": "scale", "scope": SCOPE}]})
     rows = recipe.select(agreed)
     assert len(rows) == 0 and recipe.advantage(agreed.select(rows)).shape == (0, 1)
 

@@ -163,7 +163,7 @@ class Playground:
     def teach(self, task: Task, count: int) -> list[Attempt]:
         symbols, zeros = self.secret[task.key], torch.zeros(self.length, dtype=torch.float64)
         told = self.attempt(task, symbols, zeros, torch.ones(self.length, dtype=torch.bool), zeros)
-        return [replace(told, source=TEACHER)] * count
+        return [replace(told, source=TEACHER)][:count]
 
     def repair(self, attempt: Attempt) -> Task:
         return replace(attempt.task, prefix=None, context={"kind": "repair", "share": 1.0})
@@ -171,6 +171,8 @@ class Playground:
     def rewrite(self, task: Task, how: str) -> Task:
         return replace(task, context={"kind": how, "share": 0.5 if how == "simpler" else 0.0})
 
-    def summarize(self, attempt: Attempt) -> Task:
-        seen = attempt.record["symbols"]
-        return replace(attempt.task, prefix={"symbols": seen, "own": [False] * len(seen), "logp": [0.0] * len(seen)})
+    def summarize(self, attempts) -> list[tuple[Attempt, Task]]:
+        """What was chosen is its own summary."""
+        told = [attempt.record["symbols"] for attempt in attempts]
+        given = [{"symbols": seen, "own": [False] * len(seen), "logp": [0.0] * len(seen)} for seen in told]
+        return [(one, replace(one.task, prefix=prefix)) for one, prefix in zip(attempts, given, strict=True)]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from robopolicy.catalogue import read_recipe
 from robopolicy.errors import UserError
 from robopolicy.samplers.curricula import (
     SAMPLERS,
@@ -16,6 +17,7 @@ from robopolicy.samplers.curricula import (
     Uncertain,
     Uniform,
 )
+from robopolicy.samplers.parts import build
 from robopolicy.samplers.protocols import Pool, Task
 
 COUNT = 12
@@ -112,6 +114,20 @@ def test_uncertain_tasks_come_more_often():
     torch.testing.assert_close(rates[:3], torch.full((3,), 0.5).double())
     weight = (rates * (1 - rates)).sqrt()
     drawn = torch.bincount(torch.tensor([sampler.propose(1)[0].key - 100 for _ in range(600)]), minlength=COUNT) / 600
+    assert (drawn - weight / weight.sum()).abs().max() < 0.06
+
+
+def test_the_single_stream_draws_prompts_by_the_spread_of_their_outcomes():
+    sampler = started(build("sampler", read_recipe("s037_single_stream")["rollout"]["sampler"]))
+    outcome(sampler, POOL.tasks, lambda task: float(task.key < 102), lambda task: 0.0)
+    rates = torch.tensor([0.96 * 4 + 1, 0.96 * 4]).double() / (0.96 * 8 + 1)
+    torch.testing.assert_close(sampler.rates(), rates[[0] * 2 + [1] * (COUNT - 2)])
+    for turn in range(99):
+        outcome(sampler, POOL.tasks, lambda task, turn=turn: float(task.key < 102 or turn % 2), lambda task: 0.0)
+    rates = sampler.rates()
+    weight = (rates * (1 - rates)).sqrt() + 0.05
+    drawn = torch.bincount(torch.tensor([sampler.propose(1)[0].key - 100 for _ in range(600)]), minlength=COUNT) / 600
+    assert weight[0] < 0.15 and weight[-1] > 0.5
     assert (drawn - weight / weight.sum()).abs().max() < 0.06
 
 

@@ -22,9 +22,11 @@ def collector(name: str, world: Playground, size: int = 4) -> Collector:
     return Collector(read_recipe(name)["rollout"], pool, world, group_size=size, seed=0)
 
 
-def values(decisions: Decisions) -> torch.Tensor:
-    """What a critic would add (N, T)."""
-    return torch.linspace(0, 1, decisions.shape[1], dtype=torch.float64).expand(decisions.shape)
+def completed(decisions: Decisions) -> Decisions:
+    """With what a reference, a critic and the scoring of earlier rollouts would add."""
+    value = torch.linspace(0, 1, decisions.shape[1], dtype=torch.float64).expand(decisions.shape)
+    extra = {**decisions.extra, "drift": value.new_zeros(len(decisions))}
+    return decisions.with_fields(logp_ref=decisions.logp_old - 0.1, value=value, extra=extra)
 
 
 @pytest.mark.parametrize("layout", ["tokens", "chain"])
@@ -34,7 +36,7 @@ def test_a_recipe_plays_and_learns(name, layout):
     side = collector(name, world)
     for _ in range(2):
         batch = side.collect(2)
-        scored = batch.decisions.with_fields(logp_ref=batch.decisions.logp_old - 0.1, value=values(batch.decisions))
+        scored = completed(batch.decisions)
         decisions = scored.select(recipe.select(scored))
         assert len(decisions) and bool(decisions.need("reward").isfinite().all())
         advantage = recipe.advantage(decisions)

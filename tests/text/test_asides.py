@@ -10,16 +10,17 @@ import pytest
 import torch
 
 from robopolicy.catalogue import read_recipe
+from robopolicy.core.decisions import Decisions
 from robopolicy.core.gradients import flat_gradient
 from robopolicy.core.recipe import DEFAULTS
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
 from robopolicy.text import TextConfig, TextPolicy
-from robopolicy.text.asides import BETA, ROLLOUTS, SAMPLES, Worlds, asides_of, moments_of
+from robopolicy.text.asides import BETA, ROLLOUTS, SAMPLES, SegmentValue, Worlds, asides_of, beginnings, moments_of
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
-from robopolicy.text.task import Question, TextTask
+from robopolicy.text.task import Episode, Question, TextTask, Turn
 from robopolicy.text.world import TextWorld, score
 from robopolicy.training.attempt_sources import AttemptSource
 from tasks.text.arithmetic import Arithmetic
@@ -29,9 +30,10 @@ from tasks.text.grid import Grid, Waypoints
 READERS = {  # recipe -> what is found for it beside its attempts
     "remax": ["greedy"],
     "a_star_po": ["value_ref"],
+    "s182_a_lol": ["mean_ref"],
     "s122_self": ["unlikely"],
     "s037_single_stream": ["half_life"],
-    "s013_segment_spo": ["value"],
+    "s013_segment_spo": ["segments"],
     "s180_proact": ["rollout_weight"],
     "s149_spae": ["potential_gain"],
     "s062_duration_aware": ["duration"],
@@ -60,6 +62,23 @@ class Scale(TextTask):
 
     def episode(self, seed):
         return Question(str(seed), lambda completion: float(len(completion)), "ab")
+
+
+class Errand(Episode):
+    """Three turns, each worth 1."""
+
+    prompt, turn = "go", 0
+
+    def step(self, completion):
+        self.turn += 1
+        return Turn(1.0, success=True, done=self.turn == 3, reply="on")
+
+
+class Errands(TextTask):
+    name, prompt_bytes, completion_bytes, max_turns = "text/errands", 48, 4, 3
+
+    def episode(self, seed):
+        return Errand()
 
 
 def learner(task, recipe, **settings):
@@ -110,20 +129,22 @@ def test_the_greedy_reward_is_that_of_the_likeliest_answer():
     assert not worlds.own.deterministic
 
 
-def test_the_best_value_is_soft_and_found_once():
-    _algorithm, feed, worlds, rows = played(Scale(), "a_star_po")
-    aside = feed.asides["value_ref"]
+@pytest.mark.parametrize(("recipe", "key"), [("a_star_po", "value_ref"), ("s182_a_lol", "mean_ref")])
+def test_values_of_tasks_are_soft_or_mean_and_found_once(recipe, key):
+    _algorithm, feed, worlds, rows = played(Scale(), recipe)
+    aside = feed.asides[key]
     aside.known.clear()
     state = worlds.start.generator.get_state()
-    value = aside(worlds, feed._batch.attempts, rows).extra["value_ref"]
+    value = aside(worlds, feed._batch.attempts, rows).extra[key]
     worlds.start.generator.set_state(state)
     tasks = list({attempt.task.key: attempt.task for attempt in feed._batch.attempts}.values())
     found = worlds.start.play([task for task in tasks for _ in range(SAMPLES)])
     first = [attempt.reward for attempt in found[:SAMPLES]]
-    by_hand = BETA * math.log(sum(math.exp(reward / BETA) for reward in first) / SAMPLES)
+    best = BETA * math.log(sum(math.exp(reward / BETA) for reward in first) / SAMPLES)
+    by_hand = best if key == "value_ref" else sum(first) / SAMPLES
     assert float(value[0]) == pytest.approx(by_hand, rel=1e-5)
     before = worlds.start.generated
-    assert torch.equal(aside(worlds, feed._batch.attempts, rows).extra["value_ref"], value)
+    assert torch.equal(aside(worlds, feed._batch.attempts, rows).extra[key], value)
     assert worlds.start.generated == before  # nothing was played again
 
 
@@ -156,16 +177,66 @@ def test_drift_is_the_change_on_the_last_attempt():
 
 
 def test_values_before_messages_come_from_there():
-    _algorithm, feed, worlds, rows = played(Grid(), "s013_segment_spo")
+    _algorithm, feed, worlds, rows = played(Grid(), "s180_proact")
     attempts = feed._batch.attempts
     moments, places = moments_of(worlds.own, attempts)
     assert len(moments) == 3 + sum(int(attempt.metrics["turns"]) - 1 for attempt in attempts)
     later = worlds.own.play([moments[places[0][1]]] * ROLLOUTS)
     assert all(attempt.record.said[0] == attempts[0].record.said[0] for attempt in later)
-    unit, value = rows.need("unit"), rows.need("value")
+    unit, value = rows.need("unit"), rows.extra["rollout_value"]
     first = (unit == 0) & rows.valid()
     same = rows.need("group") == rows.need("group")[0]
     assert len(value[same][first[same]].unique()) == 1 and value.shape == rows.shape
+
+
+def test_messages_are_cut_behind_every_fifth_uncertain_token():
+    """S013: sure tokens do not count, the next message counts anew, and nothing begins behind its end."""
+    logp = torch.tensor([[-1.0] * 6 + [0.0] * 3 + [-1.0] * 4 + [0.0] * 2 + [-1.0] * 7])
+    mask = torch.ones_like(logp).bool()
+    mask[0, 13:15] = False  # the reply
+    unit = torch.tensor([[0] * 15 + [1] * 7])
+    rows = Decisions(logp, mask=mask, unit=unit)
+    assert beginnings(rows, 5, 0.9)[0].nonzero()[:, 0].tolist() == [0, 5, 15, 20]
+    assert beginnings(rows, 1, 0.9)[0].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 10, 11, 12, *range(15, 22)]
+    assert beginnings(rows, 99, 0.9)[0].nonzero()[:, 0].tolist() == [0, 15]
+
+
+def test_values_at_cuts_come_from_there():
+    """S013: the message goes on where it was cut, and telescopes to the reward."""
+    algorithm, feed, worlds, rows = played(Scale(), "s013_segment_spo")
+    feed.asides["segments"] = aside = SegmentValue(every=1, below=1.0)
+    attempts = feed._batch.attempts
+    cut = aside(worlds, attempts, worlds.own.batch(attempts))
+    unit, own, value = cut.need("unit"), cut.valid(), cut.need("value")
+    assert all(unit[row][own[row]].tolist() == list(range(int(own[row].sum()))) for row in range(len(cut)))
+    row = int(own.sum(1).argmax())
+    count = int(own[row].sum())
+    assert count == 6 and rows.need("unit")[row].tolist() == [0] * 5 + [1]  # as the recipe cuts it
+    columns = [[] for _ in attempts]
+    columns[row] = [count - 1]
+    moments, places = moments_of(worlds.own, attempts, columns)
+    later = worlds.own.play([moments[places[row][1]]] * ROLLOUTS)
+    said = attempts[row].decisions.extra["tokens"][0, int(cut.extra["start"][row]) :][: count - 1]
+    for attempt in later:
+        start = int(attempt.decisions.extra["start"])
+        assert torch.equal(attempt.decisions.extra["tokens"][0, start:][: count - 1], said)
+        assert attempt.reward == len(attempt.record.said[0])
+    gain = algorithm.recipe.advantage(cut)[row][own[row]]
+    assert float(gain.sum()) == pytest.approx(attempts[row].reward - float(value[row][own[row]][0]), abs=1e-5)
+    assert float(gain[-1]) == pytest.approx(attempts[row].reward - float(value[row][count - 1]), abs=1e-5)
+
+
+def test_values_of_rollouts_are_discounted_as_the_start_says():
+    found = {}
+    for gamma in (1.0, 0.9):
+        start = {"name": "gae", "gamma": gamma, "level": "unit", "rollout_weight": 0.5}
+        aside = asides_of({**DEFAULTS, **read_recipe("s180_proact"), "start": start})["rollout_weight"]
+        _algorithm, feed, worlds, rows = played(Errands(), "s180_proact")
+        found[gamma] = aside(worlds, feed._batch.attempts, rows).extra["rollout_value"]
+    turn, own = rows.need("unit"), rows.valid()
+    for gamma, value in found.items():
+        expected = torch.tensor([1.0 + gamma + gamma**2, 1.0 + gamma, 1.0])
+        torch.testing.assert_close(value[own], expected[turn[own]])
 
 
 @torch.no_grad()

@@ -10,9 +10,15 @@ import torch
 from robopolicy.cli.main import main
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.spec import PolicySpec
+from robopolicy.text import TextConfig, TextPolicy
 from robopolicy.text.datasets import read_demonstrations, read_offline, read_pairs, read_rows
+from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.sim import TextSim
 from robopolicy.text.wire import unpack
 from robopolicy.training.checkpoint import load_policy
+from robopolicy.training.text_sources import text_source
+from tasks.text.arithmetic import Arithmetic
 
 SMALL = ["policy.width=16", "policy.layers=1", "policy.heads=2", "evaluation.episodes=0", "logging.every=1"]
 PAIRS = [{"prompt": f"{i}?", "chosen": "yes", "rejected": "no"} for i in range(6)]
@@ -34,6 +40,9 @@ def test_pairs_and_logs_become_groups(tmp_path):
     rows = [{"prompt": "a", "completion": "b", "reward": 1}, {"prompt": "a", "completion": "c", "reward": 0.5}]
     logs = read_offline(written(tmp_path / "o.jsonl", rows))
     assert [(item.reward, item.group) for item in logs] == [(1.0, 0), (0.5, 0)]
+    turns = {"messages": ["a", "b", "c", "d"], "rewards": [0.5, 1]}
+    logs = read_offline(written(tmp_path / "t.jsonl", [turns, rows[1]]))
+    assert [(item.rewards, item.reward, item.group) for item in logs] == [([0.5, 1.0], 1.5, 0), ([0.5], 0.5, 0)]
     talk = read_demonstrations(written(tmp_path / "d.jsonl", [{"messages": ["a", "b", "c", "d"]}]))
     assert talk[0].messages == ["a", "b", "c", "d"]
 
@@ -44,6 +53,8 @@ def test_pairs_and_logs_become_groups(tmp_path):
         (read_pairs, [{"prompt": "a", "chosen": "b"}], "row 1: 'rejected' must be a text, it is missing; columns:"),
         (read_pairs, [{"prompt": "a", "chosen": "b", "rejected": "b"}], "'chosen' and 'rejected' are the same"),
         (read_offline, [{"prompt": "a", "completion": "b", "reward": "1"}], "'reward' must be a finite number"),
+        (read_offline, [{"messages": ["a", "b"], "rewards": 1}], "'rewards' must be 1 numbers, one for each message"),
+        (read_offline, [{"messages": ["a", "b"], "rewards": ["x"]}], "'reward' must be a finite number, found 'x'"),
         (read_offline, [{"prompt": "a", "completion": 3, "reward": 1}], "'completion' must be a text, found 3"),
         (read_demonstrations, [{"messages": ["a"]}], "'messages' must be texts of world and demonstrator"),
         (read_demonstrations, [[1]], "line 1 must be an object, found list"),
@@ -80,18 +91,20 @@ def test_a_file_of_prompts_is_a_task(tmp_path):
         make_sim(f"prompts/{written(tmp_path / 'y.jsonl', [{**rows[0], 'verify': 'x'}])}", SimOptions())
 
 
-@pytest.mark.parametrize("recipe", ["dpo", "kto", "sft"])
+@pytest.mark.parametrize("recipe", ["dpo", "kto", "s018_seppo", "s182_a_lol", "sft"])
 def test_recipes_learn_from_files(recipe, tmp_path):
     rows = {
         "dpo": PAIRS,
+        "s018_seppo": PAIRS,
         "kto": [
             {"prompt": f"{i}?", "completion": text, "reward": good}
             for i in range(6)
             for text, good in (("yes", 1), ("no", -1))
         ],
         "sft": [{"prompt": f"{i}?", "completion": "yes"} for i in range(6)],
-    }[recipe]
-    file = written(tmp_path / "x.jsonl", rows)
+    }
+    rows["s182_a_lol"] = rows["kto"]
+    file = written(tmp_path / "x.jsonl", rows[recipe])
     words = ["experiment=text_grpo", *SMALL, "algorithm.imitation=0", f"algorithm.recipe={recipe}"]
     words += [
         f"algorithm.data={file}",
@@ -105,5 +118,29 @@ def test_recipes_learn_from_files(recipe, tmp_path):
     prompt = policy.tokenizer.prompt(["3?"])
     with torch.no_grad():
         loss, _ = policy.sft_loss([prompt, prompt], [[*b"yes", 258], [*b"no", 258]])
-    assert loss[0] < loss[1] - 0.3
+    if recipe == "s018_seppo":  # both are imitated until the rejected one runs ahead; 5.6 nats at the start
+        assert loss.max() < 4.5
+    else:
+        assert loss[0] < loss[1] - 0.3
     assert main(["train", *words[:-4], "algorithm.data=", "budget.updates=1", f"out={tmp_path}", "name=no"]) == 2
+
+
+def test_logged_turns_keep_their_rewards(tmp_path):
+    """Returns of the strategist (S133) are discounted from turn to turn, and a turn is a unit."""
+    rows = [
+        {"messages": ["go", "a", "on", "bb", "", "c"], "rewards": [1, 0.25, 0.5]},
+        {"prompt": "go", "completion": "dd", "reward": 2},
+    ]
+    file = written(tmp_path / "x.jsonl", rows)
+    torch.manual_seed(0)
+    policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=64), PolicySpec({"text": (16,)}, 6))
+    algorithm = TextRecipe(TextRecipeConfig(recipe="s133_epo", data=file, prompts=1), policy, total_updates=2)
+    batch = text_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0).next(algorithm)
+    own, unit = batch.valid(), batch.unit
+    assert [int((own[0] & (unit[0] == turn)).sum()) for turn in range(3)] == [2, 3, 2]
+    assert batch.reward[0][own[0]].tolist() == [0, 1, 0, 0, 0.25, 0, 0.5]
+    assert batch.reward[1][own[1]].tolist() == [0, 0, 2]
+    found = algorithm.recipe.advantage(batch)[0]
+    last = 0.25 + 0.99 * 0.5
+    for turn, togo in enumerate((1 + 0.99 * last, last, 0.5)):
+        torch.testing.assert_close(found[own[0] & (unit[0] == turn)], torch.full((2 + turn % 2,), togo))

@@ -11,16 +11,17 @@ from robopolicy.algorithms.frames.base import frozen_copy
 from robopolicy.cli.main import main
 from robopolicy.core.ratios import importance_weight
 from robopolicy.core.surrogates import SURROGATES
-from robopolicy.samplers.protocols import Task
+from robopolicy.samplers.protocols import POLICY, REPLAYED, TEACHER, Task
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
 from robopolicy.text import TextConfig, TextPolicy
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Question, TextTask
-from robopolicy.text.world import TextWorld
+from robopolicy.text.world import TextWorld, score
 from robopolicy.training.attempt_sources import AttemptSource, OverlappedSource
 from robopolicy.training.text_sources import conversations
+from tasks.text.arithmetic import Arithmetic
 from tasks.text.grid import Grid
 
 SMALL = ["policy.width=16", "policy.layers=1", "policy.heads=2", "evaluation.episodes=10", "logging.every=1"]
@@ -97,6 +98,36 @@ def test_half_precision_scores_again_and_keeps_the_recorded_as_behaviour():
     assert 0 < float((weight - 1).abs().max()) < 0.1
 
 
+def test_half_precision_keeps_what_was_recorded_of_rows_that_this_policy_did_not_draw():
+    algorithm = learner(Grid(), group_size=2, recipe="s014_pipo", lr=1e-2, dtype="bfloat16")
+    feed = source(Grid(), algorithm)
+    first = feed.next(algorithm)
+    algorithm.update(first)
+    batch = feed.next(algorithm)
+    batch.source[0] = TEACHER
+    prepared, again = algorithm._prepared(batch), batch.source == REPLAYED
+    assert torch.equal(prepared.logp_old[0], batch.logp_old[0])
+    width = first.shape[1]
+    torch.testing.assert_close(prepared.logp_old[again][:, :width], first.logp_old)
+    now = score(algorithm.policy, prepared).logp.detach()
+    far = ((now - prepared.logp_old).abs() * batch.valid()).sum(1) > 0
+    assert far[again].any() and not far[batch.source == POLICY].any()
+
+
+def test_a_penalty_on_moved_decisions_acts_within_an_update():
+    """KL-Cov is 0 with gradient 0 at the first step of a batch; it needs further ones."""
+
+    class Odd(Letter):
+        def episode(self, seed):
+            return Question("?", lambda completion: float(bool(completion) and ord(completion) % 2))
+
+    found = []
+    for minibatches in (1, 0):
+        algorithm = learner(Odd(), lr=1e-2, group_size=16, recipe="s066_kl_cov", minibatches=minibatches)
+        found.append(algorithm.update(source(Odd(), algorithm).next(algorithm))["actor/covariance_kl"])
+    assert found[0] < 1e-6 < 1e-5 < found[1]
+
+
 def test_overlong_messages_can_be_left_out():
     kept, masked = (learner(Grid(), group_size=2, overlong=overlong) for overlong in ("score", "mask"))
     batch = source(Grid(), kept).next(kept)
@@ -132,6 +163,8 @@ def test_what_text_does_not_measure_or_record_is_refused_by_name():
         feed = source(Grid(), algorithm)
         with pytest.raises(UserError, match=f"Recipe '{recipe}' asks for more than text .*{message}"):
             algorithm.update(feed.next(algorithm))
+    with pytest.raises(UserError, match="'s057_supo' sums up after 4 turns, and text/arithmetic has only 1;"):
+        source(Arithmetic(), learner(Arithmetic(), group_size=2, recipe="s057_supo"))
 
 
 def test_a_batch_without_a_row_to_learn_from_changes_nothing():

@@ -60,7 +60,18 @@ def test_features_are_means_of_hidden_states(policy):
     record = rows_of(policy)
     found, hidden = hidden_features(policy, **record), policy.hidden(record["tokens"])
     torch.testing.assert_close(found["prompt_features"][0], hidden[0, :5].mean(0))
-    torch.testing.assert_close(found["features"][0], hidden[0, 5:7].mean(0))
+    torch.testing.assert_close(found["written_features"][0], hidden[0, 5:7].mean(0))
+
+
+def test_a_probe_sees_hidden_states_and_entropies(policy):
+    record = rows_of(policy)
+    mask = record["mask"]
+    entropy = torch.arange(1.0, 1 + mask.numel()).view(mask.shape)
+    rows = Decisions(torch.zeros(mask.shape), mask=mask, entropy=entropy, extra=record)
+    found = summarised(policy, rows, {"probe_baseline": {}}).extra["features"]
+    torch.testing.assert_close(found[:, :-2], hidden_features(policy, **record)["written_features"])
+    for row, (own, keep) in enumerate(zip(entropy, mask, strict=True)):
+        assert found[row, -2:].tolist() == [float(own[keep].mean()), float(own[keep].max())]
 
 
 def test_collisions_are_sums_of_squares_at_the_temperature(policy):

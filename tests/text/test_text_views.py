@@ -151,6 +151,7 @@ def test_what_is_missing_or_makes_no_sense_is_said(other, tmp_path):
     with pytest.raises(UserError, match="of another architecture"):
         algorithm.accompany(policy())
     wrongs = [{"reference": "salad"}, {"score_with": {"a": "b"}}, {"score_temperatures": {"a": 0.0}}, {"layer": -1}]
+    wrongs += [{"segments": {"every": 5}}, {"segments": {"every": 0, "below": 0.9}}]
     for wrong in [*wrongs, {"support": {"grammar": 3}}, {"support": {"top_p": 2.0, "refresh": 1}}]:
         with pytest.raises(ValueError, match=r"rollout\."):
             Views.of(wrong)

@@ -1,13 +1,17 @@
 """A text task as the world of the sampling side: attempts, rows, and what samplers ask of it."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from robopolicy.catalogue import read_recipe
+from robopolicy.core.advantages.starts import unit_reward
 from robopolicy.errors import UserError
 from robopolicy.samplers.attempts import from_plain, to_plain
 from robopolicy.samplers.interventions import INTERVENTIONS
+from robopolicy.samplers.parts import build
 from robopolicy.samplers.protocols import (
     TEACHER,
     Branching,
@@ -19,10 +23,13 @@ from robopolicy.samplers.protocols import (
     Teaching,
     rewards_of,
 )
-from robopolicy.samplers.topologies import Flat
+from robopolicy.samplers.topologies import Flat, Segments
 from robopolicy.spec import PolicySpec
 from robopolicy.text import TextConfig, TextPolicy
-from robopolicy.text.task import Question, TextTask
+from robopolicy.text.asides import to_come
+from robopolicy.text.datasets import PromptTask
+from robopolicy.text.task import Episode, Question, TextTask, Turn
+from robopolicy.text.wire import shortened
 from robopolicy.text.world import TextWorld, score
 from tasks.text.arithmetic import Arithmetic
 from tasks.text.calculator import CALL, Calculator
@@ -133,7 +140,8 @@ def test_abilities():
 
 def test_solutions_are_taught_with_probability_one():
     world = world_of(Grid())
-    (taught,) = world.teach(tasks()[0], 1)
+    (taught,) = world.teach(tasks()[0], 2)  # there is one solution, and the same row twice would weigh double
+    assert world.teach(tasks()[0], 0) == []
     assert taught.success and taught.source == TEACHER
     assert (taught.decisions.logp_old == 0).all()
     assert torch.isfinite(score(world.policy, world.batch([taught])).logp).all()
@@ -205,6 +213,19 @@ def test_interventions_of_the_sampling_side_run_on_text():
                 assert torch.isfinite(score(world.policy, batch).logp).all()
 
 
+def test_scaffolds_tell_ever_more_of_the_solution(monkeypatch):
+    world, (task,) = world_of(Grid()), tasks(1, (10,))
+    told = []
+    plain = world.hint
+    monkeypatch.setattr(world, "hint", lambda *asked: told.append(plain(*asked)) or told[-1])
+    (entry,) = read_recipe("s063_scaf_grpo")["rollout"]["intervention"]
+    build("intervention", entry).rows(world.play([task] * 2), world)
+    solution = " ".join(Grid().episode(10).demonstration())
+    texts = [hint.context["text"] for hint in told]
+    assert texts == [solution[: round(share * len(solution))] for share in (0.25, 0.5, 0.75, 1.0)]
+    assert len(set(texts)) == 4
+
+
 def test_what_was_heard_said_and_answered_has_a_number():
     world = world_of(Grid())
     attempts = world.play(tasks(1, (5, 5, 6)))
@@ -274,3 +295,102 @@ def test_restated_problems_have_the_same_answer():
                 assert how == "varied" or arithmetic.difficulty(again.payload) < arithmetic.difficulty(seed)
     with pytest.raises(UserError, match="text/grid cannot restate"):
         world_of(Grid()).rewrite(Task(3, payload=3), "simpler")
+
+
+def test_windows_go_on_from_summaries():
+    """S057: a row per window, of which all but the last end with a note; the next one sees it in place of the past."""
+    world = world_of(Grid())
+    attempts = Segments(units=3, summaries=2).rollout(world, tasks(budget=4))
+    told = [attempt for attempt in attempts if len(attempt.decisions) == 3]
+    assert told and len(world.played) == len(attempts)
+    for attempt in told:
+        rows, talk = world.batch([attempt]), attempt.record
+        assert talk.task.context["kind"] == "summary" and not talk.helped and attempt.task.context is None
+        assert attempt.metrics["turns"] == 8 and attempt.metrics["length"] == int(rows.valid().sum())
+        starts, tokens = rows.extra["start"].tolist(), rows.extra["tokens"].tolist()
+        shown = [world.policy.read(row[1:start]) for row, start in zip(tokens, starts, strict=True)]
+        behind = rows.valid() & (rows.need("unit") == rows.need("unit").amax(1, keepdim=True))
+        said = [row[own].tolist() for row, own in zip(rows.extra["chosen"], behind, strict=True)]
+        notes = [shortened(world.policy.read(message), world.task.completion_bytes) for message in said]
+        prompt = world.task.episode(int(attempt.task.payload)).prompt
+        assert shown == [prompt, *(f"({note}){prompt}" if note else prompt for note in notes[:2])]
+    batch = world.batch(attempts)
+    found = score(world.policy, batch).logp[batch.valid()]
+    torch.testing.assert_close(found, batch.logp_old[batch.valid()], atol=1e-4, rtol=1e-4)
+
+
+class Errand(Episode):
+    """Three turns, of which each earns something."""
+
+    prompt = "go"
+
+    def __init__(self, paid):
+        self.paid, self.turn = paid, 0
+
+    def step(self, completion):
+        self.turn += 1
+        return Turn(self.paid[self.turn - 1], success=True, done=self.turn == len(self.paid), reply="on")
+
+
+class Errands(TextTask):
+    """The same errand for all seeds."""
+
+    name, prompt_bytes, completion_bytes, max_turns = "text/errands", 48, 4, 3
+
+    def __init__(self, *paid):
+        self.paid = paid
+
+    def episode(self, seed):
+        return Errand(self.paid)
+
+
+def test_answers_are_what_messages_state(tmp_path):
+    """Consistency (S091) compares answers, however they are worded, where the verifier reads them out."""
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"prompt": "7+7=", "answer": "14", "verify": "number"}\n')
+    said = ["it is 14", "so: 14.0", "13", "none", "none ", "nothing"]
+    found = {}
+    for task in (PromptTask(str(file)), Arithmetic()):
+        world = world_of(Arithmetic())
+        world.task = task
+        talks = [world._open(one) for one in tasks(1, (0,) * len(said))]
+        for talk, message in zip(talks, said, strict=True):
+            world._say(talk, message, own=True)
+        numbers = [int(attempt.decisions.extra["answer"]) for attempt in world._attempts(talks)]
+        found[task.name] = [numbers.index(number) for number in numbers]
+    assert list(found.values()) == [[0, 0, 2, 3, 3, 5], [0, 1, 2, 3, 3, 5]]
+
+
+def test_rewards_stay_with_their_turns():
+    world = world_of(Errands(1.0, 0.25, 0.25))
+    attempts = world.play(tasks(1))
+    assert [attempt.reward for attempt in attempts] == [1.5, 1.5]
+    shaped = [replace(attempts[0], reward=1.75), attempts[1]]  # a part of the reward that belongs to no turn
+    batch = world.batch(shaped)
+    paid = unit_reward(batch)
+    for row, last in enumerate((0.5, 0.25)):
+        own, unit = batch.valid()[row], batch.unit[row]
+        assert [set(paid[row][own & (unit == turn)].tolist()) for turn in range(3)] == [{1.0}, {0.25}, {last}]
+        ends = [int((own & (unit == turn)).nonzero().max()) for turn in range(3)]
+        assert batch.reward[row].nonzero()[:, 0].tolist() == ends
+
+
+def test_the_reward_of_one_turn_stands_at_its_end():
+    world = world_of(Errands(0.1))
+    attempts = world.play(tasks(1))
+    composed = [0.3 * attempts[0].reward - 0.07, attempts[1].reward]
+    batch = world.batch([replace(attempt, reward=worth) for attempt, worth in zip(attempts, composed, strict=True)])
+    for row, worth in enumerate(composed):
+        expected = torch.zeros_like(batch.reward[row])
+        expected[int(batch.valid()[row].nonzero().max())] = worth
+        assert torch.equal(batch.reward[row], expected)
+
+
+def test_a_branch_keeps_what_was_earned_and_a_given_beginning_earns_nothing():
+    world = world_of(Errands(1.0, 0.25, 0.25))
+    first = world.play(tasks(1, (5,)))[0]
+    branched = world.play([world.branch(first, 1)])[0]
+    assert branched.reward == 1.5 and to_come(branched) == 0.5 and to_come(branched, 0.8) == 0.25 + 0.8 * 0.25
+    assert unit_reward(world.batch([branched]))[0, 0] == 1.0
+    grid = world_of(Grid())
+    assert grid.play([grid.begin(Task(3, payload=3), 0.5)])[0].record.paid[0] == 0.0

@@ -274,6 +274,14 @@ def test_only_a_collapse_at_the_end_restores_the_best_state(tmp_path: Path, monk
         ([*SAC_RUN, "budget.updates=1", "algorithm.tau=1.5"], "algorithm.tau must lie in [0, 1]"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.critic.members=0"], "at least one member"),
         ([*SAC_RUN, "budget.updates=1", "policy=gaussian"], "pass policy=squashed_gaussian"),
+        (
+            [*COMMON, "algorithm=camel_td3", "budget.updates=1"],
+            "pass init_from=CHECKPOINT or algorithm.mask.prior=NAME",
+        ),
+        (
+            [*COMMON, "algorithm=camel_sac", "budget.updates=1"],
+            "pass init_from=CHECKPOINT or algorithm.mask.prior=NAME",
+        ),
         (["algorithm=ppo", "policy=gaussian", "task=point_mass", "budget.updates=1", "dataset=x"], "drop dataset="),
         (["algorithm=dsrl_sac", "task=point_mass", "budget.updates=1", "dataset=x"], "drop dataset="),
     ],

@@ -56,6 +56,16 @@ class Algorithm(ABC):
         self.updates = 0  # calls of `update` so far
         self.generator = torch.Generator().manual_seed(seed)
 
+    @property
+    def progress(self) -> float:
+        """Share of the updates that are done."""
+        return self.updates / self.total_updates
+
+    @classmethod
+    def wanted_base(cls, config: Any) -> str:
+        """What to pass in place of a fresh policy with the settings `config`; empty if it will do."""
+        return "init_from=CHECKPOINT" if cls.needs_base else ""
+
     @abstractmethod
     def update(self, batch: Any) -> Metrics:
         """Improve the policy from one batch of experience; returns scalars, keys such as `actor/loss`."""

@@ -42,6 +42,11 @@ class MaskedPlay(OffPolicy):
             prior = CallablePolicy(CallableConfig(function=mask.prior, noise=False), one)
         self.mask = PriorMask(prior, mask.width, mask.schedule, self.policy.action_normalizer)
 
+    @classmethod
+    def wanted_base(cls, config: Any) -> str:
+        """Without a coded prior the band lies around the starting policy, which must know something."""
+        return "" if config.mask.prior else "init_from=CHECKPOINT or algorithm.mask.prior=NAME"
+
     def explore(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """What the algorithm explores with, masked."""
         return self._masked(super().explore(obs, generator=generator), obs, generator)

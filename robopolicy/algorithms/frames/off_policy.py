@@ -18,7 +18,7 @@ from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful, froz
 from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate, random_members
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.transitions import Request, Transitions
-from robopolicy.errors import unknown_name
+from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
@@ -51,6 +51,7 @@ class OffPolicy(Algorithm):
     may_fall = True  # an actor follows its critic out of what the base knew before the critic knows better
     config: OffPolicyConfig
     decisions_only: ClassVar[bool] = False  # sample only where a chunk was chosen, for what was noted there
+    whole_ensemble: ClassVar[bool] = False  # the target asks all members, so that `target_members` says nothing
     needs_reward: ClassVar[bool] = True  # a dataset must say what its steps earned
 
     def __init__(self, config: OffPolicyConfig, policy: Policy, *, total_updates: int) -> None:
@@ -58,6 +59,11 @@ class OffPolicy(Algorithm):
         super().__init__(policy, total_updates=total_updates, seed=config.seed)
         if config.precision not in PRECISIONS:
             raise unknown_name("precision", config.precision, PRECISIONS)
+        if self.whole_ensemble and config.target_members != OffPolicyConfig.target_members:
+            raise UserError(
+                f"Algorithm '{self.name}' bootstraps from all members, so algorithm.target_members does nothing, got "
+                f"{config.target_members}; leave it out and set algorithm.critic.members."
+            )
         self.config = config
         self.critic = self.make_critic()
         self.target_critic: QEnsemble = frozen_copy(self.critic)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.frames.imitation import imitation_loss, require_imitation
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
 from robopolicy.critics.losses import conservative_penalty, expectile_loss
 from robopolicy.critics.q import QEnsemble, borrow_normalizers, random_subset_min
@@ -155,7 +156,7 @@ class Imitating(OffPolicy):
     def __init__(self, config: OfflineCriticConfig, policy: Policy, *, total_updates: int) -> None:
         """Build the critic around `policy`, which is trained in place."""
         require_imitation(policy, self.name)
-        super().__init__(config, policy, total_updates=total_updates)
+        super().__init__(config, policy.eval(), total_updates=total_updates)
         self.config: OfflineCriticConfig = config
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
 
@@ -165,8 +166,9 @@ class Imitating(OffPolicy):
 
     def imitate(self, obs: Observation, chunk: Tensor, weight: Tensor | None, mask: Tensor) -> Tensor:
         """One step of the policy towards `chunk` `(B, H, A)`; returns the loss."""
-        self.policy.train()
-        loss = self.policy.imitation_loss(obs, chunk, weight, mask=mask, generator=self.generator)[0].mean()
+        loss = imitation_loss(
+            self.policy, obs, chunk, weight, mask=mask, generator=self.generator, progress=self.progress
+        ).mean()
         descend(self.optimizer, loss, self.policy, self.config.grad_clip)
         return loss
 
@@ -238,16 +240,3 @@ class OfflineCritic(Imitating):
     def parts(self) -> Mapping[str, Stateful]:
         """The shared parts and the rule."""
         return {**super().parts(), "rule": self.rule}
-
-
-def require_imitation(policy: Policy, algorithm: str) -> None:
-    """Refuse a policy that cannot be trained by imitation.
-
-    Raises:
-        UserError: It has no `imitation_loss`.
-    """
-    if type(policy).imitation_loss is Policy.imitation_loss:
-        raise UserError(
-            f"Algorithm '{algorithm}' trains by imitation_loss, which policy '{policy.name}' lacks; use a flow, "
-            "diffusion, autoregressive or Gaussian policy."
-        )

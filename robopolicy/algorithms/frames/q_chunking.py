@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Stateful
+from robopolicy.algorithms.frames.imitation import imitation_loss, require_imitation
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
-from robopolicy.algorithms.frames.offline_critic import require_imitation
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.transitions import Transitions
 from robopolicy.policies.base import Info, Observation, Policy, Sample
@@ -29,11 +29,12 @@ class QChunking(OffPolicy):
     """A critic over executed chunks and a policy cloned from the memory; subclasses say how they act and bootstrap."""
 
     config: QChunkingConfig
+    whole_ensemble = True
 
     def __init__(self, config: QChunkingConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to clone `policy`, which is trained in place."""
         require_imitation(policy, self.name)
-        super().__init__(config, policy, total_updates=total_updates)
+        super().__init__(config, policy.eval(), total_updates=total_updates)
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
 
     def explore(self, obs: Observation, *, generator: Randomness = None) -> Sample:
@@ -48,10 +49,10 @@ class QChunking(OffPolicy):
 
     def imitate(self, batch: Transitions) -> Tensor:
         """One step of the policy towards the played chunks; returns the loss."""
-        self.policy.train()
         horizon = self.policy.spec.horizon
-        loss, _ = self.policy.imitation_loss(
-            batch.obs, batch.chunk[:, :horizon], mask=batch.mask[:, :horizon], generator=self.generator
+        chunk, mask = batch.chunk[:, :horizon], batch.mask[:, :horizon]
+        loss = imitation_loss(
+            self.policy, batch.obs, chunk, mask=mask, generator=self.generator, progress=self.progress
         )
         descend(self.optimizer, loss.mean(), self.policy, self.config.grad_clip)
         return loss.mean()

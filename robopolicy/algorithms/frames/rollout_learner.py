@@ -74,11 +74,6 @@ class RolloutLearner(Algorithm):
         self.updates += 1
         return metrics | {"critic/explained_variance": explained_variance(rows)}
 
-    @property
-    def progress(self) -> float:
-        """Share of the updates that are done."""
-        return self.updates / self.total_updates
-
     def parts(self) -> Mapping[str, Stateful]:
         """Networks and the running scale of the rewards."""
         return {"policy": self.policy, "critic": self.critic, "scale": self.scale}

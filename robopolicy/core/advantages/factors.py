@@ -10,7 +10,7 @@ from torch import Tensor
 
 from robopolicy.core.advantages.comparisons import ROLLOUTS, lengths
 from robopolicy.core.advantages.pipeline import outcome
-from robopolicy.core.advantages.timeline import Timeline, Units
+from robopolicy.core.advantages.timeline import Units
 from robopolicy.core.decisions import Decisions, by_group, pair
 from robopolicy.core.segments import Segments
 
@@ -129,7 +129,7 @@ class Rhythm:
         """Factor `(N, T)`."""
         valid = decisions.valid()
         distance = decisions.need_extra("waad")
-        step = (distance - torch.cat([distance[:, 1:], distance[:, -1:]], 1)).abs()
+        step = (distance - next_valid(distance, valid)).abs()
         peaks = top_share(step, valid, self.share)
         if self.rule == "local":
             return 1.0 + self.gain * peaks.to(step.dtype)
@@ -162,17 +162,17 @@ class Duration:
 
 @dataclass(frozen=True)
 class AfterSaturation:
-    """`low` behind the first step whose potential exceeds `limit`, 1 up to it (SPAE, S149); see `potential`."""
+    """`low` in the units behind the first whose potential exceeds `limit`, 1 up to it (SPAE, S149); see `potential`."""
 
     low: float = 0.5
     limit: float = 0.9
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Factor `(N, T)`."""
-        line = Timeline(decisions)
-        reached = line.lay(potential(decisions) > self.limit) & line.valid
-        before = torch.cumsum(reached.long(), 1) - reached.long()
-        return torch.where(line.back(before) > 0, self.low, 1.0).to(decisions.logp_old.dtype)
+        units = Units(decisions)
+        reached = (units.at(potential(decisions)) > self.limit).long()
+        before = torch.cumsum(reached, 1) - reached
+        return torch.where(units.spread(before) > 0, self.low, 1.0).to(decisions.logp_old.dtype)
 
 
 FACTORS: dict[str, Callable[..., object]] = {
@@ -219,6 +219,15 @@ def future_attention(attention: Tensor, nearest: int = 10, farthest: int = 50) -
     ahead = places.unsqueeze(1) - places
     counted = ((ahead >= nearest) & (ahead <= farthest)).to(attention.dtype)  # (T later, T earlier)
     return (attention * counted).sum(-2) / counted.sum(0).clamp(min=1.0)
+
+
+def next_valid(values: Tensor, valid: Tensor) -> Tensor:
+    """Value `(N, T)` at the next valid entry of the row; its own where there is none."""
+    width = values.shape[1]
+    places = torch.arange(width, device=values.device).expand_as(valid)
+    here = torch.where(valid, places, width).flip(1).cummin(1)[0].flip(1)  # the next one, its own place included
+    behind = torch.cat([here[:, 1:], torch.full_like(here[:, :1], width)], 1)
+    return values.gather(1, torch.where(behind < width, behind, places))
 
 
 def top_share(values: Tensor, valid: Tensor, share: float) -> Tensor:

@@ -106,11 +106,17 @@ class Scale:
     scope: Scope
     unbiased: bool = True  # False: population standard deviation
     eps: float = 1e-6
+    of: str = "advantage"  # what deviates: "advantage" | "outcome", before any baseline
+
+    def __post_init__(self) -> None:
+        if self.of not in ("advantage", "outcome"):
+            raise ValueError(f"Scale of must be 'advantage' or 'outcome', got {self.of!r}.")
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Scale the advantage."""
-        segments = self.scope.segments(advantage, decisions)
-        deviation = segments.spread(segments.std(advantage, unbiased=self.unbiased))
+        values = outcome(decisions) if self.of == "outcome" else advantage
+        segments = self.scope.segments(values, decisions)
+        deviation = segments.spread(segments.std(values, unbiased=self.unbiased))
         return (advantage / (deviation + self.eps)).masked_fill(~valid_entries(advantage, decisions), 0.0)
 
 

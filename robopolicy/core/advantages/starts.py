@@ -65,25 +65,27 @@ class ReturnToGo:
 
     gamma: float = 1.0
     level: str = "token"  # token | unit
-    window: int = 1  # rewards are first replaced by the mean of this many, the own one and those that follow (S082)
+    window: int = 1  # mean over this many entries, the own and those that follow: that of smoothed rewards (S082)
 
     def __post_init__(self) -> None:
         _check_level(self.level)
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Returns `(N, T)`."""
-        reward = decisions.need("reward")
-        if self.window > 1:
-            reward = smoothed(reward, decisions, self.window)
-        return along_time(decisions, reward, torch.zeros_like(reward), (self.gamma, self.gamma), (1.0, 1.0), self.level)
+        reward, gamma = decisions.need("reward"), (self.gamma, self.gamma)
+        found = along_time(decisions, reward, torch.zeros_like(reward), gamma, (1.0, 1.0), self.level)
+        return found if self.window == 1 else smoothed(found, decisions, self.window)
 
 
-def smoothed(reward: Tensor, decisions: Decisions, window: int) -> Tensor:
-    """Sum of the rewards of `window` entries from each on, divided by `window` `(N, T)`; 0 behind the trajectory."""
+def smoothed(value: Tensor, decisions: Decisions, window: int) -> Tensor:
+    """Mean of `value` over the valid ones of `window` entries from each on `(N, T)`, those in the trajectory alone."""
     line = Timeline(decisions)
-    laid = line.lay(reward.masked_fill(~decisions.valid(), 0.0))
-    padded = torch.cat([laid, laid.new_zeros(len(laid), window - 1)], 1)
-    return line.back(padded.unfold(1, window, 1).mean(2))
+    valid = line.valid.to(value.dtype)
+    total, count = (
+        torch.cat([laid, laid.new_zeros(len(laid), window - 1)], 1).unfold(1, window, 1).sum(2)
+        for laid in (line.lay(value) * valid, valid)
+    )
+    return line.back(total / count.clamp(min=1.0))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from robopolicy.core.objectives.imitation import DivergenceImitation
 from robopolicy.core.objectives.pairs import AnchoredPair, Contrastive, DirectPreference, NashPair, SoftPair
 from robopolicy.core.objectives.regression import PairRegression, StepRegression
 from robopolicy.core.objectives.sets import Discriminative, KahnemanTversky, SetPreference
-from robopolicy.core.objectives.taught import Taught
+from robopolicy.core.objectives.taught import Repeated, Taught
 
 Objective = Callable[[Decisions, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
@@ -33,6 +33,7 @@ OBJECTIVES: dict[str, Callable[..., object]] = {
     "kahneman_tversky": KahnemanTversky,
     "nash_pair": NashPair,
     "pair_regression": PairRegression,
+    "repeated": Repeated,
     "set_preference": SetPreference,
     "soft_pair": SoftPair,
     "step_regression": StepRegression,

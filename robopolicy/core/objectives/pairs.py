@@ -97,19 +97,18 @@ class NashPair:
 class AnchoredPair:
     """SePPO (S018): the loser is a sample of an earlier policy, which may be better; an anchor says which it is.
 
-    Rows of source 0 are chosen demonstrations, others samples of an earlier checkpoint. If the policy has moved towards
-    the sample more than the reference says (its log-ratio exceeds that of the demonstration, the anchor test), the
-    sample counts as worse and is pushed away, else it is imitated too: `-log sigmoid(beta (r+ -+ r-))`.
+    The demonstration is the preferred trajectory, the sample the other one. If the policy has moved towards the sample
+    more than the reference says (its log-ratio exceeds that of the demonstration, the anchor test), the sample counts
+    as worse and is pushed away, else it is imitated too: `-log sigmoid(beta (r+ -+ r-))`.
     """
 
     beta: float = 0.1
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
-        """Mean over the pairs of a demonstration and a sample of its group."""
-        score, own = scores(logp, decisions), decisions.need("source") == 0
-        first, second = group_pairs(decisions)
-        keep = own[first] & ~own[second]
-        shown, sample = score[first][keep], score[second][keep]
+        """Mean over the pairs; 0 where no two outcomes differ."""
+        score = scores(logp, decisions)
+        chosen, rejected = preference_pairs(decisions, advantage[:, 0])
+        shown, sample = score[chosen], score[rejected]
         sign = torch.where(sample.detach() > shown.detach(), 1.0, -1.0).to(score)
         return _mean(logistic_pair(shown, sign * sample, self.beta)), {"pushed": _mean((sign > 0).to(score))}
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.core.decisions import Decisions, by_unit
+from robopolicy.core.decisions import Decisions, Partition, by_trajectory, by_unit
 from robopolicy.core.objectives.pairs import group_pairs
 from robopolicy.core.preferences import scores, squared_difference
 from robopolicy.core.ratios import log_ratio
 from robopolicy.core.segments import Segments
 
 Info = dict[str, Tensor]
+REGRESSED: dict[str, Partition] = {"unit": by_unit, "trajectory": by_trajectory}
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,20 @@ class PairRegression:
 class StepRegression:
     """Direct advantage policy optimisation (S109): `(beta log pi / pi_ref - A)^2` of each unit, a step or a chunk.
 
-    The advantage of a unit is the mean over its decisions; for rows of one unit it is that of the row (A*-PO). At
-    0 the policy is `pi_ref exp(A / beta)`.
+    The advantage of a unit is the mean over its decisions. At 0 the policy is `pi_ref exp(A / beta)`. With the level
+    "trajectory" whole rollouts are regressed (A*-PO).
     """
 
     beta: float = 0.1
+    level: str = "unit"  # unit | trajectory
+
+    def __post_init__(self) -> None:
+        if self.level not in REGRESSED:
+            raise ValueError(f"Level must be one of {', '.join(REGRESSED)}, got {self.level!r}.")
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
-        """Mean over the units."""
-        segments = Segments(by_unit(decisions), decisions.valid())
+        """Mean over the units or trajectories."""
+        segments = Segments(REGRESSED[self.level](decisions), decisions.valid())
         gain = segments.mean(advantage.expand_as(logp))
         change = segments.sum(log_ratio(logp, decisions.need("logp_ref"), decisions))
         error = squared_difference(self.beta * change, gain, 0.0)

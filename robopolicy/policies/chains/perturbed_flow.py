@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from robopolicy.errors import UserError
 from robopolicy.policies.base import DecisionOutput, Observation, Record, Sample
 from robopolicy.policies.chains.wrapped import WrappedHead
-from robopolicy.policies.density import normal_entropy, normal_log_density
+from robopolicy.policies.density import bounded, normal_entropy, normal_log_density
 from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
 from robopolicy.policies.path import interpolate
@@ -64,7 +64,7 @@ class PerturbedFlow(WrappedHead):
     @property
     def log_std(self) -> Tensor:
         """Log standard deviation `(A,)` of the noise, within its bounds."""
-        return self.raw_log_std.clamp(math.log(self.config.std_min), math.log(self.config.std_max))
+        return bounded(self.raw_log_std, math.log(self.config.std_min), math.log(self.config.std_max))
 
     def log_density(self, offset: Tensor, mean: Tensor) -> Tensor:
         """Log-density `(...)` of offsets from the old endpoint, summed over the executed steps `(..., Ta, A)`."""

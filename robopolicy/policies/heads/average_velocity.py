@@ -4,6 +4,7 @@
 length h is `x + h * average`. Length 0 is the instantaneous velocity of a plain flow: it is what `velocity` returns
 and what `matching_loss` trains. Shortcut models and MeanFlow differ in how they learn the other lengths.
 
+Iterates are clipped as those of a plain flow are, see there; with one step this is no more than a bound on the chunk.
 Their chains are those of the flow family, so whatever fine-tunes a flow's transitions (ReinFlow) fine-tunes these.
 """
 
@@ -72,11 +73,11 @@ class AverageVelocityPolicy(FlowPolicy):
         """Instantaneous velocity: that of a step of length 0."""
         return self.average(features, x, t, torch.zeros_like(t))
 
-    def advance(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
-        """One learned step of length 1 / K from time k / K."""
+    def step(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
+        """One learned step of length 1 / K from time k / K, before the bound on it."""
         t = self.grid[k]
         length = 1 / self.config.steps
-        return self.clip(x + self.average(features, x, t, torch.full_like(t, length)) * length)
+        return x + self.average(features, x, t, torch.full_like(t, length)) * length
 
     def training_loss(self, features: Tensor, data: Tensor, generator: Randomness) -> Tensor:
         """Regression on the targets of `lesson`, with the dispersive loss if it is switched on."""

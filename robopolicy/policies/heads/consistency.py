@@ -143,10 +143,13 @@ class ConsistencyPolicy(GenerativePolicy):
         return (1 / (1 + sigmas)).float().to(uniform.device)[index]
 
     def set_progress(self, progress: float) -> None:
-        """Double the training grid so that all its sizes last equally long."""
+        """Double the training grid so that all its sizes last equally long; one that has grown already stays.
+
+        So a trained policy keeps its grid while it is trained further, e.g. in reinforcement learning.
+        """
         config = self.config
         stages = int(math.log2(config.levels_last / config.levels_first)) + 1
-        self.levels.fill_(min(config.levels_first * 2 ** int(progress * stages), config.levels_last))
+        self.levels.clamp_(min=min(config.levels_first * 2 ** int(progress * stages), config.levels_last))
 
     def begin(self, noise: Tensor) -> Tensor:
         """Noise of the highest level."""

@@ -2,6 +2,10 @@
 
 Training regresses `v(x_t, t, obs)` on `data - noise` along straight lines (flow matching, 1-RF of Liu et al. 2022);
 sampling uses the left grid {0, 1/K, ..., (K-1)/K}, whose times are exactly the positions reached.
+
+Deviation: every iterate is clipped to +-`action_clip`, the initial noise excepted, as in ReinFlow's public code. That
+narrows what is drawn: with the exact velocity and 10 steps a Gaussian of standard deviation 0.5 comes out with 0.33,
+and with 0.43 unclipped. `action_clip=0` samples the plain Euler flow.
 """
 
 from __future__ import annotations
@@ -49,9 +53,13 @@ class FlowPolicy(GenerativePolicy):
         x = interpolate(noise, data, t[:, None, None])
         return (self.velocity(features, x, t) - (data - noise)).square().mean(-1)
 
+    def step(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
+        """Euler step `x + v(x, k / K) / K`, before the bound on it."""
+        return x + self.velocity(features, x, self.grid[k]) / self.config.steps
+
     def advance(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
-        """Euler step `clip(x + v(x, k / K) / K)`."""
-        return self.clip(x + self.velocity(features, x, self.grid[k]) / self.config.steps)
+        """`clip(step)`."""
+        return self.clip(self.step(features, x, k))
 
     def draw_times(self, batch: int, generator: Randomness) -> Tensor:
         """Times of the configured law."""

@@ -62,7 +62,7 @@ class GenerativeConfig(BackboneConfig):
     steps: int = 4  # K, sampler steps per chunk
     normalization: str = "minmax"  # minmax | meanstd | running | identity
     action_normalization: str = "minmax"  # minmax | meanstd | identity
-    action_clip: float = 1.0  # bound on normalised actions inside the sampler; 0 disables
+    action_clip: float = 1.0  # bound on normalised actions; flows bound every iterate, which narrows them; 0 disables
     vision: VisionConfig = field(default_factory=VisionConfig)
     point_cloud: PointCloudConfig = field(default_factory=PointCloudConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)  # of instructions and goals

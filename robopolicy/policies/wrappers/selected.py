@@ -165,6 +165,10 @@ class SelectedPolicy(Policy):
         """Loss of the base policy."""
         return self.base.imitation_loss(obs, chunk, weight, mask=mask, generator=generator)
 
+    def set_progress(self, progress: float) -> None:
+        """That of the base policy."""
+        self.base.set_progress(progress)
+
 
 def select(base: Policy, critic: QEnsemble, **settings: Any) -> SelectedPolicy:
     """Best-of-N of `base` by `critic`, both shared; `settings` are those of `SelectedConfig`."""

@@ -71,6 +71,10 @@ class ZeroNoisePolicy(Policy):
         """Loss of the wrapped policy."""
         return self.base.imitation_loss(obs, chunk, weight, mask=mask, generator=generator)
 
+    def set_progress(self, progress: float) -> None:
+        """That of the wrapped policy."""
+        self.base.set_progress(progress)
+
     def decode(self, obs: Observation, noise: Tensor) -> Tensor:
         """Chunk of the wrapped policy for any noise."""
         return self.base.decode(obs, noise)
