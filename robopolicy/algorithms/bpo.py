@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.actor_critic import ActorCritic, ActorCriticConfig
 from robopolicy.algorithms.frames.on_policy import Rows
+from robopolicy.core.ranks import mean_over_ranks
 from robopolicy.core.regularizers import k3
 from robopolicy.core.surrogates import best_ratio
 from robopolicy.critics.value import ValueConfig, ValueNet
@@ -76,7 +77,8 @@ class BPO(ActorCritic):
     def critic_loss(self, rows: Rows) -> Tensor:
         """Regression of the value, and of the median."""
         returns = rows.value_target
-        temperature = (self.config.median_temperature * returns.std(correction=0)).clamp(min=1e-6)
+        spread = mean_over_ranks((returns - mean_over_ranks(returns.mean())).square().mean()).sqrt()
+        temperature = (self.config.median_temperature * spread).clamp(min=1e-6)
         return super().critic_loss(rows) + median_loss(returns - self.median(rows.obs), temperature).mean()
 
     def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
