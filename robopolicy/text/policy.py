@@ -55,6 +55,13 @@ class TextConfig:
         for key, options in (("template", TEMPLATES), ("dtype", tuple(DTYPES))):
             if getattr(self, key) not in options:
                 raise UserError(f"policy.{key} must be one of {', '.join(options)}, got '{getattr(self, key)}'.")
+        if min(self.width, self.layers, self.heads, self.context) < 1 or self.width % (2 * self.heads):
+            raise UserError(
+                "A text policy needs width, layers, heads, context >= 1 and a width that is a multiple of twice the "
+                f"heads, got {self.width}, {self.layers}, {self.heads} and {self.context}."
+            )
+        if self.tokenizer_bytes < 0:
+            raise UserError(f"policy.tokenizer_bytes must not be negative, got {self.tokenizer_bytes}.")
         if self.temperature <= 0 or self.lora_rank < 0:
             raise UserError(
                 f"A text policy needs temperature > 0 and lora_rank >= 0, got {self.temperature}, {self.lora_rank}."
