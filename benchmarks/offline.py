@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import finished_cells, print_result, write_result
-from benchmarks.finetune.cell import HELD_OUT, held_out, train_once
+from benchmarks.finetune.cell import HELD_OUT, held_out, train_anew
 from benchmarks.parallel import run_cells
 from robopolicy.data.collect import collect
 from robopolicy.data.lerobot import LeRobotWriter
@@ -112,7 +112,7 @@ def run(key: Key, updates: int) -> dict[str, Any]:
     method, seed = key
     own = [setting.format(updates=updates) for setting in METHODS[method]]
     folder = WORK / f"{method}-{seed}-{updates}"
-    last = train_once(
+    last = train_anew(
         folder,
         *(f"task={TASK}", "task.reward=shaped", f"dataset={DATA}", f"algorithm={method}", "policy=squashed_gaussian"),
         *("algorithm.batch_size=128", "policy.hidden=[128,128]", "chunk.horizon=2", "chunk.execute=2", *own),

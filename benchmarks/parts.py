@@ -29,7 +29,7 @@ import torch
 import yaml
 
 from benchmarks.common import finished_cells, print_result, write_result
-from benchmarks.finetune.cell import base_policy, demonstrations, held_out, train_once
+from benchmarks.finetune.cell import base_policy, demonstrations, held_out, train_anew
 from benchmarks.finetune.methods import FLOW
 from benchmarks.finetune.tasks import TASKS
 from benchmarks.parallel import run_cells
@@ -104,7 +104,7 @@ def run(key: Key, steps: int) -> dict[str, Any]:
         *("algorithm.lr=1e-4", "algorithm.lr_final=3e-5", "algorithm.target_kl=0.3", f"init_from={base}"),
         *(f"seed={seed}", f"budget.updates={updates}", "evaluation.episodes=0"),
     )
-    last = train_once(WORK / name, *settings)
+    last = train_anew(WORK / name, *settings)
     report = json.loads((WORK / name / "report.json").read_text(encoding="utf-8"))
     return {
         "part": part,

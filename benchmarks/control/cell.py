@@ -58,11 +58,8 @@ def train_ours(method: Method, task: ControlTask, seed: int) -> tuple[Policy, li
         TrainingDiverged: A number stopped being finite.
     """
     folder = WORK / f"{method.name}-{task.name}-{method.family.env_steps}-{seed}"
-    if not (folder / "report.json").exists():
-        shutil.rmtree(folder, ignore_errors=True)  # what an interrupted run left
-        start_run(
-            compose_config([*settings(method, task, seed), f"out={folder.parent}", f"name={folder.name}"])
-        ).train()
+    shutil.rmtree(folder, ignore_errors=True)  # what an earlier run left
+    start_run(compose_config([*settings(method, task, seed), f"out={folder.parent}", f"name={folder.name}"])).train()
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     return load_policy(folder / "checkpoints" / "last")[0], _curve(folder), report["seconds"]
 

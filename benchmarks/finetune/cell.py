@@ -47,7 +47,7 @@ def run_cell(method: Method, task: BenchTask, seed: int, *, steps: int | None = 
     settings += _pace(settings, method.times * (steps or task.env_steps), task)
     settings.append(f"evaluation.episodes={task.evaluated}")
     folder = WORK / "runs" / name
-    last = train_once(folder, *settings, f"seed={seed}")
+    last = train_anew(folder, *settings, f"seed={seed}")
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     return {
         "method": method.name,
@@ -87,10 +87,15 @@ def base_policy(base: Base, task: BenchTask, seed: int, data: Path) -> Path:
 
 
 def train_once(folder: Path, *settings: str) -> Path:
-    """Last checkpoint of a run in `folder`, trained unless it is complete already."""
-    if not (folder / "report.json").exists():
-        shutil.rmtree(folder, ignore_errors=True)  # what an interrupted run left
-        run_verb("train", *settings, f"out={folder.parent}", f"name={folder.name}")
+    """Last checkpoint of a run in `folder` that cells share, trained unless it is complete already."""
+    last = folder / "checkpoints" / "last"
+    return last if (folder / "report.json").exists() else train_anew(folder, *settings)
+
+
+def train_anew(folder: Path, *settings: str) -> Path:
+    """Last checkpoint of a run in `folder`, which replaces what an earlier one has left there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    run_verb("train", *settings, f"out={folder.parent}", f"name={folder.name}")
     return folder / "checkpoints" / "last"
 
 
