@@ -6,11 +6,13 @@ process that is killed outright leaves that sibling behind; nobody reads it, and
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -61,7 +63,7 @@ def publish(folder: Path, path: Path) -> None:
 
 def recover(path: Path) -> None:
     """Finish or undo a replacement of `path` that a crash interrupted."""
-    previous = _previous(path)
+    path, previous = _named(path), _previous(path)
     if not os.path.exists(previous):  # unlike Path.exists, quiet where the parent may not be searched
         return
     if path.exists():
@@ -110,13 +112,32 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def parse_json(text: str) -> Any:
+    """Values of a JSON text.
+
+    Raises:
+        ValueError: It is none, its nesting is too deep, or a number has too many digits.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _named(path: Path) -> Path:
+    """The same place by a path that ends with a name, which `.` does not."""
+    return path if path.name else path.absolute()
+
+
 def _sibling(path: Path) -> Path:
     # The suffix is kept, since encoders choose their format by it.
+    path = _named(path)
     return path.with_name(f".{path.stem}.writing-{os.getpid()}{path.suffix}")
 
 
 def _previous(path: Path) -> Path:
-    return path.with_name(f".{path.name}.previous")
+    path = _named(path)
+    return path.with_name(f".{path.name}.previous") if path.name else path / ".previous"
 
 
 def _sync(folder: Path) -> None:
@@ -132,7 +153,7 @@ def _sync(folder: Path) -> None:
 def free_folder(folder: Path) -> Path:
     """`folder` if nothing lies there, else the first of folder_2, folder_3, ... that is free."""
     number = 1
-    place = folder
+    place = folder = _named(folder)
     while place.exists():
         number += 1
         place = folder.with_name(f"{folder.name}_{number}")

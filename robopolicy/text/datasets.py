@@ -11,7 +11,8 @@ Other columns are left alone. What is missing or of the wrong type is said with 
 from __future__ import annotations
 
 import json
-import math
+import reprlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ import pyarrow
 import pyarrow.parquet
 
 from robopolicy.errors import UserError
+from robopolicy.files import parse_json
 from robopolicy.text.task import Question, TextTask
 from robopolicy.text.verify import STATED, VERIFIERS
 from robopolicy.text.wire import check_fits
@@ -130,9 +132,10 @@ def _numbered(path: str) -> list[tuple[int, dict[str, Any]]]:
 
 def _json(line: str, file: Path, number: int) -> dict[str, Any]:
     try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{file} line {number} is no JSON: {error.msg}.") from error
+        row = parse_json(line)
+    except ValueError as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise UserError(f"{file} line {number} is no JSON: {reason}.") from error
     if not isinstance(row, dict):
         raise UserError(f"{file} line {number} must be an object, found {type(row).__name__}.")
     return row
@@ -161,14 +164,14 @@ def _messages(row: dict[str, Any], where: str) -> list[str]:
 
 
 def _reward(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UserError(f"{where}: 'reward' must be a finite number, found {value!r}.")
-    return float(value)
+    if not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= sys.float_info.max:
+        return float(value)
+    raise UserError(f"{where}: 'reward' must be a finite number, found {reprlib.repr(value)}.")
 
 
 def _prompt(row: dict[str, Any], where: str) -> tuple[str, str, str]:
     verify = row.get("verify") or "exact"
-    if verify not in VERIFIERS:
+    if not isinstance(verify, str) or verify not in VERIFIERS:
         raise UserError(f"{where}: 'verify' must be one of {', '.join(VERIFIERS)}, found {verify!r}.")
     prompt = _text(row, "prompt", where)
     check_fits(prompt, MOST_PROMPT, f"{where}: 'prompt'")

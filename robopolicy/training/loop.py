@@ -108,7 +108,10 @@ def resume_run(folder: Path) -> Trainer:
         return Trainer(build(config), folder)
     state = load_training_state(last)
     trainer = Trainer(build(config, start=last), folder, resume_at=int(state["update"]))
-    trainer.load_state_dict(state)
+    try:
+        trainer.load_state_dict(state)
+    except (KeyError, RuntimeError) as error:
+        raise UserError(f"{last} does not fit {folder / 'config.yaml'}; undo what was changed there.") from error
     return trainer
 
 

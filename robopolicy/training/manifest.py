@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import robopolicy
 from robopolicy.errors import UserError
+from robopolicy.files import parse_json
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.provenance import sha256, versions
 from robopolicy.schema import from_plain, to_plain
@@ -110,8 +111,8 @@ def manifest_content(folder: Path, newest: int) -> dict[str, Any]:
     if not file.is_file():
         raise UserError(f"{folder} is not a checkpoint: it has no {MANIFEST}; pass e.g. runs/NAME/checkpoints/best.")
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        data = parse_json(file.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise UserError(f"{file} is damaged ({error}); copy the checkpoint again or train anew.") from error
     schema = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(schema, int):

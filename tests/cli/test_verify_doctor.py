@@ -29,6 +29,13 @@ def test_verify_reports_the_error_and_the_policy(checkpoint, capsys):
     assert "policy gaussian, task toy/point_mass" in text
 
 
+def test_verify_takes_the_folder_it_is_called_in_and_refuses_the_root(checkpoint, capsys, monkeypatch):
+    monkeypatch.chdir(checkpoint)
+    assert main(["verify", "."]) == 0
+    assert main(["verify", "/"]) == 2
+    assert "/ is not a checkpoint" in capsys.readouterr().err
+
+
 def test_verify_fails_with_1_when_actions_differ(checkpoint, capsys, monkeypatch):
     monkeypatch.setattr(GaussianPolicy, "act", lambda self, obs, **_: torch.zeros(4, 1, 2))
     assert main(["verify", str(checkpoint), "--json"]) == 1

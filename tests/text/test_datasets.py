@@ -58,6 +58,7 @@ def test_pairs_and_logs_become_groups(tmp_path):
         (read_offline, [{"prompt": "a", "completion": 3, "reward": 1}], "'completion' must be a text, found 3"),
         (read_demonstrations, [{"messages": ["a"]}], "'messages' must be texts of world and demonstrator"),
         (read_demonstrations, [[1]], "line 1 must be an object, found list"),
+        (read_offline, [{"prompt": "a", "completion": "b", "reward": 10**400}], "must be a finite number, found 1000"),
     ],
 )
 def test_what_does_not_fit_is_said_with_its_place(read, rows, message, tmp_path):
@@ -72,6 +73,8 @@ def test_what_does_not_fit_is_said_with_its_place(read, rows, message, tmp_path)
         ("x.csv", "", "must end with .jsonl or .parquet"),
         ("x.jsonl", "", "has no rows"),
         ("x.jsonl", "{", "line 1 is no JSON"),
+        ("x.jsonl", "[" * 100_000, "line 1 is no JSON: it is nested too deeply"),
+        ("x.jsonl", '{"prompt": ' + "1" * 5000 + "}", "line 1 is no JSON: Exceeds the limit"),
         ("x.parquet", "no", "cannot be read"),
     ],
 )
@@ -89,6 +92,8 @@ def test_a_file_of_prompts_is_a_task(tmp_path):
     assert unpack(sim.reset(0)["text"]) == ["1+1=", "half?"]
     with pytest.raises(UserError, match="'verify' must be one of exact, number, math"):
         make_sim(f"prompts/{written(tmp_path / 'y.jsonl', [{**rows[0], 'verify': 'x'}])}", SimOptions())
+    with pytest.raises(UserError, match="'verify' must be one of exact, number, math"):
+        make_sim(f"prompts/{written(tmp_path / 'z.jsonl', [{**rows[0], 'verify': ['exact']}])}", SimOptions())
 
 
 @pytest.mark.parametrize("recipe", ["dpo", "kto", "s018_seppo", "s182_a_lol", "sft"])

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from robopolicy.cli.main import main
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import VectorSim
-from robopolicy.training.compose import compose_config
+from robopolicy.training.compose import compose_config, config_text
 from robopolicy.training.loggers import JsonlLogger, read_jsonl
 from robopolicy.training.loop import resume_run, start_run
 from tasks.toy.point_mass import PointMassSim
@@ -109,6 +110,19 @@ def test_interrupt_saves_a_resume_point_and_ends_with_130(task, tmp_path, monkey
     assert [row["update"] for row in rows[0]] == [row["update"] for row in rows[1]]
     losses = [[row["actor/approx_kl"] for row in run if "actor/approx_kl" in row] for run in rows]
     assert losses[0] == losses[1]
+
+
+def test_a_run_whose_configuration_was_changed_does_not_go_on(tmp_path, monkeypatch):
+    trainer = start_run(compose_config([*PPO, "budget.updates=4", f"out={tmp_path}", "name=run"]))
+    trainer.total = 3
+    monkeypatch.setattr(trainer, "_finish", dict)
+    trainer.train()
+    config = tmp_path / "run" / "config.yaml"
+    critic = compose_config([*PPO, "algorithm.critic.hidden=[8]"])
+    text = config_text(replace(critic, out=str(tmp_path), name="run"))
+    config.write_text(text)
+    with pytest.raises(UserError, match=r"does not fit .*config.yaml; undo what was changed there"):
+        resume_run(tmp_path / "run")
 
 
 def test_a_run_killed_before_its_first_resume_point_starts_again(tmp_path):
