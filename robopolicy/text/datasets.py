@@ -57,7 +57,7 @@ def read_rows(path: str) -> list[dict[str, Any]]:
         if file.suffix == ".parquet":
             rows = pyarrow.parquet.read_table(file).to_pylist()
         else:
-            lines = file.read_text(encoding="utf-8").splitlines()
+            lines = file.read_text(encoding="utf-8").split("\n")  # texts may hold other ends of lines
             rows = [_json(line, file, number) for number, line in enumerate(lines, 1) if line.strip()]
     except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}.") from error

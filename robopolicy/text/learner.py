@@ -43,6 +43,7 @@ from robopolicy.text.world import score
 
 OVERLONG = ("score", "mask")
 PLACES = ("process", "ray")  # where players are
+MOST_PLAYERS = 256
 WIDEST = 4096  # largest vocabulary of which a support is noted
 SCORED = 1024  # rows scored at once where no gradient is needed
 
@@ -76,9 +77,10 @@ class TextRecipeConfig(TextLearnerConfig):
             raise unknown_name("engine", self.engine, (OWN, *ENGINES))
         if self.players_on not in PLACES:
             raise unknown_name("place", self.players_on, PLACES, "of players")
-        if self.players < 0 or (self.players and self.engine != OWN):
+        if not 0 <= self.players <= MOST_PLAYERS or (self.players and self.engine != OWN):
             raise UserError(
-                f"A text recipe needs players >= 0, and none with engine={self.engine}, got {self.players}."
+                f"A text recipe needs 0 <= players <= {MOST_PLAYERS}, and none with engine={self.engine}, got "
+                f"{self.players}."
             )
         if self.importance_cap <= 0:
             raise UserError(f"algorithm.importance_cap must be positive, got {self.importance_cap}.")

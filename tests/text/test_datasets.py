@@ -47,6 +47,12 @@ def test_pairs_and_logs_become_groups(tmp_path):
     assert talk[0].messages == ["a", "b", "c", "d"]
 
 
+def test_a_text_may_hold_any_end_of_a_line_but_that_of_the_file(tmp_path):
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"prompt": "a\u2028b\x85c", "chosen": "x", "rejected": "y"}\n', encoding="utf-8")
+    assert read_pairs(str(file))[0].messages == ["a\u2028b\x85c", "x"]
+
+
 @pytest.mark.parametrize(
     ("read", "rows", "message"),
     [

@@ -211,7 +211,7 @@ class _Source:
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
         with _reading(self.root / name):
-            return [json.loads(line) for line in (self.root / name).read_text(encoding="utf-8").splitlines() if line]
+            return [json.loads(line) for line in (self.root / name).read_text(encoding="utf-8").split("\n") if line]
 
     def _file(self, template: str, **place: Any) -> Path:
         file = self.root / template.format(**place)
