@@ -160,7 +160,7 @@ class Summarizing(Protocol):
     """A world that can go on from a summary in place of the whole history."""
 
     def summarize(self, attempts: Sequence[Attempt]) -> list[tuple[Attempt, Task]]:
-        """Unfinished attempts, with the summaries that the policy writes of them, and the tasks that go on from it."""
+        """Unfinished attempts, each with the summary that the policy writes of it, and the tasks that go on there."""
         ...
 
 

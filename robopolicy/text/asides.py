@@ -191,9 +191,7 @@ class RolloutValue(Aside):
     def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
         """Play on from every message; the first ones of a task are the same moment."""
         moments, places = moments_of(worlds.own, attempts)
-        played = worlds.own.play([task for task in moments for _ in range(ROLLOUTS)])
-        found = torch.tensor([to_come(attempt, self.gamma) for attempt in played])
-        value = spread(found.view(-1, ROLLOUTS).mean(1), places, rows)
+        value = spread(mean_return(worlds.own, moments, self.gamma), places, rows)
         return rows.with_fields(value=value) if self.key == "value" else with_extra(rows, **{self.key: value})
 
 
@@ -210,9 +208,7 @@ class SegmentValue(Aside):
         columns = [row.nonzero()[1:, 0].tolist() for row in begins]
         rows = rows.with_fields(unit=(begins.cumsum(1) - 1).clamp(min=0))
         moments, places = moments_of(worlds.own, attempts, columns)
-        played = worlds.own.play([task for task in moments for _ in range(ROLLOUTS)])
-        found = torch.tensor([to_come(attempt) for attempt in played])
-        return rows.with_fields(value=spread(found.view(-1, ROLLOUTS).mean(1), places, rows))
+        return rows.with_fields(value=spread(mean_return(worlds.own, moments), places, rows))
 
 
 class Probe(Aside):
@@ -269,6 +265,12 @@ def plain(task: Task) -> Task:
 def rewards(attempts: Sequence[Attempt]) -> list[float]:
     """Rewards, 0 where an attempt could not be judged."""
     return [attempt.reward if math.isfinite(attempt.reward) else 0.0 for attempt in attempts]
+
+
+def mean_return(world: TextWorld, moments: Sequence[Task], gamma: float = 1.0) -> Tensor:
+    """What attempts that go on from each moment earn on average `(M,)`."""
+    played = world.play([task for task in moments for _ in range(ROLLOUTS)])
+    return torch.tensor([to_come(attempt, gamma) for attempt in played]).view(-1, ROLLOUTS).mean(1)
 
 
 def to_come(attempt: Attempt, gamma: float = 1.0) -> float:

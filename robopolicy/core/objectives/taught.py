@@ -18,8 +18,8 @@ class Taught:
     """`-A p / (p + shape)` with the current probability p of each decision of a teacher's rows (AMPO, S119).
 
     No ratio to a behaviour that is unknown, and none that is clipped: unlikely decisions learn most, likely ones hardly
-    any more. The mean is over all decisions of the batch, so that
-    beside an estimator with the weight `from_source` and the aggregation "tok" it is one mean over both kinds of rows.
+    any more. The mean is over all decisions of the batch, so that beside an estimator with the weight `from_source` and
+    the aggregation "tok" it is one mean over both kinds of rows.
     """
 
     source: int = 2  # of the teacher's rows
