@@ -1,0 +1,1 @@
+"""What each learner with a replay memory claims beyond return, measured on Pendulum."""

@@ -1,0 +1,184 @@
+"""One cell: a learner trained from scratch with one seed, and what it is judged by."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.parallel import run_cells
+from benchmarks.pendulum.tasks import CONTROLLER, NOISY, PLAIN, register
+from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.algorithms.sac import SAC
+from robopolicy.evaluation.actors import Actor, as_actor
+from robopolicy.evaluation.frequency import HeldActor
+from robopolicy.evaluation.harness import evaluate
+from robopolicy.policies.base import Policy
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.contract import Observation, VectorSim
+from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.training.compose import compose_config
+from robopolicy.training.loop import start_run
+
+WORK = Path("runs/pendulum")
+EPISODES = 50
+HELD_OUT = 50_000  # first held-out seed
+STEPS = 200  # of an episode
+HOLDS = (1, 4, 8, 16)  # control steps for which an action is held
+EVERY = 500  # environment steps between two points of the curve
+CURVE_SEED = 10_000
+ENV_STEPS = 8_000
+
+Key = tuple[str, int]  # row, seed
+
+
+@dataclass(frozen=True)
+class Row:
+    """A learner with what makes it different from the others."""
+
+    algorithm: str
+    policy: str = "squashed_gaussian"
+    task: str = PLAIN
+    settings: tuple[str, ...] = ()
+
+
+CHUNKS = ("chunk.horizon=8", "chunk.execute=8", "algorithm.utd=8")  # a gradient step per control step, as the others
+ROWS = {
+    "sac": Row("sac"),
+    "dsac_t": Row("dsac_t"),
+    "stac": Row("stac"),
+    "symphony": Row("symphony", "swaddled"),
+    "camel_sac": Row("camel_sac", settings=(f"algorithm.mask.prior={CONTROLLER}",)),
+    "srl": Row("srl", "sequence", settings=CHUNKS),
+    "sac, noisy": Row("sac", task=NOISY),
+    "stac, noisy": Row("stac", task=NOISY),
+}
+
+
+def run_all(keys: Sequence[Key], *, jobs: int, keep: bool, env_steps: int = ENV_STEPS) -> list[dict[str, Any]]:
+    """Run the missing cells."""
+    run = run_cell if env_steps == ENV_STEPS else run_short
+    return run_cells(keys, run, name=cell_name, progress=progress, jobs=jobs, keep=keep)
+
+
+def cell_name(key: Key) -> str:
+    """Place of a cell under `benchmarks/results/cells`."""
+    return f"pendulum/{key[0].replace(', ', '_')}-{key[1]}"
+
+
+def progress(cell: dict[str, Any]) -> str:
+    """One line about a finished cell."""
+    return f"return {cell['return']:.0f}, jerk {cell['jerk']:.1f}, bias {cell['bias']} in {cell['seconds']:.0f} s"
+
+
+def run_short(key: Key) -> dict[str, Any]:
+    """A cell of few steps, to see whether all runs."""
+    return run_cell(key, 600)
+
+
+def run_cell(key: Key, env_steps: int = ENV_STEPS) -> dict[str, Any]:
+    """Everything the table needs of one learner with one seed."""
+    register()
+    torch.set_num_threads(1)
+    name, seed = key
+    row = ROWS[name]
+    folder = WORK / f"{cell_name(key).split('/')[1]}-{env_steps}"
+    shutil.rmtree(folder, ignore_errors=True)  # what an earlier run left
+    trainer = start_run(compose_config([*settings(row, seed, env_steps), f"out={WORK}", f"name={folder.name}"]))
+    report = trainer.train()
+    algorithm = trainer.algorithm
+    assert isinstance(algorithm, OffPolicy)
+    common = {"row": name, "seed": seed, "env_steps": env_steps, "seconds": report["seconds"]}
+    with closing(make_sim(PLAIN, SimOptions(num_envs=EPISODES))) as sim:
+        return {
+            **common,
+            **judge(algorithm.deployable(), sim),
+            "bias": value_bias(algorithm, sim) if isinstance(algorithm, SAC) else None,
+            "curve": curve(folder),
+        }
+
+
+def settings(row: Row, seed: int, env_steps: int) -> tuple[str, ...]:
+    """What `robopolicy train` is called with."""
+    return (
+        *(f"task={row.task}", f"policy={row.policy}", f"algorithm={row.algorithm}", "chunk.horizon=1"),
+        *("chunk.execute=1", "policy.normalization=identity", f"budget.env_steps={env_steps}", f"seed={seed}"),
+        *("sim.num_envs=1", "algorithm.batch_size=256", "replay.warmup_steps=200", "guards.restore_best=false"),
+        *("evaluation.episodes=10", f"evaluation.seed={CURVE_SEED}", f"evaluation.every={EVERY}"),
+        *row.settings,
+    )
+
+
+def curve(folder: Path) -> list[tuple[int, float]]:
+    """Environment steps and mean return of each evaluation while training."""
+    points: list[tuple[int, float]] = []
+    steps = 0
+    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        found = json.loads(line)
+        steps = int(found.get("train/env_steps", steps))
+        if "eval/return_mean" in found:
+            points.append((steps, found["eval/return_mean"]))
+    return points
+
+
+class Recorder(HeldActor):
+    """An actor whose chunks are kept."""
+
+    def __init__(self, actor: Actor) -> None:
+        super().__init__(actor, actor.execute)
+        self.chunks: list[Tensor] = []
+
+    def __call__(
+        self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
+    ) -> Tensor:
+        """The actor's chunks `(R, execute, A)`."""
+        self.chunks.append(super().__call__(sim, obs, rows, seeds, decisions))
+        return self.chunks[-1]
+
+
+def judge(policy: Policy, sim: VectorSim) -> dict[str, Any]:
+    """Return, jerk and the returns of slower decisions, without noise in the actions."""
+    with as_actor(policy, sim, deterministic=True) as actor:
+        recorder = Recorder(actor)
+        result = evaluate(recorder, sim, episodes=EPISODES, seed=HELD_OUT, policy_batch=EPISODES)
+        held = {
+            str(m): float(evaluate(HeldActor(actor, m), sim, episodes=EPISODES, seed=HELD_OUT).returns.mean())
+            for m in HOLDS
+        }
+    played = torch.cat(recorder.chunks, 1)  # (N, T, A)
+    assert played.shape[:2] == (EPISODES, STEPS)
+    return {"return": float(result.returns.mean()), "jerk": jerk(played), "held": held}
+
+
+def jerk(played: Tensor) -> float:
+    """Sum over an episode of the second differences of actions `(N, T, A)`, averaged over episodes."""
+    return float((played[:, 2:] - 2 * played[:, 1:-1] + played[:, :-2]).abs().sum((1, 2)).mean())
+
+
+@torch.no_grad()
+def value_bias(algorithm: SAC, sim: VectorSim) -> float:
+    """Value of the first draws less what they really earned: rewards and entropy, the critic's word for what is left.
+
+    Values are the lesser of two in SAC and the mean in STAC.
+    """
+    gamma, alpha = algorithm.config.gamma, float(algorithm.temperature.value)
+    generator = torch.Generator().manual_seed(HELD_OUT)
+    played = ChunkedSim(sim)
+    obs = played.reset(HELD_OUT)
+    chunk, _ = algorithm.policy.rsample(obs, generator=generator)
+    claimed = algorithm.critic.lowest(obs, chunk)
+    earned = torch.zeros_like(claimed)
+    for t in range(STEPS):
+        step = played.step(chunk)
+        earned += gamma**t * step.reward
+        chunk, logp = algorithm.policy.rsample(step.final_obs, generator=generator)
+        earned -= gamma ** (t + 1) * alpha * logp
+    earned += gamma**STEPS * algorithm.critic.lowest(step.final_obs, chunk)
+    return float((claimed - earned).mean())

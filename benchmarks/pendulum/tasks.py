@@ -1,0 +1,49 @@
+"""Pendulum, the same with noisy rewards, and a controller that swings it up."""
+
+from __future__ import annotations
+
+from typing import Any, SupportsFloat
+
+import gymnasium
+import torch
+from torch import Tensor
+
+from robopolicy.policies.wrappers.callable import provide
+
+PLAIN, NOISY = "gymnasium/Pendulum-v1", "gymnasium/NoisyPendulum-v1"
+NOISE = 2.0  # standard deviation of what is added to rewards between -16 and 0
+CONTROLLER = "energy_shaping"
+
+
+class NoisyReward(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Adds Gaussian noise to every reward, drawn from the environment's own generator."""
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """As the environment's, with another reward."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        noise = NOISE * self.env.unwrapped.np_random.standard_normal()
+        return obs, float(reward) + noise, terminated, truncated, info
+
+
+def make_noisy(**settings: Any) -> gymnasium.Env[Any, Any]:
+    """Pendulum whose rewards are noisy."""
+    return NoisyReward(gymnasium.make("Pendulum-v1", **settings).unwrapped)
+
+
+def energy_shaping(obs: dict[str, Tensor]) -> Tensor:
+    """Torques `(B, 1, 1)` in shares of the largest that bring the energy to that of standing, and hold there.
+
+    The rod has mass 1, length 1 and gravity 10: its energy is `speed ** 2 / 6 + 5 cos`, which is 5 where it stands.
+    """
+    cosine, sine, speed = obs["state"][:, -1].unbind(-1)
+    lacking = 5.0 - speed.square() / 6 - 5 * cosine
+    swing = lacking * torch.where(speed == 0, torch.ones_like(speed), speed.sign())
+    hold = -(10 * sine + 2 * speed)
+    return (torch.where((cosine > 0.9) & (speed.abs() < 4), hold, swing) / 2).clamp(-1, 1)[:, None, None]
+
+
+def register() -> None:
+    """Make the noisy task and the controller known, in every process anew."""
+    if "NoisyPendulum-v1" not in gymnasium.registry:
+        gymnasium.register("NoisyPendulum-v1", make_noisy, max_episode_steps=200)
+        provide(CONTROLLER, energy_shaping)

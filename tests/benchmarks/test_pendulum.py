@@ -1,0 +1,96 @@
+"""The pendulum's controller, its noise, and the figures by which learners on it are judged."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.pendulum.__main__ import CLAIMS, figures, measured, notes, rows
+from benchmarks.pendulum.cell import ROWS, jerk, judge, settings, value_bias
+from benchmarks.pendulum.tasks import CONTROLLER, NOISE, PLAIN, register
+from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.wrappers.callable import CallableConfig, CallablePolicy
+from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.training.build import build
+from robopolicy.training.compose import compose_config
+
+
+def test_the_controller_swings_the_pendulum_up_and_holds_it() -> None:
+    register()
+    spec = PolicySpec({"state": (3,)}, action_dim=1)
+    policy = CallablePolicy(CallableConfig(function=CONTROLLER, noise=False), spec)
+    policy.fit_normalizer({"action": {"min": [-2.0], "max": [2.0]}})
+    with closing(make_sim(PLAIN, SimOptions(num_envs=50))) as sim:
+        found = judge(policy, sim)
+    assert found["return"] > -350 and found["jerk"] > 0
+    assert found["held"]["16"] < -600  # what is not told for 16 steps falls
+
+
+def test_noise_is_added_to_rewards_alone() -> None:
+    register()
+    plain, noisy = (gymnasium.make(name) for name in ("Pendulum-v1", "NoisyPendulum-v1"))
+    seen: list[list[tuple[Any, ...]]] = []
+    for env in (plain, noisy):
+        env.reset(seed=3)
+        seen.append([env.step(np.array([0.5], dtype=np.float32)) for _ in range(200)])
+    added = np.array([float(b[1]) - float(a[1]) for a, b in zip(*seen, strict=True)])
+    assert all(np.array_equal(a[0], b[0]) for a, b in zip(*seen, strict=True))
+    assert abs(added.mean()) < 0.5 and 0.8 * NOISE < added.std() < 1.2 * NOISE
+    assert seen[1][-1][3]  # 200 steps, as the other
+
+
+def test_jerk_is_the_sum_of_second_differences() -> None:
+    assert jerk(torch.tensor([[[0.0], [1.0], [0.0], [0.0]], [[0.0], [1.0], [2.0], [3.0]]])) == (2 + 1 + 0) / 2
+
+
+@pytest.mark.parametrize("too_high", [0.0, 5.0])
+def test_bias_is_what_values_claim_beyond_what_was_earned(too_high: float) -> None:
+    """Rewards of nothing, and a critic that says so, or 5 too much at first."""
+    spec = PolicySpec({"state": (3,)}, action_dim=1)
+    policy = GaussianPolicy(GaussianConfig(squash=True, normalization="identity"), spec)
+    policy.fit_normalizer({"action": {"min": [-2.0], "max": [2.0]}})
+    algorithm = SAC(SACConfig(temperature=1e-9), policy, total_updates=1)
+    said = iter([torch.full((20,), too_high), torch.zeros(20)])
+    algorithm.critic.lowest = lambda obs, chunk: next(said)  # type: ignore[method-assign]
+    with closing(make_sim(PLAIN, SimOptions(num_envs=20))) as sim:
+        step = sim.step
+        sim.step = lambda *given: type(found := step(*given))(  # type: ignore[method-assign]
+            **{**vars(found), "reward": torch.zeros(20)}
+        )
+        assert value_bias(algorithm, sim) == pytest.approx(too_high, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", list(ROWS))
+def test_every_row_can_be_built(name: str) -> None:
+    register()
+    with closing(build(compose_config([*settings(ROWS[name], 0, 600)]))) as parts:
+        assert parts.algorithm.name == ROWS[name].algorithm
+
+
+def cell(row: str, seed: int, gain: float) -> dict[str, Any]:
+    held = {"1": -150.0 + gain, "4": -200.0, "8": -600.0 + 10 * gain, "16": -900.0}
+    curve = [(4000, -500.0), (5000 - 100 * int(gain), -190.0)]
+    bias = None if row in ("symphony", "srl") else -gain
+    figures = {"return": held["1"], "jerk": 40.0 - gain, "held": held, "bias": bias, "curve": curve}
+    return {"row": row, "seed": seed, "seconds": 10.0, **figures}
+
+
+def test_claims_are_judged_seed_by_seed() -> None:
+    cells = [cell(row, seed, seed + (9.0 if row != "sac" else 0.0)) for row in ROWS for seed in range(3)]
+    assert measured(cells[0])["steps to -200"] == 5000 and measured(cells[0])["lost when held for 8"] == 450
+    lines = notes(cells)
+    assert len(lines) == len(CLAIMS)
+    assert "- `symphony` has less jerk than `sac`: -9 [-9, -9], confirmed." in lines
+    assert "- `dsac_t` has the same return within 20 as `sac`: +9 [+9, +9], confirmed." in lines
+    assert "- `stac, noisy` has less absolute bias than `sac, noisy`: +0 [+0, +0], not seen at this scale." in lines
+    table = rows(cells)
+    assert [row["row"] for row in table] == list(ROWS) and table[-3]["bias"] == "-"
+    assert figures(cells)["rows"]["sac"]["return"]["estimate"] == -149.0
+    assert notes(cells[:2]) == []
