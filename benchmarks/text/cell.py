@@ -39,6 +39,7 @@ MEASURED = ("rollout/degenerate", "rollout/helped", "actor/informative", "actor/
 JUDGED = ("s001_craft_gui", "s048_videochat_m1")  # recipes with a judge of their own
 ACCOMPANIED = ("s080_kdrl", "s104_salsa", *JUDGED)  # recipes with a second policy
 STEPS = 4  # gradient steps per update: with one, all ratios are 1 and recipes that bound them are the same
+NO_RATIO = "pg"  # a surrogate that knows none: it is the gradient of the policy that acted alone, so for one step
 
 
 @dataclass(frozen=True)
@@ -139,13 +140,15 @@ def run_cell(recipe: str, task: BenchTask, seed: int, *, tokens: int | None = No
     checkpoint, base = imitated(task, task.imitation)
     policy = _load(checkpoint)
     cell: dict[str, Any] = {"recipe": recipe, "task": task.name, "seed": seed, "refused": None, "base": base}
-    size, epochs = (int((DEFAULTS | read_recipe(recipe))[key]) for key in ("group_size", "epochs"))
+    plain = DEFAULTS | read_recipe(recipe)
+    size, epochs = int(plain["group_size"]), int(plain["epochs"])
+    steps = 1 if (plain["estimator"] or {}).get("surrogate") == NO_RATIO else STEPS
     settings = TextRecipeConfig(
         recipe=recipe,
         lr=task.lr,
         lr_final=task.lr / 10,
         prompts=max(1, ROWS // size),
-        minibatches=max(1, STEPS // epochs),
+        minibatches=max(1, steps // epochs),
         companion=str(imitated(task, task.taught)[0]) if recipe in ACCOMPANIED else "",
     )
     tokens = tokens or task.tokens
