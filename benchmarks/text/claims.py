@@ -133,7 +133,6 @@ CLAIMS: dict[str, Claim] = {
     "s123_patho_r1": Claim("format", against="dapo"),
     "s002_gbpo": Claim("drift", larger=False),
     "s044_fiberpo": Claim("drift", larger=False),
-    "s047_r2vpo": Claim("drift", larger=False, against="reinforce"),
     "s103_disco": Claim("drift", larger=False),
     "s098_nft": Claim("accuracy", against="rft"),
     "s083_nlpo": Claim("accuracy", against="ppo"),

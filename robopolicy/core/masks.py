@@ -198,15 +198,19 @@ class Uncertain:
 class SmallStep:
     """Drop decisions whose gradient by the logits, `A^2 (1 - 2 p + sum p^2)`, is larger than `limit` (CAPO, S052).
 
-    p is the probability of what was chosen, and `extra["collision"]` (N, T) the sum of the squares of all.
+    p is the probability of what was chosen, and `extra["collision"]` (N, T) the sum of the squares of all. Of more than
+    a `share` of the decisions, those with the largest gradients are dropped.
     """
 
     limit: float = math.inf
+    share: float = 1.0
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
         residual = 1.0 - 2.0 * decisions.logp_old.exp() + decisions.need_extra("collision")
-        return advantage.square() * residual <= self.limit
+        step = advantage.square() * residual
+        valid = decisions.valid()
+        return (step <= self.limit) | ~highest(step, valid, share_count(valid, self.share))
 
 
 MASKS: dict[str, Callable[..., MaskRule]] = {
