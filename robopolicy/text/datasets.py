@@ -37,6 +37,7 @@ class Written:
     messages: list[str]  # the world's and the writer's in turn
     rewards: list[float]  # of each of the writer's messages
     group: int  # what it is compared with: the row of a pair, the prompt of a log
+    where: str  # file and row
 
     @property
     def reward(self) -> float:
@@ -75,10 +76,11 @@ def read_pairs(path: str) -> list[Written]:
     """Two per row of the file: the chosen completion with reward 1, the rejected one with 0."""
     written: list[Written] = []
     for number, row in _numbered(path):
-        prompt, chosen, rejected = (_text(row, key, f"{path} row {number}") for key in ("prompt", "chosen", "rejected"))
+        where = f"{path} row {number}"
+        prompt, chosen, rejected = (_text(row, key, where) for key in ("prompt", "chosen", "rejected"))
         if chosen == rejected:
-            raise UserError(f"{path} row {number}: 'chosen' and 'rejected' are the same; drop the row.")
-        written += [Written([prompt, chosen], [1.0], number), Written([prompt, rejected], [0.0], number)]
+            raise UserError(f"{where}: 'chosen' and 'rejected' are the same; drop the row.")
+        written += [Written([prompt, said], [worth], number, where) for said, worth in ((chosen, 1.0), (rejected, 0.0))]
     return written
 
 
@@ -93,7 +95,7 @@ def read_offline(path: str) -> list[Written]:
         if not isinstance(rewards, list) or 2 * len(rewards) != len(said):
             raise UserError(f"{where}: 'rewards' must be {len(said) // 2} numbers, one for each message of the writer.")
         numbers = [_reward(reward, where) for reward in rewards]
-        written.append(Written(said, numbers, groups.setdefault(said[0], len(groups))))
+        written.append(Written(said, numbers, groups.setdefault(said[0], len(groups)), where))
     return written
 
 
@@ -151,7 +153,7 @@ def _text(row: dict[str, Any], key: str, where: str) -> str:
 
 def _demonstration(row: dict[str, Any], where: str, number: int) -> Written:
     said = _messages(row, where)
-    return Written(said, [0.0] * (len(said) // 2 - 1) + [1.0], number)
+    return Written(said, [0.0] * (len(said) // 2 - 1) + [1.0], number, where)
 
 
 def _messages(row: dict[str, Any], where: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Files of prompts, demonstrations, pairs and logs: what they may hold, and learning from them."""
 
 import json
+import re
 
 import pyarrow
 import pyarrow.parquet
@@ -11,8 +12,9 @@ from robopolicy.cli.main import main
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import PolicySpec
-from robopolicy.text import TextConfig, TextPolicy
+from robopolicy.text import DiffusionTextConfig, DiffusionTextPolicy, TextConfig, TextPolicy
 from robopolicy.text.datasets import read_demonstrations, read_offline, read_pairs, read_rows
+from robopolicy.text.imitation import TextSFT, TextSFTConfig
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.text.wire import unpack
@@ -134,6 +136,37 @@ def test_recipes_learn_from_files(recipe, tmp_path):
     else:
         assert loss[0] < loss[1] - 0.3
     assert main(["train", *words[:-4], "algorithm.data=", "budget.updates=1", f"out={tmp_path}", "name=no"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("recipe", "family", "rows", "message"),
+    [
+        (
+            "dpo",
+            "text",
+            [*PAIRS, {"prompt": "p" * 40, "chosen": "c" * 30, "rejected": "r"}],
+            "row 7 has 72 tokens, more",
+        ),
+        ("s133_epo", "text", [{"messages": ["a", "b", "c" * 70, "d"], "rewards": [0, 1]}], "row 1 has 76 tokens, more"),
+        ("text_sft", "text", [{"prompt": "p" * 62, "completion": "c"}], "row 1 has 65 tokens, more"),
+        (
+            "text_sft",
+            "text_diffusion",
+            [{"prompt": "p", "completion": "c" * 7}],
+            "row 1 has a message of 7 tokens, but a",
+        ),
+    ],
+)
+def test_what_is_longer_than_the_model_can_read_is_refused_with_its_row(recipe, family, rows, message, tmp_path):
+    file = written(tmp_path / "x.jsonl", rows)
+    kind, config = (TextPolicy, TextConfig) if family == "text" else (DiffusionTextPolicy, DiffusionTextConfig)
+    policy = kind(config(width=16, layers=1, heads=2, context=64), PolicySpec({"text": (16,)}, 6))
+    if recipe == "text_sft":
+        algorithm = TextSFT(TextSFTConfig(data=file), policy, total_updates=2)
+    else:
+        algorithm = TextRecipe(TextRecipeConfig(recipe=recipe, data=file), policy, total_updates=2)
+    with pytest.raises(UserError, match=re.escape(f"{file} {message}")):
+        text_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0)
 
 
 def test_logged_turns_keep_their_rewards(tmp_path):

@@ -209,7 +209,7 @@ def test_solutions_of_several_turns_are_conversations():
     assert all(message in "nsew" for message in said[1::2]) and all(reply.startswith(" at ") for reply in said[2::2])
     torch.manual_seed(0)
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2), PolicySpec({"text": (96,)}, 3))
-    record = policy.conversations([said])
+    record, _ = policy.conversations([said])
     chosen = record["tokens"][0][int(record["start"]) :][record["mask"][0]]
     assert policy.tokenizer.decode(chosen.tolist()) == "".join(said[1::2])
     world = TextWorld(policy, Grid(), torch.Generator())
