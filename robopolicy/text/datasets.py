@@ -25,7 +25,7 @@ from robopolicy.errors import UserError
 from robopolicy.files import parse_json
 from robopolicy.text.task import Question, TextTask
 from robopolicy.text.verify import STATED, VERIFIERS
-from robopolicy.text.wire import check_fits
+from robopolicy.text.wire import check_fits, check_text
 
 MOST_PROMPT, MOST_COMPLETION = 4096, 1024  # bytes, of tasks from files
 
@@ -148,6 +148,7 @@ def _text(row: dict[str, Any], key: str, where: str) -> str:
     if not isinstance(value, str):
         found = "it is missing" if key not in row else f"found {value!r}"
         raise UserError(f"{where}: '{key}' must be a text, {found}; columns: {', '.join(map(str, row))}.")
+    check_text(value, f"{where}: '{key}'")
     return value
 
 
@@ -162,6 +163,8 @@ def _messages(row: dict[str, Any], where: str) -> list[str]:
         return [_text(row, key, where) for key in ("prompt", "completion")]
     if not isinstance(said, list) or not all(isinstance(text, str) for text in said) or len(said) < 2 or len(said) % 2:
         raise UserError(f"{where}: 'messages' must be texts of world and demonstrator in turn, the latter's last.")
+    for number, text in enumerate(said, 1):
+        check_text(text, f"{where}: message {number}")
     return said
 
 

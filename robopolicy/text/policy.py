@@ -175,7 +175,7 @@ class TextPolicy(Policy):
         limits |= marks | {"guide": None if guide is None else guide.model}
         return generate(self.model, prompts, draws, budget=budget, temperature=heat, **limits)
 
-    def check_fits(self, prompt: int, budget: int) -> None:
+    def check_fits(self, prompt: int, budget: int, what: str = "A conversation") -> None:
         """Refuse a conversation of `prompt` tokens that leaves no room for a message of `budget`.
 
         Raises:
@@ -183,8 +183,8 @@ class TextPolicy(Policy):
         """
         if prompt + budget > self.context:
             raise UserError(
-                f"A conversation of {prompt} tokens and a message of {budget} exceed the model's context of "
-                f"{self.context} tokens; shorten the prompts, or set policy.context."
+                f"{what} has {prompt} tokens, which with a message of {budget} exceed the model's context of "
+                f"{self.context}; shorten prompts or messages, or set policy.context."
             )
 
     def heat(self, temperature: float | Tensor | None, count: int) -> Tensor:

@@ -153,7 +153,7 @@ class TextWorld:
         """The same tokens as answers to other tasks."""
         result: list[Attempt] = []
         for attempt, task in zip(attempts, tasks, strict=True):
-            old, prompt = attempt.decisions, self._prompt(task, self.task.episode(int(task.payload)))
+            old, prompt = attempt.decisions, self._prompt(task, self.task.pose(int(task.payload)))
             written = old.extra["tokens"][0, int(old.extra["start"]) :].tolist()
             extra = {**old.extra, "tokens": torch.tensor([prompt + written]), "start": torch.tensor([len(prompt)])}
             logp = score(self.policy, old.with_fields(extra=extra)).logp
@@ -227,11 +227,13 @@ class TextWorld:
         told = task.context["text"] if isinstance(task.context, Mapping) else ""
         text = f"({told}){episode.prompt}" if told else episode.prompt
         if text not in self._prompts:
-            self._prompts[text] = self.policy.tokenizer.prompt([text])
+            tokens = self._prompts[text] = self.policy.tokenizer.prompt([text])
+            what = f"Prompt {task.payload} of {self.task.name}"
+            self.policy.check_fits(len(tokens), self.policy.budget, what)
         return self._prompts[text]
 
     def _open(self, task: Task) -> Talk:
-        episode = self.task.episode(int(task.payload))
+        episode = self.task.pose(int(task.payload))
         talk = Talk(task, episode, self._prompt(task, episode))
         if task.prefix is not None:
             talk.columns = {name: list(task.prefix[name]) for name in COLUMNS}

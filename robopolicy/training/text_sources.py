@@ -163,7 +163,7 @@ def conversations(task: TextTask, seeds: Sequence[int]) -> list[list[str]]:
     Raises:
         UserError: The task knows no solutions, or one that does not solve it.
     """
-    episodes, guard = [task.episode(seed) for seed in seeds], Guard(task.seconds)
+    episodes, guard = [task.pose(seed) for seed in seeds], Guard(task.seconds)
     solutions = [episode.demonstration() or [] for episode in episodes]
     if not all(solutions):
         raise UserError(f"Task {task.name} knows no solutions; pass algorithm.data=FILE with demonstrations.")

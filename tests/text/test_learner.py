@@ -89,6 +89,21 @@ def test_a_task_whose_reward_never_works_is_refused():
         source(Never(), algorithm).next(algorithm)
 
 
+@pytest.mark.parametrize("prompt", ["\ud800", "a\0", "a" * 130])
+def test_a_prompt_at_fault_is_named_and_not_the_recipe(prompt):
+    from robopolicy.errors import UserError
+
+    class Odd(Letter):
+        prompt_bytes = 200
+
+        def episode(self, seed):
+            return Question(prompt, float)
+
+    algorithm = learner(Odd(), group_size=2)
+    with pytest.raises(UserError, match=r"^Prompt \d+ of text/letter (has|holds) "):
+        source(Odd(), algorithm).next(algorithm)
+
+
 def test_half_precision_scores_again_and_keeps_the_recorded_as_behaviour():
     algorithm = learner(Grid(), group_size=2, dtype="bfloat16")
     batch = source(Grid(), algorithm).next(algorithm)
