@@ -301,13 +301,18 @@ def test_interrupted_text_runs_resume_with_the_same_bits(kind, base, tmp_path, m
     ("settings", "message"),
     [
         (["algorithm.recipe=nothing"], "Unknown recipe 'nothing'"),
+        (["algorithm.recipe=deep.yaml"], "Recipe deep.yaml cannot be read: it is nested too deeply"),
+        (["algorithm.recipe=odd.yaml"], "Recipe 'odd.yaml': Option 'high' of bounds 'constant' must be a number"),
         (["algorithm.imitation=460"], "460 of 460 updates are to imitate"),
         (["algorithm.overlong=cut"], "algorithm.overlong must be one of score, mask"),
         (["algorithm.prompts=0"], "prompts >= 1"),
         (["task=lift", "chunk.horizon=1", "chunk.execute=1"], "text"),
     ],
 )
-def test_wrong_settings_give_one_line(settings, message, base, tmp_path, capsys):
+def test_wrong_settings_give_one_line(settings, message, base, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep.yaml").write_text("a: " + "[" * 5000)
+    (tmp_path / "odd.yaml").write_text("estimator: {bounds: {name: constant, high: abc}}")
     start = [] if "task=lift" in settings else [f"init_from={base}"]
     words = ["train", "experiment=text_grpo", *start, *settings, f"out={tmp_path}", "name=run"]
     assert main(words) == 2
