@@ -5,12 +5,15 @@
     pairs           prompt, chosen, rejected
     offline         prompt, completion, reward; or messages, and rewards: one for each of the writer's
 
+Prompts are a task, `prompts/FILE`, or `prompts/FILE:BYTES` with messages of at most so many bytes (1024).
+
 Other columns are left alone. What is missing or of the wrong type is said with file, row and column.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import reprlib
 import sys
 from collections.abc import Callable
@@ -27,7 +30,8 @@ from robopolicy.text.task import Question, TextTask
 from robopolicy.text.verify import STATED, VERIFIERS
 from robopolicy.text.wire import check_fits, check_text
 
-MOST_PROMPT, MOST_COMPLETION = 4096, 1024  # bytes, of tasks from files
+MOST_PROMPT, MOST_COMPLETION = 4096, 1024  # bytes, of tasks from files; the latter where the name says nothing
+LONGEST = 1 << 16  # bytes that a name may say
 
 
 @dataclass(frozen=True)
@@ -110,15 +114,20 @@ READERS: dict[str, Callable[[str], list[Written]]] = {
 class PromptTask(TextTask):
     """The prompts of a file as a task; episode seed s asks row s modulo their number."""
 
-    prompt_bytes, completion_bytes = MOST_PROMPT, MOST_COMPLETION
+    prompt_bytes = MOST_PROMPT
 
-    def __init__(self, path: str) -> None:
-        """Read the file.
+    def __init__(self, name: str) -> None:
+        """Read the file called FILE or FILE:BYTES.
 
         Raises:
             UserError: It is not as described above.
         """
-        self.name = f"prompts/{path}"
+        self.name = f"prompts/{name}"
+        told = re.fullmatch(r"(.+\.(?:jsonl|parquet)):(\d{1,9})", name)
+        path, size = (name, MOST_COMPLETION) if told is None else (told[1], int(told[2]))
+        if not 1 <= size <= LONGEST:
+            raise UserError(f"Messages of {self.name} must have 1 to {LONGEST} bytes, got {size}.")
+        self.completion_bytes = size
         self._rows = [_prompt(row, f"{path} row {number}") for number, row in _numbered(path)]
 
     def episode(self, seed: int) -> Question:

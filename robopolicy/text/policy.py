@@ -39,7 +39,7 @@ class TextConfig:
     width: int = 128  # of the small model
     layers: int = 3  # of the small model
     heads: int = 4  # of the small model
-    context: int = 512  # most tokens of a conversation of the small model
+    context: int = 512  # tokens of a conversation that the small model has room for; more where the task needs them
     template: str = "plain"  # plain | chat, how messages become tokens
     temperature: float = 1.0  # of exploration
     lora_rank: int = 0  # 0 trains all weights
@@ -95,7 +95,9 @@ class TextPolicy(Policy):
             config = replace(config, architecture=architecture, tokenizer_bytes=len(blob))
         else:
             size = ByteTokenizer.size + self.marks
-            small = small_llama(config.width, config.layers, config.heads, config.context, size)
+            needed = 1 + spec.observation[KEY][0] + spec.action_dim  # the longest conversation, in bytes
+            context = max(config.context, needed)  # positions have no weights
+            small = small_llama(config.width, config.layers, config.heads, context, size)
             self.model = build_model(config.architecture or small, config.dtype)
         self.config = config
         self.register_buffer("tokenizer_blob", blob)

@@ -73,10 +73,10 @@ def _gym_entry(name: str) -> TaskEntry:
     )
 
 
-def _prompts_entry(path: str) -> TaskEntry:
+def _prompts_entry(name: str) -> TaskEntry:
     from robopolicy.text.datasets import PromptTask
 
-    task = PromptTask(path)
+    task = PromptTask(name)
 
     def make(options: SimOptions) -> VectorSim:
         from robopolicy.text.sim import TextSim

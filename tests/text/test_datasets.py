@@ -100,6 +100,15 @@ def test_a_file_of_prompts_is_a_task(tmp_path):
     rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "half?", "answer": "0.5", "verify": "number"}]
     sim = make_sim(f"prompts/{written(tmp_path / 'x.jsonl', rows)}", SimOptions(num_envs=2))
     assert unpack(sim.reset(0)["text"]) == ["1+1=", "half?"]
+    assert sim.spec.action_dim == 1024
+    short = make_sim(f"prompts/{tmp_path / 'x.jsonl'}:16", SimOptions(num_envs=1))
+    assert short.spec.action_dim == 16 and short.spec.task.endswith("x.jsonl:16")
+    with pytest.raises(UserError, match=r"x\.jsonl:0 must have 1 to 65536 bytes, got 0"):
+        make_sim(f"prompts/{tmp_path / 'x.jsonl'}:0", SimOptions())
+    with pytest.raises(UserError, match=r"must end with \.jsonl or \.parquet"):
+        make_sim(f"prompts/{tmp_path / 'x.jsonl'}:a", SimOptions())
+    small = TextPolicy(TextConfig(width=16, layers=1, heads=2), PolicySpec({"text": (4096,)}, 1024))
+    small.check_fits(1 + 4096, 1024)  # it has room for what the task needs
     with pytest.raises(UserError, match="'verify' must be one of exact, number, math"):
         make_sim(f"prompts/{written(tmp_path / 'y.jsonl', [{**rows[0], 'verify': 'x'}])}", SimOptions())
     with pytest.raises(UserError, match="'verify' must be one of exact, number, math"):

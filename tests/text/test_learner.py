@@ -99,7 +99,7 @@ def test_a_prompt_at_fault_is_named_and_not_the_recipe(prompt):
         def episode(self, seed):
             return Question(prompt, float)
 
-    algorithm = learner(Odd(), group_size=2)
+    algorithm = learner(Letter(), group_size=2)
     with pytest.raises(UserError, match=r"^Prompt \d+ of text/letter (has|holds) "):
         source(Odd(), algorithm).next(algorithm)
 
@@ -306,6 +306,9 @@ def test_interrupted_text_runs_resume_with_the_same_bits(kind, base, tmp_path, m
         (["algorithm.imitation=460"], "460 of 460 updates are to imitate"),
         (["algorithm.overlong=cut"], "algorithm.overlong must be one of score, mask"),
         (["algorithm.prompts=0"], "prompts >= 1"),
+        (["algorithm.data=x.jsonl"], "algorithm.data=x.jsonl is not read: recipe 'grpo' learns from what it plays"),
+        (["algorithm.companion=x"], "algorithm.companion=x is not read: recipe 'grpo' has no second policy"),
+        (["dataset=x"], "Algorithm 'text_recipe' reads no robot dataset; leave out dataset="),
         (["task=lift", "chunk.horizon=1", "chunk.execute=1"], "text"),
     ],
 )
