@@ -1,22 +1,25 @@
-"""What the options of parts may be: their type as the signature of the part says, their range by their name."""
+"""What the options of parts may be: their type as the signature of the part says, their range by their name.
+
+A range is that of `PART.OPTION` where the tables name it, else that of `OPTION`.
+"""
 
 from __future__ import annotations
 
 import reprlib
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 POSITIVE = frozenset(
     (
         *("age", "beam", "cap", "components", "count", "depth", "dims", "divisor", "eps", "eta", "factor", "failures"),
         *("half_life", "horizon", "importance_cap", "length", "levels", "log_ratio_limit", "norm", "queries"),
         *("score_temperatures", "size", "stages", "steps", "successes", "temperature", "trial", "units", "variance"),
-        *("width", "window"),
+        *("width", "window", "adaptive.target", "target_divergence.beta"),
+        *(f"surrogate_options.{name}" for name in ("alpha", "beta", "down", "floor", "up")),
     )
 )
-"""Options that are above 0 wherever they are."""
+"""Options that are above 0."""
 
 NOT_NEGATIVE = frozenset(
     (
@@ -26,7 +29,7 @@ NOT_NEGATIVE = frozenset(
         *("source", "spread", "summaries", "warmup"),
     )
 )
-"""Options that are at least 0 wherever they are."""
+"""Options that are at least 0."""
 
 SHARES = frozenset(
     (
@@ -34,8 +37,15 @@ SHARES = frozenset(
         *("rest", "rollout_weight", "share"),
     )
 )
-"""Options from 0 to 1 wherever they are."""
+"""Options from 0 to 1."""
 
+FREE = frozenset(("beta_scale.low", "beta_scale.high"))
+"""Options that may be any number, unlike others of their name."""
+
+LARGEST = 1e9
+"""Numbers are no larger, so that single precision holds what is made of them."""
+
+_RANGED = POSITIVE | NOT_NEGATIVE | SHARES | FREE
 _TYPES: dict[str, tuple[Any, str]] = {
     "float": (int | float, "number"),
     "int": (int, "whole number"),
@@ -56,30 +66,32 @@ def checked(what: str, option: str, annotation: str, plain: Any) -> Any:
 
     Args:
         what: How messages call it, e.g. "Option 'low' of bounds 'constant'".
-        option: Its name, which tells the range.
+        option: `OPTION` or `PART.OPTION`, which tells the range.
         annotation: Its type, one that `is_plain`.
         plain: The value.
 
     Raises:
-        ValueError: It is of another type, out of range or no finite number; one line.
+        ValueError: It is of another type, out of range, empty or no finite number; one line.
     """
     if plain is None and annotation.endswith(" | None"):
         return None
     kind = annotation.removesuffix(" | None")
     if kind in _LISTS:
-        if not isinstance(plain, list | tuple):
-            raise ValueError(f"{what} must be a list, got {_shown(plain)}.")
-        if kind.startswith("tuple") and len(plain) != 2:
-            raise ValueError(f"{what} must be two numbers, got {_shown(plain)}.")
-        return tuple(_single(f"Every entry of {_lower(what)}", option, _LISTS[kind], value) for value in plain)
+        if not isinstance(plain, list | tuple) or not plain:
+            raise ValueError(f"{what} must be a list with entries, got {_shown(plain)}.")
+        entries = cast(Sequence[Any], plain)
+        if kind.startswith("tuple") and len(entries) != 2:
+            raise ValueError(f"{what} must be two numbers, got {_shown(entries)}.")
+        return tuple(_single(f"Every entry of {_lower(what)}", option, _LISTS[kind], value) for value in entries)
     if kind in _MAPPINGS:
         if not isinstance(plain, Mapping):
             raise ValueError(f"{what} must be a mapping, got {_shown(plain)}.")
-        named = option == "surrogate_options"  # whose keys are options themselves; those of others are metrics
-        return {
-            str(key): _single(f"'{key}' in {_lower(what)}", str(key) if named else option, _MAPPINGS[kind], value)
-            for key, value in plain.items()
-        }
+        last, found = option.rpartition(".")[2], dict[str, Any]()
+        for key, value in cast(Mapping[Any, Any], plain).items():
+            named = last == "surrogate_options"  # whose keys are options themselves; those of others are metrics
+            of = f"{last}.{key}" if named else option
+            found[str(key)] = _single(f"'{key}' in {_lower(what)}", of, _MAPPINGS[kind], value)
+        return found
     return _single(what, option, kind, plain)
 
 
@@ -88,13 +100,15 @@ def _single(what: str, option: str, kind: str, plain: Any) -> Any:
     wanted, name = _TYPES[kind]
     fits = isinstance(plain, wanted) and (kind == "bool" or not isinstance(plain, bool))
     if kind in ("float", "int"):
-        fits = fits and abs(plain) <= sys.float_info.max
-        if option in POSITIVE:
+        key = next((key for key in (option, option.rpartition(".")[2]) if key in _RANGED), "")
+        if key in POSITIVE:
             name, fits = f"{name} above 0", fits and plain > 0
-        elif option in NOT_NEGATIVE:
+        elif key in NOT_NEGATIVE:
             name, fits = f"{name} of at least 0", fits and plain >= 0
-        elif option in SHARES:
+        elif key in SHARES:
             name, fits = f"{name} from 0 to 1", fits and 0 <= plain <= 1
+        if fits and not abs(plain) <= LARGEST:  # or no number at all
+            name, fits = f"{name}, at most {LARGEST:.0e} in size", False
     if not fits:
         article = "" if kind == "bool" else "a "
         raise ValueError(f"{what} must be {article}{name}, got {_shown(plain)}{_hint(kind, plain)}.")

@@ -95,7 +95,7 @@ def build(slot: str, plain: Any) -> Any:
     if slot == "pipeline":
         return Pipeline([build("stage", stage) for stage in _list("pipeline", plain)])
     if slot in UNNAMED:
-        return _call(slot, UNNAMED[slot], _mapping(slot, plain))
+        return _call(slot, slot, UNNAMED[slot], _mapping(slot, plain))
     if slot not in REGISTRIES:
         raise ValueError(f"Unknown slot '{slot}'; known: {', '.join(sorted([*REGISTRIES, *UNNAMED, 'pipeline']))}.")
     if not isinstance(plain, str | Mapping):
@@ -105,19 +105,19 @@ def build(slot: str, plain: Any) -> Any:
     if name not in REGISTRIES[slot]:
         raise ValueError(f"Unknown {slot} '{name}'; known: {', '.join(sorted(REGISTRIES[slot])) or 'none'}.")
     part = REGISTRIES[slot][name]
-    return _call(f"{slot} '{name}'", part, options)
+    return _call(f"{slot} '{name}'", name, part, options)
 
 
-def _call(where: str, part: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+def _call(where: str, name: str, part: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     """`part` with its options: an instance of a class, or a function with some arguments fixed."""
     known = _options_of(part)
-    for name in options:
-        if name not in known:
-            raise ValueError(f"Unknown option '{name}' of {where}; known: {', '.join(known) or 'none'}.")
-    for name, (_, needed) in known.items():
-        if needed and name not in options:
-            raise ValueError(f"Option '{name}' of {where} is missing.")
-    values = {name: _value(where, name, known[name][0], value) for name, value in options.items()}
+    for option in options:
+        if option not in known:
+            raise ValueError(f"Unknown option '{option}' of {where}; known: {', '.join(known) or 'none'}.")
+    for option, (_, needed) in known.items():
+        if needed and option not in options:
+            raise ValueError(f"Option '{option}' of {where} is missing.")
+    values = {option: _value(where, name, option, known[option][0], value) for option, value in options.items()}
     if isinstance(part, type):
         return part(**values)
     return partial(part, **values) if values else part
@@ -138,10 +138,10 @@ def _options_of(part: Callable[..., Any]) -> dict[str, tuple[str, bool]]:
     return found
 
 
-def _value(where: str, option: str, kind: str, plain: Any) -> Any:
+def _value(where: str, name: str, option: str, kind: str, plain: Any) -> Any:
     """An option: a plain value that fits, or the part that it describes."""
     if is_plain(kind):
-        return checked(f"Option '{option}' of {where}", option, kind, plain)
+        return checked(f"Option '{option}' of {where}", f"{name}.{option}", kind, plain)
     if plain is None and kind.endswith(" | None"):
         return None
     if option in NESTED_LISTS:

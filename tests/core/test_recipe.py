@@ -31,6 +31,10 @@ def test_a_stage_is_built_with_its_nested_parts() -> None:
     assert isinstance(mixed, Mix) and mixed.weights == (0.25, 0.75) and len(mixed.branches[1].stages) == 1
 
 
+def test_smallest_rewards_may_be_negative() -> None:
+    assert build("stage", {"name": "beta_scale", "low": -1}).low == -1
+
+
 def test_an_estimator_is_built_with_its_parts() -> None:
     config = build(
         "estimator",
@@ -71,8 +75,12 @@ def test_an_estimator_is_built_with_its_parts() -> None:
         ("bounds", {"name": "constant", "low": True}, "must be a number of at least 0, got True"),
         ("bounds", {"name": "depth", "steps": 2.5}, "must be a whole number above 0, got 2.5"),
         ("estimator", {"kl_coef": float("nan")}, "'kl_coef' of estimator must be a number of at least 0, got nan"),
-        ("estimator", {"entropy_coef": float("inf")}, "'entropy_coef' of estimator must be a number, got inf"),
-        ("estimator", {"entropy_coef": 10**400}, "'entropy_coef' of estimator must be a number, got 1000"),
+        (
+            "estimator",
+            {"entropy_coef": float("inf")},
+            "'entropy_coef' .* must be a number, at most .*, got inf",
+        ),
+        ("estimator", {"entropy_coef": 10**400}, "'entropy_coef' .* must be a number, at most .*, got 1000"),
         ("estimator", {"surrogate": ["clip"]}, r"'surrogate' of estimator must be a text, got \['clip'\]"),
         (
             "estimator",
@@ -84,6 +92,16 @@ def test_an_estimator_is_built_with_its_parts() -> None:
         ("stage", {"name": "mix", "weights": [1, "a"], "branches": [[], []]}, "Every entry of option 'weights' .*'a'"),
         ("stage", {"name": "smooth_standardize", "seen": {}}, "Unknown option 'seen'"),
         ("weight", {"name": "entropy_gate", "bounds": "constant"}, "must be EntropyBounds, got 'constant'"),
+        (
+            "estimator",
+            {"entropy_coef": float("nan")},
+            "'entropy_coef' .* must be a number, at most .*, got nan",
+        ),
+        ("estimator", {"surrogate": "drift", "surrogate_options": {"beta": 0}}, "'beta' in option .* above 0, got 0"),
+        ("controller", {"name": "adaptive", "value": 1, "target": 0, "horizon": 1}, "'target' .* above 0, got 0"),
+        ("stage", {"name": "beta_scale", "low": 1}, "'beta_scale' needs low < high, got 1 and 1.0"),
+        ("mask", {"name": "uncertain", "below": 0}, r"below a probability in \(0, 1\], got 0"),
+        ("stage", {"name": "mix", "weights": [], "branches": []}, "'weights' .* must be a list with entries"),
         ("start", {"name": "gae", "gamma": 1.5}, "'gamma' of start 'gae' must be a number from 0 to 1, got 1.5"),
     ],
 )
