@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.files import parse_yaml
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs" / "text"
 
@@ -30,8 +29,8 @@ def read_recipe(name: str) -> dict[str, Any]:
     if not name.endswith(".yaml") and name not in recipe_names():
         raise unknown_name("recipe", name, recipe_names())
     try:
-        plain = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        plain = parse_yaml(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise UserError(f"Recipe {file} cannot be read: {str(error).splitlines()[0]}.") from error
     if not isinstance(plain, dict):
         raise UserError(f"Recipe {file} must be a mapping, found {type(plain).__name__}.")

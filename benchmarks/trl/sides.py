@@ -63,7 +63,7 @@ def make_base(folder: Path, updates: int) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     policy, sim = _policy(folder), _sim()
     learner = TextSFT(TextSFTConfig(), policy, total_updates=updates)
-    with closing(DemonstrationSource(sim, learner.config, seed=1_000_000)) as source:
+    with closing(DemonstrationSource(sim, learner.config, learner.policy, seed=1_000_000)) as source:
         for _ in range(updates):
             learner.update(source.next(learner))
     policy.model.save_pretrained(folder)  # type: ignore[operator]

@@ -150,6 +150,7 @@ def _evaluate(
     from robopolicy.evaluation.frequency import frequency_curve
     from robopolicy.evaluation.harness import evaluate
     from robopolicy.evaluation.latency import latency_curve
+    from robopolicy.text.program import ProgramPolicy
     from robopolicy.training.world_sims import doubts
 
     results: dict[str, EvalResult] = {}
@@ -160,8 +161,13 @@ def _evaluate(
     with closing(open_sim(entry, options, players)) as sim, progress_bars() as add_bar:
         for player in players:
             progress = add_bar(f"eval {player.label}", args.episodes)
-            results[player.label] = evaluate(player.make(), sim, progress=progress, **episodes)
+            played = player.make()
+            if isinstance(played, ProgramPolicy):
+                played.take_note()  # of what was filmed
+            results[player.label] = evaluate(played, sim, progress=progress, **episodes)
             notes += doubts(player.label, sim)
+            if isinstance(played, ProgramPolicy) and (trouble := played.take_note()):
+                notes.append(f"{player.label}: {trouble}")
             if args.holds:
                 held[player.label] = frequency_curve(player.make(), sim, args.holds, **episodes)
             if latencies:

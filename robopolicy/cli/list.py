@@ -6,7 +6,10 @@ import argparse
 import json
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from robopolicy.sim.registry import TaskEntry, TaskFamily
 
 EXAMPLES = """\
 examples:
@@ -76,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def tasks() -> list[Row]:
-    """Registered tasks, then the families that take any id of another library."""
-    from robopolicy.sim.registry import family_names, get_task, task_names
+    """Registered tasks, then the families that take ids of another library, or files."""
+    from robopolicy.sim.registry import get_task, task_families, task_names
 
     rows: list[Row] = []
     for name in task_names():
@@ -86,21 +89,19 @@ def tasks() -> list[Row]:
             {
                 "name": name,
                 "description": entry.description,
-                "missing": entry.requires if _lacks(entry.module or entry.requires) else "",
+                "missing": _missing(entry),
                 "expert": entry.make_expert is not None,
                 "backends": list(entry.backends),
             }
         )
-    for prefix in family_names():
-        missing = prefix if _lacks(prefix) else ""
-        rows.append(
-            {"name": f"{prefix}/<id>", "description": f"Any task of {prefix} by its own id.", "missing": missing}
-        )
+    for prefix, family in task_families().items():
+        rows.append({"name": f"{prefix}/<id>", "description": family.description, "missing": _missing(family)})
     return rows
 
 
 def policies() -> list[Row]:
     """Registered policies."""
+    import robopolicy.text  # noqa: F401 - makes its policies known
     from robopolicy.interop import POLICIES
 
     return [_row(name, policy) for name, (_, policy) in sorted(POLICIES.items())]
@@ -108,6 +109,7 @@ def policies() -> list[Row]:
 
 def algorithms() -> list[Row]:
     """Registered algorithms, with the experience they learn from."""
+    import robopolicy.text  # noqa: F401 - makes its algorithms known
     from robopolicy.algorithms import ALGORITHMS
 
     return [_row(name, cls) | {"experience": cls.experience} for name, (_, cls) in sorted(ALGORITHMS.items())]
@@ -155,6 +157,11 @@ def _remarks(row: Row) -> str:
     parts = ["scripted expert"] if row.get("expert") else []
     parts += [LEARNS[row["experience"]]] if "experience" in row else []
     return f" ({', '.join(parts)})" if parts else ""
+
+
+def _missing(entry: TaskEntry | TaskFamily) -> str:
+    """The extra that has to be installed, if any."""
+    return entry.requires if _lacks(entry.module or entry.requires) else ""
 
 
 def _lacks(module: str) -> bool:

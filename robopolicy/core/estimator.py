@@ -109,9 +109,11 @@ class Estimator:
             raise ValueError(f"logp must have shape {decisions.shape}, got {tuple(logp.shape)}.")
         config = self.config
         advantage = _per_row(advantage, decisions).detach()
-        plain, gated = self._ratio(logp, decisions)
+        pooled = bool(config.masks) and config.level != "token"  # then what a rule drops shares its ratio with others
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not pooled):
+            plain, gated = self._ratio(logp, decisions)
         mask = compose(config.masks, decisions, advantage, self._bounded(gated.detach()))
-        if mask is not None and config.masks and config.level != "token":
+        if pooled and mask is not None:
             plain, gated = self._ratio(torch.where(mask, logp, logp.detach()), decisions)
         ratio = self._bounded(gated)
         options = {**config.surrogate_options, **{name: self.controllers[name].value for name in self._scheduled}}

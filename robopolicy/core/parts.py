@@ -30,6 +30,7 @@ from robopolicy.core.decisions import PARTITIONS
 from robopolicy.core.estimator import EstimatorConfig
 from robopolicy.core.masks import MASKS
 from robopolicy.core.objectives import OBJECTIVES
+from robopolicy.core.options import checked, is_plain
 from robopolicy.core.ratios import BOUNDS, Hierarchy
 from robopolicy.core.regularizers import CONTROLLERS, REGULARIZERS
 from robopolicy.core.selectors import SELECTORS
@@ -94,45 +95,62 @@ def build(slot: str, plain: Any) -> Any:
     if slot == "pipeline":
         return Pipeline([build("stage", stage) for stage in _list("pipeline", plain)])
     if slot in UNNAMED:
-        return _call(slot, UNNAMED[slot], _mapping(slot, plain))
+        return _call(slot, slot, UNNAMED[slot], _mapping(slot, plain))
     if slot not in REGISTRIES:
         raise ValueError(f"Unknown slot '{slot}'; known: {', '.join(sorted([*REGISTRIES, *UNNAMED, 'pipeline']))}.")
+    if not isinstance(plain, str | Mapping):
+        raise ValueError(f"Expected a name or a mapping of options for {slot}, found {plain!r}.")
     options = {"name": plain} if isinstance(plain, str) else dict(_mapping(slot, plain))
     name = str(options.pop("name", ""))
     if name not in REGISTRIES[slot]:
         raise ValueError(f"Unknown {slot} '{name}'; known: {', '.join(sorted(REGISTRIES[slot])) or 'none'}.")
     part = REGISTRIES[slot][name]
-    return _call(f"{slot} '{name}'", part, options) if isinstance(part, type) or options else part
+    return _call(f"{slot} '{name}'", name, part, options)
 
 
-def _call(where: str, part: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+def _call(where: str, name: str, part: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     """`part` with its options: an instance of a class, or a function with some arguments fixed."""
-    parameters = inspect.signature(part).parameters.values()
-    known = {
-        parameter.name: parameter.default is inspect.Parameter.empty
-        for parameter in parameters
-        if isinstance(part, type) or parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
-    for name in options:
-        if name not in known:
-            raise ValueError(f"Unknown option '{name}' of {where}; known: {', '.join(known) or 'none'}.")
-    for name, needed in known.items():
-        if needed and name not in options:
-            raise ValueError(f"Option '{name}' of {where} is missing.")
-    values = {name: _value(name, value) for name, value in options.items()}
-    return part(**values) if isinstance(part, type) else partial(part, **values)
+    known = _options_of(part)
+    for option in options:
+        if option not in known:
+            raise ValueError(f"Unknown option '{option}' of {where}; known: {', '.join(known) or 'none'}.")
+    for option, (_, needed) in known.items():
+        if needed and option not in options:
+            raise ValueError(f"Option '{option}' of {where} is missing.")
+    values = {option: _value(where, name, option, known[option][0], value) for option, value in options.items()}
+    if isinstance(part, type):
+        return part(**values)
+    return partial(part, **values) if values else part
 
 
-def _value(option: str, plain: Any) -> Any:
-    """An option, built where its name says that it holds a part; numbers and nothing stay as they are."""
-    if isinstance(plain, int | float | None):
-        return plain
-    if option in NESTED:
-        return build(NESTED[option], plain)
+def _options_of(part: Callable[..., Any]) -> dict[str, tuple[str, bool]]:
+    """Options of a part by name: the type as its signature writes it, and whether it has to be given.
+
+    What a part remembers, and may be built with, is none.
+    """
+    found: dict[str, tuple[str, bool]] = {}
+    for parameter in inspect.signature(part).parameters.values():
+        note = parameter.annotation
+        kind = note if isinstance(note, str) else inspect.formatannotation(note)
+        told = isinstance(part, type) or parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        if told and (is_plain(kind) or parameter.name in (*NESTED, *NESTED_LISTS)):
+            found[parameter.name] = kind, parameter.default is inspect.Parameter.empty
+    return found
+
+
+def _value(where: str, name: str, option: str, kind: str, plain: Any) -> Any:
+    """An option: a plain value that fits, or the part that it describes."""
+    if is_plain(kind):
+        return checked(f"Option '{option}' of {where}", f"{name}.{option}", kind, plain)
+    if plain is None and kind.endswith(" | None"):
+        return None
     if option in NESTED_LISTS:
-        items = _list(option, plain)
-        return tuple(item if isinstance(item, int | float) else build(NESTED_LISTS[option], item) for item in items)
-    return plain
+        return tuple(build(NESTED_LISTS[option], item) for item in _list(option, plain))
+    part = build(NESTED[option], plain)
+    others = {entry.__name__ for entry in REGISTRIES.get(NESTED[option], {}).values() if isinstance(entry, type)}
+    if kind in others and type(part).__name__ != kind:
+        raise ValueError(f"Option '{option}' of {where} must be {kind}, got {plain!r}.")
+    return part
 
 
 def _mapping(where: str, plain: Any) -> Mapping[str, Any]:

@@ -93,11 +93,14 @@ class Hierarchy:
     residual: float = 0.2  # nats a decision may deviate from its outer level
     slope: float | None = None  # steepness with which exceeded drift is taken back; None: decisions of the outer level
 
+    def __post_init__(self) -> None:
+        if LEVELS.get(self.outer) is None:
+            raise ValueError(f"Hierarchy.outer must be 'sequence' or 'unit', got {self.outer!r}.")
+
     def __call__(self, difference: Tensor, decisions: Decisions) -> Tensor:
         """Gate the per-decision log-ratio `(N, T)`; use with the surrogate "is"."""
-        partition = LEVELS.get(self.outer)
-        if partition is None:
-            raise ValueError(f"Hierarchy.outer must be 'sequence' or 'unit', got {self.outer!r}.")
+        partition = LEVELS[self.outer]
+        assert partition is not None
         segments = Segments(partition(decisions), decisions.valid())
         up = segments.spread(segments.mean(difference.clamp(min=0.0)))
         down = segments.spread(segments.mean((-difference).clamp(min=0.0)))

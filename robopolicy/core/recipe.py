@@ -18,6 +18,7 @@ from robopolicy.core.critics import Critic, Fitted
 from robopolicy.core.decisions import Decisions, first_rows
 from robopolicy.core.estimator import Estimator, EstimatorConfig, options_of
 from robopolicy.core.objectives import Objective
+from robopolicy.core.options import checked
 from robopolicy.core.parts import build
 from robopolicy.core.regularizers import Constant, Controller, Regularizer
 from robopolicy.core.selectors import Selector
@@ -104,9 +105,11 @@ class Recipe:
         for key, options in CHOICES.items():
             if plain.get(key, DEFAULTS[key]) not in options:
                 raise ValueError(f"'{key}' of a recipe must be one of {', '.join(options)}, got {plain[key]!r}.")
+        for key in ("source", "title", "section", "deviations"):
+            checked(f"'{key}' of a recipe", key, "str", plain.get(key, DEFAULTS[key]))
         for key in ("epochs", "minibatches", "group_size"):
             value = plain.get(key, DEFAULTS[key])
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"'{key}' of a recipe must be a whole number of at least 1, got {value!r}.")
         for key, default in DEFAULTS.items():
             wanted = "a list" if isinstance(default, list) else "a mapping" if isinstance(default, dict) else ""
@@ -220,5 +223,6 @@ def _weighted(slot: str, plain: Any) -> tuple[str, float, Any]:
     if not isinstance(plain, Mapping):
         raise ValueError(f"Expected a name or a mapping of options for {slot}, found {plain!r}.")
     options = dict(cast(Mapping[str, Any], plain))
-    coef = float(options.pop("coef", 1.0))
+    what = f"Weight 'coef' of {slot} '{options.get('name', '')}'"
+    coef = float(checked(what, "coef", "float", options.pop("coef", 1.0)))
     return str(options.get("name", "")), coef, build(slot, options)

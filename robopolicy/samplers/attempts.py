@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from robopolicy.core.decisions import FIELDS, PER_DECISION, Decisions
+from robopolicy.core.decisions import FIELDS, PER_DECISION, Decisions, MissingField
 from robopolicy.samplers.protocols import Attempt, Task
 
 PLAIN = ("reward", "source", "version", "finished")  # fields of an attempt that checkpoints keep as they are
@@ -48,7 +48,7 @@ def joined(parts: Sequence[Decisions]) -> Decisions:
     """Rows of all parts under each other, padded on the right and masked there; ids stay as they are.
 
     Raises:
-        ValueError: Some parts have a field or an extra entry that others lack.
+        MissingField: Some parts have a field or an extra entry that others lack.
     """
     longest = max(part.shape[1] for part in parts)
     named: dict[str, Tensor] = {}
@@ -56,10 +56,10 @@ def joined(parts: Sequence[Decisions]) -> Decisions:
         values = [part.valid() if name == "mask" else getattr(part, name) for part in parts]
         if any(value is not None for value in values):
             if any(value is None for value in values):
-                raise ValueError(f"Some rows to join have {name} and some have not.")
+                raise MissingField(f"Some attempts come with {name} and some without.")
             named[name] = _padded(values, longest) if name in PER_DECISION else torch.cat(values)
-    if any(part.extra.keys() != parts[0].extra.keys() for part in parts):
-        raise ValueError("Rows to join must have the same extra fields.")
+    if uneven := {name for part in parts for name in part.extra.keys() ^ parts[0].extra.keys()}:
+        raise MissingField(f"Some attempts come with extra['{min(uneven)}'] and some without.")
     extra = {name: _padded([part.extra[name] for part in parts]) for name in parts[0].extra}
     return Decisions(**named, extra=extra)
 

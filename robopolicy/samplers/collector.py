@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
+from robopolicy.core.options import checked
 from robopolicy.samplers.attempts import from_plain, groups_of, to_plain
 from robopolicy.samplers.parts import build
 from robopolicy.samplers.protocols import (
@@ -38,6 +39,9 @@ DEFAULTS: dict[str, Any] = {
     "staleness": {"name": "bounded", "limit": 0},  # how old weights may be, where play and learning overlap
 }
 """The keys of `rollout` in a recipe and what they are where it is silent."""
+
+PLAIN = {"temperature": "float", "refill": "int", "again": "bool"}
+"""Keys of `rollout` that hold no parts, and their types."""
 
 OBJECTIVES = "objectives"
 """Key of `Decisions.extra` with what each row is worth (N, O) by every objective that the rewards name."""
@@ -86,6 +90,11 @@ class Collector:
             if key not in (*DEFAULTS, *OF_LEARNERS):
                 raise ValueError(f"Unknown key '{key}' of rollout; known: {', '.join((*DEFAULTS, *OF_LEARNERS))}.")
         settings = {**DEFAULTS, **plain}
+        for key, kind in PLAIN.items():
+            checked(f"rollout.{key}", key, kind, settings[key])
+        for key in ("reward", "intervention"):
+            if not isinstance(settings[key], list | tuple):
+                raise ValueError(f"rollout.{key} must be a list, got {settings[key]!r}.")
         self.world, self.refill = world, int(settings["refill"])
         self.sampler: Sampler = build("sampler", settings["sampler"])
         self.topology: Topology = build("topology", settings["topology"])

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from robopolicy.core.decisions import Decisions
+from robopolicy.core.decisions import Decisions, MissingField
 from robopolicy.errors import UserError
 
 POLICY, REPLAYED, TEACHER, HINTED, REPAIRED = range(5)
@@ -188,11 +188,11 @@ def need_metric(metrics: Mapping[str, Value], name: str, part: str) -> Value:
     """A metric that a part, "reward" or "topology", cannot do without.
 
     Raises:
-        ValueError: The world does not measure it.
+        MissingField: The world does not measure it.
     """
     if name not in metrics:
         known = ", ".join(sorted(metrics)) or "none"
-        raise ValueError(f"This {part} needs the metric '{name}'; the world measures: {known}.")
+        raise MissingField(f"This {part} needs the metric '{name}'; the world measures: {known}.")
     return metrics[name]
 
 

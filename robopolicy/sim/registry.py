@@ -135,8 +135,18 @@ class TaskEntry:
         return self.make_expert
 
 
+@dataclass(frozen=True)
+class TaskFamily:
+    """Tasks that are named `prefix/<id>` and known by nothing else."""
+
+    make_entry: Callable[[str], TaskEntry]  # of an id
+    description: str  # one line
+    requires: str = ""  # as of `TaskEntry`
+    module: str = ""  # as of `TaskEntry`
+
+
 _TASKS: dict[str, TaskEntry] = {}
-_FAMILIES: dict[str, Callable[[str], TaskEntry]] = {}
+_FAMILIES: dict[str, TaskFamily] = {}
 _loaded = False
 
 
@@ -147,11 +157,11 @@ def register(entry: TaskEntry) -> None:
     _TASKS[entry.name] = entry
 
 
-def register_family(prefix: str, make_entry: Callable[[str], TaskEntry]) -> None:
-    """Let `prefix/<id>` name any task of another library; `make_entry(id)` builds its entry when asked for."""
+def register_family(prefix: str, family: TaskFamily) -> None:
+    """Let `prefix/<id>` name tasks whose entries are built when they are asked for."""
     if prefix in _FAMILIES:
         raise ValueError(f"Task family '{prefix}' is already registered.")
-    _FAMILIES[prefix] = make_entry
+    _FAMILIES[prefix] = family
 
 
 def _load() -> None:
@@ -168,10 +178,10 @@ def task_names() -> list[str]:
     return sorted(_TASKS)
 
 
-def family_names() -> list[str]:
-    """Prefixes under which any task of another library can be named, sorted."""
+def task_families() -> dict[str, TaskFamily]:
+    """The families by prefix, sorted."""
     _load()
-    return sorted(_FAMILIES)
+    return dict(sorted(_FAMILIES.items()))
 
 
 def get_task(name: str) -> TaskEntry:
@@ -181,7 +191,7 @@ def get_task(name: str) -> TaskEntry:
         return _TASKS[name]
     prefix, _, rest = name.partition("/")
     if prefix in _FAMILIES and rest:
-        return _FAMILIES[prefix](rest)
+        return _FAMILIES[prefix].make_entry(rest)
     matches = [task for task in _TASKS if task.rsplit("/", 1)[-1] == name]
     if len(matches) == 1:
         return _TASKS[matches[0]]

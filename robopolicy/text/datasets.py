@@ -5,12 +5,15 @@
     pairs           prompt, chosen, rejected
     offline         prompt, completion, reward; or messages, and rewards: one for each of the writer's
 
+Prompts are a task, `prompts/FILE`, or `prompts/FILE:BYTES` with messages of at most so many bytes (1024).
+
 Other columns are left alone. What is missing or of the wrong type is said with file, row and column.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import reprlib
 import sys
 from collections.abc import Callable
@@ -25,9 +28,10 @@ from robopolicy.errors import UserError
 from robopolicy.files import parse_json
 from robopolicy.text.task import Question, TextTask
 from robopolicy.text.verify import STATED, VERIFIERS
-from robopolicy.text.wire import check_fits
+from robopolicy.text.wire import check_fits, check_text
 
-MOST_PROMPT, MOST_COMPLETION = 4096, 1024  # bytes, of tasks from files
+MOST_PROMPT, MOST_COMPLETION = 4096, 1024  # bytes, of tasks from files; the latter where the name says nothing
+LONGEST = 1 << 16  # bytes that a name may say
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Written:
     messages: list[str]  # the world's and the writer's in turn
     rewards: list[float]  # of each of the writer's messages
     group: int  # what it is compared with: the row of a pair, the prompt of a log
+    where: str  # file and row
 
     @property
     def reward(self) -> float:
@@ -75,10 +80,11 @@ def read_pairs(path: str) -> list[Written]:
     """Two per row of the file: the chosen completion with reward 1, the rejected one with 0."""
     written: list[Written] = []
     for number, row in _numbered(path):
-        prompt, chosen, rejected = (_text(row, key, f"{path} row {number}") for key in ("prompt", "chosen", "rejected"))
+        where = f"{path} row {number}"
+        prompt, chosen, rejected = (_text(row, key, where) for key in ("prompt", "chosen", "rejected"))
         if chosen == rejected:
-            raise UserError(f"{path} row {number}: 'chosen' and 'rejected' are the same; drop the row.")
-        written += [Written([prompt, chosen], [1.0], number), Written([prompt, rejected], [0.0], number)]
+            raise UserError(f"{where}: 'chosen' and 'rejected' are the same; drop the row.")
+        written += [Written([prompt, said], [worth], number, where) for said, worth in ((chosen, 1.0), (rejected, 0.0))]
     return written
 
 
@@ -93,7 +99,7 @@ def read_offline(path: str) -> list[Written]:
         if not isinstance(rewards, list) or 2 * len(rewards) != len(said):
             raise UserError(f"{where}: 'rewards' must be {len(said) // 2} numbers, one for each message of the writer.")
         numbers = [_reward(reward, where) for reward in rewards]
-        written.append(Written(said, numbers, groups.setdefault(said[0], len(groups))))
+        written.append(Written(said, numbers, groups.setdefault(said[0], len(groups)), where))
     return written
 
 
@@ -108,15 +114,20 @@ READERS: dict[str, Callable[[str], list[Written]]] = {
 class PromptTask(TextTask):
     """The prompts of a file as a task; episode seed s asks row s modulo their number."""
 
-    prompt_bytes, completion_bytes = MOST_PROMPT, MOST_COMPLETION
+    prompt_bytes = MOST_PROMPT
 
-    def __init__(self, path: str) -> None:
-        """Read the file.
+    def __init__(self, name: str) -> None:
+        """Read the file called FILE or FILE:BYTES.
 
         Raises:
             UserError: It is not as described above.
         """
-        self.name = f"prompts/{path}"
+        self.name = f"prompts/{name}"
+        told = re.fullmatch(r"(.+\.(?:jsonl|parquet)):(\d{1,9})", name)
+        path, size = (name, MOST_COMPLETION) if told is None else (told[1], int(told[2]))
+        if not 1 <= size <= LONGEST:
+            raise UserError(f"Messages of {self.name} must have 1 to {LONGEST} bytes, got {size}.")
+        self.completion_bytes = size
         self._rows = [_prompt(row, f"{path} row {number}") for number, row in _numbered(path)]
 
     def episode(self, seed: int) -> Question:
@@ -146,12 +157,13 @@ def _text(row: dict[str, Any], key: str, where: str) -> str:
     if not isinstance(value, str):
         found = "it is missing" if key not in row else f"found {value!r}"
         raise UserError(f"{where}: '{key}' must be a text, {found}; columns: {', '.join(map(str, row))}.")
+    check_text(value, f"{where}: '{key}'")
     return value
 
 
 def _demonstration(row: dict[str, Any], where: str, number: int) -> Written:
     said = _messages(row, where)
-    return Written(said, [0.0] * (len(said) // 2 - 1) + [1.0], number)
+    return Written(said, [0.0] * (len(said) // 2 - 1) + [1.0], number, where)
 
 
 def _messages(row: dict[str, Any], where: str) -> list[str]:
@@ -160,6 +172,8 @@ def _messages(row: dict[str, Any], where: str) -> list[str]:
         return [_text(row, key, where) for key in ("prompt", "completion")]
     if not isinstance(said, list) or not all(isinstance(text, str) for text in said) or len(said) < 2 or len(said) % 2:
         raise UserError(f"{where}: 'messages' must be texts of world and demonstrator in turn, the latter's last.")
+    for number, text in enumerate(said, 1):
+        check_text(text, f"{where}: message {number}")
     return said
 
 

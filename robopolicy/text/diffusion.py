@@ -215,9 +215,9 @@ class DiffusionTextPolicy(TextPolicy):
         ids = {name: getattr(rows, name) for name in PER_ROW}
         return Decisions(logp, logp_behaviour=logp, mask=mask, reward=reward, **ids, extra=extra)
 
-    def conversations(self, batch: Sequence[Sequence[str]], generator: Randomness = None) -> Record:
+    def conversations(self, batch: Sequence[Sequence[str]], generator: Randomness = None) -> tuple[Record, Tensor]:
         """As of the base, with an order drawn at random."""
-        record = super().conversations(batch)
+        record, turns = super().conversations(batch)
         mask = record["mask"]
         draws = uniform(mask.shape, generator, self.device)
         order = torch.zeros_like(mask, dtype=torch.int64)
@@ -225,11 +225,19 @@ class DiffusionTextPolicy(TextPolicy):
         for number in range(int(turn.max()) + 1):
             inside = mask & (turn == number)
             order += torch.where(inside, self._steps_of(draws, inside) + 1, 0)
-        return {**record, "order": order}
+        return {**record, "order": order}, turns
+
+    def check_written(self, said: Sequence[str], what: str) -> None:
+        """As of the base; messages must fit into a canvas, too."""
+        for message in said[1::2]:
+            size = len(self.tokenizer.encode(message))
+            if size > self.budget:
+                raise UserError(f"{what} has a message of {size} tokens, but a canvas has {self.budget}; shorten it.")
+        super().check_written(said, what)
 
     def conversation_loss(self, batch: Sequence[Sequence[str]], generator: Randomness = None) -> tuple[Tensor, Tensor]:
         """Bound of the mean negative log-likelihood per token of the policy [nats], and mean entropy of its masks."""
-        record = self.conversations(batch, generator)
+        record, _ = self.conversations(batch, generator)
         mask, masked = record.pop("mask"), self.masks(record["order"], 1, generator)
         asked, heat = torch.ones(masked.shape[:2], dtype=torch.bool, device=self.device), self.heat(1.0, len(mask))
         out = self.score(**record, mask=asked, temperature=heat, masked=masked)

@@ -17,6 +17,7 @@ from typing import Any
 
 from robopolicy.errors import UserError
 from robopolicy.text.task import Episode, TextTask, Turn
+from robopolicy.text.wire import flaw
 
 MOST_ABANDONED = 8  # threads that hang, after which the task is at fault and not a completion
 
@@ -26,7 +27,7 @@ class Fault:
     """A completion that could not be judged."""
 
     key: int  # prompt id (episode seed)
-    kind: str  # raised | timed out | not finite
+    kind: str  # raised | timed out | not finite | not readable
     message: str
 
     def __str__(self) -> str:
@@ -77,6 +78,8 @@ class Guard:
             return self._fault(key, "raised", f"no turn but {type(turn).__name__} came back")
         if not all(map(math.isfinite, turn.numbers())):
             return self._fault(key, "not finite", f"it is {turn.reward}, with {dict(turn.measures)}")
+        if found := flaw(turn.reply):
+            return self._fault(key, "not readable", f"its reply holds {found}")
         return turn
 
     def prepare(self, task: TextTask, episodes: Sequence[Episode], completions: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ class Judge:
         if not asked:
             return []
         written = [[one.prompt, message] for one in asked for message in (one.right, one.wrong)]
-        extra = self.policy.conversations(written, self.generator)
+        extra, _ = self.policy.conversations(written, self.generator)
         mask = extra.pop("mask")
         extra["temperature"] = torch.ones(len(mask), device=mask.device)
         blank = torch.zeros(mask.shape, device=mask.device)

@@ -117,6 +117,7 @@ class TextRecipe(TextLearner):
                 f"Imitation comes before updates by a recipe that learns from rollouts, but recipe '{config.recipe}' "
                 f"learns from {self.recipe.data} and {config.imitation} of {total_updates} updates are to imitate."
             )
+        self._check_read()
         self._check_family()
         self.summaries = summaries_of(self.recipe.plain)
         self.group_size = config.group_size or self.recipe.group_size
@@ -134,6 +135,24 @@ class TextRecipe(TextLearner):
             self.optimizer.add_param_group({"params": list(self.critic.parameters()), "lr": config.critic_lr})
         self.advantage: torch.Tensor | None = None  # (N, 1) or (N, T) of the last batch, 0 where not selected
         self.influence: torch.Tensor | None = None  # (O,) of its objectives, where the rewards want to know
+
+    def _check_read(self) -> None:
+        """Refuse settings that the recipe does not read.
+
+        Raises:
+            UserError: There is one.
+        """
+        config, kind = self.config, self.recipe.data
+        if config.data and kind == "rollout":
+            raise UserError(
+                f"algorithm.data={config.data} is not read: recipe '{config.recipe}' learns from what it plays; leave "
+                "it out, or choose a recipe for demonstrations, pairs or offline logs, e.g. sft, dpo or kto."
+            )
+        if config.companion and not self.views.companion:
+            raise UserError(
+                f"algorithm.companion={config.companion} is not read: recipe '{config.recipe}' has no second policy; "
+                "leave it out, or choose a recipe that has one, e.g. s080_kdrl."
+            )
 
     def _check_family(self) -> None:
         """Refuse what needs the hidden states of a causal model, or its choices token by token, where there are none.

@@ -39,7 +39,7 @@ class TextConfig:
     width: int = 128  # of the small model
     layers: int = 3  # of the small model
     heads: int = 4  # of the small model
-    context: int = 512  # most tokens of a conversation of the small model
+    context: int = 512  # tokens of a conversation that the small model has room for; more where the task needs them
     template: str = "plain"  # plain | chat, how messages become tokens
     temperature: float = 1.0  # of exploration
     lora_rank: int = 0  # 0 trains all weights
@@ -95,7 +95,9 @@ class TextPolicy(Policy):
             config = replace(config, architecture=architecture, tokenizer_bytes=len(blob))
         else:
             size = ByteTokenizer.size + self.marks
-            small = small_llama(config.width, config.layers, config.heads, config.context, size)
+            needed = 1 + spec.observation[KEY][0] + spec.action_dim  # the longest conversation, in bytes
+            context = max(config.context, needed)  # positions have no weights
+            small = small_llama(config.width, config.layers, config.heads, context, size)
             self.model = build_model(config.architecture or small, config.dtype)
         self.config = config
         self.register_buffer("tokenizer_blob", blob)
@@ -175,7 +177,7 @@ class TextPolicy(Policy):
         limits |= marks | {"guide": None if guide is None else guide.model}
         return generate(self.model, prompts, draws, budget=budget, temperature=heat, **limits)
 
-    def check_fits(self, prompt: int, budget: int) -> None:
+    def check_fits(self, prompt: int, budget: int, what: str = "A conversation") -> None:
         """Refuse a conversation of `prompt` tokens that leaves no room for a message of `budget`.
 
         Raises:
@@ -183,8 +185,8 @@ class TextPolicy(Policy):
         """
         if prompt + budget > self.context:
             raise UserError(
-                f"A conversation of {prompt} tokens and a message of {budget} exceed the model's context of "
-                f"{self.context} tokens; shorten the prompts, or set policy.context."
+                f"{what} has {prompt} tokens, which with a message of {budget} exceed the model's context of "
+                f"{self.context}; shorten prompts or messages, or set policy.context."
             )
 
     def heat(self, temperature: float | Tensor | None, count: int) -> Tensor:
@@ -232,37 +234,38 @@ class TextPolicy(Policy):
         """In which steps the tokens of a message that another wrote count as chosen."""
         return list(range(1, count + 1))
 
-    def conversations(self, batch: Sequence[Sequence[str]], generator: Randomness = None) -> Record:
-        """As `rows`, of solved conversations: messages of the world and of the policy in turn, the latter's last."""
+    def conversations(self, batch: Sequence[Sequence[str]], generator: Randomness = None) -> tuple[Record, Tensor]:
+        """Solved conversations: messages of the world and of the policy in turn, the latter's last.
+
+        Returns:
+            As `rows`, and the turn `(N, T)` of each token; a reply of the world belongs to the turn that follows it.
+        """
         prompts = [self.tokenizer.prompt(said[:1]) for said in batch]
-        written: list[list[int]] = []
-        own: list[list[bool]] = []
-        for said in batch:
-            tokens: list[int] = []
-            chosen: list[bool] = []
-            for place, message in enumerate(said[1:]):
-                new = self._spoken(message, place)
-                tokens += new
-                chosen += [place % 2 == 0] * len(new)
-            written.append(tokens)
-            own.append(chosen)
-        record = self.rows(prompts, written)
-        chosen_too = torch.zeros_like(record["mask"])
-        for row, flags in zip(chosen_too, own, strict=True):
-            row[: len(flags)] = torch.tensor(flags)
-        return {**record, "mask": chosen_too}
+        behind = [self._spoken(said) for said in batch]
+        record = self.rows(prompts, [[token for new in told for token in new] for told in behind])
+        self._check_size(record["tokens"].shape[1], "A conversation")
+        places = [[place for place, new in enumerate(told) for _ in new] for told in behind]
+        place = right_padded(places, -1)[0].to(self.device)  # number of the message behind the prompt, else -1
+        return {**record, "mask": record["mask"] & (place % 2 == 0)}, (place + 1) // 2
 
-    def turns(self, batch: Sequence[Sequence[str]]) -> Tensor:
-        """Turn `(N, T)` of each token of `conversations`; a reply of the world belongs to the turn that follows it."""
-        numbers = [
-            [(place + 1) // 2 for place, message in enumerate(said[1:]) for _ in self._spoken(message, place)]
-            for said in batch
-        ]
-        return right_padded(numbers, 0)[0].to(self.device)
+    def check_written(self, said: Sequence[str], what: str) -> None:
+        """Refuse a conversation of a file, called `what`, that cannot be learned from as a whole.
 
-    def _spoken(self, message: str, place: int) -> list[int]:
-        """Tokens of a message behind the prompt; the policy's have even places."""
-        return self.tokenizer.reply(message) if place % 2 else self.message(message)
+        Raises:
+            UserError: It exceeds the model's context.
+        """
+        self._check_size(len(self.tokenizer.prompt(said[:1])) + sum(map(len, self._spoken(said))), what)
+
+    def _check_size(self, tokens: int, what: str) -> None:
+        if tokens > self.context:
+            raise UserError(
+                f"{what} has {tokens} tokens, more than the model's context of {self.context}; shorten it, or set "
+                "policy.context."
+            )
+
+    def _spoken(self, said: Sequence[str]) -> list[list[int]]:
+        """Tokens of every message behind the prompt."""
+        return [self.tokenizer.reply(text) if n % 2 else self.message(text) for n, text in enumerate(said[1:])]
 
     def score(
         self,
@@ -362,7 +365,7 @@ class TextPolicy(Policy):
 
     def conversation_loss(self, batch: Sequence[Sequence[str]], generator: Randomness = None) -> tuple[Tensor, Tensor]:
         """Mean negative log-likelihood per token of the policy in solved conversations [nats], and mean entropy."""
-        record = self.conversations(batch)
+        record, _ = self.conversations(batch)
         count = record["mask"].sum()
         out = self.score(record["tokens"], record["start"], record["mask"], self.heat(1.0, len(batch)))
         return -out.logp.sum() / count, out.entropy.sum() / count

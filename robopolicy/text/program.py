@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,7 +27,7 @@ from torch import Tensor
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.wrappers.black_box import BlackBoxConfig, BlackBoxPolicy
-from robopolicy.text.sandbox import Answerer
+from robopolicy.text.sandbox import IMPORTS, Answerer
 from robopolicy.text.wire import KEY, messages, pack, unpack
 
 PATIENCE = 3  # processes that may hang or break down before a program is given up
@@ -54,7 +55,7 @@ class ProgramPolicy(BlackBoxPolicy):
         """Check the program as far as can be done without running it.
 
         Raises:
-            UserError: It is no Python, or has no function `act` of one argument; or the specification asks for chunks.
+            UserError: `check_program` refuses it, or the specification asks for chunks.
         """
         super().__init__(config, spec)
         check_program(config.source)
@@ -64,6 +65,7 @@ class ProgramPolicy(BlackBoxPolicy):
                 f"{spec.horizon}."
             )
         self.faults: list[str] = []  # complaints since they were last taken
+        self.asked = self.failed = 0  # rows since complaints were last taken, and those without a usable answer
         self._ended = 0  # processes that hung or broke down
         limits = {"seconds": config.seconds, "memory_mib": config.memory_mib}
         self._answerer = Answerer(config.source, "act", **limits)
@@ -86,17 +88,27 @@ class ProgramPolicy(BlackBoxPolicy):
     def take_faults(self) -> list[str]:
         """Complaints since the last call, different ones only, the most frequent first."""
         taken, self.faults = self.faults, []
+        self.asked = self.failed = 0
         return sorted(set(taken), key=lambda fault: (-taken.count(fault), fault))
+
+    def take_note(self) -> str:
+        """How often the program failed since its complaints were last taken, and how it began; empty: never."""
+        asked, failed, first = self.asked, self.failed, self.faults[:1]
+        self.take_faults()
+        why = f", first with: {first[0]}" if first else ""
+        return f"the program failed in {failed} of {asked} decisions{why}." if failed else ""
 
     def _run(self, given: list[Any]) -> list[Any]:
         """What the program answers to each of `given`; None where it fails."""
+        self.asked += len(given)
         if self._ended >= PATIENCE:
+            self.failed += len(given)
             return [None] * len(given)
         try:
             answers = self._answerer.ask(given)
         except RuntimeError as error:
             self._ended += 1
-            self._complain(str(error))
+            self._complain(str(error), len(given))
             return [None] * len(given)
         for _, complaint in answers:
             if complaint:
@@ -117,21 +129,40 @@ class ProgramPolicy(BlackBoxPolicy):
             self._complain(f"act did not return a list of {size} finite numbers")
         return [0.0] * size
 
-    def _complain(self, fault: str) -> None:
+    def _complain(self, fault: str, rows: int = 1) -> None:
+        self.failed += rows
         if len(self.faults) < FAULTS:
             self.faults.append(fault)
 
 
 def check_program(source: str) -> None:
-    """Refuse what is no program.
+    """Refuse what is no program, as far as can be told without running it.
 
     Raises:
-        UserError: It is no Python, or has no function `act` of one argument.
+        UserError: It does not compile, has no function `act` of one argument, or imports what is not allowed.
     """
     try:
-        body = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        tree = ast.parse(source)
+        with warnings.catch_warnings(action="ignore"):
+            compile(tree, "<program>", "exec")
+    except SyntaxError as error:
+        raise UserError(f"The program is no Python: line {error.lineno}: {error.msg}.") from error
+    except (ValueError, RecursionError, MemoryError) as error:
         raise UserError(f"The program is no Python: {error}.") from error
-    found = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == "act"]
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "act"]
     if not found or len(found[-1].args.args) != 1:
         raise UserError("A program needs a function 'act' of one argument, e.g. def act(obs): return [0.0, 0.0].")
+    for node in ast.walk(tree):
+        if told := _forbidden(node):
+            raise UserError(f"The program may not import {told}; it may import {', '.join(IMPORTS)}.")
+
+
+def _forbidden(node: ast.AST) -> str:
+    """What a node imports although the sandbox would stop it, and where; empty: nothing."""
+    if not isinstance(node, ast.Import | ast.ImportFrom):
+        return ""
+    own = [entry.name for entry in node.names]
+    for name in own if isinstance(node, ast.Import) else ["." * node.level + (node.module or "")]:
+        if name.split(".")[0] not in IMPORTS:
+            return f"{name} (line {node.lineno})"
+    return ""

@@ -18,7 +18,7 @@ from robopolicy.sim.registry import SimOptions
 from robopolicy.sim.rows import RowSim
 from robopolicy.text.guard import Fault, Guard
 from robopolicy.text.task import Episode, TextTask
-from robopolicy.text.wire import KEY, TURN, check_fits, pack, unpack
+from robopolicy.text.wire import KEY, TURN, pack, unpack
 
 
 class TextSim(RowSim):
@@ -93,9 +93,7 @@ class TextSim(RowSim):
 
     def begin(self, rows: Tensor, seeds: list[int]) -> None:
         """Pose the problems of `seeds`."""
-        begun = {row: self.task.episode(seed) for row, seed in zip(rows.tolist(), seeds, strict=True)}
-        for episode, seed in zip(begun.values(), seeds, strict=True):
-            check_fits(episode.prompt, self.task.prompt_bytes, f"Prompt {seed} of {self.task.name}")
+        begun = {row: self.task.pose(seed) for row, seed in zip(rows.tolist(), seeds, strict=True)}
         self._episodes = [begun.get(row) or self._episodes[row] for row in range(self.num_envs)]
         for row, episode in begun.items():
             self._said[row] = [episode.prompt]

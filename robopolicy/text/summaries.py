@@ -44,22 +44,24 @@ def attention(policy: TextPolicy, tokens: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def hidden_features(policy: TextPolicy, tokens: Tensor, start: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Mean last hidden states, of what was written and of the prompt; arguments as of `TextPolicy.score`."""
-    hidden = policy.hidden(tokens).float()
-    places = torch.arange(tokens.shape[1], device=tokens.device)
+def written_features(policy: TextPolicy, tokens: Tensor, start: Tensor, mask: Tensor) -> Tensor:
+    """Mean last hidden state `(N, D)` of what was written; arguments as of `TextPolicy.score`."""
     written = torch.zeros(tokens.shape, dtype=torch.bool, device=tokens.device)
     row, step = mask.nonzero(as_tuple=True)
     written[row, start[row] + step] = True
-    return {
-        "written_features": _mean(hidden, written),
-        "prompt_features": _mean(hidden, places < start[:, None]),
-    }
+    return _mean(policy.hidden(tokens).float(), written)
+
+
+@torch.no_grad()
+def prompt_features(policy: TextPolicy, tokens: Tensor, start: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """`prompt_features`; arguments as of `TextPolicy.score`."""
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    return {"prompt_features": _mean(policy.hidden(tokens).float(), places < start[:, None])}
 
 
 def probe_features(policy: TextPolicy, rows: Decisions) -> dict[str, Tensor]:
     """`features`, with the entropies that the rows recorded."""
-    hidden = hidden_features(policy, *_conversations(rows))["written_features"]
+    hidden = written_features(policy, *_conversations(rows))
     entropy, mask = rows.need("entropy").masked_fill(~rows.valid(), 0.0), rows.valid()
     sizes = torch.stack([entropy.sum(1) / mask.sum(1).clamp(min=1), entropy.amax(1)], 1)
     return {"features": torch.cat([hidden, sizes.to(hidden)], 1)}
@@ -105,7 +107,7 @@ def prompt_confidence(policy: TextPolicy, rows: Decisions, share: float) -> dict
 @torch.no_grad()
 def clustered(policy: TextPolicy, rows: Decisions) -> dict[str, Tensor]:
     """`cluster`, told apart within each group, whose attempts have to be among the rows."""
-    features = hidden_features(policy, *_conversations(rows))["written_features"]
+    features = written_features(policy, *_conversations(rows))
     group, result = rows.need("group"), torch.zeros(len(rows), dtype=torch.int64, device=features.device)
     for number, key in enumerate(group.unique().tolist()):
         members = (group == key).nonzero()[:, 0]
@@ -130,7 +132,7 @@ def k_means(points: Tensor, count: int, rounds: int = 10) -> Tensor:
 Options = Mapping[str, Any]
 SUMMARIES: dict[str, Callable[[TextPolicy, Decisions, Options], dict[str, Tensor]]] = {
     "probe_baseline": lambda policy, rows, _: probe_features(policy, rows),
-    "context_baseline": lambda policy, rows, _: hidden_features(policy, *_conversations(rows)),
+    "context_baseline": lambda policy, rows, _: prompt_features(policy, *_conversations(rows)),
     "rhythm": lambda policy, rows, _: attention_summary(policy, *_conversations(rows)),
     "optimal_token_baseline": lambda policy, rows, _: choice_norms(policy, rows),
     "small_step": lambda policy, rows, _: choice_norms(policy, rows),

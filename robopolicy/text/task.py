@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from robopolicy.text.wire import check_fits
+
 FORMAT = "format"  # name of the grade of form: 1 where a message has the form of an answer
 SUBGOAL = "subgoal"  # of the grade that tells messages which announce what the next ones are to reach
 ADVANTAGE = "advantage"  # of a critic's grade: how much better than nothing a message was, below 0 if it did harm
@@ -103,6 +105,16 @@ class TextTask(ABC):
     @abstractmethod
     def episode(self, seed: int) -> Episode:
         """The problem of a seed; the same one every time."""
+
+    def pose(self, seed: int) -> Episode:
+        """The problem of a seed.
+
+        Raises:
+            UserError: Its prompt cannot be shown as it is.
+        """
+        episode = self.episode(seed)
+        check_fits(episode.prompt, self.prompt_bytes, f"Prompt {seed} of {self.name}")
+        return episode
 
     def category(self, seed: int) -> int | None:
         """Kind of the problem, for curricula; None: the task tells none apart."""

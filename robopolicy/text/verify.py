@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
+from typing import Any
 
 from robopolicy.extras import need
 
@@ -23,8 +25,7 @@ def number(completion: str, answer: str) -> float:
 
 def mathematics(completion: str, answer: str) -> float:
     """`math-verify` finds both equal as expressions, LaTeX included."""
-    library = need("math_verify", "text")
-    # Its own time limit works in the main thread alone; ours is that of the guard.
+    library = _math_verify()
     gold = library.parse(answer, parsing_timeout=None)
     found = library.parse(completion, parsing_timeout=None)
     return float(library.verify(gold, found, timeout_seconds=None))
@@ -38,8 +39,21 @@ def stated_number(completion: str) -> str | None:
 
 def stated_expression(completion: str) -> str | None:
     """What `math-verify` reads in the completion."""
-    found = need("math_verify", "text").parse(completion, parsing_timeout=None)
+    found = _math_verify().parse(completion, parsing_timeout=None)
     return str(found[0]) if found else None
+
+
+def _math_verify() -> Any:
+    """The library, used without its own time limit, which works in the main thread alone; ours is that of the guard."""
+    library = need("math_verify", "text")
+    for module in ("parser", "grader"):
+        logging.getLogger(f"math_verify.{module}").addFilter(_of_interest)
+    return library
+
+
+def _of_interest(record: logging.LogRecord) -> bool:
+    """Whether a log record says more than that the time limit is off, which each call does otherwise."""
+    return not record.getMessage().startswith("Timeout is disabled")
 
 
 def _last_number(text: str) -> float | None:

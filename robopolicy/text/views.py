@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from robopolicy.core.options import checked, is_plain
+
 
 @dataclass(frozen=True)
 class Views:
@@ -37,10 +39,6 @@ class Views:
             raise ValueError(f"rollout.judge must be policy or companion, got {self.judge!r}.")
         if strangers := set(self.score_with.values()) - {"teacher"}:
             raise ValueError(f"rollout.score_with knows teacher, got {', '.join(sorted(strangers))}.")
-        if any(factor <= 0 for factor in self.score_temperatures.values()):
-            raise ValueError(f"rollout.score_temperatures must be positive, got {dict(self.score_temperatures)}.")
-        if min(self.layer, self.layer_updates) < 0:
-            raise ValueError(f"rollout.layer and layer_updates must be >= 0, got {self.layer}, {self.layer_updates}.")
         likely = self.support.keys() - {"grammar"}
         fits = likely in (set(), {"top_p", "refresh"}) and 0 < self.top_p <= 1 and self.refresh >= 1
         if not fits or self.support.get("grammar", True) is not True:
@@ -59,7 +57,17 @@ class Views:
         Raises:
             ValueError: A value makes no sense; one line.
         """
-        return cls(**{key: rollout[key] for key in cls.__dataclass_fields__ if key in rollout})
+        entries = {key: str(entry.type) for key, entry in cls.__dataclass_fields__.items() if key in rollout}
+        for key, kind in entries.items():
+            if is_plain(kind):
+                checked(f"rollout.{key}", key, kind, rollout[key])
+            elif not isinstance(rollout[key], Mapping):
+                raise ValueError(f"rollout.{key} must be a mapping, got {rollout[key]!r}.")
+            else:
+                for name, value in rollout[key].items():
+                    kind = {"grammar": "bool", "every": "int", "refresh": "int"}.get(name, "float")
+                    checked(f"rollout.{key}.{name}", "", kind, value)
+        return cls(**{key: rollout[key] for key in entries})
 
     @property
     def companion(self) -> bool:

@@ -33,12 +33,35 @@ def unpack(rows: Tensor) -> list[str]:
     return [bytes(row.tolist()).split(b"\0", 1)[0].decode("utf-8", errors="ignore") for row in data]
 
 
+def flaw(text: str) -> str:
+    """What a text holds that it may not, as it would end there or become another one; empty where there is nothing."""
+    for mark, meaning in (("\0", "ends a text"), (TURN, "separates messages")):
+        if mark in text:
+            return f"U+{ord(mark):04X} as character {text.index(mark) + 1}, which {meaning}"
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return f"U+{ord(text[error.start]):04X} as character {error.start + 1}, half of a surrogate pair"
+    return ""
+
+
+def check_text(text: str, what: str) -> None:
+    """Refuse a text with a `flaw`.
+
+    Raises:
+        UserError: It has one.
+    """
+    if found := flaw(text):
+        raise UserError(f"{what} holds {found}; take it out.")
+
+
 def check_fits(text: str, width: int, what: str) -> None:
     """Refuse a text that `pack` would cut: a prompt without its end asks something else.
 
     Raises:
-        UserError: It is too long.
+        UserError: It is too long, or has a `flaw`.
     """
+    check_text(text, what)
     size = len(text.encode("utf-8", errors="replace"))
     if size > width:
         raise UserError(f"{what} has {size} bytes, but there is room for {width}; shorten it.")

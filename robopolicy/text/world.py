@@ -112,7 +112,10 @@ class TextWorld:
         rest = "" if talk.done else _share(solution[int(turns)], turns % 1.0)
         talk.begun = self.policy.tokenizer.encode(rest)
         talk.add(talk.begun)
-        return task if talk.done else replace(task, prefix=_prefix(talk))
+        if talk.done:
+            return task
+        given = _prefix(talk, len(talk.columns["tokens"]))
+        return replace(task, prefix={**given, "paid": [0.0] * len(talk.said), "helped": True})  # it earns nothing
 
     def teach(self, task: Task, count: int) -> list[Attempt]:
         """The solution, of which there is one: demonstrated tokens with log-probability 0."""
@@ -143,19 +146,14 @@ class TextWorld:
 
     def resume(self, attempt: Attempt, column: int) -> Task:
         """The task that goes on before a column of the attempt's row, maybe in the middle of a message."""
-        talk: Talk = attempt.record
-        unit = bisect_right(talk.starts, column) - 1
-        prefix: dict[str, Any] = {name: values[:column] for name, values in talk.columns.items()}
-        prefix |= {"said": talk.said[:unit], "paid": talk.paid[:unit], "starts": talk.starts[: unit + 1]}
-        prefix |= {"begun": prefix["tokens"][talk.starts[unit] :], "helped": talk.helped}
-        return replace(attempt.task, prefix=prefix)
+        return replace(attempt.task, prefix=_prefix(attempt.record, column))
 
     @torch.no_grad()
     def rescore(self, attempts: Sequence[Attempt], tasks: Sequence[Task]) -> list[Attempt]:
         """The same tokens as answers to other tasks."""
         result: list[Attempt] = []
         for attempt, task in zip(attempts, tasks, strict=True):
-            old, prompt = attempt.decisions, self._prompt(task, self.task.episode(int(task.payload)))
+            old, prompt = attempt.decisions, self._prompt(task, self.task.pose(int(task.payload)))
             written = old.extra["tokens"][0, int(old.extra["start"]) :].tolist()
             extra = {**old.extra, "tokens": torch.tensor([prompt + written]), "start": torch.tensor([len(prompt)])}
             logp = score(self.policy, old.with_fields(extra=extra)).logp
@@ -186,23 +184,16 @@ class TextWorld:
         talks: list[Talk] = [attempt.record for attempt in attempts]
         for talk in talks:
             talk.add(self.policy.tokenizer.reply(self.task.recap))
-        notes = self._draw(talks)
-        tasks = [
-            replace(
-                talk.task,
-                prefix={
-                    **{name: [] for name in COLUMNS},
-                    "said": list(talk.said),
-                    "paid": list(talk.paid),
-                    "starts": [0] * (len(talk.said) + 1),
-                    "begun": [],
-                    "helped": talk.helped,
-                    "earlier": talk.earlier + sum(talk.columns["own"]),
-                },
-                context={"kind": "summary", "text": self._message(talk, note)},
-            )
-            for talk, note in zip(talks, notes, strict=True)
-        ]
+        tasks: list[Task] = []
+        for talk, note in zip(talks, self._draw(talks), strict=True):
+            unseen: dict[str, Any] = {name: [] for name in COLUMNS} | {
+                "begun": [],
+                "starts": [0] * (len(talk.said) + 1),
+            }
+            unseen["earlier"] = talk.earlier + sum(talk.columns["own"])
+            prefix = _prefix(talk, len(talk.columns["tokens"])) | unseen
+            context = {"kind": "summary", "text": self._message(talk, note)}
+            tasks.append(replace(talk.task, prefix=prefix, context=context))
         return list(zip(self._attempts(talks), tasks, strict=True))
 
     def _draw(self, talks: Sequence[Talk]) -> list[list[int]]:
@@ -236,16 +227,18 @@ class TextWorld:
         told = task.context["text"] if isinstance(task.context, Mapping) else ""
         text = f"({told}){episode.prompt}" if told else episode.prompt
         if text not in self._prompts:
-            self._prompts[text] = self.policy.tokenizer.prompt([text])
+            tokens = self._prompts[text] = self.policy.tokenizer.prompt([text])
+            what = f"Prompt {task.payload} of {self.task.name}"
+            self.policy.check_fits(len(tokens), self.policy.budget, what)
         return self._prompts[text]
 
     def _open(self, task: Task) -> Talk:
-        episode = self.task.episode(int(task.payload))
+        episode = self.task.pose(int(task.payload))
         talk = Talk(task, episode, self._prompt(task, episode))
         if task.prefix is not None:
             talk.columns = {name: list(task.prefix[name]) for name in COLUMNS}
             talk.begun, talk.starts, talk.paid = (list(task.prefix[name]) for name in ("begun", "starts", "paid"))
-            talk.earlier = task.prefix.get("earlier", 0)
+            talk.earlier = task.prefix["earlier"]
             for message in task.prefix["said"]:
                 talk.said.append(message)
                 talk.hear(episode.step(message))
@@ -327,7 +320,10 @@ def _share(text: str, share: float) -> str:
     return text[: round(share * len(text))]
 
 
-def _prefix(talk: Talk) -> dict[str, Any]:
-    """What was given in front of the policy's own messages, for which it earns nothing."""
-    given = {"said": talk.said, "paid": [0.0] * len(talk.said), "starts": talk.starts, "begun": talk.begun}
-    return {**talk.columns, **given, "helped": True}
+def _prefix(talk: Talk, column: int) -> dict[str, Any]:
+    """What a conversation that goes on before a column of `talk` begins with; `Task.prefix` of this world."""
+    unit = bisect_right(talk.starts, column) - 1
+    prefix: dict[str, Any] = {name: values[:column] for name, values in talk.columns.items()}
+    prefix |= {"said": talk.said[:unit], "paid": talk.paid[:unit], "starts": talk.starts[: unit + 1]}
+    prefix |= {"begun": prefix["tokens"][talk.starts[unit] :], "helped": talk.helped, "earlier": talk.earlier}
+    return prefix

@@ -13,7 +13,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Algorithm, frozen_copy
-from robopolicy.core.decisions import Decisions
+from robopolicy.core.decisions import Decisions, MissingField
 from robopolicy.core.probes import pass_at_k
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
@@ -165,16 +165,16 @@ class AttemptSource(TextSource):
     def _played(self) -> list[list[Attempt]]:
         try:
             return self.collector.play(self.algorithm.config.prompts)
-        except ValueError as error:  # a part asks for a metric that text does not have
+        except MissingField as error:
             raise self._asks(error) from error
 
     def _rewarded(self, groups: Sequence[Sequence[Attempt]]) -> Batch:
         try:
             return self.collector.batch(groups)
-        except ValueError as error:
+        except MissingField as error:
             raise self._asks(error) from error
 
-    def _asks(self, error: Exception) -> UserError:
+    def _asks(self, error: MissingField) -> UserError:
         return UserError(f"Recipe '{self.algorithm.config.recipe}' asks for more than text measures: {error}")
 
     def _report(self) -> None:
@@ -317,6 +317,8 @@ class OverlappedSource(AttemptSource):
         except RuntimeError as error:
             if isinstance(error.__cause__, UserError):  # e.g. a recipe asks for more than these players can
                 raise error.__cause__ from error
+            if isinstance(error.__cause__, MissingField):
+                raise self._asks(error.__cause__) from error
             raise
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:

@@ -31,7 +31,7 @@ from robopolicy.schema import filling, to_plain
 from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.registry import WorldOptions, get_task, views_of
 from robopolicy.spec import MEMORY
-from robopolicy.text.imitation import TextSFT
+from robopolicy.text.imitation import TextLearner, TextSFT
 from robopolicy.text.learner import TextRecipe
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TaskConfig, TrainConfig, section
@@ -121,6 +121,15 @@ def _check_experience(config: TrainConfig, name: str) -> None:
         if not config.dataset:
             raise UserError(
                 f"Algorithm '{name}' learns from demonstrations as well; pass dataset=FOLDER (see collect)."
+            )
+    elif issubclass(algorithm, TextLearner):
+        if config.dataset:
+            plays = (
+                "what it plays, or as its recipe says" if algorithm is TextRecipe else "the task's own solutions, or"
+            )
+            raise UserError(
+                f"Algorithm '{name}' reads no robot dataset; leave out dataset=. It learns from {plays} from "
+                "algorithm.data=FILE (JSONL or parquet)."
             )
     elif not issubclass(algorithm, OffPolicy):
         if config.dataset:

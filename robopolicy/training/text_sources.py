@@ -15,6 +15,7 @@ from robopolicy.text.datasets import READERS, Written, read_demonstrations
 from robopolicy.text.guard import Guard
 from robopolicy.text.imitation import TextSFT, TextSFTConfig
 from robopolicy.text.learner import TextRecipe
+from robopolicy.text.policy import TextPolicy
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import TextTask
 from robopolicy.text.world import score, with_choices
@@ -26,10 +27,11 @@ from robopolicy.training.sources import Source
 class DemonstrationSource(TextSource):
     """Solved conversations, in the order of their seeds."""
 
-    def __init__(self, sim: TextSim, config: TextSFTConfig, seed: int) -> None:
+    def __init__(self, sim: TextSim, config: TextSFTConfig, policy: TextPolicy, seed: int) -> None:
         super().__init__(sim, seed)
         self.batch_size = config.batch_size
-        written = [item.messages for item in read_demonstrations(config.data)] if config.data else []
+        found = checked(read_demonstrations(config.data), policy) if config.data else []
+        written = [item.messages for item in found]
         self.problems = len(written) or config.problems
         self._next = 0
         self._known: dict[int, list[str]] = dict(enumerate(written))
@@ -59,7 +61,7 @@ class ImitationFirst(DemonstrationSource):
     """Solved conversations for the first updates of a recipe, then its attempts."""
 
     def __init__(self, sim: TextSim, attempts: AttemptSource, seed: int) -> None:
-        super().__init__(sim, TextSFTConfig(), seed)
+        super().__init__(sim, TextSFTConfig(), attempts.algorithm.policy, seed)
         self.attempts, self.updates = attempts, attempts.algorithm.config.imitation
 
     def next(self, algorithm: Algorithm) -> Any:
@@ -96,7 +98,7 @@ class WrittenSource(TextSource):
         if not path:
             raise UserError(f"Recipe '{algorithm.config.recipe}' learns from {kind}; pass algorithm.data=FILE.")
         self.groups: dict[int, list[Written]] = {}
-        for item in READERS[kind](path):
+        for item in checked(READERS[kind](path), algorithm.policy):
             self.groups.setdefault(item.group, []).append(item)
         self.means = {key: fmean(item.reward for item in items) for key, items in self.groups.items()}
         self._generator = torch.Generator().manual_seed(seed)
@@ -115,7 +117,7 @@ class WrittenSource(TextSource):
         items = [item for key in chosen for item in self.groups[key]]
         policy = self.algorithm.policy
         said = [item.messages for item in items]
-        record, turn = policy.conversations(said, self._generator), policy.turns(said)
+        record, turn = policy.conversations(said, self._generator)
         mask = record.pop("mask")
         reward = torch.zeros(mask.shape, device=mask.device)
         for row, item in enumerate(items):
@@ -144,13 +146,24 @@ class WrittenSource(TextSource):
         return True
 
 
+def checked(written: list[Written], policy: TextPolicy) -> list[Written]:
+    """What was read, all of which the policy can learn from.
+
+    Raises:
+        UserError: Something is too long.
+    """
+    for item in written:
+        policy.check_written(item.messages, item.where)
+    return written
+
+
 def conversations(task: TextTask, seeds: Sequence[int]) -> list[list[str]]:
     """Prompt, message, reply, message, ... of the task's own solutions.
 
     Raises:
         UserError: The task knows no solutions, or one that does not solve it.
     """
-    episodes, guard = [task.episode(seed) for seed in seeds], Guard(task.seconds)
+    episodes, guard = [task.pose(seed) for seed in seeds], Guard(task.seconds)
     solutions = [episode.demonstration() or [] for episode in episodes]
     if not all(solutions):
         raise UserError(f"Task {task.name} knows no solutions; pass algorithm.data=FILE with demonstrations.")
@@ -190,4 +203,4 @@ def text_source(sim: Any, algorithm: TextSFT | TextRecipe, seed: int) -> Source:
         overlapped = allowed_age(algorithm).in_flight(1) > 1 or algorithm.config.players
         attempts = (OverlappedSource if overlapped else AttemptSource)(sim, algorithm, seed=seed)
         return ImitationFirst(sim, attempts, seed) if algorithm.config.imitation else attempts
-    return DemonstrationSource(sim, algorithm.config, seed)
+    return DemonstrationSource(sim, algorithm.config, algorithm.policy, seed)

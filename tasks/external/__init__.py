@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import VectorSim
-from robopolicy.sim.registry import SimOptions, TaskEntry, register_family
+from robopolicy.sim.registry import SimOptions, TaskEntry, TaskFamily, register_family
 
 # mjlab and Isaac Lab leave actions unbounded. In their walking tasks an action is an offset of joint targets, scaled so
 # that gaits need more than 1 of it; everything else is bounded by 1.
@@ -76,7 +76,11 @@ def _refuse_cameras(name: str, options: SimOptions) -> None:
 
 def register() -> None:
     """Register the families without importing them."""
-    register_family("gymnasium", _gymnasium_entry)
-    register_family("envpool", _envpool_entry)
-    register_family("mjlab", mjlab_entry)
-    register_family("isaaclab", _isaaclab_entry)
+    for prefix, make_entry, extra in (
+        ("gymnasium", _gymnasium_entry, ""),
+        ("envpool", _envpool_entry, "envpool"),
+        ("mjlab", mjlab_entry, "mjlab"),
+        ("isaaclab", _isaaclab_entry, "isaaclab"),
+    ):
+        description = f"Any task of {prefix} by its own id."
+        register_family(prefix, TaskFamily(make_entry, description, requires=extra))

@@ -8,7 +8,7 @@ from importlib import import_module
 from torch import Tensor
 
 from robopolicy.sim.contract import Observation, VectorSim
-from robopolicy.sim.registry import Expert, SimOptions, TaskEntry, register_family
+from robopolicy.sim.registry import Expert, SimOptions, TaskEntry, TaskFamily, register_family
 from robopolicy.sim.registry import register as register_entry
 
 BUILT_IN = {
@@ -73,10 +73,10 @@ def _gym_entry(name: str) -> TaskEntry:
     )
 
 
-def _prompts_entry(path: str) -> TaskEntry:
+def _prompts_entry(name: str) -> TaskEntry:
     from robopolicy.text.datasets import PromptTask
 
-    task = PromptTask(path)
+    task = PromptTask(name)
 
     def make(options: SimOptions) -> VectorSim:
         from robopolicy.text.sim import TextSim
@@ -100,5 +100,6 @@ def register() -> None:
                 backends=("text",),
             )
         )
-    register_family("reasoning_gym", _gym_entry)
-    register_family("prompts", _prompts_entry)
+    generators = "Any generator of reasoning-gym by its own id."
+    register_family("reasoning_gym", TaskFamily(_gym_entry, generators, requires="text", module="reasoning_gym"))
+    register_family("prompts", TaskFamily(_prompts_entry, "The prompts of a file of yours, .jsonl or .parquet."))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from robopolicy.cli.main import main
 from tasks.toy.point_mass import PointMassSim
 
 TASK = "toy/point_mass"
+PYPROJECT = Path(list_verb.__file__).parents[2] / "pyproject.toml"
 
 
 @pytest.fixture
@@ -65,6 +68,23 @@ def test_list_names_the_missing_extra(capsys, monkeypatch):
     assert main(["list", "backends"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("[missing: pip install 'robopolicy[envpool]']") == 1 and "flow" not in printed
+
+
+def test_every_extra_that_is_named_exists(capsys, monkeypatch):
+    monkeypatch.setattr(list_verb, "_lacks", bool)
+    assert main(["list", "--json"]) == 0
+    rows = [row for kind in json.loads(capsys.readouterr().out).values() for row in kind]
+    extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+    assert {row["missing"] for row in rows} - {""} <= extras.keys()
+    missing = {row["name"]: row["missing"] for row in rows}
+    assert missing["prompts/<id>"] == "" and missing["reasoning_gym/<id>"] == "text"
+
+
+def test_list_knows_text_policies_and_algorithms(capsys):
+    assert main(["list"]) == 0
+    printed = capsys.readouterr().out
+    for name in ("text", "text_diffusion", "program", "text_recipe", "text_sft"):
+        assert f"\n  {name} " in printed
 
 
 def test_list_as_json(capsys):

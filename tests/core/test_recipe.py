@@ -31,6 +31,10 @@ def test_a_stage_is_built_with_its_nested_parts() -> None:
     assert isinstance(mixed, Mix) and mixed.weights == (0.25, 0.75) and len(mixed.branches[1].stages) == 1
 
 
+def test_smallest_rewards_may_be_negative() -> None:
+    assert build("stage", {"name": "beta_scale", "low": -1}).low == -1
+
+
 def test_an_estimator_is_built_with_its_parts() -> None:
     config = build(
         "estimator",
@@ -58,6 +62,47 @@ def test_an_estimator_is_built_with_its_parts() -> None:
         ("partition", {"name": "group", "size": 3}, "Unknown option 'size' of partition 'group'; known: none"),
         ("surrogate", "clap", "Unknown surrogate 'clap'"),
         ("stages", "clip", "Unknown slot 'stages'"),
+        ("scope", {"partition": 3}, "Expected a name or a mapping of options for partition, found 3"),
+        ("partition", "key", "Option 'key' of partition 'key' is missing"),
+        (
+            "bounds",
+            {"name": "constant", "high": "abc"},
+            "'high' of bounds 'constant' must be a number .*, got 'abc'",
+        ),
+        ("bounds", {"name": "constant", "low": -0.1}, "'low' of bounds 'constant' must be a number of at least 0, got"),
+        ("bounds", {"name": "constant", "low": "1e-3"}, "got '1e-3', a text to YAML; write it with a point, e.g. 1.0e"),
+        ("bounds", {"name": "constant", "low": None}, "must be a number of at least 0, got None"),
+        ("bounds", {"name": "constant", "low": True}, "must be a number of at least 0, got True"),
+        ("bounds", {"name": "depth", "steps": 2.5}, "must be a whole number above 0, got 2.5"),
+        ("estimator", {"kl_coef": float("nan")}, "'kl_coef' of estimator must be a number of at least 0, got nan"),
+        (
+            "estimator",
+            {"entropy_coef": float("inf")},
+            "'entropy_coef' .* must be a number, at most .*, got inf",
+        ),
+        ("estimator", {"entropy_coef": 10**400}, "'entropy_coef' .* must be a number, at most .*, got 1000"),
+        ("estimator", {"surrogate": ["clip"]}, r"'surrogate' of estimator must be a text, got \['clip'\]"),
+        (
+            "estimator",
+            {"surrogate": "dual_clip", "surrogate_options": {"cap": 0}},
+            "'cap' in .* must be a number above",
+        ),
+        ("estimator", {"hierarchy": {"outer": "token"}}, "Hierarchy.outer must be 'sequence' or 'unit', got 'token'"),
+        ("estimator", {"masks": [3]}, "Expected a name or a mapping of options for mask, found 3"),
+        ("stage", {"name": "mix", "weights": [1, "a"], "branches": [[], []]}, "Every entry of option 'weights' .*'a'"),
+        ("stage", {"name": "smooth_standardize", "seen": {}}, "Unknown option 'seen'"),
+        ("weight", {"name": "entropy_gate", "bounds": "constant"}, "must be EntropyBounds, got 'constant'"),
+        (
+            "estimator",
+            {"entropy_coef": float("nan")},
+            "'entropy_coef' .* must be a number, at most .*, got nan",
+        ),
+        ("estimator", {"surrogate": "drift", "surrogate_options": {"beta": 0}}, "'beta' in option .* above 0, got 0"),
+        ("controller", {"name": "adaptive", "value": 1, "target": 0, "horizon": 1}, "'target' .* above 0, got 0"),
+        ("stage", {"name": "beta_scale", "low": 1}, "'beta_scale' needs low < high, got 1 and 1.0"),
+        ("mask", {"name": "uncertain", "below": 0}, r"below a probability in \(0, 1\], got 0"),
+        ("stage", {"name": "mix", "weights": [], "branches": []}, "'weights' .* must be a list with entries"),
+        ("start", {"name": "gae", "gamma": 1.5}, "'gamma' of start 'gae' must be a number from 0 to 1, got 1.5"),
     ],
 )
 def test_unknown_names_and_options_are_refused_in_one_line(slot: str, plain: object, message: str) -> None:
@@ -70,6 +115,9 @@ def test_unknown_names_and_options_are_refused_in_one_line(slot: str, plain: obj
     ("plain", "message"),
     [
         ({"epoch": 2}, "Unknown key 'epoch' of a recipe; known: source"),
+        ({"title": [1]}, r"'title' of a recipe must be a text, got \[1\]"),
+        ({"epochs": True}, "'epochs' of a recipe must be a whole number of at least 1, got True"),
+        ({"regularizers": [{"name": "kl_to", "coef": "a"}]}, "'coef' of regularizer 'kl_to' must be a number, got 'a'"),
         ({"epochs": 0}, "'epochs' of a recipe must be a whole number of at least 1, got 0"),
         ({"status": "fine"}, "'status' of a recipe must be one of works, experimental, reconstructed, got 'fine'"),
         ({"advantage": {}}, "'advantage' of a recipe must be a list, got {}"),

@@ -188,3 +188,22 @@ def test_unknown_names_are_told(world):
         collector(world, {"rewards": []})
     with pytest.raises(ValueError, match="Unknown intervention 'hints'; known: demonstration"):
         collector(world, {"intervention": ["hints"]})
+
+
+@pytest.mark.parametrize(
+    ("plain", "message"),
+    [
+        ({"temperature": -1}, "rollout.temperature must be a number above 0, got -1"),
+        ({"refill": 1.5}, "rollout.refill must be a whole number of at least 0, got 1.5"),
+        ({"again": "yes"}, "rollout.again must be true or false, got 'yes'"),
+        ({"reward": "sum"}, "rollout.reward must be a list, got 'sum'"),
+        (
+            {"reward": [{"name": "sum", "terms": {"first": "a"}}]},
+            "'first' in option 'terms' .* must be a number, got 'a'",
+        ),
+        ({"topology": 3}, "Expected a name or a mapping of options for topology, found 3"),
+    ],
+)
+def test_values_that_do_not_fit_are_told(world, plain, message):
+    with pytest.raises(ValueError, match=message):
+        collector(world, plain)

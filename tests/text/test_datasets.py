@@ -1,6 +1,7 @@
 """Files of prompts, demonstrations, pairs and logs: what they may hold, and learning from them."""
 
 import json
+import re
 
 import pyarrow
 import pyarrow.parquet
@@ -11,8 +12,9 @@ from robopolicy.cli.main import main
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import PolicySpec
-from robopolicy.text import TextConfig, TextPolicy
+from robopolicy.text import DiffusionTextConfig, DiffusionTextPolicy, TextConfig, TextPolicy
 from robopolicy.text.datasets import read_demonstrations, read_offline, read_pairs, read_rows
+from robopolicy.text.imitation import TextSFT, TextSFTConfig
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.text.wire import unpack
@@ -65,6 +67,8 @@ def test_a_text_may_hold_any_end_of_a_line_but_that_of_the_file(tmp_path):
         (read_demonstrations, [{"messages": ["a"]}], "'messages' must be texts of world and demonstrator"),
         (read_demonstrations, [[1]], "line 1 must be an object, found list"),
         (read_offline, [{"prompt": "a", "completion": "b", "reward": 10**400}], "must be a finite number, found 1000"),
+        (read_pairs, [{"prompt": "a\0b", "chosen": "c", "rejected": "d"}], "'prompt' holds U+0000 as character 2"),
+        (read_offline, [{"messages": ["a", "\ud800"], "rewards": [1]}], "message 2 holds U+D800 as character 1, half"),
     ],
 )
 def test_what_does_not_fit_is_said_with_its_place(read, rows, message, tmp_path):
@@ -96,6 +100,15 @@ def test_a_file_of_prompts_is_a_task(tmp_path):
     rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "half?", "answer": "0.5", "verify": "number"}]
     sim = make_sim(f"prompts/{written(tmp_path / 'x.jsonl', rows)}", SimOptions(num_envs=2))
     assert unpack(sim.reset(0)["text"]) == ["1+1=", "half?"]
+    assert sim.spec.action_dim == 1024
+    short = make_sim(f"prompts/{tmp_path / 'x.jsonl'}:16", SimOptions(num_envs=1))
+    assert short.spec.action_dim == 16 and short.spec.task.endswith("x.jsonl:16")
+    with pytest.raises(UserError, match=r"x\.jsonl:0 must have 1 to 65536 bytes, got 0"):
+        make_sim(f"prompts/{tmp_path / 'x.jsonl'}:0", SimOptions())
+    with pytest.raises(UserError, match=r"must end with \.jsonl or \.parquet"):
+        make_sim(f"prompts/{tmp_path / 'x.jsonl'}:a", SimOptions())
+    small = TextPolicy(TextConfig(width=16, layers=1, heads=2), PolicySpec({"text": (4096,)}, 1024))
+    small.check_fits(1 + 4096, 1024)  # it has room for what the task needs
     with pytest.raises(UserError, match="'verify' must be one of exact, number, math"):
         make_sim(f"prompts/{written(tmp_path / 'y.jsonl', [{**rows[0], 'verify': 'x'}])}", SimOptions())
     with pytest.raises(UserError, match="'verify' must be one of exact, number, math"):
@@ -134,6 +147,37 @@ def test_recipes_learn_from_files(recipe, tmp_path):
     else:
         assert loss[0] < loss[1] - 0.3
     assert main(["train", *words[:-4], "algorithm.data=", "budget.updates=1", f"out={tmp_path}", "name=no"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("recipe", "family", "rows", "message"),
+    [
+        (
+            "dpo",
+            "text",
+            [*PAIRS, {"prompt": "p" * 40, "chosen": "c" * 30, "rejected": "r"}],
+            "row 7 has 72 tokens, more",
+        ),
+        ("s133_epo", "text", [{"messages": ["a", "b", "c" * 70, "d"], "rewards": [0, 1]}], "row 1 has 76 tokens, more"),
+        ("text_sft", "text", [{"prompt": "p" * 62, "completion": "c"}], "row 1 has 65 tokens, more"),
+        (
+            "text_sft",
+            "text_diffusion",
+            [{"prompt": "p", "completion": "c" * 7}],
+            "row 1 has a message of 7 tokens, but a",
+        ),
+    ],
+)
+def test_what_is_longer_than_the_model_can_read_is_refused_with_its_row(recipe, family, rows, message, tmp_path):
+    file = written(tmp_path / "x.jsonl", rows)
+    kind, config = (TextPolicy, TextConfig) if family == "text" else (DiffusionTextPolicy, DiffusionTextConfig)
+    policy = kind(config(width=16, layers=1, heads=2, context=64), PolicySpec({"text": (16,)}, 6))
+    if recipe == "text_sft":
+        algorithm = TextSFT(TextSFTConfig(data=file), policy, total_updates=2)
+    else:
+        algorithm = TextRecipe(TextRecipeConfig(recipe=recipe, data=file), policy, total_updates=2)
+    with pytest.raises(UserError, match=re.escape(f"{file} {message}")):
+        text_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0)
 
 
 def test_logged_turns_keep_their_rewards(tmp_path):

@@ -89,6 +89,21 @@ def test_a_task_whose_reward_never_works_is_refused():
         source(Never(), algorithm).next(algorithm)
 
 
+@pytest.mark.parametrize("prompt", ["\ud800", "a\0", "a" * 130])
+def test_a_prompt_at_fault_is_named_and_not_the_recipe(prompt):
+    from robopolicy.errors import UserError
+
+    class Odd(Letter):
+        prompt_bytes = 200
+
+        def episode(self, seed):
+            return Question(prompt, float)
+
+    algorithm = learner(Letter(), group_size=2)
+    with pytest.raises(UserError, match=r"^Prompt \d+ of text/letter (has|holds) "):
+        source(Odd(), algorithm).next(algorithm)
+
+
 def test_half_precision_scores_again_and_keeps_the_recorded_as_behaviour():
     algorithm = learner(Grid(), group_size=2, dtype="bfloat16")
     batch = source(Grid(), algorithm).next(algorithm)
@@ -209,7 +224,7 @@ def test_solutions_of_several_turns_are_conversations():
     assert all(message in "nsew" for message in said[1::2]) and all(reply.startswith(" at ") for reply in said[2::2])
     torch.manual_seed(0)
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2), PolicySpec({"text": (96,)}, 3))
-    record = policy.conversations([said])
+    record, _ = policy.conversations([said])
     chosen = record["tokens"][0][int(record["start"]) :][record["mask"][0]]
     assert policy.tokenizer.decode(chosen.tolist()) == "".join(said[1::2])
     world = TextWorld(policy, Grid(), torch.Generator())
@@ -286,13 +301,21 @@ def test_interrupted_text_runs_resume_with_the_same_bits(kind, base, tmp_path, m
     ("settings", "message"),
     [
         (["algorithm.recipe=nothing"], "Unknown recipe 'nothing'"),
+        (["algorithm.recipe=deep.yaml"], "Recipe deep.yaml cannot be read: it is nested too deeply"),
+        (["algorithm.recipe=odd.yaml"], "Recipe 'odd.yaml': Option 'high' of bounds 'constant' must be a number"),
         (["algorithm.imitation=460"], "460 of 460 updates are to imitate"),
         (["algorithm.overlong=cut"], "algorithm.overlong must be one of score, mask"),
         (["algorithm.prompts=0"], "prompts >= 1"),
+        (["algorithm.data=x.jsonl"], "algorithm.data=x.jsonl is not read: recipe 'grpo' learns from what it plays"),
+        (["algorithm.companion=x"], "algorithm.companion=x is not read: recipe 'grpo' has no second policy"),
+        (["dataset=x"], "Algorithm 'text_recipe' reads no robot dataset; leave out dataset="),
         (["task=lift", "chunk.horizon=1", "chunk.execute=1"], "text"),
     ],
 )
-def test_wrong_settings_give_one_line(settings, message, base, tmp_path, capsys):
+def test_wrong_settings_give_one_line(settings, message, base, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep.yaml").write_text("a: " + "[" * 5000)
+    (tmp_path / "odd.yaml").write_text("estimator: {bounds: {name: constant, high: abc}}")
     start = [] if "task=lift" in settings else [f"init_from={base}"]
     words = ["train", "experiment=text_grpo", *start, *settings, f"out={tmp_path}", "name=run"]
     assert main(words) == 2

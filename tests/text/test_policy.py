@@ -89,7 +89,7 @@ def test_what_a_folder_lacks_is_said_in_one_line(tmp_path, folder):
 
 
 def test_a_conversation_longer_than_the_context_is_refused(policy):
-    with pytest.raises(UserError, match="exceed the model's context of 96 tokens"):
+    with pytest.raises(UserError, match="exceed the model's context of 96"):
         policy.write([[1] * 90])
 
 

@@ -60,7 +60,7 @@ def test_a_program_keeps_nothing_between_calls():
     ("body", "fault"),
     [
         ("open('/etc/hostname').read()", "open is not allowed"),
-        ("import os", "import of os is not allowed"),
+        ("__import__('os')", "import of os is not allowed"),
         ("import collections; collections._sys.modules['os'].system('true')", "os.system is not allowed"),
         ("return [1 / 0, 0]", "ZeroDivisionError"),
         ("return [1]", "act did not return a list of 2 finite numbers"),
@@ -82,6 +82,18 @@ def test_one_row_that_fails_leaves_the_others_alone():
     assert actions == [[0.0, 0.0], [0.5, 0.0]] and faults == ["ZeroDivisionError: float division by zero"]
 
 
+def test_how_often_a_program_failed_is_noted():
+    policy = robot("def act(obs):\n    return [1 / obs['state'][0], 0]")
+    assert policy.take_note() == ""
+    policy.act({"state": torch.zeros(3, 1, 2)})
+    policy.act({"state": torch.ones(2, 1, 2)})
+    assert (
+        policy.take_note()
+        == "the program failed in 3 of 5 decisions, first with: ZeroDivisionError: float division by zero."
+    )
+    assert policy.take_note() == ""
+
+
 def test_a_program_that_hangs_three_times_is_not_asked_again():
     policy = robot("def act(obs):\n    while True: pass", seconds=0.3)
     for _ in range(5):
@@ -91,7 +103,14 @@ def test_a_program_that_hangs_three_times_is_not_asked_again():
 
 @pytest.mark.parametrize(
     ("source", "complaint"),
-    [("def act(", "is no Python"), ("x = 1", "needs a function 'act'"), ("def act(): pass", "needs a function 'act'")],
+    [
+        ("x = 1\ndef act(", r"is no Python: line 2: '\(' was never closed"),
+        ("def act(obs): pass\nreturn 1", "is no Python: line 2: 'return' outside function"),
+        ("def act(obs):\n    import os", r"may not import os \(line 2\); it may import math, "),
+        ("from . import x\ndef act(obs): pass", r"may not import \. \(line 1\)"),
+        ("x = 1", "needs a function 'act'"),
+        ("def act(): pass", "needs a function 'act'"),
+    ],
 )
 def test_what_is_no_program_is_refused(source, complaint):
     with pytest.raises(UserError, match=complaint):
@@ -187,6 +206,14 @@ def run(capsys, *words):
     code = main(["program", *words])
     captured = capsys.readouterr()
     return code, captured.out, captured.err.splitlines()[-1] if captured.err else ""
+
+
+def test_evaluation_tells_that_a_program_failed(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "act.py").write_text("def act(messages):\n    return missing")
+    assert run(capsys, "act.py", "--task", "text/grid", "--out", "out")[0] == 0
+    assert main(["eval", "out", "--episodes", "2", "--out", "seen"]) == 0
+    assert "decisions, first with: NameError: name 'missing' is not defined." in capsys.readouterr().out
 
 
 def test_a_tree_is_improved_from_the_command_line_and_goes_on(capsys, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Programs of a model cannot wait, grow, write, connect or import; verifiers."""
 
+import logging
 import os
 
 import pytest
@@ -48,3 +49,11 @@ def test_verifiers():
     pytest.importorskip("math_verify")
     assert stated_expression(r"so $\frac{2}{4}$") == stated_expression("1/2") == "1/2"
     assert mathematics(r"$\frac{1}{2}$", "$0.5$") == 1.0 and mathematics("$2x$", "$3x$") == 0.0
+
+
+def test_math_verify_does_not_say_at_every_call_that_its_time_limit_is_off(caplog):
+    pytest.importorskip("math_verify")
+    assert mathematics("$2$", "2") == 1.0 and stated_expression("$3$") == "3"
+    assert not caplog.records
+    logging.getLogger("math_verify.parser").warning("something else")
+    assert caplog.messages == ["something else"]

@@ -13,7 +13,7 @@ from robopolicy.sim.registry import SimOptions, get_task, make_sim
 from robopolicy.text import guard as guarding
 from robopolicy.text.guard import Guard
 from robopolicy.text.sim import TextSim
-from robopolicy.text.task import Question, TextTask
+from robopolicy.text.task import Question, TextTask, Turn
 from robopolicy.text.wire import pack, unpack
 from tasks.text.countdown import value_of
 
@@ -85,13 +85,33 @@ def test_a_reward_that_always_hangs_is_refused(monkeypatch):
         guard.step(episode, "", 2)
 
 
-def test_a_prompt_that_does_not_fit_is_refused_by_name():
-    class Long(Faulty):
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("a" * 9, "has 9 bytes, but there is room for 8"),
+        ("a\0b", r"holds U\+0000 as character 2, which ends a text"),
+        ("ab\x1e", r"holds U\+001E as character 3, which separates messages"),
+        ("\udc80", r"holds U\+DC80 as character 1, half of a surrogate pair"),
+    ],
+)
+def test_a_prompt_that_cannot_be_shown_is_refused_by_name(prompt, message):
+    class Odd(Faulty):
         def episode(self, seed):
-            return Question("a" * 9, float)
+            return Question(prompt, float)
 
-    with pytest.raises(UserError, match="Prompt 5 of text/faulty has 9 bytes, but there is room for 8"):
-        TextSim(Long(), SimOptions(num_envs=1)).reset(5)
+    with pytest.raises(UserError, match=f"Prompt 5 of text/faulty {message}"):
+        TextSim(Odd(), SimOptions(num_envs=1)).reset(5)
+
+
+def test_a_reply_that_cannot_be_shown_is_a_fault():
+    class Mute(Question):
+        def step(self, completion):
+            return Turn(1.0, done=False, reply="a\0")
+
+    guard = Guard(1.0)
+    assert guard.step(Mute("?", float), "", 3) is None
+    assert [(fault.kind, fault.message[:22]) for fault in guard.take()] == [("not readable", "its reply holds U+0000")]
+    guard.close()
 
 
 def test_conversations_show_both_sides():

@@ -16,11 +16,12 @@ from robopolicy.text.summaries import (
     attention,
     attention_summary,
     choice_norms,
-    hidden_features,
     k_means,
     named_parts,
     prompt_confidence,
+    prompt_features,
     summarised,
+    written_features,
 )
 from robopolicy.training.attempt_sources import AttemptSource
 from tasks.text.arithmetic import Arithmetic
@@ -50,7 +51,7 @@ def test_decisions_have_the_distance_of_the_state_that_chose_them(policy):
 def test_padding_changes_no_summary(policy):
     record = rows_of(policy)
     alone = {"tokens": record["tokens"][:1, :7], "start": record["start"][:1], "mask": record["mask"][:1, :2]}
-    for summary in (attention_summary, hidden_features):
+    for summary in (attention_summary, prompt_features):
         together, single = summary(policy, **record), summary(policy, **alone)
         for name, value in single.items():
             torch.testing.assert_close(together[name][0, : value.shape[1]], value[0], rtol=0, atol=1e-5)
@@ -58,9 +59,9 @@ def test_padding_changes_no_summary(policy):
 
 def test_features_are_means_of_hidden_states(policy):
     record = rows_of(policy)
-    found, hidden = hidden_features(policy, **record), policy.hidden(record["tokens"])
-    torch.testing.assert_close(found["prompt_features"][0], hidden[0, :5].mean(0))
-    torch.testing.assert_close(found["written_features"][0], hidden[0, 5:7].mean(0))
+    hidden = policy.hidden(record["tokens"])
+    torch.testing.assert_close(prompt_features(policy, **record)["prompt_features"][0], hidden[0, :5].mean(0))
+    torch.testing.assert_close(written_features(policy, **record)[0], hidden[0, 5:7].mean(0))
 
 
 def test_a_probe_sees_hidden_states_and_entropies(policy):
@@ -69,7 +70,7 @@ def test_a_probe_sees_hidden_states_and_entropies(policy):
     entropy = torch.arange(1.0, 1 + mask.numel()).view(mask.shape)
     rows = Decisions(torch.zeros(mask.shape), mask=mask, entropy=entropy, extra=record)
     found = summarised(policy, rows, {"probe_baseline": {}}).extra["features"]
-    torch.testing.assert_close(found[:, :-2], hidden_features(policy, **record)["written_features"])
+    torch.testing.assert_close(found[:, :-2], written_features(policy, **record))
     for row, (own, keep) in enumerate(zip(entropy, mask, strict=True)):
         assert found[row, -2:].tolist() == [float(own[keep].mean()), float(own[keep].max())]
 

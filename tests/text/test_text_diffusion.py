@@ -132,7 +132,7 @@ def test_later_turns_are_not_seen():
     policy = policy_of(3, 96)
     said = [["goal 00 at 22:", "w", " at 12:", "w", " at 02:", "s"], ["goal 00 at 22:", "w", " at 12:", "w"]]
     order = torch.Generator().manual_seed(0)
-    record = policy.conversations(said, order)
+    record, _ = policy.conversations(said, order)
     record["order"][1, : 3 + 7 + 3] = record["order"][0, : 3 + 7 + 3]
     logp = policy.score(**record, temperature=torch.ones(2)).logp
     torch.testing.assert_close(logp[0, :13], logp[1, :13])

@@ -75,6 +75,10 @@ class BetaScale:
     high: float = 1.0  # largest reward
     cap: float = 1e6  # on the inverse density
 
+    def __post_init__(self) -> None:
+        if self.low >= self.high:
+            raise ValueError(f"'beta_scale' needs low < high, got {self.low} and {self.high}.")
+
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Scale the advantage."""
         rate = (outcome(decisions).to(advantage.dtype) - self.low) / (self.high - self.low)
