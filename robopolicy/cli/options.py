@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from robopolicy.errors import UserError
-from robopolicy.training.limits import check_count
+from robopolicy.limits import check_count
 
 if TYPE_CHECKING:
     from robopolicy.training.loop import Report, Trainer
