@@ -122,6 +122,11 @@ class TextRecipe(TextLearner):
         self._check_family()
         self.summaries = summaries_of(self.recipe.plain)
         self.group_size = config.group_size or self.recipe.group_size
+        if self.group_size == 1 < self.recipe.group_size and _within_groups(self.recipe.plain["advantage"]):
+            raise UserError(
+                f"Recipe '{config.recipe}' compares the attempts of a group; set algorithm.group_size to 2 or more, or "
+                "to 0 for its own."
+            )
         self.companion: TextPolicy | None = None  # see `accompany`
         self.reference: TextPolicy | None = frozen_copy(policy) if _compares(self.recipe) else None
         self.guide: TextPolicy | None = frozen_copy(policy) if self.views.guided else None
@@ -325,6 +330,13 @@ class TextRecipe(TextLearner):
     def _scored(self, policy: TextPolicy, batch: Decisions, layer: int | None = None) -> DecisionOutput:
         parts = [score(policy, part, layer) for part in _blocks(batch)]
         return DecisionOutput(torch.cat([part.logp for part in parts]), torch.cat([part.entropy for part in parts]))
+
+
+def _within_groups(stages: Any) -> bool:
+    """Whether stages of an advantage compare the attempts of a group with each other."""
+    if isinstance(stages, Mapping):
+        return stages.get("partition") == "group" or any(map(_within_groups, stages.values()))
+    return isinstance(stages, list | tuple) and any(map(_within_groups, stages))
 
 
 def moved(batch: Decisions, device: torch.device) -> Decisions:

@@ -288,7 +288,9 @@ def test_interrupted_text_runs_resume_with_the_same_bits(kind, base, tmp_path, m
         (["algorithm.recipe=nothing"], "Unknown recipe 'nothing'"),
         (["algorithm.imitation=460"], "460 of 460 updates are to imitate"),
         (["algorithm.overlong=cut"], "algorithm.overlong must be one of score, mask"),
-        (["algorithm.prompts=0"], "prompts >= 1"),
+        (["algorithm.group_size=1"], "compares the attempts of a group; set algorithm.group_size to 2 or more"),
+        (["algorithm.imitation_lr=-1"], "algorithm.imitation_lr must be positive, got -1.0"),
+        (["algorithm.prompts=0"], "algorithm.prompts must be at least 1"),
         (["task=lift", "chunk.horizon=1", "chunk.execute=1"], "text"),
     ],
 )
