@@ -23,6 +23,7 @@ from robopolicy.training.loggers import read_jsonl
 
 PPO = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gaussian", "sim.num_envs=4"]
 QUICK = ["algorithm.decisions=8", "evaluation.episodes=10"]
+SPOKEN = ["task=text/arithmetic", "budget.updates=1"]
 BC = ["task=point_mass", "budget.updates=2", "evaluation.episodes=0"]
 
 
@@ -132,6 +133,14 @@ def test_runs_do_not_overwrite_each_other(tmp_path, refused):
         (["init_from=x", "policy.steps=8"], "come from the checkpoint in init_from; drop policy.steps"),
         ([*PPO, "budget.updates=1", "task.reward=dense"], "Unknown reward 'dense' of task toy/point_mass"),
         ([], "Nothing to train"),
+        ([*SPOKEN, "policy=gaussian", "algorithm=ppo"], "Task text/arithmetic speaks text; choose policy=text with"),
+        ([*SPOKEN, "policy=flow", "dataset=x"], "not policy=flow with algorithm=bc"),
+        ([*SPOKEN, "policy=text", "algorithm=ppo"], "not policy=text with algorithm=ppo"),
+        (
+            [*SPOKEN, "policy=text", "algorithm=text_sft", "algorithm.problems=-1"],
+            "problems must be at least 0, got -1",
+        ),
+        ([*PPO, "policy=text", "budget.updates=1"], "Task toy/point_mass is no text; choose a task such as"),
         (["--resume", "no/such/run"], "is not a run"),
         (["--show", "--resume", "no/such/run"], "is not a run"),
         (["--resume", "x", "seed=1"], "keeps its settings"),
