@@ -304,8 +304,7 @@ def _completed(cls: type[Any], data: Any, where: str) -> Any:
         elif dataclasses.is_dataclass(hint):
             full[entry.name] = _completed(inner, value, here)  # type: ignore[arg-type]
         elif isinstance(value, Mapping):
-            named = {str(key): _completed(inner, item, f"{here}.{key}") for key, item in value.items()}  # type: ignore[arg-type]
-            full[entry.name] = {key: from_plain(inner, item, f"{here}.{key}") for key, item in named.items()}  # type: ignore[arg-type]
+            full[entry.name] = {str(key): _completed(inner, item, f"{here}.{key}") for key, item in value.items()}  # type: ignore[arg-type]
     return full
 
 

@@ -7,9 +7,10 @@ import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Range
 
 T = TypeVar("T")
 _FILLED: ContextVar[list[str] | None] = ContextVar("filled", default=None)
@@ -33,29 +34,32 @@ def from_plain(cls: type[T], data: Any, where: str) -> T:
     """Build the dataclass `cls` from a mapping of plain values; lists become tuples where the field is one.
 
     Args:
-        cls: Config dataclass; fields may be numbers, strings, bools, None, tuples and further dataclasses.
+        cls: Config dataclass; fields may be numbers, with ranges (`robopolicy.limits`), strings, bools, None, tuples
+            and further dataclasses.
         data: Mapping with exactly the fields of `cls`.
-        where: What is being read, for the message.
+        where: What is being read, for the message; empty where settings are known by their own names.
 
     Raises:
-        UserError: A key is unknown or missing, or a value has the wrong type.
+        UserError: A key is unknown or missing, or a value has the wrong type or is out of range.
     """
+    place = where or "The configuration"
     if not isinstance(data, Mapping):
-        raise UserError(f"{where} must be a mapping, found {type(data).__name__}.")
-    hints = get_type_hints(cls)
+        raise UserError(f"{place} must be a mapping, found {type(data).__name__}.")
+    hints = get_type_hints(cls, include_extras=True)
     entries = [field for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
     names = [entry.name for entry in entries]
     for key in data:
         if key not in names:
-            raise unknown_name("setting", str(key), names, f"in {where}")
+            raise unknown_name("setting", str(key), names, f"in {where}" if where else "")
     filled = _FILLED.get()
     for entry in entries:
         if entry.name in data:
             continue
         if filled is None or entry.default is entry.default_factory is dataclasses.MISSING:
-            raise UserError(f"{where} lacks '{entry.name}'; it was written by another version or edited by hand.")
+            raise UserError(f"{place} lacks '{entry.name}'; it was written by another version or edited by hand.")
         filled.append(entry.name)
-    return cls(**{name: _convert(hints[name], data[name], f"{where}.{name}") for name in names if name in data})
+    found = [(name, f"{where}.{name}" if where else name) for name in names if name in data]
+    return cls(**{name: _convert(hints[name], data[name], at) for name, at in found})
 
 
 def to_plain(config: Any) -> dict[str, Any]:
@@ -115,6 +119,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     origin = get_origin(hint)
     if hint is Any:
         return value
+    if origin is Annotated:
+        return _ranged(hint, value, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return from_plain(hint, value, where)
     if origin in (Union, types.UnionType):
@@ -128,7 +134,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin is dict:
         if not isinstance(value, Mapping):
             raise _mismatch(where, "a mapping", value)
-        return dict(value)
+        item = (*get_args(hint), Any)[1]
+        return {key: _convert(item, entry, f"{where}.{key}") for key, entry in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         try:
             return float(value)
@@ -137,6 +144,16 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if isinstance(hint, type) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
         raise _mismatch(where, f"a value of type {hint.__name__}", value)
     return value
+
+
+def _ranged(hint: Any, value: Any, where: str) -> Any:
+    """A value whose type is annotated with the ranges that it must lie in."""
+    inner, *ranges = get_args(hint)
+    converted = _convert(inner, value, where)
+    for each in ranges:
+        if isinstance(each, Range):
+            each.check(where, converted)
+    return converted
 
 
 def _convert_union(options: tuple[Any, ...], value: Any, where: str) -> Any:

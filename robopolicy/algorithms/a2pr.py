@@ -28,6 +28,7 @@ from robopolicy.critics.q import CriticConfig, borrow_normalizers
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Natural, NotNegative, Positive
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Info, Observation, Policy
@@ -38,10 +39,10 @@ from robopolicy.policies.noise import Randomness, normal
 class ChunkVAEConfig:
     """Settings of the VAE of good actions."""
 
-    hidden: tuple[int, ...] = (750, 750)  # of encoder and decoder
-    latent: int = 0  # latent dimensions; 0 is two per executed number
-    lr: float = 1e-3  # learning rate
-    weight: float = 1.0  # of the reconstruction beside half the KL
+    hidden: tuple[Count, ...] = (750, 750)  # of encoder and decoder
+    latent: Natural = 0  # latent dimensions; 0 is two per executed number
+    lr: Positive = 1e-3  # learning rate
+    weight: Positive = 1.0  # of the reconstruction beside half the KL
     vision: VisionConfig = field(default_factory=VisionConfig)
 
     def __post_init__(self) -> None:
@@ -63,7 +64,7 @@ class A2PRConfig(RegularizedTD3Config):
         default_factory=lambda: ValueConfig(hidden=(256, 256, 256, 256), activation="relu", orthogonal_init=False)
     )
     vae: ChunkVAEConfig = field(default_factory=ChunkVAEConfig)
-    pull: float = 1.0  # weight of the regulariser; .4 for Hopper
+    pull: NotNegative = 1.0  # weight of the regulariser; .4 for Hopper
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -36,6 +36,7 @@ from robopolicy.critics.intermediate import IntermediateValue
 from robopolicy.critics.value import ValueConfig
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
+from robopolicy.limits import Natural, NotNegative, Positive
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.path import interpolate
 
@@ -44,11 +45,11 @@ from robopolicy.policies.path import interpolate
 class ACFlowConfig(MatchingConfig):
     """Settings of AC-Flow; no published values were seen."""
 
-    grad_clip: float = 1.0  # largest gradient norm of the actor
-    critic_warmup: int = 3  # first rollouts that train the critics alone
-    temperature: float = 0.5  # of the weights
-    advantage_clip: float = 1.0  # bound on the intermediate advantage; weights lie within exp(+-clip / temperature)
-    w2_coef: float = 10.0  # weight of the squared velocity distance to the pretrained policy; 1 drifted on lift
+    grad_clip: Positive = 1.0  # largest gradient norm of the actor
+    critic_warmup: Natural = 3  # first rollouts that train the critics alone
+    temperature: Positive = 0.5  # of the weights
+    advantage_clip: Positive = 1.0  # bound on the intermediate advantage; weights lie within exp(+-clip / temperature)
+    w2_coef: NotNegative = 10.0  # weight of the squared velocity distance to the pretrained policy; 1 drifted on lift
     intermediate: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="silu"))
 
     def __post_init__(self) -> None:

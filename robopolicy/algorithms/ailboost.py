@@ -34,6 +34,7 @@ from robopolicy.critics.discriminator import Discriminator, DiscriminatorConfig,
 from robopolicy.data.priorities import Boosting
 from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Positive, PositiveShare
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.noise import uniform
 
@@ -42,11 +43,11 @@ from robopolicy.policies.noise import uniform
 class AILBoostConfig(SACConfig):
     """Settings of AILBoost; those of discriminator and mixture are the public code's for states."""
 
-    share: float = 0.05  # eta, weight of a new learner in the mixture
-    learner_decisions: int = 250  # decisions of an environment that make a learner; there 1000 of a single one
+    share: PositiveShare = 0.05  # eta, weight of a new learner in the mixture
+    learner_decisions: Count = 250  # decisions of an environment that make a learner; there 1000 of a single one
     discriminator: DiscriminatorConfig = field(default_factory=DiscriminatorConfig)
-    discriminator_lr: float = 1e-4  # learning rate of the discriminator
-    discriminator_delay: int = 10  # critic steps per discriminator step
+    discriminator_lr: Positive = 1e-4  # learning rate of the discriminator
+    discriminator_delay: Count = 10  # critic steps per discriminator step
 
     def __post_init__(self) -> None:
         if min(self.learner_decisions, self.discriminator_delay) < 1 or self.discriminator_lr <= 0:

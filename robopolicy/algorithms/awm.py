@@ -30,6 +30,7 @@ from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, NotNegative, PartialShare, Positive
 from robopolicy.nets.ema import EMA
 from robopolicy.policies.base import Info, Policy
 
@@ -59,15 +60,15 @@ WEIGHTINGS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 class AWMConfig(MatchingConfig):
     """Settings of AWM; defaults are those of the public code unless noted."""
 
-    pairs: int = 6  # N, stored pairs of noise and time per chunk
-    epochs: int = 2  # passes over each rollout; the public code takes two steps
-    clip: float = 1.0  # ratio bounds of every pair
-    advantage_clip: float = 5.0  # normalised advantages are cut here and divided by it
+    pairs: Count = 6  # N, stored pairs of noise and time per chunk
+    epochs: Count = 2  # passes over each rollout; the public code takes two steps
+    clip: Positive = 1.0  # ratio bounds of every pair
+    advantage_clip: Positive = 5.0  # normalised advantages are cut here and divided by it
     weighting: str = "uniform"  # uniform | noise (times 1 - t) | power (its power, times 1 - t); published: power
-    power: float = 0.25  # of the loss, for weighting=power
-    ref_coef: float = 0.003  # weight of the squared velocity distance to the pretrained policy
-    ema_coef: float = 1.0  # weight of the squared velocity distance to the delayed average
-    ema_decay: float = 0.3  # largest share of the delayed average that survives a rollout
+    power: Positive = 0.25  # of the loss, for weighting=power
+    ref_coef: NotNegative = 0.003  # weight of the squared velocity distance to the pretrained policy
+    ema_coef: NotNegative = 1.0  # weight of the squared velocity distance to the delayed average
+    ema_decay: PartialShare = 0.3  # largest share of the delayed average that survives a rollout
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
 from robopolicy.data.chunks import ChunkBatch
+from robopolicy.limits import Count, Natural, NotNegative, PartialShare, Positive
 from robopolicy.nets.ema import EMA
 from robopolicy.nets.noise_mask import mask_loss, schedule_masks
 from robopolicy.policies.base import Info, Policy
@@ -30,13 +31,13 @@ MASKED = 0.5  # share of the updates, the first, in which images are seen throug
 class BCConfig:
     """Settings of behaviour cloning."""
 
-    lr: float = 1e-3  # peak learning rate of AdamW
-    weight_decay: float = 1e-6  # decoupled weight decay
-    beta1: float = 0.95  # AdamW momentum
-    beta2: float = 0.999  # AdamW second-moment decay
-    warmup: int = 100  # updates of linear warm-up, followed by cosine decay to 0 at the last update
-    grad_clip: float = 1.0  # largest gradient norm
-    batch_size: int = 256  # chunks per update
+    lr: Positive = 1e-3  # peak learning rate of AdamW
+    weight_decay: NotNegative = 1e-6  # decoupled weight decay
+    beta1: PartialShare = 0.95  # AdamW momentum
+    beta2: PartialShare = 0.999  # AdamW second-moment decay
+    warmup: Natural = 100  # updates of linear warm-up, followed by cosine decay to 0 at the last update
+    grad_clip: Positive = 1.0  # largest gradient norm
+    batch_size: Count = 256  # chunks per update
     ema: bool = True  # evaluate and save averaged weights
 
 

@@ -30,6 +30,7 @@ from robopolicy.core.regularizers import k3
 from robopolicy.core.surrogates import best_ratio
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, InnerShare, Positive
 from robopolicy.policies.base import Info, Policy
 
 
@@ -37,11 +38,11 @@ from robopolicy.policies.base import Info, Policy
 class BPOConfig(ActorCriticConfig):
     """Settings of BPO; defaults are the public code's for MuJoCo unless noted."""
 
-    bound: float = 0.3  # eps: target ratios lie in [1 - eps, 1 + eps]
-    temperature: float = 0.001  # of the target, in units of the normalised return; towards 0 it is a step
-    median_temperature: float = 0.03  # of the threshold, as a share of the spread of the returns in the minibatch
-    batch_size: int = 64  # decisions per minibatch
-    grad_clip: float = 1.0  # largest norm of the joint gradient
+    bound: InnerShare = 0.3  # eps: target ratios lie in [1 - eps, 1 + eps]
+    temperature: Positive = 0.001  # of the target, in units of the normalised return; towards 0 it is a step
+    median_temperature: Positive = 0.03  # of the threshold, as a share of the spread of the returns in the minibatch
+    batch_size: Count = 64  # decisions per minibatch
+    grad_clip: Positive = 1.0  # largest norm of the joint gradient
     critic: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256), activation="relu"))
 
     def __post_init__(self) -> None:

@@ -24,6 +24,7 @@ from robopolicy.algorithms.frames.offline_critic import ConservativeConfig, Cons
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.critics.q import CriticConfig, random_subset_min
 from robopolicy.data.transitions import Transitions
+from robopolicy.limits import Count, Positive
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
@@ -35,9 +36,9 @@ class CalQLConfig(SACConfig):
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(hidden=(256, 256, 256, 256), activation="relu", layer_norm=False)
     )
-    lr: float = 1e-4  # learning rate of the actor
+    lr: Positive = 1e-4  # learning rate of the actor
     conservative: ConservativeConfig = field(default_factory=ConservativeConfig)  # penalty; weight 1 with dense data
-    candidates: int = 10  # chunks of the policy per row, in the penalty and for the best one in the target
+    candidates: Count = 10  # chunks of the policy per row, in the penalty and for the best one in the target
 
 
 class CalQL(SAC):

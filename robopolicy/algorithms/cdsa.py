@@ -26,6 +26,7 @@ from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful, froz
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Natural, Positive
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.wrappers.corrected import (
     CorrectedPolicy,
@@ -43,11 +44,11 @@ class CDSAConfig:
 
     model: DataModelConfig = field(default_factory=DataModelConfig)  # networks and noise levels
     correction: Correction = field(default_factory=Correction)  # of the deployed policy; training does not depend on it
-    lr: float = 1e-3  # peak learning rate of Adam
-    warmup: int = 100  # updates of linear warm-up, followed by cosine decay to 0 at the last update
-    grad_clip: float = 1.0  # largest gradient norm
-    batch_size: int = 256  # chunks per update
-    seed: int = 0  # of the noise
+    lr: Positive = 1e-3  # peak learning rate of Adam
+    warmup: Natural = 100  # updates of linear warm-up, followed by cosine decay to 0 at the last update
+    grad_clip: Positive = 1.0  # largest gradient norm
+    batch_size: Count = 256  # chunks per update
+    seed: Natural = 0  # of the noise
 
 
 def cdsa_loss(model: DataModel, batch: ChunkBatch, generator: torch.Generator | None = None) -> tuple[Tensor, Info]:

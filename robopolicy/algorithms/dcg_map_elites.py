@@ -40,6 +40,7 @@ from robopolicy.data.elites import EliteArchive, Elites
 from robopolicy.data.generation import Candidates, Generation
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Finite, Natural, NotNegative, Positive
 from robopolicy.nets.backbone import DirectMLP
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
@@ -51,22 +52,22 @@ from robopolicy.spec import DESCRIPTOR
 class DCGMAPElitesConfig(TD3Config):
     """Settings of DCG-MAP-Elites; defaults are the public code's, which ran on a GPU."""
 
-    batch_size: int = 100  # windows per gradient step
+    batch_size: Count = 100  # windows per gradient step
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
     )
-    actor_delay: int = 2  # critic steps per actor step
-    cells: int = 1024  # of the archive
-    fitness_floor: float = 0.0  # return that counts as nothing in the QD score
-    mutants: int = 128  # candidates of a generation by mutation
-    climbers: int = 128  # by gradient steps
-    actors: int = 64  # by asking the actor
-    critic_steps: int = 3000  # per generation
-    climb_steps: int = 150  # of every climber
-    climb_lr: float = 5e-3  # their learning rate
-    iso: float = 0.005  # standard deviation of the mutation of every weight
-    line: float = 0.05  # standard deviation of the step along the line to another elite
-    length: float = 0.1  # distance of descriptors, from 0 to 1 each, at which the reward has fallen to 1 / e
+    actor_delay: Count = 2  # critic steps per actor step
+    cells: Count = 1024  # of the archive
+    fitness_floor: Finite = 0.0  # return that counts as nothing in the QD score
+    mutants: Natural = 128  # candidates of a generation by mutation
+    climbers: Natural = 128  # by gradient steps
+    actors: Natural = 64  # by asking the actor
+    critic_steps: Count = 3000  # per generation
+    climb_steps: Natural = 150  # of every climber
+    climb_lr: Positive = 5e-3  # their learning rate
+    iso: NotNegative = 0.005  # standard deviation of the mutation of every weight
+    line: NotNegative = 0.05  # standard deviation of the step along the line to another elite
+    length: Positive = 0.1  # distance of descriptors, from 0 to 1 each, at which the reward has fallen to 1 / e
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,6 +26,7 @@ from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Natural, PartialShare, Positive, Several
 from robopolicy.nets.ema import EMA
 from robopolicy.policies.base import Info, Policy, chunk_mean
 from robopolicy.policies.heads.consistency import ConsistencyConfig, ConsistencyPolicy
@@ -41,13 +42,13 @@ TEACHERS = ("flow", "diffusion", "edm")
 class DistillConfig(BCConfig):
     """Settings of consistency distillation."""
 
-    levels: int = 18  # N, noise levels of the grid
-    steps: int = 1  # K, network calls of the student per chunk
-    sigma_min: float = 0.002  # lowest noise level, where the student is the identity
-    sigma_max: float = 80.0  # highest noise level
-    sigma_data: float = 0.5  # standard deviation of normalised actions
-    target_decay: float = 0.95  # weight of the old target in every update; 0 makes the student its own target
-    seed: int = 0  # of noise and levels
+    levels: Several = 18  # N, noise levels of the grid
+    steps: Count = 1  # K, network calls of the student per chunk
+    sigma_min: Positive = 0.002  # lowest noise level, where the student is the identity
+    sigma_max: Positive = 80.0  # highest noise level
+    sigma_data: Positive = 0.5  # standard deviation of normalised actions
+    target_decay: PartialShare = 0.95  # weight of the old target in every update; 0 makes the student its own target
+    seed: Natural = 0  # of noise and levels
 
     def __post_init__(self) -> None:
         if self.levels < 2 or not 0 <= self.target_decay < 1:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -42,34 +42,37 @@ from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import DepthBounds
 from robopolicy.critics.value import ValueConfig
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Natural, NotNegative, Positive, Range, Share
 from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.chains.chain import require_family
 from robopolicy.policies.chains.diffusion_chain import LOGP_BOUNDS, DiffusionChain
 from robopolicy.policies.heads.diffusion import DiffusionPolicy
 from robopolicy.policies.wrappers.staged_diffusion import StagedDiffusion, in_stages
 
+Tail = Annotated[float, Range(0, 0.5, below=True)]  # what may be cut off at either end
+
 
 @dataclass(frozen=True)
 class DPPOConfig(ChainTunerConfig, FineTunerConfig):
     """Settings of DPPO; defaults are the paper's for locomotion from states unless noted; decisions 50 (paper: 500)."""
 
-    trained_steps: int = 0  # K', last sampler steps that are trained; 0: all of the newest network (paper: 10 of 20)
-    gamma_denoise: float = 0.99  # discount per denoising step still to come; 0 trains the last step alone
-    clip: float = 0.01  # half-width of the ratio bounds at the last step
-    clip_base: float = 0.001  # half-width at the first trained step
-    clip_rate: float = 3.0  # exponent of the schedule between them
-    advantage_quantile: float = 0.0  # advantages are cut at this quantile and at 1 minus it; 0 disables
-    std_min: float = 0.1  # smallest standard deviation of a step in training, normalised action units
-    noise_clip: float = 3.0  # draws beyond this many standard deviations are cut; 0 disables
-    eta: float = 1.0  # share of DDPM's noise in training with the sampler ddim; evaluation has none
-    eta_min: float = 1.0  # below eta: the share is learned between the two
-    entropy_coef: float = 0.0  # weight of the mean entropy of the steps; without effect unless eta is learned
-    bc_coef: float = 0.0  # weight of minus the log-probability of chains drawn from the base
-    lr: float = 1e-4  # peak learning rate of the actor
-    lr_final: float = 1e-4  # learning rate at the last update (cosine)
-    critic_lr: float = 1e-3  # learning rate of the critic
-    batch_size: int = 5000  # whole chains per minibatch
-    target_kl: float | None = 1.0  # stop the epochs when the approximate KL exceeds this
+    trained_steps: Natural = 0  # K', last sampler steps that are trained; 0: the newest network's (paper: 10 of 20)
+    gamma_denoise: Share = 0.99  # discount per denoising step still to come; 0 trains the last step alone
+    clip: Positive = 0.01  # half-width of the ratio bounds at the last step
+    clip_base: Positive = 0.001  # half-width at the first trained step
+    clip_rate: Positive = 3.0  # exponent of the schedule between them
+    advantage_quantile: Tail = 0.0  # advantages are cut at this quantile and at 1 minus it; 0 disables
+    std_min: Positive = 0.1  # smallest standard deviation of a step in training, normalised action units
+    noise_clip: NotNegative = 3.0  # draws beyond this many standard deviations are cut; 0 disables
+    eta: Share = 1.0  # share of DDPM's noise in training with the sampler ddim; evaluation has none
+    eta_min: Share = 1.0  # below eta: the share is learned between the two
+    entropy_coef: NotNegative = 0.0  # weight of the mean entropy of the steps; without effect unless eta is learned
+    bc_coef: NotNegative = 0.0  # weight of minus the log-probability of chains drawn from the base
+    lr: Positive = 1e-4  # peak learning rate of the actor
+    lr_final: NotNegative = 1e-4  # learning rate at the last update (cosine)
+    critic_lr: Positive = 1e-3  # learning rate of the critic
+    batch_size: Count = 5000  # whole chains per minibatch
+    target_kl: Positive | None = 1.0  # stop the epochs when the approximate KL exceeds this
     critic: ValueConfig = field(
         default_factory=lambda: ValueConfig(hidden=(256, 256, 256), residual=True, activation="mish")
     )

@@ -30,6 +30,7 @@ from robopolicy.critics.q import QEnsemble, borrow_normalizers
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, InnerShare, Natural, Share
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 from robopolicy.policies.wrappers.selected import select
@@ -39,11 +40,11 @@ from robopolicy.policies.wrappers.selected import select
 class DQCConfig(QChunkingConfig):
     """Settings of DQC."""
 
-    gamma: float = 0.999  # discount per control step
-    n_step: int = 25  # h, actions of the long chunk; the policy's executed actions are the prefix p
-    expectile: float = 0.8  # of the regression of Q_p on Q_h; .5 averages over tails, towards 1 takes the best one
-    quantile: float = 0.9  # of the regression of V on Q_p over the data's prefixes
-    candidates: int = 32  # N, samples of the policy per decision
+    gamma: Share = 0.999  # discount per control step
+    n_step: Natural = 25  # h, actions of the long chunk; the policy's executed actions are the prefix p
+    expectile: InnerShare = 0.8  # of the regression of Q_p on Q_h; .5 averages over tails, towards 1 takes the best one
+    quantile: InnerShare = 0.9  # of the regression of V on Q_p over the data's prefixes
+    candidates: Count = 32  # N, samples of the policy per decision
     value: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="gelu"))
 
     def __post_init__(self) -> None:

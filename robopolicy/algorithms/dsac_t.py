@@ -24,6 +24,7 @@ from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.critics.gaussian import GaussianQ
 from robopolicy.critics.q import CriticConfig, TargetUpdate
 from robopolicy.data.transitions import Transitions
+from robopolicy.limits import Count, Positive
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.noise import normal
 
@@ -38,11 +39,11 @@ class DSACTConfig(SACConfig):
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(hidden=(256, 256, 256), activation="gelu", layer_norm=False)
     )
-    lr: float = 1e-4  # learning rate of the actor
-    critic_lr: float = 1e-4  # learning rate of the critic
-    actor_delay: int = 2  # critic steps per actor step
-    spread_clip: float = 3.0  # sampled targets keep within so many average spreads of the mean
-    huber: float = 50.0  # error of the mean beyond which its loss is linear
+    lr: Positive = 1e-4  # learning rate of the actor
+    critic_lr: Positive = 1e-4  # learning rate of the critic
+    actor_delay: Count = 2  # critic steps per actor step
+    spread_clip: Positive = 3.0  # sampled targets keep within so many average spreads of the mean
+    huber: Positive = 50.0  # error of the mean beyond which its loss is linear
 
 
 class Spread(nn.Module):

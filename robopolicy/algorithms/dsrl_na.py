@@ -29,6 +29,7 @@ from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.frames.steering import Steering, SteeringConfig
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.transitions import Transitions
+from robopolicy.limits import Ratio
 from robopolicy.policies.base import Observation, Policy
 
 
@@ -36,7 +37,7 @@ from robopolicy.policies.base import Observation, Policy
 class DSRLNAConfig(SteeringConfig):
     """Settings of DSRL-NA."""
 
-    distill: float = 0.5  # distillation steps per critic step, at least one per update (published: 10 per 20)
+    distill: Ratio = 0.5  # distillation steps per critic step, at least one per update (published: 10 per 20)
 
 
 def distill_loss(

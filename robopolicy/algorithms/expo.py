@@ -33,6 +33,7 @@ from robopolicy.critics.losses import softmax_weights
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, Finite, Natural, NotNegative, Positive, Ratio, Share
 from robopolicy.nets.ema import EMA
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
@@ -48,20 +49,20 @@ class EXPOConfig(OffPolicyConfig):
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(members=10, hidden=(256, 256, 256), activation="relu")
     )
-    utd: float = 20.0  # critic steps per decision of one environment
-    actor_delay: int = 20  # critic steps per step of base, edit policy and temperature
-    candidates: int = 8  # N, samples of the base policy per decision (fork: 32)
-    edits: int = 8  # of these, how many are also edited; 0 is best-of-N
+    utd: Ratio = 20.0  # critic steps per decision of one environment
+    actor_delay: Count = 20  # critic steps per step of base, edit policy and temperature
+    candidates: Count = 8  # N, samples of the base policy per decision (fork: 32)
+    edits: Natural = 8  # of these, how many are also edited; 0 is best-of-N
     edit: EditConfig = field(default_factory=EditConfig)  # edit policy, and beta, the largest edit
     selection: str = "argmax"  # argmax | softmax over the candidates, with an entropy bonus: for small datasets
-    selection_temperature: float = 1.0  # of that softmax, in units of Q
+    selection_temperature: Positive = 1.0  # of that softmax, in units of Q
     backup: str = "best"  # best | base: bootstrap from a single sample of the base policy instead (SARSA-like ablation)
-    edit_lr: float = 3e-4  # learning rate of the edit policy
-    temperature: float = 1.0  # initial weight of the edit policy's entropy
-    temperature_lr: float = 3e-4  # 0 keeps it fixed
-    target_entropy: float | None = None  # nats, in units of beta; None is minus half the executed action dimensions
-    ema_decay: float = 0.999  # largest weight of the old average of the base policy, which acts and is saved
-    grad_clip: float = 1.0  # largest gradient norm of the base policy
+    edit_lr: Positive = 3e-4  # learning rate of the edit policy
+    temperature: Positive = 1.0  # initial weight of the edit policy's entropy
+    temperature_lr: NotNegative = 3e-4  # 0 keeps it fixed
+    target_entropy: Finite | None = None  # nats, in units of beta; None is minus half the executed action dimensions
+    ema_decay: Share = 0.999  # largest weight of the old average of the base policy, which acts and is saved
+    grad_clip: Positive = 1.0  # largest gradient norm of the base policy
 
     def __post_init__(self) -> None:
         if self.backup not in BACKUPS:

@@ -34,6 +34,7 @@ from robopolicy.core.ratios import ConstantBounds
 from robopolicy.core.regularizers import gaussian_kl
 from robopolicy.data.rollout import GroupRollout
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, NotNegative, Positive, Several
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.chains.chain import require_family
 from robopolicy.policies.chains.sde_chain import SDEChain
@@ -43,14 +44,14 @@ from robopolicy.policies.chains.sde_chain import SDEChain
 class FlowGRPOConfig(ChainTunerConfig):
     """Settings of Flow-GRPO."""
 
-    group_size: int = 8  # G, episodes per start state; must divide sim.num_envs (paper: 24)
-    noise_level: float = 0.3  # c of the injected noise c sqrt((1 - t) / t) (paper, for images: 0.7)
-    clip: float = 0.005  # ratio bounds per denoising step (paper: 1e-4)
-    advantage_clip: float = 5.0  # largest absolute advantage
-    kl_coef: float = 0.01  # weight of the KL to the frozen base, per dimension
-    epochs: int = 2  # passes over each rollout
-    lr: float = 1e-4  # peak learning rate
-    target_kl: float | None = None  # stop the epochs when the approximate KL exceeds this
+    group_size: Several = 8  # G, episodes per start state; must divide sim.num_envs (paper: 24)
+    noise_level: Positive = 0.3  # c of the injected noise c sqrt((1 - t) / t) (paper, for images: 0.7)
+    clip: Positive = 0.005  # ratio bounds per denoising step (paper: 1e-4)
+    advantage_clip: Positive = 5.0  # largest absolute advantage
+    kl_coef: NotNegative = 0.01  # weight of the KL to the frozen base, per dimension
+    epochs: Count = 2  # passes over each rollout
+    lr: Positive = 1e-4  # peak learning rate
+    target_kl: Positive | None = None  # stop the epochs when the approximate KL exceeds this
 
     def __post_init__(self) -> None:
         if self.noise_level <= 0 or self.advantage_clip <= 0 or self.kl_coef < 0:

@@ -24,6 +24,7 @@ from robopolicy.algorithms.frames.on_policy import Rows, normalize
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.errors import UserError
+from robopolicy.limits import NotNegative, Positive
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.chains.chain import require_family
 from robopolicy.policies.chains.sde_chain import SDEChain
@@ -33,10 +34,10 @@ from robopolicy.policies.chains.sde_chain import SDEChain
 class FlowSDEConfig(ChainTunerConfig, FineTunerConfig):
     """Settings of Flow-SDE."""
 
-    noise_level: float = 0.3  # c of the injected noise c sqrt((1 - t) / t)
-    clip: float = 0.01  # ratio bounds per denoising step
-    kl_coef: float = 0.0  # weight of the KL to the frozen base, per dimension
-    lr: float = 1e-4  # peak learning rate of the actor
+    noise_level: Positive = 0.3  # c of the injected noise c sqrt((1 - t) / t)
+    clip: Positive = 0.01  # ratio bounds per denoising step
+    kl_coef: NotNegative = 0.0  # weight of the KL to the frozen base, per dimension
+    lr: Positive = 1e-4  # peak learning rate of the actor
 
     def __post_init__(self) -> None:
         if self.noise_level <= 0 or self.kl_coef < 0:

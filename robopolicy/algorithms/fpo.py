@@ -25,6 +25,7 @@ from robopolicy.algorithms.frames.on_policy import Rows, normalize
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
+from robopolicy.limits import Positive
 from robopolicy.policies.base import Info, Policy
 
 
@@ -32,7 +33,7 @@ from robopolicy.policies.base import Info, Policy
 class FPOConfig(MatchingConfig):
     """Settings of FPO; clip and pairs are the paper's."""
 
-    clip: float = 0.05  # ratio bounds on the mean difference of losses
+    clip: Positive = 0.05  # ratio bounds on the mean difference of losses
 
 
 def fpo_estimator(clip: float) -> Estimator:

@@ -29,6 +29,7 @@ from robopolicy.algorithms.frames.on_policy import Rows, normalize
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import NotNegative, Positive
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
 
@@ -40,11 +41,11 @@ class FPOPlusPlusConfig(MatchingConfig):
     """Settings of FPO++; its own are the paper's for manipulation, what it inherits is not: lam .95 (paper: .99)."""
 
     reduction: str = "sum"  # of the loss over the executed steps of a chunk: mean | sum
-    clip: float = 0.02  # ratio bounds of every pair; the paper tunes it between 0.01 and 0.03
+    clip: Positive = 0.02  # ratio bounds of every pair; the paper tunes it between 0.01 and 0.03
     trust_region: str = "clip"  # clip (fine-tuning) | aspo (from scratch)
-    huber_delta: float = 0.5  # error at which the loss turns from quadratic to linear; 0 keeps it quadratic
-    loss_clamp: float | None = 4.0  # largest loss of a pair and step; beyond it there is no gradient
-    ratio_clamp: float | None = 5.0  # largest change of a loss in either direction; the gradient passes through
+    huber_delta: NotNegative = 0.5  # error at which the loss turns from quadratic to linear; 0 keeps it quadratic
+    loss_clamp: Positive | None = 4.0  # largest loss of a pair and step; beyond it there is no gradient
+    ratio_clamp: Positive | None = 5.0  # largest change of a loss in either direction; the gradient passes through
     zero_noise: bool = True  # deploy the sampler with zero initial noise
 
     def __post_init__(self) -> None:

@@ -27,6 +27,7 @@ from robopolicy.algorithms.frames.q_chunking import QChunking, QChunkingConfig
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
+from robopolicy.limits import NotNegative
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
@@ -37,7 +38,7 @@ from robopolicy.policies.noise import Randomness
 class FQLConfig(QChunkingConfig):
     """Settings of FQL."""
 
-    alpha: float = 10.0  # weight of the distillation beside Q; 10 to 30000 in raw units of Q, .03 to 10 normalised
+    alpha: NotNegative = 10.0  # weight of distillation beside Q; 10 to 30000 in raw units of Q, .03 to 10 normalised
     normalize_q: bool = True  # divide the values by their mean magnitude in the actor's loss (paper: false)
 
 

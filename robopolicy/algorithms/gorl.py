@@ -37,6 +37,7 @@ from robopolicy.core.ratios import ConstantBounds
 from robopolicy.critics.value import ValueConfig
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, NotNegative, Positive
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
@@ -51,19 +52,19 @@ UNBOUNDED = NoiseSpace(bound=0.0)
 class GoRLConfig(PPOConfig):
     """Settings of GoRL; those of PPO hold for the encoder."""
 
-    stages: tuple[int, ...] = (60, 60, 30, 30)  # PPO updates of each stage; the last one goes on to the end
-    decoder_updates: int = 20  # updates between stages that play data and train the next decoder on them
-    decoder_steps: int = 200  # gradient steps of the decoder in each of those updates
-    decoder_batch: int = 1024  # chunks per gradient step of the decoder
-    decoder_lr: float = 3e-4  # Adam learning rate of the decoder
-    decoder_memory: int = 1_000_000  # newest chunks kept as data of the decoder
+    stages: tuple[Count, ...] = (60, 60, 30, 30)  # PPO updates of each stage; the last one goes on to the end
+    decoder_updates: Count = 20  # updates between stages that play data and train the next decoder on them
+    decoder_steps: Count = 200  # gradient steps of the decoder in each of those updates
+    decoder_batch: Count = 1024  # chunks per gradient step of the decoder
+    decoder_lr: Positive = 3e-4  # Adam learning rate of the decoder
+    decoder_memory: Count = 1_000_000  # newest chunks kept as data of the decoder
     identity_start: bool = True  # stage 0 has no decoder; false: the given, imitated policy is the first decoder
-    clip: float = 0.15  # ratio bounds in stage 0
-    clip_later: float = 0.3  # ratio bounds with a decoder
-    grad_clip: float = 0.5  # largest norm of the joint gradient in stage 0
-    grad_clip_later: float = 1.0  # ... with a decoder
-    penalty: float = 5e-4  # weight of mean(mu^2) + mean(sigma^2) of the encoder in stage 0
-    penalty_later: float = 1e-3  # ... with a decoder
+    clip: Positive = 0.15  # ratio bounds in stage 0
+    clip_later: Positive = 0.3  # ratio bounds with a decoder
+    grad_clip: Positive = 0.5  # largest norm of the joint gradient in stage 0
+    grad_clip_later: Positive = 1.0  # ... with a decoder
+    penalty: NotNegative = 5e-4  # weight of mean(mu^2) + mean(sigma^2) of the encoder in stage 0
+    penalty_later: NotNegative = 1e-3  # ... with a decoder
     encoder: GaussianConfig = field(  # network of the encoder
         default_factory=lambda: GaussianConfig(hidden=(32, 32, 32, 32), activation="silu", state_dependent_std=True)
     )

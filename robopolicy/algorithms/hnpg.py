@@ -28,6 +28,7 @@ from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.rollout import HybridRollout, Rollout
 from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Positive
 from robopolicy.policies.base import Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
@@ -36,11 +37,11 @@ from robopolicy.policies.noise import Randomness
 class HNPGConfig(PPOConfig):
     """Settings of HNPG; those of PPO hold for its updates."""
 
-    offline_batch: int = 2048  # windows of the dataset per update
+    offline_batch: Count = 2048  # windows of the dataset per update
     q: CriticConfig = field(default_factory=CriticConfig)  # network that judges actions
-    q_lr: float = 3e-4  # its Adam learning rate
-    q_epochs: int = 4  # its passes over rollout and windows; each one is a step of value iteration on the dataset
-    value_samples: int = 10  # actions whose mean Q is the value of a state of the dataset
+    q_lr: Positive = 3e-4  # its Adam learning rate
+    q_epochs: Count = 4  # its passes over rollout and windows; each one is a step of value iteration on the dataset
+    value_samples: Count = 10  # actions whose mean Q is the value of a state of the dataset
 
     def __post_init__(self) -> None:
         super().__post_init__()

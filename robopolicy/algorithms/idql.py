@@ -21,6 +21,7 @@ from robopolicy.algorithms.frames.offline_critic import ImplicitConfig, Implicit
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Positive, Share
 from robopolicy.nets.ema import EMA
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.wrappers.selected import select
@@ -34,11 +35,11 @@ class IDQLConfig(OfflineCriticConfig):
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
     )
     implicit: ImplicitConfig = field(default_factory=ImplicitConfig)  # V and its expectile
-    candidates: int = 64  # N, samples per decision
+    candidates: Count = 64  # N, samples per decision
     selection: str = "argmax"  # argmax | softmax
-    temperature: float = 1.0  # of the softmax, in units of Q
+    temperature: Positive = 1.0  # of the softmax, in units of Q
     reduction: str = "min"  # mean | min of the ensemble that chooses
-    ema_decay: float = 0.999  # largest weight of the old average of the policy, which acts and is saved
+    ema_decay: Share = 0.999  # largest weight of the old average of the policy, which acts and is saved
 
     def __post_init__(self) -> None:
         if not 0 <= self.ema_decay <= 1:

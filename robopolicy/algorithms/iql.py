@@ -23,6 +23,7 @@ from robopolicy.critics.losses import advantage_weight
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
+from robopolicy.limits import NotNegative, Positive
 from robopolicy.policies.base import Info
 
 
@@ -34,8 +35,8 @@ class IQLConfig(OfflineCriticConfig):
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
     )
     implicit: ImplicitConfig = field(default_factory=ImplicitConfig)  # V and its expectile
-    beta: float = 3.0  # inverse temperature of the weights; 0 is plain imitation, 10 for sparse rewards
-    weight_max: float = 100.0  # bound on the weights
+    beta: NotNegative = 3.0  # inverse temperature of the weights; 0 is plain imitation, 10 for sparse rewards
+    weight_max: Positive = 100.0  # bound on the weights
 
     def __post_init__(self) -> None:
         if self.beta < 0 or self.weight_max <= 0:

@@ -23,6 +23,7 @@ from robopolicy.algorithms.frames.on_policy import Rows, normalize
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.errors import UserError
+from robopolicy.limits import Positive
 from robopolicy.policies.base import Info, Policy
 
 
@@ -30,7 +31,7 @@ from robopolicy.policies.base import Info, Policy
 class MDPOConfig(ActorCriticConfig):
     """Settings of MDPO; its schedule is the public code's."""
 
-    step_size: float = 1.0  # t of the first rollout, per standard deviation of the advantage; falls linearly to 0
+    step_size: Positive = 1.0  # t of the first rollout, per standard deviation of the advantage; falls linearly to 0
     lr_schedule: str = "linear"  # constant | linear (to 0) | adaptive (keeps the KL of a step near target_kl)
 
     def __post_init__(self) -> None:

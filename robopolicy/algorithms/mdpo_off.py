@@ -23,6 +23,7 @@ from robopolicy.algorithms.frames.base import Stateful, frozen_copy
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, NotNegative, Positive
 from robopolicy.policies.base import Info, Policy
 
 
@@ -30,10 +31,10 @@ from robopolicy.policies.base import Info, Policy
 class MDPOOffConfig(SACConfig):
     """Settings of off-policy MDPO; defaults are the public code's."""
 
-    temperature: float = 0.2  # lambda, weight of the entropy
-    temperature_lr: float = 0.0  # 0 keeps it fixed
-    proximity: float = 1.0  # c, weight of log pi; the copy's has lambda - c
-    copy_every: int = 1000  # actor steps between renewals of pi_k
+    temperature: Positive = 0.2  # lambda, weight of the entropy
+    temperature_lr: NotNegative = 0.0  # 0 keeps it fixed
+    proximity: Positive = 1.0  # c, weight of log pi; the copy's has lambda - c
+    copy_every: Count = 1000  # actor steps between renewals of pi_k
 
     def __post_init__(self) -> None:
         if self.copy_every < 1 or self.proximity <= 0:

@@ -31,6 +31,7 @@ from robopolicy.critics.q import CriticConfig, StateValues
 from robopolicy.data.episodes import Array, Episodes
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
+from robopolicy.limits import InnerShare, NotNegative, Positive
 from robopolicy.policies.base import Info, Policy
 
 
@@ -41,13 +42,13 @@ class ODICEConfig(OfflineCriticConfig):
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=True)
     )
-    lr: float = 2e-4  # learning rate of the policy
-    critic_lr: float = 2e-4  # learning rate of V
-    conservatism: float = 0.6  # lambda: towards 1 fewer pairs are imitated, the best ones
-    eta: float = 1.0  # weight of the gradient through the next state; 0 is the semi-gradient
-    largest_return: float = 100.0  # size of the dataset's largest return after scaling; 0 ignores rewards: imitation
-    weight_max: float = 100.0  # bound on the weights
-    weight_decay: float = 1e-4  # of the policy
+    lr: Positive = 2e-4  # learning rate of the policy
+    critic_lr: Positive = 2e-4  # learning rate of V
+    conservatism: InnerShare = 0.6  # lambda: towards 1 fewer pairs are imitated, the best ones
+    eta: NotNegative = 1.0  # weight of the gradient through the next state; 0 is the semi-gradient
+    largest_return: NotNegative = 100.0  # the dataset's largest return after scaling; 0 ignores rewards: imitation
+    weight_max: Positive = 100.0  # bound on the weights
+    weight_decay: NotNegative = 1e-4  # of the policy
 
     def __post_init__(self) -> None:
         if not 0 < self.conservatism < 1:

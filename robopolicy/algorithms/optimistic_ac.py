@@ -30,6 +30,7 @@ from robopolicy.critics.optimism import RareSwitch, upper_value
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Natural, NotNegative, PartialShare, Positive, PositiveShare
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.noise import uniform
 
@@ -41,13 +42,13 @@ class OptimisticACConfig(SACConfig):
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(members=5, hidden=(256, 256), activation="relu", layer_norm=True)
     )
-    temperature: float = 0.1  # initial weight of the entropy
-    quantile: float = 0.9  # of the ensemble, what the actor climbs; 1 is the highest member
-    candidates: int = 8  # chunks drawn from the bounds for every target, beside one of the policy
-    factor: float = 2.0  # Bellman error of the kept critic, relative to the current one's, at which it goes
-    slack: float = 0.01  # excess that is allowed besides, squared units of value
-    memory: float = 0.99  # share of the averages of these errors that every actor step keeps
-    dwell: int = 1000  # actor steps at least between two switches
+    temperature: Positive = 0.1  # initial weight of the entropy
+    quantile: PositiveShare = 0.9  # of the ensemble, what the actor climbs; 1 is the highest member
+    candidates: Count = 8  # chunks drawn from the bounds for every target, beside one of the policy
+    factor: Positive = 2.0  # Bellman error of the kept critic, relative to the current one's, at which it goes
+    slack: NotNegative = 0.01  # excess that is allowed besides, squared units of value
+    memory: PartialShare = 0.99  # share of the averages of these errors that every actor step keeps
+    dwell: Natural = 1000  # actor steps at least between two switches
 
     def __post_init__(self) -> None:
         if not 0 < self.quantile <= 1 or self.candidates < 1:

@@ -34,6 +34,7 @@ from robopolicy.algorithms.frames.offline_critic import (
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import unknown_name
+from robopolicy.limits import Count, Natural, Positive
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.wrappers.optimized import OptimizedPolicy, optimize
 from robopolicy.policies.wrappers.selected import Candidates, draw_index
@@ -49,13 +50,13 @@ class PARLConfig(OfflineCriticConfig):
     critic_rule: str = "cal_ql"  # cal_ql | iql
     conservative: ConservativeConfig = field(default_factory=ConservativeConfig)  # weight .005 beside a histogram
     implicit: ImplicitConfig = field(default_factory=ImplicitConfig)  # V and its expectile
-    candidates: int = 32  # m, samples per decision
-    top: int = 10  # k, candidates kept and improved
-    ascent_steps: int = 10  # T, gradient steps on each
-    ascent_rate: float = 3e-4  # size of a step, normalised action units per unit of dQ/da
+    candidates: Count = 32  # m, samples per decision
+    top: Count = 10  # k, candidates kept and improved
+    ascent_steps: Natural = 10  # T, gradient steps on each
+    ascent_rate: Positive = 3e-4  # size of a step, normalised action units per unit of dQ/da
     selection: str = "argmax"  # argmax | softmax, of the candidate that is played
-    temperature: float = 1.0  # of the softmax, also of the one that is imitated, in units of Q
-    lr: float = 5e-5  # learning rate of the policy
+    temperature: Positive = 1.0  # of the softmax, also of the one that is imitated, in units of Q
+    lr: Positive = 5e-5  # learning rate of the policy
 
     def __post_init__(self) -> None:
         if self.critic_rule not in RULES:

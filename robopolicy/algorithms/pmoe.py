@@ -26,6 +26,7 @@ from robopolicy.algorithms.frames.soft import SoftConfig, SoftOffPolicy
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.replay import Transitions
 from robopolicy.errors import UserError
+from robopolicy.limits import NotNegative
 from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.density import choose
 from robopolicy.policies.heads.mixture import MixturePolicy
@@ -36,7 +37,7 @@ from robopolicy.policies.noise import Randomness, uniform
 class PMOEConfig(SoftConfig):
     """Settings of PMOE: those of SAC, and the router."""
 
-    router_coef: float = 1.0  # weight of the frequency loss
+    router_coef: NotNegative = 1.0  # weight of the frequency loss
 
 
 def frequency_loss(log_weight: Tensor, best: Tensor) -> tuple[Tensor, Info]:

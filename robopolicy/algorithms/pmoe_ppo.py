@@ -27,6 +27,7 @@ from robopolicy.algorithms.pmoe import frequency_loss
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, NotNegative, Positive
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.mixture import MixturePolicy
 from robopolicy.policies.noise import Randomness
@@ -36,12 +37,12 @@ from robopolicy.policies.noise import Randomness
 class PMOEPPOConfig(PPOConfig):
     """Settings of PPO, of the router and of the network that judges the experts; sizes are the public code's."""
 
-    router_coef: float = 1.0  # weight of the frequency loss
+    router_coef: NotNegative = 1.0  # weight of the frequency loss
     q: CriticConfig = field(
         default_factory=lambda: CriticConfig(members=1, hidden=(64, 64, 64), activation="relu", layer_norm=False)
     )
-    q_lr: float = 3e-4  # its Adam learning rate
-    q_epochs: int = 10  # its passes over each rollout
+    q_lr: Positive = 3e-4  # its Adam learning rate
+    q_epochs: Count = 10  # its passes over each rollout
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -31,6 +31,7 @@ from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, NotNegative, Positive
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.chains.perturbed_flow import PerturbationConfig, PerturbedFlow
 from robopolicy.policies.chains.sampled import require_matched
@@ -42,11 +43,11 @@ TARGETS = ("old", "present")
 class PolicyFlowConfig(FineTunerConfig):
     """Settings of PolicyFlow; coefficients are the defaults of the public code."""
 
-    target_kl: float | None = 0.02  # stop the epochs when the approximate KL exceeds this
-    clip: float = 0.2  # ratio bounds
-    times: int = 1  # M, points of the path per chunk; the ratio is their mean
-    entropy_coef: float = 0.01  # weight of the entropy of the added noise, summed over the executed dimensions
-    brownian_coef: float = 0.01  # weight of the Brownian regulariser; 0.25 where many modes are to survive
+    target_kl: Positive | None = 0.02  # stop the epochs when the approximate KL exceeds this
+    clip: Positive = 0.2  # ratio bounds
+    times: Count = 1  # M, points of the path per chunk; the ratio is their mean
+    entropy_coef: NotNegative = 0.01  # weight of the entropy of the added noise, summed over the executed dimensions
+    brownian_coef: NotNegative = 0.01  # weight of the Brownian regulariser; 0.25 where many modes are to survive
     brownian_target: str = "old"  # velocity in its target: old (the code) | present (the paper's equation)
     perturbation: PerturbationConfig = field(default_factory=PerturbationConfig)  # noise on the endpoint
 

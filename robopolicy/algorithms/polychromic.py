@@ -33,6 +33,7 @@ from robopolicy.core.decisions import Decisions
 from robopolicy.core.regularizers import k3
 from robopolicy.data.rollout import GroupRollout, Rollout, VineRollout
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, NotNegative, Several
 from robopolicy.policies.base import Info, Policy
 
 MOST_SETS = 1000
@@ -42,12 +43,12 @@ MOST_SETS = 1000
 class PolychromicConfig(PPOConfig):
     """Settings of PPO, of the vines and of what makes two of them different."""
 
-    epochs: int = 2  # passes over each rollout and its vines
-    forks: int = 2  # moments of each rollout at which vines begin
-    vines: int = 8  # V, vines from each state
-    members: int = 4  # n, vines in a set, fewer than V
-    window: int = 5  # W, decisions of a vine that learn from the set advantage
-    kl_coef: float = 0.01  # weight of the KL from the policy that played
+    epochs: Count = 2  # passes over each rollout and its vines
+    forks: Count = 2  # moments of each rollout at which vines begin
+    vines: Count = 8  # V, vines from each state
+    members: Several = 4  # n, vines in a set, fewer than V
+    window: Count = 5  # W, decisions of a vine that learn from the set advantage
+    kl_coef: NotNegative = 0.01  # weight of the KL from the policy that played
     place: PlaceConfig = field(default_factory=lambda: PlaceConfig(scale=0.5))  # ways are sets of its cells
 
     def __post_init__(self) -> None:

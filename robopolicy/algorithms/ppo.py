@@ -21,6 +21,7 @@ from robopolicy.algorithms.frames.on_policy import Rows, normalize
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
+from robopolicy.limits import Positive
 from robopolicy.policies.base import Info, Policy
 
 
@@ -28,7 +29,7 @@ from robopolicy.policies.base import Info, Policy
 class PPOConfig(ActorCriticConfig):
     """Settings of PPO."""
 
-    clip: float = 0.2  # ratio bounds 1 - clip, 1 + clip
+    clip: Positive = 0.2  # ratio bounds 1 - clip, 1 + clip
 
 
 def actor_loss(policy: Policy, rows: Rows, estimator: Estimator, *, diagnose: bool = True) -> tuple[Tensor, Info]:

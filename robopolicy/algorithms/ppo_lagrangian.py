@@ -37,6 +37,7 @@ from robopolicy.core.regularizers import Dual
 from robopolicy.critics.vector import TermValues
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
+from robopolicy.limits import NotNegative, Positive
 from robopolicy.policies.base import Policy
 
 
@@ -45,9 +46,9 @@ class PPOLagrangianConfig(PPOConfig):
     """Settings of PPO, and the constraints."""
 
     costs: tuple[str, ...] = ()  # parts of the reward that become costs, e.g. [outside] or [fall, energy]
-    limits: tuple[float, ...] = ()  # largest mean cost of an episode, one per cost, in its unit
-    multiplier_lr: float = 0.05  # rise of a multiplier per rollout and unit of excess
-    multiplier_init: float = 0.0  # multipliers at the start
+    limits: tuple[NotNegative, ...] = ()  # largest mean cost of an episode, one per cost, in its unit
+    multiplier_lr: Positive = 0.05  # rise of a multiplier per rollout and unit of excess
+    multiplier_init: NotNegative = 0.0  # multipliers at the start
 
     def __post_init__(self) -> None:
         super().__post_init__()

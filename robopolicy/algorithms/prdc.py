@@ -31,6 +31,7 @@ from robopolicy.data.episodes import Array, Episodes
 from robopolicy.data.neighbours import NearestPairs
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
+from robopolicy.limits import NotNegative
 from robopolicy.policies.base import Info, Observation, Policy
 
 SLICE = 8192  # frames of the dataset that are read at a time
@@ -40,7 +41,7 @@ SLICE = 8192  # frames of the dataset that are read at a time
 class PRDCConfig(RegularizedTD3Config):
     """Settings of PRDC; defaults are the public code's for Hopper and Walker2d."""
 
-    beta: float = 2.0  # weight of the state in the distance; 7.5 for mazes
+    beta: NotNegative = 2.0  # weight of the state in the distance; 7.5 for mazes
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -33,6 +33,7 @@ from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.core.regularizers import k3
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, InnerShare, Positive
 from robopolicy.policies.base import Observation, Policy, Record, Sample
 from robopolicy.policies.noise import Randomness
 
@@ -41,12 +42,12 @@ from robopolicy.policies.noise import Randomness
 class BehaviourConfig:
     """How far the behaviour policy is pushed."""
 
-    every: int = 8  # decisions per environment between two pushes
-    bound: float = 0.3  # eps: actions are pushed down no further than to the ratio 1 - eps
-    target_kl: float = 0.1  # stop when the approximate KL to the policy exceeds this
-    kl_coef: float = 1.0  # weight of the KL of the policy to its copy, on top of m / n
-    lr: float = 1e-3  # Adam learning rate
-    steps: int = 16  # largest number of steps of a push
+    every: Count = 8  # decisions per environment between two pushes
+    bound: InnerShare = 0.3  # eps: actions are pushed down no further than to the ratio 1 - eps
+    target_kl: Positive = 0.1  # stop when the approximate KL to the policy exceeds this
+    kl_coef: Positive = 1.0  # weight of the KL of the policy to its copy, on top of m / n
+    lr: Positive = 1e-3  # Adam learning rate
+    steps: Count = 16  # largest number of steps of a push
 
     def __post_init__(self) -> None:
         if not 0 < self.bound < 1 or min(self.target_kl, self.kl_coef, self.lr) <= 0:
@@ -59,7 +60,7 @@ class BehaviourConfig:
 class PROPSConfig(PPOConfig):
     """Settings of PROPS; those of PPO hold for its updates."""
 
-    kept: int = 2  # b, newest rollouts of which an update learns
+    kept: Count = 2  # b, newest rollouts of which an update learns
     behaviour: BehaviourConfig = BehaviourConfig()  # the policy that plays
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.q_chunking import QChunking, QChunkingConfig
 from robopolicy.data.transitions import Transitions
+from robopolicy.limits import Count
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 from robopolicy.policies.wrappers.selected import select
@@ -27,7 +28,7 @@ from robopolicy.policies.wrappers.selected import select
 class QCConfig(QChunkingConfig):
     """Settings of QC."""
 
-    candidates: int = 32  # N, samples of the policy per decision and per target
+    candidates: Count = 32  # N, samples of the policy per decision and per target
 
 
 class QC(QChunking):

@@ -31,6 +31,7 @@ from robopolicy.core.decisions import Decisions, MissingField
 from robopolicy.core.recipe import Recipe
 from robopolicy.data.rollout import GroupRollout
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Positive
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.chains.chain import ChainPolicy, require_family
 from robopolicy.policies.chains.diffusion_chain import DiffusionChain
@@ -47,12 +48,12 @@ class RecipeTunerConfig(ActorTunerConfig):
     """Settings of the recipes on chains."""
 
     recipe: str = "grpo"  # name in configs/text, or the path of a .yaml file
-    group_size: int = 8  # G, episodes per start state; must divide sim.num_envs
-    noise_level: float = 0.3  # c of a flow's noise c sqrt((1 - t) / t)
-    std_min: float = 0.1  # smallest standard deviation of a diffusion step, normalised action units
-    epochs: int | None = None  # passes over each rollout; null: as the recipe says
-    lr: float = 1e-4  # peak learning rate
-    target_kl: float | None = None  # stop the epochs when the approximate KL exceeds this
+    group_size: Count = 8  # G, episodes per start state; must divide sim.num_envs
+    noise_level: Positive = 0.3  # c of a flow's noise c sqrt((1 - t) / t)
+    std_min: Positive = 0.1  # smallest standard deviation of a diffusion step, normalised action units
+    epochs: Count | None = None  # passes over each rollout; null: as the recipe says
+    lr: Positive = 1e-4  # peak learning rate
+    target_kl: Positive | None = None  # stop the epochs when the approximate KL exceeds this
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.algorithms.frames.base import Stateful, frozen_copy
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Natural, Positive
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.ode import ode_solve
@@ -32,9 +33,9 @@ from robopolicy.policies.ode import ode_solve
 class ReflowConfig(BCConfig):
     """Settings of reflow."""
 
-    lr: float = 5e-4  # peak learning rate; the flow is trained already
-    teacher_steps: int = 10  # steps of Heun from noise to chunk
-    seed: int = 0  # of noise and times
+    lr: Positive = 5e-4  # peak learning rate; the flow is trained already
+    teacher_steps: Count = 10  # steps of Heun from noise to chunk
+    seed: Natural = 0  # of noise and times
 
     def __post_init__(self) -> None:
         if self.teacher_steps < 1:

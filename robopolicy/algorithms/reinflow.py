@@ -29,6 +29,7 @@ from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.data.rollout import Rollout
+from robopolicy.limits import NotNegative, Positive
 from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.chains.chain import require_family
 from robopolicy.policies.chains.stochastic_flow import NoiseConfig, StochasticFlow
@@ -38,10 +39,10 @@ from robopolicy.policies.chains.stochastic_flow import NoiseConfig, StochasticFl
 class ReinFlowConfig(ChainTunerConfig, FineTunerConfig):
     """Settings of ReinFlow; defaults are the paper's for state observations unless noted."""
 
-    clip: float = 0.01  # ratio bounds on the normalised log-probability
-    entropy_coef: float = 0.03  # weight of the mean entropy of the chain
-    bc_coef: float = 0.0  # weight of the squared distance to the base policy's deterministic chunk ("W2")
-    logp_clamp: float | None = 1.0  # bound on the normalised log-probability; None switches it off
+    clip: Positive = 0.01  # ratio bounds on the normalised log-probability
+    entropy_coef: NotNegative = 0.03  # weight of the mean entropy of the chain
+    bc_coef: NotNegative = 0.0  # weight of the squared distance to the base policy's deterministic chunk ("W2")
+    logp_clamp: Positive | None = 1.0  # bound on the normalised log-probability; None switches it off
     noise: NoiseConfig = field(default_factory=NoiseConfig)  # bounds and schedule of the injected noise
 
 

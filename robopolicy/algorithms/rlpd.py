@@ -23,6 +23,7 @@ from torch import Tensor
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.transitions import Transitions
+from robopolicy.limits import Count, Finite, Ratio
 from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness
@@ -35,9 +36,9 @@ class RLPDConfig(SACConfig):
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(members=10, hidden=(256, 256), activation="relu", layer_norm=True)
     )
-    utd: float = 20.0  # critic steps per decision of one environment
-    actor_delay: int = 20  # critic steps per step of actor and temperature
-    target_entropy: float | None = None  # nats; None is minus half the number of executed action dimensions
+    utd: Ratio = 20.0  # critic steps per decision of one environment
+    actor_delay: Count = 20  # critic steps per step of actor and temperature
+    target_entropy: Finite | None = None  # nats; None is minus half the number of executed action dimensions
 
 
 def actor_loss(

@@ -27,6 +27,7 @@ from robopolicy.critics.q import CriticConfig
 from robopolicy.critics.supervised import SupervisedQ
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
+from robopolicy.limits import NotNegative, Share
 from robopolicy.policies.base import Info, Policy
 
 
@@ -37,8 +38,8 @@ class SLMGACConfig(SACConfig):
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=True)
     )
-    reward_coef: float = 1.0  # weight of the squared error of predicted rewards
-    reward_trust: float = 0.5  # share of the prediction in the reward of the target; 0 takes the seen reward
+    reward_coef: NotNegative = 1.0  # weight of the squared error of predicted rewards
+    reward_trust: Share = 0.5  # share of the prediction in the reward of the target; 0 takes the seen reward
 
     def __post_init__(self) -> None:
         if self.reward_coef < 0 or not 0 <= self.reward_trust <= 1:

@@ -24,6 +24,7 @@ from robopolicy.algorithms.frames.soft import SoftConfig, SoftOffPolicy
 from robopolicy.critics.modelled import ModelledQ
 from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Finite
 from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.heads.sequence import SequencePolicy
 from robopolicy.policies.noise import Randomness
@@ -33,8 +34,8 @@ from robopolicy.policies.noise import Randomness
 class SRLConfig(SoftConfig):
     """Settings of SRL: those of SAC, and the model."""
 
-    model_hidden: tuple[int, ...] = (400, 300)  # layers of the model
-    target_entropy: float | None = None  # nats of a single action; None is minus its dimensions
+    model_hidden: tuple[Count, ...] = (400, 300)  # layers of the model
+    target_entropy: Finite | None = None  # nats of a single action; None is minus its dimensions
 
     def __post_init__(self) -> None:
         if self.n_step > 1:

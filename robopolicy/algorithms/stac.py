@@ -23,6 +23,7 @@ from robopolicy.critics.gaussian import GaussianQ
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
+from robopolicy.limits import NotNegative
 from robopolicy.policies.base import Info, Policy
 
 FLOOR = 1e-3  # smallest standard deviation in the likelihood
@@ -37,7 +38,7 @@ class STACConfig(SACConfig):
             members=1, hidden=(256, 256), activation="relu", layer_norm=False, dropout=0.01
         )
     )
-    pessimism: float = 0.25  # beta, standard deviations taken off every value
+    pessimism: NotNegative = 0.25  # beta, standard deviations taken off every value
 
     def __post_init__(self) -> None:
         if self.pessimism < 0:

@@ -38,6 +38,7 @@ from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
 from robopolicy.data.elites import Elites
 from robopolicy.data.individuals import Individuals, view_dim
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, Finite, Natural, Positive
 from robopolicy.nets.autoencoder import Autoencoder
 from robopolicy.policies.base import Policy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
@@ -54,26 +55,26 @@ NEAR = 3.0  # steps of an emitter to the nearest other policy
 class STAXConfig:
     """Settings of STAX; defaults are the public code's."""
 
-    population: int = 100  # policies that are varied in exploration
-    offspring: int = 2  # of each of them per generation
-    sigma: float = 0.05  # standard deviation of the mutation of every weight
-    limit: float = 5.0  # largest absolute weight
-    neighbours: int = 15  # nearest behaviours that novelty looks at
+    population: Count = 100  # policies that are varied in exploration
+    offspring: Count = 2  # of each of them per generation
+    sigma: Positive = 0.05  # standard deviation of the mutation of every weight
+    limit: Positive = 5.0  # largest absolute weight
+    neighbours: Count = 15  # nearest behaviours that novelty looks at
     selection: str = "alternate"  # novelty or surprise, drawn every generation; pareto: both
-    archived: int = 5  # policies of a generation that go into the archive
-    chunk: int = 1000  # policies played in one turn of exploration or exploitation
-    emitter: int = 6  # members of an emitter
-    together: int = 1  # emitters that step at once; more fill simulators of many environments
-    patience: int = 120  # generations without progress after which an emitter ends
-    floor: float = 0.0  # return above which a policy counts as paid
-    starts: int = 1  # episodes that every policy plays, the same for all
-    views: int = 5  # moments of an episode that are looked at, evenly spaced, the last included
-    code: int = 10  # numbers per moment that the autoencoder makes of them
-    hidden: tuple[int, ...] = (64, 32)  # layers of its encoder
-    epochs: int = 100  # of its training, at most
-    autoencoder_lr: float = 1e-3  # its learning rate
-    batch_size: int = 128  # its batches
-    seed: int = 0  # of all that is drawn
+    archived: Natural = 5  # policies of a generation that go into the archive
+    chunk: Count = 1000  # policies played in one turn of exploration or exploitation
+    emitter: Count = 6  # members of an emitter
+    together: Count = 1  # emitters that step at once; more fill simulators of many environments
+    patience: Natural = 120  # generations without progress after which an emitter ends
+    floor: Finite = 0.0  # return above which a policy counts as paid
+    starts: Count = 1  # episodes that every policy plays, the same for all
+    views: Count = 5  # moments of an episode that are looked at, evenly spaced, the last included
+    code: Count = 10  # numbers per moment that the autoencoder makes of them
+    hidden: tuple[Count, ...] = (64, 32)  # layers of its encoder
+    epochs: Natural = 100  # of its training, at most
+    autoencoder_lr: Positive = 1e-3  # its learning rate
+    batch_size: Count = 128  # its batches
+    seed: Natural = 0  # of all that is drawn
 
     def __post_init__(self) -> None:
         counts = ("population", "offspring", "neighbours", "chunk", "emitter", "together", "starts", "views", "code")

@@ -30,6 +30,7 @@ from robopolicy.critics.q import CriticConfig
 from robopolicy.critics.quantile import QuantileQ, quantile_loss
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, Finite, Natural, Positive, PositiveShare, Share
 from robopolicy.nets.encoder import STOCK_PREFIX, ObservationEncoder
 from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
@@ -49,12 +50,12 @@ class StockACConfig(TD3Config):
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
     )
     functional: str = "cvar"  # mean | cvar | setpoint, of the distribution of the return
-    level: float = 0.25  # cvar: share of the episodes, the worst ones, whose mean counts
-    start: float = 0.0  # c_0: minus the total to meet (setpoint); where the search begins (cvar)
-    start_rate: float = 0.01  # cvar: share of the way to the best c_0 of the batch that each update goes
-    edits: int = 3  # further stocks at which every row is learned from
-    quantiles: int = 50  # of the return
-    huber: float = 0.1  # error of a quantile up to which its loss is quadratic
+    level: PositiveShare = 0.25  # cvar: share of the episodes, the worst ones, whose mean counts
+    start: Finite = 0.0  # c_0: minus the total to meet (setpoint); where the search begins (cvar)
+    start_rate: Share = 0.01  # cvar: share of the way to the best c_0 of the batch that each update goes
+    edits: Natural = 3  # further stocks at which every row is learned from
+    quantiles: Count = 50  # of the return
+    huber: Positive = 0.1  # error of a quantile up to which its loss is quadratic
 
     def __post_init__(self) -> None:
         super().__post_init__()

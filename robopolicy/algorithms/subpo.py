@@ -28,6 +28,7 @@ from robopolicy.algorithms.frames.places import PlaceConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import unknown_name
+from robopolicy.limits import NotNegative
 from robopolicy.policies.base import Policy
 
 NOISE = 0.1  # variance of a measurement, for `information`
@@ -73,7 +74,7 @@ class SubPOConfig(PPOConfig):
 
     objective: str = "coverage"  # coverage (of cells) | information (of a Gaussian process)
     place: PlaceConfig = field(default_factory=PlaceConfig)  # what an episode visits; its scale is a cell's side
-    task_coef: float = 0.0  # weight of the task's own reward beside the gains
+    task_coef: NotNegative = 0.0  # weight of the task's own reward beside the gains
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,6 +29,7 @@ from robopolicy.critics.nodes import SortedQ
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, NotNegative, Positive, Ratio
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.swaddled import SwaddledPolicy
 from robopolicy.policies.noise import Randomness
@@ -42,13 +43,13 @@ class SymphonyConfig(OffPolicyConfig):
     """Settings of Symphony; defaults are the public code's."""
 
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(members=3, hidden=(512, 512)))
-    batch_size: int = 384  # windows per gradient step
-    utd: float = 3.0  # critic steps per decision of one environment
-    lr: float = 1e-4  # learning rate of the actor
-    critic_lr: float = 1e-4  # learning rate of the critic
-    nodes: int = 128  # outputs of each critic
-    swaddling: float = 1.0  # weight of the penalty on strength and tightness
-    weight_decay: float = 0.01  # of actor and critic
+    batch_size: Count = 384  # windows per gradient step
+    utd: Ratio = 3.0  # critic steps per decision of one environment
+    lr: Positive = 1e-4  # learning rate of the actor
+    critic_lr: Positive = 1e-4  # learning rate of the critic
+    nodes: Count = 128  # outputs of each critic
+    swaddling: NotNegative = 1.0  # weight of the penalty on strength and tightness
+    weight_decay: NotNegative = 0.01  # of actor and critic
     fading: bool = True  # draw what was played long ago ever more rarely
 
     def __post_init__(self) -> None:

@@ -28,6 +28,7 @@ from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.regularizers import Anneal
 from robopolicy.errors import UserError
+from robopolicy.limits import Positive
 from robopolicy.policies.base import Info, Policy
 
 
@@ -35,9 +36,9 @@ from robopolicy.policies.base import Info, Policy
 class TALPOConfig(ActorCriticConfig):
     """Settings of TA-LPO; the first widths are those of discovered policy optimisation."""
 
-    alpha: float = 2.0  # first width of the drift at positive advantages, in standard deviations of the advantage
-    beta: float = 0.6  # first width of the drift at negative advantages, times nats
-    final: float = 0.1  # share of the widths and of the entropy bonus that is left at the end; 1 keeps them
+    alpha: Positive = 2.0  # first width of the drift at positive advantages, in standard deviations of the advantage
+    beta: Positive = 0.6  # first width of the drift at negative advantages, times nats
+    final: Positive = 0.1  # share of the widths and of the entropy bonus that is left at the end; 1 keeps them
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,6 +26,7 @@ from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, 
 from robopolicy.critics.q import CriticConfig, TargetUpdate
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, NotNegative
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness, normal
@@ -38,11 +39,11 @@ class TD3Config(OffPolicyConfig):
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
     )
-    actor_delay: int = 2  # critic steps per actor step
-    noise: float = 0.1  # standard deviation of the noise of play, normalised actions
-    noise_max: float = 0.0  # the last environment's, the others' lie between; 0 gives all the same
-    target_noise: float = 0.2  # standard deviation of the noise on the target's actions, normalised
-    target_noise_clip: float = 0.5  # largest size of that noise
+    actor_delay: Count = 2  # critic steps per actor step
+    noise: NotNegative = 0.1  # standard deviation of the noise of play, normalised actions
+    noise_max: NotNegative = 0.0  # the last environment's, the others' lie between; 0 gives all the same
+    target_noise: NotNegative = 0.2  # standard deviation of the noise on the target's actions, normalised
+    target_noise_clip: NotNegative = 0.5  # largest size of that noise
 
     def __post_init__(self) -> None:
         if min(self.noise, self.noise_max, self.target_noise, self.target_noise_clip) < 0:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.pathwise import Pathwise, PathwiseConfig
 from robopolicy.data.scenarios import Plans, Unrolled, unroll
+from robopolicy.limits import Positive
 from robopolicy.policies.base import Info
 
 
@@ -29,7 +30,7 @@ from robopolicy.policies.base import Info
 class TSDDRConfig(PathwiseConfig):
     """Settings of TS-DDR; the paper's example trains with 1e-3 on batches of 32."""
 
-    lr: float = 1e-3  # learning rate of Adam
+    lr: Positive = 1e-3  # learning rate of Adam
 
 
 def plan_loss(cost: Tensor, steps: int) -> tuple[Tensor, Info]:

@@ -29,6 +29,7 @@ from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.td3 import TD3, TD3Config
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import InnerShare, NotNegative, Positive
 from robopolicy.policies.base import Info, Observation, Policy, Sample, chunk_mean
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness
@@ -57,10 +58,10 @@ class TSCACConfig(TD3Config):
     """Settings of the two stages: those of TD3, the teachers and how near them to stay."""
 
     signals: tuple[str, ...] = ("energy",)  # auxiliary rewards, one teacher each
-    first_stage: float = 0.3  # share of the updates that train the teachers
-    nearness: float = 0.3  # weight of the squared distance to the teachers' actions; 0 ignores them
-    data_coef: float = 0.0  # weight of the squared distance to the actions of the data; for learning offline
-    spread: float = 30.0  # standard deviation, normalised, of the density that weighs values; large weighs none
+    first_stage: InnerShare = 0.3  # share of the updates that train the teachers
+    nearness: NotNegative = 0.3  # weight of the squared distance to the teachers' actions; 0 ignores them
+    data_coef: NotNegative = 0.0  # weight of the squared distance to the actions of the data; for learning offline
+    spread: Positive = 30.0  # standard deviation, normalised, of the density that weighs values; large weighs none
 
     def __post_init__(self) -> None:
         super().__post_init__()

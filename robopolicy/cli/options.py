@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from robopolicy.errors import UserError
-from robopolicy.training.limits import check_count
+from robopolicy.limits import check_count
 
 if TYPE_CHECKING:
     from robopolicy.training.loop import Report, Trainer
@@ -118,8 +118,14 @@ def train_model(
     except Interrupted as stop:
         print(f"Stopped; go on with: robopolicy {args.verb} train --resume {stop.folder}")
         return stop.exit_code, None
-    print(f"Done in {report['seconds']:.0f} s: {trainer.folder}/report.json, checkpoints/best and checkpoints/last.")
+    print(describe_end(trainer, report))
     return 0, report
+
+
+def describe_end(trainer: Trainer, report: Report) -> str:
+    """How long a run took, and what it left behind."""
+    *others, last = ["report.json", *trainer.saved()]
+    return f"Done in {report['seconds']:.0f} s: {trainer.folder}/{', '.join(others)} and {last}."
 
 
 def check_alone(what: str) -> None:

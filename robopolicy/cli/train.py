@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from robopolicy.cli.options import check_alone
+from robopolicy.cli.options import check_alone, describe_end
 from robopolicy.errors import UserError
 
 EXAMPLES = """\
@@ -59,14 +59,15 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("Call the sweep again to go on with it; --resume goes on with one run.")
     if args.multirun:
         check_alone("train --multirun")
-    from robopolicy.training.compose import compose_config, config_text
+    from robopolicy.training.compose import compose_config, config_file, config_text, read_config
     from robopolicy.training.distributed import processes
     from robopolicy.training.loop import Interrupted, resume_run, start_run
 
     if args.multirun:
         return _multirun(args)
     if args.show:
-        print(config_text(compose_config(args.settings)), end="")
+        resumed = args.resume is not None
+        print(config_text(read_config(config_file(args.resume)) if resumed else compose_config(args.settings)), end="")
         return 0
     with processes():
         trainer = resume_run(args.resume) if args.resume is not None else start_run(compose_config(args.settings))
@@ -76,9 +77,7 @@ def run(args: argparse.Namespace) -> int:
             print(stop)
             return stop.exit_code
     if trainer.writes:
-        print(
-            f"Done in {report['seconds']:.0f} s: {trainer.folder}/report.json, checkpoints/best and checkpoints/last."
-        )
+        print(describe_end(trainer, report))
     return 0
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from robopolicy.critics.q import Judged, borrow_normalizers
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, NotNegative
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 
@@ -18,9 +19,9 @@ from robopolicy.nets.vision import VisionConfig
 class DiscriminatorConfig:
     """Architecture of a `Discriminator`."""
 
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: tuple[Count, ...] = (64, 64)
     activation: str = "relu"
-    penalty: float = 10.0  # weight of the gradient penalty
+    penalty: NotNegative = 10.0  # weight of the gradient penalty
     vision: VisionConfig = field(default_factory=VisionConfig)
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from robopolicy.critics.hl_gauss import HLGauss
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Finite, Natural, PartialShare
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.ensemble import EnsembleMLP
 from robopolicy.nets.normalizer import Normalizer, make_normalizer
@@ -26,14 +27,14 @@ from robopolicy.spec import PolicySpec
 class CriticConfig:
     """Architecture of a `QEnsemble`."""
 
-    members: int = 2  # M, independent networks
-    hidden: tuple[int, ...] = (256, 256, 256)
+    members: Count = 2  # M, independent networks
+    hidden: tuple[Count, ...] = (256, 256, 256)
     activation: str = "silu"
     layer_norm: bool = True  # after every hidden layer; keeps values bounded off the data (RLPD)
-    dropout: float = 0.0  # share of the hidden units left out in training, never in the target
-    bins: int = 0  # HL-Gauss: bins of the value histogram; 0 regresses a scalar
-    value_min: float = -100.0  # HL-Gauss: support of the histogram
-    value_max: float = 0.0
+    dropout: PartialShare = 0.0  # share of the hidden units left out in training, never in the target
+    bins: Natural = 0  # HL-Gauss: bins of the value histogram; 0 regresses a scalar
+    value_min: Finite = -100.0  # HL-Gauss: support of the histogram
+    value_max: Finite = 0.0
     vision: VisionConfig = field(default_factory=VisionConfig)
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from robopolicy.limits import Count, Finite
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.mlp import MLP, ResidualMLP
 from robopolicy.nets.normalizer import Statistics
@@ -18,13 +19,13 @@ from robopolicy.spec import PolicySpec
 class ValueConfig:
     """Architecture of a `ValueNet`."""
 
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: tuple[Count, ...] = (64, 64)
     activation: str = "tanh"
     orthogonal_init: bool = True  # plain layers only: gain sqrt(2) inside and 1 at the output, zero biases
     residual: bool = False  # residual blocks (an odd number of equal widths), e.g. DPPO's [256, 256, 256] mish
     normalization: str = "running"  # minmax | meanstd | running | identity
-    vectors: dict[str, int] = field(default_factory=dict)  # what it sees in place of the policy's observations
-    bias: float = 0.0  # added to the output at the start; above the returns, unseen states look good (optimism)
+    vectors: dict[str, Count] = field(default_factory=dict)  # what it sees in place of the policy's observations
+    bias: Finite = 0.0  # added to the output at the start; above the returns, unseen states look good (optimism)
     vision: VisionConfig = field(default_factory=VisionConfig)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from robopolicy.critics.value import ValueConfig, ValueNet
+from robopolicy.limits import Count
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.modular import ModularMLP
 from robopolicy.spec import PolicySpec
@@ -17,9 +18,9 @@ from robopolicy.spec import PolicySpec
 class VectorValueConfig(ValueConfig):
     """Architecture of a `VectorValueNet`; `activation` and `residual` are not used."""
 
-    hidden: tuple[int, ...] = (256, 128, 128, 64)
-    modules: int = 8  # weight modules of every layer
-    context_width: int = 64  # hidden units of the network that mixes them
+    hidden: tuple[Count, ...] = (256, 128, 128, 64)
+    modules: Count = 8  # weight modules of every layer
+    context_width: Count = 64  # hidden units of the network that mixes them
 
 
 class TermValues(ValueNet):

@@ -34,6 +34,7 @@ from robopolicy.deploy.graph import (
 )
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.extras import need
+from robopolicy.limits import Bytes, Natural
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.wrappers.black_box import BlackBoxConfig, BlackBoxPolicy
@@ -46,11 +47,11 @@ OPTIONAL = (PREFIX, PREFIX_WEIGHT)  # inputs that are zero here: nothing is cont
 class OnnxConfig(BlackBoxConfig):
     """How a graph is fed; `open_onnx` fills it in."""
 
-    size: int = 0  # bytes of the file
+    size: Bytes = 0  # bytes of the file
     inputs: dict[str, str] = field(default_factory=dict)  # observation key or "noise" -> input of the graph
     output: str = CHUNK  # output of the graph that holds the chunk
-    noise_rows: int = 0  # R, rows of the noise; 0 is one per action of the chunk
-    threads: int = 1  # of the runtime; 0 is one per core
+    noise_rows: Natural = 0  # R, rows of the noise; 0 is one per action of the chunk
+    threads: Natural = 1  # of the runtime; 0 is one per core
 
 
 class OnnxPolicy(BlackBoxPolicy):

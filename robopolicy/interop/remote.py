@@ -19,6 +19,7 @@ from torch import Tensor
 from robopolicy.deploy.connection import Connection, reason_of
 from robopolicy.deploy.wire import Greeting
 from robopolicy.errors import UserError
+from robopolicy.limits import Natural, NotNegative
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.wrappers.black_box import BlackBoxPolicy, PatientConfig
 
@@ -27,8 +28,8 @@ from robopolicy.policies.wrappers.black_box import BlackBoxPolicy, PatientConfig
 class RemoteConfig(PatientConfig):
     """Where the endpoint is and how long to wait for it; `open_remote` fills in what it serves."""
 
-    timeout: float = 30.0
-    retries: int = 2
+    timeout: NotNegative = 30.0
+    retries: Natural = 2
     url: str = ""  # ws://HOST:PORT | wss://...
     model: str = ""  # what the endpoint called its policy; another name is refused, "" takes any
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, Layers, PartialShare
 from robopolicy.nets.mlp import MLP, ResidualMLP
 from robopolicy.nets.modular import ModularMLP
 from robopolicy.nets.time import TimeEmbedding
@@ -26,19 +27,19 @@ class BackboneConfig:
     """Which network and how large; a base of every head's configuration."""
 
     backbone: str = "mlp"  # mlp | modular | unet | transformer
-    time_dim: int = 16  # width of the time embedding (all but transformer)
-    hidden: tuple[int, ...] = (256, 256, 256)  # mlp and modular
-    hidden_dropout: float = 0.0  # mlp without residual blocks: share of the hidden units left out in training
+    time_dim: Count = 16  # width of the time embedding (all but transformer)
+    hidden: tuple[Count, ...] = (256, 256, 256)  # mlp and modular
+    hidden_dropout: PartialShare = 0.0  # mlp without residual blocks: share of the hidden units left out in training
     residual: bool = False  # mlp: residual blocks (an odd number of equal widths), as DPPO has them
     activation: str = "silu"  # mlp; mish costs seven times as much on a CPU
-    modular_count: int = 8  # weight modules of every layer, which the features of the observation mix
-    modular_context: int = 64  # hidden units of the network that mixes them
-    unet_channels: tuple[int, ...] = (64, 128, 256)  # published sizes: [256, 512, 1024]
-    unet_kernel: int = 5
-    transformer_width: int = 128  # published sizes: width 256, 8 layers
-    transformer_layers: int = 4
-    transformer_heads: int = 4
-    transformer_dropout: float = 0.0  # keep 0 when the policy will be fine-tuned by RL
+    modular_count: Count = 8  # weight modules of every layer, which the features of the observation mix
+    modular_context: Count = 64  # hidden units of the network that mixes them
+    unet_channels: tuple[Count, ...] = (64, 128, 256)  # published sizes: [256, 512, 1024]
+    unet_kernel: Count = 5
+    transformer_width: Count = 128  # published sizes: width 256, 8 layers
+    transformer_layers: Layers = 4
+    transformer_heads: Count = 4
+    transformer_dropout: PartialShare = 0.0  # keep 0 when the policy will be fine-tuned by RL
 
     def __post_init__(self) -> None:
         if self.backbone not in BACKBONES:

@@ -8,12 +8,13 @@ of zeros is an empty place, so that observations of one shape hold any number of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Annotated, cast
 
 import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Range
 from robopolicy.nets.attention import AttentionBlock
 
 
@@ -21,10 +22,10 @@ from robopolicy.nets.attention import AttentionBlock
 class EntityConfig:
     """Sizes of one network for entities (one network per key `entities.*`)."""
 
-    width: int = 64  # of an entity's embedding
-    heads: int = 4
-    layers: int = 1  # of self-attention; 0: entities do not see each other
-    features: int = 64  # size of the projection of what is gathered
+    width: Count = 64  # of an entity's embedding
+    heads: Count = 4
+    layers: Annotated[int, Range(0, 1000)] = 1  # of self-attention; 0: entities do not see each other
+    features: Count = 64  # size of the projection of what is gathered
 
     def __post_init__(self) -> None:
         if min(self.width, self.heads, self.features) < 1 or self.layers < 0 or self.width % self.heads:

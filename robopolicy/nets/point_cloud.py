@@ -14,14 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Count
 
 
 @dataclass(frozen=True)
 class PointCloudConfig:
     """Sizes of one point-cloud network (one network per cloud)."""
 
-    widths: tuple[int, ...] = (64, 128, 256)  # channels of the layers that every point passes
-    features: int = 64  # size of the projection of their maximum
+    widths: tuple[Count, ...] = (64, 128, 256)  # channels of the layers that every point passes
+    features: Count = 64  # size of the projection of their maximum
 
     def __post_init__(self) -> None:
         if not self.widths or min(*self.widths, self.features) < 1:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count
 
 KINDS = ("none", "gru", "lstm")
 
@@ -17,7 +18,7 @@ class RecurrentConfig:
     """Which cell a policy remembers with, if any."""
 
     kind: str = "none"  # none | gru | lstm
-    width: int = 64  # units of the cell
+    width: Count = 64  # units of the cell
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

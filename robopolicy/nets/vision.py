@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, Layers, Natural, PositiveShare, Several
 from robopolicy.nets.attention import AttentionBlock
 from robopolicy.nets.noise_mask import NoiseMask
 
@@ -27,16 +28,16 @@ class VisionConfig:
     """Kind and sizes of one camera network (one network per camera)."""
 
     kind: str = "resnet"  # resnet | vit
-    widths: tuple[int, ...] = (32, 64, 128)  # resnet: channels per stage; each stage halves the resolution
-    blocks: int = 1  # resnet: blocks per stage; widths [64, 128, 256, 512] with 2 blocks is a ResNet-18
-    keypoints: int = 32  # resnet: expected 2-D positions read out by the spatial softmax
-    vit_patch: int = 8  # vit: distance of neighbouring patches [pixels], even
-    vit_depth: int = 1  # vit: attention blocks
-    vit_width: int = 128  # vit: channels per patch
-    vit_heads: int = 4  # vit: attention heads
-    vit_features: int = 128  # vit: size of the spatial embedding
-    crop: float = 0.9  # side of the crop relative to the image; 1 disables cropping
-    noise_mask: int = 0  # cells a side of a learned noise mask during the first half of cloning (bc); 0 leaves it out
+    widths: tuple[Count, ...] = (32, 64, 128)  # resnet: channels per stage; each stage halves the resolution
+    blocks: Layers = 1  # resnet: blocks per stage; widths [64, 128, 256, 512] with 2 blocks is a ResNet-18
+    keypoints: Count = 32  # resnet: expected 2-D positions read out by the spatial softmax
+    vit_patch: Several = 8  # vit: distance of neighbouring patches [pixels], even
+    vit_depth: Layers = 1  # vit: attention blocks
+    vit_width: Count = 128  # vit: channels per patch
+    vit_heads: Count = 4  # vit: attention heads
+    vit_features: Count = 128  # vit: size of the spatial embedding
+    crop: PositiveShare = 0.9  # side of the crop relative to the image; 1 disables cropping
+    noise_mask: Natural = 0  # cells a side of a learned noise mask in the first half of cloning (bc); 0 leaves it out
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

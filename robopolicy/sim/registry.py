@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Natural, NotNegative
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX, STOCK_PREFIX
 from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.descriptor import DescriptorSim
@@ -30,14 +31,14 @@ class WorldOptions:
     """How a world model is played in, where one takes the place of the simulator (backend `worldmodel:FOLDER`)."""
 
     judge: str = ""  # who sees success: the model's own head, a folder of 'worldmodel judge', vlm:MODEL@URL, vlm:FOLDER
-    every: int = 0  # control steps between judgements, the last one always; 0 is each, of a vlm every 20th
-    samples: int = 0  # futures drawn per step, whose disagreement is the uncertainty; 0 is as the model was trained
-    penalty: float = 0.0  # taken off the reward per unit of uncertainty
-    max_uncertainty: float = 0.0  # an episode is cut where the uncertainty is larger; 0 never cuts
-    steps: int = 0  # longest episode in control steps; 0 is the task's
+    every: Natural = 0  # control steps between judgements, the last one always; 0 is each, of a vlm every 20th
+    samples: Natural = 0  # futures drawn per step, whose disagreement is the uncertainty; 0 is as the model was trained
+    penalty: NotNegative = 0.0  # taken off the reward per unit of uncertainty
+    max_uncertainty: NotNegative = 0.0  # an episode is cut where the uncertainty is larger; 0 never cuts
+    steps: Natural = 0  # longest episode in control steps; 0 is the task's
     films: str = ""  # dataset in whose frames episodes start; empty: where the task's own do
     support: str = ""  # dataset, or gate of `SupportGate.save`, whose support ends episodes that leave it; empty: none
-    support_penalty: float = 25.0  # taken off the reward when one does, as its part "outside"
+    support_penalty: NotNegative = 25.0  # taken off the reward when one does, as its part "outside"
 
 
 @dataclass(frozen=True)

@@ -47,5 +47,8 @@ class SeedCounter:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
-        self.current[:] = state["current"].numpy()
+        current = state["current"].numpy()
+        if current.shape != self.current.shape:
+            raise UserError(f"Expected the state of {len(self.current)} environments, got that of {len(current)}.")
+        self.current[:] = current
         self._next = int(state["next"])

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from robopolicy.core.decisions import PER_ROW, Decisions
 from robopolicy.errors import UserError
+from robopolicy.limits import Count
 from robopolicy.policies.base import DecisionOutput, Info, Observation, Record, Sample
 from robopolicy.policies.noise import Randomness, uniform
 from robopolicy.text.generation import Generation, choose, logits_of
@@ -39,10 +40,10 @@ LIKELIHOODS = ("chain", "elbo")
 class DiffusionTextConfig(TextConfig):
     """Settings of a masked-diffusion text policy, trained from scratch."""
 
-    steps: int = 8  # in which a message is filled; at least as many as tokens fills them one by one
+    steps: Count = 8  # in which a message is filled; at least as many as tokens fills them one by one
     order: str = "random"  # random | confident, which tokens of a message are filled first
     likelihood: str = "chain"  # chain | elbo, what a decision is
-    samples: int = 4  # of the bound, per conversation
+    samples: Count = 4  # of the bound, per conversation
 
     def __post_init__(self) -> None:
         super().__post_init__()

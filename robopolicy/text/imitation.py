@@ -11,6 +11,7 @@ from torch import nn
 
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Natural, NotNegative, PartialShare, Positive
 from robopolicy.policies.base import Policy
 from robopolicy.text.policy import TextPolicy
 
@@ -19,21 +20,21 @@ from robopolicy.text.policy import TextPolicy
 class TextLearnerConfig:
     """What imitation and recipes share."""
 
-    lr: float = 1e-3  # of AdamW, after the warm-up
-    weight_decay: float = 0.0  # decoupled
-    beta1: float = 0.9  # AdamW momentum
-    beta2: float = 0.99  # AdamW second-moment decay
-    lr_final: float | None = None  # at the last update, reached linearly; None keeps the rate
-    warmup: int = 10  # updates of linear warm-up
-    grad_clip: float = 1.0  # largest gradient norm
+    lr: Positive = 1e-3  # of AdamW, after the warm-up
+    weight_decay: NotNegative = 0.0  # decoupled
+    beta1: PartialShare = 0.9  # AdamW momentum
+    beta2: PartialShare = 0.99  # AdamW second-moment decay
+    lr_final: NotNegative | None = None  # at the last update, reached linearly; None keeps the rate
+    warmup: Natural = 10  # updates of linear warm-up
+    grad_clip: Positive = 1.0  # largest gradient norm
 
 
 @dataclass(frozen=True)
 class TextSFTConfig(TextLearnerConfig):
     """Settings of imitation."""
 
-    batch_size: int = 64  # conversations per update
-    problems: int = 0  # different ones, over and over; 0: always new ones
+    batch_size: Count = 64  # conversations per update
+    problems: Natural = 0  # different ones, over and over; 0: always new ones
     data: str = ""  # JSONL or parquet file of demonstrations; empty takes the task's own solutions
 
 

@@ -17,7 +17,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 
@@ -29,6 +29,7 @@ from robopolicy.core.gradients import flat_gradient, group_scores, influence
 from robopolicy.core.recipe import Recipe
 from robopolicy.core.references import soup
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, Natural, Positive, Range
 from robopolicy.policies.base import DecisionOutput, Info, Policy
 from robopolicy.samplers.collector import OBJECTIVES
 from robopolicy.samplers.protocols import REPLAYED, TEACHER
@@ -44,6 +45,7 @@ from robopolicy.text.world import score
 OVERLONG = ("score", "mask")
 PLACES = ("process", "ray")  # where players are
 MOST_PLAYERS = 256
+Players = Annotated[int, Range(0, MOST_PLAYERS)]
 WIDEST = 4096  # largest vocabulary of which a support is noted
 SCORED = 1024  # rows scored at once where no gradient is needed
 
@@ -52,20 +54,20 @@ SCORED = 1024  # rows scored at once where no gradient is needed
 class TextRecipeConfig(TextLearnerConfig):
     """Settings of learning by a recipe."""
 
-    lr: float = 3e-4  # of AdamW, after the warm-up
+    lr: Positive = 3e-4  # of AdamW, after the warm-up
     recipe: str = "grpo"  # name in configs/text, or the path of a .yaml file
-    critic_lr: float = 1e-3  # of the value head, where the recipe has a critic
-    imitation: int = 0  # first updates, which imitate the task's own solutions
-    imitation_lr: float = 1e-3  # learning rate of these
-    prompts: int = 16  # groups per update
-    group_size: int = 0  # attempts per prompt; 0: as the recipe says
-    minibatches: int = 0  # gradient steps per pass over a batch; 0: as the recipe says
-    problems: int = 2000  # different prompts of training
+    critic_lr: Positive = 1e-3  # of the value head, where the recipe has a critic
+    imitation: Natural = 0  # first updates, which imitate the task's own solutions
+    imitation_lr: Positive = 1e-3  # learning rate of these
+    prompts: Count = 16  # groups per update
+    group_size: Natural = 0  # attempts per prompt; 0: as the recipe says
+    minibatches: Natural = 0  # gradient steps per pass over a batch; 0: as the recipe says
+    problems: Count = 2000  # different prompts of training
     overlong: str = "score"  # score | mask, messages that reach their budget
     engine: str = OWN  # own | vllm, what writes the attempts
-    importance_cap: float = 2.0  # largest weight for the mismatch of another engine, where the recipe names none
-    staleness: int | None = None  # updates that weights may be old, above 0 played while learning; None: the recipe's
-    players: int = 0  # processes that play; 0: this one, on a second thread where staleness is above 0
+    importance_cap: Positive = 2.0  # largest weight for the mismatch of another engine, where the recipe names none
+    staleness: Natural | None = None  # age of weights in updates, above 0 played while learning; None: the recipe's
+    players: Players = 0  # processes that play; 0: this one, on a second thread where staleness is above 0
     players_on: str = "process"  # process | ray, of this machine or of a cluster
     companion: str = ""  # checkpoint of a second policy, for recipes with a teacher or a mean of two references
     data: str = ""  # JSONL or parquet file, for recipes that learn from demonstrations, pairs or offline logs
@@ -121,6 +123,11 @@ class TextRecipe(TextLearner):
         self._check_family()
         self.summaries = summaries_of(self.recipe.plain)
         self.group_size = config.group_size or self.recipe.group_size
+        if self.group_size == 1 < self.recipe.group_size and _within_groups(self.recipe.plain["advantage"]):
+            raise UserError(
+                f"Recipe '{config.recipe}' compares the attempts of a group; set algorithm.group_size to 2 or more, or "
+                "to 0 for its own."
+            )
         self.companion: TextPolicy | None = None  # see `accompany`
         self.reference: TextPolicy | None = frozen_copy(policy) if _compares(self.recipe) else None
         self.guide: TextPolicy | None = frozen_copy(policy) if self.views.guided else None
@@ -342,6 +349,13 @@ class TextRecipe(TextLearner):
     def _scored(self, policy: TextPolicy, batch: Decisions, layer: int | None = None) -> DecisionOutput:
         parts = [score(policy, part, layer) for part in _blocks(batch)]
         return DecisionOutput(torch.cat([part.logp for part in parts]), torch.cat([part.entropy for part in parts]))
+
+
+def _within_groups(stages: Any) -> bool:
+    """Whether stages of an advantage compare the attempts of a group with each other."""
+    if isinstance(stages, Mapping):
+        return stages.get("partition") == "group" or any(map(_within_groups, stages.values()))
+    return isinstance(stages, list | tuple) and any(map(_within_groups, stages))
 
 
 def moved(batch: Decisions, device: torch.device) -> Decisions:

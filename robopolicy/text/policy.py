@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from robopolicy.core.decisions import Decisions
 from robopolicy.errors import UserError
+from robopolicy.limits import Bytes, Count, Layers, Natural, Positive
 from robopolicy.nets.normalizer import Statistics
 from robopolicy.policies.base import DecisionOutput, Info, Observation, Policy, Record, Sample
 from robopolicy.policies.noise import Randomness, uniform
@@ -36,20 +37,20 @@ class TextConfig:
     """Settings of a text policy; by default a small byte-level transformer that needs no download."""
 
     pretrained: str = ""  # local folder or hub id to take weights and tokenizer from; empty starts from scratch
-    width: int = 128  # of the small model
-    layers: int = 3  # of the small model
-    heads: int = 4  # of the small model
-    context: int = 512  # tokens of a conversation that the small model has room for; more where the task needs them
+    width: Count = 128  # of the small model
+    layers: Layers = 3  # of the small model
+    heads: Count = 4  # of the small model
+    context: Count = 512  # tokens of a conversation that the small model has room for; more where a task asks
     template: str = "plain"  # plain | chat, how messages become tokens
-    temperature: float = 1.0  # of exploration
-    lora_rank: int = 0  # 0 trains all weights
-    lora_alpha: float = 16.0  # scale of the low-rank updates times their rank
+    temperature: Positive = 1.0  # of exploration
+    lora_rank: Natural = 0  # 0 trains all weights
+    lora_alpha: Positive = 16.0  # scale of the low-rank updates times their rank
     dtype: str = "float32"  # float32 | bfloat16, of the weights
     gradient_checkpointing: bool = False  # compute activations twice instead of keeping them
     architecture: dict[str, Any] = field(
         default_factory=dict
     )  # as transformers describes it; filled in by `pretrained`
-    tokenizer_bytes: int = 0  # size of the tokenizer in the checkpoint; 0 are bytes; filled in by `pretrained`
+    tokenizer_bytes: Bytes = 0  # size of the tokenizer in the checkpoint; 0 are bytes; filled in by `pretrained`
 
     def __post_init__(self) -> None:
         for key, options in (("template", TEMPLATES), ("dtype", tuple(DTYPES))):

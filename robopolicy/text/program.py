@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Positive
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.wrappers.black_box import BlackBoxConfig, BlackBoxPolicy
 from robopolicy.text.sandbox import IMPORTS, Answerer
@@ -39,10 +40,10 @@ class ProgramConfig(BlackBoxConfig):
     """What a program is and may use."""
 
     noise: bool = False  # programs are functions of the observation
-    network_calls: int = 1  # calls per decision
+    network_calls: Count = 1  # calls per decision
     source: str = ""  # Python text with a function `act`
-    seconds: float = 2.0  # of wall time for all rows of a decision
-    memory_mib: int = 256  # address space of the process
+    seconds: Positive = 2.0  # of wall time for all rows of a decision
+    memory_mib: Count = 256  # address space of the process
 
 
 class ProgramPolicy(BlackBoxPolicy):

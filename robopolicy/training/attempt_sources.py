@@ -22,6 +22,7 @@ from robopolicy.samplers.collector import DEFAULTS, Batch, Collector
 from robopolicy.samplers.parts import build
 from robopolicy.samplers.protocols import Attempt, Pool, Staleness, Task, World, degenerate, rewards_of
 from robopolicy.samplers.staleness import Bounded, Players, Stream
+from robopolicy.samplers.topologies import Rewritten
 from robopolicy.samplers.windows import Segments
 from robopolicy.text.asides import Worlds, asides_of
 from robopolicy.text.engines import ENGINES, OWN
@@ -96,6 +97,8 @@ class AttemptSource(TextSource):
                 f"Recipe '{algorithm.config.recipe}' sums up after {windows.units} turns, and {self.task.name} has "
                 f"only {self.task.max_turns}; choose another recipe or task."
             )
+        if isinstance(self.collector.topology, Rewritten) and type(self.task).restated is TextTask.restated:
+            raise UserError(f"Task {self.task.name} cannot restate its problems; choose another recipe or task.")
         self._batch: Batch | None = None  # what the collector has not heard about
 
     @property

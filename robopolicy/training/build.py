@@ -25,6 +25,7 @@ from robopolicy.data.statistics import dataset_statistics
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.evaluation.actors import check_compatible
+from robopolicy.interop import POLICIES
 from robopolicy.policies import make_policy
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.schema import filling, to_plain
@@ -33,6 +34,7 @@ from robopolicy.sim.registry import WorldOptions, get_task, views_of
 from robopolicy.spec import MEMORY
 from robopolicy.text.imitation import TextLearner, TextSFT
 from robopolicy.text.learner import TextRecipe
+from robopolicy.text.policy import TextPolicy
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TaskConfig, TrainConfig, section
 from robopolicy.training.distributed import check_distributed
@@ -99,8 +101,25 @@ def complete(config: TrainConfig) -> TrainConfig:
     if not task:
         raise UserError("No task is given; pass e.g. task=lift ('robopolicy list tasks' shows all).")
     task = get_task(task).name
+    _check_speech(task, str(config.policy["name"]), algorithm)
     name = config.name or f"{task.rsplit('/', 1)[-1]}_{config.policy['name']}_{algorithm}_seed{config.seed}"
     return replace(config, task=replace(config.task, name=task), name=name)
+
+
+def _check_speech(task: str, policy: str, algorithm: str) -> None:
+    """Refuse text without what writes it, and what writes text where a robot is to act."""
+    writes = (issubclass(POLICIES[policy][1], TextPolicy), issubclass(ALGORITHMS[algorithm][1], TextLearner))
+    if "text" in get_task(task).backends:
+        if not all(writes):
+            raise UserError(
+                f"Task {task} speaks text; choose policy=text with algorithm=text_recipe or text_sft, not "
+                f"policy={policy} with algorithm={algorithm}."
+            )
+    elif any(writes):
+        raise UserError(
+            f"Task {task} is no text; choose a task such as text/arithmetic, or a policy and an algorithm of robots, "
+            f"e.g. policy=flow algorithm=bc, not policy={policy} with algorithm={algorithm}."
+        )
 
 
 def _with_views(task: TaskConfig, spec: PolicySpec) -> TaskConfig:

@@ -24,7 +24,7 @@ from robopolicy.files import parse_yaml
 from robopolicy.interop import POLICIES
 from robopolicy.schema import from_plain, open_schema, to_plain
 from robopolicy.sim.registry import get_task, task_names
-from robopolicy.training.config import TrainConfig, check_ranges
+from robopolicy.training.config import TrainConfig, check_settings
 
 PRESETS = Path(__file__).resolve().parents[2] / "configs"
 GROUPS = ("experiment", "task", "policy", "algorithm", "sim")
@@ -55,14 +55,36 @@ def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
         composed = _compose([*choices, *others])
     for key, value in texts.items():
         _set(composed, key, value)
-    config = from_plain(TrainConfig, composed, "configuration")
-    check_ranges(config)
+    config = from_plain(TrainConfig, composed, "")
+    check_settings(config)
     return config
 
 
 def read_config(file: Path) -> TrainConfig:
-    """Read the `config.yaml` of a run."""
-    return from_plain(TrainConfig, config_content(file), str(file))
+    """Read and check the `config.yaml` of a run.
+
+    Raises:
+        UserError: It cannot be read, or a setting does not fit.
+    """
+    content = config_content(file)
+    try:
+        config = from_plain(TrainConfig, content, "")
+        check_settings(config)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
+    return config
+
+
+def config_file(folder: Path) -> Path:
+    """The `config.yaml` of a run.
+
+    Raises:
+        UserError: The folder is no run.
+    """
+    file = folder / "config.yaml"
+    if not file.is_file():
+        raise UserError(f"{folder} is not a run: it has no config.yaml; pass a folder such as runs/NAME.")
+    return file
 
 
 def config_content(file: Path) -> Any:

@@ -6,8 +6,7 @@ algorithm, plus their `name`; `compose.py` puts a run's configuration together.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ import robopolicy.text  # noqa: F401 - makes its policy and algorithms known
 from robopolicy.algorithms import ALGORITHMS
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.interop import POLICIES
+from robopolicy.limits import Count, Natural, NotNegative, Share
 from robopolicy.schema import from_plain
 from robopolicy.sim.registry import WorldOptions
-from robopolicy.training.limits import check_count
 
 
 @dataclass(frozen=True)
@@ -27,15 +26,15 @@ class TaskConfig:
     name: str = ""  # registered task; empty takes it from the checkpoint or the dataset
     reward: str = "sparse"  # sparse | shaped, where the task has both
     cameras: tuple[str, ...] = ()  # cameras the policy sees
-    image_size: int = 64  # pixels, square
+    image_size: Count = 64  # pixels, square
     point_clouds: tuple[str, ...] = ()  # cameras whose point clouds the policy sees
-    points: int = 256  # of each cloud
-    stock: float = 0.0  # discount of the stock the policy sees, for algorithm=stock_ac; 0 shows none
+    points: Count = 256  # of each cloud
+    stock: Share = 0.0  # discount of the stock the policy sees, for algorithm=stock_ac; 0 shows none
     descriptor: bool = False  # the policy sees which behaviour is wanted, for algorithm=dcg_map_elites
     message: str = ""  # constant | random | high_frequency, told beside the observations as a probe; empty: none
-    message_size: int = 2  # numbers per message
-    skills: int = 0  # codes of which the policy sees one per episode, `embedding.skill`; 0 shows none
-    skill_bonus: float = 0.0  # reward per control step for behaviour that tells the code, while learning
+    message_size: Count = 2  # numbers per message
+    skills: Natural = 0  # codes of which the policy sees one per episode, `embedding.skill`; 0 shows none
+    skill_bonus: NotNegative = 0.0  # reward per control step for behaviour that tells the code, while learning
     observe: tuple[str, ...] = ()  # observations a new policy sees, e.g. image.front alone; empty: all
 
 
@@ -43,47 +42,47 @@ class TaskConfig:
 class SimConfig:
     """How to simulate it."""
 
-    num_envs: int = 16  # parallel environments
+    num_envs: Count = 16  # parallel environments
     backend: str = "auto"  # auto | mujoco | mujoco-exact | warp | envpool | gymnasium | worldmodel:FOLDER | ...
-    threads: int = 0  # physics threads; 0 is one per core
+    threads: Natural = 0  # physics threads; 0 is one per core
 
 
 @dataclass(frozen=True)
 class ChunkConfig:
     """Shape of a decision."""
 
-    horizon: int = 8  # actions per chunk
-    execute: int = 4  # actions played before the next decision
-    obs_horizon: int = 1  # observations per decision
+    horizon: Count = 8  # actions per chunk
+    execute: Count = 4  # actions played before the next decision
+    obs_horizon: Count = 1  # observations per decision
 
 
 @dataclass(frozen=True)
 class BudgetConfig:
     """When to stop; set exactly one."""
 
-    updates: int = 0  # calls of the algorithm's update
-    env_steps: int = 0  # control steps of all environments together
+    updates: Natural = 0  # calls of the algorithm's update
+    env_steps: Natural = 0  # control steps of all environments together
 
 
 @dataclass(frozen=True)
 class ReplayConfig:
     """Memory and schedule of the algorithms that learn from replay."""
 
-    capacity: int = 1_000_000  # control steps kept
-    warmup_steps: int = 5_000  # control steps of all environments together, played before learning from play
-    offline_updates: int = 0  # first updates, of one gradient step each, on the dataset alone; budget.updates for all
-    offline_share: float = 0.5  # share of the dataset in every later batch; 0 without a dataset
-    prioritized: float = 0.0  # exponent of prioritised sampling; 0 is uniform
+    capacity: Count = 1_000_000  # control steps kept
+    warmup_steps: Natural = 5_000  # control steps of all environments together, played before learning from play
+    offline_updates: Natural = 0  # first updates, of one gradient step each, on the dataset alone; budget.updates: all
+    offline_share: Share = 0.5  # share of the dataset in every later batch; 0 without a dataset
+    prioritized: Share = 0.0  # exponent of prioritised sampling; 0 is uniform
 
 
 @dataclass(frozen=True)
 class EvaluationConfig:
     """Periodic evaluation, by the same code as `robopolicy eval`."""
 
-    every: int = 0  # updates between evaluations; 0 is a tenth of the budget
-    episodes: int = 100  # episodes each time; 0 never evaluates
-    seed: int = 10_000  # first episode seed; training episodes start at a million
-    num_envs: int = 32  # parallel environments; does not change the result
+    every: Natural = 0  # updates between evaluations; 0 is a tenth of the budget
+    episodes: Natural = 100  # episodes each time; 0 never evaluates
+    seed: Natural = 10_000  # first episode seed; training episodes start at a million
+    num_envs: Count = 32  # parallel environments; does not change the result
     backend: str = ""  # simulator; empty: that of training, or the task's own where that is a world model
 
 
@@ -91,7 +90,7 @@ class EvaluationConfig:
 class LoggingConfig:
     """Where numbers go besides metrics.jsonl and metrics.csv."""
 
-    every: int = 0  # updates between rows; 0 is a hundredth of the budget
+    every: Natural = 0  # updates between rows; 0 is a hundredth of the budget
     tensorboard: bool = False  # also write TensorBoard events
     wandb: bool = False  # also write to Weights & Biases, offline unless WANDB_MODE says otherwise
     project: str = "robopolicy"  # project in Weights & Biases
@@ -122,10 +121,10 @@ class TrainConfig:
     guards: GuardConfig = GuardConfig()
     dataset: str = ""  # folder of demonstrations: all of the experience, or the offline part of the replay
     init_from: str = ""  # checkpoint to start from; gives policy, chunk shape and, unless named, the task
-    checkpoint_every: int = 0  # updates between resume points; 0 is a tenth of the budget
-    seed: int = 0  # of weights, minibatches, exploration and episodes
+    checkpoint_every: Natural = 0  # updates between resume points; 0 is a tenth of the budget
+    seed: Natural = 0  # of weights, minibatches, exploration and episodes
     device: str = "cpu"  # where networks run, and physics in the backends that run on a GPU
-    threads: int = 1  # torch threads; small networks are fastest with one, and results depend on it
+    threads: Count = 1  # torch threads; small networks are fastest with one, and results depend on it
     out: str = "runs"  # parent folder
     name: str = ""  # run folder; empty composes it from task, policy, algorithm and seed
 
@@ -143,92 +142,17 @@ def section(kind: str, values: dict[str, Any]) -> tuple[str, Any]:
         raise UserError(f"{kind}: {error}") from error
 
 
-def check_ranges(config: TrainConfig) -> None:
-    """Refuse numbers that make no sense, naming the setting.
+def check_settings(config: TrainConfig) -> None:
+    """Refuse settings that do not fit each other, and those of a policy or algorithm that it does not have or take.
 
     Raises:
-        UserError: The first setting that is out of range.
+        UserError: Names the first such setting.
     """
-    at_least_one = {
-        "sim.num_envs": config.sim.num_envs,
-        "chunk.horizon": config.chunk.horizon,
-        "chunk.execute": config.chunk.execute,
-        "chunk.obs_horizon": config.chunk.obs_horizon,
-        "evaluation.num_envs": config.evaluation.num_envs,
-        "task.image_size": config.task.image_size,
-        "task.points": config.task.points,
-        "threads": config.threads,
-        "replay.capacity": config.replay.capacity,
-    }
-    for key, value in at_least_one.items():
-        check_count(key, value, 1)
-    not_negative = {
-        "sim.threads": config.sim.threads,
-        "budget.updates": config.budget.updates,
-        "budget.env_steps": config.budget.env_steps,
-        "evaluation.every": config.evaluation.every,
-        "evaluation.episodes": config.evaluation.episodes,
-        "evaluation.seed": config.evaluation.seed,
-        "logging.every": config.logging.every,
-        "checkpoint_every": config.checkpoint_every,
-        "replay.warmup_steps": config.replay.warmup_steps,
-        "replay.offline_updates": config.replay.offline_updates,
-        "seed": config.seed,
-        "world.every": config.world.every,
-        "world.samples": config.world.samples,
-        "world.steps": config.world.steps,
-    }
-    for key, value in not_negative.items():
-        check_count(key, value, 0)
-    for key, share in (("offline_share", config.replay.offline_share), ("prioritized", config.replay.prioritized)):
-        if not 0 <= share <= 1:
-            raise UserError(f"replay.{key} must lie in [0, 1], got {share}.")
-    for key, number in (
-        ("penalty", config.world.penalty),
-        ("max_uncertainty", config.world.max_uncertainty),
-        ("support_penalty", config.world.support_penalty),
-    ):
-        if not 0 <= number < math.inf:
-            raise UserError(f"world.{key} must be a number of 0 or more, got {number}.")
     if config.chunk.execute > config.chunk.horizon:
         raise UserError(
             f"chunk.execute must not exceed chunk.horizon, got {config.chunk.execute} > {config.chunk.horizon}."
         )
     if config.name and (Path(config.name).name != config.name or config.name == ".." or "\0" in config.name):
         raise UserError(f"name must be a plain folder name, got '{config.name}'; out=FOLDER says where it lies.")
-    for kind, values in (("policy", config.policy), ("algorithm", config.algorithm)):
-        _check_section(kind, section(kind, values)[1])
-
-
-# Common settings of policies and algorithms, and the range each must lie in wherever it appears.
-_POSITIVE = {"lr", "critic_lr", "clip", "grad_clip", "target_kl", "utd", "tau", "temperature"}
-_NOT_NEGATIVE = {
-    "weight_decay",
-    "warmup",
-    "lr_final",
-    "entropy_coef",
-    "value_coef",
-    "bc_coef",
-    "critic_warmup",
-    "n_step",
-    "temperature_lr",
-}
-_COUNTS = {"batch_size", "decisions", "epochs", "steps", "actor_delay", "target_members"}  # at least 1
-_SHARES = {"gamma", "lam", "beta1", "beta2", "tau"}
-
-
-def _check_section(kind: str, config: Any) -> None:
-    for entry in fields(config):
-        value, key = getattr(config, entry.name), f"{kind}.{entry.name}"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        if not math.isfinite(value):
-            raise UserError(f"{key} must be a finite number, got {value}.")
-        if entry.name in _NOT_NEGATIVE and value < 0:
-            raise UserError(f"{key} must not be negative, got {value}.")
-        if entry.name in _COUNTS:
-            check_count(key, int(value), 1)
-        if entry.name in _POSITIVE and value <= 0:
-            raise UserError(f"{key} must be positive, got {value}.")
-        if entry.name in _SHARES and not 0 <= value <= 1:
-            raise UserError(f"{key} must lie in [0, 1], got {value}.")
+    section("policy", config.policy)
+    section("algorithm", config.algorithm)

@@ -76,7 +76,4 @@ def collapsed(new: Summary, best: Summary) -> bool:
 
 
 def _message(what: str, value: float, update: int) -> str:
-    return (
-        f"Training diverged at update {update}: {what} is {value}; lower the learning rate or check the data, and go "
-        "on from checkpoints/best or checkpoints/last, which are intact."
-    )
+    return f"Training diverged at update {update}: {what} is {value}; lower the learning rate or check the data."

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 from robopolicy.errors import UserError
 from robopolicy.files import atomic_file, parse_json, write_text
+from robopolicy.schema import to_plain
+from robopolicy.training.config import TrainConfig
 
 Row = Mapping[str, float | int]
 
@@ -151,3 +153,17 @@ def _optional(module: str, package: str) -> Any:
         raise UserError(
             f"Logging to {package} needs a package that is not installed; run: pip install 'robopolicy[{package}]'."
         ) from error
+
+
+def make_loggers(config: TrainConfig, folder: Path, resume_at: int) -> list[Logger]:
+    """The loggers of a run, which drop what was written after update `resume_at`."""
+    loggers: list[Logger] = [
+        JsonlLogger(folder / "metrics.jsonl", resume_at),
+        CsvLogger(folder / "metrics.csv", resume_at),
+    ]
+    if config.logging.tensorboard:
+        loggers.append(TensorBoardLogger(folder / "tensorboard", resume_at))
+    if config.logging.wandb:
+        settings = {"project": config.logging.project, "name": config.name, "config": to_plain(config)}
+        loggers.append(WandbLogger(folder, **settings))
+    return loggers

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import fcntl
 import json
-import random
 import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-import numpy as np
-import torch
 from rich.console import Console
 
 from robopolicy.core.ranks import largest_over_ranks, rank
@@ -30,17 +27,18 @@ from robopolicy.files import recover, write_text
 from robopolicy.nets.normalizer import unfitted_normalizers
 from robopolicy.policies.base import Policy
 from robopolicy.provenance import versions
-from robopolicy.schema import to_plain
 from robopolicy.training.build import Parts, build, complete
 from robopolicy.training.checkpoint import load_policy, load_training_state, save_checkpoint
-from robopolicy.training.compose import config_text, read_config
+from robopolicy.training.compose import config_file, config_text, read_config
 from robopolicy.training.config import TrainConfig
 from robopolicy.training.console import RunConsole, describe_evaluation
 from robopolicy.training.distributed import check_distributed
-from robopolicy.training.guards import Summary, better, check_metrics, check_parameters, collapsed
-from robopolicy.training.loggers import CsvLogger, JsonlLogger, Logger, TensorBoardLogger, WandbLogger
+from robopolicy.training.guards import Summary, TrainingDiverged, better, check_metrics, check_parameters, collapsed
+from robopolicy.training.loggers import make_loggers
+from robopolicy.training.resuming import load_random_state, random_state, restore
 
 Report = dict[str, Any]
+MADE = ("config.yaml", "metrics.jsonl", "metrics.csv", "tensorboard", "wandb", "checkpoints")  # by every run
 
 
 class Interrupted(Exception):
@@ -80,7 +78,9 @@ def start_run(config: TrainConfig) -> Trainer:
     try:
         with stream:
             stream.write(config_text(config))
-        return Trainer(parts, folder)
+        trainer = Trainer(parts, folder)
+        trainer.fresh = True
+        return trainer
     except (OSError, UserError) as error:
         parts.close()
         shutil.rmtree(folder, ignore_errors=True)
@@ -95,11 +95,9 @@ def resume_run(folder: Path) -> Trainer:
     Raises:
         UserError: The folder is no run or has ended, or several processes cannot go on with it.
     """
-    if not (folder / "config.yaml").is_file():
-        raise UserError(f"{folder} is not a run: it has no config.yaml; pass a folder such as runs/NAME.")
+    config = read_config(config_file(folder))
     if (folder / "report.json").exists():
         raise UserError(f"Run {folder} has ended; start another one with init_from={folder}/checkpoints/last.")
-    config = read_config(folder / "config.yaml")
     check_distributed(config)
     last = folder / "checkpoints" / "last"
     recover(last)
@@ -108,10 +106,7 @@ def resume_run(folder: Path) -> Trainer:
         return Trainer(build(config), folder)
     state = load_training_state(last)
     trainer = Trainer(build(config, start=last), folder, resume_at=int(state["update"]))
-    try:
-        trainer.load_state_dict(state)
-    except (KeyError, RuntimeError) as error:
-        raise UserError(f"{last} does not fit {folder / 'config.yaml'}; undo what was changed there.") from error
+    restore(trainer, state)
     return trainer
 
 
@@ -126,6 +121,7 @@ class Trainer:
         self.best: Summary | None = None
         self.base: Summary | None = None
         self.latest: Summary | None = None
+        self.fresh = False  # whether this process made the folder
         self.restored = 0  # times the guard went back to the best state
         self._seconds = 0.0  # spent before this process
         self._updating = 0.0  # seconds in updates, without playing, evaluating and saving
@@ -137,7 +133,7 @@ class Trainer:
         self.log_every = self.config.logging.every or max(1, self.total // 100)
         self.writes = rank() == 0  # of several processes the first
         self._lock = _lock(folder) if self.writes else None  # before the loggers, which cut the run's files back
-        self.loggers = _make_loggers(self.config, folder, resume_at) if self.writes else []
+        self.loggers = make_loggers(self.config, folder, resume_at) if self.writes else []
         screen = None if self.writes else Console(quiet=True)
         self.console = RunConsole(self.config.name, self.total, resume_at, screen)
 
@@ -148,9 +144,19 @@ class Trainer:
             What `report.json` holds.
 
         Raises:
+            UserError: A part refuses what it meets; a new run that has learned nothing leaves no folder.
             TrainingDiverged: A metric or a tensor is not finite; the checkpoints are intact.
             Interrupted: SIGINT or SIGTERM; the resume point has been saved.
         """
+        try:
+            return self._train()
+        except UserError as error:
+            self._withdraw()
+            if isinstance(error, TrainingDiverged):
+                raise TrainingDiverged(f"{error} {self._remaining()}") from error
+            raise
+
+    def _train(self) -> Report:
         try:
             with self._signals():
                 if self.update == 0 and self.config.init_from:
@@ -175,6 +181,25 @@ class Trainer:
         self.parts.close()
         if self._lock is not None:
             self._lock.close()
+
+    def saved(self) -> list[str]:
+        """The checkpoints that there are."""
+        return [f"checkpoints/{name}" for name in ("best", "last") if self._checkpoint(name).is_dir()]
+
+    def _withdraw(self) -> None:
+        """Remove what a new run has made if it has learned nothing that is kept; a copy of its base is not learned."""
+        if not self.fresh or self._checkpoint("last").exists() or (self.best or {}).get("update", 0) > 0:
+            return
+        with suppress(OSError):  # what others put there stays
+            for path in (self.folder / name for name in MADE):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            self.folder.rmdir()
+
+    def _remaining(self) -> str:
+        saved = [str(self.folder / name) for name in self.saved()]
+        if not saved:
+            return "Nothing had been saved yet."
+        return f"Go on from {' or '.join(saved)}, which {'is' if len(saved) == 1 else 'are'} intact."
 
     def _iterate(self) -> None:
         batch = self.source.next(self.algorithm)
@@ -309,6 +334,7 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """The resume point."""
         return {
+            "config": config_text(self.config),  # to say what was changed since
             "update": self.update,
             "seconds": self._elapsed(),
             "seconds_updating": self._updating,
@@ -318,7 +344,7 @@ class Trainer:
             "restored": self.restored,
             "algorithm": self.algorithm.state_dict(),
             "source": self.source.state_dict(),
-            "random": _random_state(),
+            "random": random_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -330,7 +356,7 @@ class Trainer:
         self.algorithm.load_state_dict(state["algorithm"])
         if not self.source.load_state_dict(state["source"]):
             self.console.note("This backend cannot save its state: the resumed run plays fresh episodes.")
-        _load_random_state(state["random"])
+        load_random_state(state["random"])
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -367,34 +393,3 @@ def _lock(folder: Path) -> IO[str]:
         stream.close()
         raise UserError(f"Run {folder} is being trained by another process; wait for it or stop it.") from error
     return stream
-
-
-def _make_loggers(config: TrainConfig, folder: Path, resume_at: int) -> list[Logger]:
-    loggers: list[Logger] = [
-        JsonlLogger(folder / "metrics.jsonl", resume_at),
-        CsvLogger(folder / "metrics.csv", resume_at),
-    ]
-    if config.logging.tensorboard:
-        loggers.append(TensorBoardLogger(folder / "tensorboard", resume_at))
-    if config.logging.wandb:
-        settings = {"project": config.logging.project, "name": config.name, "config": to_plain(config)}
-        loggers.append(WandbLogger(folder, **settings))
-    return loggers
-
-
-def _random_state() -> dict[str, Any]:
-    """States of the global generators."""
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(legacy=False),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def _load_random_state(state: Mapping[str, Any]) -> None:
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])

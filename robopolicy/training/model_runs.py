@@ -15,9 +15,10 @@ from robopolicy.errors import UserError, cannot_write
 from robopolicy.files import parse_yaml, recover
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.training.checkpoint import load_training_state
-from robopolicy.training.compose import config_content, config_text
+from robopolicy.training.compose import config_content, config_file, config_text
 from robopolicy.training.loop import Trainer
 from robopolicy.training.manifest import Listing
+from robopolicy.training.resuming import restore
 
 Config = TypeVar("Config", bound="RunConfig")
 Settings = TypeVar("Settings")
@@ -64,7 +65,9 @@ def start_model(config: Config, build: Build[Config], trainer: Callable[[Any, Pa
         (folder / "config.yaml").write_text(config_text(config), encoding="utf-8")
     except OSError as error:
         raise cannot_write(folder, error) from error
-    return trainer(parts, folder)
+    run = trainer(parts, folder)
+    run.fresh = True
+    return run
 
 
 def resume_model(
@@ -86,9 +89,7 @@ def resume_model(
     Raises:
         UserError: The folder is no such run, or it has ended.
     """
-    file, last = folder / "config.yaml", folder / "checkpoints" / "last"
-    if not file.is_file():
-        raise UserError(f"{folder} is not a run: it has no config.yaml; pass a folder such as runs/NAME.")
+    file, last = config_file(folder), folder / "checkpoints" / "last"
     if (folder / "report.json").exists():
         raise UserError(f"Run {folder} has ended; start another one.")
     config = from_plain(config_class, config_content(file), str(file))
@@ -97,7 +98,7 @@ def resume_model(
         return trainer(build(config), folder)
     state = load_training_state(last, read)
     resumed = trainer(build(config), folder, resume_at=int(state["update"]))
-    resumed.load_state_dict(state)
+    restore(resumed, state)
     return resumed
 
 

@@ -18,6 +18,7 @@ from robopolicy.data.segments import SegmentSampler, TransitionLayout
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError
 from robopolicy.files import recover
+from robopolicy.limits import Count, InnerShare, Natural
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.training.build import seed_everything
 from robopolicy.training.checkpoint import MODEL, load_weights, save_model
@@ -38,8 +39,8 @@ SYNTHETIC = "synthetic"  # behaviour of generated episodes
 class TrajectoryEvaluationConfig:
     """Periodic tests on the episodes held back."""
 
-    every: int = 0  # updates between tests; 0 is a tenth of the budget
-    segments: int = 512  # segments whose loss is measured
+    every: Natural = 0  # updates between tests; 0 is a tenth of the budget
+    segments: Count = 512  # segments whose loss is measured
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,15 @@ class TrajectoryTrainConfig:
     dataset: str = ""  # folder of episodes with rewards
     model: TrajectoryConfig = field(default_factory=TrajectoryConfig)
     learner: BCConfig = field(default_factory=BCConfig)
-    updates: int = 20_000  # gradient steps
-    validation: float = 0.1  # share of the episodes of every behaviour that is held back
+    updates: Count = 20_000  # gradient steps
+    validation: InnerShare = 0.1  # share of the episodes of every behaviour that is held back
     evaluation: TrajectoryEvaluationConfig = field(default_factory=TrajectoryEvaluationConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     guards: GuardConfig = field(default_factory=GuardConfig)
-    checkpoint_every: int = 0  # updates between resume points; 0 is a tenth of the budget
-    seed: int = 0  # of weights, batches, noise and the split
+    checkpoint_every: Natural = 0  # updates between resume points; 0 is a tenth of the budget
+    seed: Natural = 0  # of weights, batches, noise and the split
     device: str = "cpu"
-    threads: int = 1  # torch threads
+    threads: Count = 1  # torch threads
     out: str = "runs"  # parent folder
     name: str = ""  # run folder; empty composes it from dataset and seed
     init_from: str = ""  # trajectory models start afresh

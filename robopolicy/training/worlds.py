@@ -12,6 +12,7 @@ import torch
 from robopolicy.data.lerobot import read_lerobot
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, InnerShare, Natural
 from robopolicy.schema import to_plain
 from robopolicy.training.build import seed_everything
 from robopolicy.training.config import GuardConfig, LoggingConfig
@@ -32,9 +33,9 @@ from robopolicy.worldmodel.source import FilmSource
 class WorldEvaluationConfig:
     """Periodic tests on the films held back."""
 
-    every: int = 0  # updates between tests; 0 is a tenth of the budget
-    windows: int = 64  # films to continue
-    horizon: int = 20  # frames to predict
+    every: Natural = 0  # updates between tests; 0 is a tenth of the budget
+    windows: Count = 64  # films to continue
+    horizon: Count = 20  # frames to predict
 
 
 @dataclass(frozen=True)
@@ -47,17 +48,17 @@ class WorldTrainConfig:
     pretrained: PretrainedTrainConfig = field(default_factory=PretrainedTrainConfig)  # in place of model and learner
     cameras: tuple[str, ...] = ()  # views to predict; empty: all
     proprio: tuple[str, ...] | None = None  # vector observations to predict beside them; null: all
-    context: int = 4  # frames to look back
-    validation: float = 0.1  # share of the episodes of every behaviour that is held back
+    context: Count = 4  # frames to look back
+    validation: InnerShare = 0.1  # share of the episodes of every behaviour that is held back
     held_out: tuple[str, ...] = ()  # behaviours that are held back entirely
     evaluation: WorldEvaluationConfig = field(default_factory=WorldEvaluationConfig)
     gate: GateConfig = field(default_factory=GateConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     guards: GuardConfig = field(default_factory=GuardConfig)
-    checkpoint_every: int = 0  # updates between resume points; 0 is a tenth of the budget
-    seed: int = 0  # of weights, batches, noise and the split
+    checkpoint_every: Natural = 0  # updates between resume points; 0 is a tenth of the budget
+    seed: Natural = 0  # of weights, batches, noise and the split
     device: str = "cpu"
-    threads: int = 1  # torch threads
+    threads: Count = 1  # torch threads
     out: str = "runs"  # parent folder
     name: str = ""  # run folder; empty composes it from dataset and seed
     init_from: str = ""  # world models start afresh

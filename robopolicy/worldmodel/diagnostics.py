@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Finite, Share
 from robopolicy.worldmodel.contract import Images, VideoWorldModel
 from robopolicy.worldmodel.films import Films
 
@@ -30,9 +31,9 @@ _ANSWERS = 0.3  # least change of the state vector with an action, both in stand
 class GateConfig:
     """What a world model must achieve."""
 
-    gap_db: float = 0.5  # least gap between true and shuffled actions, and true and no actions, one frame ahead [dB]
-    direction: float = 0.9  # least share of frames from which every effective action dimension moves things its way
-    failures: float = 0.05  # least share of failed episodes in the training data, where the task has success
+    gap_db: Finite = 0.5  # least gap between true and shuffled actions, and true and no actions, one frame ahead [dB]
+    direction: Share = 0.9  # least share of frames from which every effective action dimension moves things its way
+    failures: Share = 0.05  # least share of failed episodes in the training data, where the task has success
 
 
 @dataclass(frozen=True)

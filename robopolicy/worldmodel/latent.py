@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Layers, Positive
 from robopolicy.policies.noise import RowStreams
 from robopolicy.worldmodel.base import LatentFilms, disagreement
 from robopolicy.worldmodel.contract import Images, WorldSpec
@@ -27,13 +28,13 @@ from robopolicy.worldmodel.networks import DOWN, AutoEncoder, Denoiser, OutcomeH
 class LatentConfig:
     """Sizes of the networks and of the sampler."""
 
-    autoencoder_width: int = 32
-    latent_channels: int = 8
-    width: int = 96  # of the denoiser; a multiple of 8
-    blocks: int = 6
-    sigmas: tuple[float, ...] = (5.0, 1.0, 0.2)  # noise levels of the Euler steps, falling
-    samples: int = 1  # futures drawn per step; more than one measure how uncertain it is, at their cost
-    rows: int = 8  # films per network call; a fixed number keeps rounding independent of the batch
+    autoencoder_width: Count = 32
+    latent_channels: Count = 8
+    width: Count = 96  # of the denoiser; a multiple of 8
+    blocks: Layers = 6
+    sigmas: tuple[Positive, ...] = (5.0, 1.0, 0.2)  # noise levels of the Euler steps, falling
+    samples: Count = 1  # futures drawn per step; more than one measure how uncertain it is, at their cost
+    rows: Count = 8  # films per network call; a fixed number keeps rounding independent of the batch
 
     def __post_init__(self) -> None:
         falling = all(first > second for first, second in itertools.pairwise(self.sigmas))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, NotNegative, PartialShare, Positive
 from robopolicy.nets.ema import EMA
 from robopolicy.worldmodel.latent import LatentWorldModel, to_float
 from robopolicy.worldmodel.networks import AutoEncoder
@@ -27,17 +28,17 @@ Metrics = dict[str, float]
 class LearnerConfig:
     """How the networks are trained."""
 
-    autoencoder_updates: int = 4_000  # first updates, of the autoencoder alone
-    updates: int = 12_000  # of denoiser and judge, after those
-    autoencoder_batch: int = 16  # pictures; many small steps leave the first plateau sooner than few large ones
-    autoencoder_lr: float = 2e-3  # falls linearly to a twentieth
-    batch_size: int = 64  # windows
-    lr: float = 1e-3  # rises for 100 updates, then falls linearly to a tenth
-    weight_decay: float = 0.01
-    grad_clip: float = 1.0  # largest norm of the gradient
-    ema: float = 0.99  # largest decay of the average of the weights
-    history_noise: float = 0.3  # largest standard deviation of the noise on the past, in units of the latents' own
-    latent_noise: float = 0.05  # standard deviation of the noise on what the decoder reads
+    autoencoder_updates: Count = 4_000  # first updates, of the autoencoder alone
+    updates: Count = 12_000  # of denoiser and judge, after those
+    autoencoder_batch: Count = 16  # pictures; many small steps leave the first plateau sooner than few large ones
+    autoencoder_lr: Positive = 2e-3  # falls linearly to a twentieth
+    batch_size: Count = 64  # windows
+    lr: Positive = 1e-3  # rises for 100 updates, then falls linearly to a tenth
+    weight_decay: NotNegative = 0.01
+    grad_clip: Positive = 1.0  # largest norm of the gradient
+    ema: PartialShare = 0.99  # largest decay of the average of the weights
+    history_noise: NotNegative = 0.3  # largest standard deviation of noise on the past, in units of the latents' own
+    latent_noise: NotNegative = 0.05  # standard deviation of the noise on what the decoder reads
 
     def __post_init__(self) -> None:
         for name in ("autoencoder_updates", "updates", "autoencoder_batch", "batch_size"):

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from robopolicy.data.segments import NOTHING, TransitionLayout, nothing
 from robopolicy.errors import UserError
+from robopolicy.limits import NotNegative, Several
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.composition.belief import expected_chunk
 from robopolicy.policies.heads.edm import EDMConfig, EDMPolicy
@@ -55,11 +56,11 @@ def _head() -> EDMConfig:
 class TrajectoryConfig:
     """Sizes of a `TrajectoryModel` and its sampler."""
 
-    length: int = 32  # L, transitions per segment
+    length: Several = 32  # L, transitions per segment
     head: EDMConfig = field(default_factory=_head)  # network, noise levels and solver
-    churn: float = 80.0  # noise added again while sampling, which corrects errors; 0 samples deterministically
-    churn_min: float = 0.05  # lowest noise level at which it is added
-    churn_max: float = 50.0  # highest
+    churn: NotNegative = 80.0  # noise added again while sampling, which corrects errors; 0 samples deterministically
+    churn_min: NotNegative = 0.05  # lowest noise level at which it is added
+    churn_max: NotNegative = 50.0  # highest
 
     def __post_init__(self) -> None:
         if self.length < 2 or self.churn < 0:

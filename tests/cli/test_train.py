@@ -18,10 +18,12 @@ from robopolicy.data.lerobot import write_lerobot
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import load_policy
+from robopolicy.training.compose import compose_config, config_text
 from robopolicy.training.loggers import read_jsonl
 
 PPO = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gaussian", "sim.num_envs=4"]
 QUICK = ["algorithm.decisions=8", "evaluation.episodes=10"]
+SPOKEN = ["task=text/arithmetic", "budget.updates=1"]
 BC = ["task=point_mass", "budget.updates=2", "evaluation.episodes=0"]
 
 
@@ -71,10 +73,11 @@ def test_evaluating_the_best_checkpoint_again_gives_the_same_numbers(tmp_path):
     assert manifest.training["update"] == best["update"]
 
 
-def test_imitation_learns_from_a_dataset_without_a_simulator(tmp_path):
+def test_imitation_learns_from_a_dataset_without_a_simulator(tmp_path, capsys):
     data = dataset(tmp_path / "data")
     settings = [setting for setting in BC if not setting.startswith("task")]
     assert main(["train", *settings, f"dataset={data}", f"out={tmp_path}"]) == 0
+    assert "report.json and checkpoints/last." in capsys.readouterr().out  # nothing was evaluated, so none is the best
     report = json.loads((tmp_path / "point_mass_flow_bc_seed0" / "report.json").read_text())
     assert (report["task"], report["final"]) == ("toy/point_mass", None)
 
@@ -96,6 +99,13 @@ def test_fine_tuning_takes_policy_task_and_chunk_from_the_checkpoint(tmp_path):
 def test_show_prints_a_configuration_that_can_be_read(capsys):
     assert main(["train", "--show", *PPO, "seed=5"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["seed"] == 5
+
+
+def test_show_prints_the_configuration_of_a_run(tmp_path, capsys):
+    config = compose_config([*PPO, "seed=7", "budget.updates=1"])
+    (tmp_path / "config.yaml").write_text(config_text(config))
+    assert main(["train", "--show", "--resume", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == config_text(config)
 
 
 def test_runs_do_not_overwrite_each_other(tmp_path, refused):
@@ -123,7 +133,16 @@ def test_runs_do_not_overwrite_each_other(tmp_path, refused):
         (["init_from=x", "policy.steps=8"], "come from the checkpoint in init_from; drop policy.steps"),
         ([*PPO, "budget.updates=1", "task.reward=dense"], "Unknown reward 'dense' of task toy/point_mass"),
         ([], "Nothing to train"),
+        ([*SPOKEN, "policy=gaussian", "algorithm=ppo"], "Task text/arithmetic speaks text; choose policy=text with"),
+        ([*SPOKEN, "policy=flow", "dataset=x"], "not policy=flow with algorithm=bc"),
+        ([*SPOKEN, "policy=text", "algorithm=ppo"], "not policy=text with algorithm=ppo"),
+        (
+            [*SPOKEN, "policy=text", "algorithm=text_sft", "algorithm.problems=-1"],
+            "problems must be at least 0, got -1",
+        ),
+        ([*PPO, "policy=text", "budget.updates=1"], "Task toy/point_mass is no text; choose a task such as"),
         (["--resume", "no/such/run"], "is not a run"),
+        (["--show", "--resume", "no/such/run"], "is not a run"),
         (["--resume", "x", "seed=1"], "keeps its settings"),
     ],
 )

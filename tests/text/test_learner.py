@@ -305,10 +305,12 @@ def test_interrupted_text_runs_resume_with_the_same_bits(kind, base, tmp_path, m
         (["algorithm.recipe=odd.yaml"], "Recipe 'odd.yaml': Option 'high' of bounds 'constant' must be a number"),
         (["algorithm.imitation=460"], "460 of 460 updates are to imitate"),
         (["algorithm.overlong=cut"], "algorithm.overlong must be one of score, mask"),
-        (["algorithm.prompts=0"], "prompts >= 1"),
         (["algorithm.data=x.jsonl"], "algorithm.data=x.jsonl is not read: recipe 'grpo' learns from what it plays"),
         (["algorithm.companion=x"], "algorithm.companion=x is not read: recipe 'grpo' has no second policy"),
         (["dataset=x"], "Algorithm 'text_recipe' reads no robot dataset; leave out dataset="),
+        (["algorithm.group_size=1"], "compares the attempts of a group; set algorithm.group_size to 2 or more"),
+        (["algorithm.imitation_lr=-1"], "algorithm.imitation_lr must be positive, got -1.0"),
+        (["algorithm.prompts=0"], "algorithm.prompts must be at least 1"),
         (["task=lift", "chunk.horizon=1", "chunk.execute=1"], "text"),
     ],
 )

@@ -1,12 +1,14 @@
 """Guard rails: divergence names its tensor, a collapse goes back to the best policy."""
 
 import copy
+import re
 
 import pytest
 import torch
 
 from robopolicy.algorithms.ppo import PPO
 from robopolicy.cli.main import main
+from robopolicy.errors import UserError
 from robopolicy.training import loop
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.compose import compose_config
@@ -100,8 +102,35 @@ def test_divergence_ends_with_one_line_and_intact_checkpoints(tmp_path, monkeypa
     assert main(["train", *PPO_RUN, *QUICK, *settings]) == 2
     error = capsys.readouterr().err
     assert "diverged at update 3: tensor 'policy.log_std' is nan" in error
+    assert re.search(r"Go on from \S+/checkpoints/best or \S+/checkpoints/last, which are intact", error)
     assert error.count("\n") == 1
     assert main(["verify", str(tmp_path / "run/checkpoints/last")]) == 0
+
+
+@pytest.mark.parametrize("diverges", [True, False])
+def test_a_new_run_that_has_learned_nothing_leaves_no_folder(diverges, tmp_path, monkeypatch, refused):
+    def fail(self, batch):
+        if diverges:
+            return {"actor/loss": float("nan")}
+        raise UserError("This is not for me.")
+
+    monkeypatch.setattr(PPO, "update", fail)
+    settings = ["train", *PPO_RUN, *QUICK, "budget.updates=5", f"out={tmp_path}", "name=run"]
+    message = "at update 1: metric 'actor/loss' is nan; .* Nothing had been saved yet" if diverges else "not for me"
+    assert re.search(message, refused(*settings))
+    assert list(tmp_path.iterdir()) == []
+    trainer = run(tmp_path, "budget.updates=5")
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError):
+        trainer.train()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_a_resumed_run_that_fails_keeps_its_folder(tmp_path, monkeypatch, refused):
+    run(tmp_path, "budget.updates=5").close()
+    monkeypatch.setattr(PPO, "update", lambda self, batch: {"actor/loss": float("nan")})
+    assert "Nothing had been saved yet" in refused("train", "--resume", tmp_path / "run")
+    assert (tmp_path / "run" / "config.yaml").is_file()
 
 
 def play_scores(monkeypatch, scores):

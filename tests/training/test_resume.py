@@ -121,8 +121,24 @@ def test_a_run_whose_configuration_was_changed_does_not_go_on(tmp_path, monkeypa
     critic = compose_config([*PPO, "algorithm.critic.hidden=[8]"])
     text = config_text(replace(critic, out=str(tmp_path), name="run"))
     config.write_text(text)
-    with pytest.raises(UserError, match=r"does not fit .*config.yaml; undo what was changed there"):
+    with pytest.raises(UserError, match=r"does not fit .*config.yaml; undo what was changed there: .*hidden was .*\[8"):
         resume_run(tmp_path / "run")
+
+
+def test_a_resumed_run_keeps_its_environments_and_its_settings_in_range(tmp_path, monkeypatch):
+    trainer = start_run(compose_config([*PPO, "budget.updates=4", f"out={tmp_path}", "name=run"]))
+    trainer.total = 3
+    monkeypatch.setattr(trainer, "_finish", dict)
+    trainer.train()
+    config = tmp_path / "run" / "config.yaml"
+    text = config.read_text()
+    for count, message in (
+        (8, r"does not fit .*: sim\.num_envs was 4, is 8\."),
+        (0, r"num_envs must be at least 1, got 0"),
+    ):
+        config.write_text(text.replace("num_envs: 4", f"num_envs: {count}"))
+        with pytest.raises(UserError, match=message):
+            resume_run(tmp_path / "run")
 
 
 def test_a_run_killed_before_its_first_resume_point_starts_again(tmp_path):

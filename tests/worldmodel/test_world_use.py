@@ -15,11 +15,11 @@ from robopolicy.data.lerobot import write_lerobot
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.schema import to_plain
+from robopolicy.schema import from_plain, to_plain
 from robopolicy.sim.registry import SimOptions, WorldOptions, make_sim
 from robopolicy.training.build import complete
 from robopolicy.training.checkpoint import save_checkpoint
-from robopolicy.training.config import BudgetConfig, TrainConfig, check_ranges
+from robopolicy.training.config import BudgetConfig, TrainConfig
 from robopolicy.training.world_checkpoint import SCHEMA, WorldManifest, save_world
 from robopolicy.training.world_sims import load_worlds, open_task
 from robopolicy.worldmodel.backend import WorldSim
@@ -153,8 +153,8 @@ def test_a_judge_without_a_world_model_is_refused(folder, refused):
     )
     with pytest.raises(UserError, match=r"Settings of world\.\* belong to a world model"):
         complete(settings)
-    with pytest.raises(UserError, match=r"world\.penalty must be a number of 0 or more"):
-        check_ranges(replace(settings, world=WorldOptions(penalty=-1.0)))
+    with pytest.raises(UserError, match=r"world\.penalty must not be negative, got -1\.0"):
+        from_plain(TrainConfig, to_plain(replace(settings, world=WorldOptions(penalty=-1.0))), "")
 
 
 def test_weights_found_in_a_world_model_are_reported_on_in_the_simulator(folder, capsys):

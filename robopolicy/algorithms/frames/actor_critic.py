@@ -22,6 +22,7 @@ from robopolicy.algorithms.frames.symmetry import Symmetry, SymmetryConfig
 from robopolicy.core.ranks import average_gradients, mean_over_ranks
 from robopolicy.critics.value import ValueNet
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, NotNegative, Positive
 from robopolicy.mirror import Mirror
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.explicit import ExplicitPolicy
@@ -38,14 +39,14 @@ FRESH_KL = 1e-8
 class ActorCriticConfig(RolloutLearnerConfig):
     """Settings that every algorithm of this frame has."""
 
-    epochs: int = 10  # passes over each rollout
-    lr: float = 3e-4  # Adam learning rate of actor and critic
+    epochs: Count = 10  # passes over each rollout
+    lr: Positive = 3e-4  # Adam learning rate of actor and critic
     lr_schedule: str = "constant"  # constant | linear (to 0) | adaptive (keeps the KL of a step near target_kl)
-    entropy_coef: float = 0.0  # weight of the entropy bonus
-    value_coef: float = 0.5  # weight of the value loss
-    value_clip: float = 0.0  # largest change of a value that its loss rewards; 0 disables
-    grad_clip: float = 0.5  # largest norm of the joint gradient
-    target_kl: float | None = None  # stop the epochs when the approximate KL exceeds 1.5 times this
+    entropy_coef: NotNegative = 0.0  # weight of the entropy bonus
+    value_coef: NotNegative = 0.5  # weight of the value loss
+    value_clip: NotNegative = 0.0  # largest change of a value that its loss rewards; 0 disables
+    grad_clip: Positive = 0.5  # largest norm of the joint gradient
+    target_kl: Positive | None = None  # stop the epochs when the approximate KL exceeds 1.5 times this
     symmetry: SymmetryConfig = field(default_factory=SymmetryConfig)  # use of the task's mirror
 
     def __post_init__(self) -> None:

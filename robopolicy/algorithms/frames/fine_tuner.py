@@ -27,6 +27,7 @@ from robopolicy.algorithms.frames.on_policy import (
 )
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.rollout import Rollout
+from robopolicy.limits import Count, Natural, NotNegative, Positive, Share
 from robopolicy.policies.base import Info, Policy
 
 
@@ -34,25 +35,25 @@ from robopolicy.policies.base import Info, Policy
 class ActorTunerConfig:
     """Settings of the actor's steps."""
 
-    epochs: int = 5  # passes over each rollout
-    batch_size: int = 1024  # chunk decisions per minibatch
-    lr: float = 4.5e-5  # peak learning rate of the actor
-    lr_final: float = 2e-5  # learning rate at the last update (cosine)
-    grad_clip: float = 25.0  # largest gradient norm of the actor
-    target_kl: float | None = 0.01  # stop the epochs when the approximate KL exceeds this
-    seed: int = 0  # order of the minibatches
+    epochs: Count = 5  # passes over each rollout
+    batch_size: Count = 1024  # chunk decisions per minibatch
+    lr: Positive = 4.5e-5  # peak learning rate of the actor
+    lr_final: NotNegative = 2e-5  # learning rate at the last update (cosine)
+    grad_clip: Positive = 25.0  # largest gradient norm of the actor
+    target_kl: Positive | None = 0.01  # stop the epochs when the approximate KL exceeds this
+    seed: Natural = 0  # order of the minibatches
 
 
 @dataclass(frozen=True)
 class FineTunerConfig(ActorTunerConfig):
     """Settings that every on-policy fine-tuner with a critic has."""
 
-    decisions: int = 50  # T, chunk decisions per environment and rollout
-    gamma: float = 0.99  # discount, see discount_unit
+    decisions: Count = 50  # T, chunk decisions per environment and rollout
+    gamma: Share = 0.99  # discount, see discount_unit
     discount_unit: str = "step"  # step: gamma per control step inside chunks too | chunk: once per chunk (papers)
-    lam: float = 0.95  # GAE lambda
-    critic_lr: float = 6.5e-4  # learning rate of the critic
-    critic_warmup: int = 0  # first rollouts that train the critic alone
+    lam: Share = 0.95  # GAE lambda
+    critic_lr: Positive = 6.5e-4  # learning rate of the critic
+    critic_warmup: Natural = 0  # first rollouts that train the critic alone
     normalize_reward: bool = True  # divide rewards by the running standard deviation of the return
     critic: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="silu"))
 

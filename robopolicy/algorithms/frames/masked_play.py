@@ -11,6 +11,7 @@ import torch
 from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
 from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.data.transitions import Transitions
+from robopolicy.limits import Positive
 from robopolicy.policies.base import Observation, Policy, Sample
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness
@@ -23,7 +24,7 @@ class MaskConfig:
     """The prior and its band."""
 
     prior: str = ""  # name of a provided function, obs -> (B, 1, A); empty: the policy it starts from, frozen
-    width: float = 0.3  # half the width of the band around the prior's actions, normalised
+    width: Positive = 0.3  # half the width of the band around the prior's actions, normalised
     schedule: MaskSchedule = field(default_factory=MaskSchedule)  # of the share of masked decisions
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from robopolicy.algorithms.frames.fine_tuner import FineTuner, FineTunerConfig
 from robopolicy.algorithms.frames.on_policy import Rows
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, NotNegative, Positive
 from robopolicy.policies.base import Policy
 from robopolicy.policies.chains.sampled import SampledPolicy, require_matched
 
@@ -54,9 +55,9 @@ class StoredPoints(FineTuner):
 class MatchingConfig(FineTunerConfig):
     """Settings of the fine-tuners on the training loss of the head."""
 
-    target_kl: float | None = None  # stop the epochs when the approximate KL of these ratios exceeds this
-    pairs: int = 8  # N, stored pairs of noise and time per chunk
-    exploration_std: float = 0.0  # noise added to sampled chunks, in normalised action units
+    target_kl: Positive | None = None  # stop the epochs when the approximate KL of these ratios exceeds this
+    pairs: Count = 8  # N, stored pairs of noise and time per chunk
+    exploration_std: NotNegative = 0.0  # noise added to sampled chunks, in normalised action units
     reduction: str = "mean"  # of the loss over the executed steps of a chunk: mean | sum
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from robopolicy.algorithms.frames.rollout_learner import RolloutLearner, Rollout
 from robopolicy.critics.value import ValueNet
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Positive, PositiveShare
 from robopolicy.policies.base import Policy
 
 
@@ -27,11 +28,11 @@ from robopolicy.policies.base import Policy
 class MomentumConfig(RolloutLearnerConfig):
     """Settings that both algorithms have; minibatches are the critic's alone."""
 
-    step_size: float = 0.1  # first step; falls with 2 / (2 + t), or its root where steps are not normalised
-    momentum: float = 1.0  # first weight of a new gradient; falls with 2 / (2 + t)
+    step_size: Positive = 0.1  # first step; falls with 2 / (2 + t), or its root where steps are not normalised
+    momentum: PositiveShare = 1.0  # first weight of a new gradient; falls with 2 / (2 + t)
     normalize_step: bool = True  # steps have length step_size, whatever the gradient's
-    critic_lr: float = 1e-3  # Adam learning rate of the value network, the baseline
-    critic_epochs: int = 10  # its passes over each rollout
+    critic_lr: Positive = 1e-3  # Adam learning rate of the value network, the baseline
+    critic_epochs: Count = 10  # its passes over each rollout
 
     def __post_init__(self) -> None:
         if self.step_size <= 0 or not 0 < self.momentum <= 1:

@@ -19,6 +19,7 @@ from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate, random_m
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, Natural, Positive, PositiveShare, Ratio, Share
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
@@ -29,19 +30,19 @@ PRECISIONS = ("float32", "bfloat16")
 class OffPolicyConfig:
     """Settings that every algorithm with a replay memory and a Q ensemble has."""
 
-    gamma: float = 0.99  # discount per control step
-    batch_size: int = 256  # windows per gradient step
-    utd: float = 1.0  # critic steps per decision of one environment
-    actor_delay: int = 1  # critic steps per actor step
-    n_step: int = 0  # control steps until the bootstrap; 0 is the executed part of one chunk
-    lr: float = 3e-4  # learning rate of the actor
-    critic_lr: float = 3e-4  # learning rate of the critic
-    tau: float = 0.005  # share of the online critic that enters its target after every step
+    gamma: Share = 0.99  # discount per control step
+    batch_size: Count = 256  # windows per gradient step
+    utd: Ratio = 1.0  # critic steps per decision of one environment
+    actor_delay: Count = 1  # critic steps per actor step
+    n_step: Natural = 0  # control steps until the bootstrap; 0 is the executed part of one chunk
+    lr: Positive = 3e-4  # learning rate of the actor
+    critic_lr: Positive = 3e-4  # learning rate of the critic
+    tau: PositiveShare = 0.005  # share of the online critic that enters its target after every step
     critic: CriticConfig = field(default_factory=CriticConfig)  # Q ensemble
-    target_members: int = 2  # members of the ensemble, drawn at random, whose minimum is the target
-    decisions: int = 1  # chunk decisions per environment between updates
+    target_members: Count = 2  # members of the ensemble, drawn at random, whose minimum is the target
+    decisions: Count = 1  # chunk decisions per environment between updates
     precision: str = "float32"  # float32 | bfloat16, of the matrix products: faster where the processor has them
-    seed: int = 0  # of everything the updates draw
+    seed: Natural = 0  # of everything the updates draw
 
 
 class OffPolicy(Algorithm):

@@ -23,6 +23,7 @@ from robopolicy.critics.q import QEnsemble, borrow_normalizers, random_subset_mi
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, InnerShare, NotNegative, Positive
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness, uniform
 
@@ -31,7 +32,7 @@ from robopolicy.policies.noise import Randomness, uniform
 class ImplicitConfig:
     """Settings of `ImplicitRule`."""
 
-    expectile: float = 0.7  # 0.5 is the mean over the data's actions, towards 1 the best of them; 0.9 for stitching
+    expectile: InnerShare = 0.7  # 0.5 is the mean over the data's actions, towards 1 the best; 0.9 for stitching
     value: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256), activation="relu"))
 
     def __post_init__(self) -> None:
@@ -43,8 +44,8 @@ class ImplicitConfig:
 class ConservativeConfig:
     """Settings of `ConservativeRule`."""
 
-    weight: float = 5.0  # of the penalty beside the temporal-difference loss; .005 beside HL-Gauss (PA-RL)
-    samples: int = 10  # chunks drawn uniformly from the action space for every row
+    weight: NotNegative = 5.0  # of the penalty beside the temporal-difference loss; .005 beside HL-Gauss (PA-RL)
+    samples: Count = 10  # chunks drawn uniformly from the action space for every row
 
     def __post_init__(self) -> None:
         if self.weight < 0 or self.samples < 1:
@@ -145,7 +146,7 @@ class ConservativeRule(CriticRule):
 class OfflineCriticConfig(OffPolicyConfig):
     """Settings that every algorithm of this frame has."""
 
-    grad_clip: float = 1.0  # largest gradient norm of the policy
+    grad_clip: Positive = 1.0  # largest gradient norm of the policy
 
 
 class Imitating(OffPolicy):

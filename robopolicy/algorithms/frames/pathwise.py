@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
 from robopolicy.data.scenarios import Unrolled
 from robopolicy.errors import UserError
+from robopolicy.limits import Natural, Positive
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 
@@ -21,9 +22,9 @@ from robopolicy.policies.heads.gaussian import GaussianPolicy
 class PathwiseConfig:
     """Settings of every algorithm that learns through known dynamics; `sim.num_envs` scenarios make a batch."""
 
-    lr: float = 3e-3  # learning rate of Adam
-    grad_clip: float = 1.0  # largest gradient norm
-    scenarios: int = 8192  # episodes learnt from, again and again; 0 draws new ones for every update
+    lr: Positive = 3e-3  # learning rate of Adam
+    grad_clip: Positive = 1.0  # largest gradient norm
+    scenarios: Natural = 8192  # episodes learnt from, again and again; 0 draws new ones for every update
 
 
 class Pathwise(Algorithm):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Natural, Positive
 from robopolicy.policies.base import Observation, Policy
 
 
@@ -15,8 +16,8 @@ class PlaceConfig:
     """The part of an observation that is the place."""
 
     key: str = "state"  # observation that holds it
-    entries: tuple[int, ...] = (0, 1)  # its entries that are the place
-    scale: float = 0.1  # side of a cell, and length over which places are alike, in units of those entries
+    entries: tuple[Natural, ...] = (0, 1)  # its entries that are the place
+    scale: Positive = 0.1  # side of a cell, and length over which places are alike, in units of those entries
 
     def __post_init__(self) -> None:
         if not self.entries or self.scale <= 0:

@@ -13,6 +13,7 @@ from robopolicy.algorithms.frames.imitation import imitation_loss, require_imita
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.transitions import Transitions
+from robopolicy.limits import Positive
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
@@ -22,7 +23,7 @@ class QChunkingConfig(OffPolicyConfig):
     """Settings that the whole family has; networks are smaller than the published 4 x 512."""
 
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(activation="gelu"))
-    grad_clip: float = 1.0  # largest gradient norm of the policy
+    grad_clip: Positive = 1.0  # largest gradient norm of the policy
 
 
 class QChunking(OffPolicy):

@@ -16,6 +16,7 @@ from torch import Tensor
 from robopolicy.algorithms.td3 import TD3, TD3Config
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
+from robopolicy.limits import NotNegative
 from robopolicy.policies.base import Info, chunk_mean
 
 
@@ -23,7 +24,7 @@ from robopolicy.policies.base import Info, chunk_mean
 class RegularizedTD3Config(TD3Config):
     """Settings that every algorithm of this frame has."""
 
-    alpha: float = 2.5  # weight of the normalised values beside the regulariser; 0 only imitates
+    alpha: NotNegative = 2.5  # weight of the normalised values beside the regulariser; 0 only imitates
 
     def __post_init__(self) -> None:
         super().__post_init__()

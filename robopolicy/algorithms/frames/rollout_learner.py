@@ -14,6 +14,7 @@ from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
 from robopolicy.algorithms.frames.on_policy import ReturnScale, Rows, explained_variance, flatten, rows_with_advantages
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.rollout import Rollout
+from robopolicy.limits import Count, Natural, Share
 from robopolicy.policies.base import Policy
 
 
@@ -21,13 +22,13 @@ from robopolicy.policies.base import Policy
 class RolloutLearnerConfig:
     """Settings of every algorithm that learns control from rollouts."""
 
-    decisions: int = 128  # T, decisions per environment and rollout
-    gamma: float = 0.99  # discount per control step
-    lam: float = 0.95  # GAE lambda
-    batch_size: int = 256  # decisions per minibatch
+    decisions: Count = 128  # T, decisions per environment and rollout
+    gamma: Share = 0.99  # discount per control step
+    lam: Share = 0.95  # GAE lambda
+    batch_size: Count = 256  # decisions per minibatch
     normalize_reward: bool = True  # divide rewards by the running standard deviation of the return
     critic: ValueConfig = field(default_factory=ValueConfig)  # value network
-    seed: int = 0  # order of the minibatches
+    seed: Natural = 0  # order of the minibatches
 
 
 class RolloutLearner(Algorithm):

@@ -19,6 +19,7 @@ from robopolicy.algorithms.frames.base import Stateful
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.transitions import Transitions
+from robopolicy.limits import Finite, NotNegative, Positive
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness
@@ -31,9 +32,9 @@ class SoftConfig(OffPolicyConfig):
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
     )
-    temperature: float = 1.0  # initial weight of the entropy
-    temperature_lr: float = 3e-4  # 0 keeps it fixed
-    target_entropy: float | None = None  # nats; None is minus the number of action dimensions that the entropy counts
+    temperature: Positive = 1.0  # initial weight of the entropy
+    temperature_lr: NotNegative = 3e-4  # 0 keeps it fixed
+    target_entropy: Finite | None = None  # nats; None is minus the number of action dimensions that the entropy counts
     backup_entropy: bool = True  # entropy in the critic's target; false where success ends episodes and pays once
 
 

@@ -10,6 +10,7 @@ from robopolicy.algorithms.frames.soft import SoftConfig, SoftOffPolicy, actor_l
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
+from robopolicy.limits import Finite, Positive, Ratio
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.noise import Randomness
@@ -26,10 +27,10 @@ class SteeringConfig(SoftConfig):
     space: NoiseSpace = field(default_factory=NoiseSpace)  # which noise is steered, and its bound
     actor: GaussianConfig = STEERING_ACTOR  # network that chooses the noise
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(activation="tanh"))
-    utd: float = 5.0  # critic steps per decision of one environment (published: 20 per step of 4 environments)
-    temperature: float = 0.01  # initial weight of the entropy (published: 1)
+    utd: Ratio = 5.0  # critic steps per decision of one environment (published: 20 per step of 4 environments)
+    temperature: Positive = 0.01  # initial weight of the entropy (published: 1)
     backup_entropy: bool = False  # entropy in the critic's target (published: true, false for pi0)
-    target_entropy: float | None = 0.0  # nats of noise / bound; None is minus the number of free noise dimensions
+    target_entropy: Finite | None = 0.0  # nats of noise / bound; None is minus the number of free noise dimensions
 
 
 class Steering(SoftOffPolicy):

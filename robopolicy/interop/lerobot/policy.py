@@ -18,6 +18,7 @@ from torch import Tensor
 from robopolicy.errors import UserError
 from robopolicy.interop.lerobot.original import load_original
 from robopolicy.interop.lerobot.source import ACTION, STATISTICS, Normalization, Source, open_source
+from robopolicy.limits import Count
 from robopolicy.nets.encoder import IMAGE_PREFIX, ObservationEncoder
 from robopolicy.nets.normalizer import make_normalizer
 from robopolicy.policies.base import Observation, Policy, PolicySpec
@@ -36,7 +37,7 @@ class LeRobotConfig:
     sha256: str = ""  # content of its files
     instructions: tuple[str, ...] = ()  # what a language policy is told; of several, `task_index` chooses one
     keys: dict[str, str] = field(default_factory=dict)  # our observation key -> LeRobot feature, where unusual
-    steps: int | None = None  # sampler steps per chunk; None takes the policy's own
+    steps: Count | None = None  # sampler steps per chunk; None takes the policy's own
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Positive
 from robopolicy.policies.base import DecisionOutput, Observation, Record, Sample
 from robopolicy.policies.chains.wrapped import WrappedHead
 from robopolicy.policies.density import bounded, normal_entropy, normal_log_density
@@ -31,9 +32,9 @@ from robopolicy.policies.path import interpolate
 class PerturbationConfig:
     """Noise on the endpoint, in normalised action units."""
 
-    std_init: float = 0.1  # first standard deviation; published: 1, from scratch
-    std_min: float = 0.02  # bounds of the learned one; published: exp(-5) and exp(2)
-    std_max: float = 1.0
+    std_init: Positive = 0.1  # first standard deviation; published: 1, from scratch
+    std_min: Positive = 0.02  # bounds of the learned one; published: exp(-5) and exp(2)
+    std_max: Positive = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.std_min <= self.std_init <= self.std_max:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, Natural, NotNegative, Positive
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.time import SinusoidalEmbedding
 from robopolicy.policies.chains.chain import ChainPolicy
@@ -31,11 +32,11 @@ class NoiseConfig:
     """Injected noise: bounds in normalised action units, and the network that chooses between them."""
 
     schedule: str = "learned"  # constant (std_max everywhere) | learned | learned_decay (shrinking upper bound)
-    std_min: float = 0.08
-    std_max: float = 0.16
-    hidden: tuple[int, ...] = (64, 64)
-    time_dim: int = 16  # width of the (parameter-free) time embedding; 0 makes the noise independent of the step
-    noise_clip: float = 3.0  # draws beyond this many standard deviations are cut; 0 disables
+    std_min: Positive = 0.08
+    std_max: Positive = 0.16
+    hidden: tuple[Count, ...] = (64, 64)
+    time_dim: Natural = 16  # width of the (parameter-free) time embedding; 0 makes the noise independent of the step
+    noise_clip: NotNegative = 3.0  # draws beyond this many standard deviations are cut; 0 disables
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:

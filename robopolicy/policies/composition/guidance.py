@@ -14,6 +14,7 @@ from torch import Tensor
 
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, Finite, Positive
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Policy
 from robopolicy.policies.wrappers.nested import alike
@@ -25,8 +26,8 @@ class ValueGuidance:
     """Pull of a Q ensemble on the samples."""
 
     critic: CriticConfig = field(default_factory=CriticConfig)  # Q ensemble
-    strength: float = 1.0  # what a unit of Q is worth [nats]
-    data_std: float = 0.5  # standard deviation that normalised actions are taken to have
+    strength: Finite = 1.0  # what a unit of Q is worth [nats]
+    data_std: Positive = 0.5  # standard deviation that normalised actions are taken to have
     reduction: str = "mean"  # mean | min over the ensemble
 
     def __post_init__(self) -> None:
@@ -63,8 +64,8 @@ class Langevin:
     Without it, the steps from level to level only approximate that density.
     """
 
-    steps: int = 1  # at every noise level but the last
-    size: float = 0.05  # length of a step, in units of the noise's variance
+    steps: Count = 1  # at every noise level but the last
+    size: Positive = 0.05  # length of a step, in units of the noise's variance
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.size <= 0:

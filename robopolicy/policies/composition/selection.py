@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from robopolicy.core.plackett_luce import log_probability
 from robopolicy.critics.q import borrow_normalizers
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Positive, Share
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Observation, Policy
@@ -24,14 +25,14 @@ from robopolicy.policies.base import Observation, Policy
 class Selection:
     """How many parents take part, and the network that puts them in order."""
 
-    top: int = 1  # most parents that take part
-    least: float = 0.0  # and no parent less preferred than this share of the first one; 0 is always `top`
-    hidden: tuple[int, ...] = (64, 64)
+    top: Count = 1  # most parents that take part
+    least: Share = 0.0  # and no parent less preferred than this share of the first one; 0 is always `top`
+    hidden: tuple[Count, ...] = (64, 64)
     vision: VisionConfig = field(default_factory=VisionConfig)
-    updates: int = 1000  # gradient steps on demonstrations
-    batch_size: int = 128  # chunks per gradient step
-    lr: float = 1e-3
-    draws: int = 8  # noise levels at which a discrepancy is measured
+    updates: Count = 1000  # gradient steps on demonstrations
+    batch_size: Count = 128  # chunks per gradient step
+    lr: Positive = 1e-3
+    draws: Count = 8  # noise levels at which a discrepancy is measured
 
     def __post_init__(self) -> None:
         for name in ("top", "updates", "batch_size", "draws"):

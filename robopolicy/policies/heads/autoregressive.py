@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Layers, Several
 from robopolicy.nets.attention import CausalTransformer, Past
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample, chunk_mean
 from robopolicy.policies.density import choose
@@ -29,10 +30,10 @@ from robopolicy.policies.noise import Randomness, uniform
 class AutoregressiveConfig(ExplicitConfig):
     """Architecture of an `AutoregressivePolicy`."""
 
-    bins: int = 128  # equal parts of the normalised range [-1, 1] of every action dimension
-    transformer_width: int = 128
-    transformer_layers: int = 4
-    transformer_heads: int = 4
+    bins: Several = 128  # equal parts of the normalised range [-1, 1] of every action dimension
+    transformer_width: Count = 128
+    transformer_layers: Layers = 4
+    transformer_heads: Count = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()

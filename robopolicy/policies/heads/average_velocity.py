@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.limits import NotNegative, Positive
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.noise import Randomness, normal
 
@@ -26,8 +27,8 @@ from robopolicy.policies.noise import Randomness, normal
 class AverageVelocityConfig(FlowConfig):
     """Architecture and sampler of the heads with two times."""
 
-    dispersive_coef: float = 0.0  # weight of the dispersive loss on the middle layer; DMPO takes 0.5, 0 disables
-    dispersive_temperature: float = 0.3
+    dispersive_coef: NotNegative = 0.0  # weight of the dispersive loss on the middle layer; DMPO takes 0.5, 0 disables
+    dispersive_temperature: Positive = 0.3
 
     def __post_init__(self) -> None:
         super().__post_init__()

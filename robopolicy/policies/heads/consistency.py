@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Finite, Positive
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.heads.edm import preconditioning
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
@@ -47,15 +48,15 @@ HUBER = 0.00054  # times the root of the dimension: where the pseudo-Huber loss 
 class ConsistencyConfig(GenerativeConfig):
     """Architecture, noise levels and sampler of a `ConsistencyPolicy`."""
 
-    steps: int = 1  # K
-    sigma_min: float = 0.002  # lowest noise level, where the function is the identity
-    sigma_max: float = 80.0  # highest noise level
-    sigma_data: float = 0.5  # standard deviation of normalised actions
-    rho: float = 7.0  # spacing of the grid: larger puts more levels at low noise
-    levels_first: int = 10  # consistency training: intervals of the grid at the start
-    levels_last: int = 1280  # ... and at the end; in between they double
-    sigma_log_mean: float = -1.1  # consistency training: mean of ln(sigma)
-    sigma_log_std: float = 2.0  # consistency training: standard deviation of ln(sigma)
+    steps: Count = 1  # K
+    sigma_min: Positive = 0.002  # lowest noise level, where the function is the identity
+    sigma_max: Positive = 80.0  # highest noise level
+    sigma_data: Positive = 0.5  # standard deviation of normalised actions
+    rho: Positive = 7.0  # spacing of the grid: larger puts more levels at low noise
+    levels_first: Count = 10  # consistency training: intervals of the grid at the start
+    levels_last: Count = 1280  # ... and at the end; in between they double
+    sigma_log_mean: Finite = -1.1  # consistency training: mean of ln(sigma)
+    sigma_log_std: Positive = 2.0  # consistency training: standard deviation of ln(sigma)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, InnerShare, Several
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
@@ -40,13 +41,13 @@ MOST_SIGNAL = 0.6  # amplitude of the data at the first level visited; the sampl
 class DiffusionConfig(GenerativeConfig):
     """Architecture, noise schedule and sampler of a `DiffusionPolicy`."""
 
-    steps: int = 10  # K, sampler steps per chunk; published: 100
-    train_steps: int = 100  # T, noise levels
+    steps: Count = 10  # K, sampler steps per chunk; published: 100
+    train_steps: Several = 100  # T, noise levels
     sampler: str = "ddim"  # ddim (deterministic given the initial noise) | ddpm (ancestral); published: ddpm
     prediction: str = "noise"  # what the network predicts: noise | data | v (a * noise - b * data)
     schedule: str = "squared_cosine"  # squared_cosine | linear
-    beta_start: float = 1e-4  # linear: first beta
-    beta_end: float = 0.02  # linear: last beta, for T = 1000
+    beta_start: InnerShare = 1e-4  # linear: first beta
+    beta_end: InnerShare = 0.02  # linear: last beta, for T = 1000
     spacing: str = "leading"  # levels visited: leading (ends at 0) | trailing (starts at T - 1) | linspace (both)
 
     def __post_init__(self) -> None:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, Finite, Positive
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
@@ -37,14 +38,14 @@ SOLVERS = ("heun", "euler")
 class EDMConfig(GenerativeConfig):
     """Architecture, noise levels and solver of an `EDMPolicy`."""
 
-    steps: int = 10  # K, sampler steps per chunk; published: 18 of heun
+    steps: Count = 10  # K, sampler steps per chunk; published: 18 of heun
     solver: str = "euler"  # euler | heun (second order, 2 K - 1 network calls, for ten steps and more)
-    sigma_min: float = 0.002  # lowest noise level before 0
-    sigma_max: float = 80.0  # highest noise level
-    sigma_data: float = 0.5  # standard deviation of normalised actions
-    rho: float = 7.0  # spacing of the grid: larger puts more steps at low noise
-    sigma_log_mean: float = -1.2  # training: mean of ln(sigma)
-    sigma_log_std: float = 1.2  # training: standard deviation of ln(sigma)
+    sigma_min: Positive = 0.002  # lowest noise level before 0
+    sigma_max: Positive = 80.0  # highest noise level
+    sigma_data: Positive = 0.5  # standard deviation of normalised actions
+    rho: Positive = 7.0  # spacing of the grid: larger puts more steps at low noise
+    sigma_log_mean: Finite = -1.2  # training: mean of ln(sigma)
+    sigma_log_std: Positive = 1.2  # training: standard deviation of ln(sigma)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, Finite
 from robopolicy.nets.backbone import BackboneConfig, make_direct
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample, chunk_mean
 from robopolicy.policies.density import log_tanh_slope, normal_entropy, normal_log_density, squashed_draw
@@ -29,13 +30,13 @@ IMITATION_LOSSES = ("nll", "mse")
 class GaussianConfig(BackboneConfig, ExplicitConfig):
     """Architecture of a `GaussianPolicy`."""
 
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: tuple[Count, ...] = (64, 64)
     activation: str = "tanh"
     orthogonal_init: bool = True  # plain layers only: gain sqrt(2) inside and 0.01 at the output, zero biases
     state_dependent_std: bool = False  # predict the log standard deviation instead of learning one vector
-    log_std_init: float = 0.0  # initial log standard deviation, normalised units
-    log_std_min: float = -5.0  # bounds of a predicted log standard deviation
-    log_std_max: float = 2.0
+    log_std_init: Finite = 0.0  # initial log standard deviation, normalised units
+    log_std_min: Finite = -5.0  # bounds of a predicted log standard deviation
+    log_std_max: Finite = 2.0
     squash: bool = False  # tanh; the action normaliser then maps [-1, 1] to the action bounds
     imitation: str = "nll"  # nll | mse
     action_normalization: str = "identity"  # minmax | meanstd | identity; minmax for squashed policies

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, NotNegative
 from robopolicy.nets.backbone import BackboneConfig, make_backbone
 from robopolicy.nets.encoder import EmbeddingConfig, ObservationEncoder
 from robopolicy.nets.entities import EntityConfig
@@ -59,10 +60,10 @@ TIME_LAWS: dict[str, Callable[[Tensor], Tensor]] = {
 class GenerativeConfig(BackboneConfig):
     """Architecture and sampler every generative head has."""
 
-    steps: int = 4  # K, sampler steps per chunk
+    steps: Count = 4  # K, sampler steps per chunk
     normalization: str = "minmax"  # minmax | meanstd | running | identity
     action_normalization: str = "minmax"  # minmax | meanstd | identity
-    action_clip: float = 1.0  # bound on normalised actions; flows bound every iterate, which narrows them; 0 disables
+    action_clip: NotNegative = 1.0  # bound on normalised actions; flows bound every iterate, which narrows; 0 disables
     vision: VisionConfig = field(default_factory=VisionConfig)
     point_cloud: PointCloudConfig = field(default_factory=PointCloudConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)  # of instructions and goals

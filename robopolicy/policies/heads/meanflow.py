@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, NotNegative, Positive, Share
 from robopolicy.policies.heads.average_velocity import AverageVelocityConfig, AverageVelocityPolicy, Lesson
 from robopolicy.policies.heads.generative import TIME_LAWS
 from robopolicy.policies.noise import Randomness, normal
@@ -44,11 +45,11 @@ DIFFERENCE = 1e-3  # time step of the finite difference
 class MeanFlowConfig(AverageVelocityConfig):
     """Architecture, sampler and objective of a `MeanFlowPolicy`."""
 
-    steps: int = 1  # K
+    steps: Count = 1  # K
     time_law: str = "logit_normal_data"  # of both times; the paper's: logit-normal with more mass near the data
-    instant_share: float = 0.75  # share of the batch with a = b, which learns the flow itself
-    adaptive_power: float = 1.0  # p of the weight 1 / (squared error + c)^p of each row; 0 is plain regression
-    adaptive_floor: float = 0.01  # c of that weight
+    instant_share: Share = 0.75  # share of the batch with a = b, which learns the flow itself
+    adaptive_power: NotNegative = 1.0  # p of the weight 1 / (squared error + c)^p of each row; 0 is plain regression
+    adaptive_floor: Positive = 0.01  # c of that weight
     derivative: str = "exact"  # exact (forward mode) | difference (where the network has no forward mode)
 
     def __post_init__(self) -> None:

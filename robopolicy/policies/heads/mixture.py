@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Finite, NotNegative
 from robopolicy.nets.backbone import BackboneConfig, make_direct
 from robopolicy.nets.mlp import MLP
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample
@@ -33,15 +34,15 @@ from robopolicy.policies.noise import Randomness, normal, uniform
 class MixtureConfig(BackboneConfig, ExplicitConfig):
     """Architecture of a `MixturePolicy`."""
 
-    hidden: tuple[int, ...] = (256, 256)
-    experts: int = 5  # M
-    router_hidden: tuple[int, ...] = (64, 64)  # hidden layers of the router; none makes it linear, as in PMOE
+    hidden: tuple[Count, ...] = (256, 256)
+    experts: Count = 5  # M
+    router_hidden: tuple[Count, ...] = (64, 64)  # hidden layers of the router; none makes it linear, as in PMOE
     orthogonal_init: bool = True  # plain layers only: gain sqrt(2) inside and 0.01 at the output, zero biases
-    mean_spread: float = 0.5  # half-width of the uniform distribution of the experts' initial means
+    mean_spread: NotNegative = 0.5  # half-width of the uniform distribution of the experts' initial means
     state_dependent_std: bool = False  # predict the log standard deviations; overfits small datasets with sharp experts
-    log_std_init: float = -1.0  # initial log standard deviation of every expert, normalised units
-    log_std_min: float = -3.0  # bounds of a predicted log standard deviation
-    log_std_max: float = 2.0
+    log_std_init: Finite = -1.0  # initial log standard deviation of every expert, normalised units
+    log_std_min: Finite = -3.0  # bounds of a predicted log standard deviation
+    log_std_max: Finite = 2.0
     squash: bool = False  # tanh; the action normaliser then maps [-1, 1] to the action bounds
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Finite
 from robopolicy.nets.mlp import MLP
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample, chunk_mean
 from robopolicy.policies.density import log_tanh_slope, normal_entropy, normal_log_density, squashed_draw
@@ -28,10 +29,10 @@ from robopolicy.policies.noise import Randomness, normal
 class SequenceConfig(ExplicitConfig):
     """Architecture of a `SequencePolicy`."""
 
-    hidden: tuple[int, ...] = (256, 256)  # layers from the observation to the GRU, whose width is the last one's
+    hidden: tuple[Count, ...] = (256, 256)  # layers from the observation to the GRU, whose width is the last one's
     activation: str = "relu"
-    log_std_min: float = -5.0  # bounds of the log standard deviation before tanh
-    log_std_max: float = 2.0
+    log_std_min: Finite = -5.0  # bounds of the log standard deviation before tanh
+    log_std_max: Finite = 2.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, PartialShare, Several, Share
 from robopolicy.policies.heads.average_velocity import AverageVelocityConfig, AverageVelocityPolicy, Lesson
 from robopolicy.policies.heads.generative import TIME_LAWS
 from robopolicy.policies.noise import Randomness, normal
@@ -31,10 +32,10 @@ from robopolicy.policies.noise import Randomness, normal
 class ShortcutConfig(AverageVelocityConfig):
     """Architecture, sampler and objective of a `ShortcutPolicy`."""
 
-    steps: int = 1  # K, a power of two up to `finest`
-    finest: int = 128  # half steps of 1 / finest count as length 0; a power of two
-    consistency_share: float = 0.25  # share of the batch that learns self-consistency, the rest learns the flow
-    delta: float = 1e-5  # noise left on the data end of the path
+    steps: Count = 1  # K, a power of two up to `finest`
+    finest: Several = 128  # half steps of 1 / finest count as length 0; a power of two
+    consistency_share: Share = 0.25  # share of the batch that learns self-consistency, the rest learns the flow
+    delta: PartialShare = 1e-5  # noise left on the data end of the path
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Natural, NotNegative
 from robopolicy.nets.normalizer import Statistics, make_normalizer
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.noise import Randomness, normal
@@ -30,8 +31,8 @@ class BlackBoxConfig:
     """What is known of a black box."""
 
     noise: bool = True  # it takes noise and is deterministic given it; steering needs that
-    max_batch: int = 0  # rows per call; 0 passes all of them at once
-    network_calls: int = 1  # network evaluations per chunk, as far as known; only reported
+    max_batch: Natural = 0  # rows per call; 0 passes all of them at once
+    network_calls: Count = 1  # network evaluations per chunk, as far as known; only reported
     action_normalization: str = "identity"  # minmax | meanstd | identity: units in which critics see its chunks
 
     def __post_init__(self) -> None:
@@ -53,9 +54,9 @@ class BlackBoxConfig:
 class PatientConfig(BlackBoxConfig):
     """A black box that may be late or fail now and then."""
 
-    timeout: float = 0.0  # seconds to wait for an answer; 0 waits for ever
-    retries: int = 0  # further attempts after a failure or timeout
-    retry_wait: float = 0.1  # seconds before the first further attempt, doubled before each later one
+    timeout: NotNegative = 0.0  # seconds to wait for an answer; 0 waits for ever
+    retries: Natural = 0  # further attempts after a failure or timeout
+    retry_wait: NotNegative = 0.1  # seconds before the first further attempt, doubled before each later one
 
     def __post_init__(self) -> None:
         super().__post_init__()

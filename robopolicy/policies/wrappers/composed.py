@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from robopolicy.critics.q import QEnsemble
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Natural
 from robopolicy.nets.encoder import without_embeddings
 from robopolicy.nets.normalizer import Statistics, make_normalizer, unfitted_normalizers
 from robopolicy.policies.base import Observation, Policy, PolicySpec
@@ -71,8 +72,8 @@ class ComposedConfig:
     parents: tuple[Any, ...] = ()  # descriptions of the parents (`nested.describe`)
     origins: tuple[str, ...] = ()  # where each parent came from, e.g. the content hash of its checkpoint; only kept
     operator: dict[str, Any] = field(default_factory=lambda: {"name": "convex"})  # name and settings of the operator
-    unconditioned: tuple[int, ...] = ()  # parents (from 0) that are also read without embeddings, as further parents
-    steps: int | None = None  # K, equal steps; None takes those of the parent with most of them
+    unconditioned: tuple[Natural, ...] = ()  # parents (from 0) also read without embeddings, as further parents
+    steps: Count | None = None  # K, equal steps; None takes those of the parent with most of them
     guidance: ValueGuidance | None = None  # a critic that pulls on the samples
     corrector: Langevin | None = None  # Langevin steps while acting; `decode` takes none
 

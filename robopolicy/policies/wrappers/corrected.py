@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from robopolicy.critics.q import borrow_normalizers
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, NotNegative, Positive
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Info, Observation, Policy, PolicySpec, Sample
@@ -38,10 +39,10 @@ from robopolicy.policies.wrappers.selected import within_bounds
 class DataModelConfig:
     """Architecture and noise levels of a `DataModel`."""
 
-    hidden: tuple[int, ...] = (256, 256)
+    hidden: tuple[Count, ...] = (256, 256)
     activation: str = "silu"
-    action_noise: float = 0.1  # standard deviation that blurs actions, normalised units; finer needs more data
-    state_noise: float = 0.1  # standard deviation that blurs states, normalised units
+    action_noise: Positive = 0.1  # standard deviation that blurs actions, normalised units; finer needs more data
+    state_noise: Positive = 0.1  # standard deviation that blurs states, normalised units
     vision: VisionConfig = field(default_factory=VisionConfig)
 
     def __post_init__(self) -> None:
@@ -55,10 +56,10 @@ class DataModelConfig:
 class Correction:
     """How far actions are pulled."""
 
-    action_coef: float = 0.01  # c1; action_noise^2 moves an action to what data near it are like on average
-    state_coef: float = 0.5  # c2
-    state_step: float = 0.01  # h; state_noise^2 moves a state to what data near it are like on average
-    limit: float = 0.2  # largest change of one action: norm over its dimensions, normalised units
+    action_coef: NotNegative = 0.01  # c1; action_noise^2 moves an action to what data near it are like on average
+    state_coef: NotNegative = 0.5  # c2
+    state_step: NotNegative = 0.01  # h; state_noise^2 moves a state to what data near it are like on average
+    limit: Positive = 0.2  # largest change of one action: norm over its dimensions, normalised units
 
     def __post_init__(self) -> None:
         if min(self.action_coef, self.state_coef, self.state_step) < 0 or self.limit <= 0:

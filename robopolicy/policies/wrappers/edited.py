@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from robopolicy.critics.q import QEnsemble, borrow_normalizers
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Finite, Natural, NotNegative
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Observation, Policy, PolicySpec
@@ -31,11 +32,11 @@ from robopolicy.policies.wrappers.selected import Candidates, SelectedConfig, Se
 class EditConfig:
     """Architecture of an `EditNet`."""
 
-    beta: float = 0.15  # largest edit, normalised action units: .05 refines, .7 explores
-    hidden: tuple[int, ...] = (256, 256, 256)
+    beta: NotNegative = 0.15  # largest edit, normalised action units: .05 refines, .7 explores
+    hidden: tuple[Count, ...] = (256, 256, 256)
     activation: str = "silu"
-    log_std_min: float = -5.0  # bounds of the predicted log standard deviation, before tanh
-    log_std_max: float = 2.0
+    log_std_min: Finite = -5.0  # bounds of the predicted log standard deviation, before tanh
+    log_std_max: Finite = 2.0
     vision: VisionConfig = field(default_factory=VisionConfig)
 
     def __post_init__(self) -> None:
@@ -90,8 +91,8 @@ class EditNet(nn.Module):
 class EditedConfig(SelectedConfig):
     """Settings of an `EditedPolicy`; `candidates` is N."""
 
-    candidates: int = 8  # N, samples of the base policy per decision
-    edits: int = 8  # of these, how many are also edited
+    candidates: Count = 8  # N, samples of the base policy per decision
+    edits: Natural = 8  # of these, how many are also edited
     edit: EditConfig = field(default_factory=EditConfig)  # the edit policy
 
     def __post_init__(self) -> None:

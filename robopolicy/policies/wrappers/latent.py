@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, NotNegative
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.policies.base import DecisionOutput, Observation, Policy, PolicySpec, Record, Sample
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
@@ -41,8 +42,8 @@ class NoiseSpace:
     kind: str = (
         "full"  # full (H x A) | repeat (A, for all steps) | interpolate (between knots) | truncated (first steps)
     )
-    bound: float = 1.5  # b, every entry lies in [-b, b]; 0 leaves the noise unbounded
-    steps: int = 2  # interpolate: number of knots; truncated: number of free steps
+    bound: NotNegative = 1.5  # b, every entry lies in [-b, b]; 0 leaves the noise unbounded
+    steps: Count = 2  # interpolate: number of knots; truncated: number of free steps
     rest: str = "zero"  # truncated: the remaining steps are zero | draw (standard normal, within the bound)
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from robopolicy.critics.q import QEnsemble
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Natural, Positive
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.noise import Randomness
 from robopolicy.policies.wrappers.nested import describe
@@ -32,9 +33,9 @@ from robopolicy.policies.wrappers.selected import (
 class OptimizedConfig(SelectedConfig):
     """Settings of an `OptimizedPolicy`; `candidates` is m."""
 
-    top: int = 10  # k, candidates that are kept and improved
-    ascent_steps: int = 10  # T, gradient steps on each
-    ascent_rate: float = 3e-4  # step size, normalised action units per unit of dQ/da
+    top: Count = 10  # k, candidates that are kept and improved
+    ascent_steps: Natural = 10  # T, gradient steps on each
+    ascent_rate: Positive = 3e-4  # step size, normalised action units per unit of dQ/da
 
     def __post_init__(self) -> None:
         super().__post_init__()

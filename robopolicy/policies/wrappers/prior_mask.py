@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
+from robopolicy.limits import PartialShare, Share
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.noise import Randomness, uniform
@@ -25,9 +26,9 @@ OVER = 1e-3  # a smaller epsilon ends the masking
 class MaskSchedule:
     """How the share of masked decisions falls."""
 
-    initial: float = 1.0  # at the start; 0 masks nothing
-    decay: float = 1e-3  # relative fall per update where the policy is preferred everywhere
-    least: float = 0.1  # share of that fall that happens in any case
+    initial: Share = 1.0  # at the start; 0 masks nothing
+    decay: PartialShare = 1e-3  # relative fall per update where the policy is preferred everywhere
+    least: Share = 0.1  # share of that fall that happens in any case
 
     def __post_init__(self) -> None:
         if not (0 <= self.initial <= 1 and 0 <= self.decay < 1 and 0 <= self.least <= 1):

@@ -19,6 +19,7 @@ from torch import Tensor
 from robopolicy.critics.losses import softmax_weights
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, Positive
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Info, Observation, Policy, PolicySpec, Sample
 from robopolicy.policies.density import choose
@@ -35,9 +36,9 @@ class SelectedConfig:
 
     base: dict[str, Any] = field(default_factory=dict)  # description of the sampled policy, see `nested`
     critic: CriticConfig = field(default_factory=CriticConfig)  # Q ensemble
-    candidates: int = 32  # N, samples of the base policy per decision
+    candidates: Count = 32  # N, samples of the base policy per decision
     selection: str = "argmax"  # argmax | softmax (a draw; the best one all the same when acting deterministically)
-    temperature: float = 1.0  # of the softmax, in units of Q
+    temperature: Positive = 1.0  # of the softmax, in units of Q
     reduction: str = "mean"  # mean | min over the ensemble
 
     def __post_init__(self) -> None:

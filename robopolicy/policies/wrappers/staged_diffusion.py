@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Natural
 from robopolicy.nets.normalizer import Statistics
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.heads.diffusion import DiffusionPolicy
@@ -27,7 +28,7 @@ Step = Callable[[DiffusionPolicy, Tensor, Tensor, int], Tensor]
 class StagedDiffusionConfig:
     """Which network takes which steps."""
 
-    starts: tuple[int, ...] = ()  # first sampler step of each stage, rising from 0
+    starts: tuple[Natural, ...] = ()  # first sampler step of each stage, rising from 0
     stages: tuple[Any, ...] = ()  # descriptions of the networks, see `nested.describe`
 
 

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Finite
 from robopolicy.policies.base import Observation, Policy, PolicySpec, Sample
 from robopolicy.policies.composition.alignment import part_of
 from robopolicy.policies.noise import Randomness
@@ -45,7 +46,7 @@ class TreeConfig:
 
     tree: dict[str, Any] = field(default_factory=dict[str, Any])  # nodes as plain JSON values, see `trees/nodes.py`
     skills: dict[str, Any] = field(default_factory=dict[str, Any])  # name -> description of the policy (`nested`)
-    rest: tuple[float, ...] = ()  # action where no action node was ticked, in action units; empty: zeros
+    rest: tuple[Finite, ...] = ()  # action where no action node was ticked, in action units; empty: zeros
 
 
 class TreePolicy(Policy):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, NotNegative, PartialShare, Positive
 from robopolicy.worldmodel.films import Films
 from robopolicy.worldmodel.pretrained.codec import cached_latents
 from robopolicy.worldmodel.pretrained.model import AdapterConfig, PretrainedWorldModel, open_pretrained, shifted
@@ -29,12 +30,12 @@ Metrics = dict[str, float]
 class PretrainedLearnerConfig:
     """How a pretrained model learns to follow actions."""
 
-    updates: int = 10_000  # gradient steps
-    batch_size: int = 8  # windows
-    lr: float = 1e-4  # rises for 100 updates, then falls linearly to a tenth
-    weight_decay: float = 0.01
-    grad_clip: float = 1.0  # largest norm of the gradient
-    history_noise: float = 0.1  # largest share of noise in the frames that are given; the model is told how much
+    updates: Count = 10_000  # gradient steps
+    batch_size: Count = 8  # windows
+    lr: Positive = 1e-4  # rises for 100 updates, then falls linearly to a tenth
+    weight_decay: NotNegative = 0.01
+    grad_clip: Positive = 1.0  # largest norm of the gradient
+    history_noise: PartialShare = 0.1  # largest share of noise in the frames that are given; the model is told how much
 
     def __post_init__(self) -> None:
         if min(self.updates, self.batch_size) < 1 or min(self.lr, self.grad_clip) <= 0 or self.weight_decay < 0:

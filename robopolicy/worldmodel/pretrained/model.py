@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from robopolicy.errors import UserError
 from robopolicy.extras import need
+from robopolicy.limits import Count, Natural, Positive
 from robopolicy.policies.noise import RowStreams
 from robopolicy.worldmodel.base import LatentFilms, disagreement
 from robopolicy.worldmodel.contract import Images, WorldSpec
@@ -37,12 +38,12 @@ class AdapterConfig:
     """What is added to a pretrained model, and how it is sampled."""
 
     conditioning: str = "modulation"  # how actions enter: modulation | tokens (Wan, SkyReels) | channels
-    action_width: int = 256  # of the layers that read actions
-    lora_rank: int = 0  # of the low-rank updates of all attentions, while the rest is frozen; 0 trains everything
-    steps: int = 10  # Euler steps per call
-    shift: float = 3.0  # of the times, in sampling and training, towards noise; 1 spaces them evenly
-    samples: int = 1  # futures drawn per call; more than one measure how uncertain it is, at their cost
-    rows: int = 4  # films per network call; a fixed number keeps rounding independent of the batch
+    action_width: Count = 256  # of the layers that read actions
+    lora_rank: Natural = 0  # of the low-rank updates of all attentions, while the rest is frozen; 0 trains everything
+    steps: Count = 10  # Euler steps per call
+    shift: Positive = 3.0  # of the times, in sampling and training, towards noise; 1 spaces them evenly
+    samples: Count = 1  # futures drawn per call; more than one measure how uncertain it is, at their cost
+    rows: Count = 4  # films per network call; a fixed number keeps rounding independent of the batch
 
     def __post_init__(self) -> None:
         if min(self.action_width, self.steps, self.samples, self.rows) < 1 or self.lora_rank < 0 or self.shift <= 0:

@@ -1,0 +1,106 @@
+"""Numbers that are accepted, so that nonsense and slips of the keyboard are refused instead of filling the memory.
+
+A field of a config tells its range by its type, e.g. `lr: Positive = 3e-4`; `robopolicy.schema.from_plain` checks it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+from robopolicy.errors import UserError
+
+MOST = 1_000_000  # of anything counted that is not listed
+LARGEST = {
+    "seed": 2**32 - 1,  # what every generator in use tells apart
+    "episodes": 10_000_000,
+    "num_envs": 100_000,
+    "threads": 1024,
+    "image_size": 4096,  # pixels, within what every GL library draws
+    "points": 9216,  # of a cloud: the pixels of its depth image
+    "width": 4096,
+    "height": 4096,
+    "horizon": 10_000,
+    "obs_horizon": 10_000,
+    "capacity": 100_000_000,
+}
+UNBOUNDED = (  # they only say when something happens
+    "updates",
+    "env_steps",
+    "every",
+    "checkpoint_every",
+    "warmup_steps",
+    "offline_updates",
+)
+
+
+@dataclass(frozen=True)
+class Range:
+    """Where a number must lie; stands in `Annotated` beside its type."""
+
+    least: float = -math.inf
+    most: float = math.inf  # of a count without one: as its name says, see `check_count`
+    above: bool = False  # `least` itself is refused
+    below: bool = False  # `most` itself is refused
+
+    def check(self, name: str, value: float) -> None:
+        """Refuse a number outside the range, or one that is not finite.
+
+        Args:
+            name: Dotted setting.
+            value: The number; a whole one is a count.
+
+        Raises:
+            UserError: Names the setting, the range and the number.
+        """
+        if isinstance(value, int):
+            check_count(name, value, int(self.least), None if self.most == math.inf else int(self.most))
+        elif not math.isfinite(value):
+            raise UserError(f"{name} must be a finite number, got {value}.")
+        elif not self._holds(value):
+            raise UserError(f"{name} must {self._words()}, got {value}.")
+
+    def _holds(self, value: float) -> bool:
+        high_enough = value > self.least if self.above else value >= self.least
+        return high_enough and (value < self.most if self.below else value <= self.most)
+
+    def _words(self) -> str:
+        if self.most < math.inf:
+            return f"lie in {'(' if self.above else '['}{self.least:g}, {self.most:g}{')' if self.below else ']'}"
+        if self.least == 0:
+            return "be positive" if self.above else "not be negative"
+        return f"be {'above' if self.above else 'at least'} {self.least:g}"
+
+
+Count = Annotated[int, Range(1)]
+Several = Annotated[int, Range(2)]
+Natural = Annotated[int, Range(0)]
+Bytes = Annotated[int, Range(0, 2**48)]
+Layers = Annotated[int, Range(1, 1000)]  # every one of them costs time to build
+Positive = Annotated[float, Range(0, above=True)]
+NotNegative = Annotated[float, Range(0)]
+Finite = Annotated[float, Range()]
+Share = Annotated[float, Range(0, 1)]
+PositiveShare = Annotated[float, Range(0, 1, above=True)]
+PartialShare = Annotated[float, Range(0, 1, below=True)]
+InnerShare = Annotated[float, Range(0, 1, above=True, below=True)]
+Ratio = Annotated[float, Range(0, 1000, above=True)]  # gradient steps per step played
+
+
+def check_count(name: str, value: int, least: int, most: int | None = None) -> None:
+    """Refuse a count outside its range.
+
+    Args:
+        name: Option or dotted setting; its last part decides the largest value where `most` does not.
+        value: The number.
+        least: Smallest accepted value.
+        most: Largest accepted value.
+    """
+    if value < least:
+        raise UserError(f"{name} must be at least {least}, got {value}.")
+    key = name.lstrip("-").replace("-", "_").rsplit(".", 1)[-1]
+    if most is None and key not in UNBOUNDED:
+        most = LARGEST.get(key, MOST)
+    if most is not None and value > most:
+        raise UserError(f"{name} must be at most {most}, got {value}.")

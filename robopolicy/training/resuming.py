@@ -1,0 +1,84 @@
+"""Going on with a run from its resume point, whose configuration may have been changed since."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from robopolicy.errors import UserError
+from robopolicy.files import parse_yaml
+from robopolicy.schema import to_plain
+
+CAUSES = (UserError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+"""What parts raise that are given the state of others."""
+
+
+class Resumable(Protocol):
+    """A run that goes on; a `Trainer`."""
+
+    config: Any
+    folder: Path
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly from this state."""
+        ...
+
+    def close(self) -> None:
+        """Stop it."""
+        ...
+
+
+def restore(run: Resumable, state: Mapping[str, Any]) -> None:
+    """Bring a run to its resume point, or close it.
+
+    Args:
+        run: Built by what its `config.yaml` says now.
+        state: Of the resume point.
+
+    Raises:
+        UserError: They do not fit; names the settings that were changed.
+    """
+    try:
+        run.load_state_dict(state)
+    except CAUSES as error:
+        run.close()
+        saved = parse_yaml(state["config"]) if "config" in state else {}
+        changed = list(_differences(saved, to_plain(run.config))) if isinstance(saved, dict) and saved else []
+        if not changed and isinstance(error, UserError):
+            raise
+        last, file = run.folder / "checkpoints" / "last", run.folder / "config.yaml"
+        found = f": {', '.join(changed)}" if changed else ""
+        raise UserError(f"{last} does not fit {file}; undo what was changed there{found}.") from error
+
+
+def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key in dict.fromkeys([*saved, *now]):
+        old, new = saved.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            yield f"{prefix}{key} was {old}, is {new}"
+
+
+def random_state() -> dict[str, Any]:
+    """States of the global generators."""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def load_random_state(state: Mapping[str, Any]) -> None:
+    """Restore `random_state`."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
