@@ -14,9 +14,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
 from safetensors import SafetensorError
 
 from robopolicy.errors import UserError, cannot_write
+
+_TOO_DEEP = "it is nested too deeply"
 
 
 @contextmanager
@@ -121,7 +124,39 @@ def parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        raise ValueError(_TOO_DEEP) from error
+
+
+def parse_yaml(text: str) -> Any:
+    """Values of a YAML text.
+
+    Raises:
+        ValueError: It is none, nested too deeply, has a key twice, or a value does not fit its tag; one line.
+    """
+    try:
+        loader = _YamlLoader(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:  # how PyYAML reads e.g. `!!int ""`
+        raise ValueError("a value does not fit its tag") from error
+
+
+class _YamlLoader(yaml.SafeLoader):
+    """Safe, and refuses a key that is there twice, of which YAML would silently take the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"found '{key.value}' twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
 
 def _named(path: Path) -> Path:

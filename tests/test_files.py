@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from robopolicy.errors import UserError
-from robopolicy.files import atomic_folder, free_folder, recover, write_text
+from robopolicy.files import atomic_folder, free_folder, parse_json, parse_yaml, recover, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -54,3 +54,35 @@ def test_a_free_folder_takes_the_next_number(tmp_path):
     (tmp_path / "x").mkdir()
     (tmp_path / "x_2").mkdir()
     assert free_folder(tmp_path / "x") == tmp_path / "x_3"
+
+
+def test_plain_values_are_read_from_json_and_yaml():
+    assert parse_json('{"a": [1, 2.5, null]}') == parse_yaml("a: [1, 2.5, null]") == {"a": [1, 2.5, None]}
+    assert parse_yaml("a: &x {b: 1}\nc: {<<: *x, d: 2}") == {"a": {"b": 1}, "c": {"b": 1, "d": 2}}
+
+
+DEEP = 20_000
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * DEEP, "nested too deeply"),
+        ("- " * DEEP + "1", "nested too deeply"),
+        ("a: 1\na: 2", "'a' twice"),
+        ("a: [1", "expected"),
+        ("a: 9" + "9" * 9_999, "Exceeds the limit|digits"),
+        ('a: !!int ""', "does not fit its tag"),
+        ("a: !!python/name:os.system", "could not determine a constructor"),
+        ("a: \0", "special characters"),
+    ],
+)
+def test_text_that_is_no_yaml_gives_one_line(text, message):
+    with pytest.raises(ValueError, match=message) as refusal:
+        parse_yaml(text)
+    assert "\n" not in str(refusal.value)
+
+
+def test_deep_json_gives_one_line():
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_json("[" * 200_000)

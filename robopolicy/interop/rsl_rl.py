@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.extras import need
-from robopolicy.files import atomic_file
+from robopolicy.files import atomic_file, parse_yaml
 from robopolicy.interop.gaussian_actor import Statistics, gaussian_policy, layers_of, our_activation, read_weights
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
@@ -239,9 +238,9 @@ def write_actor(policy: GaussianPolicy, path: str | Path) -> None:
 
 def _read(path: Path) -> tuple[Mapping[str, Any], str]:
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as YAML: {str(error).splitlines()[0]}.") from error
+        settings = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as YAML: {error}.") from error
     if not isinstance(settings, Mapping):
         raise UserError(f"{path} must hold a mapping, found {type(settings).__name__}.")
     return settings, str(path)

@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from robopolicy.algorithms import ALGORITHMS
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.files import parse_yaml
 from robopolicy.interop import POLICIES
 from robopolicy.schema import from_plain, open_schema, to_plain
 from robopolicy.sim.registry import get_task, task_names
@@ -71,9 +72,9 @@ def config_content(file: Path) -> Any:
         UserError: It cannot be read.
     """
     try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}.") from error
+        return parse_yaml(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read: {error}.") from error
 
 
 def config_text(config: Any) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from robopolicy.errors import UserError
-from robopolicy.files import atomic_file, write_text
+from robopolicy.files import atomic_file, parse_json, write_text
 
 Row = Mapping[str, float | int]
 
@@ -136,8 +136,8 @@ def read_jsonl(file: Path) -> list[dict[str, Any]]:
     lines = file.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            rows.append(parse_json(line))
+        except ValueError as error:
             if number == len(lines):
                 break
             raise UserError(f"{file} line {number} is not JSON; repair or remove the line.") from error

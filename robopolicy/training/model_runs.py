@@ -11,10 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import yaml
-
 from robopolicy.errors import UserError, cannot_write
-from robopolicy.files import recover
+from robopolicy.files import parse_yaml, recover
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.training.checkpoint import load_training_state
 from robopolicy.training.compose import config_content, config_text
@@ -119,9 +117,9 @@ def with_settings(config: Settings, settings: Sequence[str]) -> Settings:
         if not equals or not isinstance(section, dict) or last not in section:
             raise UserError(f"Unknown setting '{setting}'; settings are KEY=VALUE, e.g. learner.updates=30000.")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise UserError(f"The value of '{setting}' cannot be read.") from error
+            value = parse_yaml(text)
+        except ValueError as error:
+            raise UserError(f"The value of '{key}' cannot be read: {error}.") from error
         with suppress(ValueError, TypeError):  # YAML takes 5e-4 for text
             value = float(value) if isinstance(value, str) else value
         section[last] = value
