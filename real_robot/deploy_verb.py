@@ -8,6 +8,7 @@ from typing import Any
 
 from real_robot.reach import add_options
 from real_robot.robot import robot_names
+from robopolicy.cli.outputs import add_overwrite_option
 
 EXAMPLES = """\
 examples:
@@ -55,6 +56,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--record", type=Path, metavar="FILE.mcap", help="record what is heard, sent and filtered")
     parser.add_argument("--out", type=Path, help="report (default: the next free one of runs/deploy/report.json, ...)")
+    add_overwrite_option(parser)
     parser.add_argument(
         "--browser",
         nargs="?",

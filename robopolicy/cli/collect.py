@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robopolicy.cli.options import check_numbers
+from robopolicy.cli.outputs import add_overwrite_option
 
 if TYPE_CHECKING:
     from robopolicy.sim.registry import Expert, TaskEntry
@@ -77,7 +78,7 @@ def add_parser(subparsers: Any) -> None:
         help="who acts in the films, with an equal part of the episodes each: expert, random, a checkpoint; +0.3 "
         "disturbs the actions by 0.3 of their range (default: expert)",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
+    add_overwrite_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

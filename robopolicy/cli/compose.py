@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robopolicy.cli.options import add_judge_option, check_numbers
+from robopolicy.cli.outputs import add_overwrite_option, check_search
 from robopolicy.errors import UserError
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
     parser.add_argument("--stochastic", action="store_true", help="act with exploration noise")
     parser.add_argument("--device", default="cpu", help="where policies compute, and physics that can (default: cpu)")
+    add_overwrite_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -134,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _requested(args: argparse.Namespace) -> Request:
     """The request of a command line, checked as far as can be done without loading a policy."""
-    from robopolicy.cli.composition import Request
+    from robopolicy.cli.composition import LEDGER, Request
     from robopolicy.cli.players import short_names
     from robopolicy.cli.recipe import read_recipe
     from robopolicy.evaluation.search import check_disjoint
@@ -149,7 +151,8 @@ def _requested(args: argparse.Namespace) -> Request:
     if args.select and recipe.selection is None:
         recipe = replace(recipe, selection=Selection())
     settings = _check_options(args, recipe)
-    _check_free(args.out)
+    sources = [Path(name) for name in (*args.checkpoints, args.critic, args.correct) if name is not None]
+    check_search(args.out, LEDGER, resume=False, overwrite=args.overwrite, sources=sources)
     tasks = list(dict.fromkeys(read_manifest(Path(name)).task for name in args.checkpoints))
     if args.task is None and len(tasks) > 1:
         raise UserError(
@@ -230,17 +233,6 @@ def _check_options(args: argparse.Namespace, recipe: Recipe) -> dict[str, int]:
             "without other episodes."
         )
     return settings
-
-
-def _check_free(out: Path) -> None:
-    """Refuse to write where something is."""
-    from robopolicy.cli.composition import LEDGER
-    from robopolicy.training.manifest import MANIFEST
-
-    if (out / LEDGER).is_file() and not (out / MANIFEST).is_file():
-        raise UserError(f"{out} was interrupted; go on with --resume {out}, or choose another folder.")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists already; choose another folder.")
 
 
 def _resumed(args: argparse.Namespace) -> tuple[Path, Request, Ledger]:

@@ -112,7 +112,8 @@ def build_parser(verbs: Sequence[str]) -> tuple[Parser, dict[str, argparse.Argum
     """The parser with the given verbs, and each verb's own parser."""
     parser = Parser(
         prog="robopolicy",
-        description="Robot policies from demonstrations to hardware: imitate, fine-tune with RL, evaluate, export.",
+        description="Robot policies from demonstrations to hardware: imitate, fine-tune with RL, evaluate, export. "
+        "What lies in the place of --out stays: such a place is refused unless --overwrite is passed.",
         epilog=EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"robopolicy {__version__}")

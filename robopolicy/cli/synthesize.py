@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robopolicy.cli.options import add_model_options, check_numbers, train_model
+from robopolicy.cli.outputs import add_overwrite_option
 
 if TYPE_CHECKING:
     from robopolicy.training.loop import Trainer
@@ -53,7 +54,7 @@ def add_parser(subparsers: Any) -> None:
     write.add_argument("--keep", metavar="DATASET", help="dataset whose episodes are written as well (default: none)")
     write.add_argument("--batch", type=int, default=64, help="segments drawn together (default: 64)")
     write.add_argument("--seed", type=int, default=0, help="seed of the noise (default: 0)")
-    write.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
+    add_overwrite_option(write)
     write.add_argument("--json", action="store_true", help="print one JSON object")
     write.add_argument("--device", default="cpu", help="where it computes (default: cpu)")
 

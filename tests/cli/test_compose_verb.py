@@ -338,7 +338,7 @@ def test_nothing_that_exists_is_replaced(parents, tmp_path, refused):
     precious = tmp_path / "data"
     precious.mkdir()
     (precious / "file").write_text("keep me")
-    assert "data exists already" in refused("compose", *parents, "--out", precious)
+    assert "data exists and is not a checkpoint" in refused("compose", *parents, "--out", precious)
     assert (precious / "file").read_text() == "keep me"
 
 

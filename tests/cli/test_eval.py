@@ -60,14 +60,17 @@ def test_two_players_are_compared_and_printed_as_json(make_checkpoint, tmp_path,
     assert printed["results"]["expert"]["success"] == 1.0 and printed["results"]["expert"]["low"] > 0.8
 
 
-def test_an_older_report_is_replaced_but_nothing_else_is(tmp_path, refused):
+def test_an_older_report_is_replaced_where_asked_for_but_nothing_else_is(tmp_path, refused):
     out = tmp_path / "out"
-    argv = ["random", "--task", TASK, "--episodes", "2", "--out", str(out)]
+    argv = ["random", "--task", TASK, "--episodes", "2", "--overwrite", "--out", str(out)]
     assert main(["eval", *argv]) == 0 and main(["eval", *argv]) == 0
+    argv.remove("--overwrite")
+    assert f"{out} exists already" in refused("eval", *argv)
+    argv.append("--overwrite")
     precious = tmp_path / "data"
     precious.mkdir()
     (precious / "file").write_text("keep me")
-    argv[-1] = str(precious)
+    argv[argv.index(str(out))] = str(precious)
     assert "is not an evaluation report" in refused("eval", *argv)
     assert (precious / "file").read_text() == "keep me"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "out"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from robopolicy.data.episodes import Array, Episodes
 from robopolicy.data.lerobot import layout
 from robopolicy.data.lerobot.images import decode_image, decode_video
 from robopolicy.errors import UserError
-from robopolicy.files import recover
+from robopolicy.files import parse_json, recover
 
 _LIBRARY_ERRORS = (pa.ArrowException, av.FFmpegError, Image.DecompressionBombError)
 
@@ -109,7 +108,7 @@ class _Source:
     def __init__(self, root: Path) -> None:
         self.root = root
         with _reading(root / layout.INFO):
-            self.info: dict[str, Any] = json.loads((root / layout.INFO).read_text(encoding="utf-8"))
+            self.info: dict[str, Any] = parse_json((root / layout.INFO).read_text(encoding="utf-8"))
             self.version = str(self.info["codebase_version"])
             self.features: dict[str, dict[str, Any]] = self.info["features"]
             self.rate = Fraction(self.info["fps"]).limit_denominator(10_000)
@@ -211,7 +210,7 @@ class _Source:
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
         with _reading(self.root / name):
-            return [json.loads(line) for line in (self.root / name).read_text(encoding="utf-8").split("\n") if line]
+            return [parse_json(line) for line in (self.root / name).read_text(encoding="utf-8").split("\n") if line]
 
     def _file(self, template: str, **place: Any) -> Path:
         file = self.root / template.format(**place)
