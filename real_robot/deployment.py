@@ -32,6 +32,7 @@ from real_robot.states import State, Tick
 from real_robot.task_embodiment import TaskEmbodiment
 from real_robot.transports.base import TRANSPORTS
 from real_robot.wiring import prefix_of
+from robopolicy.cli.given import check_idle, check_overwrite
 from robopolicy.data.support import SupportGate, open_gate
 from robopolicy.deploy.chunk_buffer import JOINS
 from robopolicy.deploy.contract import ChunkSource
@@ -43,6 +44,8 @@ from robopolicy.files import check_new_file, free_place, write_text
 from robopolicy.sim.mujoco.task import MujocoTask
 from robopolicy.sim.registry import get_task
 from robopolicy.spec import MEMORY
+
+DRIVING = ("--episodes", "--seconds", "--record", "--out", "--dry-run", "--browser", "--support")
 
 
 @dataclass
@@ -91,6 +94,11 @@ def deploy(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         source = open_source(args.policy, args.device)
         stack.callback(source.close)
+        if args.join == "rtc" and not source.takes_prefix:
+            raise UserError(
+                f"--join rtc needs a policy that continues what is being played, and {args.policy} does not; pass a "
+                "bundle of 'robopolicy export --rtc' or a server of one, or choose another join."
+            )
         for camera in _images(source):
             robot.source(CAMERA + camera)
         if robot.simulated and args.transport != "loopback":
@@ -141,6 +149,13 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
         raise unknown_name("join", args.join, JOINS)
     if args.unsupported not in RESPONSES:
         raise unknown_name("response", args.unsupported, RESPONSES)
+    check_overwrite(args, "--out", "--record")
+    if args.support is None:
+        check_idle(args, "without --support", "--unsupported")
+    if args.check:
+        check_idle(args, "with --check, which drives nothing", *DRIVING)
+    if not robot.simulated:
+        check_idle(args, f"on {robot.name}, which is a real robot", "--seed")
     if not robot.simulated and args.episodes > 1:
         raise UserError(f"--episodes is for simulated robots; {robot.name} is a real one, and moves until you stop it.")
     if not robot.simulated and (args.lockstep or args.attach):

@@ -245,6 +245,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the description; 0, or 2 for bad input."""
     args = parser().parse_args(argv)
     try:
+        if args.overwrite and args.out is None:
+            raise UserError("--overwrite has no effect without --out; leave it out.")
         if args.out is not None:
             check_new_file(args.out, ".yaml", ".yml", overwrite=args.overwrite)
         text = text_of(described(read(args.file, args.prefix), args), args.file.name)

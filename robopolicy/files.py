@@ -131,11 +131,11 @@ def check_new_file(path: Path, *suffixes: str, overwrite: bool = False, option: 
     Raises:
         UserError: The name ends otherwise, something is there that may not be replaced, or the place cannot be written.
     """
-    if suffixes and path.suffix not in suffixes:
-        raise UserError(f"{option} must end in {' or '.join(suffixes)}, got {path}.")
     _check_writable(path)
     if path.is_dir():
         raise cannot_write(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
+    if suffixes and path.suffix not in suffixes:
+        raise UserError(f"{option} must end in {' or '.join(suffixes)}, got {path}.")
     if path.exists() and not overwrite:
         raise UserError(f"{path} exists already; choose another file, or pass --overwrite to replace it.")
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robopolicy.cli.given import check_idle
 from robopolicy.cli.options import add_judge_option, check_numbers
 from robopolicy.cli.outputs import add_overwrite_option, check_search
 from robopolicy.errors import UserError
@@ -195,6 +196,10 @@ def _check_options(args: argparse.Namespace, recipe: Recipe) -> dict[str, int]:
     """Refuse options that do not go together; return the settings of the search."""
     from robopolicy.policies.composition.operators import Weighted
 
+    if args.critic is not None and not recipe.judged:
+        raise UserError(
+            "What is --critic to do? Add --set guidance.strength=1, or --set candidates=16 to play the best of 16."
+        )
     count = len(args.checkpoints)
     if count < 2 and not (count and (recipe.unconditioned or recipe.judged or args.correct)):
         raise UserError(
@@ -203,10 +208,6 @@ def _check_options(args: argparse.Namespace, recipe: Recipe) -> dict[str, int]:
         )
     if recipe.judged and args.critic is None:
         raise UserError("guidance and candidates need a judge; pass --critic CKPT.")
-    if args.critic is not None and not recipe.judged:
-        raise UserError(
-            "What is --critic to do? Add --set guidance.strength=1, or candidates=16 to play the best of 16."
-        )
     if recipe.correction is not None and args.correct is None:
         raise UserError("correction needs networks that know the data; pass --correct CKPT, trained by algorithm=cdsa.")
     if recipe.selection is not None and not args.select:
@@ -227,6 +228,13 @@ def _check_options(args: argparse.Namespace, recipe: Recipe) -> dict[str, int]:
     if args.report_episodes is None:
         args.report_episodes = 0 if args.search is None else 200
     check_numbers(args, positive=("num_envs", *settings), non_negative=("seed", "report_episodes", "report_seed"))
+    if args.search is None:
+        check_idle(args, "without --search", "--seed")
+    if not args.report_episodes:
+        check_idle(args, "without --report-episodes", "--report-seed", "--report-backend")
+        if args.search is None:
+            options = ("--backend", "--judge", "--reward", "--num-envs", "--stochastic")
+            check_idle(args, "without --search or --report-episodes", *options)
     if args.report_episodes < (0 if args.search is None else 2) or args.report_episodes == 1:
         raise UserError(
             f"--report-episodes must be at least 2, got {args.report_episodes}; what a search found means little "
@@ -243,7 +251,7 @@ def _resumed(args: argparse.Namespace) -> tuple[Path, Request, Ledger]:
     from robopolicy.training.manifest import MANIFEST
     from robopolicy.training.parents import check_parents
 
-    if args.checkpoints or args.out is not None:
+    if args.checkpoints or args.given - {"--resume", "--json"}:
         raise UserError("What was interrupted keeps its settings; pass --resume OUT alone.")
     out: Path = args.resume
     if (out / MANIFEST).is_file():

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robopolicy.cli.given import check_idle
 from robopolicy.cli.options import add_search_options, check_numbers
 from robopolicy.cli.outputs import add_overwrite_option, check_search
 from robopolicy.errors import UserError
@@ -235,6 +236,10 @@ def _check(args: argparse.Namespace) -> None:
     counted = ("population", "updates", "final_updates", "seen_episodes", "episodes", "report_episodes", "num_envs")
     others = ("removal_rounds", "shrink_rounds", "max_parameters", "seed", "report_seed", "seen_seed")
     check_numbers(args, positive=counted, non_negative=others)
+    if args.widths is not None:
+        options = ("search", "removal-rounds", "shrink-rounds", "population", "updates", "max-parameters")
+        options = (*options, "episodes", "seed", "resume")
+        check_idle(args, "with --widths, which leave nothing to search", *(f"--{option}" for option in options))
     if args.widths is None and not args.removal_rounds + args.shrink_rounds:
         raise UserError("A search needs rounds; pass --removal-rounds or --shrink-rounds, or the --widths themselves.")
     if not 0 <= args.noise < float("inf"):

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robopolicy.cli.given import check_overwrite
 from robopolicy.cli.outputs import add_overwrite_option
 from robopolicy.errors import UserError
 
@@ -53,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
     if (args.descriptor is None and args.rank is None) != (args.out is None):
         raise UserError("--descriptor or --rank and --out belong together; pass both, or none to see the archive.")
+    check_overwrite(args, "--out")
     if args.out is not None:
         check_new_folder(args.out, "a checkpoint", MANIFEST, overwrite=args.overwrite, sources=[args.run / LAST])
     learner = read_repertoire(args.run)

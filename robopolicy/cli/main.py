@@ -139,6 +139,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise unknown_name("verb", verb, (*VERBS, *added_verbs()))
     parser, subparsers = build_parser((*VERBS, *added_verbs()) if verb is None else (verb,))
     args, unknown = parser.parse_known_args(argv)
+    args.given = frozenset(word.partition("=")[0] for word in argv if word.startswith("--"))  # see cli/given.py
     if unknown:
         options = [option for option in subparsers[args.verb]._option_string_actions if option.startswith("--")]
         near = difflib.get_close_matches(unknown[0].split("=")[0], options, n=1, cutoff=0.4)

@@ -38,5 +38,5 @@ def check_search(out: Path, record: str, *, resume: bool, overwrite: bool, sourc
             raise UserError(f"There is no search to go on with in {out}; leave --resume out.")
         return
     if begun and not overwrite and not (out / MANIFEST).is_file():
-        raise UserError(f"The search in {out} was interrupted; see --resume to go on, or begin anew with --overwrite.")
+        raise UserError(f"The search in {out} was interrupted; go on with --resume, or begin anew with --overwrite.")
     check_new_folder(out, "a checkpoint", MANIFEST, record, overwrite=overwrite, sources=sources)

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robopolicy.cli.given import check_idle, check_overwrite
 from robopolicy.cli.options import add_player_options, check_numbers
 from robopolicy.cli.outputs import add_overwrite_option
 
@@ -54,6 +55,9 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.files import check_new_file, free_place
 
     check_numbers(args, positive=("episodes", "width", "height"), non_negative=("seed",))
+    check_overwrite(args, "--out")
+    if args.viewer:
+        check_idle(args, "with --viewer", "--out", "--width", "--height", "--camera")
     args.out = args.out or free_place(Path("runs/play.mp4"))
     check_new_file(args.out, ".mp4", ".gif", overwrite=args.overwrite)
     if (
@@ -64,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--viewer needs a display and there is none; leave it out to write a video.")
     players, entry = load_players([args.player], args.task, args.device)
     (player,) = imagining(players, args, entry)
+    if player.spec is None:
+        check_idle(args, "on experts and random actions", "--stochastic")
     options = sim_options(args, [player], 1 if args.viewer else args.episodes, args.device, args.judge)
     with closing(open_sim(entry, options, [player])) as sim:
         if args.viewer:

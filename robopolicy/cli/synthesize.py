@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robopolicy.cli.given import check_idle, check_resume
 from robopolicy.cli.options import add_model_options, check_numbers, train_model
 from robopolicy.cli.outputs import add_overwrite_option
 
@@ -68,6 +69,8 @@ def _train(args: argparse.Namespace) -> int:
     from robopolicy.training.model_runs import with_settings
     from robopolicy.training.trajectories import TrajectoryTrainConfig, resume_trajectories, start_trajectories
 
+    check_resume(args)
+
     def start(fields: dict[str, Any]) -> Trainer:
         return start_trajectories(with_settings(TrajectoryTrainConfig(**fields), args.set))
 
@@ -85,6 +88,8 @@ def _write(args: argparse.Namespace) -> int:
     from robopolicy.worldmodel.trajectories import PolicyGuidance, PolicyPull
 
     check_numbers(args, positive=("episodes", "batch"), non_negative=("seed",))
+    if args.policy is None:
+        check_idle(args, "without --policy", "--strength", "--std")
     guidance = PolicyGuidance(args.strength, args.std)
     model, manifest = load_trajectories(args.model, args.device)
     pull = None

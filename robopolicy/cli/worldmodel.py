@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robopolicy.cli.given import check_idle, check_overwrite, check_resume
 from robopolicy.cli.options import add_judge_option, add_model_options, check_numbers, train_model
 from robopolicy.cli.outputs import add_overwrite_option
 
@@ -96,7 +97,7 @@ def add_parser(subparsers: Any) -> None:
         action.add_argument("--json", action="store_true", help="print one JSON object")
     for action in (rank, play):
         action.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
-        action.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
+    rank.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,6 +110,8 @@ def run(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace) -> int:
     from robopolicy.training.model_runs import with_settings
     from robopolicy.training.worlds import WorldTrainConfig, preset, resume_world, start_world
+
+    check_resume(args, "--preset", "--held-out")
 
     def start(fields: dict[str, Any]) -> Trainer:
         config = WorldTrainConfig(model=preset(args.preset), held_out=tuple(args.held_out), **fields)
@@ -130,6 +133,7 @@ def _eval(args: argparse.Namespace) -> int:
     from robopolicy.worldmodel.films import Films
 
     check_numbers(args, positive=("windows", "horizon"), non_negative=())
+    check_overwrite(args, "--out")
     if args.out is not None:
         check_new_file(args.out, ".png", overwrite=args.overwrite)
     model, manifest = load_world(args.world, args.device)
@@ -164,6 +168,7 @@ def _rank(args: argparse.Namespace) -> int:
     from robopolicy.training.world_sims import doubts
 
     check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed", "video"))
+    check_overwrite(args, "--out")
     args.out = args.out or free_place(Path("runs/rank"))
     check_new_folder(args.out, "a ranking", RANKING, overwrite=args.overwrite)
     sims = _Sims(args, args.players)
@@ -232,11 +237,16 @@ def _play(args: argparse.Namespace) -> int:
     from robopolicy.errors import UserError
     from robopolicy.files import check_new_file, free_place
 
-    check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed",))
+    check_numbers(args, positive=("episodes",), non_negative=("seed",))
     if args.keys is not None and (args.player is not None or args.browser is not None):
         raise UserError("Who plays? Pass a policy, --keys or --browser, not several.")
     if args.browser is not None:
         parse_address(args.browser)
+    check_overwrite(args, "--out")
+    if args.player is None or args.browser is not None:
+        check_idle(args, "where nothing is filmed", "--out")
+    if args.player is None:
+        check_idle(args, "without a policy", "--episodes")
     args.out = args.out or free_place(Path("runs/world.mp4"))
     check_new_file(args.out, ".mp4", ".gif", overwrite=args.overwrite)
     sims = _Sims(args, [] if args.player is None else [args.player])
