@@ -88,9 +88,9 @@ def _write(args: argparse.Namespace) -> int:
     from robopolicy.worldmodel.trajectories import PolicyGuidance, PolicyPull
 
     check_numbers(args, positive=("episodes", "batch"), non_negative=("seed",))
+    guidance = PolicyGuidance(args.strength, args.std)
     if args.policy is None:
         check_idle(args, "without --policy", "--strength", "--std")
-    guidance = PolicyGuidance(args.strength, args.std)
     model, manifest = load_trajectories(args.model, args.device)
     pull = None
     if args.policy is not None:
