@@ -26,7 +26,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         capsys.readouterr()  # what was printed before
         assert main([str(word) for word in argv]) == 2
         printed = capsys.readouterr()
-        error = printed.err.removeprefix("\n")  # with which a progress bar ends
+        error = printed.err
         assert printed.out == "" and error.startswith("robopolicy: error: ")
         assert error.endswith("\n") and len(error.splitlines()) == 1, error
         return error.strip()

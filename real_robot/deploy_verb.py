@@ -8,15 +8,21 @@ from typing import Any
 
 from real_robot.reach import add_options
 from real_robot.robot import robot_names
+from robopolicy.cli.options import check_numbers
+from robopolicy.cli.outputs import add_overwrite_option
 
 EXAMPLES = """\
 examples:
   robopolicy deploy --robot sim_panda --policy runs/lift_flow_bc/checkpoints/best --task manipulation/lift --episodes 20
   robopolicy deploy --robot sim_panda --policy ws://127.0.0.1:8765 --task manipulation/lift --record run.mcap
   robopolicy deploy --robot sim_panda --policy runs/lift_flow_bc/checkpoints/best --task lift --lockstep --rate 20
-  robopolicy deploy --robot franka_panda --policy runs/lift_bundle --task manipulation/lift --transport auto --check
-  robopolicy deploy --robot franka_panda --policy runs/lift_bundle --task manipulation/lift --transport auto --dry-run
-  robopolicy deploy --robot my_panda.yaml --policy runs/lift_bundle --task manipulation/lift --dry-run --browser
+  robopolicy deploy --robot my_panda.yaml --policy bundles/lift --task manipulation/lift --transport auto --check
+  robopolicy deploy --robot my_panda.yaml --policy bundles/lift --task manipulation/lift --transport auto --dry-run
+  robopolicy deploy --robot my_panda.yaml --policy bundles/lift --task manipulation/lift --dry-run --browser
+
+my_panda.yaml is a copy of real_robot/robots/franka_panda.yaml that also says where the task's cube is heard:
+  sources:
+    object.cube: {topic: /objects/cube/pose, kind: geometry_msgs/msg/PoseStamped, qos: sensor}
 """
 
 
@@ -55,6 +61,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--record", type=Path, metavar="FILE.mcap", help="record what is heard, sent and filtered")
     parser.add_argument("--out", type=Path, help="report (default: the next free one of runs/deploy/report.json, ...)")
+    add_overwrite_option(parser)
     parser.add_argument(
         "--browser",
         nargs="?",
@@ -70,8 +77,7 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.errors import UserError
     from robopolicy.sim.gl import check_choice
 
-    if args.episodes < 1 or args.seed < 0:
-        raise UserError(f"--episodes must be at least 1 and --seed at least 0, got {args.episodes} and {args.seed}.")
+    check_numbers(args, positive=("episodes",), non_negative=("seed",))
     for name in ("rate", "seconds"):
         value = getattr(args, name)
         if value is not None and not 0 < value < float("inf"):

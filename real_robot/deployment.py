@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import json
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -34,17 +32,20 @@ from real_robot.states import State, Tick
 from real_robot.task_embodiment import TaskEmbodiment
 from real_robot.transports.base import TRANSPORTS
 from real_robot.wiring import prefix_of
+from robopolicy.cli.given import check_idle, check_overwrite
 from robopolicy.data.support import SupportGate, open_gate
 from robopolicy.deploy.chunk_buffer import JOINS
 from robopolicy.deploy.contract import ChunkSource
 from robopolicy.deploy.page import parse_address
 from robopolicy.deploy.safety.support import RESPONSES, SupportCheck, SupportCheckConfig
-from robopolicy.errors import UserError, cannot_write, unknown_name
+from robopolicy.errors import UserError, unknown_name
 from robopolicy.evaluation.intervals import wilson
-from robopolicy.files import free_folder, write_text
+from robopolicy.files import check_new_file, free_place, write_text
 from robopolicy.sim.mujoco.task import MujocoTask
 from robopolicy.sim.registry import get_task
 from robopolicy.spec import MEMORY
+
+DRIVING = ("--episodes", "--seconds", "--record", "--out", "--dry-run", "--browser", "--support")
 
 
 @dataclass
@@ -87,11 +88,17 @@ def deploy(args: argparse.Namespace) -> int:
         task.action_high,
         embodiment.control_dt,
     )
+    report = _places(args)
     if args.priority is not None:
         prioritise(args.priority)
     with ExitStack() as stack:
         source = open_source(args.policy, args.device)
         stack.callback(source.close)
+        if args.join == "rtc" and not source.takes_prefix:
+            raise UserError(
+                f"--join rtc needs a policy that continues what is being played, and {args.policy} does not; pass a "
+                "bundle of 'robopolicy export --rtc' or a server of one, or choose another join."
+            )
         for camera in _images(source):
             robot.source(CAMERA + camera)
         if robot.simulated and args.transport != "loopback":
@@ -101,10 +108,6 @@ def deploy(args: argparse.Namespace) -> int:
         if wrong := misfits(source, wanted):
             raise UserError(f"The policy {args.policy} does not fit {wanted.task}: {'; '.join(wrong)}.")
         gate = _gate(args, source)
-        report = args.out or free_folder(Path("runs/deploy")) / "report.json"
-        for place in (report, args.record):
-            if place is not None:
-                _writable(place)
         if robot.simulated and not args.attach:
             stack.enter_context(_simulation(args, robot, source))
         recorder = stack.enter_context(Recorder(args.record)) if args.record else None
@@ -127,7 +130,6 @@ def deploy(args: argparse.Namespace) -> int:
             if not episodes[-1].done:
                 break
     figures = summary(args, robot, episodes)
-    report.parent.mkdir(parents=True, exist_ok=True)
     write_text(report, json.dumps(figures, indent=2) + "\n")
     view.closing(figures, report)
     return 1 if any(each.state == State.ESTOP for each in episodes) else 0
@@ -147,6 +149,13 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
         raise unknown_name("join", args.join, JOINS)
     if args.unsupported not in RESPONSES:
         raise unknown_name("response", args.unsupported, RESPONSES)
+    check_overwrite(args, "--out", "--record")
+    if args.support is None:
+        check_idle(args, "without --support", "--unsupported")
+    if args.check:
+        check_idle(args, "with --check, which drives nothing", *DRIVING)
+    if not robot.simulated:
+        check_idle(args, f"on {robot.name}, which is a real robot", "--seed")
     if not robot.simulated and args.episodes > 1:
         raise UserError(f"--episodes is for simulated robots; {robot.name} is a real one, and moves until you stop it.")
     if not robot.simulated and (args.lockstep or args.attach):
@@ -164,19 +173,17 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
         raise UserError("In lockstep time passes with commands, and --dry-run sends none; leave one of them out.")
 
 
-def _writable(place: Path) -> None:
-    """Refuse a place for a file now rather than after the run.
+def _places(args: argparse.Namespace) -> Path:
+    """Where the report goes; refuses places of files now rather than after the run.
 
     Raises:
-        UserError: It cannot be written.
+        UserError: A place is taken or cannot be written.
     """
-    folder = next(each for each in place.absolute().parents if each.exists())
-    if place.is_dir():
-        raise cannot_write(place, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
-    if not folder.is_dir():
-        raise cannot_write(place, NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
-    if not os.access(folder, os.W_OK):
-        raise cannot_write(place, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+    report = args.out or free_place(Path("runs/deploy")) / "report.json"
+    check_new_file(report, ".json", overwrite=args.overwrite)
+    if args.record is not None:
+        check_new_file(args.record, ".mcap", overwrite=args.overwrite, option="--record")
+    return report
 
 
 def _checked(args: argparse.Namespace, robot: RobotSpec, task: MujocoTask, source: ChunkSource, wanted: Wanted) -> int:

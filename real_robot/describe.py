@@ -24,8 +24,9 @@ import yaml
 
 from real_robot.messages import JointState, JointTrajectory
 from real_robot.robot import Joint, RobotSpec, Topic
+from robopolicy.cli.outputs import add_overwrite_option
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.files import write_text
+from robopolicy.files import check_new_file, write_text
 
 if TYPE_CHECKING:
     import mujoco
@@ -236,6 +237,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--kind", default=JointTrajectory.ros_name, help=f"type of that ({JointTrajectory.ros_name})")
     found.add_argument("--rate", type=float, default=50.0, help="commands per second (default: 50)")
     found.add_argument("--out", type=Path, metavar="FILE.yaml", help="where to write it (default: the terminal)")
+    add_overwrite_option(found)
     return found
 
 
@@ -243,6 +245,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the description; 0, or 2 for bad input."""
     args = parser().parse_args(argv)
     try:
+        if args.overwrite and args.out is None:
+            raise UserError("--overwrite has no effect without --out; leave it out.")
+        if args.out is not None:
+            check_new_file(args.out, ".yaml", ".yml", overwrite=args.overwrite)
         text = text_of(described(read(args.file, args.prefix), args), args.file.name)
         if args.out is not None:
             write_text(args.out, text)

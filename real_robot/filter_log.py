@@ -16,6 +16,7 @@ from robopolicy.deploy.safety.interventions import Intervention
 from robopolicy.deploy.safety.limits import Array, JointLimits
 from robopolicy.deploy.safety.stop import Motion
 from robopolicy.errors import UserError
+from robopolicy.files import parse_json
 
 TOPIC = "/robopolicy/filter"
 
@@ -68,7 +69,7 @@ def refilter(recording: Iterable[Recorded], safety: SafetyFilter) -> tuple[int, 
         if each.topic != TOPIC or not isinstance(each.message, String):
             continue
         try:
-            entry = json.loads(each.message.data)
+            entry = parse_json(each.message.data)
             state, dt, wanted = _state(entry["state"]), entry["dt"], np.array(entry["sent"])
             if "measured" in entry:
                 now = Measured(entry["measured"][0], *(np.array(value) for value in entry["measured"][1:]))

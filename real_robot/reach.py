@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import yaml
-
 from real_robot.robot import RobotSpec
 from real_robot.transports.base import TRANSPORTS, Transport, open_transport
 from robopolicy.errors import UserError
+from robopolicy.files import parse_yaml
 
 DOMAINS = ("loopback", "dds", "zenoh", "rclpy")  # transports that are told a domain
 
@@ -61,6 +60,6 @@ def connect(args: argparse.Namespace, robot: RobotSpec) -> Transport:
 def _value(text: str) -> Any:
     """A value as the YAML file would have it: a number, true or false, a map, or else text."""
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"Cannot read the setting '{text}': {' '.join(str(error).split())}.") from error
+        return parse_yaml(text)
+    except ValueError as error:
+        raise UserError(f"Cannot read the setting '{text}': {error}.") from error

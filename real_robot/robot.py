@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
-import yaml
 
 from real_robot.messages import (
     CATALOGUE,
@@ -30,6 +29,7 @@ from real_robot.transports.base import COMMAND, IMAGE, LARGEST_DOMAIN, LATCHED, 
 from robopolicy.deploy.safety.filter import FilterConfig
 from robopolicy.deploy.safety.limits import Array, JointLimits
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.files import parse_yaml
 from robopolicy.schema import from_plain
 
 SHIPPED = Path(__file__).parent / "robots"
@@ -255,26 +255,13 @@ def load_robot(name: str) -> RobotSpec:
     if not path.is_file() and path.parent == SHIPPED:
         raise unknown_name("robot", name, robot_names())
     try:
-        data = _Loader(path.read_text(encoding="utf-8")).get_single_data()
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"Cannot read the robot {path}: {reason}.") from error
+        data = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"Cannot read the robot {path}: {error}.") from error
     try:
         return from_plain(RobotSpec, _completed(RobotSpec, data, path.name), path.name)
     except UserError as error:
         raise UserError(str(error) if path.name in str(error) else f"{path.name}: {error}") from error
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe, and refuses a key that is there twice, of which YAML would silently take the last."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"found '{key.value}' twice", key.start_mark)
-            seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
 
 
 def robot_names() -> tuple[str, ...]:

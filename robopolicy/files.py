@@ -6,10 +6,11 @@ process that is killed outright leaves that sibling behind; nobody reads it, and
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -86,20 +87,71 @@ def refuse_foreign(path: Path, marker: str, what: str) -> None:
     Raises:
         UserError: There is something without that file.
     """
-    empty = path.is_dir() and not any(path.iterdir())
-    if path.exists() and not empty and not (path / marker).is_file():
+    if _taken(path) and not (path / marker).is_file():
         raise UserError(f"{path} exists and is not {what}; choose another folder.")
+
+
+def check_new_folder(
+    path: Path, what: str, *markers: str, overwrite: bool = False, sources: Iterable[Path] = ()
+) -> None:
+    """Refuse a place for a folder before any work is done for it; an empty folder may be replaced.
+
+    Args:
+        path: Folder that is to be written.
+        what: What it will be called, with an article.
+        markers: Files by any of which our own are recognised.
+        overwrite: Whether one of our own may be replaced.
+        sources: What it is made of, which is never replaced.
+
+    Raises:
+        UserError: Something is there that may not be replaced, or the place cannot be written.
+    """
+    _check_writable(path)
+    recover(path)
+    if not _taken(path):
+        return
+    if not any((path / marker).is_file() for marker in markers):
+        raise UserError(f"{path} exists and is not {what}; choose another folder.")
+    if not overwrite:
+        raise UserError(f"{path} exists already; choose another folder, or pass --overwrite to replace it.")
+    for source in sources:
+        if source.resolve().is_relative_to(path.resolve()):
+            raise UserError(f"{path} cannot be replaced by what is made of {source}; choose another folder.")
+
+
+def check_new_file(path: Path, *suffixes: str, overwrite: bool = False, option: str = "--out") -> None:
+    """Refuse a place for a file before any work is done for it.
+
+    Args:
+        path: File that is to be written.
+        suffixes: How its name may end, all where none is given.
+        overwrite: Whether a file may be replaced.
+        option: Where the name comes from.
+
+    Raises:
+        UserError: The name ends otherwise, something is there that may not be replaced, or the place cannot be written.
+    """
+    _check_writable(path)
+    if path.is_dir():
+        raise cannot_write(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
+    if suffixes and path.suffix not in suffixes:
+        raise UserError(f"{option} must end in {' or '.join(suffixes)}, got {path}.")
+    if path.exists() and not overwrite:
+        raise UserError(f"{path} exists already; choose another file, or pass --overwrite to replace it.")
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a name with the suffix of `path` to write to; on success the file replaces `path` in one step.
 
+    Folders above it are made.
+
     Raises:
         UserError: The disk is full or the place cannot be written.
     """
     temporary = _sibling(path)
     try:
+        temporary.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         temporary.replace(path)
     except OSError as error:
@@ -185,11 +237,25 @@ def _sync(folder: Path) -> None:
             os.close(descriptor)
 
 
-def free_folder(folder: Path) -> Path:
-    """`folder` if nothing lies there, else the first of folder_2, folder_3, ... that is free."""
+def free_place(place: Path) -> Path:
+    """`place` if nothing lies there, else the first of NAME_2, NAME_3, ... that is free; a suffix is kept."""
     number = 1
-    place = folder = _named(folder)
-    while place.exists():
+    free = place = _named(place)
+    while free.exists():
         number += 1
-        place = folder.with_name(f"{folder.name}_{number}")
-    return place
+        free = place.with_name(f"{place.stem}_{number}{place.suffix}")
+    return free
+
+
+def _taken(path: Path) -> bool:
+    """Whether anything but an empty folder is there."""
+    return path.exists() and not (path.is_dir() and not any(path.iterdir()))
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse a place below a file, or in a folder that may not be written."""
+    folder = next((parent for parent in _named(path).absolute().parents if parent.exists()), path)
+    if not folder.is_dir():
+        raise cannot_write(path, NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise cannot_write(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))

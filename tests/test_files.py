@@ -5,7 +5,16 @@ from pathlib import Path
 import pytest
 
 from robopolicy.errors import UserError
-from robopolicy.files import atomic_folder, free_folder, parse_json, parse_yaml, recover, write_text
+from robopolicy.files import (
+    atomic_folder,
+    check_new_file,
+    check_new_folder,
+    free_place,
+    parse_json,
+    parse_yaml,
+    recover,
+    write_text,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -49,11 +58,46 @@ def test_text_replaces_the_old_file_and_failure_is_one_clear_line(tmp_path):
     assert names(tmp_path) == ["x.txt"]
 
 
-def test_a_free_folder_takes_the_next_number(tmp_path):
-    assert free_folder(tmp_path / "x") == tmp_path / "x"
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x_2").mkdir()
-    assert free_folder(tmp_path / "x") == tmp_path / "x_3"
+def test_a_free_place_takes_the_next_number_and_keeps_its_suffix(tmp_path):
+    for place, second, third in (("x", "x_2", "x_3"), ("x.mp4", "x_2.mp4", "x_3.mp4")):
+        assert free_place(tmp_path / place) == tmp_path / place
+        (tmp_path / place).mkdir()
+        (tmp_path / second).mkdir()
+        assert free_place(tmp_path / place) == tmp_path / third
+
+
+def test_a_folder_is_replaced_only_if_it_is_one_of_ours_and_somebody_asks_for_it(tmp_path):
+    ours, other, empty, file = (tmp_path / name for name in ("ours", "other", "empty", "file"))
+    for folder in (ours, other, empty):
+        folder.mkdir()
+    for path in (ours / "mark", other / "x", file):
+        path.write_text("")
+    for free in (empty, tmp_path / "new" / "deep"):
+        check_new_folder(free, "a thing", "mark")
+    check_new_folder(ours, "a thing", "sign", "mark", overwrite=True, sources=[other])
+    for overwrite in (False, True):
+        for place in (other, file):
+            with pytest.raises(UserError, match=f"{place} exists and is not a thing; choose another folder"):
+                check_new_folder(place, "a thing", "mark", overwrite=overwrite)
+    with pytest.raises(UserError, match="exists already; choose another folder, or pass --overwrite"):
+        check_new_folder(ours, "a thing", "mark")
+    with pytest.raises(UserError, match=r"cannot be replaced by what is made of .*part"):
+        check_new_folder(ours, "a thing", "mark", overwrite=True, sources=[ours / "part"])
+    with pytest.raises(UserError, match=r"Cannot write .*: a file stands where a folder is needed"):
+        check_new_folder(file / "x", "a thing", "mark")
+    assert names(tmp_path) == ["empty", "file", "other", "ours"]
+
+
+def test_a_file_is_replaced_only_if_somebody_asks_for_it(tmp_path):
+    (tmp_path / "x.mp4").write_text("")
+    check_new_file(tmp_path / "new" / "y.mp4", ".mp4", ".gif")
+    check_new_file(tmp_path / "x.mp4", ".mp4", overwrite=True)
+    with pytest.raises(UserError, match="exists already; choose another file, or pass --overwrite"):
+        check_new_file(tmp_path / "x.mp4", ".mp4")
+    with pytest.raises(UserError, match=r"--record must end in .mp4 or .gif, got .*x.avi"):
+        check_new_file(tmp_path / "x.avi", ".mp4", ".gif", option="--record")
+    with pytest.raises(UserError, match=r"Cannot write .*: Is a directory"):
+        check_new_file(tmp_path, overwrite=True)
 
 
 def test_plain_values_are_read_from_json_and_yaml():

@@ -34,9 +34,10 @@ from real_robot.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, Publishe
 from real_robot.transports.faults import Faults, FaultTransport
 from real_robot.wiring import prefix_of
 from robopolicy.errors import UserError
+from robopolicy.limits import check_count
 from robopolicy.sim.mujoco.backend import MujocoSim
 from robopolicy.sim.mujoco.task import MujocoTask
-from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.sim.registry import SimOptions, get_task, make_sim
 
 STATUS_PERIOD = 0.05  # [s]
 _POLL = 1e-4  # [s] between looks for a command in lockstep
@@ -226,9 +227,10 @@ def task_of(name: str) -> MujocoTask:
     Raises:
         UserError: It is unknown, or does not run on the native MuJoCo backend.
     """
-    sim = make_sim(name, SimOptions(num_envs=1, backend="mujoco", threads=1))
+    entry = get_task(name)
+    sim = make_sim(name, SimOptions(num_envs=1, backend="mujoco", threads=1)) if "mujoco" in entry.backends else None
     if not isinstance(sim, MujocoSim):
-        raise UserError(f"Task {name} is no MuJoCo task of this project, so no robot can be simulated from it.")
+        raise UserError(f"Task {entry.name} has no robot to drive: it is no task of this project on native MuJoCo.")
     sim.close()
     return sim.task
 
@@ -239,6 +241,9 @@ def build(args: argparse.Namespace) -> SimNode:
     Raises:
         UserError: Something does not fit.
     """
+    check_count("--seed", args.seed, 0)
+    if not 0 < args.rate < np.inf:
+        raise UserError(f"--rate must be a positive number, got {args.rate:g}.")
     robot, task = load_robot(args.robot), task_of(args.task)
     simulated = SimulatedRobot(
         task,

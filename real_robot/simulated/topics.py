@@ -16,6 +16,7 @@ from typing import Self
 
 from real_robot.messages import String
 from robopolicy.errors import UserError
+from robopolicy.files import parse_json
 
 RESET, EPISODE, FAULT = "/sim/reset", "/sim/episode", "/sim/fault"
 READY = "ready"  # line that the process prints once its topics are there
@@ -37,7 +38,7 @@ class _Json:
             UserError: It is none.
         """
         try:
-            data = json.loads(message.data)
+            data = parse_json(message.data)
             kinds = {each.name: type(each.default) for each in fields(cls)}  # type: ignore[arg-type]
             if all(type(value) is kinds.get(name) for name, value in data.items()):
                 return cls(**data)

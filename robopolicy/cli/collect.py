@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robopolicy.cli.given import check_idle
 from robopolicy.cli.options import check_numbers
+from robopolicy.cli.outputs import add_overwrite_option
 
 if TYPE_CHECKING:
     from robopolicy.sim.registry import Expert, TaskEntry
@@ -77,7 +79,7 @@ def add_parser(subparsers: Any) -> None:
         help="who acts in the films, with an equal part of the episodes each: expert, random, a checkpoint; +0.3 "
         "disturbs the actions by 0.3 of their range (default: expert)",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
+    add_overwrite_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -204,5 +206,14 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("--render takes its policies and noises from --behaviours, e.g. expert random CKPT+0.3.")
     if args.render and not args.cameras:
         raise UserError("A film needs eyes; pass --cameras, e.g. --cameras front.")
+    acting = args.behaviours if args.render else [args.policy or "expert"]
+    if all(name.partition("+")[0] in ("expert", "random") for name in acting):
+        check_idle(args, "on experts and random actions", "--stochastic")
+    if not args.cameras:
+        check_idle(args, "without --cameras", "--images")
+    if not (args.cameras or args.point_clouds):
+        check_idle(args, "without --cameras", "--image-size")
+    if not args.point_clouds:
+        check_idle(args, "without --point-clouds", "--points")
     if not args.render and args.behaviours != ["expert"]:
         raise UserError("--behaviours belongs to films; add --render.")

@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robopolicy.cli.given import check_idle
 from robopolicy.cli.options import add_judge_option, check_numbers
+from robopolicy.cli.outputs import add_overwrite_option, check_search
 from robopolicy.errors import UserError
 
 if TYPE_CHECKING:
@@ -109,6 +111,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
     parser.add_argument("--stochastic", action="store_true", help="act with exploration noise")
     parser.add_argument("--device", default="cpu", help="where policies compute, and physics that can (default: cpu)")
+    add_overwrite_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -134,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _requested(args: argparse.Namespace) -> Request:
     """The request of a command line, checked as far as can be done without loading a policy."""
-    from robopolicy.cli.composition import Request
+    from robopolicy.cli.composition import LEDGER, Request
     from robopolicy.cli.players import short_names
     from robopolicy.cli.recipe import read_recipe
     from robopolicy.evaluation.search import check_disjoint
@@ -149,7 +152,8 @@ def _requested(args: argparse.Namespace) -> Request:
     if args.select and recipe.selection is None:
         recipe = replace(recipe, selection=Selection())
     settings = _check_options(args, recipe)
-    _check_free(args.out)
+    sources = [Path(name) for name in (*args.checkpoints, args.critic, args.correct) if name is not None]
+    check_search(args.out, LEDGER, resume=False, overwrite=args.overwrite, sources=sources)
     tasks = list(dict.fromkeys(read_manifest(Path(name)).task for name in args.checkpoints))
     if args.task is None and len(tasks) > 1:
         raise UserError(
@@ -192,6 +196,10 @@ def _check_options(args: argparse.Namespace, recipe: Recipe) -> dict[str, int]:
     """Refuse options that do not go together; return the settings of the search."""
     from robopolicy.policies.composition.operators import Weighted
 
+    if args.critic is not None and not recipe.judged:
+        raise UserError(
+            "What is --critic to do? Add --set guidance.strength=1, or --set candidates=16 to play the best of 16."
+        )
     count = len(args.checkpoints)
     if count < 2 and not (count and (recipe.unconditioned or recipe.judged or args.correct)):
         raise UserError(
@@ -200,10 +208,6 @@ def _check_options(args: argparse.Namespace, recipe: Recipe) -> dict[str, int]:
         )
     if recipe.judged and args.critic is None:
         raise UserError("guidance and candidates need a judge; pass --critic CKPT.")
-    if args.critic is not None and not recipe.judged:
-        raise UserError(
-            "What is --critic to do? Add --set guidance.strength=1, or candidates=16 to play the best of 16."
-        )
     if recipe.correction is not None and args.correct is None:
         raise UserError("correction needs networks that know the data; pass --correct CKPT, trained by algorithm=cdsa.")
     if recipe.selection is not None and not args.select:
@@ -224,23 +228,19 @@ def _check_options(args: argparse.Namespace, recipe: Recipe) -> dict[str, int]:
     if args.report_episodes is None:
         args.report_episodes = 0 if args.search is None else 200
     check_numbers(args, positive=("num_envs", *settings), non_negative=("seed", "report_episodes", "report_seed"))
+    if args.search is None:
+        check_idle(args, "without --search", "--seed")
+    if not args.report_episodes:
+        check_idle(args, "without --report-episodes", "--report-seed", "--report-backend")
+        if args.search is None:
+            options = ("--backend", "--judge", "--reward", "--num-envs", "--stochastic")
+            check_idle(args, "without --search or --report-episodes", *options)
     if args.report_episodes < (0 if args.search is None else 2) or args.report_episodes == 1:
         raise UserError(
             f"--report-episodes must be at least 2, got {args.report_episodes}; what a search found means little "
             "without other episodes."
         )
     return settings
-
-
-def _check_free(out: Path) -> None:
-    """Refuse to write where something is."""
-    from robopolicy.cli.composition import LEDGER
-    from robopolicy.training.manifest import MANIFEST
-
-    if (out / LEDGER).is_file() and not (out / MANIFEST).is_file():
-        raise UserError(f"{out} was interrupted; go on with --resume {out}, or choose another folder.")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists already; choose another folder.")
 
 
 def _resumed(args: argparse.Namespace) -> tuple[Path, Request, Ledger]:
@@ -251,7 +251,7 @@ def _resumed(args: argparse.Namespace) -> tuple[Path, Request, Ledger]:
     from robopolicy.training.manifest import MANIFEST
     from robopolicy.training.parents import check_parents
 
-    if args.checkpoints or args.out is not None:
+    if args.checkpoints or args.given - {"--resume", "--json"}:
         raise UserError("What was interrupted keeps its settings; pass --resume OUT alone.")
     out: Path = args.resume
     if (out / MANIFEST).is_file():

@@ -163,6 +163,7 @@ def play(out: Path, request: Request, ingredients: Ingredients, ledger: Ledger |
             count = f"{len(request.names)} policies, {request.report_episodes} other episodes each"
             print(f"report: {count}", file=sys.stderr)
         if ledger is None:  # only now, when nothing can be refused any more
+            shutil.rmtree(out, ignore_errors=True)  # what is to be replaced, lest an interruption leaves parts of both
             out.mkdir(parents=True, exist_ok=True)
             ledger = Ledger(out / LEDGER, to_plain(request))
         record, weights = ledger, request.nominal

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.options import add_search_options, check_numbers, check_place
+from robopolicy.cli.given import check_idle
+from robopolicy.cli.options import add_search_options, check_numbers
+from robopolicy.cli.outputs import add_overwrite_option, check_search
 from robopolicy.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--seed", type=int, default=20_000, help="first episode of the search (default: 20000)")
     parser.add_argument("--seen-seed", type=int, default=40_000, help="first episode to learn from (default: 40000)")
     add_search_options(parser)
+    add_overwrite_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -178,9 +181,11 @@ def _recalled(args: argparse.Namespace) -> dict[Widths, float]:
     """Scores of the students that were trained before an interruption."""
     if not args.resume:
         return {}
+    from robopolicy.files import parse_json
+
     file: Path = args.out / RECORD
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
         known, rows = content["request"], content["students"]
         scores = {tuple(row["widths"]): float(row["score"]) for row in rows}
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -231,6 +236,10 @@ def _check(args: argparse.Namespace) -> None:
     counted = ("population", "updates", "final_updates", "seen_episodes", "episodes", "report_episodes", "num_envs")
     others = ("removal_rounds", "shrink_rounds", "max_parameters", "seed", "report_seed", "seen_seed")
     check_numbers(args, positive=counted, non_negative=others)
+    if args.widths is not None:
+        options = ("search", "removal-rounds", "shrink-rounds", "population", "updates", "max-parameters")
+        options = (*options, "episodes", "seed", "resume")
+        check_idle(args, "with --widths, which leave nothing to search", *(f"--{option}" for option in options))
     if args.widths is None and not args.removal_rounds + args.shrink_rounds:
         raise UserError("A search needs rounds; pass --removal-rounds or --shrink-rounds, or the --widths themselves.")
     if not 0 <= args.noise < float("inf"):
@@ -245,4 +254,4 @@ def _check(args: argparse.Namespace) -> None:
     ]
     check_disjoint(spans[0], spans[1])
     check_disjoint(spans[2], spans[1])
-    check_place(args.out, RECORD, resume=args.resume)
+    check_search(args.out, RECORD, resume=args.resume, overwrite=args.overwrite, sources=[args.checkpoint])

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from robopolicy.cli.options import check_numbers
+
 EXAMPLES = """\
 examples:
   robopolicy data data/lift
@@ -41,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.evaluation.dataset_card import ADVICE, References, dataset_card
     from robopolicy.evaluation.report import aligned
 
+    check_numbers(args, positive=(), non_negative=("bins",))
     if (args.random is None) != (args.best is None):
         raise UserError("Trajectory quality needs both --random and --best.")
     episodes = read_lerobot(args.dataset, images=False)

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robopolicy.cli.given import check_overwrite
+from robopolicy.cli.outputs import add_overwrite_option
 from robopolicy.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,15 +42,21 @@ def add_parser(subparsers: Any) -> None:
     )
     which.add_argument("--rank", type=int, help="1 is the one that earned most")
     parser.add_argument("--out", type=Path, help="checkpoint to write")
+    add_overwrite_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Show the archive, or take an elite out of it."""
-    from robopolicy.training.repertoire import nearest, ranked, read_repertoire, save_elite
+    from robopolicy.files import check_new_folder
+    from robopolicy.training.manifest import MANIFEST
+    from robopolicy.training.repertoire import LAST, nearest, ranked, read_repertoire, save_elite
 
     if (args.descriptor is None and args.rank is None) != (args.out is None):
         raise UserError("--descriptor or --rank and --out belong together; pass both, or none to see the archive.")
+    check_overwrite(args, "--out")
+    if args.out is not None:
+        check_new_folder(args.out, "a checkpoint", MANIFEST, overwrite=args.overwrite, sources=[args.run / LAST])
     learner = read_repertoire(args.run)
     if args.out is None:
         return _show(args, learner)

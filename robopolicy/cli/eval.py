@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robopolicy.cli.given import check_idle, check_overwrite
 from robopolicy.cli.options import add_player_options, check_numbers
+from robopolicy.cli.outputs import add_overwrite_option
 
 if TYPE_CHECKING:
     from robopolicy.cli.players import Player
@@ -74,6 +76,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--samples", type=int, default=8, help="of a text task: answers per prompt for pass@k; 0 for none (default: 8)"
     )
+    add_overwrite_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -83,9 +86,9 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.errors import UserError
     from robopolicy.evaluation.compare import compare
     from robopolicy.evaluation.frequency import check_holds, frequency_facts, frequency_table
-    from robopolicy.evaluation.latency import check_latencies, latency_facts, latency_table
+    from robopolicy.evaluation.latency import check_latencies, continuing, latency_facts, latency_table
     from robopolicy.evaluation.report import Report, aligned, all_notes, table, to_dict, write_report
-    from robopolicy.files import atomic_folder, free_folder, refuse_foreign
+    from robopolicy.files import atomic_folder, check_new_folder, free_place
     from robopolicy.text.evaluation import sampled_facts, sampled_table
 
     check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed", "video", "samples"))
@@ -95,10 +98,17 @@ def run(args: argparse.Namespace) -> int:
         check_holds(args.holds)
     latencies = [latency / 1e3 for latency in args.latency]
     check_latencies(latencies, args.join)
-    args.out = args.out or free_folder(Path("runs/eval"))
-    refuse_foreign(args.out, "report.html", "an evaluation report")
+    _check_options(args)
+    args.out = args.out or free_place(Path("runs/eval"))
+    check_new_folder(args.out, "an evaluation report", "report.html", overwrite=args.overwrite)
     players, entry = load_players(args.players, args.task, args.device)
     players = imagining(players, args, entry)
+    if all(player.spec is None for player in players):
+        check_idle(args, "on experts and random actions", "--stochastic")
+    if "text" not in entry.backends:
+        check_idle(args, f"on {entry.name}, which is no text task", "--samples")
+    for player in players if args.join == "rtc" else ():
+        continuing(player.make(), player.label)
     with atomic_folder(args.out) as folder:
         video, strip, notes = _film(args, players, entry, folder)  # first, because a bad camera name fails here
         results, held, late = _evaluate(args, players, entry, latencies, notes)
@@ -134,6 +144,15 @@ def run(args: argparse.Namespace) -> int:
         print(f"note: {note}")
     print(f"report: {args.out / 'report.html'}")
     return 0
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Refuse options that would have no effect."""
+    check_overwrite(args, "--out")
+    if not args.latency:
+        check_idle(args, "without --latency", "--join")
+    if not args.video:
+        check_idle(args, "without a video", "--camera")
 
 
 def _evaluate(

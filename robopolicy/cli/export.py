@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from robopolicy.cli.outputs import add_overwrite_option
 from robopolicy.errors import UserError
 
 EXAMPLES = """\
@@ -31,18 +32,22 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--rtc", action="store_true", help="let the bundle continue actions that are being played (real-time chunking)"
     )
+    add_overwrite_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Export; 0 when the bundle is written."""
     from robopolicy.deploy.bundle import GRAPH, TOLERANCE
+    from robopolicy.deploy.bundle import MANIFEST as BUNDLE
     from robopolicy.deploy.export import TaskFacts, export_bundle
+    from robopolicy.files import check_new_folder
     from robopolicy.provenance import sha256
     from robopolicy.schema import to_plain
     from robopolicy.training.checkpoint import golden_observations, load_policy
     from robopolicy.training.manifest import MANIFEST
 
+    check_new_folder(args.out, "a bundle", BUNDLE, overwrite=args.overwrite)
     policy, described = load_policy(args.checkpoint)
     unknown = ""
     try:

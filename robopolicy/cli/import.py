@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robopolicy.cli.options import check_numbers
+from robopolicy.cli.outputs import add_overwrite_option
 
 if TYPE_CHECKING:
     from robopolicy.policies.base import Policy
@@ -54,9 +55,10 @@ def add_parser(subparsers: Any) -> None:
         help="lerobot: what a language policy is told; may be repeated",
     )
     parser.add_argument("--config", default="", metavar="FILE", help="rsl_rl: agent.yaml of the run")
-    parser.add_argument("--execute", type=int, default=0, help="actions played per chunk (default: the policy's own)")
+    parser.add_argument("--execute", type=int, help="actions played per chunk (default: the policy's own)")
     parser.add_argument("--backend", default="auto", help="simulator backend (default: the task's own)")
     parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
+    add_overwrite_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -65,19 +67,20 @@ def run(args: argparse.Namespace) -> int:
     from contextlib import closing
 
     from robopolicy.cli.players import Player, open_sim, sim_options
-    from robopolicy.files import refuse_foreign
+    from robopolicy.files import check_new_folder
     from robopolicy.interop.sources import Source, open_policy
     from robopolicy.sim.chunk import ChunkedSim
     from robopolicy.sim.registry import get_task
     from robopolicy.training.checkpoint import GOLDEN_ROWS, save_checkpoint
     from robopolicy.training.manifest import MANIFEST
 
-    check_numbers(args, positive=(), non_negative=("execute",))
-    refuse_foreign(args.out, MANIFEST, "a checkpoint")
+    if args.execute is not None:
+        check_numbers(args, positive=("execute",), non_negative=())
+    check_new_folder(args.out, "a checkpoint", MANIFEST, overwrite=args.overwrite)
     entry = get_task(args.task)
     with closing(open_sim(entry, sim_options(args, [], 1), [])) as sim:
         shapes = {key: tuple(spec.shape) for key, spec in sim.spec.observation.items()}
-    source = Source(args.source, shapes, _pairs(args.rename), args.config, args.execute, tuple(args.instruction))
+    source = Source(args.source, shapes, _pairs(args.rename), args.config, args.execute or 0, tuple(args.instruction))
     policy = open_policy(args.kind, source)
     players = [Player(args.source, lambda: policy, policy.spec)]
     with closing(open_sim(entry, sim_options(args, players, GOLDEN_ROWS), players)) as sim:

@@ -112,7 +112,8 @@ def build_parser(verbs: Sequence[str]) -> tuple[Parser, dict[str, argparse.Argum
     """The parser with the given verbs, and each verb's own parser."""
     parser = Parser(
         prog="robopolicy",
-        description="Robot policies from demonstrations to hardware: imitate, fine-tune with RL, evaluate, export.",
+        description="Robot policies from demonstrations to hardware: imitate, fine-tune with RL, evaluate, export. "
+        "What lies in the place of --out stays: such a place is refused unless --overwrite is passed.",
         epilog=EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"robopolicy {__version__}")
@@ -138,6 +139,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise unknown_name("verb", verb, (*VERBS, *added_verbs()))
     parser, subparsers = build_parser((*VERBS, *added_verbs()) if verb is None else (verb,))
     args, unknown = parser.parse_known_args(argv)
+    args.given = frozenset(word.partition("=")[0] for word in argv if word.startswith("--"))  # see cli/given.py
     if unknown:
         options = [option for option in subparsers[args.verb]._option_string_actions if option.startswith("--")]
         near = difflib.get_close_matches(unknown[0].split("=")[0], options, n=1, cutoff=0.4)

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robopolicy.cli.given import check_idle
 from robopolicy.cli.options import check_numbers
 
 if TYPE_CHECKING:
@@ -67,6 +68,10 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.evaluation.report import aligned
 
     check_numbers(args, positive=("steps", "num_envs"), non_negative=("seed", "play"))
+    if not args.play:
+        check_idle(args, "without --play", "--num-envs", "--reward")
+        if args.behaviour != "random":
+            check_idle(args, "without --play", "--backend")
     if {"expert", "random"} & set(args.players) or len(set(args.players)) < len(args.players):
         raise UserError(f"Pass different checkpoint folders, got {' '.join(args.players)}.")
     players, entry = load_players(args.players, args.task, args.device)

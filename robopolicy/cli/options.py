@@ -50,29 +50,6 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def check_place(out: Path, record: str, *, resume: bool) -> None:
-    """Refuse to search where something is that does not go on.
-
-    Args:
-        out: Folder of the checkpoint to come.
-        record: Name of the file in it that a search keeps.
-        resume: Whether a search that was begun is to go on.
-
-    Raises:
-        UserError: There is no search to go on with, or the place is taken.
-    """
-    from robopolicy.training.manifest import MANIFEST
-
-    begun = (out / record).is_file()
-    if resume:
-        if not begun:
-            raise UserError(f"There is no search to go on with in {out}; leave --resume out.")
-    elif begun and not (out / MANIFEST).is_file():
-        raise UserError(f"The search in {out} was interrupted; go on with --resume, or choose another folder.")
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists already; choose another folder.")
-
-
 def add_model_options(parser: argparse.ArgumentParser, data: str, data_help: str, example: str) -> None:
     """Options of verbs that train a model which is no policy.
 

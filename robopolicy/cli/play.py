@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robopolicy.cli.given import check_idle, check_overwrite
 from robopolicy.cli.options import add_player_options, check_numbers
+from robopolicy.cli.outputs import add_overwrite_option
 
 if TYPE_CHECKING:
     from robopolicy.cli.players import Player
@@ -35,7 +37,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("player", metavar="CKPT", help="checkpoint folder, 'expert' or 'random'")
     add_player_options(parser)
     parser.add_argument("--episodes", type=int, default=4, help="episodes to play (default: 4)")
-    parser.add_argument("--out", type=Path, default=Path("runs/play.mp4"), help=".mp4 or .gif (default: runs/play.mp4)")
+    parser.add_argument(
+        "--out", type=Path, help=".mp4 or .gif (default: the next free one of runs/play.mp4, runs/play_2.mp4)"
+    )
+    add_overwrite_option(parser)
     parser.add_argument("--width", type=int, default=320, help="pixels of one episode (default: 320)")
     parser.add_argument("--height", type=int, default=240, help="pixels of one episode (default: 240)")
     parser.add_argument("--viewer", action="store_true", help="watch in MuJoCo's window instead (needs a display)")
@@ -47,10 +52,14 @@ def run(args: argparse.Namespace) -> int:
 
     from robopolicy.cli.players import imagining, load_players, open_sim, sim_options
     from robopolicy.errors import UserError
+    from robopolicy.files import check_new_file, free_place
 
     check_numbers(args, positive=("episodes", "width", "height"), non_negative=("seed",))
-    if args.out.suffix not in (".mp4", ".gif"):
-        raise UserError(f"--out must end in .mp4 or .gif, got {args.out}.")
+    check_overwrite(args, "--out")
+    if args.viewer:
+        check_idle(args, "with --viewer", "--out", "--width", "--height", "--camera")
+    args.out = args.out or free_place(Path("runs/play.mp4"))
+    check_new_file(args.out, ".mp4", ".gif", overwrite=args.overwrite)
     if (
         args.viewer
         and sys.platform.startswith("linux")
@@ -59,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--viewer needs a display and there is none; leave it out to write a video.")
     players, entry = load_players([args.player], args.task, args.device)
     (player,) = imagining(players, args, entry)
+    if player.spec is None:
+        check_idle(args, "on experts and random actions", "--stochastic")
     options = sim_options(args, [player], 1 if args.viewer else args.episodes, args.device, args.judge)
     with closing(open_sim(entry, options, [player])) as sim:
         if args.viewer:
@@ -69,17 +80,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _film(args: argparse.Namespace, player: Player, sim: VectorSim) -> None:
-    from robopolicy.errors import UserError, cannot_write
+    from robopolicy.errors import UserError
     from robopolicy.evaluation.video import record, rendering_problem, write_video
 
     sim.reset(args.seed)
     problem = rendering_problem(sim)
     if problem is not None:
         raise UserError(problem)
-    try:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write(args.out, error) from error
     recording = record(
         player.make(),
         sim,

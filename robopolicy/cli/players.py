@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from robopolicy.cli.given import check_idle
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import (
     Actor,
@@ -59,7 +60,10 @@ def imagining(players: list[Player], args: argparse.Namespace, entry: TaskEntry)
         UserError: It shows another task, failed its tests, or lacks what a policy sees.
     """
     if not args.imagine:
+        check_idle(args, "without --imagine", "--candidates", "--depth", "--rounds")
         return players
+    if all(player.spec is None for player in players):
+        raise UserError(f"--imagine is for policies, and {players[0].label} proposes nothing; leave it out.")
     config = Imagining(candidates=args.candidates, depth=args.depth, rounds=args.rounds)
     model, manifest = load_worlds(args.imagine, args.device)
     if manifest.task != entry.name:

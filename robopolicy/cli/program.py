@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.options import add_search_options, check_numbers, check_place
+from robopolicy.cli.options import add_search_options, check_numbers
+from robopolicy.cli.outputs import add_overwrite_option, check_search
 from robopolicy.errors import UserError
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def add_parser(subparsers: Any) -> None:
         help="what to improve; return where success is rare (default: success, where the task defines it)",
     )
     add_search_options(parser)
+    add_overwrite_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,10 +94,10 @@ def run(args: argparse.Namespace) -> int:
     searched = range(args.seed, args.seed + args.episodes)
     reported = range(args.report_seed, args.report_seed + args.report_episodes)
     check_disjoint(searched, reported)
-    check_place(args.out, RECORD, resume=args.resume)
+    text, places = _text_of(args.program), _named(args.skills)
+    check_search(args.out, RECORD, resume=args.resume, overwrite=args.overwrite, sources=places.values())
     if args.resume and not args.rounds:
         raise UserError("A search that goes on needs its rounds; pass --rounds, or leave --resume out.")
-    text, places = _text_of(args.program), _named(args.skills)
     skills, entry = _loaded(places, args)
     players = [Player(name, lambda skill=skill: skill, skill.spec) for name, skill in skills.items()]
     with closing(open_sim(entry, sim_options(args, players, args.num_envs, args.device), players)) as sim:
@@ -141,6 +143,8 @@ def _improve(
     from robopolicy.samplers.programs import ProgramSearch, refine
 
     args.out.mkdir(parents=True, exist_ok=True)
+    if not args.resume:
+        (args.out / RECORD).unlink(missing_ok=True)  # that of a search which is to be replaced
     settings = ("seed", "episodes", "population", "parents", "maximize", "reward", "backend", "author", "strategy")
     request = {
         "program": start,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 _requested: list[int] = []  # signals that asked this program to stop
@@ -44,9 +44,12 @@ def progress_bars() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
     from rich.progress import MofNCompleteColumn, Progress
 
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-    with _waiting(), Progress(*columns, console=Console(stderr=True)) as progress:
+    with _waiting(), ExitStack() as shown:
+        progress = Progress(*columns, console=Console(stderr=True))
 
         def add(label: str, total: int) -> Callable[[int], None]:
+            if not progress.tasks:  # shown without a bar it would print an empty line
+                shown.enter_context(progress)
             bar = progress.add_task(label, total=total)
 
             def update(completed: int) -> None:

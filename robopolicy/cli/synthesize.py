@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robopolicy.cli.given import check_idle, check_resume
 from robopolicy.cli.options import add_model_options, check_numbers, train_model
+from robopolicy.cli.outputs import add_overwrite_option
 
 if TYPE_CHECKING:
     from robopolicy.training.loop import Trainer
@@ -53,7 +55,7 @@ def add_parser(subparsers: Any) -> None:
     write.add_argument("--keep", metavar="DATASET", help="dataset whose episodes are written as well (default: none)")
     write.add_argument("--batch", type=int, default=64, help="segments drawn together (default: 64)")
     write.add_argument("--seed", type=int, default=0, help="seed of the noise (default: 0)")
-    write.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
+    add_overwrite_option(write)
     write.add_argument("--json", action="store_true", help="print one JSON object")
     write.add_argument("--device", default="cpu", help="where it computes (default: cpu)")
 
@@ -66,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace) -> int:
     from robopolicy.training.model_runs import with_settings
     from robopolicy.training.trajectories import TrajectoryTrainConfig, resume_trajectories, start_trajectories
+
+    check_resume(args)
 
     def start(fields: dict[str, Any]) -> Trainer:
         return start_trajectories(with_settings(TrajectoryTrainConfig(**fields), args.set))
@@ -85,6 +89,8 @@ def _write(args: argparse.Namespace) -> int:
 
     check_numbers(args, positive=("episodes", "batch"), non_negative=("seed",))
     guidance = PolicyGuidance(args.strength, args.std)
+    if args.policy is None:
+        check_idle(args, "without --policy", "--strength", "--std")
     model, manifest = load_trajectories(args.model, args.device)
     pull = None
     if args.policy is not None:

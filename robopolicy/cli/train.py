@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
     if args.multirun:
         return _multirun(args)
     if args.show:
-        resumed = args.resume is not None
-        print(config_text(read_config(config_file(args.resume)) if resumed else compose_config(args.settings)), end="")
+        config = compose_config(args.settings) if args.resume is None else read_config(config_file(args.resume))
+        print(config_text(config), end="")
         return 0
     with processes():
         trainer = resume_run(args.resume) if args.resume is not None else start_run(compose_config(args.settings))

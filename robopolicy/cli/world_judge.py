@@ -16,13 +16,16 @@ def fit(args: argparse.Namespace) -> int:
     """Train, measure and write; 0 when the judge is written."""
     from robopolicy.data.lerobot import read_lerobot
     from robopolicy.evaluation.judging import episode_confusions, frame_confusions
+    from robopolicy.files import check_new_folder
     from robopolicy.training.world_checkpoint import load_world
     from robopolicy.worldmodel.films import Films, split
     from robopolicy.worldmodel.judge import Examples, FitConfig, JudgeConfig, SuccessClassifier, save_judge
+    from robopolicy.worldmodel.judge.store import FACTS
 
     check_numbers(args, positive=("steps", "members", "frames"), non_negative=("seed",))
     if args.kind not in KINDS:
         raise unknown_name("kind of judge", args.kind, KINDS)
+    check_new_folder(args.out, "a judge", FACTS, overwrite=args.overwrite)
     model, manifest = load_world(args.world, args.device)
     train, held_out = (
         Examples.of(Films(model.spec, part, args.dataset), lambda frames: model.decode(model.encode(frames)))

@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robopolicy.cli.given import check_idle, check_overwrite, check_resume
 from robopolicy.cli.options import add_judge_option, add_model_options, check_numbers, train_model
+from robopolicy.cli.outputs import add_overwrite_option
 
 if TYPE_CHECKING:
     from robopolicy.cli.players import Player
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from robopolicy.evaluation.result import EvalResult
     from robopolicy.sim.contract import VectorSim
     from robopolicy.training.loop import Trainer
+
+RANKING = "ranking.json"  # in the folder of a ranking
 
 EXAMPLES = """\
 examples:
@@ -81,16 +85,19 @@ def add_parser(subparsers: Any) -> None:
         help="play or watch in a browser; loopback unless ROBOPOLICY_TOKEN is set (default: 8780)",
     )
     play.add_argument("--episodes", type=int, default=4, help="episodes to film (default: 4)")
-    play.add_argument("--out", type=Path, default=Path("runs/world.mp4"), help="video (default: runs/world.mp4)")
+    play.add_argument(
+        "--out", type=Path, help=".mp4 or .gif (default: the next free one of runs/world.mp4, runs/world_2.mp4)"
+    )
     for action in (rank, play):
         add_judge_option(action)
     for action in (tests, judge, rank, play):
+        add_overwrite_option(action)
         action.add_argument("--device", default="cpu", help="where it computes (default: cpu)")
     for action in (tests, judge, rank):
         action.add_argument("--json", action="store_true", help="print one JSON object")
     for action in (rank, play):
         action.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
-        action.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
+    rank.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -103,6 +110,8 @@ def run(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace) -> int:
     from robopolicy.training.model_runs import with_settings
     from robopolicy.training.worlds import WorldTrainConfig, preset, resume_world, start_world
+
+    check_resume(args, "--preset", "--held-out")
 
     def start(fields: dict[str, Any]) -> Trainer:
         config = WorldTrainConfig(model=preset(args.preset), held_out=tuple(args.held_out), **fields)
@@ -118,11 +127,15 @@ def _eval(args: argparse.Namespace) -> int:
     from robopolicy.data.lerobot import read_lerobot
     from robopolicy.evaluation.report import aligned
     from robopolicy.evaluation.world_films import contact_sheet
+    from robopolicy.files import check_new_file
     from robopolicy.training.world_checkpoint import load_world
     from robopolicy.worldmodel.diagnostics import follow, judge, table
     from robopolicy.worldmodel.films import Films
 
     check_numbers(args, positive=("windows", "horizon"), non_negative=())
+    check_overwrite(args, "--out")
+    if args.out is not None:
+        check_new_file(args.out, ".png", overwrite=args.overwrite)
     model, manifest = load_world(args.world, args.device)
     films = Films(model.spec, read_lerobot(args.dataset), args.dataset)
     following = follow(model, films, horizon=args.horizon, windows=args.windows)
@@ -151,11 +164,13 @@ def _rank(args: argparse.Namespace) -> int:
     from robopolicy.evaluation.harness import evaluate
     from robopolicy.evaluation.plots import rank_scatter
     from robopolicy.evaluation.ranking import rank
-    from robopolicy.files import atomic_folder, free_folder
+    from robopolicy.files import atomic_folder, check_new_folder, free_place
     from robopolicy.training.world_sims import doubts
 
     check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed", "video"))
-    args.out = args.out or free_folder(Path("runs/rank"))
+    check_overwrite(args, "--out")
+    args.out = args.out or free_place(Path("runs/rank"))
+    check_new_folder(args.out, "a ranking", RANKING, overwrite=args.overwrite)
     sims = _Sims(args, args.players)
     if len({player.label for player in sims.players}) < len(sims.players):
         raise UserError(f"Pass different players, got {' '.join(args.players)}.")
@@ -175,7 +190,7 @@ def _rank(args: argparse.Namespace) -> int:
         rank_scatter(ranking, folder / "scatter.png", ylabel="in the world model")
         _film(args, sims, sides["real"], folder)
         content = ranking.to_dict() | {"seconds": _seconds(sides)}
-        (folder / "ranking.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        (folder / RANKING).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     _say(args, ranking, _seconds(sides))
     return 0
 
@@ -220,12 +235,20 @@ def _film(args: argparse.Namespace, sims: _Sims, real: dict[str, EvalResult], fo
 def _play(args: argparse.Namespace) -> int:
     from robopolicy.deploy.page import parse_address
     from robopolicy.errors import UserError
+    from robopolicy.files import check_new_file, free_place
 
-    check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed",))
+    check_numbers(args, positive=("episodes",), non_negative=("seed",))
     if args.keys is not None and (args.player is not None or args.browser is not None):
         raise UserError("Who plays? Pass a policy, --keys or --browser, not several.")
     if args.browser is not None:
         parse_address(args.browser)
+    check_overwrite(args, "--out")
+    if args.player is None or args.browser is not None:
+        check_idle(args, "where nothing is filmed", "--out")
+    if args.player is None:
+        check_idle(args, "without a policy", "--episodes")
+    args.out = args.out or free_place(Path("runs/world.mp4"))
+    check_new_file(args.out, ".mp4", ".gif", overwrite=args.overwrite)
     sims = _Sims(args, [] if args.player is None else [args.player])
     if args.browser is not None:
         _in_browser(args, sims)
@@ -317,5 +340,4 @@ class _Sims:
                 sim.reset(list(seeds))
                 camera = self.model.spec.cameras[0]
                 recordings.append(record(player.make(), sim, seeds, title=kind, camera=camera, width=256, height=256))
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_video(recordings, path)

@@ -141,7 +141,8 @@ class Episodes:
         keys = tuple(episodes[0].arrays)
         for index, episode in enumerate(episodes):
             if set(episode.arrays) != set(keys):
-                raise UserError(f"Episode {index} has keys {sorted(episode.arrays)}, expected {sorted(keys)}.")
+                found, expected = (", ".join(sorted(each)) for each in (episode.arrays, keys))
+                raise UserError(f"Episode {index} has keys {found}, expected {expected}.")
             for key in keys:
                 expected, found = episodes[0].arrays[key].shape[1:], episode.arrays[key].shape[1:]
                 if found != expected:
@@ -174,7 +175,7 @@ class Episodes:
 
 def _check(data: Episodes) -> None:
     if "action" not in data.arrays:
-        raise UserError(f"Episodes need the key 'action'; found {sorted(data.arrays)}.")
+        raise UserError(f"Episodes need the key 'action'; found {', '.join(sorted(data.arrays))}.")
     frames, ends = len(data), data.ends
     if data.control_dt <= 0:
         raise UserError(f"control_dt must be a positive number of seconds, got {data.control_dt}.")

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from robopolicy.data.episodes import Episodes, is_cloud, is_image
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.files import atomic_file
+from robopolicy.files import atomic_file, parse_json
 from robopolicy.schema import from_plain, to_plain
 
 KINDS = ("kernel", "neighbours")
@@ -152,7 +152,7 @@ class SupportGate:
         """
         try:
             with safe_open(str(path), "pt") as file:
-                state = json.loads((file.metadata() or {})["support"])
+                state = parse_json((file.metadata() or {})["support"])
                 state |= {name: file.get_tensor(name) for name in _TENSORS}
             gate = cls(SupportConfig(), (), state["low"], state["high"], state["points"], 0.0)
             gate.load_state_dict(state)

@@ -286,8 +286,9 @@ def read_manifest(folder: Path) -> BundleManifest:
     place = folder / MANIFEST
     try:
         content = json.loads(place.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{place} cannot be read ({error}); pass a folder that 'robopolicy export' wrote.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise UserError(f"{place} cannot be read ({reason}); pass a folder that 'robopolicy export' wrote.") from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         found = content.get("schema") if isinstance(content, dict) else None
         raise UserError(f"{place} has schema {found}, expected {SCHEMA}; export the checkpoint again.")

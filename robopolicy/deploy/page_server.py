@@ -159,7 +159,7 @@ class Viewer:
         if not self._token:
             return True
         shown = ""
-        with contextlib.suppress(TimeoutError, ValueError, TypeError, KeyError):
+        with contextlib.suppress(TimeoutError, ValueError, TypeError, KeyError, RecursionError):
             shown = json.loads(await asyncio.wait_for(connection.recv(), PATIENCE))["token"]
         if isinstance(shown, str) and hmac.compare_digest(shown.encode(), self._token.encode()):
             return True

@@ -24,7 +24,7 @@ from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.report import Table, percent
 from robopolicy.evaluation.result import EvalResult
 from robopolicy.policies.base import Policy
-from robopolicy.policies.continuation import act_on, can_continue, held
+from robopolicy.policies.continuation import CONTINUABLE, act_on, can_continue, held
 from robopolicy.policies.noise import RowStreams
 from robopolicy.sim.contract import Observation, VectorSim
 
@@ -39,10 +39,7 @@ class ContinuingActor(PolicyActor):
             UserError: It cannot continue a chunk.
         """
         if not can_continue(policy):
-            raise UserError(
-                f"The join 'rtc' needs a policy that continues what is being played, and '{policy.name}' cannot; see "
-                "robopolicy/policies/continuation.py, or choose another join."
-            )
+            raise _cannot_continue(f"'{policy.name}'")
         super().__init__(policy)
         self.prefixes: dict[int, NDArray[np.float64]] = {}  # (d, A) that the next chunk continues, by episode seed
 
@@ -154,7 +151,7 @@ def latency_curve(
     with as_actor(policy, sim, deterministic=deterministic) as actor:
         for latency in latencies:
             delay = delay_steps(latency, sim.spec.control_dt)
-            late = LateActor(_continuing(policy) if join == "rtc" else actor, delay, join)
+            late = LateActor(continuing(policy) if join == "rtc" else actor, delay, join)
             result = evaluate(late, sim, episodes=episodes, seed=seed)
             found[latency] = LateResult(result, delay, late.repeated / late.played)
     return found
@@ -169,10 +166,26 @@ def check_latencies(latencies: Sequence[float], join: str) -> None:
         raise UserError(f"A latency is a number of milliseconds of at least 0, got {given}.")
 
 
-def _continuing(policy: Policy | Actor) -> ContinuingActor:
+def continuing(policy: Policy | Actor, name: str = "") -> ContinuingActor:
+    """The policy as one that continues what is being played, which the join `rtc` needs.
+
+    Args:
+        policy: A policy; experts and random actions cannot.
+        name: What messages call it.
+
+    Raises:
+        UserError: It cannot.
+    """
     if not isinstance(policy, Policy):
-        raise UserError("The join 'rtc' needs a policy that continues what is being played; choose another join.")
+        raise _cannot_continue(f"'{name}'" if name else "what has no policy")
     return ContinuingActor(policy)
+
+
+def _cannot_continue(what: str) -> UserError:
+    return UserError(
+        f"The join 'rtc' needs a policy that continues what is being played, and {what} cannot; take {CONTINUABLE}, or "
+        "choose another join."
+    )
 
 
 def latency_table(curves: Mapping[str, Mapping[float, LateResult]]) -> Table:

@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from robopolicy.evaluation.video import BACKGROUND, CAPTION, GAP, TEXT, font
+from robopolicy.files import atomic_file
 from robopolicy.worldmodel.contract import VideoWorldModel
 from robopolicy.worldmodel.diagnostics import frame_psnr
 from robopolicy.worldmodel.films import Films
@@ -75,8 +76,8 @@ def contact_sheet(
             pictures += [real[context - 1 + h], told[h - 1]]
         for column, picture in enumerate(pictures):
             canvas.paste(_image(picture, side), (GAP + column * (side + GAP), top + CAPTION))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    canvas.save(path)
+    with atomic_file(path) as temporary:
+        canvas.save(temporary)
     return path
 
 

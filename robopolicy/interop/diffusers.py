@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.files import write_text
+from robopolicy.files import parse_json, write_text
 from robopolicy.policies.heads.diffusion import DiffusionConfig
 from robopolicy.policies.heads.flow import FlowConfig
 from robopolicy.policies.path import left_grid
@@ -179,7 +179,7 @@ def model_output(config: DiffusionConfig | FlowConfig, prediction: Tensor) -> Te
 def _read(path: Path) -> tuple[Mapping[str, Any], str]:
     file = path / FILE if path.is_dir() else path
     try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
+        settings = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read as JSON: {str(error).splitlines()[0]}.") from error
     if not isinstance(settings, Mapping):

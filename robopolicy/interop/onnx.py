@@ -12,7 +12,6 @@ that, else as numbers in [0, 1]. A graph with a fixed batch size is called with 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +33,7 @@ from robopolicy.deploy.graph import (
 )
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.extras import need
+from robopolicy.files import parse_json
 from robopolicy.limits import Bytes, Natural
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.policies.base import Observation, PolicySpec
@@ -224,7 +224,7 @@ def _metadata(session: Any, path: Path) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        described = json.loads(text)
+        described = parse_json(text)
     except ValueError as error:
         raise UserError(f"The metadata '{METADATA}' of {path} is no JSON: {error}.") from error
     if not isinstance(described, dict) or not isinstance(described.get("network_calls", 1), int):

@@ -11,7 +11,6 @@ memory, by `from_model`. Plain actors on one vector of observations are read; an
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import zipfile
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.files import parse_json
 from robopolicy.interop.gaussian_actor import (
     Layer,
     Statistics,
@@ -77,7 +77,7 @@ def read_model(path: str | Path, key: str = "state") -> GaussianPolicy:
     path = Path(path)
     try:
         with zipfile.ZipFile(path) as archive:
-            data = json.loads(archive.read("data"))
+            data = parse_json(archive.read("data").decode("utf-8"))
             weights = archive.read("policy.pth")
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error

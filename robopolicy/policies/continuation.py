@@ -38,6 +38,7 @@ from robopolicy.policies.wrappers.latent import LatentPolicy
 from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
 
 EARLIEST = 0.05  # linear time before which nothing is guided: the slope of an estimate of noise alone is an artefact
+CONTINUABLE = "flow, shortcut, meanflow, edm or diffusion with sampler=ddim, of two steps or more, also steered"
 TINY = 1e-12  # keeps quotients of what vanishes finite
 FARTHEST = 2.0  # largest change of an estimate by guidance, in units of the head's action bound
 

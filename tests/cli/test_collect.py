@@ -44,6 +44,10 @@ def test_collect_writes_a_dataset_that_depends_on_the_seed_alone(
         (["--noise", "nan"], "--noise must be 0 or larger"),
         (["--seed", "99999999999999999999"], "--seed must be at most 4294967295"),
         (["--num-envs", "1000000000"], "--num-envs must be at most 100000"),
+        (["--image-size", "96"], "--image-size has no effect without --cameras; leave it out"),
+        (["--points", "96"], "--points has no effect without --point-clouds"),
+        (["--images", "png"], "--images has no effect without --cameras"),
+        (["--stochastic"], "--stochastic has no effect on experts and random actions"),
         (["--image-size", "100000", "--cameras", "front"], "--image-size must be at most 4096"),
         (["--episodes", "many"], "many"),
         (["--episods", "3"], "--episodes"),
@@ -71,9 +75,14 @@ def test_existing_folder_needs_overwrite(tmp_path: Path, refused: Callable[..., 
     out = tmp_path / "set"
     out.mkdir()
     (out / "notes.txt").write_text("mine")
-    assert "--overwrite" in refused("collect", TASK, "--out", out)
+    assert "not a dataset" in refused("collect", TASK, "--out", out)
     assert "not a dataset" in refused("collect", TASK, "--out", out, "--overwrite")
     assert (out / "notes.txt").read_text() == "mine"
+    words = ["collect", "toy/point_mass", "--episodes", "1", "--out", str(tmp_path / "other")]
+    for seed, overwrite in (("0", []), ("7", ["--overwrite"])):
+        assert main([*words, "--seed", seed, *overwrite]) == 0
+        assert read_lerobot(tmp_path / "other").seeds.tolist() == [int(seed)]
+    assert "exists already; choose another folder, or pass --overwrite" in refused(*words)
 
 
 def test_unwritable_folder_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:

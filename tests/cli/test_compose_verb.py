@@ -301,6 +301,9 @@ def test_a_search_does_not_go_on_with_other_parents(parents, tmp_path, refused, 
         (["--set", "unconditioned=[0]"], "no 'embedding.*' observation"),
         (["--set", "candidates=4"], "pass --critic CKPT"),
         (["--critic", "left"], "What is --critic to do?"),
+        (["--num-envs", "4"], "--num-envs has no effect without --search or --report-episodes; leave it out"),
+        (["--seed", "7", "--report-episodes", "2"], "--seed has no effect without --search"),
+        (["--report-seed", "7"], "--report-seed has no effect without --report-episodes"),
         (["--critic", "left", "--set", "candidates=4"], "policy 'flow', which has no critic"),
         (["--correct", "left"], "take a checkpoint of algorithm=cdsa"),
         (["--set", "correction.limit=1"], "pass --correct CKPT"),
@@ -319,6 +322,7 @@ def test_bad_input_gives_one_line_and_leaves_nothing(parents, argv, message, tmp
 def test_parents_that_do_not_belong_together_are_refused(parents, tmp_path, refused, edit_manifest):
     out = ["--out", "both"]
     assert "at least two checkpoints, got 1" in refused("compose", parents[0], *out)
+    assert "What is --critic to do?" in refused("compose", parents[0], "--critic", parents[1], *out)
     assert "Pass --out" in refused("compose", *parents)
     assert "no/such does not exist" in refused("compose", parents[0], "no/such", *out)
     for name, policy in (("arm", FlowPolicy(FlowConfig(), PolicySpec({"state": (6,)}, 7))), ("gaussian", None)):
@@ -338,13 +342,25 @@ def test_nothing_that_exists_is_replaced(parents, tmp_path, refused):
     precious = tmp_path / "data"
     precious.mkdir()
     (precious / "file").write_text("keep me")
-    assert "data exists already" in refused("compose", *parents, "--out", precious)
+    assert "data exists and is not a checkpoint" in refused("compose", *parents, "--out", precious, "--overwrite")
+    over = ["--out", parents[1], "--overwrite"]
+    assert "right cannot be replaced by what is made of" in refused("compose", *parents, *over)
     assert (precious / "file").read_text() == "keep me"
+
+
+def test_a_composition_is_replaced_where_asked_for(parents, tmp_path):
+    words = ["compose", *map(str, parents), "--out", str(tmp_path / "both")]
+    assert main(words) == 0 and main(words) == 2
+    assert main([*words, "--overwrite", *SEARCH]) == 0
+    assert (tmp_path / "both" / "search.jsonl").is_file()
+    assert main([*words, "--overwrite"]) == 0
+    assert not (tmp_path / "both" / "search.jsonl").exists()
 
 
 def test_only_an_interrupted_search_can_be_resumed(parents, tmp_path, refused):
     assert "has no search.jsonl" in refused("compose", "--resume", tmp_path)
     assert "pass --resume OUT alone" in refused("compose", *parents, "--resume", tmp_path)
+    assert "pass --resume OUT alone" in refused("compose", "--resume", tmp_path, "--device", "cpu")
     (tmp_path / "odd").mkdir()
     Ledger(tmp_path / "odd" / "search.jsonl", {"parents": []})
     assert "lacks 'names'" in refused("compose", "--resume", tmp_path / "odd")

@@ -67,5 +67,6 @@ def test_bad_input_is_refused_in_one_line(folders, refused):
     assert "must be a finite return" in refused("data", mixed, "--random", "nan", "--best", "1")
     assert "No LeRobot dataset at elsewhere" in refused("data", mixed, "--random", "elsewhere", "--best", "1")
     assert "has no rewards" in refused("data", mixed, "--random", folders / "bare", "--best", "1")
-    assert "0 or more, got -3" in refused("data", mixed, "--bins", "-3")
+    assert "--bins must be at least 0, got -3" in refused("data", mixed, "--bins", "-3")
+    assert "--bins must be at most 1000000" in refused("data", mixed, "--bins", "99999999999")
     assert "invalid int value" in refused("data", mixed, "--bins", "many")

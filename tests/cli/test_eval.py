@@ -60,14 +60,17 @@ def test_two_players_are_compared_and_printed_as_json(make_checkpoint, tmp_path,
     assert printed["results"]["expert"]["success"] == 1.0 and printed["results"]["expert"]["low"] > 0.8
 
 
-def test_an_older_report_is_replaced_but_nothing_else_is(tmp_path, refused):
+def test_an_older_report_is_replaced_where_asked_for_but_nothing_else_is(tmp_path, refused):
     out = tmp_path / "out"
-    argv = ["random", "--task", TASK, "--episodes", "2", "--out", str(out)]
+    argv = ["random", "--task", TASK, "--episodes", "2", "--overwrite", "--out", str(out)]
     assert main(["eval", *argv]) == 0 and main(["eval", *argv]) == 0
+    argv.remove("--overwrite")
+    assert f"{out} exists already" in refused("eval", *argv)
+    argv.append("--overwrite")
     precious = tmp_path / "data"
     precious.mkdir()
     (precious / "file").write_text("keep me")
-    argv[-1] = str(precious)
+    argv[argv.index(str(out))] = str(precious)
     assert "is not an evaluation report" in refused("eval", *argv)
     assert (precious / "file").read_text() == "keep me"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "out"]
@@ -84,6 +87,14 @@ def test_an_older_report_is_replaced_but_nothing_else_is(tmp_path, refused):
         (["no/such/checkpoint"], "no/such/checkpoint does not exist"),
         (["random", "--task", TASK, "--backend", "mujco"], "Unknown backend"),
         (["expert", "--task", "locomotion/hopper"], "has no scripted expert"),
+        (["random", "--task", TASK, "--join", "hold"], "--join has no effect without --latency; leave it out"),
+        (["random", "--task", TASK, "--depth", "1"], "--depth has no effect without --imagine"),
+        (["random", "--task", TASK, "--samples", "8"], f"--samples has no effect on {TASK}, which is no text task"),
+        (["random", "--task", TASK, "--stochastic"], "--stochastic has no effect on experts and random actions"),
+        (["random", "--task", TASK, "--video", "0", "--camera", "top"], "--camera has no effect without a video"),
+        (["random", "--task", TASK, "--overwrite"], "--overwrite has no effect without --out"),
+        (["random", "--task", TASK, "--imagine", "world"], "--imagine is for policies, and random proposes nothing"),
+        (["random", "--task", TASK, "--seed", "4294967296"], "--seed must be at most 4294967295"),
     ],
 )
 def test_bad_input_gives_one_line(argv, message, refused, tmp_path, monkeypatch):
@@ -134,6 +145,7 @@ def test_latencies_are_a_table_of_the_report(make_checkpoint, tmp_path, capsys):
     [
         (["--latency", "-5"], "A latency is a number of milliseconds of at least 0, got -5"),
         (["--latency", "50", "--join", "ensmble"], "Did you mean 'ensemble'?"),
+        (["--latency", "50", "--join", "rtc"], "and 'random' cannot; take flow, shortcut, meanflow, edm or diffusion"),
     ],
 )
 def test_latencies_that_make_no_sense_are_refused(refused, words, message):

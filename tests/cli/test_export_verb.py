@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from robopolicy.cli.main import main
+from robopolicy.deploy.bundle import open_bundle
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.training.checkpoint import save_checkpoint
@@ -46,6 +48,14 @@ def test_a_missing_package_is_named_and_nothing_written(
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1 and f"package '{package}'; run: pip install 'robopolicy[onnx]'" in printed
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
+def test_a_bundle_is_replaced_where_asked_for(checkpoint: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
+    words = ["export", str(checkpoint), "--out", str(tmp_path / "bundle")]
+    assert main(words) == 0
+    assert "bundle exists already" in refused(*words)
+    assert main([*words, "--rtc", "--overwrite"]) == 0
+    assert open_bundle(tmp_path / "bundle").takes_prefix
 
 
 @pytest.mark.parametrize(

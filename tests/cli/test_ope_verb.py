@@ -99,6 +99,11 @@ def test_bad_options_are_refused_in_one_line(runs, options, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_options_of_playing_are_refused_where_nothing_is_played(runs, refused):
+    for option in (["--num-envs", "2"], ["--reward", "shaped"], ["--backend", "auto"]):
+        assert f"{option[0]} has no effect without --play" in refused("ope", "x", "--logs", "y", *option)
+
+
 def test_experts_and_doubles_are_refused(runs, capsys):
     first, logs = str(runs / "first"), str(runs / "logs")
     for players in (["expert"], [first, first]):

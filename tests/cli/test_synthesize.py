@@ -83,6 +83,8 @@ def test_bad_input_is_refused_in_one_line(folder, tmp_path, refused):
     assert "holds no trajectory model" in refused("synthesize", "write", policy, *out)
     assert "strength >= 0" in refused("synthesize", "write", model, "--strength", "-1", *out)
     assert "--episodes must be at least 1" in refused("synthesize", "write", model, "--episodes", "0", *out)
+    assert "--std has no effect without --policy" in refused("synthesize", "write", model, "--std", "1", *out)
+    assert "--seed has no effect with --resume" in refused("synthesize", "train", "--resume", folder, "--seed", "1")
     assert "No dataset is given" in refused("synthesize", "train")
     assert "keeps its settings" in refused("synthesize", "train", "x", "--resume", folder)
     long = ["synthesize", "train", str(folder / "data"), *out, "--set", "model.length=100000"]

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -185,6 +186,58 @@ def test_damaged_files_give_one_clear_line(tmp_path: Path, name: str, damage: st
     with pytest.raises(UserError) as error:
         read_lerobot(tmp_path / "set")
     assert one_line(error)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda info: [], "it must be an object with entries"),
+        (lambda info: info.pop("fps") and None, "info.json: entry 'fps' is missing; copy or collect"),
+        (lambda info: info.update(fps=float("nan")), "'fps' must be a number from 0.0001 to 10000, found NaN"),
+        (lambda info: info.update(features=[1]), r"'features' must be an object by name, found \[1\]"),
+        (lambda info: info["features"].update(action=None), "feature 'action' must be an object, found null"),
+        (lambda info: info["features"]["action"].update(dtype=5), "the dtype of feature 'action' must be a name"),
+        (lambda info: info["features"]["action"].update(shape=[-1]), r"list of sizes of 1 or more, found \[-1\]"),
+        (lambda info: info["features"]["action"].update(shape=[7]), "column 'action' must hold 7 numbers in every"),
+        (lambda info: info["features"].update(closing=info["features"]["action"]), "column 'closing' is missing"),
+        (lambda info: info.update(data_path="{chunk_index.__class__}"), "'data_path' must be the place of a file"),
+    ],
+)
+def test_what_is_wrong_with_the_metadata_is_said_in_words(tmp_path: Path, change: Any, message: str) -> None:
+    write_lerobot(make_data(), tmp_path / "set", video=False)
+    file = tmp_path / "set/meta/info.json"
+    info = json.loads(file.read_text())
+    changed = change(info)
+    file.write_text(json.dumps(info if changed is None else changed))
+    with pytest.raises(UserError, match=message):
+        read_lerobot(tmp_path / "set")
+
+
+def test_deep_json_gives_one_clear_line(tmp_path: Path) -> None:
+    write_lerobot(make_data(), tmp_path / "set", video=False)
+    (tmp_path / "set/meta/info.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="it is nested too deeply"):
+        read_lerobot(tmp_path / "set")
+
+
+@pytest.mark.parametrize(
+    ("file", "column", "values", "message"),
+    [
+        ("meta/episodes", "length", ["a"] * 4, "'length' must be a whole number of 1 or more, found \"a\""),
+        ("meta/episodes", "data/file_index", [None] * 4, "'data/file_index' must be a whole number of 0 or more"),
+        ("data", "next.reward", ["a"] * 22, "column 'next.reward' must hold numbers, found string"),
+        ("data", "action", [None] * 22, "column 'action' must hold numbers, found null"),
+    ],
+)
+def test_columns_of_another_kind_are_named(
+    tmp_path: Path, file: str, column: str, values: list[Any], message: str
+) -> None:
+    write_lerobot(make_data(), tmp_path / "set", video=False)
+    place = tmp_path / "set" / file / "chunk-000/file-000.parquet"
+    table = pq.read_table(place)
+    pq.write_table(table.set_column(table.column_names.index(column), column, pa.array(values)), place)
+    with pytest.raises(UserError, match=message):
+        read_lerobot(tmp_path / "set")
 
 
 def test_damaged_video_gives_one_clear_line(tmp_path: Path) -> None:

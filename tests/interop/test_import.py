@@ -88,6 +88,7 @@ def test_a_model_of_sb3_is_imported_and_records_demonstrations(tmp_path: Path) -
         (["remote", "ws://127.0.0.1:1"], "cannot be reached"),
         (["remote", "ws://127.0.0.1:1", "--rename", "state=obs"], "takes no --rename"),
         (["onnx", "p.onnx", "--rename", "state"], "--rename takes KEY=NAME"),
+        (["onnx", "p.onnx", "--execute", "0"], "--execute must be at least 1, got 0"),
         (["sb3", "absent.zip", "--execute", "2"], "takes no --execute"),
         (["sb3", "absent.zip", "--instruction", "lift it"], "takes no --instruction"),
         (["rsl_rl", "model.pt"], "agent.yaml does not exist; pass it by --config"),

@@ -123,7 +123,16 @@ def test_the_support_of_a_dataset_is_watched(monkeypatch, tmp_path, capsys):
         (["--task", "drawr"], "Did you mean"),
         (["--task", "locomotion/hopper"], "joints"),
         (["--transport", "dsd"], "Unknown transport 'dsd'. Did you mean 'dds'?"),
+        (["--task", "toy/point_mass"], "Task toy/point_mass has no robot to drive"),
         (["--episodes", "0"], "--episodes must be at least 1"),
+        (["--seed", "-1"], "--seed must be at least 0, got -1"),
+        (["--seed", "4294967296"], "--seed must be at most 4294967295"),
+        (["--record", "run.mp4"], "--record must end in .mcap, got run.mp4"),
+        (["--out", "report.html"], "--out must end in .json, got report.html"),
+        (["--overwrite"], "--overwrite has no effect without --out or --record"),
+        (["--unsupported", "slow"], "--unsupported has no effect without --support"),
+        (["--check", "--dry-run"], "--dry-run has no effect with --check, which drives nothing"),
+        (["--robot", "franka_panda", "--seed", "3"], "--seed has no effect on franka_panda, which is a real robot"),
         (["--rate", "-1"], "--rate must be a positive number"),
         (["--robot", "ur5e"], "The task moves the joints"),
         (["--robot", "franka_panda", "--lockstep"], "--lockstep is for simulated robots"),
@@ -147,6 +156,13 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(words, message, capsys):
     captured = capsys.readouterr()
     assert captured.err.startswith("robopolicy: error: ") and captured.err.count("\n") == 1
     assert message in captured.err
+
+
+def test_a_policy_that_cannot_continue_chunks_is_refused_before_anything_starts(monkeypatch, capsys):
+    monkeypatch.setattr("real_robot.deployment.open_source", lambda name, device: CheckpointSource(ScriptedLift()))
+    for words in ([], ["--check"]):
+        assert cli.main(["deploy", *FAST, "--join", "rtc", *words]) == 2
+        assert "--join rtc needs a policy that continues what is being played" in capsys.readouterr().err
 
 
 MISFITS = [

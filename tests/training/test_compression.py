@@ -149,6 +149,9 @@ def test_an_interrupted_search_goes_on_without_training_again(checkpoint, capsys
         (["--seen-seed", "30000"], "must not overlap"),
         (["--resume"], "There is no search to go on with"),
         (["--out", "teacher"], "exists already"),
+        (["--out", "teacher", "--overwrite"], "cannot be replaced by what is made of"),
+        (["--resume", "--overwrite"], "leave one of them out"),
+        (["--widths", "8", "--episodes", "4"], "--population has no effect with --widths"),
     ],
 )
 def test_a_command_that_cannot_run_is_refused_in_one_line(words, complaint, checkpoint, capsys):

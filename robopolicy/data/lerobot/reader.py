@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from PIL import Image
 
 from robopolicy.data.episodes import Array, Episodes
 from robopolicy.data.lerobot import layout
 from robopolicy.data.lerobot.images import decode_image, decode_video
+from robopolicy.data.lerobot.info import check_entries, check_info, reading, whole
 from robopolicy.errors import UserError
-from robopolicy.files import recover
-
-_LIBRARY_ERRORS = (pa.ArrowException, av.FFmpegError, Image.DecompressionBombError)
+from robopolicy.files import parse_json, recover
 
 
 @dataclass(frozen=True)
@@ -51,8 +47,11 @@ def read_lerobot(path: str | Path, *, episodes: Sequence[int] | None = None, ima
     recover(root)
     if not (root / layout.INFO).is_file():
         raise UserError(f"No LeRobot dataset at {root}: {layout.INFO} is missing; collect one or check the path.")
-    with _reading(root):
-        return _read(_Source(root), episodes, images)
+    try:
+        with reading(root):
+            return _read(_Source(root), episodes, images)
+    except UserError as error:  # of what the dataset holds, which does not know where it lies
+        raise error if str(root) in str(error) else UserError(f"{root}: {error}") from error
 
 
 def camera_shapes(path: str | Path) -> dict[str, tuple[int, int, int]]:
@@ -75,7 +74,7 @@ def _read(source: _Source, episodes: Sequence[int] | None, images: bool) -> Epis
     table = source.frames(rows, vectors + embedded)
     lengths = np.array([row.length for row in rows], np.int64)
     ends = np.cumsum(lengths)
-    columns = {name: _numbers(table[name], features[name]["shape"]) for name in vectors}
+    columns = {name: _numbers(name, table[name], features[name]["shape"]) for name in vectors}
     arrays: dict[str, Array] = {}
     for name, values in columns.items():
         key = layout.key_of(name, camera=False)
@@ -86,7 +85,7 @@ def _read(source: _Source, episodes: Sequence[int] | None, images: bool) -> Epis
     for name in cameras:
         pictures = _embedded_images(table[name]) if name in embedded else _video_images(rows, name, source.rate)
         arrays[str(layout.key_of(name, camera=True))] = pictures
-    first = _numbers(table["task_index"], [1]).reshape(-1)[ends - lengths]
+    first = _numbers("task_index", table["task_index"], [1]).reshape(-1)[ends - lengths]
     tasks = source.tasks()
     return Episodes(
         arrays=arrays,
@@ -108,13 +107,11 @@ class _Source:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        with _reading(root / layout.INFO):
-            self.info: dict[str, Any] = json.loads((root / layout.INFO).read_text(encoding="utf-8"))
+        with reading(root / layout.INFO):
+            self.info = check_info(parse_json((root / layout.INFO).read_text(encoding="utf-8")))
             self.version = str(self.info["codebase_version"])
             self.features: dict[str, dict[str, Any]] = self.info["features"]
             self.rate = Fraction(self.info["fps"]).limit_denominator(10_000)
-            if self.rate <= 0:
-                raise ValueError(f"fps must be positive, found {self.info['fps']}")
         if self.version not in ("v2.1", layout.VERSION):
             raise UserError(
                 f"{root} has LeRobot format {self.version}; this version reads v2.1 and {layout.VERSION}: "
@@ -137,10 +134,13 @@ class _Source:
     def tasks(self) -> dict[int, str]:
         """Task text by index."""
         if self.version != layout.VERSION:
-            return {int(line["task_index"]): str(line["task"]) for line in self._lines("meta/tasks.jsonl")}
-        with _reading(self.root / layout.TASKS):
-            table = pq.read_table(self.root / layout.TASKS)
+            lines = self._lines("meta/tasks.jsonl")
+            with reading(self.root / "meta/tasks.jsonl"):
+                return {whole(line, "task_index"): str(line["task"]) for line in lines}
+        with reading(self.root / layout.TASKS):
+            table = _table(self.root / layout.TASKS)
             name = "task" if "task" in table.column_names else "__index_level_0__"
+            check_entries(table.column_names, ("task_index", name), "column")
             return dict(zip(table["task_index"].to_pylist(), table[name].to_pylist(), strict=True))
 
     def frames(self, rows: Sequence[_Row], names: Sequence[str]) -> pa.Table:
@@ -149,10 +149,10 @@ class _Source:
         wanted = np.array([row.index for row in rows])
         parts: list[pa.Table] = []
         for file in dict.fromkeys(row.data for row in rows):
-            with _reading(file):
-                part = pq.read_table(file, columns=[*dict.fromkeys([*names, *index])])
+            with reading(file):
+                part = _table(file, [*dict.fromkeys([*names, *index])])
                 parts.append(part.filter(pa.array(np.isin(part["episode_index"].to_numpy(), wanted))))
-        with _reading(self.root / "data"):
+        with reading(self.root / "data"):
             table = pa.concat_tables(part.replace_schema_metadata(None) for part in parts)
             episode, frame = table["episode_index"].to_numpy(), table["frame_index"].to_numpy()
             order = np.lexsort((frame, episode))
@@ -174,16 +174,16 @@ class _Source:
         if not files:
             raise UserError(f"{self.root} is incomplete: meta/episodes has no files; copy or collect it again.")
         for file in files:
-            with _reading(file):
+            with reading(file):
                 names = [name for name in pq.read_schema(file).names if not name.startswith("stats/")]
-                for entry in pq.read_table(file, columns=names).to_pylist():
+                for entry in _table(file, names).to_pylist():
                     places = {name: _location(entry, f"videos/{name}/") for name in videos}
                     rows.append(
                         _Row(
-                            index=int(entry["episode_index"]),
-                            length=int(entry["length"]),
-                            seed=int(entry.get("seed", -1)),
-                            behaviour=str(entry.get("behaviour", "")),
+                            index=whole(entry, "episode_index"),
+                            length=whole(entry, "length", 1),
+                            seed=-1 if entry.get("seed") is None else whole(entry, "seed", -1),
+                            behaviour=str(entry.get("behaviour") or ""),
                             data=self._file(self.info["data_path"], **_location(entry, "data/")),
                             videos={
                                 name: (
@@ -200,18 +200,18 @@ class _Source:
         rows: list[_Row] = []
         videos = [name for name, feature in self.features.items() if feature["dtype"] == "video"]
         lines = self._lines("meta/episodes.jsonl")
-        with _reading(self.root / "meta/episodes.jsonl"):
+        with reading(self.root / "meta/episodes.jsonl"):
             for line in lines:
-                episode = int(line["episode_index"])
-                place = {"episode_chunk": episode // int(self.info["chunks_size"]), "episode_index": episode}
+                episode = whole(line, "episode_index")
+                place = {"episode_chunk": episode // whole(self.info, "chunks_size", 1), "episode_index": episode}
                 files = {name: (self._file(self.info["video_path"], video_key=name, **place), 0.0) for name in videos}
                 data = self._file(self.info["data_path"], **place)
-                rows.append(_Row(episode, int(line["length"]), -1, "", data, files))
+                rows.append(_Row(episode, whole(line, "length", 1), -1, "", data, files))
         return rows
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
-        with _reading(self.root / name):
-            return [json.loads(line) for line in (self.root / name).read_text(encoding="utf-8").split("\n") if line]
+        with reading(self.root / name):
+            return [parse_json(line) for line in (self.root / name).read_text(encoding="utf-8").split("\n") if line]
 
     def _file(self, template: str, **place: Any) -> Path:
         file = self.root / template.format(**place)
@@ -230,15 +230,29 @@ def _has_shape(name: str) -> bool:
 
 
 def _location(entry: dict[str, Any], prefix: str) -> dict[str, int]:
-    return {name: int(entry[prefix + name]) for name in ("chunk_index", "file_index")}
+    return {name: whole(entry, prefix + name) for name in ("chunk_index", "file_index")}
 
 
-def _numbers(column: pa.ChunkedArray, shape: Sequence[int]) -> Array:
-    array = column.combine_chunks()
-    while pa.types.is_nested(array.type):
+def _table(file: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """A parquet file, or the given columns of it."""
+    if not file.is_file():
+        raise ValueError("there is no such file")
+    check_entries(pq.read_schema(file).names, columns or (), "column")
+    return pq.read_table(file, columns=columns)
+
+
+def _numbers(name: str, column: pa.ChunkedArray, shape: Sequence[int]) -> Array:
+    """Numbers `(F, *shape)` of a column."""
+    array, missing = column.combine_chunks(), column.null_count
+    while pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type):
         array = array.flatten()
-    if array.null_count:
-        raise ValueError("a number is missing")
+        missing += array.null_count
+    kind = array.type
+    if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        raise ValueError(f"column '{name}' must hold numbers, found {kind}")
+    if missing or len(array) != len(column) * math.prod(shape):
+        wanted = " x ".join(map(str, shape)) or "1"
+        raise ValueError(f"column '{name}' must hold {wanted} numbers in every frame, and does not")
     return array.to_numpy(zero_copy_only=False).reshape(len(column), *shape)
 
 
@@ -270,7 +284,7 @@ def _video_images(rows: Sequence[_Row], name: str, rate: Fraction) -> NDArray[np
         total += row.length
     images: NDArray[np.uint8] | None = None
     for file, target in targets.items():
-        with _reading(file):
+        with reading(file):
             for index, image in decode_video(file, rate):
                 if images is None:
                     images = np.empty((total, *image.shape), np.uint8)
@@ -280,17 +294,3 @@ def _video_images(rows: Sequence[_Row], name: str, rate: Fraction) -> NDArray[np
                 raise ValueError(f"{len(target)} video frames are missing")
     assert images is not None
     return images
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turn everything that a damaged file can cause into one clear line."""
-    try:
-        yield
-    except UserError:
-        raise
-    except KeyError as error:
-        raise UserError(f"Cannot read {path}: entry {error} is missing; copy or collect the dataset again.") from error
-    except (OSError, ValueError, TypeError, LookupError, OverflowError, AttributeError, *_LIBRARY_ERRORS) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"Cannot read {path}: {reason}; copy or collect the dataset again.") from error

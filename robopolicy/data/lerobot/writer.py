@@ -26,7 +26,7 @@ from robopolicy.data.statistics import (
     vector_statistics,
 )
 from robopolicy.errors import UserError, cannot_write
-from robopolicy.files import fresh_folder, publish, refuse_foreign
+from robopolicy.files import check_new_folder, fresh_folder, publish
 
 _IMAGE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _ROWS_PER_WRITE = 100  # episode rows kept in memory between two writes
@@ -77,7 +77,7 @@ class LeRobotWriter:
         self._rows: list[dict[str, Any]] = []
         self._histograms: dict[str, Any] = {}
         self._videos: dict[str, VideoFiles] = {}
-        _refuse_existing(self.path, overwrite)
+        self._check_place()
         try:
             self._partial = fresh_folder(self.path)
             (self._partial / "meta").mkdir()
@@ -119,7 +119,7 @@ class LeRobotWriter:
             for video in self._videos.values():
                 video.close()
             self._write_meta()
-            _refuse_existing(self.path, self._overwrite)  # somebody may have written it meanwhile
+            self._check_place()  # somebody may have written it meanwhile
             publish(self._partial, self.path)
 
     def abort(self) -> None:
@@ -128,6 +128,9 @@ class LeRobotWriter:
             with suppress(OSError, pa.ArrowException, av.FFmpegError):  # it is thrown away in any case
                 part.close()
         shutil.rmtree(self._partial, ignore_errors=True)
+
+    def _check_place(self) -> None:
+        check_new_folder(self.path, "a dataset", layout.INFO, overwrite=self._overwrite)
 
     def _describe(self, episode: Episode) -> dict[str, dict[str, Any]]:
         features: dict[str, dict[str, Any]] = {}
@@ -324,9 +327,3 @@ def _shaped(statistics: Statistics, feature: Mapping[str, Any]) -> Statistics:
     """Statistics in the shape of the feature, as LeRobot expects them."""
     shape = feature["shape"]
     return {name: value if name == "count" else value.reshape(shape) for name, value in statistics.items()}
-
-
-def _refuse_existing(path: Path, overwrite: bool) -> None:
-    if path.exists() and not overwrite:
-        raise UserError(f"{path} exists already; choose another folder or pass --overwrite to replace the dataset.")
-    refuse_foreign(path, layout.INFO, "a dataset")

@@ -14,7 +14,7 @@ from typing import Any
 
 from robopolicy.errors import UserError, cannot_write
 from robopolicy.evaluation.result import EvalResult
-from robopolicy.files import write_text
+from robopolicy.files import parse_json, write_text
 
 LEDGER_VERSION = 1
 
@@ -41,7 +41,7 @@ class Ledger:
         """
         whole, _, _ = path.read_bytes().rpartition(b"\n")
         try:
-            head, *rows = [json.loads(line) for line in whole.decode("utf-8").splitlines()] or [{}]
+            head, *rows = [parse_json(line) for line in whole.decode("utf-8").splitlines()] or [{}]
             if head.get("version") != LEDGER_VERSION:
                 raise UserError(
                     f"{path} has version {head.get('version')!r}, this robopolicy reads {LEDGER_VERSION}; search anew."

@@ -12,7 +12,6 @@ any class that a processor step names. All three are refused here.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -29,6 +28,7 @@ from robopolicy import provenance
 from robopolicy.data.lerobot.layout import key_of
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.extras import need
+from robopolicy.files import parse_json
 from robopolicy.interop.lerobot.package import EXTRA
 from robopolicy.spec import IMAGE_PREFIX
 
@@ -196,7 +196,7 @@ def _locate(name: str, revision: str | None) -> Path:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read as JSON: {str(error).splitlines()[0]}.") from error
     if not isinstance(data, dict):

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from robopolicy.errors import UserError
-from robopolicy.files import atomic_folder, recover, refuse_foreign
+from robopolicy.files import atomic_folder, parse_json, recover, refuse_foreign
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.worldmodel.judge.classifier import SuccessClassifier
 from robopolicy.worldmodel.judge.clips import ClipEnsemble, JudgeConfig
@@ -85,7 +85,7 @@ def load_probe(
 def _read(folder: Path, *kinds: type) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     recover(folder)
     try:
-        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        facts = parse_json((folder / FACTS).read_text(encoding="utf-8"))
         tensors = load_file(folder / MODEL)
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"{folder} is not a complete judge: {error}") from error
