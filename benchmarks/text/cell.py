@@ -40,6 +40,7 @@ JUDGED = ("s001_craft_gui", "s048_videochat_m1")  # recipes with a judge of thei
 ACCOMPANIED = ("s080_kdrl", "s104_salsa", *JUDGED)  # recipes with a second policy
 STEPS = 4  # gradient steps per update: with one, all ratios are 1 and recipes that bound them are the same
 NO_RATIO = "pg"  # a surrogate that knows none: it is the gradient of the policy that acted alone, so for one step
+ON_POLICY = ("a_star_po",)  # other recipes whose sources take one step
 
 
 @dataclass(frozen=True)
@@ -142,13 +143,13 @@ def run_cell(recipe: str, task: BenchTask, seed: int, *, tokens: int | None = No
     cell: dict[str, Any] = {"recipe": recipe, "task": task.name, "seed": seed, "refused": None, "base": base}
     plain = DEFAULTS | read_recipe(recipe)
     size, epochs = int(plain["group_size"]), int(plain["epochs"])
-    steps = 1 if (plain["estimator"] or {}).get("surrogate") == NO_RATIO else STEPS
+    single = recipe in ON_POLICY or (plain["estimator"] or {}).get("surrogate") == NO_RATIO
     settings = TextRecipeConfig(
         recipe=recipe,
         lr=task.lr,
         lr_final=task.lr / 10,
         prompts=max(1, ROWS // size),
-        minibatches=max(1, steps // epochs),
+        minibatches=1 if single else max(1, STEPS // epochs),
         companion=str(imitated(task, task.taught)[0]) if recipe in ACCOMPANIED else "",
     )
     tokens = tokens or task.tokens
