@@ -12,7 +12,7 @@ from typing import Any, cast
 
 POSITIVE = frozenset(
     (
-        *("age", "beam", "cap", "components", "count", "depth", "dims", "divisor", "eps", "eta", "factor", "failures"),
+        *("age", "beam", "cap", "components", "count", "depth", "dims", "divisor", "eta", "factor", "failures"),
         *("half_life", "horizon", "importance_cap", "length", "levels", "log_ratio_limit", "norm", "queries"),
         *("score_temperatures", "size", "stages", "steps", "successes", "temperature", "trial", "units", "variance"),
         *("width", "window", "adaptive.target", "target_divergence.beta"),
@@ -23,7 +23,20 @@ POSITIVE = frozenset(
 
 NOT_NEGATIVE = frozenset(
     (
-        *("alpha", "beta", "budget_down", "budget_up", "clip", "first", "floor", "gate", "high", "kl_coef", "last"),
+        *(
+            "alpha",
+            "beta",
+            "budget_down",
+            "budget_up",
+            "clip",
+            "eps",
+            "first",
+            "floor",
+            "gate",
+            "high",
+            "kl_coef",
+            "last",
+        ),
         *("layer", "layer_updates", "least", "limit", "longest", "loss_weight", "low", "margin", "most", "noise"),
         *("penalty", "rate", "ratio_variance_coef", "refill", "regularization", "residual", "ridge", "seed", "shares"),
         *("source", "spread", "summaries", "warmup"),
@@ -39,10 +52,10 @@ SHARES = frozenset(
 )
 """Options from 0 to 1."""
 
-FREE = frozenset(("beta_scale.low", "beta_scale.high"))
+FREE = frozenset(("beta_scale.low", "beta_scale.high", "step_gain.penalty", "demonstration_switch.gate"))
 """Options that may be any number, unlike others of their name."""
 
-LARGEST = 1e9
+LARGEST = 1e15
 """Numbers are no larger, so that single precision holds what is made of them."""
 
 _RANGED = POSITIVE | NOT_NEGATIVE | SHARES | FREE

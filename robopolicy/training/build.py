@@ -113,12 +113,12 @@ def _check_speech(task: str, policy: str, algorithm: str) -> None:
         if not all(writes):
             raise UserError(
                 f"Task {task} speaks text; choose policy=text with algorithm=text_recipe or text_sft, not "
-                f"policy={policy} with algorithm={algorithm}."
+                f"policy '{policy}' with algorithm '{algorithm}'."
             )
     elif any(writes):
         raise UserError(
             f"Task {task} is no text; choose a task such as text/arithmetic, or a policy and an algorithm of robots, "
-            f"e.g. policy=flow algorithm=bc, not policy={policy} with algorithm={algorithm}."
+            f"e.g. policy=flow algorithm=bc, not policy '{policy}' with algorithm '{algorithm}'."
         )
 
 

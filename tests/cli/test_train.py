@@ -134,8 +134,8 @@ def test_runs_do_not_overwrite_each_other(tmp_path, refused):
         ([*PPO, "budget.updates=1", "task.reward=dense"], "Unknown reward 'dense' of task toy/point_mass"),
         ([], "Nothing to train"),
         ([*SPOKEN, "policy=gaussian", "algorithm=ppo"], "Task text/arithmetic speaks text; choose policy=text with"),
-        ([*SPOKEN, "policy=flow", "dataset=x"], "not policy=flow with algorithm=bc"),
-        ([*SPOKEN, "policy=text", "algorithm=ppo"], "not policy=text with algorithm=ppo"),
+        ([*SPOKEN, "policy=flow", "dataset=x"], "not policy 'flow' with algorithm 'bc'"),
+        ([*SPOKEN, "policy=text", "algorithm=ppo"], "not policy 'text' with algorithm 'ppo'"),
         (
             [*SPOKEN, "policy=text", "algorithm=text_sft", "algorithm.problems=-1"],
             "problems must be at least 0, got -1",

@@ -91,7 +91,7 @@ def test_a_policy_tries_its_chunks_in_the_world_model_before_it_plays(folder, ca
     assert main(["eval", str(folder / "policy"), *imagine, "--out", str(folder / "imagined")]) == 0
     assert [result["n"] for result in json.loads(capsys.readouterr().out)["results"].values()] == [1]
     assert f"2 chunks, imagined in {world}" in (folder / "imagined" / "report.html").read_text()
-    other = ["eval", "random", "--task", "point_mass", "--imagine", world, "--out", str(folder / "other")]
+    other = ["eval", str(folder / "policy"), "--task", "point_mass", "--imagine", world, "--out", str(folder / "other")]
     assert "filmed in toy/push; it imagines nothing of toy/point_mass" in refused(*other)
 
 

@@ -244,7 +244,7 @@ def test_a_tree_is_improved_from_the_command_line_and_goes_on(capsys, tmp_path, 
         (["act.py", "--task", "toy/point_mass", "--rest", "1"], "--skills and --rest are for behaviour trees"),
         (["tree.json", "--task", "toy/point_mass", "--resume"], "There is no search to go on with"),
         (["tree.json", "--task", "toy/point_mass", "--seed", "30000"], "must not overlap"),
-        (["tree.json", "--task", "toy/point_mass", "--out", "."], "exists already"),
+        (["tree.json", "--task", "toy/point_mass", "--out", "."], "exists and is not a checkpoint"),
         (["act.py", "--task", "text/grid", "--rounds", "1", "--author", "tree.json"], "tree.json"),
     ],
 )

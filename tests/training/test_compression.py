@@ -151,7 +151,7 @@ def test_an_interrupted_search_goes_on_without_training_again(checkpoint, capsys
         (["--out", "teacher"], "exists already"),
         (["--out", "teacher", "--overwrite"], "cannot be replaced by what is made of"),
         (["--resume", "--overwrite"], "leave one of them out"),
-        (["--widths", "8", "--episodes", "4"], "--population has no effect with --widths"),
+        (["--widths", "8", "--episodes", "4"], "has no effect with --widths"),
     ],
 )
 def test_a_command_that_cannot_run_is_refused_in_one_line(words, complaint, checkpoint, capsys):
