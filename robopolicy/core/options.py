@@ -23,23 +23,10 @@ POSITIVE = frozenset(
 
 NOT_NEGATIVE = frozenset(
     (
-        *(
-            "alpha",
-            "beta",
-            "budget_down",
-            "budget_up",
-            "clip",
-            "eps",
-            "first",
-            "floor",
-            "gate",
-            "high",
-            "kl_coef",
-            "last",
-        ),
-        *("layer", "layer_updates", "least", "limit", "longest", "loss_weight", "low", "margin", "most", "noise"),
-        *("penalty", "rate", "ratio_variance_coef", "refill", "regularization", "residual", "ridge", "seed", "shares"),
-        *("source", "spread", "summaries", "warmup"),
+        *("alpha", "beta", "budget_down", "budget_up", "clip", "eps", "first", "floor", "gate", "high", "kl_coef"),
+        *("last", "layer", "layer_updates", "least", "limit", "longest", "loss_weight", "low", "margin", "most"),
+        *("noise", "penalty", "rate", "ratio_variance_coef", "refill", "regularization", "residual", "ridge", "seed"),
+        *("shares", "source", "spread", "summaries", "warmup"),
     )
 )
 """Options that are at least 0."""
