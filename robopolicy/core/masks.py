@@ -198,23 +198,32 @@ class Uncertain:
         return decisions.logp_old < math.log(self.below)
 
 
-@dataclass(frozen=True)
-class SmallStep:
-    """Drop decisions whose gradient by the logits, `A^2 (1 - 2 p + sum p^2)`, is larger than `limit` (CAPO, S052).
 
-    p is the probability of what was chosen, and `extra["collision"]` (N, T) the sum of the squares of all. Of more than
-    a `share` of the decisions, those with the largest gradients are dropped.
+
+@dataclass(frozen=True)
+class PredictedStep:
+    """Drop decisions whose own gradient step is predicted to move the policy too far or to lose (CAPO, S052).
+
+    The model of the step is of second order and knows the logits alone. With d = A (onehot(a) - p), the gradient of
+    A log p_a, and F = diag(p) - p p^T, a step `rate` d shifts the policy by KL = rate^2 d'Fd / 2 and changes A log p_a
+    by rate |d|^2 - rate^2 A d'Fd / 2. `extra["collision"]` and `extra["collision3"]` (N, T) hold sum p^2 and sum p^3.
     """
 
-    limit: float = math.inf
-    share: float = 1.0
+    rate: float = 1.0
+    shift: float = math.inf  # largest KL [nats]
+    gain: float = -math.inf  # smallest change
+    share: float = 1.0  # of the decisions, at most; those with the largest shifts are dropped
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
-        residual = 1.0 - 2.0 * decisions.logp_old.exp() + decisions.need_extra("collision")
-        step = advantage.square() * residual
-        valid = decisions.valid()
-        return (step <= self.limit) | ~highest(step, valid, share_count(valid, self.share))
+        p, valid = decisions.logp_old.exp(), decisions.valid()
+        squares, cubes = decisions.need_extra("collision"), decisions.need_extra("collision3")
+        norm = advantage.square() * (1.0 - 2.0 * p + squares)
+        curvature = advantage.square() * (p - 2.0 * p.square() + cubes - (p - squares).square())
+        shift = 0.5 * self.rate**2 * curvature
+        unstable = (shift > self.shift) | (self.rate * norm - advantage * shift < self.gain)
+        ranked = torch.where(unstable, shift, -torch.inf)
+        return ~(unstable & highest(ranked, valid, share_count(valid, self.share)))
 
 
 MASKS: dict[str, Callable[..., MaskRule]] = {
@@ -222,9 +231,9 @@ MASKS: dict[str, Callable[..., MaskRule]] = {
     "depth_range": DepthRange,
     "first_units": FirstUnits,
     "informative": Informative,
+    "predicted_step": PredictedStep,
     "ratio_outlier": RatioOutlier,
     "shielded": Shielded,
-    "small_step": SmallStep,
     "source": Source,
     "spread": Spread,
     "uncertain": Uncertain,

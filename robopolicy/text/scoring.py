@@ -50,14 +50,15 @@ def supported_scores(logits: Tensor, support: Tensor, targets: Tensor) -> tuple[
     return logp.gather(1, targets[:, None]).squeeze(1), -(inside.exp().masked_fill(~support, 0.0) * inside).sum(1)
 
 
-def collisions(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:
-    """Probability that two tokens drawn from softmax((hidden weight^T + bias) / temperature) agree.
+def collisions(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor, draws: int = 2) -> Tensor:
+    """Probability that all tokens drawn from softmax((hidden weight^T + bias) / temperature) agree.
 
     Args:
         hidden: (M, D) last hidden states.
         weight: (V, D) of the output layer.
         bias: (V,) or None.
         temperature: (M,) positive.
+        draws: How many are drawn.
 
     Returns:
         `(M,)` in (0, 1], without gradient.
@@ -65,12 +66,12 @@ def collisions(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature:
     bias = weight.new_zeros(0) if bias is None else bias
     result = hidden.new_empty(len(hidden), dtype=_float(hidden))
     for rows in _blocks(len(hidden), ROWS):
-        once, twice = (result.new_full((rows.stop - rows.start,), -torch.inf) for _ in range(2))
+        single, power = (result.new_full((rows.stop - rows.start,), -torch.inf) for _ in range(2))
         for columns in _blocks(len(weight), COLUMNS):
             logits = _logits(hidden[rows], weight, bias, temperature[rows], columns)
-            once = torch.logaddexp(once, logits.logsumexp(1))
-            twice = torch.logaddexp(twice, (2.0 * logits).logsumexp(1))
-        result[rows] = (twice - 2.0 * once).exp()
+            single = torch.logaddexp(single, logits.logsumexp(1))
+            power = torch.logaddexp(power, (draws * logits).logsumexp(1))
+        result[rows] = (power - draws * single).exp()
     return result
 
 

@@ -4,7 +4,7 @@
     prompt_features (N, D)             mean last hidden state over the first prompt (S004)
     cluster (N,)                       which of the group's attempts have similar features (S135)
     waad, fai (N, T)                   distance a decision attends to, and attention it receives later (S130)
-    collision (N, T)                   probability that two draws agree (S052)
+    collision, collision3 (N, T)       probability that two draws agree, and that three do (S052)
     prompt_confidence (N,)             geometric mean probability of the prompt's least likely tokens (S158)
 
 Attention is the mean over all heads and layers; which heads plan is not looked for.
@@ -85,13 +85,17 @@ def attention_summary(policy: TextPolicy, tokens: Tensor, start: Tensor, mask: T
 
 
 @torch.no_grad()
-def choice_norms(policy: TextPolicy, rows: Decisions) -> dict[str, Tensor]:
-    """`collision`, at the temperature of the rows."""
+def choice_norms(policy: TextPolicy, rows: Decisions, *draws: int) -> dict[str, Tensor]:
+    """`collision`, or with three draws `collision3`, at the temperature of the rows."""
     tokens, start, mask = _conversations(rows)
     heat = rows.extra["temperature"][mask.nonzero(as_tuple=True)[0]]
     head = head_of(policy.model)
-    found = collisions(policy.states(tokens, start, mask), head.weight, head.bias, heat)
-    return {"collision": found.new_zeros(mask.shape).masked_scatter(mask, found)}
+    hidden, result = policy.states(tokens, start, mask), dict[str, Tensor]()
+    for number in draws:
+        found = collisions(hidden, head.weight, head.bias, heat, number)
+        name = "collision" if number == 2 else f"collision{number}"
+        result[name] = found.new_zeros(mask.shape).masked_scatter(mask, found)
+    return result
 
 
 @torch.no_grad()
@@ -134,8 +138,8 @@ SUMMARIES: dict[str, Callable[[TextPolicy, Decisions, Options], dict[str, Tensor
     "probe_baseline": lambda policy, rows, _: probe_features(policy, rows),
     "context_baseline": lambda policy, rows, _: prompt_features(policy, *_conversations(rows)),
     "rhythm": lambda policy, rows, _: attention_summary(policy, *_conversations(rows)),
-    "optimal_token_baseline": lambda policy, rows, _: choice_norms(policy, rows),
-    "small_step": lambda policy, rows, _: choice_norms(policy, rows),
+    "optimal_token_baseline": lambda policy, rows, _: choice_norms(policy, rows, 2),
+    "predicted_step": lambda policy, rows, _: choice_norms(policy, rows, 2, 3),
     "rarity": lambda policy, rows, options: prompt_confidence(policy, rows, options.get("share", Rarity.share)),
     "cluster": lambda policy, rows, _: clustered(policy, rows),
 }

@@ -36,6 +36,7 @@ EXTRAS: dict[str, Extra] = {
     "value_ref": lambda generator, d: d.logp_old.new_full((len(d),), 0.3),  # (N,)
     "greedy": lambda g, d: torch.rand(len(d), generator=g, dtype=torch.float64),
     "collision": lambda g, d: torch.rand(d.shape, generator=g, dtype=torch.float64),
+    "collision3": lambda g, d: torch.rand(d.shape, generator=g, dtype=torch.float64),
     "drift": lambda g, d: 0.05 * torch.rand(len(d), generator=g, dtype=torch.float64),
     "features": lambda g, d: torch.randn(len(d), 3, generator=g, dtype=torch.float64),
     "prompt_features": lambda g, d: torch.randn(100, 2, generator=g, dtype=torch.float64)[d.need("group")],

@@ -10,7 +10,8 @@ from formulas import DISTANCES, gradients, relative, tok, z
 from tabular import Tabular, check, check_recipe, ppo, recipe_of, rewards, seq_mean, tabular
 from torch import Tensor
 
-from robopolicy.core.masks import SmallStep
+from robopolicy.core.decisions import Decisions
+from robopolicy.core.masks import PredictedStep
 from robopolicy.core.references import restricted, soup, top_p_support
 
 
@@ -72,27 +73,62 @@ def grpo(case: Tabular) -> Tensor:
     return seq_mean(ppo(case, relative(case)), case.decisions.valid())
 
 
-def test_capo_drops_what_would_move_the_logits_most() -> None:
+def test_capo_drops_what_is_predicted_to_move_the_policy_most() -> None:
     def formula(case: Tabular) -> Tensor:
-        """The gradient of log pi by the logits is one-hot minus the distribution."""
+        """The gradient d of A log pi by the logits, a step along it, and the divergence there: d'Fd / 2."""
         d, a = case.decisions, relative(case)[:, None]
-        one_hot = torch.nn.functional.one_hot(case.tokens, old.shape[2]).double()
-        size = (a[:, :, None] * (one_hot - old)).square().sum(2)
-        keep = d.valid() & (size <= 1.5)
-        assert 0.92 * int(d.valid().sum()) <= int(keep.sum()) < int(d.valid().sum())
+        step = a[:, :, None] * (torch.nn.functional.one_hot(case.tokens, old.shape[2]).double() - old)
+        fisher = torch.diag_embed(old) - old[..., :, None] * old[..., None, :]
+        shift = 0.5 * torch.einsum("nti,ntij,ntj->nt", step, fisher, step)
+        keep = d.valid() & (shift <= limit)
+        assert 0.9 * int(d.valid().sum()) <= int(keep.sum()) < int(d.valid().sum())
         return ppo(case, relative(case))[keep].mean()
 
     old = tabular(drift=0.0).distribution().detach().exp()
-    check_recipe("s052_capo", formula, extra={"collision": old.square().sum(2)})
-    case = tabular(extra={"collision": old.square().sum(2)})
+    extra = {"collision": old.square().sum(2), "collision3": old.pow(3).sum(2)}
+    limit = 0.24
+    recipe = recipe_of("s052_capo", estimator={"masks": [{"name": "predicted_step", "shift": limit}]})
+    for drift in (0.0, 0.3):
+        check(recipe, tabular(drift=drift, extra=extra), formula)
+    case = tabular(extra=extra)
     torch.testing.assert_close(
-        gradients("s052_capo", case, estimator={"masks": ["small_step"]}), gradients("grpo", case, estimator={})
+        gradients("s052_capo", case, estimator={"masks": ["predicted_step"]}), gradients("grpo", case, estimator={})
+    )
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_a_predicted_step_is_right_to_second_order(sign: float) -> None:
+    generator, rate = torch.Generator().manual_seed(0), 0.03
+    logits = torch.randn(4, 3, 5, generator=generator, dtype=torch.float64)
+    logp, tokens = logits.log_softmax(2), torch.randint(5, (4, 3, 1), generator=generator)
+    p, chosen = logp.exp(), logp.gather(2, tokens)[..., 0]
+    advantage = sign * (0.5 + torch.rand(4, 3, generator=generator, dtype=torch.float64))
+    extra = {"collision": p.square().sum(2), "collision3": p.pow(3).sum(2)}
+    rows = Decisions(chosen, extra=extra)
+    step = rate * advantage[..., None] * (torch.nn.functional.one_hot(tokens[..., 0], 5) - p)
+    moved = (logits + step).log_softmax(2)
+    shift = (p * (logp - moved)).sum(2)
+    gain = advantage * (moved.gather(2, tokens)[..., 0] - chosen)
+    for option, exact, above in (("shift", shift, True), ("gain", gain, False)):
+        limit = float(exact.median())
+        clear = (exact / limit - 1).abs() > 0.02
+        kept = PredictedStep(rate=rate, **{option: limit})(rows, advantage, torch.zeros(4, 3))
+        assert clear.sum() >= 9
+        assert torch.equal(kept[clear], (exact < limit)[clear] if above else (exact > limit)[clear])
+
+
+def test_of_too_many_unstable_decisions_those_that_move_most_are_dropped() -> None:
+    case = tabular()
+    p = case.distribution().detach().exp()
+    rows = case.decisions.with_fields(
+        extra={**case.decisions.extra, "collision": p.square().sum(2), "collision3": p.pow(3).sum(2)}
     )
     advantage, valid = torch.randn(16, 6, dtype=torch.float64), case.decisions.valid()
-    size = advantage.square() * (1 - 2 * case.decisions.logp_old.exp() + case.decisions.need_extra("collision"))
-    kept = SmallStep(limit=0.0, share=0.1)(case.decisions, advantage, torch.zeros(16, 6))[valid]
+    kept = PredictedStep(shift=0.0, share=0.1)(rows, advantage, torch.zeros(16, 6))
     assert int((~kept).sum()) == int(0.1 * int(valid.sum())) > 1
-    assert size[valid][~kept].min() > size[valid][kept].max()
+    for limit in (0.01, 0.05, 0.1):
+        larger = ~PredictedStep(shift=limit)(rows, advantage, advantage) & valid
+        assert int((~kept & larger).sum()) == min(int((~kept).sum()), int(larger.sum())) > 0
 
 
 def test_nlpo_with_a_full_support_is_ppo() -> None:

@@ -79,11 +79,12 @@ def test_collisions_are_sums_of_squares_at_the_temperature(policy):
     record = rows_of(policy)
     heat = torch.tensor([0.5, 2.0])
     rows = Decisions(torch.zeros(record["mask"].shape), mask=record["mask"], extra={**record, "temperature": heat})
-    found = choice_norms(policy, rows)["collision"]
+    found = choice_norms(policy, rows, 2, 3)
     start = int(record["start"][1])
     logits = policy.model(record["tokens"][1:]).logits[0, start - 1 : start + 6] / 2.0
-    torch.testing.assert_close(found[1], logits.softmax(1).square().sum(1), rtol=1e-4, atol=1e-6)
-    assert (found[0, 2:] == 0).all()
+    for name, power in (("collision", 2), ("collision3", 3)):
+        torch.testing.assert_close(found[name][1], logits.softmax(1).pow(power).sum(1), rtol=1e-4, atol=1e-6)
+        assert (found[name][0, 2:] == 0).all()
 
 
 def test_confidence_of_a_prompt_is_that_of_its_least_likely_tokens(policy):
