@@ -76,6 +76,7 @@ class Range:
 Count = Annotated[int, Range(1)]
 Several = Annotated[int, Range(2)]
 Natural = Annotated[int, Range(0)]
+Seed = Annotated[int, Range(0, LARGEST["seed"])]
 Bytes = Annotated[int, Range(0, 2**48)]
 Layers = Annotated[int, Range(1, 1000)]  # every one of them costs time to build
 Positive = Annotated[float, Range(0, above=True)]

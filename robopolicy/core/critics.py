@@ -10,6 +10,7 @@ from torch import Tensor
 
 from robopolicy.core.aggregate import masked_mean
 from robopolicy.core.decisions import Decisions
+from robopolicy.limits import Natural, NotNegative
 
 
 @runtime_checkable
@@ -26,9 +27,9 @@ class Critic:
     """How values are learned beside the policy; `critic` of a recipe."""
 
     coef: float = 0.5  # weight of the value loss
-    clip: float = 0.0  # largest change of a value that its loss rewards, as in PPO; 0 disables
+    clip: NotNegative = 0.0  # largest change of a value that its loss rewards, as in PPO; 0 disables
     detach: bool = False  # its gradient stops at what it shares with the policy (VL-DAC, S178)
-    warmup: int = 0  # first updates, in which it learns alone
+    warmup: Natural = 0  # first updates, in which it learns alone
 
     def __post_init__(self) -> None:
         if self.coef <= 0 or self.clip < 0 or self.warmup < 0:

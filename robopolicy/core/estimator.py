@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
@@ -19,10 +19,12 @@ from torch import Tensor
 from robopolicy.core.aggregate import AGGREGATES, masked_mean
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.masks import MaskRule, compose
+from robopolicy.core.options import checked
 from robopolicy.core.ratios import LEVELS, REDUCTIONS, Bounds, ConstantBounds, Hierarchy, importance_weight, log_ratio
 from robopolicy.core.regularizers import KL_ESTIMATORS, Constant, Controller, Dual, k3, ratio_variance
 from robopolicy.core.surrogates import LINEAR, SURROGATES
 from robopolicy.core.weights import Weight
+from robopolicy.limits import NotNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -31,21 +33,21 @@ class EstimatorConfig:
 
     level: str = "token"  # one ratio per: token (decision) | unit (chunk, turn) | sequence | hierarchical
     reduction: str = "sum"  # of log-ratios within the level: sum | mean | normalized (divided by count)
-    count: float = 1.0  # divisor of "normalized", e.g. steps x action dimensions
+    count: Positive = 1.0  # divisor of "normalized", e.g. steps x action dimensions
     hierarchy: Hierarchy = field(default_factory=Hierarchy)  # budgets of the level "hierarchical"
-    log_ratio_limit: float = 20.0  # log-ratios are clamped to +- this many nats before they are exponentiated
+    log_ratio_limit: Positive = 20.0  # log-ratios are clamped to +- this many nats before they are exponentiated
     bounds: Bounds = field(default_factory=ConstantBounds)  # lowest and highest ratio
     surrogate: str = "clip"  # a key of SURROGATES
     surrogate_options: Mapping[str, float] = field(default_factory=dict[str, float])  # e.g. {"cap": 3.0}
     masks: tuple[MaskRule, ...] = ()  # rules beyond the validity mask
-    importance_cap: float | None = None  # truncates the weight old / behaviour; None: no correction
+    importance_cap: Positive | None = None  # truncates the weight old / behaviour; None: no correction
     importance_level: str = "token"  # token | unit | sequence
     aggregate: str = "tok"  # tok | seq_sum | seq_mean | const | group_mean
-    length: float = 1.0  # divisor of "const"
+    length: Positive = 1.0  # divisor of "const"
     kl: str = "k3"  # estimator of the KL to logp_ref: k1 | k2 | k3
-    kl_coef: float = 0.0
+    kl_coef: NotNegative = 0.0
     entropy_coef: float = 0.0  # bonus
-    ratio_variance_coef: float = 0.0  # penalty on (ratio - 1)^2
+    ratio_variance_coef: NotNegative = 0.0  # penalty on (ratio - 1)^2
     weights: tuple[Weight, ...] = ()  # detached factors of the loss of each decision
 
     def __post_init__(self) -> None:
@@ -55,8 +57,10 @@ class EstimatorConfig:
         _known("importance_level", self.importance_level, tuple(LEVELS))
         _known("aggregate", self.aggregate, tuple(AGGREGATES))
         _known("kl", self.kl, tuple(KL_ESTIMATORS))
-        for name in self.surrogate_options:
-            _known(f"option of surrogate '{self.surrogate}'", name, options_of(self.surrogate))
+        options = options_of(self.surrogate)
+        for name, value in self.surrogate_options.items():
+            _known(f"option of surrogate '{self.surrogate}'", name, tuple(options))
+            checked(f"Option '{name}' of surrogate '{self.surrogate}'", options[name], value)
 
 
 class Estimator:
@@ -190,9 +194,10 @@ class Estimator:
         return torch.stack(terms).sum() if terms else None
 
 
-def options_of(surrogate: str) -> tuple[str, ...]:
-    """Names of the options of a surrogate, behind the four arguments that all have."""
-    return tuple(inspect.signature(SURROGATES[surrogate]).parameters)[4:]
+def options_of(surrogate: str) -> dict[str, Any]:
+    """Options of a surrogate, behind the four arguments that all have, and their types."""
+    hints = get_type_hints(SURROGATES[surrogate], include_extras=True)
+    return {name: hints[name] for name in tuple(inspect.signature(SURROGATES[surrogate]).parameters)[4:]}
 
 
 def _diagnostics(ratio: Tensor, plain: Tensor, clipped: Tensor, mask: Tensor | None) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.core.decisions import Decisions, by_trajectory, unit_numbers
 from robopolicy.core.segments import Segments
 from robopolicy.core.signals import highest, share_count
+from robopolicy.limits import Count, Natural, NotNegative, Positive, PositiveShare, Share
 
 MaskRule = Callable[[Decisions, Tensor, Tensor], Tensor]
 """`(decisions, advantage (N, 1 or T), log_ratio (N, T) detached) -> bool (N, T)`, True where the decision enters."""
@@ -37,8 +38,8 @@ def compose(rules: Sequence[MaskRule], decisions: Decisions, advantage: Tensor, 
 class DepthRange:
     """Keep decisions with depth in [first, last), e.g. the trained denoising steps or the first turns."""
 
-    first: int = 0
-    last: int | None = None
+    first: Natural = 0
+    last: Natural | None = None
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
@@ -51,7 +52,7 @@ class DepthRange:
 class FirstUnits:
     """Keep the first units of trajectories: what follows a reflection or a critique is another's (S064, S145)."""
 
-    count: int = 1
+    count: Count = 1
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
@@ -62,7 +63,7 @@ class FirstUnits:
 class RatioOutlier:
     """Drop decisions whose log-ratio lies beyond `limit` nats in either direction."""
 
-    limit: float = 5.0
+    limit: NotNegative = 5.0
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
@@ -84,7 +85,7 @@ class Unmarked:
 class Source:
     """Keep rows of one source, e.g. 0 for those the policy itself drew."""
 
-    source: int
+    source: Natural
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
@@ -110,7 +111,7 @@ class UncertainGiven:
     """Of decisions that were given, `extra[key]` bool (N, T), keep the share with the highest entropy (IGPO, S100)."""
 
     key: str
-    share: float = 0.2
+    share: Share = 0.2
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
@@ -140,7 +141,7 @@ class Spread:
     Each counts with the mean over its decisions. The advantages themselves stay those of the whole groups.
     """
 
-    share: float = 0.5
+    share: Share = 0.5
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
@@ -174,7 +175,7 @@ def most_varied(values: Tensor, count: int) -> Tensor:
 class Informative:
     """Keep the share of decisions with the largest `|A| H`: uncertain, and with something at stake (D3S, S012)."""
 
-    share: float = 1.0
+    share: Share = 1.0
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
@@ -187,7 +188,7 @@ class Informative:
 class Uncertain:
     """Keep decisions whose probability was below `below` when sampled: the others leave little to choose (S013)."""
 
-    below: float = 0.9
+    below: PositiveShare = 0.9
 
     def __post_init__(self) -> None:
         if not 0.0 < self.below <= 1.0:
@@ -196,8 +197,6 @@ class Uncertain:
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
         return decisions.logp_old < math.log(self.below)
-
-
 
 
 @dataclass(frozen=True)
@@ -209,10 +208,10 @@ class PredictedStep:
     by rate |d|^2 - rate^2 A d'Fd / 2. `extra["collision"]` and `extra["collision3"]` (N, T) hold sum p^2 and sum p^3.
     """
 
-    rate: float = 1.0
-    shift: float = math.inf  # largest KL [nats]
+    rate: Positive = 1.0
+    shift: NotNegative = math.inf  # largest KL [nats]
     gain: float = -math.inf  # smallest change
-    share: float = 1.0  # of the decisions, at most; those with the largest shifts are dropped
+    share: Share = 1.0  # of the decisions, at most; those with the largest shifts are dropped
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""

@@ -1,123 +1,95 @@
-"""What the options of parts may be: their type as the signature of the part says, their range by their name.
-
-A range is that of `PART.OPTION` where the tables name it, else that of `OPTION`.
-"""
+"""What the options of parts may be: plain values, as the types of their parameters say (`robopolicy.limits`)."""
 
 from __future__ import annotations
 
 import reprlib
+import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Annotated, Any, Union, cast, get_args, get_origin
 
-POSITIVE = frozenset(
-    (
-        *("age", "beam", "cap", "components", "count", "depth", "dims", "divisor", "eta", "factor", "failures"),
-        *("half_life", "horizon", "importance_cap", "length", "levels", "log_ratio_limit", "norm", "queries"),
-        *("score_temperatures", "size", "stages", "steps", "successes", "temperature", "trial", "units", "variance"),
-        *("width", "window", "adaptive.target", "target_divergence.beta"),
-        *(f"surrogate_options.{name}" for name in ("alpha", "beta", "down", "floor", "up")),
-    )
-)
-"""Options that are above 0."""
-
-NOT_NEGATIVE = frozenset(
-    (
-        *("alpha", "beta", "budget_down", "budget_up", "clip", "eps", "first", "floor", "gate", "high", "kl_coef"),
-        *("last", "layer", "layer_updates", "least", "limit", "longest", "loss_weight", "low", "margin", "most"),
-        *("noise", "penalty", "rate", "ratio_variance_coef", "refill", "regularization", "residual", "ridge", "seed"),
-        *("shares", "source", "spread", "summaries", "warmup"),
-    )
-)
-"""Options that are at least 0."""
-
-SHARES = frozenset(
-    (
-        *("decay", "easy", "forgetting", "gamma", "hard", "initial", "inner_gamma", "inner_lam", "lam", "quantile"),
-        *("rest", "rollout_weight", "share"),
-    )
-)
-"""Options from 0 to 1."""
-
-FREE = frozenset(("beta_scale.low", "beta_scale.high", "step_gain.penalty", "demonstration_switch.gate"))
-"""Options that may be any number, unlike others of their name."""
+from robopolicy.errors import UserError
+from robopolicy.limits import Range
 
 LARGEST = 1e15
 """Numbers are no larger, so that single precision holds what is made of them."""
 
-_RANGED = POSITIVE | NOT_NEGATIVE | SHARES | FREE
-_TYPES: dict[str, tuple[Any, str]] = {
-    "float": (int | float, "number"),
-    "int": (int, "whole number"),
-    "str": (str, "text"),
-    "bool": (bool, "true or false"),
-}
-_LISTS = {"Sequence[float]": "float", "Sequence[str]": "str", "tuple[float, float]": "float"}
-_MAPPINGS = {"Mapping[str, float]": "float", "Mapping[str, str]": "str"}
+_NAMES = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
 
 
-def is_plain(annotation: str) -> bool:
-    """Whether an option of this type holds plain values, and no part."""
-    return annotation.removesuffix(" | None") in (*_TYPES, *_LISTS, *_MAPPINGS)
+def is_plain(hint: Any) -> bool:
+    """Whether an option of this type holds plain values, and no part: one, a list or a mapping of them."""
+    hint, _ = _required(hint)
+    items = [item for item in get_args(hint) if item is not Ellipsis]
+    if get_origin(hint) in (Sequence, Mapping, tuple):
+        return all(_single_type(item) in _NAMES for item in items)
+    return _single_type(hint) in _NAMES
 
 
-def checked(what: str, option: str, annotation: str, plain: Any) -> Any:
+def checked(what: str, hint: Any, plain: Any) -> Any:
     """A plain value that fits its option; lists become tuples.
 
     Args:
         what: How messages call it, e.g. "Option 'low' of bounds 'constant'".
-        option: `OPTION` or `PART.OPTION`, which tells the range.
-        annotation: Its type, one that `is_plain`.
+        hint: Its type, one that `is_plain`.
         plain: The value.
 
     Raises:
         ValueError: It is of another type, out of range, empty or no finite number; one line.
     """
-    if plain is None and annotation.endswith(" | None"):
+    hint, optional = _required(hint)
+    if plain is None and optional:
         return None
-    kind = annotation.removesuffix(" | None")
-    if kind in _LISTS:
+    origin, items = get_origin(hint), get_args(hint)
+    if origin in (Sequence, tuple):
         if not isinstance(plain, list | tuple) or not plain:
             raise ValueError(f"{what} must be a list with entries, got {_shown(plain)}.")
         entries = cast(Sequence[Any], plain)
-        if kind.startswith("tuple") and len(entries) != 2:
-            raise ValueError(f"{what} must be two numbers, got {_shown(entries)}.")
-        return tuple(_single(f"Every entry of {_lower(what)}", option, _LISTS[kind], value) for value in entries)
-    if kind in _MAPPINGS:
+        if origin is tuple and len(entries) != len(items):
+            raise ValueError(f"{what} must be {len(items)} numbers, got {_shown(entries)}.")
+        return tuple(_single(f"Every entry of {_lower(what)}", items[0], value) for value in entries)
+    if origin is Mapping:
         if not isinstance(plain, Mapping):
             raise ValueError(f"{what} must be a mapping, got {_shown(plain)}.")
-        last, found = option.rpartition(".")[2], dict[str, Any]()
-        for key, value in cast(Mapping[Any, Any], plain).items():
-            named = last == "surrogate_options"  # whose keys are options themselves; those of others are metrics
-            of = f"{last}.{key}" if named else option
-            found[str(key)] = _single(f"'{key}' in {_lower(what)}", of, _MAPPINGS[kind], value)
-        return found
-    return _single(what, option, kind, plain)
+        pairs = cast(Mapping[Any, Any], plain).items()
+        return {str(key): _single(f"'{key}' in {_lower(what)}", items[1], value) for key, value in pairs}
+    return _single(what, hint, plain)
 
 
-def _single(what: str, option: str, kind: str, plain: Any) -> Any:
-    """A value of one of `_TYPES`, within the range of its option."""
-    wanted, name = _TYPES[kind]
-    fits = isinstance(plain, wanted) and (kind == "bool" or not isinstance(plain, bool))
-    if kind in ("float", "int"):
-        key = next((key for key in (option, option.rpartition(".")[2]) if key in _RANGED), "")
-        if key in POSITIVE:
-            name, fits = f"{name} above 0", fits and plain > 0
-        elif key in NOT_NEGATIVE:
-            name, fits = f"{name} of at least 0", fits and plain >= 0
-        elif key in SHARES:
-            name, fits = f"{name} from 0 to 1", fits and 0 <= plain <= 1
-        if fits and not abs(plain) <= LARGEST:  # or no number at all
-            name, fits = f"{name}, at most {LARGEST:.0e} in size", False
+def _required(hint: Any) -> tuple[Any, bool]:
+    """A type without None, and whether that was allowed."""
+    if get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint):
+        others = [item for item in get_args(hint) if item is not type(None)]
+        return others[0], True
+    return hint, False
+
+
+def _single_type(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def _single(what: str, hint: Any, plain: Any) -> Any:
+    """A value of one of the types in `_NAMES`, within its range."""
+    kind = _single_type(hint)
+    wanted = int | float if kind is float else kind
+    fits = isinstance(plain, wanted) and (kind is bool or not isinstance(plain, bool))
     if not fits:
-        article = "" if kind == "bool" else "a "
-        raise ValueError(f"{what} must be {article}{name}, got {_shown(plain)}{_hint(kind, plain)}.")
+        raise ValueError(f"{what} must be {_NAMES[kind]}, got {_shown(plain)}{_hint(kind, plain)}.")
+    if kind in (int, float):
+        if not abs(plain) <= LARGEST:  # or no number at all
+            raise ValueError(f"{what} must be {_NAMES[kind]}, at most {LARGEST:.0e} in size, got {_shown(plain)}.")
+        for each in get_args(hint)[1:]:
+            if isinstance(each, Range):
+                try:
+                    each.check(what, kind(plain))
+                except UserError as error:
+                    raise ValueError(str(error)) from error
     return plain
 
 
-def _hint(kind: str, plain: Any) -> str:
+def _hint(kind: type, plain: Any) -> str:
     """Why a number is none: YAML wants a point in one with an exponent."""
-    if kind == "float" and isinstance(plain, str):
+    if kind is float and isinstance(plain, str):
         with suppress(ValueError):
             return f", a text to YAML; write it with a point, e.g. {float(plain):.1e}"
     return ""

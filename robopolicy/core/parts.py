@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, cast, get_args, get_type_hints
 
 from robopolicy.core.advantages.bonuses import BONUSES
 from robopolicy.core.advantages.comparisons import COMPARISONS
@@ -95,7 +95,7 @@ def build(slot: str, plain: Any) -> Any:
     if slot == "pipeline":
         return Pipeline([build("stage", stage) for stage in _list("pipeline", plain)])
     if slot in UNNAMED:
-        return _call(slot, slot, UNNAMED[slot], _mapping(slot, plain))
+        return _call(slot, UNNAMED[slot], _mapping(slot, plain))
     if slot not in REGISTRIES:
         raise ValueError(f"Unknown slot '{slot}'; known: {', '.join(sorted([*REGISTRIES, *UNNAMED, 'pipeline']))}.")
     if not isinstance(plain, str | Mapping):
@@ -105,10 +105,10 @@ def build(slot: str, plain: Any) -> Any:
     if name not in REGISTRIES[slot]:
         raise ValueError(f"Unknown {slot} '{name}'; known: {', '.join(sorted(REGISTRIES[slot])) or 'none'}.")
     part = REGISTRIES[slot][name]
-    return _call(f"{slot} '{name}'", name, part, options)
+    return _call(f"{slot} '{name}'", part, options)
 
 
-def _call(where: str, name: str, part: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+def _call(where: str, part: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     """`part` with its options: an instance of a class, or a function with some arguments fixed."""
     known = _options_of(part)
     for option in options:
@@ -117,39 +117,38 @@ def _call(where: str, name: str, part: Callable[..., Any], options: Mapping[str,
     for option, (_, needed) in known.items():
         if needed and option not in options:
             raise ValueError(f"Option '{option}' of {where} is missing.")
-    values = {option: _value(where, name, option, known[option][0], value) for option, value in options.items()}
+    values = {option: _value(where, option, known[option][0], value) for option, value in options.items()}
     if isinstance(part, type):
         return part(**values)
     return partial(part, **values) if values else part
 
 
-def _options_of(part: Callable[..., Any]) -> dict[str, tuple[str, bool]]:
-    """Options of a part by name: the type as its signature writes it, and whether it has to be given.
+def _options_of(part: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
+    """Options of a part by name: their type, and whether they have to be given.
 
     What a part remembers, and may be built with, is none.
     """
-    found: dict[str, tuple[str, bool]] = {}
+    found: dict[str, tuple[Any, bool]] = {}
+    hints = get_type_hints(part.__init__ if isinstance(part, type) else part, include_extras=True)
     for parameter in inspect.signature(part).parameters.values():
-        note = parameter.annotation
-        kind = note if isinstance(note, str) else inspect.formatannotation(note)
+        kind = hints.get(parameter.name)
         told = isinstance(part, type) or parameter.kind is inspect.Parameter.KEYWORD_ONLY
         if told and (is_plain(kind) or parameter.name in (*NESTED, *NESTED_LISTS)):
             found[parameter.name] = kind, parameter.default is inspect.Parameter.empty
     return found
 
 
-def _value(where: str, name: str, option: str, kind: str, plain: Any) -> Any:
+def _value(where: str, option: str, kind: Any, plain: Any) -> Any:
     """An option: a plain value that fits, or the part that it describes."""
     if is_plain(kind):
-        return checked(f"Option '{option}' of {where}", f"{name}.{option}", kind, plain)
-    if plain is None and kind.endswith(" | None"):
+        return checked(f"Option '{option}' of {where}", kind, plain)
+    if plain is None and type(None) in get_args(kind):
         return None
     if option in NESTED_LISTS:
         return tuple(build(NESTED_LISTS[option], item) for item in _list(option, plain))
     part = build(NESTED[option], plain)
-    others = {entry.__name__ for entry in REGISTRIES.get(NESTED[option], {}).values() if isinstance(entry, type)}
-    if kind in others and type(part).__name__ != kind:
-        raise ValueError(f"Option '{option}' of {where} must be {kind}, got {plain!r}.")
+    if kind in REGISTRIES.get(NESTED[option], {}).values() and type(part) is not kind:
+        raise ValueError(f"Option '{option}' of {where} must be {kind.__name__}, got {plain!r}.")
     return part
 
 

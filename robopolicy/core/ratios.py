@@ -16,6 +16,7 @@ from torch import Tensor
 from robopolicy.core.decisions import Decisions, Partition, by_trajectory, by_unit
 from robopolicy.core.segments import Segments
 from robopolicy.core.signals import relative_entropy
+from robopolicy.limits import Count, NotNegative, Share
 
 Bound = float | Tensor  # a number or (N, T)
 Bounds = Callable[[Decisions], tuple[Bound, Bound]]
@@ -88,9 +89,9 @@ class Hierarchy:
     """
 
     outer: str = "sequence"  # level that owns the drift budget: "sequence" or "unit"
-    budget_up: float = 0.02  # nats of mean upward drift per outer level
-    budget_down: float = 0.01  # nats of mean downward drift, smaller than budget_up
-    residual: float = 0.2  # nats a decision may deviate from its outer level
+    budget_up: NotNegative = 0.02  # nats of mean upward drift per outer level
+    budget_down: NotNegative = 0.01  # nats of mean downward drift, smaller than budget_up
+    residual: NotNegative = 0.2  # nats a decision may deviate from its outer level
     slope: float | None = None  # steepness with which exceeded drift is taken back; None: decisions of the outer level
 
     def __post_init__(self) -> None:
@@ -134,8 +135,8 @@ def importance_weight(decisions: Decisions, level: str = "token", cap: float = 2
 class ConstantBounds:
     """Ratio in [1 - low, 1 + high]; symmetric where `high` is not given."""
 
-    low: float = 0.2
-    high: float | None = None
+    low: NotNegative = 0.2
+    high: NotNegative | None = None
 
     def __call__(self, decisions: Decisions) -> tuple[Bound, Bound]:
         """Same numbers for every decision."""
@@ -149,10 +150,10 @@ class DepthBounds:
     `clip(i) = first + (last - first) (exp(rate i / (steps - 1)) - 1) / (exp(rate) - 1)`, and `last` for one step.
     """
 
-    first: float = 0.001  # half-width at depth 0
-    last: float = 0.01  # half-width at depth steps - 1
-    steps: int = 10  # trained denoising steps
-    rate: float = 3.0
+    first: NotNegative = 0.001  # half-width at depth 0
+    last: NotNegative = 0.01  # half-width at depth steps - 1
+    steps: Count = 10  # trained denoising steps
+    rate: NotNegative = 3.0
 
     def __call__(self, decisions: Decisions) -> tuple[Bound, Bound]:
         """Bounds `(N, T)` from the depth of each decision."""
@@ -171,10 +172,10 @@ class ProbabilityBounds:
     times the ratio stays within the width. A density is first brought to one dimension, and counts as 1 above 1.
     """
 
-    low: float = 0.16
-    high: float = 0.2
-    limit: float = 10.0  # highest upper bound
-    dims: int = 1  # dimensions of a decision
+    low: NotNegative = 0.16
+    high: NotNegative = 0.2
+    limit: NotNegative = 10.0  # highest upper bound
+    dims: Count = 1  # dimensions of a decision
 
     def __call__(self, decisions: Decisions) -> tuple[Bound, Bound]:
         """Bounds `(N, T)` from the recorded log-probabilities."""
@@ -190,9 +191,9 @@ class EntropyBounds:
     Certain decisions (h < 0) may lose more probability, `low (1 - h)`; uncertain ones may gain more, `high (1 + h)`.
     """
 
-    low: float = 0.2
-    high: float = 0.2
-    quantile: float = 0.8
+    low: NotNegative = 0.2
+    high: NotNegative = 0.2
+    quantile: Share = 0.8
     logarithm: bool = True  # see `relative_entropy`
 
     def __call__(self, decisions: Decisions) -> tuple[Bound, Bound]:

@@ -22,6 +22,7 @@ from robopolicy.core.options import checked
 from robopolicy.core.parts import build
 from robopolicy.core.regularizers import Constant, Controller, Regularizer
 from robopolicy.core.selectors import Selector
+from robopolicy.limits import Count
 
 DEFAULTS: dict[str, Any] = {
     "source": "",  # row of the catalogue, e.g. S002; "" for baselines
@@ -106,11 +107,9 @@ class Recipe:
             if plain.get(key, DEFAULTS[key]) not in options:
                 raise ValueError(f"'{key}' of a recipe must be one of {', '.join(options)}, got {plain[key]!r}.")
         for key in ("source", "title", "section", "deviations"):
-            checked(f"'{key}' of a recipe", key, "str", plain.get(key, DEFAULTS[key]))
+            checked(f"'{key}' of a recipe", str, plain.get(key, DEFAULTS[key]))
         for key in ("epochs", "minibatches", "group_size"):
-            value = plain.get(key, DEFAULTS[key])
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"'{key}' of a recipe must be a whole number of at least 1, got {value!r}.")
+            checked(f"'{key}' of a recipe", Count, plain.get(key, DEFAULTS[key]))
         for key, default in DEFAULTS.items():
             wanted = "a list" if isinstance(default, list) else "a mapping" if isinstance(default, dict) else ""
             fits = isinstance(plain.get(key, default), list if wanted == "a list" else Mapping)
@@ -224,5 +223,5 @@ def _weighted(slot: str, plain: Any) -> tuple[str, float, Any]:
         raise ValueError(f"Expected a name or a mapping of options for {slot}, found {plain!r}.")
     options = dict(cast(Mapping[str, Any], plain))
     what = f"Weight 'coef' of {slot} '{options.get('name', '')}'"
-    coef = float(checked(what, "coef", "float", options.pop("coef", 1.0)))
+    coef = float(checked(what, float, options.pop("coef", 1.0)))
     return str(options.get("name", "")), coef, build(slot, options)

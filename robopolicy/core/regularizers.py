@@ -17,6 +17,7 @@ from robopolicy.core.decisions import Decisions, by_group
 from robopolicy.core.ratios import log_ratio
 from robopolicy.core.segments import Segments
 from robopolicy.core.signals import covariance, highest, share_count
+from robopolicy.limits import Count, NotNegative, Positive, Share
 
 
 def k1(difference: Tensor) -> Tensor:
@@ -100,7 +101,7 @@ class Imitation:
 class CovarianceKL:
     """`|log ratio|` at the share of decisions that cost most entropy, where Cov(logp, A) is highest (KL-Cov, S066)."""
 
-    share: float = 2e-4  # at least one decision where it is positive
+    share: Share = 2e-4  # at least one decision where it is positive
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None) -> Tensor:
         """Penalty `(N, T)`."""
@@ -116,7 +117,7 @@ class KLBarrier:
     Within the limit there is no penalty and no gradient (DisCO, S103).
     """
 
-    limit: float = 1e-4  # nats per decision
+    limit: NotNegative = 1e-4  # nats per decision
     slope: float = 1e3
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None) -> Tensor:
@@ -164,7 +165,7 @@ class Constant(Controller):
 class Anneal(Controller):
     """Linear or cosine path from `start` to `end` over `steps` updates."""
 
-    def __init__(self, start: float, end: float, steps: int, shape: str = "linear") -> None:
+    def __init__(self, start: float, end: float, steps: Count, shape: str = "linear") -> None:
         if shape not in ("linear", "cosine"):
             raise ValueError(f"Anneal shape must be 'linear' or 'cosine', got {shape!r}.")
         self.start, self.end, self.steps, self.shape = start, end, steps, shape
@@ -191,7 +192,7 @@ class Anneal(Controller):
 class Dual(Controller):
     """Multiplier of the constraint `measured <= target`: rises by `rate` times the excess, and never below 0."""
 
-    def __init__(self, value: float, target: float, rate: float) -> None:
+    def __init__(self, value: float, target: float, rate: NotNegative) -> None:
         self.value, self.target, self.rate = value, target, rate
 
     def update(self, measured: float, count: int = 1) -> None:
@@ -205,7 +206,7 @@ class Adaptive(Controller):
     `count` is the number of trajectories; batches of more than `horizon` count as that many, so the factor is positive.
     """
 
-    def __init__(self, value: float, target: float, horizon: int) -> None:
+    def __init__(self, value: float, target: Positive, horizon: Count) -> None:
         self.value, self.target, self.horizon = value, target, horizon
 
     def update(self, measured: float, count: int = 1) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, first_rows
 from robopolicy.core.segments import Segments
+from robopolicy.limits import Count, Share
 
 Selector = Callable[[Decisions, torch.Generator | None], Tensor]
 """`(decisions, generator of random choices) -> row indices (M,)`, in their order."""
@@ -33,7 +34,7 @@ def successes(decisions: Decisions, generator: torch.Generator | None, *, above:
 
 
 def positive(
-    decisions: Decisions, generator: torch.Generator | None, *, key: str = "mean_ref", share: float = 1.0
+    decisions: Decisions, generator: torch.Generator | None, *, key: str = "mean_ref", share: Share = 1.0
 ) -> Tensor:
     """Trajectories better than the reference policy does on average, those by most more often (A-LoL, S182).
 
@@ -65,7 +66,7 @@ class Diverse:
     them has. The first one is taken, then always the one that is farthest from all that were.
     """
 
-    keep: int = 2  # of a group
+    keep: Count = 2  # of a group
 
     def __post_init__(self) -> None:
         if self.keep < 1:
@@ -108,7 +109,7 @@ class Extremes:
     `rest` of the others, drawn at random, come along; with all of them it is no filter.
     """
 
-    rest: float = 0.0  # share in [0, 1]
+    rest: Share = 0.0  # share in [0, 1]
 
     def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
         """Row indices."""
@@ -129,7 +130,7 @@ class Contrast:
     Among equal outcomes, shorter trajectories count as better.
     """
 
-    keep: int = 4
+    keep: Count = 4
 
     def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
         """Row indices."""

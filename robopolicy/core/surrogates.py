@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.ratios import Bound
+from robopolicy.limits import NotNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def clip(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> Surro
     return SurrogateOut(torch.maximum(free, bounded), bounded > free)
 
 
-def dual_clip(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, cap: float = 3.0) -> SurrogateOut:
+def dual_clip(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, cap: Positive = 3.0) -> SurrogateOut:
     """PPO whose loss at negative advantage is bounded by `-cap A`, so that huge ratios cannot dominate a batch."""
     out = clip(log_ratio, advantage, low, high)
     ceiling = -cap * advantage
@@ -75,7 +76,7 @@ def mirror(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> Sur
     return SurrogateOut(ratio * (log_ratio - advantage) - torch.expm1(log_ratio), _nowhere(log_ratio))
 
 
-def discovered_drift(log_ratio: Tensor, advantage: Tensor, alpha: float = 2.0, beta: float = 0.6) -> Tensor:
+def discovered_drift(log_ratio: Tensor, advantage: Tensor, alpha: Positive = 2.0, beta: Positive = 0.6) -> Tensor:
     """What a step away from the old policy costs `(N, T)`, in closed form (discovered policy optimisation, Lu 2022).
 
     With `u = A (ratio - 1)` where the advantage is positive and `u = A log ratio` where it is negative, it is
@@ -90,7 +91,7 @@ def discovered_drift(log_ratio: Tensor, advantage: Tensor, alpha: float = 2.0, b
 
 
 def drift(
-    log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, alpha: float = 2.0, beta: float = 0.6
+    log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, alpha: Positive = 2.0, beta: Positive = 0.6
 ) -> SurrogateOut:
     """`-A ratio` plus `discovered_drift`; ignores the bounds.
 
@@ -108,9 +109,9 @@ def preserve(
     advantage: Tensor,
     low: Bound,
     high: Bound,
-    low_gain: float = 1.0,
-    high_gain: float = 1.0,
-    cap: float = 3.0,
+    low_gain: NotNegative = 1.0,
+    high_gain: NotNegative = 1.0,
+    cap: Positive = 3.0,
 ) -> SurrogateOut:
     """Value of the dual clip, but clipped decisions keep the gradient they had at the bound (GPPO, S086).
 
@@ -133,7 +134,7 @@ def stopgrad(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> S
 
 
 def soft_gate(
-    log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, up: float = 1.0, down: float = 1.05
+    log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, up: Positive = 1.0, down: Positive = 1.05
 ) -> SurrogateOut:
     """Smooth clip `-A (4 / tau) sigmoid(tau (ratio - 1))` (SAPO); ignores the bounds.
 
@@ -152,7 +153,7 @@ def best_ratio(signal: Tensor, low: Bound, high: Bound, temperature: float) -> T
 
 
 def target_ratio(
-    log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, temperature: float = 1e-3
+    log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, temperature: Positive = 1e-3
 ) -> SurrogateOut:
     """Regression of the ratio onto the best one, `|A| |ratio - best|` (BPO, S002).
 
@@ -162,7 +163,7 @@ def target_ratio(
     return SurrogateOut(advantage.abs() * excess.abs(), excess * advantage > 0)
 
 
-def nft(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, floor: float = 1.0) -> SurrogateOut:
+def nft(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, floor: Positive = 1.0) -> SurrogateOut:
     """Supervised learning on both outcomes (NFT, S098), for advantages `R - p` of 0/1 rewards; ignores the bounds.
 
     Successes are imitated, `-A log ratio`. Failures train the policy that is left when successes are taken out of the
@@ -172,7 +173,7 @@ def nft(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, floor: fl
     return _negative_aware(log_ratio, advantage, -advantage, floor)
 
 
-def nft_scaled(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, floor: float = 1.0) -> SurrogateOut:
+def nft_scaled(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, floor: Positive = 1.0) -> SurrogateOut:
     """`nft` for advantages `(R - p) / sqrt(p (1 - p))`, from which p is recovered."""
     return _negative_aware(log_ratio, advantage, advantage.square() / (1.0 + advantage.square()), floor)
 

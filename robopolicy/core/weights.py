@@ -11,6 +11,7 @@ from torch import Tensor
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.ratios import EntropyBounds
 from robopolicy.core.signals import covariance, highest, relative_entropy, share_count
+from robopolicy.limits import Natural, NotNegative, Share
 
 Weight = Callable[[Decisions, Tensor, Tensor], Tensor]
 """`(decisions, advantage (N, 1 or T), log_ratio (N, T) detached) -> (N, 1) or (N, T)`, composed by product."""
@@ -24,11 +25,11 @@ class ClipCovariance:
     counting in the denominator of the aggregation, which is why this is a weight. For the level "token".
     """
 
-    share: float = 2e-4  # of all decisions; at least one where it is positive
-    least: float = 1.0
-    most: float = 5.0
-    low: float = 0.2  # the surrogate clips at 1 - low ...
-    high: float = 0.2  # ... and 1 + high
+    share: Share = 2e-4  # of all decisions; at least one where it is positive
+    least: NotNegative = 1.0
+    most: NotNegative = 5.0
+    low: NotNegative = 0.2  # the surrogate clips at 1 - low ...
+    high: NotNegative = 0.2  # ... and 1 + high
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """0 at the silenced decisions, else 1, `(N, T)`; draws from torch's global generator."""
@@ -48,7 +49,7 @@ class EntropyGate:
     only within. The clipped surrogates grow in proportion to the advantage, so the factor may stand outside of them.
     """
 
-    beta: float = 1.0
+    beta: NotNegative = 1.0
     bounds: EntropyBounds = field(default_factory=EntropyBounds)  # those of the surrogate
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ class EntropyGate:
 class FromSource:
     """1 for the rows of one source, 0 for others, which still count in the denominator of the aggregation."""
 
-    source: int = 0
+    source: Natural = 0
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Factor `(N, 1)`."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.options import checked
+from robopolicy.limits import Natural, Positive
 from robopolicy.samplers.attempts import from_plain, groups_of, to_plain
 from robopolicy.samplers.parts import build
 from robopolicy.samplers.protocols import (
@@ -40,7 +41,7 @@ DEFAULTS: dict[str, Any] = {
 }
 """The keys of `rollout` in a recipe and what they are where it is silent."""
 
-PLAIN = {"temperature": "float", "refill": "int", "again": "bool"}
+PLAIN = {"temperature": Positive, "refill": Natural, "again": bool}
 """Keys of `rollout` that hold no parts, and their types."""
 
 OBJECTIVES = "objectives"
@@ -91,7 +92,7 @@ class Collector:
                 raise ValueError(f"Unknown key '{key}' of rollout; known: {', '.join((*DEFAULTS, *OF_LEARNERS))}.")
         settings = {**DEFAULTS, **plain}
         for key, kind in PLAIN.items():
-            checked(f"rollout.{key}", key, kind, settings[key])
+            checked(f"rollout.{key}", kind, settings[key])
         for key in ("reward", "intervention"):
             if not isinstance(settings[key], list | tuple):
                 raise ValueError(f"rollout.{key} must be a list, got {settings[key]!r}.")

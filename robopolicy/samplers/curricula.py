@@ -15,6 +15,7 @@ from torch import Tensor
 
 from robopolicy.core.advantages.trackers import BetaTracker, MeanTracker, Tracker
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Natural, NotNegative, Positive, Share
 from robopolicy.samplers.protocols import Pool, Sampler, Task
 
 
@@ -76,7 +77,7 @@ class CategoryBandit(Uniform):
     categories. A category may run out within a proposal; others then take its place.
     """
 
-    def __init__(self, temperature: float = 1.0, rate: float = 0.1) -> None:
+    def __init__(self, temperature: Positive = 1.0, rate: NotNegative = 0.1) -> None:
         self.temperature, self.rate = temperature, rate
 
     def begin(self, pool: Pool, seed: int) -> None:
@@ -142,7 +143,7 @@ class Frontier(Tracked):
     The rate of a task that was never played counts as the target itself, so that it is tried. `factor = 1` is uniform.
     """
 
-    def __init__(self, factor: int = 4, target: float = 0.5, decay: float = 0.5) -> None:
+    def __init__(self, factor: Count = 4, target: float = 0.5, decay: Share = 0.5) -> None:
         """Get ready.
 
         Args:
@@ -164,7 +165,7 @@ class Frontier(Tracked):
 class Uncertain(Tracked):
     """Tasks drawn with weight `sqrt(p (1 - p)) + floor` of their success rate p (single-stream, S037)."""
 
-    def __init__(self, floor: float = 0.05, tracker: Tracker | None = None) -> None:
+    def __init__(self, floor: NotNegative = 0.05, tracker: Tracker | None = None) -> None:
         super().__init__(tracker or BetaTracker())
         self.floor = floor
 
@@ -183,7 +184,7 @@ class Regret(Tracked):
     equal) being the largest regret. The others are the next of the epoch.
     """
 
-    def __init__(self, replay: float = 0.5, temperature: float = 0.3, decay: float = 0.5) -> None:
+    def __init__(self, replay: Share = 0.5, temperature: Positive = 0.3, decay: Share = 0.5) -> None:
         if not 0 <= replay <= 1 or temperature <= 0:
             raise UserError(f"regret needs replay in [0, 1] and temperature > 0, got {replay} and {temperature}.")
         super().__init__(MeanTracker(decay))
@@ -231,7 +232,7 @@ class Budgeted(Tracked):
     Every task gets at least `least` attempts; equal rates give equal budgets.
     """
 
-    def __init__(self, least: int = 2, floor: float = 0.05, tracker: Tracker | None = None) -> None:
+    def __init__(self, least: Natural = 2, floor: NotNegative = 0.05, tracker: Tracker | None = None) -> None:
         super().__init__(tracker or BetaTracker())
         self.least, self.floor = least, floor
 
@@ -256,7 +257,7 @@ class Staged(Uniform):
     Tasks of open stages are drawn uniformly. One stage is the uniform sampler.
     """
 
-    def __init__(self, stages: int = 3, threshold: float = 0.7, rate: float = 0.1) -> None:
+    def __init__(self, stages: Count = 3, threshold: float = 0.7, rate: NotNegative = 0.1) -> None:
         """Get ready.
 
         Args:
@@ -304,7 +305,7 @@ class Staged(Uniform):
 class Shares(Uniform):
     """Fixed shares of categories, e.g. a fifth of critique tasks among the problems (Critique-Coder, S177)."""
 
-    def __init__(self, shares: Sequence[float]) -> None:
+    def __init__(self, shares: Sequence[NotNegative]) -> None:
         """Get ready.
 
         Args:
@@ -341,7 +342,9 @@ class Instructions(Uniform):
     there are more than `most`, the worst tried one is dropped. New ones come by `admit`.
     """
 
-    def __init__(self, instructions: Sequence[str], temperature: float = 0.1, most: int = 8, trial: int = 4) -> None:
+    def __init__(
+        self, instructions: Sequence[str], temperature: Positive = 0.1, most: Natural = 8, trial: Count = 4
+    ) -> None:
         self.temperature, self.most, self.trial = temperature, most, trial
         self.population: dict[str, tuple[float, int]] = dict.fromkeys(instructions, (0.0, 0))  # sum, uses
         self._given: dict[int, str] = {}  # key -> instruction of the last proposal

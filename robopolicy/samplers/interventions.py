@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.limits import Count, Natural, NotNegative, Seed
 from robopolicy.samplers.attempts import from_plain, to_plain
 from robopolicy.samplers.protocols import (
     HINTED,
@@ -59,7 +60,7 @@ class Drop(Intervention):
 class Hint(WhenFailed):
     """The whole group is played again with ever more of the reference solution (GHPO, S099), and trained with it."""
 
-    def __init__(self, shares: Sequence[float] = (0.25, 0.5, 0.75), kind: str = "solution") -> None:
+    def __init__(self, shares: Sequence[NotNegative] = (0.25, 0.5, 0.75), kind: str = "solution") -> None:
         """Get ready.
 
         Args:
@@ -91,8 +92,8 @@ class Scaffold(WhenFailed):
     def __init__(
         self,
         kinds: Sequence[str] = ("knowledge", "plan", "solution"),
-        levels: int = 4,
-        warmup: int = 50,
+        levels: Count = 4,
+        warmup: Natural = 50,
         relabel: bool = False,
     ) -> None:
         """Get ready.
@@ -141,7 +142,7 @@ class Scaffold(WhenFailed):
 class Teacher(WhenFailed):
     """Failed attempts give way to those of teachers (AMPO, S119), as many as the world knows, up to `count`."""
 
-    def __init__(self, count: int = 2) -> None:
+    def __init__(self, count: Count = 2) -> None:
         self.count = count
 
     def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
@@ -156,7 +157,7 @@ class Demonstration(Intervention):
     A gate of -1 is RL alone, one of the size of the group imitation alone.
     """
 
-    def __init__(self, gate: int = 0, count: int = 1) -> None:
+    def __init__(self, gate: Natural = 0, count: Count = 1) -> None:
         self.gate, self.count = gate, count
 
     def triggered(self, rewards: Tensor) -> bool:
@@ -174,7 +175,7 @@ class Inpaint(WhenFailed):
     Only masked-diffusion texts and denoised chunks can be filled so.
     """
 
-    def __init__(self, low: float = 0.2, high: float = 0.6, count: int = 4, seed: int = 0) -> None:
+    def __init__(self, low: NotNegative = 0.2, high: NotNegative = 0.6, count: Count = 4, seed: Seed = 0) -> None:
         """Get ready.
 
         Args:
@@ -210,7 +211,7 @@ class Repair(Intervention):
     dominate it. It keeps the task it was played under, with what went wrong in its context.
     """
 
-    def __init__(self, count: int = 1, objectives: Sequence[str] = ()) -> None:
+    def __init__(self, count: Count = 1, objectives: Sequence[str] = ()) -> None:
         """Get ready.
 
         Args:
@@ -247,7 +248,7 @@ class Repair(Intervention):
 class Replay(Intervention):
     """A stored success of the same task takes the place of one failure (ARPO for GUIs, S005)."""
 
-    def __init__(self, size: int = 8, keep: float = 0.1, spread: float = 0.05, mean: float = 0.2) -> None:
+    def __init__(self, size: Count = 8, keep: float = 0.1, spread: NotNegative = 0.05, mean: float = 0.2) -> None:
         """Get ready.
 
         Args:
@@ -293,7 +294,7 @@ class SampleBuffer(Intervention):
     A stored group is drawn in proportion to its mean |reward - mean|, at most `age` batches old, and goes when drawn.
     """
 
-    def __init__(self, size: int = 256, age: int = 8, seed: int = 0) -> None:
+    def __init__(self, size: Count = 256, age: Count = 8, seed: Seed = 0) -> None:
         """Get ready.
 
         Args:

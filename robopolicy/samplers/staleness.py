@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from robopolicy.limits import Natural
 from robopolicy.samplers.attempts import from_plain, to_plain
 from robopolicy.samplers.protocols import Attempt, Staleness, World
 
@@ -22,7 +23,7 @@ Group = list[Attempt]
 class Bounded(Staleness):
     """At most `limit` updates old (AsyncFlow, S074); 0 is synchronous."""
 
-    def __init__(self, limit: int = 1) -> None:
+    def __init__(self, limit: Natural = 1) -> None:
         self.limit = limit
 
     def admit(self, version: int, current: int) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from robopolicy.core.decisions import Decisions
+from robopolicy.limits import Count, NotNegative, Seed, Share
 from robopolicy.samplers.attempts import groups_of
 from robopolicy.samplers.protocols import (
     HINTED,
@@ -60,7 +61,7 @@ class Branch(Random):
     """
 
     def __init__(
-        self, initial: float = 0.5, beam: int = 2, weight: float = 0.2, threshold: float = 0.5, seed: int = 0
+        self, initial: Share = 0.5, beam: Count = 2, weight: float = 0.2, threshold: float = 0.5, seed: Seed = 0
     ) -> None:
         """Get ready.
 
@@ -111,7 +112,7 @@ class Tree(Random):
     leaves than the budget are thinned at random, missing ones are played from the start. One branch per unit is flat.
     """
 
-    def __init__(self, width: int = 4, depth: int = 5, prune: str | None = None, seed: int = 0) -> None:
+    def __init__(self, width: Count = 4, depth: Count = 5, prune: str | None = None, seed: Seed = 0) -> None:
         """Get ready.
 
         Args:
@@ -157,7 +158,7 @@ class ResetFromData(Random):
     decision of the policy. A share of 0 is flat.
     """
 
-    def __init__(self, share: float = 1.0, seed: int = 0) -> None:
+    def __init__(self, share: Share = 1.0, seed: Seed = 0) -> None:
         super().__init__(seed)
         self.share = share
 
@@ -178,7 +179,9 @@ class AdaptiveHints(Random):
     the task as it is. The given decisions are masked.
     """
 
-    def __init__(self, low: float = 0.0, high: float = 0.8, noise: float = 0.05, seed: int = 0) -> None:
+    def __init__(
+        self, low: NotNegative = 0.0, high: NotNegative = 0.8, noise: NotNegative = 0.05, seed: Seed = 0
+    ) -> None:
         """Get ready.
 
         Args:
@@ -213,7 +216,7 @@ class Rewritten(Topology):
     empty middle nothing is restated.
     """
 
-    def __init__(self, hard: float = 0.3, easy: float = 0.7) -> None:
+    def __init__(self, hard: Share = 0.3, easy: Share = 0.7) -> None:
         """Get ready.
 
         Args:
@@ -240,7 +243,7 @@ class Privileged(Topology):
     share of 0 is flat.
     """
 
-    def __init__(self, share: float = 0.5, kind: str = "document") -> None:
+    def __init__(self, share: Share = 0.5, kind: str = "document") -> None:
         """Get ready.
 
         Args:
@@ -284,7 +287,7 @@ class Requery(Topology):
     The critic is a metric of the world. The cost is up to `queries` attempts for each that is returned.
     """
 
-    def __init__(self, metric: str = "advantage", threshold: float = 0.0, queries: int = 3) -> None:
+    def __init__(self, metric: str = "advantage", threshold: float = 0.0, queries: Count = 3) -> None:
         """Get ready.
 
         Args:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from robopolicy.core.decisions import Decisions, cat
+from robopolicy.limits import Count, Natural
 from robopolicy.samplers.attempts import joined
 from robopolicy.samplers.protocols import Attempt, Branching, Summarizing, Task, Topology, World, able
 
@@ -28,7 +29,7 @@ class Segments(Topology):
     masked: it enters neither loss nor statistics.
     """
 
-    def __init__(self, units: int, summaries: int = 2) -> None:
+    def __init__(self, units: Count, summaries: Natural = 2) -> None:
         """Get ready.
 
         Args:
@@ -80,7 +81,7 @@ class Windows(Topology):
     `extra["seen"]` bool (n, T). For methods that value decisions, as there are no whole groups, and for one player.
     """
 
-    def __init__(self, units: int) -> None:
+    def __init__(self, units: Count) -> None:
         self.units = units
         self._open: list[tuple[Task, int]] = []  # what goes on, and the units it has
 

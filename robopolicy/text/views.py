@@ -14,21 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_type_hints
 
 from robopolicy.core.options import checked, is_plain
+from robopolicy.limits import Count, Natural, Positive, PositiveShare
 
 
 @dataclass(frozen=True)
 class Views:
     """What a recipe asks for."""
 
-    score_temperatures: Mapping[str, float] = field(default_factory=dict[str, float])
+    score_temperatures: Mapping[str, Positive] = field(default_factory=dict[str, float])
     score_with: Mapping[str, str] = field(default_factory=dict[str, str])
     reference: str = ""  # "" | soup
     judge: str = ""  # "" | policy | companion
-    layer: int = 0
-    layer_updates: int = 0
+    layer: Natural = 0
+    layer_updates: Natural = 0
     support: Mapping[str, Any] = field(default_factory=dict[str, Any])
     segments: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -57,16 +58,17 @@ class Views:
         Raises:
             ValueError: A value makes no sense; one line.
         """
-        entries = {key: str(entry.type) for key, entry in cls.__dataclass_fields__.items() if key in rollout}
+        hints = get_type_hints(cls, include_extras=True)
+        entries = {key: kind for key, kind in hints.items() if key in rollout}
         for key, kind in entries.items():
             if is_plain(kind):
-                checked(f"rollout.{key}", key, kind, rollout[key])
+                checked(f"rollout.{key}", kind, rollout[key])
             elif not isinstance(rollout[key], Mapping):
                 raise ValueError(f"rollout.{key} must be a mapping, got {rollout[key]!r}.")
             else:
                 for name, value in rollout[key].items():
-                    kind = {"grammar": "bool", "every": "int", "refresh": "int"}.get(name, "float")
-                    checked(f"rollout.{key}.{name}", "", kind, value)
+                    kind = {"grammar": bool, "every": Count, "refresh": Count}.get(name, PositiveShare)
+                    checked(f"rollout.{key}.{name}", kind, value)
         return cls(**{key: rollout[key] for key in entries})
 
     @property

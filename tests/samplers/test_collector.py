@@ -193,8 +193,8 @@ def test_unknown_names_are_told(world):
 @pytest.mark.parametrize(
     ("plain", "message"),
     [
-        ({"temperature": -1}, "rollout.temperature must be a number above 0, got -1"),
-        ({"refill": 1.5}, "rollout.refill must be a whole number of at least 0, got 1.5"),
+        ({"temperature": -1}, "rollout.temperature must be positive, got -1"),
+        ({"refill": 1.5}, "rollout.refill must be a whole number, got 1.5"),
         ({"again": "yes"}, "rollout.again must be true or false, got 'yes'"),
         ({"reward": "sum"}, "rollout.reward must be a list, got 'sum'"),
         (

@@ -50,15 +50,15 @@ def test_every_key_that_a_recipe_sets_is_read():
 @pytest.mark.parametrize(
     ("rollout", "message"),
     [
-        ({"layer": -1}, "rollout.layer must be a whole number of at least 0, got -1"),
+        ({"layer": -1}, "rollout.layer must be at least 0, got -1"),
         ({"judge": 3}, "rollout.judge must be a text, got 3"),
         (
             {"score_temperatures": {"logp_cool": 0}},
-            "'logp_cool' in rollout.score_temperatures must be a number above 0",
+            "'logp_cool' in rollout.score_temperatures must be positive",
         ),
         ({"support": {"top_p": "all", "refresh": 1}}, "rollout.support.top_p must be a number, got 'all'"),
         ({"segments": 5}, "rollout.segments must be a mapping, got 5"),
-        ({"segments": {"every": 5, "below": 2}}, "rollout.segments takes every >= 1 and 0 < below <= 1"),
+        ({"segments": {"every": 5, "below": 2}}, r"rollout.segments.below must lie in \(0, 1\], got 2"),
     ],
 )
 def test_values_that_make_no_sense_are_told(rollout, message):

@@ -15,6 +15,7 @@ from robopolicy.core.advantages.timeline import Timeline, Units, following
 from robopolicy.core.decisions import Decisions, by_group
 from robopolicy.core.ratios import log_ratio
 from robopolicy.core.segments import Segments
+from robopolicy.limits import Share
 
 Bonus = Callable[[Decisions], Tensor]
 """`decisions -> (N, 1) per row or (N, T) per decision`."""
@@ -89,7 +90,7 @@ class Rarity:
     """
 
     scale: float = 0.3
-    share: float = 0.2  # of the decisions of a trajectory
+    share: Share = 0.2  # of the decisions of a trajectory
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Bonus `(N, 1)`."""

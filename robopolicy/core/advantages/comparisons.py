@@ -16,6 +16,7 @@ from robopolicy.core.advantages.pipeline import Scope, Stage, outcome, valid_ent
 from robopolicy.core.advantages.sets import set_advantage
 from robopolicy.core.decisions import Decisions, by_group, by_group_depth, by_group_source, by_trajectory, first_rows
 from robopolicy.core.segments import Segments
+from robopolicy.limits import Count, Natural, NotNegative, Positive
 
 ROLLOUTS = Scope(by_group, per=by_trajectory)
 LEAST_VARIANCE = 1e-4  # of success rates, where all groups of a batch agree
@@ -49,7 +50,7 @@ class TopGap:
 
     centres: ClassVar[bool] = True
     standardise: bool = True  # divide by the unbiased standard deviation of the group
-    eps: float = 1e-6
+    eps: NotNegative = 1e-6
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Lead of the best, 0 for the others and where two are best."""
@@ -73,7 +74,7 @@ class BetaScale:
 
     low: float = 0.0  # smallest reward
     high: float = 1.0  # largest reward
-    cap: float = 1e6  # on the inverse density
+    cap: Positive = 1e6  # on the inverse density
 
     def __post_init__(self) -> None:
         if self.low >= self.high:
@@ -107,8 +108,8 @@ class SplitBaseline:
     centres: ClassVar[bool] = True
     metric: str = "entropy"  # mean entropy of a trajectory | length, its decisions | another: extra[metric] (N,)
     inter: float = 1.0  # weight of the comparison between the halves; the rest goes to the one within
-    alpha: float = 1.0  # below 1 favours the high half
-    beta: float = 0.0  # above 0 too
+    alpha: NotNegative = 1.0  # below 1 favours the high half
+    beta: NotNegative = 0.0  # above 0 too
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Centre the advantage, (N, 1)."""
@@ -135,7 +136,7 @@ class SetAdvantage:
     """
 
     centres: ClassVar[bool] = True
-    size: int = 4  # at most one less than the group has
+    size: Count = 4  # at most one less than the group has
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Mean score of the sets with a rollout minus that of the sets without it, (N, 1)."""
@@ -175,7 +176,7 @@ class RequireCompany:
     """0 where fewer than `least` entries share the scope: too few for a comparison (CM2, S172)."""
 
     scope: Scope
-    least: int = 5
+    least: Natural = 5
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Mask the advantage."""
@@ -191,7 +192,9 @@ class Retrospective:
     batches, over their standard deviation. Until `window` batches were seen it is 0; losses count `loss_weight`.
     """
 
-    def __init__(self, window: int = 8, limit: float = 10.0, loss_weight: float = 0.0, replayed: int = 1) -> None:
+    def __init__(
+        self, window: Count = 8, limit: NotNegative = 10.0, loss_weight: NotNegative = 0.0, replayed: Natural = 1
+    ) -> None:
         self.window, self.limit, self.loss_weight, self.replayed = window, limit, loss_weight, replayed
         self.rewards: list[float] = []
 

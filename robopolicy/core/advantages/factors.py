@@ -13,6 +13,7 @@ from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.core.advantages.timeline import Units
 from robopolicy.core.decisions import Decisions, by_group, pair
 from robopolicy.core.segments import Segments
+from robopolicy.limits import Count, NotNegative, Share
 
 Factor = Callable[[Decisions], Tensor]
 """`decisions -> (N, 1) per row or (N, T) per decision`."""
@@ -25,8 +26,8 @@ class DepthDiscount:
     `gamma = 0` leaves only the last step, since 0^0 = 1.
     """
 
-    gamma: float
-    steps: int  # trained denoising steps
+    gamma: Share
+    steps: Count  # trained denoising steps
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Factor `(N, T)`."""
@@ -41,7 +42,7 @@ class LongestSuccess:
     Failures of `overlong` or more decisions do not count. A group without successes has `low`, one without failures 1.
     """
 
-    low: float = 0.1
+    low: NotNegative = 0.1
     overlong: float = 4054.0  # decisions
     success: float = 0.5  # rewards above this are successes
 
@@ -118,7 +119,7 @@ class Rhythm:
 
     rule: str = "local"  # local: steps of waad | global: fai | coupled: global, moved to the local peak before
     gain: float = 0.5
-    share: float = 0.4  # of the decisions of a row
+    share: Share = 0.4  # of the decisions of a row
     moved: float = 0.5  # share of the bonus that "coupled" moves from anchors with low waad
 
     def __post_init__(self) -> None:
@@ -164,8 +165,8 @@ class Duration:
 class AfterSaturation:
     """`low` in the units behind the first whose potential exceeds `limit`, 1 up to it (SPAE, S149); see `potential`."""
 
-    low: float = 0.5
-    limit: float = 0.9
+    low: NotNegative = 0.5
+    limit: NotNegative = 0.9
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Factor `(N, T)`."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from robopolicy.core.decisions import Decisions, Partition, by_trajectory, pair
 from robopolicy.core.segments import Segments
+from robopolicy.limits import Natural
 
 
 class Stage(Protocol):
@@ -51,7 +52,7 @@ class Scope:
 
     partition: Partition  # entries with equal ids share a statistic
     per: Partition | None = None  # these count once each, e.g. `by_trajectory` where long ones have more rows
-    source: int | None = None  # only rows of this source enter (teacher or replayed rows then merely read)
+    source: Natural | None = None  # only rows of this source enter (teacher or replayed rows then merely read)
 
     def segments(self, advantage: Tensor, decisions: Decisions) -> Segments:
         """Group the entries of an advantage."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from robopolicy.core.advantages.comparisons import ROLLOUTS
 from robopolicy.core.advantages.pipeline import Stage, outcome
 from robopolicy.core.decisions import Decisions, first_rows
+from robopolicy.limits import Count, NotNegative, Positive
 
 linalg: Any = torch.linalg  # torch leaves its functions without types
 
@@ -69,7 +70,7 @@ class ProbeBaseline:
 
     centres: ClassVar[bool] = True
 
-    def __init__(self, components: int = 32, ridge: float = 1.0, size: int = 4096) -> None:
+    def __init__(self, components: Count = 32, ridge: NotNegative = 1.0, size: Count = 4096) -> None:
         self.probe = RidgeProbe(components, ridge, size)
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
@@ -104,7 +105,7 @@ class ContextBaseline:
 
     centres: ClassVar[bool] = True
 
-    def __init__(self, width: float = 1.0, size: int = 4096, prior: float = 0.5) -> None:
+    def __init__(self, width: Positive = 1.0, size: Count = 4096, prior: NotNegative = 0.5) -> None:
         self.width, self.size, self.prior = width, size, prior
         self.features: Tensor | None = None  # (M, D)
         self.outcomes: Tensor | None = None  # (M,)

@@ -12,6 +12,7 @@ from torch import Tensor
 from robopolicy.core.advantages.pipeline import Scope, Stage, outcome
 from robopolicy.core.advantages.trackers import integers
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory
+from robopolicy.limits import NotNegative
 
 SCOPE = Scope(by_group, per=by_trajectory)
 
@@ -26,7 +27,7 @@ class SmoothStandardize:
     """
 
     centres: ClassVar[bool] = True
-    eps: float = 1e-6
+    eps: NotNegative = 1e-6
     seen: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # prompt -> visits, count, mean, squares (4,)
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:

@@ -13,6 +13,7 @@ from robopolicy.core.advantages.pipeline import Pipeline, Scope, Stage, outcome,
 from robopolicy.core.advantages.trackers import RunningMoments, Tracker
 from robopolicy.core.decisions import Decisions, Partition, by_group, first_rows
 from robopolicy.core.segments import Segments
+from robopolicy.limits import NotNegative, PartialShare, Positive
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class TrackerBaseline:
     centres: ClassVar[bool] = True
     tracker: Tracker
     per: Partition = by_group  # what has an estimate of its own; group ids must then mean the same in every batch
-    half_life: float | None = None  # nats
+    half_life: Positive | None = None  # nats
     keep: tuple[float, float] = (0.875, 0.96)  # bounds of the share that stays
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
@@ -105,7 +106,7 @@ class Scale:
 
     scope: Scope
     unbiased: bool = True  # False: population standard deviation
-    eps: float = 1e-6
+    eps: NotNegative = 1e-6
     of: str = "advantage"  # what deviates: "advantage" | "outcome", before any baseline
 
     def __post_init__(self) -> None:
@@ -124,7 +125,7 @@ class Scale:
 class ConstantScale:
     """Divide by a fixed number."""
 
-    divisor: float
+    divisor: Positive
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Scale the advantage."""
@@ -135,7 +136,7 @@ class ConstantScale:
 class RunningScale:
     """Divide by the standard deviation of all advantages seen so far, this batch included."""
 
-    eps: float = 1e-6
+    eps: NotNegative = 1e-6
     moments: RunningMoments = field(default_factory=RunningMoments)
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
@@ -180,8 +181,8 @@ class Shape:
     """
 
     bonus: Callable[[Decisions], Tensor]  # -> (N, 1) or (N, T)
-    limit: float | None = None
-    fraction: float | None = None  # in [0, 1)
+    limit: NotNegative | None = None
+    fraction: PartialShare | None = None  # in [0, 1)
 
     def __post_init__(self) -> None:
         if self.fraction is not None and not 0.0 <= self.fraction < 1.0:
@@ -272,7 +273,7 @@ class Indicator:
 class Clip:
     """Clamp to [-limit, limit]."""
 
-    limit: float
+    limit: NotNegative
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Clip the advantage."""

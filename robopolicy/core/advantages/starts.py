@@ -13,6 +13,7 @@ from robopolicy.core.advantages.steps import StepGain, WindowGae
 from robopolicy.core.advantages.timeline import Timeline, Units
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.returns import sequence_gae, two_clock
+from robopolicy.limits import Count, Share
 
 Start = Callable[[Decisions], Tensor]
 """`decisions -> (N, 1) per row or (N, T) per decision`."""
@@ -63,9 +64,9 @@ def along_time(
 class ReturnToGo:
     """Discounted reward still to come, from each decision or from the beginning of its unit."""
 
-    gamma: float = 1.0
+    gamma: Share = 1.0
     level: str = "token"  # token | unit
-    window: int = 1  # mean over this many entries, the own and those that follow: that of smoothed rewards (S082)
+    window: Count = 1  # mean over this many entries, the own and those that follow: that of smoothed rewards (S082)
 
     def __post_init__(self) -> None:
         _check_level(self.level)
@@ -96,12 +97,12 @@ class Gae:
     with `level = unit` the critic is read once per unit (S178).
     """
 
-    gamma: float = 1.0
-    lam: float = 1.0
-    inner_gamma: float | None = None  # between decisions of one unit; None: as gamma
-    inner_lam: float | None = None  # None: as lam
+    gamma: Share = 1.0
+    lam: Share = 1.0
+    inner_gamma: Share | None = None  # between decisions of one unit; None: as gamma
+    inner_lam: Share | None = None  # None: as lam
     level: str = "token"  # token | unit
-    rollout_weight: float = 0.0  # w of V = (1 - w) value + w extra["rollout_value"] (N, T), from cheap rollouts (S180)
+    rollout_weight: Share = 0.0  # w of V = (1 - w) value + w extra["rollout_value"] (N, T), from cheap rollouts (S180)
 
     def __post_init__(self) -> None:
         _check_level(self.level)

@@ -10,6 +10,7 @@ from torch import Tensor
 from robopolicy.core.advantages.timeline import Units, following
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.returns import sequence_gae
+from robopolicy.limits import Share
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class StepGain:
     """
 
     penalty: float = 0.05
-    gamma: float = 0.9
+    gamma: Share = 0.9
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Gains `(N, T)`."""
@@ -44,8 +45,8 @@ class WindowGae:
     Needs `value`, and `extra["finished"]` (N,) bool; finished rows have the ordinary GAE.
     """
 
-    gamma: float = 1.0
-    lam: float = 1.0
+    gamma: Share = 1.0
+    lam: Share = 1.0
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Advantages `(N, T)`."""

@@ -14,6 +14,7 @@ from robopolicy.core.advantages.starts import along_time
 from robopolicy.core.advantages.timeline import Units
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, pair
 from robopolicy.core.segments import Segments
+from robopolicy.limits import Natural, NotNegative, Share
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,12 @@ class HistoryGroups:
     """
 
     centres: ClassVar[bool] = True
-    longest: int = 2  # K; 0 is the step term of GiGPO
-    gamma: float = 0.95  # per unit
+    longest: Natural = 2  # K; 0 is the step term of GiGPO
+    gamma: Share = 0.95  # per unit
     power: float = 1.0
     base: bool = True
     standardise: bool = False  # divide by the population standard deviation of the cluster
-    eps: float = 1e-6
+    eps: NotNegative = 1e-6
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Step advantages `(N, T)`."""
@@ -95,8 +96,8 @@ class Subgoals:
     true marks the decisions that get the upper one.
     """
 
-    gamma: float = 0.99
-    lam: float = 0.95
+    gamma: Share = 0.99
+    lam: Share = 0.95
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Advantages `(N, T)`."""

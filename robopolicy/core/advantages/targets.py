@@ -14,6 +14,7 @@ from robopolicy.core.advantages.pipeline import Scope, Stage, outcome
 from robopolicy.core.aggregate import masked_mean
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory
 from robopolicy.core.ratios import log_ratio
+from robopolicy.limits import NotNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class TemperedTarget:
     """
 
     entropy: float = 0.5  # nats
-    most: float = 0.1
+    most: NotNegative = 0.1
     above: float = 0.05
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
@@ -84,8 +85,8 @@ class TargetDivergence:
     """
 
     divergence: str = "jensen_shannon"
-    beta: float = 0.1
-    limit: float = 20.0  # log(pi / p) is held within +- this many nats
+    beta: Positive = 0.1
+    limit: NotNegative = 20.0  # log(pi / p) is held within +- this many nats
 
     def __post_init__(self) -> None:
         if self.divergence not in DIVERGENCES:

@@ -9,6 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from robopolicy.limits import Positive, Share
+
 
 class Tracker(ABC):
     """A running estimate per integer key."""
@@ -33,7 +35,7 @@ class Tracker(ABC):
 class MeanTracker(Tracker):
     """Exponential moving average per key; the first observation of a key replaces the prior."""
 
-    def __init__(self, decay: float = 0.9, prior: float = 0.0) -> None:
+    def __init__(self, decay: Share = 0.9, prior: float = 0.0) -> None:
         self.decay, self.prior = decay, prior
         self._mean: dict[int, float] = {}
 
@@ -66,7 +68,7 @@ class BetaTracker(Tracker):
     Without forgetting (1.0) the estimate is the running average including the prior counts.
     """
 
-    def __init__(self, forgetting: float = 0.96, successes: float = 1.0, failures: float = 1.0) -> None:
+    def __init__(self, forgetting: Share = 0.96, successes: Positive = 1.0, failures: Positive = 1.0) -> None:
         """Start every key from the prior counts.
 
         Args:

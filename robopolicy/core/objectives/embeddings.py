@@ -8,6 +8,7 @@ from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.preferences import preference_pairs
+from robopolicy.limits import NotNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,8 @@ class EmbeddingTriplet:
     `max(0, |best - z+|^2 - |best - z-|^2 + margin) + norm (|z| - 1)^2`.
     """
 
-    margin: float = 1.0
-    norm: float = 1.0  # weight of the unit length of the embeddings
+    margin: NotNegative = 1.0
+    norm: Positive = 1.0  # weight of the unit length of the embeddings
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean over all ordered pairs of a group, and over the embeddings of all rows."""

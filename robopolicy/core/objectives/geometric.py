@@ -11,6 +11,7 @@ from robopolicy.core.aggregate import masked_mean
 from robopolicy.core.decisions import Decisions, by_trajectory, first_rows
 from robopolicy.core.ratios import log_ratio
 from robopolicy.core.segments import Segments
+from robopolicy.limits import NotNegative
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class GeometricMean:
     that the bounds can be wide. Without bounds it is GSPO's ratio without its clip.
     """
 
-    low: float = 0.4  # nats that a log-ratio may fall
-    high: float = 0.4  # nats that it may rise
+    low: NotNegative = 0.4  # nats that a log-ratio may fall
+    high: NotNegative = 0.4  # nats that it may rise
 
     def __post_init__(self) -> None:
         if self.low <= 0 or self.high <= 0:

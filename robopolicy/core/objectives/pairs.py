@@ -12,6 +12,7 @@ from robopolicy.core.decisions import Decisions, by_group, by_trajectory, first_
 from robopolicy.core.preferences import logistic_pair, preference_pairs, scores
 from robopolicy.core.ratios import log_ratio
 from robopolicy.core.segments import Segments
+from robopolicy.limits import NotNegative, Positive, Share
 
 Info = dict[str, Tensor]
 
@@ -20,7 +21,7 @@ Info = dict[str, Tensor]
 class DirectPreference:
     """DPO: `-log sigmoid(beta (r+ - r-))` over all ordered pairs of a group, r = log pi / pi_ref of the trajectory."""
 
-    beta: float = 0.1
+    beta: NotNegative = 0.1
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
         """Mean over the pairs; 0 where no two outcomes differ."""
@@ -37,9 +38,9 @@ class Contrastive:
     below 1 the losing segment is not pushed out of the policy.
     """
 
-    alpha: float = 0.1
-    penalty: float = 0.5  # lambda_b in (0, 1]
-    gamma: float = 1.0  # per unit
+    alpha: NotNegative = 0.1
+    penalty: NotNegative = 0.5  # lambda_b in (0, 1]
+    gamma: Share = 1.0  # per unit
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
         """Mean over the pairs."""
@@ -60,7 +61,7 @@ class SoftPair:
     `sigmoid(eta (log pi / pi_old - log pi' / pi_old'))` over all pairs.
     """
 
-    eta: float = 0.1
+    eta: Positive = 0.1
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
         """Mean over the pairs."""
@@ -81,7 +82,7 @@ class NashPair:
     its group. Opponents are of the same batch; draw them from an averaged or mixed policy for the mirror-prox step.
     """
 
-    beta: float = 0.1
+    beta: NotNegative = 0.1
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
         """Mean over the trajectories."""
@@ -102,7 +103,7 @@ class AnchoredPair:
     as worse and is pushed away, else it is imitated too: `-log sigmoid(beta (r+ -+ r-))`.
     """
 
-    beta: float = 0.1
+    beta: NotNegative = 0.1
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
         """Mean over the pairs; 0 where no two outcomes differ."""

@@ -12,6 +12,7 @@ from robopolicy.core.objectives.pairs import group_pairs
 from robopolicy.core.preferences import scores, squared_difference
 from robopolicy.core.ratios import log_ratio
 from robopolicy.core.segments import Segments
+from robopolicy.limits import NotNegative
 
 Info = dict[str, Tensor]
 REGRESSED: dict[str, Partition] = {"unit": by_unit, "trajectory": by_trajectory}
@@ -25,7 +26,7 @@ class PairRegression:
     IPO. On policy its gradient is that of RLOO with the penalised reward.
     """
 
-    beta: float = 0.1
+    beta: NotNegative = 0.1
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
         """Mean over the trajectories of the mean over the others of their group, each pair counted once."""
@@ -46,7 +47,7 @@ class StepRegression:
     "trajectory" whole rollouts are regressed (A*-PO).
     """
 
-    beta: float = 0.1
+    beta: NotNegative = 0.1
     level: str = "unit"  # unit | trajectory
 
     def __post_init__(self) -> None:

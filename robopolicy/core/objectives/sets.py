@@ -12,6 +12,7 @@ from robopolicy.core.decisions import Decisions, by_group, by_trajectory, first_
 from robopolicy.core.preferences import scores
 from robopolicy.core.ratios import log_ratio
 from robopolicy.core.segments import Segments
+from robopolicy.limits import NotNegative, Positive
 
 Info = dict[str, Tensor]
 
@@ -26,7 +27,7 @@ class Discriminative:
     """
 
     score: str = "logp"  # logp | ratio
-    temperature: float | None = None
+    temperature: Positive | None = None
 
     def __post_init__(self) -> None:
         if self.score not in ("logp", "ratio"):
@@ -63,8 +64,8 @@ class SetPreference:
     term keeps the winners alike. One winner and one loser: DPO.
     """
 
-    beta: float = 0.1
-    variance: float = 1.0
+    beta: NotNegative = 0.1
+    variance: Positive = 1.0
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
         """Mean over the groups whose trajectories are not all equal; winners have the highest advantage."""
@@ -88,7 +89,7 @@ class KahnemanTversky:
     the mean of r over the batch, never negative and without gradient, an estimate of KL(pi || pi_ref).
     """
 
-    beta: float = 0.1
+    beta: NotNegative = 0.1
     desirable: float = 1.0  # weight w of the good ones
     undesirable: float = 1.0
 

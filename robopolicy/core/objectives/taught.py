@@ -9,6 +9,7 @@ from torch import Tensor
 from robopolicy.core.aggregate import masked_mean, seq_mean
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.ratios import log_ratio
+from robopolicy.limits import Natural, NotNegative
 
 Info = dict[str, Tensor]
 
@@ -22,7 +23,7 @@ class Taught:
     the aggregation "tok" it is one mean over both kinds of rows.
     """
 
-    source: int = 2  # of the teacher's rows
+    source: Natural = 2  # of the teacher's rows
     shape: float = 0.1
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
@@ -42,8 +43,8 @@ class Repeated:
     not judged, A = 0 everywhere, changes nothing.
     """
 
-    source: int = 1  # of the rows
-    high: float = 0.2
+    source: Natural = 1  # of the rows
+    high: NotNegative = 0.2
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
         """Mean over the trajectories of the mean over their decisions; 0 where there are none."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.limits import NotNegative
 from robopolicy.samplers.protocols import Outcomes, Reward
 from robopolicy.samplers.rewards.terms import cosine_calls
 
@@ -101,7 +102,7 @@ class GradientWeights(Reward):
     `w <- softmax(log w + rate <g_i, sum_j g_j> / mu)` stays on the simplex; a rate of 0 keeps it.
     """
 
-    def __init__(self, objectives: Sequence[str], rate: float = 1.0, regularization: float = 1.0) -> None:
+    def __init__(self, objectives: Sequence[str], rate: NotNegative = 1.0, regularization: NotNegative = 1.0) -> None:
         """Get ready.
 
         Args:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from robopolicy.limits import Share
 from robopolicy.samplers.novelty import beats
 from robopolicy.samplers.protocols import Outcomes, Reward
 
@@ -36,7 +37,7 @@ class RankFailures(Reward):
     """
 
     metric: str = "progress"
-    share: float = 0.1
+    share: Share = 0.1
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""

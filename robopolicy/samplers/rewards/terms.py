@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from robopolicy.limits import NotNegative, Share
 from robopolicy.samplers.protocols import Outcomes, Reward
 
 
@@ -102,7 +103,7 @@ class ZeroSum(Reward):
 class Debate(Reward):
     """`(1 - share)` of the reward and `share` of a judge's verdict on a debate about it (S141)."""
 
-    share: float = 0.5
+    share: Share = 0.5
     verdict: str = "verdict"
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
@@ -117,7 +118,7 @@ class Refinement(Reward):
     """
 
     def __init__(
-        self, first: float = 200, bonus: float = 0.2, right: str = "verdict", refined: str = "refined"
+        self, first: NotNegative = 200, bonus: float = 0.2, right: str = "verdict", refined: str = "refined"
     ) -> None:
         """Get ready.
 
