@@ -26,10 +26,10 @@ def unknown_name(kind: str, name: str, known: Iterable[str], place: str = "") ->
         place: Where it should have been known ("of task manipulation/lift").
     """
     options = sorted(known)
-    near = difflib.get_close_matches(name, options, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
     if not near:  # "lft" is far from "manipulation/lift" but close to its last part
         last = {option.rsplit("/", 1)[-1]: option for option in options}
-        near = [last[part] for part in difflib.get_close_matches(name, last, n=1, cutoff=0.4)]
+        near = [last[part] for part in difflib.get_close_matches(name, last, n=1, cutoff=0.6)]
     hint = f" Did you mean '{near[0]}'?" if near else ""
     start = f"Unknown {kind} '{name}'{' ' + place if place else ''}.{hint}"
     if len(options) <= MOST_NAMES:

@@ -20,6 +20,7 @@ from robopolicy.evaluation.actors import Actor, as_actor
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.report import Table, percent
 from robopolicy.evaluation.result import EvalResult
+from robopolicy.limits import check_count
 from robopolicy.policies.base import Policy
 from robopolicy.sim.contract import Observation, VectorSim
 
@@ -49,6 +50,7 @@ def check_holds(holds: Sequence[int]) -> None:
     if len(holds) < 2 or holds[0] < 1 or any(b <= a for a, b in pairwise(holds)):
         given = " ".join(str(m) for m in holds)
         raise UserError(f"Give at least two increasing lengths to hold an action for, such as 1 2 4 8; got {given}.")
+    check_count("hold", holds[-1], 1)
 
 
 def frequency_curve(

@@ -29,6 +29,9 @@ from robopolicy.policies.noise import RowStreams
 from robopolicy.sim.contract import Observation, VectorSim
 
 
+LONGEST = 3600.0  # latency [s]
+
+
 class ContinuingActor(PolicyActor):
     """Plays chunks that continue what is being played (real-time chunking), without exploration noise."""
 
@@ -158,12 +161,12 @@ def latency_curve(
 
 
 def check_latencies(latencies: Sequence[float], join: str) -> None:
-    """Refuse latencies [s] that are negative or endless, and unknown joins."""
+    """Refuse latencies [s] that are negative or too long, and unknown joins."""
     if join not in JOINS:
         raise unknown_name("join", join, JOINS)
-    if not all(0 <= latency < np.inf for latency in latencies):
+    if not all(0 <= latency <= LONGEST for latency in latencies):
         given = " ".join(f"{1e3 * latency:g}" for latency in latencies)
-        raise UserError(f"A latency is a number of milliseconds of at least 0, got {given}.")
+        raise UserError(f"A latency is a number of milliseconds from 0 to {1e3 * LONGEST:.0f}, got {given}.")
 
 
 def continuing(policy: Policy | Actor, name: str = "") -> ContinuingActor:

@@ -128,6 +128,7 @@ def test_held_actions_are_played_printed_and_reported(make_checkpoint, tmp_path,
 
 def test_impossible_lengths_are_refused_before_anything_is_played(make_checkpoint, refused):
     assert "increasing" in refused("eval", make_checkpoint("ckpt"), "--holds", "4", "2")
+    assert "hold must be at most 10000, got 20000" in refused("eval", "random", "--task", TASK, "--holds", "1", "20000")
 
 
 def test_latencies_are_a_table_of_the_report(make_checkpoint, tmp_path, capsys):
@@ -143,7 +144,7 @@ def test_latencies_are_a_table_of_the_report(make_checkpoint, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--latency", "-5"], "A latency is a number of milliseconds of at least 0, got -5"),
+        (["--latency", "-5"], "A latency is a number of milliseconds from 0 to 3600000, got -5"),
         (["--latency", "50", "--join", "ensmble"], "Did you mean 'ensemble'?"),
         (["--latency", "50", "--join", "rtc"], "and 'random' cannot; take flow, shortcut, meanflow, edm or diffusion"),
     ],
