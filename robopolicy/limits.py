@@ -56,12 +56,16 @@ class Range:
         Raises:
             UserError: Names the setting, the range and the number.
         """
+        if problem := self.problem(name, value):
+            raise UserError(problem)
+
+    def problem(self, name: str, value: float) -> str:
+        """What `check` says of a number; empty where it is accepted."""
         if isinstance(value, int):
-            check_count(name, value, int(self.least), None if self.most == math.inf else int(self.most))
-        elif not math.isfinite(value):
-            raise UserError(f"{name} must be a finite number, got {value}.")
-        elif not self._holds(value):
-            raise UserError(f"{name} must {self._words()}, got {value}.")
+            return _count_problem(name, value, int(self.least), None if self.most == math.inf else int(self.most))
+        if not math.isfinite(value):
+            return f"{name} must be a finite number, got {value}."
+        return "" if self._holds(value) else f"{name} must {self._words()}, got {value}."
 
     def _holds(self, value: float) -> bool:
         high_enough = value > self.least if self.above else value >= self.least
@@ -99,11 +103,20 @@ def check_count(name: str, value: int, least: int, most: int | None = None) -> N
         value: The number.
         least: Smallest accepted value.
         most: Largest accepted value.
+
+    Raises:
+        UserError: It lies outside.
     """
+    if problem := _count_problem(name, value, least, most):
+        raise UserError(problem)
+
+
+def _count_problem(name: str, value: int, least: int, most: int | None) -> str:
     if value < least:
-        raise UserError(f"{name} must be at least {least}, got {value}.")
+        return f"{name} must be at least {least}, got {value}."
     key = name.lstrip("-").replace("-", "_").rsplit(".", 1)[-1]
     if most is None and key not in UNBOUNDED:
         most = LARGEST.get(key, MOST)
     if most is not None and value > most:
-        raise UserError(f"{name} must be at most {most}, got {value}.")
+        return f"{name} must be at most {most}, got {value}."
+    return ""

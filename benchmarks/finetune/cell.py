@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
@@ -105,8 +106,8 @@ def judge(checkpoint: Path | None, task: str) -> dict[str, Any] | None:
 
 
 def held_out(checkpoint: Path, task: str) -> EvalResult:
-    """What a checkpoint does on the held-out seeds; kept beside it."""
-    kept = checkpoint.parent.parent / f"held_out_{checkpoint.name}.json"
+    """What a checkpoint does on the held-out seeds, played once for every policy: the best is often base or last."""
+    kept = WORK / "held_out" / f"{task.replace('/', '_')}-{_fingerprint(checkpoint)}.json"
     if not kept.exists():
         policy, _ = load_policy(checkpoint)
         options = SimOptions(num_envs=32, **views_of([policy.spec.observation]))
@@ -114,6 +115,13 @@ def held_out(checkpoint: Path, task: str) -> EvalResult:
             result = evaluate(policy, sim, episodes=EPISODES, seed=HELD_OUT)
         write_text(kept, json.dumps(result.to_dict()))
     return EvalResult.from_dict(json.loads(kept.read_text(encoding="utf-8")))
+
+
+def _fingerprint(checkpoint: Path) -> str:
+    """The same for checkpoints that hold the same policy."""
+    manifest = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))
+    what = [manifest["policy"], manifest["config"], manifest["spec"], manifest["files"]["model.safetensors"]]
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _half_trained(task: BenchTask, seed: int) -> Path:

@@ -37,7 +37,7 @@ TASKS = {
     for task in (
         BenchTask("lift", "manipulation/lift", 6, 60_000, 4, steps_per_update=4),
         BenchTask("pick_place", "manipulation/pick_place", 15, 60_000, 4, rollout=64),
-        BenchTask("drawer", "manipulation/drawer", 10, 60_000, 4, rollout=64),
+        BenchTask("drawer", "manipulation/drawer", 10, 30_000, 4, rollout=64),
         BenchTask("pick-place", "metaworld/pick-place-v3", 10, 30_000, 4, evaluated=20, num_envs=16, rollout=128),
         BenchTask("push", "metaworld/push-v3", 6, 50_000, 4, evaluated=20, num_envs=16, rollout=128),
         BenchTask("hopper", "locomotion/hopper", 40, 30_000, 1, evaluated=20, source_steps=60_000),

@@ -49,12 +49,16 @@ class Row:
     settings: tuple[str, ...] = ()
 
 
+SMALL = (
+    "algorithm.utd=1",
+    "algorithm.critic.hidden=[256,256]",
+)  # as the others; its own are three times and twice that
 CHUNKS = ("chunk.horizon=8", "chunk.execute=8", "algorithm.utd=8")  # a gradient step per control step, as the others
 ROWS = {
     "sac": Row("sac"),
     "dsac_t": Row("dsac_t"),
     "stac": Row("stac"),
-    "symphony": Row("symphony", "swaddled"),
+    "symphony": Row("symphony", "swaddled", settings=SMALL),
     "camel_sac": Row("camel_sac", settings=(f"algorithm.mask.prior={CONTROLLER}",)),
     "srl": Row("srl", "sequence", settings=CHUNKS),
     "sac, noisy": Row("sac", task=NOISY),

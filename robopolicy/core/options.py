@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Union, cast, get_args, get_origin
 
-from robopolicy.errors import UserError
 from robopolicy.limits import Range
 
 LARGEST = 1e15
@@ -79,11 +78,8 @@ def _single(what: str, hint: Any, plain: Any) -> Any:
         if not abs(plain) <= LARGEST:  # or no number at all
             raise ValueError(f"{what} must be {_NAMES[kind]}, at most {LARGEST:.0e} in size, got {_shown(plain)}.")
         for each in get_args(hint)[1:]:
-            if isinstance(each, Range):
-                try:
-                    each.check(what, kind(plain))
-                except UserError as error:
-                    raise ValueError(str(error)) from error
+            if isinstance(each, Range) and (problem := each.problem(what, kind(plain))):
+                raise ValueError(problem)
     return plain
 
 

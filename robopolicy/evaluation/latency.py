@@ -28,7 +28,6 @@ from robopolicy.policies.continuation import CONTINUABLE, act_on, can_continue, 
 from robopolicy.policies.noise import RowStreams
 from robopolicy.sim.contract import Observation, VectorSim
 
-
 LONGEST = 3600.0  # latency [s]
 
 

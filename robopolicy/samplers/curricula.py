@@ -185,8 +185,6 @@ class Regret(Tracked):
     """
 
     def __init__(self, replay: Share = 0.5, temperature: Positive = 0.3, decay: Share = 0.5) -> None:
-        if not 0 <= replay <= 1 or temperature <= 0:
-            raise UserError(f"regret needs replay in [0, 1] and temperature > 0, got {replay} and {temperature}.")
         super().__init__(MeanTracker(decay))
         self.replay, self.temperature = replay, temperature
 
@@ -357,8 +355,7 @@ class Instructions(Uniform):
 
     def _choose(self) -> str:
         names = list(self.population)
-        untried = [name for name in names if self.population[name][1] < self.trial]
-        if untried:
+        if untried := [name for name in names if self.population[name][1] < self.trial]:
             return untried[int(torch.randint(len(untried), (1,), generator=self._generator))]
         means = torch.tensor([total / uses for total, uses in self.population.values()], dtype=torch.float64)
         return names[self.weighted(torch.softmax(means / self.temperature, 0), 1)[0]]

@@ -1,5 +1,6 @@
 """The harness of the fine-tuning table: a whole cell on a tiny task, and what the table makes of cells."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,19 @@ def test_a_cell_runs_from_demonstrations_to_judgement(small_work: Path, method: 
     checkpoints = small_work / "runs" / f"{method.name}-point_mass-0/checkpoints"
     assert judge(checkpoints / "best", POINT_MASS.task) == cell["finetuned"]
     assert judge(checkpoints / "last", POINT_MASS.task) == cell["last"]
+
+
+def test_the_same_policy_is_judged_once(small_work: Path, monkeypatch: pytest.MonkeyPatch):
+    method = Method("reinflow", "lift_reinflow", FLOW)
+    run_cell(method, POINT_MASS, 0)
+    base = small_work / "base" / "flow-point_mass-0" / "checkpoints" / "last"
+    copied = small_work / "copied"
+    shutil.copytree(base, copied)
+    known = judge(base, POINT_MASS.task)
+    monkeypatch.setattr(cell_module, "evaluate", lambda *_, **__: pytest.fail("played again"))
+    assert judge(copied, POINT_MASS.task) == known
+    with pytest.raises(pytest.fail.Exception, match="played again"):
+        judge(copied, "toy/push")
 
 
 def cell(seed: int, before: float, after: float, crossing: float | None) -> dict[str, Any]:

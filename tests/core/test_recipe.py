@@ -97,8 +97,16 @@ def test_an_estimator_is_built_with_its_parts() -> None:
             {"entropy_coef": float("nan")},
             "'entropy_coef' .* must be a number, at most .*, got nan",
         ),
-        ("estimator", {"surrogate": "drift", "surrogate_options": {"beta": 0}}, "'beta' of surrogate 'drift' must be positive"),
-        ("controller", {"name": "adaptive", "value": 1, "target": 0, "horizon": 1}, "'target' .* must be positive, got 0"),
+        (
+            "estimator",
+            {"surrogate": "drift", "surrogate_options": {"beta": 0}},
+            "'beta' of surrogate 'drift' must be positive",
+        ),
+        (
+            "controller",
+            {"name": "adaptive", "value": 1, "target": 0, "horizon": 1},
+            "'target' .* must be positive, got 0",
+        ),
         ("stage", {"name": "beta_scale", "low": 1}, "'beta_scale' needs low < high, got 1 and 1.0"),
         ("mask", {"name": "uncertain", "below": 0}, r"'below' of mask 'uncertain' must lie in \(0, 1\], got 0"),
         ("stage", {"name": "mix", "weights": [], "branches": []}, "'weights' .* must be a list with entries"),

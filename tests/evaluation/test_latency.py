@@ -147,9 +147,13 @@ def test_a_policy_too_slow_for_its_chunks_repeats_its_last_action_and_says_so() 
 
 @pytest.mark.parametrize(
     ("latencies", "join", "message"),
-    [([-0.1], "replace", "at least 0, got -100"), ([np.inf], "hold", "at least 0"), ([0.1], "rplace", "'replace'"),
-     ([0.1], "rtc", "and 'sine' cannot")],
-)  # fmt: skip
+    [
+        ([-0.1], "replace", "from 0 to 3600000, got -100"),
+        ([np.inf], "hold", "from 0 to 3600000, got inf"),
+        ([0.1], "rplace", "'replace'"),
+        ([0.1], "rtc", "and 'sine' cannot"),
+    ],
+)
 def test_what_makes_no_sense_is_refused(latencies, join, message) -> None:
     with pytest.raises(UserError, match=message):
         latency_curve(Sine(), Pendulum(1), latencies, join=join, episodes=1)
