@@ -6,20 +6,19 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import torch
-
 from benchmarks.finetune.cell import base_policy, demonstrations, run_cell
-from benchmarks.finetune.methods import METHODS
+from benchmarks.finetune.methods import METHODS, Base
 from benchmarks.finetune.tasks import TASKS
 from benchmarks.parallel import run_cells
+from robopolicy.training.processes import in_processes
 
 Key = tuple[str, str, int]  # method, task, seed
 
 
 def run_all(keys: Sequence[Key], *, jobs: int, steps: int | None, keep: bool) -> list[dict[str, Any]]:
-    """Run the missing cells: first what they share, one after the other, then the cells."""
-    run = partial(_run, steps=steps)
-    return run_cells(keys, run, name=cell_name, progress=_progress, jobs=jobs, keep=keep, prepare=_prepare)
+    """Run the missing cells: first what they share, then the cells."""
+    run, prepare = partial(_run, steps=steps), partial(_prepare, jobs=jobs)
+    return run_cells(keys, run, name=cell_name, progress=_progress, jobs=jobs, keep=keep, prepare=prepare)
 
 
 def cell_name(key: Key) -> str:
@@ -32,11 +31,19 @@ def _run(key: Key, steps: int | None) -> dict[str, Any]:
     return run_cell(METHODS[method], TASKS[task], seed, steps=steps)
 
 
-def _prepare(keys: Sequence[Key]) -> None:
-    """Collect the demonstrations and clone the bases."""
-    torch.set_num_threads(1)
-    for task, seed, base in dict.fromkeys((key[1], key[2], METHODS[key[0]].base) for key in keys):
-        data = demonstrations(TASKS[task], seed)
+def _prepare(keys: Sequence[Key], jobs: int) -> None:
+    """Collect the demonstrations and clone the bases; those of one dataset one after the other."""
+    datasets = dict.fromkeys((task, seed) for _, task, seed in keys)
+    shared = [(*of, tuple({METHODS[key[0]].base for key in keys if key[1:] == of})) for of in datasets]
+    for _, future in in_processes(_share, shared, jobs=jobs):
+        future.result()
+
+
+def _share(what: tuple[str, int, tuple[Base | None, ...]]) -> None:
+    """Make the dataset of a task and seed, and its bases."""
+    task, seed, bases = what
+    data = demonstrations(TASKS[task], seed)
+    for base in bases:
         if base is not None:
             base_policy(base, TASKS[task], seed, data)
 

@@ -49,10 +49,10 @@ class Row:
     settings: tuple[str, ...] = ()
 
 
-SMALL = (
-    "algorithm.utd=1",
-    "algorithm.critic.hidden=[256,256]",
-)  # as the others; its own are three times and twice that
+SMALL = (  # as the others; its own are three steps, twice the width and a third of the rate
+    *("algorithm.utd=1", "algorithm.critic.hidden=[256,256]"),
+    *("algorithm.lr=3e-4", "algorithm.critic_lr=3e-4"),
+)
 CHUNKS = ("chunk.horizon=8", "chunk.execute=8", "algorithm.utd=8")  # a gradient step per control step, as the others
 ROWS = {
     "sac": Row("sac"),
