@@ -38,7 +38,7 @@ class Claim:
 CLAIMS = (
     Claim("dsac_t", "return", level=20.0),
     Claim("stac", "return", level=20.0),
-    Claim("stac, noisy", "absolute bias", "sac, noisy"),
+    Claim("stac-noisy", "absolute bias", "sac-noisy"),
     Claim("symphony", "return", level=20.0),
     Claim("symphony", "jerk"),
     Claim("camel_sac", f"steps to {GOOD:.0f}"),
@@ -89,7 +89,7 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
     found = [(row, [measured(cell) for cell in cells if cell["row"] == row]) for row in ROWS]
     shown = ["return", "jerk", f"steps to {GOOD:.0f}", *(f"held for {hold}" for hold in HOLDS[1:]), "bias", "seconds"]
     return [
-        {"row": row, "seeds": len(each), **{name: _shown(name, each) for name in shown}} for row, each in found if each
+        {"learner": row, "seeds": len(each), **{name: _shown(name, each) for name in shown}} for row, each in found if each
     ]
 
 

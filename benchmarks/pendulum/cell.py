@@ -61,8 +61,8 @@ ROWS = {
     "symphony": Row("symphony", "swaddled", settings=SMALL),
     "camel_sac": Row("camel_sac", settings=(f"algorithm.mask.prior={CONTROLLER}",)),
     "srl": Row("srl", "sequence", settings=CHUNKS),
-    "sac, noisy": Row("sac", task=NOISY),
-    "stac, noisy": Row("stac", task=NOISY),
+    "sac-noisy": Row("sac", task=NOISY),
+    "stac-noisy": Row("stac", task=NOISY),
 }
 
 
@@ -74,7 +74,7 @@ def run_all(keys: Sequence[Key], *, jobs: int, keep: bool, env_steps: int = ENV_
 
 def cell_name(key: Key) -> str:
     """Place of a cell under `benchmarks/results/cells`."""
-    return f"pendulum/{key[0].replace(', ', '_')}-{key[1]}"
+    return f"pendulum/{key[0]}-{key[1]}"
 
 
 def progress(cell: dict[str, Any]) -> str:

@@ -89,8 +89,8 @@ def test_claims_are_judged_seed_by_seed() -> None:
     assert len(lines) == len(CLAIMS)
     assert "- `symphony` has less jerk than `sac`: -9 [-9, -9], confirmed." in lines
     assert "- `dsac_t` has the same return within 20 as `sac`: +9 [+9, +9], confirmed." in lines
-    assert "- `stac, noisy` has less absolute bias than `sac, noisy`: +0 [+0, +0], not seen at this scale." in lines
+    assert "- `stac-noisy` has less absolute bias than `sac-noisy`: +0 [+0, +0], not seen at this scale." in lines
     table = rows(cells)
-    assert [row["row"] for row in table] == list(ROWS) and table[-3]["bias"] == "-"
+    assert [row["learner"] for row in table] == list(ROWS) and table[-3]["bias"] == "-"
     assert figures(cells)["rows"]["sac"]["return"]["estimate"] == -149.0
     assert notes(cells[:2]) == []

@@ -40,6 +40,7 @@ BENCHMARKS = {
     "text",
     "trl",
     "offline",
+    "pendulum",
 }
 
 
