@@ -89,7 +89,9 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
     found = [(row, [measured(cell) for cell in cells if cell["row"] == row]) for row in ROWS]
     shown = ["return", "jerk", f"steps to {GOOD:.0f}", *(f"held for {hold}" for hold in HOLDS[1:]), "bias", "seconds"]
     return [
-        {"learner": row, "seeds": len(each), **{name: _shown(name, each) for name in shown}} for row, each in found if each
+        {"learner": row, "seeds": len(each), **{name: _shown(name, each) for name in shown}}
+        for row, each in found
+        if each
     ]
 
 

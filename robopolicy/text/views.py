@@ -41,15 +41,10 @@ class Views:
         if strangers := set(self.score_with.values()) - {"teacher"}:
             raise ValueError(f"rollout.score_with knows teacher, got {', '.join(sorted(strangers))}.")
         likely = self.support.keys() - {"grammar"}
-        fits = likely in (set(), {"top_p", "refresh"}) and 0 < self.top_p <= 1 and self.refresh >= 1
-        if not fits or self.support.get("grammar", True) is not True:
-            raise ValueError(
-                f"rollout.support takes 0 < top_p <= 1 with refresh >= 1, and grammar: true; got {dict(self.support)}."
-            )
-
-        every, below = (self.segments.get(key, 1) for key in ("every", "below"))
-        if self.segments and (self.segments.keys() != {"every", "below"} or every < 1 or not 0 < below <= 1):
-            raise ValueError(f"rollout.segments takes every >= 1 and 0 < below <= 1, got {dict(self.segments)}.")
+        if likely not in (set(), {"top_p", "refresh"}) or self.support.get("grammar", True) is not True:
+            raise ValueError(f"rollout.support takes top_p with refresh, and grammar: true; got {dict(self.support)}.")
+        if self.segments and self.segments.keys() != {"every", "below"}:
+            raise ValueError(f"rollout.segments takes every and below, got {dict(self.segments)}.")
 
     @classmethod
     def of(cls, rollout: Mapping[str, Any]) -> Views:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -39,6 +40,8 @@ class MetaworldEnv(gymnasium.Wrapper):
             )
         )
         self._shaped = reward == "shaped"
+        simulator: Any = self.unwrapped
+        simulator.touching_object = partial(touching, simulator)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Choose one of the 50 variants by `seed`, which Meta-World's own `reset` would ignore."""
@@ -57,6 +60,20 @@ class MetaworldEnv(gymnasium.Wrapper):
         """Frame `(height, width, 3)`, turned upright: the package mounts its corner camera upside down."""
         frame: Any = super().render()
         return np.ascontiguousarray(frame[::-1, ::-1])
+
+
+def touching(simulator: Any, geom: int) -> bool:
+    """Whether both pads of the gripper press on `geom`: Meta-World's own answer in a third of the time.
+
+    It asks every contact four times for its geoms by attribute, which takes longer than the physics.
+    """
+    data = simulator.data
+    pairs, forces = data.contact.geom, []
+    on_geom = (pairs == geom).any(1)
+    for pad in ("leftpad_geom", "rightpad_geom"):
+        pressed = on_geom & (pairs == data.geom(pad).id).any(1)
+        forces.append(sum(data.efc_force[data.contact.efc_address[pressed]]) if pressed.any() else 0)
+    return all(force > 0 for force in forces)
 
 
 class MetaworldExpert:

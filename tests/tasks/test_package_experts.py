@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,6 +41,25 @@ def test_metaworld_expert_solves_its_task_and_seeds_decide_episodes() -> None:
     assert one.success.all() and one.arrays["state"].shape[1] == 39
     goals = one.arrays["state"][one.starts, 36:]
     assert len(np.unique(goals, axis=0)) == 2
+
+
+def test_pads_press_where_metaworld_says_so() -> None:
+    pytest.importorskip("metaworld")
+    from tasks.metaworld.env import MetaworldExpert, make_env, touching
+
+    env, expert = make_env("push-v3", SimOptions()), MetaworldExpert("push-v3")
+    simulator: Any = env.unwrapped
+    found: list[tuple[bool, bool]] = []
+    own, geoms = type(simulator).touching_object, range(simulator.model.ngeom)
+    env.reset(seed=0)
+    for _ in range(100):
+        action = expert._policy.get_action(env.observation)
+        _, _, terminated, truncated, _ = env.step(np.clip(action, -1, 1).astype(np.float32))
+        found += [(own(simulator, geom), touching(simulator, geom)) for geom in geoms]
+        if terminated or truncated:
+            break
+    assert all(bool(theirs) == ours for theirs, ours in found)
+    assert 0 < sum(ours for _, ours in found) < len(found)
 
 
 def test_ogbench_oracle_solves_its_task_and_seeds_decide_episodes() -> None:
