@@ -107,6 +107,8 @@ def run(args: argparse.Namespace) -> int:
         check_idle(args, "on experts and random actions", "--stochastic")
     if "text" not in entry.backends:
         check_idle(args, f"on {entry.name}, which is no text task", "--samples")
+    else:
+        check_idle(args, f"on {entry.name}, a text task", "--holds", "--latency", "--reward", "--camera")
     for player in players if args.join == "rtc" else ():
         continuing(player.make(), player.label)
     with atomic_folder(args.out) as folder:

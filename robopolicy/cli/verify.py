@@ -30,8 +30,9 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Verify; 0 when the chunk is reproduced, 1 when it is not."""
+    from robopolicy.errors import UserError
     from robopolicy.schema import to_plain
-    from robopolicy.sim.registry import task_names
+    from robopolicy.sim.registry import get_task
     from robopolicy.training.checkpoint import verify_checkpoint
     from robopolicy.training.parents import place_of
 
@@ -57,8 +58,10 @@ def run(args: argparse.Namespace) -> int:
         verdict = "verified" if report.ok else "FAILED"
         print(f"{args.checkpoint}: {verdict}")
         print(f"  policy {manifest.policy}, task {manifest.task}, {manifest.network_calls} network calls per chunk")
-        if manifest.task not in task_names():
-            print("  that task is not installed here, so the policy cannot be evaluated on it")
+        try:
+            get_task(manifest.task)
+        except UserError as error:
+            print(f"  the policy cannot be evaluated here: {error}")
         print(f"  golden chunk: largest error {report.max_error:.3g} (tolerance {report.tolerance:g})")
         for parent in manifest.parents:
             weights = parent.files.get("model.safetensors", "")[:12]

@@ -89,6 +89,10 @@ def test_an_older_report_is_replaced_where_asked_for_but_nothing_else_is(tmp_pat
         (["expert", "--task", "locomotion/hopper"], "has no scripted expert"),
         (["random", "--task", TASK, "--join", "hold"], "--join has no effect without --latency; leave it out"),
         (["random", "--task", TASK, "--depth", "1"], "--depth has no effect without --imagine"),
+        (
+            ["random", "--task", "text/arithmetic", "--latency", "50"],
+            "--latency has no effect on text/arithmetic, a text",
+        ),
         (["random", "--task", TASK, "--samples", "8"], f"--samples has no effect on {TASK}, which is no text task"),
         (["random", "--task", TASK, "--stochastic"], "--stochastic has no effect on experts and random actions"),
         (["random", "--task", TASK, "--video", "0", "--camera", "top"], "--camera has no effect without a video"),

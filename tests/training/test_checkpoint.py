@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from robopolicy.cli.main import main
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.provenance import sha256
@@ -240,6 +241,14 @@ def test_policies_that_cannot_be_loaded_again_are_not_saved(tmp_path, make_polic
     with pytest.raises(UserError, match="no normaliser statistics"):
         save_checkpoint(tmp_path / "b", unfitted, task="t", obs_sample=OBS)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("task", "missing"), [("gymnasium/Pendulum-v1", ""), ("toy/nowhere", "Unknown task 'toy/now")])
+def test_verify_says_where_a_task_is_missing(tmp_path, make_policy, capsys, task, missing):
+    save_checkpoint(tmp_path / "ckpt", make_policy(), task=task, obs_sample=OBS)
+    assert main(["verify", str(tmp_path / "ckpt")]) == 0
+    printed = capsys.readouterr().out
+    assert missing in printed if missing else "cannot be evaluated here" not in printed
 
 
 @pytest.mark.slow
