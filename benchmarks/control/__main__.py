@@ -6,7 +6,7 @@
     python -m benchmarks.control --table                  # only rewrite table and curves from the finished cells
 
 Hopper, HalfCheetah and Walker2d in the same simulator for all: 102,400 environment steps of the learners from rollouts
-(about 75 CPU seconds), 10,000 of those from replay (about 100); `methods.py` has the sizes. A cell is one learner on
+(about 75 CPU seconds), 15,000 of those from replay (about 60); `methods.py` has the sizes. A cell is one learner on
 one task with one seed; its score is the mean return of the last policy in 50 held-out episodes, actions without noise,
 between the reference returns of `tasks.py`; a run that diverges scores 0. Finished cells are skipped unless their
 environment steps are not those of today, so the table grows over many runs.

@@ -129,6 +129,7 @@ def make_sac(env: Any, family: Family, seed: int) -> Any:
         "batch_size": family.batch_size,
         "learning_starts": family.warmup,
     }
+    sizes["policy_kwargs"] = {"net_arch": list(family.hidden)}
     return SAC("MlpPolicy", env, **sizes, train_freq=1, gradient_steps=-1, seed=seed, device="cpu")
 
 

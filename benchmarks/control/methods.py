@@ -1,8 +1,8 @@
 """The rows of the table: two families of learners, each with one budget and with one baseline of Stable-Baselines3.
 
 Every row has the defaults of its algorithm, but for what this budget and these tasks ask of it, which is below. The
-sizes that a family shares, and those of its networks, are Stable-Baselines3's defaults, but for the number of
-environments and, of the learners from rollouts, batches of 128 instead of 64.
+sizes that a family shares are Stable-Baselines3's defaults, but for the number of environments, batches of 128 and, of
+the learners from replay, networks of two layers of 128.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Family:
     rollout: int = 0  # decisions per environment and rollout
     warmup: int = 0  # first steps, played at random
     capacity: int = 0  # steps in the replay memory
+    hidden: tuple[int, ...] = ()  # widths of the networks of learners from replay; those of the others are their own
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -34,12 +35,18 @@ class Family:
         if self.rollout:
             return (*common, f"algorithm.decisions={self.rollout}")
         memory = (f"replay.warmup_steps={self.warmup}", f"replay.capacity={self.capacity}")
-        return (*common, *memory, "policy.normalization=identity")
+        widths = (f"policy.hidden={list(self.hidden)}", f"algorithm.critic.hidden={list(self.hidden)}")
+        return (*common, *memory, *widths, "policy.normalization=identity")
 
 
 ON_POLICY = Family("on-policy", "sb3_ppo", "gaussian", 102_400, num_envs=16, batch_size=128, rollout=128)
 OFF_POLICY = Family(
-    "off-policy", "sb3_sac", "squashed_gaussian", 10_000, num_envs=4, batch_size=256, warmup=1_000, capacity=100_000
+    *("off-policy", "sb3_sac", "squashed_gaussian", 15_000),
+    num_envs=4,
+    batch_size=128,
+    warmup=1_000,
+    capacity=100_000,
+    hidden=(128, 128),
 )
 FAMILIES = (ON_POLICY, OFF_POLICY)
 
@@ -76,6 +83,7 @@ def _methods() -> tuple[Method, ...]:
         "pmoe_ppo": Method("pmoe_ppo", ON_POLICY, "mixture"),
         "stac": Method("stac", OFF_POLICY, settings=("policy.hidden_dropout=0.01",)),  # the published one of the actor
     }
+    single = ("algorithm.utd=1", "algorithm.lr=3e-4", "algorithm.critic_lr=3e-4")  # its own are three of a third
     sequence = ("chunk.horizon=8", "chunk.execute=4", "algorithm.utd=4")  # with single actions it is `sac`
     rollouts = [name for name, (_, learner) in ALGORITHMS.items() if issubclass(learner, RolloutLearner)]
     on_policy = [name for name in rollouts if name not in LEFT_OUT]
@@ -85,7 +93,7 @@ def _methods() -> tuple[Method, ...]:
         *(own.get(name, Method(name, ON_POLICY)) for name in on_policy),
         *(own.get(name, Method(name, OFF_POLICY)) for name in off_policy),
         Method("pmoe", OFF_POLICY, "squashed_mixture"),
-        Method("symphony", OFF_POLICY, "swaddled"),
+        Method("symphony", OFF_POLICY, "swaddled", single),
         Method("srl", OFF_POLICY, "sequence", sequence),
     )
 
