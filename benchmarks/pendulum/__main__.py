@@ -80,14 +80,13 @@ def measured(cell: Cell) -> dict[str, float]:
         **{f"held for {hold}": held[hold] for hold in HOLDS[1:]},
         "lost when held for 8": held[HOLDS[0]] - held[8],
         **bias,
-        "seconds": cell["seconds"],
     }
 
 
 def rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
     """One row per learner: means over seeds with Student's interval."""
     found = [(row, [measured(cell) for cell in cells if cell["row"] == row]) for row in ROWS]
-    shown = ["return", "jerk", f"steps to {GOOD:.0f}", *(f"held for {hold}" for hold in HOLDS[1:]), "bias", "seconds"]
+    shown = ["return", "jerk", f"steps to {GOOD:.0f}", *(f"held for {hold}" for hold in HOLDS[1:]), "bias"]
     return [
         {"learner": row, "seeds": len(each), **{name: _shown(name, each) for name in shown}}
         for row, each in found
