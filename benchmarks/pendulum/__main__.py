@@ -106,7 +106,7 @@ def figures(cells: Sequence[Cell]) -> dict[str, Any]:
         for row, each in by_row.items()
         if each
     }
-    return {"seeds": sorted({cell["seed"] for cell in cells}), "rows": means, "claims": notes(cells)}
+    return {"seeds": sorted({cell["seed"] for cell in cells}), "learners": means, "claims": notes(cells)}
 
 
 def notes(cells: Sequence[Cell]) -> list[str]:

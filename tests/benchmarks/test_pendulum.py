@@ -92,5 +92,5 @@ def test_claims_are_judged_seed_by_seed() -> None:
     assert "- `stac-noisy` has less absolute bias than `sac-noisy`: +0 [+0, +0], not seen at this scale." in lines
     table = rows(cells)
     assert [row["learner"] for row in table] == list(ROWS) and table[-3]["bias"] == "-"
-    assert figures(cells)["rows"]["sac"]["return"]["estimate"] == -149.0
+    assert figures(cells)["learners"]["sac"]["return"]["estimate"] == -149.0
     assert notes(cells[:2]) == []
