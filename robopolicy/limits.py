@@ -21,7 +21,6 @@ LARGEST = {
     "points": 9216,  # of a cloud: the pixels of its depth image
     "width": 4096,
     "height": 4096,
-    "port": 65_535,
     "hold": 10_000,  # control steps
     "horizon": 10_000,
     "obs_horizon": 10_000,

@@ -19,8 +19,9 @@ from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.result import EvalResult
 from robopolicy.files import write_text
 from robopolicy.sim.registry import SimOptions, make_sim, views_of
-from robopolicy.training.checkpoint import load_policy
+from robopolicy.training.checkpoint import MODEL, load_policy
 from robopolicy.training.compose import compose_config
+from robopolicy.training.manifest import read_manifest
 
 WORK = Path("runs/finetune")
 EPISODES = 200
@@ -119,8 +120,8 @@ def held_out(checkpoint: Path, task: str) -> EvalResult:
 
 def _fingerprint(checkpoint: Path) -> str:
     """The same for checkpoints that hold the same policy."""
-    manifest = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))
-    what = [manifest["policy"], manifest["config"], manifest["spec"], manifest["files"]["model.safetensors"]]
+    manifest = read_manifest(checkpoint)
+    what = [manifest.policy, manifest.config, manifest.spec, manifest.files[MODEL]]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.deploy.server import ChunkServer, ServerConfig, serve
     from robopolicy.deploy.wire import is_loopback
 
-    check_numbers(args, positive=("max_batch", "max_clients", "max_mib"), non_negative=("port",))
+    check_numbers(args, positive=("max_batch", "max_clients", "max_mib"), non_negative=())
     config = ServerConfig(
         host=args.host,
         port=args.port,

@@ -43,9 +43,8 @@ class Uniform(Sampler):
         if n > count:
             raise UserError(f"{n} different tasks were asked for at once, but there are {count}; lower the batch.")
         places, self._order = self._order[:n], self._order[n:]
-        if len(places) < n:
+        if missing := n - len(places):
             fresh = [place for place in self._shuffled(count) if place not in set(places)]
-            missing = n - len(places)
             places, self._order = places + fresh[:missing], fresh[missing:]
         return places
 
@@ -185,6 +184,8 @@ class Regret(Tracked):
     """
 
     def __init__(self, replay: Share = 0.5, temperature: Positive = 0.3, decay: Share = 0.5) -> None:
+        if not 0 <= replay <= 1 or temperature <= 0:
+            raise UserError(f"regret needs replay in [0, 1] and temperature > 0, got {replay} and {temperature}.")
         super().__init__(MeanTracker(decay))
         self.replay, self.temperature = replay, temperature
 
@@ -363,8 +364,7 @@ class Instructions(Uniform):
     def observe(self, keys: Tensor, rewards: Tensor, advantage: Tensor) -> None:
         """Credit rewards to the instructions they were earned under."""
         for key, reward in zip(keys.tolist(), rewards.tolist(), strict=True):
-            name = self._given.get(key)
-            if name in self.population:
+            if (name := self._given.get(key)) in self.population:
                 total, uses = self.population[name]
                 self.population[name] = (total + reward, uses + 1)
 

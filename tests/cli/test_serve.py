@@ -88,7 +88,7 @@ def test_a_bundle_is_served_with_its_own_noise(
     [
         (["--host", "0.0.0.0"], "0.0.0.0 can be reached from other machines, so the server needs a token"),
         (["--tls-cert", "cert.pem"], "TLS needs both a certificate and its key"),
-        (["--port", "70000"], "--port must be at most 65535, got 70000."),
+        (["--port", "70000"], "A port lies in [0, 65535], got 70000."),
         (["--max-batch", "0"], "--max-batch must be at least 1"),
         (["--window-ms", "-1"], "cannot be negative"),
         (["--port", "http"], "invalid int value: 'http'"),

@@ -199,6 +199,8 @@ def test_without_replay_regret_is_uniform():
     sampler._generator.set_state(plain._generator.get_state())
     played(sampler, POOL.tasks, lambda task: (1.0, 0.0))
     assert sorted(keys(sampler.propose(6)) + keys(sampler.propose(6))) == list(range(100, 112))
+    with pytest.raises(UserError, match="replay in"):
+        Regret(replay=1.5)
 
 
 def told(task: Task) -> str:
