@@ -100,7 +100,7 @@ def test_an_estimator_is_built_with_its_parts() -> None:
         (
             "estimator",
             {"surrogate": "drift", "surrogate_options": {"beta": 0}},
-            "'beta' of surrogate 'drift' must be positive",
+            "'beta' of surrogate 'drift' must be positive, got 0",
         ),
         (
             "controller",
