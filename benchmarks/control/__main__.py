@@ -1,12 +1,12 @@
 """Control from scratch: every learner against Stable-Baselines3's PPO or SAC, at equal environment steps.
 
     python -m benchmarks.control --quick                  # hopper, two learners and two baselines, nothing written
-    python -m benchmarks.control                          # everything missing, 5 seeds: about 10 CPU hours
+    python -m benchmarks.control                          # everything missing, 5 seeds: about 12 CPU hours
     python -m benchmarks.control --tasks hopper --methods sb3_ppo bpo --seeds 0 1 2 --jobs 2
     python -m benchmarks.control --table                  # only rewrite table and curves from the finished cells
 
 Hopper, HalfCheetah and Walker2d in the same simulator for all: 102,400 environment steps of the learners from rollouts
-(about 75 CPU seconds), 15,000 of those from replay (about 60); `methods.py` has the sizes. A cell is one learner on
+(about 75 CPU seconds), 30,000 of those from replay (about 180); `methods.py` has the sizes. A cell is one learner on
 one task with one seed; its score is the mean return of the last policy in 50 held-out episodes, actions without noise,
 between the reference returns of `tasks.py`; a run that diverges scores 0. Finished cells are skipped unless their
 environment steps are not those of today, so the table grows over many runs.

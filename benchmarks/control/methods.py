@@ -41,7 +41,7 @@ class Family:
 
 ON_POLICY = Family("on-policy", "sb3_ppo", "gaussian", 102_400, num_envs=16, batch_size=128, rollout=128)
 OFF_POLICY = Family(
-    *("off-policy", "sb3_sac", "squashed_gaussian", 15_000),
+    *("off-policy", "sb3_sac", "squashed_gaussian", 30_000),
     num_envs=4,
     batch_size=128,
     warmup=1_000,
@@ -84,7 +84,7 @@ def _methods() -> tuple[Method, ...]:
         "stac": Method("stac", OFF_POLICY, settings=("policy.hidden_dropout=0.01",)),  # the published one of the actor
     }
     single = ("algorithm.utd=1", "algorithm.lr=3e-4", "algorithm.critic_lr=3e-4")  # its own are three of a third
-    sequence = ("chunk.horizon=8", "chunk.execute=4", "algorithm.utd=4")  # with single actions it is `sac`
+    sequence = ("chunk.horizon=8", "chunk.execute=4", "algorithm.utd=2")  # with single actions it is `sac`
     rollouts = [name for name, (_, learner) in ALGORITHMS.items() if issubclass(learner, RolloutLearner)]
     on_policy = [name for name in rollouts if name not in LEFT_OUT]
     off_policy = ("sac", "mdpo_off", "dsac_t", "stac", "td3")
@@ -104,4 +104,4 @@ METHODS = {method.name: method for method in _methods()}
 def notes() -> list[str]:
     """Lines below the table: who has no row and why, and who decides less often than the others."""
     left_out = [f"- `{name}` has no row: {reason}." for name, reason in LEFT_OUT.items()]
-    return [*left_out, "- `srl` decides every 4 steps, all others in every step."]
+    return [*left_out, "- `srl` decides every 4 steps and learns every 2, all others in every step."]

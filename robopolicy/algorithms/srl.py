@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.soft import SoftConfig, SoftOffPolicy
@@ -55,12 +56,13 @@ def actor_loss(
     Later actions have a gradient for what is fed back to them, but imagined observations have none for actions.
     """
     chunk, logp = policy.rsample(obs, generator=generator)
-    loss = alpha.detach() * logp.mean(0).sum()
-    for j, action in enumerate(chunk.split(1, 1)):  # (B, 1, A) each
-        if j:
-            obs = slow_critic.imagine(obs, chunk[:, j - 1 : j].detach())
-        loss = loss - critic.lowest(obs, action).mean()
-    return loss, logp
+    actions = chunk.split(1, 1)  # (B, 1, A) each
+    places = [obs]
+    for action in actions[:-1]:
+        places.append(slow_critic.imagine(places[-1], action.detach()))
+    along = {key: torch.cat([place[key] for place in places]) for key in places[-1]}  # (H B, To, ...)
+    value = critic.lowest(along, torch.cat(actions)).view(len(actions), -1)
+    return alpha.detach() * logp.mean(0).sum() - value.mean(1).sum(), logp
 
 
 class SRL(SoftOffPolicy):
