@@ -1,13 +1,17 @@
 """Numbers that are accepted, so that nonsense and slips of the keyboard are refused instead of filling the memory.
 
-A field of a config tells its range by its type, e.g. `lr: Positive = 3e-4`; `robopolicy.schema.from_plain` checks it.
+A field of a config tells its range by its type, e.g. `lr: Positive = 3e-4`. Configs are `Ranged`, so that numbers are
+held to it however one is built; `robopolicy.schema.from_plain` checks them before, to name them as the user does.
 """
 
 from __future__ import annotations
 
 import math
+import types
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from robopolicy.errors import UserError
 
@@ -76,6 +80,48 @@ class Range:
         if self.least == 0:
             return "be positive" if self.above else "not be negative"
         return f"be {'above' if self.above else 'at least'} {self.least:g}"
+
+
+class Ranged:
+    """Base of dataclasses: refuses numbers outside the ranges that the types of their fields tell.
+
+    A subclass with checks of its own starts its `__post_init__` with that of this class.
+    """
+
+    def __post_init__(self) -> None:
+        for name, hint in _ranges(type(self)).items():
+            _check(name, hint, getattr(self, name))
+
+
+@cache
+def _ranges(cls: type[Any]) -> dict[str, Any]:
+    """Types of the fields with a range in them."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {name: hint for name, hint in hints.items() if _has_range(hint)}
+
+
+def _has_range(hint: Any) -> bool:
+    if get_origin(hint) is Annotated:
+        return any(isinstance(each, Range) for each in get_args(hint)[1:])
+    return any(_has_range(item) for item in get_args(hint))
+
+
+def _check(name: str, hint: Any, value: Any) -> None:
+    """Hold a number, or those of a tuple or a mapping, to the range in its type."""
+    origin, items = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        number = float(value) if items[0] is float else value
+        for each in items[1:]:
+            if isinstance(each, Range):
+                each.check(name, number)
+    elif origin is tuple:
+        for entry in value:
+            _check(name, items[0], entry)
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            _check(f"{name}.{key}", items[1], entry)
+    elif origin in (Union, types.UnionType) and value is not None:
+        _check(name, next(item for item in items if item is not types.NoneType), value)
 
 
 Count = Annotated[int, Range(1)]

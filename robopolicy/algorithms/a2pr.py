@@ -27,8 +27,7 @@ from robopolicy.algorithms.frames.regularized_td3 import RegularizedTD3, Regular
 from robopolicy.critics.q import CriticConfig, borrow_normalizers
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.transitions import Transitions
-from robopolicy.errors import UserError
-from robopolicy.limits import Count, Natural, NotNegative, Positive
+from robopolicy.limits import Count, Natural, NotNegative, Positive, Ranged
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Info, Observation, Policy
@@ -36,7 +35,7 @@ from robopolicy.policies.noise import Randomness, normal
 
 
 @dataclass(frozen=True)
-class ChunkVAEConfig:
+class ChunkVAEConfig(Ranged):
     """Settings of the VAE of good actions."""
 
     hidden: tuple[Count, ...] = (750, 750)  # of encoder and decoder
@@ -44,13 +43,6 @@ class ChunkVAEConfig:
     lr: Positive = 1e-3  # learning rate
     weight: Positive = 1.0  # of the reconstruction beside half the KL
     vision: VisionConfig = field(default_factory=VisionConfig)
-
-    def __post_init__(self) -> None:
-        if self.latent < 0 or self.weight <= 0 or self.lr <= 0:
-            raise UserError(
-                f"algorithm.vae needs latent >= 0, weight > 0 and lr > 0, got {self.latent}, {self.weight:g} and "
-                f"{self.lr:g}."
-            )
 
 
 @dataclass(frozen=True)
@@ -65,11 +57,6 @@ class A2PRConfig(RegularizedTD3Config):
     )
     vae: ChunkVAEConfig = field(default_factory=ChunkVAEConfig)
     pull: NotNegative = 1.0  # weight of the regulariser; .4 for Hopper
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.pull < 0:
-            raise UserError(f"algorithm.pull must not be negative, got {self.pull:g}.")
 
 
 class ChunkVAE(nn.Module):

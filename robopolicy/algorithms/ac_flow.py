@@ -35,7 +35,6 @@ from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.critics.intermediate import IntermediateValue
 from robopolicy.critics.value import ValueConfig
 from robopolicy.data.rollout import Rollout
-from robopolicy.errors import UserError
 from robopolicy.limits import Natural, NotNegative, Positive
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.path import interpolate
@@ -51,14 +50,6 @@ class ACFlowConfig(MatchingConfig):
     advantage_clip: Positive = 1.0  # bound on the intermediate advantage; weights lie within exp(+-clip / temperature)
     w2_coef: NotNegative = 10.0  # weight of the squared velocity distance to the pretrained policy; 1 drifted on lift
     intermediate: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="silu"))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.temperature, self.advantage_clip) <= 0 or self.w2_coef < 0:
-            raise UserError(
-                "AC-Flow needs temperature, advantage_clip > 0 and w2_coef >= 0, got "
-                f"{self.temperature}, {self.advantage_clip} and {self.w2_coef}."
-            )
 
 
 def critic_weights(advantage: Tensor, clip: float, temperature: float) -> Tensor:

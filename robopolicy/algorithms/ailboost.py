@@ -50,11 +50,7 @@ class AILBoostConfig(SACConfig):
     discriminator_delay: Count = 10  # critic steps per discriminator step
 
     def __post_init__(self) -> None:
-        if min(self.learner_decisions, self.discriminator_delay) < 1 or self.discriminator_lr <= 0:
-            raise UserError(
-                "AILBoost needs learner_decisions >= 1, discriminator_delay >= 1 and a positive discriminator_lr, got "
-                f"{self.learner_decisions}, {self.discriminator_delay} and {self.discriminator_lr}."
-            )
+        super().__post_init__()
         if self.n_step:
             raise UserError(f"AILBoost judges one chunk at a time; leave algorithm.n_step=0, got {self.n_step}.")
         if not 0 < self.gamma < 1:

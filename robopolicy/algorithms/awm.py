@@ -29,7 +29,7 @@ from robopolicy.algorithms.frames.on_policy import Rows, normalize
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.data.rollout import Rollout
-from robopolicy.errors import UserError, unknown_name
+from robopolicy.errors import unknown_name
 from robopolicy.limits import Count, NotNegative, PartialShare, Positive
 from robopolicy.nets.ema import EMA
 from robopolicy.policies.base import Info, Policy
@@ -74,13 +74,6 @@ class AWMConfig(MatchingConfig):
         super().__post_init__()
         if self.weighting not in WEIGHTINGS:
             raise unknown_name("weighting", self.weighting, WEIGHTINGS)
-        if min(self.ref_coef, self.ema_coef) < 0 or min(self.advantage_clip, self.power) <= 0:
-            raise UserError(
-                "AWM needs ref_coef, ema_coef >= 0 and advantage_clip, power > 0, got "
-                f"{self.ref_coef}, {self.ema_coef}, {self.advantage_clip} and {self.power}."
-            )
-        if not 0 <= self.ema_decay < 1:
-            raise UserError(f"AWM needs ema_decay in [0, 1), got {self.ema_decay}.")
 
 
 def awm_estimator(clip: float) -> Estimator:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
 from robopolicy.data.chunks import ChunkBatch
-from robopolicy.limits import Count, Natural, NotNegative, PartialShare, Positive
+from robopolicy.limits import Count, Natural, NotNegative, PartialShare, Positive, Ranged
 from robopolicy.nets.ema import EMA
 from robopolicy.nets.noise_mask import mask_loss, schedule_masks
 from robopolicy.policies.base import Info, Policy
@@ -28,7 +28,7 @@ MASKED = 0.5  # share of the updates, the first, in which images are seen throug
 
 
 @dataclass(frozen=True)
-class BCConfig:
+class BCConfig(Ranged):
     """Settings of behaviour cloning."""
 
     lr: Positive = 1e-3  # peak learning rate of AdamW

@@ -29,7 +29,6 @@ from robopolicy.core.ranks import mean_over_ranks
 from robopolicy.core.regularizers import k3
 from robopolicy.core.surrogates import best_ratio
 from robopolicy.critics.value import ValueConfig, ValueNet
-from robopolicy.errors import UserError
 from robopolicy.limits import Count, InnerShare, Positive
 from robopolicy.policies.base import Info, Policy
 
@@ -44,14 +43,6 @@ class BPOConfig(ActorCriticConfig):
     batch_size: Count = 64  # decisions per minibatch
     grad_clip: Positive = 1.0  # largest norm of the joint gradient
     critic: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256), activation="relu"))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.bound < 1 or min(self.temperature, self.median_temperature) <= 0:
-            raise UserError(
-                "BPO needs 0 < bound < 1 and positive temperature and median_temperature, got "
-                f"{self.bound}, {self.temperature} and {self.median_temperature}."
-            )
 
 
 def median_loss(error: Tensor, temperature: Tensor | float = 1.0) -> Tensor:

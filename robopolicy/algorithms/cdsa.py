@@ -26,7 +26,7 @@ from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful, froz
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Natural, Positive
+from robopolicy.limits import Count, Natural, Positive, Ranged
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.wrappers.corrected import (
     CorrectedPolicy,
@@ -39,7 +39,7 @@ from robopolicy.policies.wrappers.corrected import (
 
 
 @dataclass(frozen=True)
-class CDSAConfig:
+class CDSAConfig(Ranged):
     """Settings of CDSA."""
 
     model: DataModelConfig = field(default_factory=DataModelConfig)  # networks and noise levels

@@ -50,13 +50,6 @@ class DistillConfig(BCConfig):
     target_decay: PartialShare = 0.95  # weight of the old target in every update; 0 makes the student its own target
     seed: Natural = 0  # of noise and levels
 
-    def __post_init__(self) -> None:
-        if self.levels < 2 or not 0 <= self.target_decay < 1:
-            raise UserError(
-                f"Distillation needs at least 2 levels and target_decay in [0, 1), got {self.levels} and "
-                f"{self.target_decay}."
-            )
-
 
 def distillation_loss(
     student: ConsistencyPolicy,

@@ -77,15 +77,6 @@ class DPPOConfig(ChainTunerConfig, FineTunerConfig):
         default_factory=lambda: ValueConfig(hidden=(256, 256, 256), residual=True, activation="mish")
     )
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.gamma_denoise <= 1 or not 0 <= self.advantage_quantile < 0.5:
-            raise UserError(
-                "DPPO needs gamma_denoise in [0, 1] and advantage_quantile in [0, 0.5), "
-                f"got {self.gamma_denoise} and {self.advantage_quantile}."
-            )
-        if self.clip_base <= 0 or self.clip_rate <= 0:
-            raise UserError(f"clip_base and clip_rate must be positive, got {self.clip_base} and {self.clip_rate}.")
-
 
 def step_advantage(advantage: Tensor, decisions: Decisions, config: DPPOConfig) -> Tensor:
     """Advantage `(B, K')` of every step from that of the decision `(B,)`: normalise, cut, discount."""

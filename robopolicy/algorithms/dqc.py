@@ -47,11 +47,6 @@ class DQCConfig(QChunkingConfig):
     candidates: Count = 32  # N, samples of the policy per decision
     value: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="gelu"))
 
-    def __post_init__(self) -> None:
-        for name in ("expectile", "quantile"):
-            if not 0 < getattr(self, name) < 1:
-                raise UserError(f"{name} must lie strictly between 0 and 1, got {getattr(self, name)}.")
-
 
 def optimistic_loss(logit: Tensor, target: Tensor, expectile: float) -> Tensor:
     """Cross-entropy `(...)`, weighted `expectile` where the target probability exceeds the prediction, else the rest.

@@ -32,7 +32,7 @@ from robopolicy.algorithms.frames.soft import Temperature
 from robopolicy.critics.losses import softmax_weights
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.transitions import Transitions
-from robopolicy.errors import UserError, unknown_name
+from robopolicy.errors import unknown_name
 from robopolicy.limits import Count, Finite, Natural, NotNegative, Positive, Ratio, Share
 from robopolicy.nets.ema import EMA
 from robopolicy.policies.base import Info, Observation, Policy, Sample
@@ -65,12 +65,9 @@ class EXPOConfig(OffPolicyConfig):
     grad_clip: Positive = 1.0  # largest gradient norm of the base policy
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.backup not in BACKUPS:
             raise unknown_name("backup", self.backup, BACKUPS)
-        if not 0 <= self.ema_decay <= 1 or self.edit_lr <= 0:
-            raise UserError(
-                f"EXPO needs ema_decay in [0, 1] and a positive edit_lr, got {self.ema_decay} and {self.edit_lr}."
-            )
 
 
 def edit_loss(

@@ -33,7 +33,6 @@ from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.core.regularizers import gaussian_kl
 from robopolicy.data.rollout import GroupRollout
-from robopolicy.errors import UserError
 from robopolicy.limits import Count, NotNegative, Positive, Several
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.chains.chain import require_family
@@ -52,13 +51,6 @@ class FlowGRPOConfig(ChainTunerConfig):
     epochs: Count = 2  # passes over each rollout
     lr: Positive = 1e-4  # peak learning rate
     target_kl: Positive | None = None  # stop the epochs when the approximate KL exceeds this
-
-    def __post_init__(self) -> None:
-        if self.noise_level <= 0 or self.advantage_clip <= 0 or self.kl_coef < 0:
-            raise UserError(
-                "Flow-GRPO needs noise_level > 0, advantage_clip > 0 and kl_coef >= 0, "
-                f"got {self.noise_level}, {self.advantage_clip} and {self.kl_coef}."
-            )
 
 
 def group_advantage(returns: Tensor, group: Tensor, limit: float) -> Tensor:

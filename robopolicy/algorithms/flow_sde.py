@@ -23,7 +23,6 @@ from robopolicy.algorithms.frames.fine_tuner import FineTuner, FineTunerConfig
 from robopolicy.algorithms.frames.on_policy import Rows, normalize
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
-from robopolicy.errors import UserError
 from robopolicy.limits import NotNegative, Positive
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.chains.chain import require_family
@@ -38,12 +37,6 @@ class FlowSDEConfig(ChainTunerConfig, FineTunerConfig):
     clip: Positive = 0.01  # ratio bounds per denoising step
     kl_coef: NotNegative = 0.0  # weight of the KL to the frozen base, per dimension
     lr: Positive = 1e-4  # peak learning rate of the actor
-
-    def __post_init__(self) -> None:
-        if self.noise_level <= 0 or self.kl_coef < 0:
-            raise UserError(
-                f"Flow-SDE needs noise_level > 0 and kl_coef >= 0, got {self.noise_level} and {self.kl_coef}."
-            )
 
 
 class FlowSDE(ChainTuner, FineTuner):

@@ -28,7 +28,7 @@ from robopolicy.algorithms.frames.matching import MatchingConfig, MatchingTuner,
 from robopolicy.algorithms.frames.on_policy import Rows, normalize
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
-from robopolicy.errors import UserError, unknown_name
+from robopolicy.errors import unknown_name
 from robopolicy.limits import NotNegative, Positive
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
@@ -52,11 +52,6 @@ class FPOPlusPlusConfig(MatchingConfig):
         super().__post_init__()
         if self.trust_region not in TRUST_REGIONS:
             raise unknown_name("trust region", self.trust_region, TRUST_REGIONS)
-        if self.huber_delta < 0 or min(self.loss_clamp or 1.0, self.ratio_clamp or 1.0) <= 0:
-            raise UserError(
-                "FPO++ needs huber_delta >= 0 and positive clamps (null for none), got "
-                f"{self.huber_delta}, {self.loss_clamp} and {self.ratio_clamp}."
-            )
 
 
 def huber(squared: Tensor, delta: float) -> Tensor:

@@ -27,7 +27,6 @@ from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.rollout import HybridRollout, Rollout
 from robopolicy.data.transitions import Request, Transitions
-from robopolicy.errors import UserError
 from robopolicy.limits import Count, Positive
 from robopolicy.policies.base import Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
@@ -42,11 +41,6 @@ class HNPGConfig(PPOConfig):
     q_lr: Positive = 3e-4  # its Adam learning rate
     q_epochs: Count = 4  # its passes over rollout and windows; each one is a step of value iteration on the dataset
     value_samples: Count = 10  # actions whose mean Q is the value of a state of the dataset
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.offline_batch, self.q_epochs, self.value_samples) < 1 or self.q_lr <= 0:
-            raise UserError("HNPG needs offline_batch, q_epochs and value_samples of at least 1 and a positive q_lr.")
 
 
 class HNPG(PPO):

@@ -20,7 +20,6 @@ from robopolicy.algorithms.frames.base import Stateful
 from robopolicy.algorithms.frames.offline_critic import ImplicitConfig, ImplicitRule, OfflineCritic, OfflineCriticConfig
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.transitions import Transitions
-from robopolicy.errors import UserError
 from robopolicy.limits import Count, Positive, Share
 from robopolicy.nets.ema import EMA
 from robopolicy.policies.base import Info, Policy
@@ -40,10 +39,6 @@ class IDQLConfig(OfflineCriticConfig):
     temperature: Positive = 1.0  # of the softmax, in units of Q
     reduction: str = "min"  # mean | min of the ensemble that chooses
     ema_decay: Share = 0.999  # largest weight of the old average of the policy, which acts and is saved
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.ema_decay <= 1:
-            raise UserError(f"ema_decay must lie in [0, 1], got {self.ema_decay}.")
 
 
 class IDQL(OfflineCritic):

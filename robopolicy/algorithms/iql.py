@@ -22,7 +22,6 @@ from robopolicy.algorithms.frames.offline_critic import ImplicitConfig, Implicit
 from robopolicy.critics.losses import advantage_weight
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.transitions import Transitions
-from robopolicy.errors import UserError
 from robopolicy.limits import NotNegative, Positive
 from robopolicy.policies.base import Info
 
@@ -37,10 +36,6 @@ class IQLConfig(OfflineCriticConfig):
     implicit: ImplicitConfig = field(default_factory=ImplicitConfig)  # V and its expectile
     beta: NotNegative = 3.0  # inverse temperature of the weights; 0 is plain imitation, 10 for sparse rewards
     weight_max: Positive = 100.0  # bound on the weights
-
-    def __post_init__(self) -> None:
-        if self.beta < 0 or self.weight_max <= 0:
-            raise UserError(f"IQL needs beta >= 0 and weight_max > 0, got {self.beta} and {self.weight_max}.")
 
 
 class IQL(OfflineCritic):

@@ -22,7 +22,6 @@ from robopolicy.algorithms.frames.actor_critic import ActorCritic, ActorCriticCo
 from robopolicy.algorithms.frames.on_policy import Rows, normalize
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
-from robopolicy.errors import UserError
 from robopolicy.limits import Positive
 from robopolicy.policies.base import Info, Policy
 
@@ -33,11 +32,6 @@ class MDPOConfig(ActorCriticConfig):
 
     step_size: Positive = 1.0  # t of the first rollout, per standard deviation of the advantage; falls linearly to 0
     lr_schedule: str = "linear"  # constant | linear (to 0) | adaptive (keeps the KL of a step near target_kl)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.step_size <= 0:
-            raise UserError(f"step_size must be positive, got {self.step_size}.")
 
 
 class MDPO(ActorCritic):

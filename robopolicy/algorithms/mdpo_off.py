@@ -22,7 +22,6 @@ from torch import Tensor
 from robopolicy.algorithms.frames.base import Stateful, frozen_copy
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.data.transitions import Transitions
-from robopolicy.errors import UserError
 from robopolicy.limits import Count, NotNegative, Positive
 from robopolicy.policies.base import Info, Policy
 
@@ -35,12 +34,6 @@ class MDPOOffConfig(SACConfig):
     temperature_lr: NotNegative = 0.0  # 0 keeps it fixed
     proximity: Positive = 1.0  # c, weight of log pi; the copy's has lambda - c
     copy_every: Count = 1000  # actor steps between renewals of pi_k
-
-    def __post_init__(self) -> None:
-        if self.copy_every < 1 or self.proximity <= 0:
-            raise UserError(
-                f"MDPO needs copy_every >= 1 and a positive proximity, got {self.copy_every} and {self.proximity}."
-            )
 
 
 class MDPOOff(SAC):

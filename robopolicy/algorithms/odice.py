@@ -51,13 +51,7 @@ class ODICEConfig(OfflineCriticConfig):
     weight_decay: NotNegative = 1e-4  # of the policy
 
     def __post_init__(self) -> None:
-        if not 0 < self.conservatism < 1:
-            raise UserError(f"algorithm.conservatism must lie strictly between 0 and 1, got {self.conservatism:g}.")
-        if min(self.eta, self.largest_return) < 0 or self.weight_max <= 0:
-            raise UserError(
-                f"ODICE needs eta >= 0, largest_return >= 0 and weight_max > 0, got {self.eta:g}, "
-                f"{self.largest_return:g} and {self.weight_max:g}."
-            )
+        super().__post_init__()
         if not self.largest_return and self.conservatism >= 0.5:
             raise UserError(
                 f"Without rewards every weight is 0 from conservatism=0.5 on, got {self.conservatism:g}; "

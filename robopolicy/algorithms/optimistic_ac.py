@@ -29,7 +29,6 @@ from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.critics.optimism import RareSwitch, upper_value
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.transitions import Transitions
-from robopolicy.errors import UserError
 from robopolicy.limits import Count, Natural, NotNegative, PartialShare, Positive, PositiveShare
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.noise import uniform
@@ -49,13 +48,6 @@ class OptimisticACConfig(SACConfig):
     slack: NotNegative = 0.01  # excess that is allowed besides, squared units of value
     memory: PartialShare = 0.99  # share of the averages of these errors that every actor step keeps
     dwell: Natural = 1000  # actor steps at least between two switches
-
-    def __post_init__(self) -> None:
-        if not 0 < self.quantile <= 1 or self.candidates < 1:
-            raise UserError(
-                "An optimistic actor-critic needs a quantile in (0, 1] and candidates >= 1, got "
-                f"{self.quantile} and {self.candidates}."
-            )
 
 
 def best_next(critic: QEnsemble, batch: Transitions, chunks: Tensor) -> Tensor:

@@ -59,6 +59,7 @@ class PARLConfig(OfflineCriticConfig):
     lr: Positive = 5e-5  # learning rate of the policy
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.critic_rule not in RULES:
             raise unknown_name("critic rule", self.critic_rule, RULES)
 

@@ -44,11 +44,6 @@ class PMOEPPOConfig(PPOConfig):
     q_lr: Positive = 3e-4  # its Adam learning rate
     q_epochs: Count = 10  # its passes over each rollout
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.router_coef < 0 or self.q_epochs < 1 or self.q_lr <= 0:
-            raise UserError("PMOE needs router_coef of at least 0, q_epochs of at least 1 and a positive q_lr.")
-
 
 class PMOEPPO(PPO):
     """PPO for a mixture of experts, and a Q network that trains its router."""

@@ -30,7 +30,7 @@ from robopolicy.algorithms.frames.on_policy import Rows, normalize
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
-from robopolicy.errors import UserError, unknown_name
+from robopolicy.errors import unknown_name
 from robopolicy.limits import Count, NotNegative, Positive
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.chains.perturbed_flow import PerturbationConfig, PerturbedFlow
@@ -52,10 +52,7 @@ class PolicyFlowConfig(FineTunerConfig):
     perturbation: PerturbationConfig = field(default_factory=PerturbationConfig)  # noise on the endpoint
 
     def __post_init__(self) -> None:
-        if self.times < 1 or self.brownian_coef < 0:
-            raise UserError(
-                f"PolicyFlow needs times >= 1 and brownian_coef >= 0, got {self.times} and {self.brownian_coef}."
-            )
+        super().__post_init__()
         if self.brownian_target not in TARGETS:
             raise unknown_name("brownian_target", self.brownian_target, TARGETS)
 

@@ -53,13 +53,13 @@ class PolychromicConfig(PPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 < self.members < self.vines or comb(self.vines, self.members) > MOST_SETS:
+        if self.members >= self.vines or comb(self.vines, self.members) > MOST_SETS:
             raise UserError(
-                f"A set has at least 2 members, fewer than there are vines, and there are at most {MOST_SETS} sets; "
+                f"A set has fewer members than there are vines, and there are at most {MOST_SETS} sets; "
                 f"got {self.members} of {self.vines}."
             )
-        if not 1 <= self.forks <= self.decisions or self.window < 1:
-            raise UserError("Vines need 1 <= forks <= decisions and a window of at least 1.")
+        if self.forks > self.decisions:
+            raise UserError(f"Vines need forks <= decisions={self.decisions}, got {self.forks}.")
 
 
 def ways_of(places: list[Tensor], played: list[Tensor]) -> Tensor:

@@ -57,11 +57,6 @@ class PPOLagrangianConfig(PPOConfig):
                 "algorithm.costs needs different parts of the reward and algorithm.limits as many numbers, got "
                 f"{list(self.costs)} and {list(self.limits)}."
             )
-        if min(self.limits, default=0.0) < 0 or self.multiplier_lr <= 0 or self.multiplier_init < 0:
-            raise UserError(
-                "limits and multiplier_init must not be negative and multiplier_lr must be positive, got "
-                f"{list(self.limits)}, {self.multiplier_init:g} and {self.multiplier_lr:g}."
-            )
 
 
 def lagrangian(advantage: Tensor, multipliers: Tensor) -> Tensor:

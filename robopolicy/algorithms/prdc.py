@@ -43,11 +43,6 @@ class PRDCConfig(RegularizedTD3Config):
 
     beta: NotNegative = 2.0  # weight of the state in the distance; 7.5 for mazes
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.beta < 0:
-            raise UserError(f"algorithm.beta must not be negative, got {self.beta:g}.")
-
 
 class PRDC(RegularizedTD3):
     """TD3 that stays near pairs of the data."""

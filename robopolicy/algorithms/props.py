@@ -32,14 +32,13 @@ from robopolicy.algorithms.frames.on_policy import Rows, flatten, joined
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.core.regularizers import k3
 from robopolicy.data.rollout import Rollout
-from robopolicy.errors import UserError
-from robopolicy.limits import Count, InnerShare, Positive
+from robopolicy.limits import Count, InnerShare, Positive, Ranged
 from robopolicy.policies.base import Observation, Policy, Record, Sample
 from robopolicy.policies.noise import Randomness
 
 
 @dataclass(frozen=True)
-class BehaviourConfig:
+class BehaviourConfig(Ranged):
     """How far the behaviour policy is pushed."""
 
     every: Count = 8  # decisions per environment between two pushes
@@ -49,12 +48,6 @@ class BehaviourConfig:
     lr: Positive = 1e-3  # Adam learning rate
     steps: Count = 16  # largest number of steps of a push
 
-    def __post_init__(self) -> None:
-        if not 0 < self.bound < 1 or min(self.target_kl, self.kl_coef, self.lr) <= 0:
-            raise UserError("behaviour needs 0 < bound < 1 and positive target_kl, kl_coef and lr.")
-        if self.every < 1 or self.steps < 1:
-            raise UserError(f"behaviour needs every >= 1 and steps >= 1, got {self.every} and {self.steps}.")
-
 
 @dataclass(frozen=True)
 class PROPSConfig(PPOConfig):
@@ -62,11 +55,6 @@ class PROPSConfig(PPOConfig):
 
     kept: Count = 2  # b, newest rollouts of which an update learns
     behaviour: BehaviourConfig = BehaviourConfig()  # the policy that plays
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kept < 1:
-            raise UserError(f"kept must be at least 1, got {self.kept}.")
 
 
 def push_loss(change: Tensor, bound: float) -> Tensor:

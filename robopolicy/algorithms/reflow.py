@@ -37,10 +37,6 @@ class ReflowConfig(BCConfig):
     teacher_steps: Count = 10  # steps of Heun from noise to chunk
     seed: Natural = 0  # of noise and times
 
-    def __post_init__(self) -> None:
-        if self.teacher_steps < 1:
-            raise UserError(f"Reflow needs teacher_steps >= 1, got {self.teacher_steps}.")
-
 
 def reflow_loss(
     policy: GenerativePolicy,

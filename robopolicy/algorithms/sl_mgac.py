@@ -26,7 +26,6 @@ from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.critics.q import CriticConfig
 from robopolicy.critics.supervised import SupervisedQ
 from robopolicy.data.transitions import Transitions
-from robopolicy.errors import UserError
 from robopolicy.limits import NotNegative, Share
 from robopolicy.policies.base import Info, Policy
 
@@ -40,13 +39,6 @@ class SLMGACConfig(SACConfig):
     )
     reward_coef: NotNegative = 1.0  # weight of the squared error of predicted rewards
     reward_trust: Share = 0.5  # share of the prediction in the reward of the target; 0 takes the seen reward
-
-    def __post_init__(self) -> None:
-        if self.reward_coef < 0 or not 0 <= self.reward_trust <= 1:
-            raise UserError(
-                "SL-MGAC needs reward_coef >= 0 and reward_trust in [0, 1], got "
-                f"{self.reward_coef} and {self.reward_trust}."
-            )
 
 
 def supervised_loss(prediction: Tensor, reward: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ class SRLConfig(SoftConfig):
     target_entropy: Finite | None = None  # nats of a single action; None is minus its dimensions
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.n_step > 1:
             raise UserError(f"SRL judges single actions; drop algorithm.n_step={self.n_step}.")
 

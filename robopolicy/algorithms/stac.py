@@ -22,7 +22,6 @@ from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.critics.gaussian import GaussianQ
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.transitions import Transitions
-from robopolicy.errors import UserError
 from robopolicy.limits import NotNegative
 from robopolicy.policies.base import Info, Policy
 
@@ -39,10 +38,6 @@ class STACConfig(SACConfig):
         )
     )
     pessimism: NotNegative = 0.25  # beta, standard deviations taken off every value
-
-    def __post_init__(self) -> None:
-        if self.pessimism < 0:
-            raise UserError(f"pessimism must not be negative, got {self.pessimism}.")
 
 
 def likelihood_loss(mean: Tensor, std: Tensor, target: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
 from robopolicy.data.elites import Elites
 from robopolicy.data.individuals import Individuals, view_dim
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Finite, Natural, Positive
+from robopolicy.limits import Count, Finite, Natural, Positive, Ranged
 from robopolicy.nets.autoencoder import Autoencoder
 from robopolicy.policies.base import Policy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
@@ -52,7 +52,7 @@ NEAR = 3.0  # steps of an emitter to the nearest other policy
 
 
 @dataclass(frozen=True)
-class STAXConfig:
+class STAXConfig(Ranged):
     """Settings of STAX; defaults are the public code's."""
 
     population: Count = 100  # policies that are varied in exploration
@@ -77,14 +77,7 @@ class STAXConfig:
     seed: Natural = 0  # of all that is drawn
 
     def __post_init__(self) -> None:
-        counts = ("population", "offspring", "neighbours", "chunk", "emitter", "together", "starts", "views", "code")
-        for name in (*counts, "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"algorithm.{name} must be at least 1, got {getattr(self, name)}.")
-        if min(self.archived, self.epochs, self.patience) < 0 or min(self.sigma, self.limit, self.autoencoder_lr) <= 0:
-            raise UserError(
-                "algorithm.archived, epochs and patience must be at least 0; sigma, limit and autoencoder_lr more."
-            )
+        super().__post_init__()
         if self.selection not in SELECTIONS:
             raise unknown_name("selection", self.selection, SELECTIONS)
 

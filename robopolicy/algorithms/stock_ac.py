@@ -61,11 +61,6 @@ class StockACConfig(TD3Config):
         super().__post_init__()
         if self.functional not in UTILITIES:
             raise unknown_name("functional", self.functional, UTILITIES)
-        if not 0 < self.level <= 1 or self.edits < 0 or self.quantiles < 1:
-            raise UserError(
-                f"level must lie in (0, 1], edits must not be negative and quantiles at least 1, got {self.level:g}, "
-                f"{self.edits} and {self.quantiles}."
-            )
 
 
 def conditional_value(start: Tensor, returns: Tensor, level: float) -> Tensor:

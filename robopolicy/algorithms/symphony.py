@@ -52,10 +52,6 @@ class SymphonyConfig(OffPolicyConfig):
     weight_decay: NotNegative = 0.01  # of actor and critic
     fading: bool = True  # draw what was played long ago ever more rarely
 
-    def __post_init__(self) -> None:
-        if self.nodes < 1 or self.swaddling < 0:
-            raise UserError(f"Symphony needs nodes >= 1 and swaddling >= 0, got {self.nodes} and {self.swaddling:g}.")
-
 
 def symmetric_loss(error: Tensor) -> Tensor:
     """`e tanh(e / 2)` `(...)`: half a square near 0, the absolute value far out."""

@@ -27,7 +27,6 @@ from robopolicy.algorithms.frames.on_policy import Rows, normalize
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.regularizers import Anneal
-from robopolicy.errors import UserError
 from robopolicy.limits import Positive
 from robopolicy.policies.base import Info, Policy
 
@@ -39,13 +38,6 @@ class TALPOConfig(ActorCriticConfig):
     alpha: Positive = 2.0  # first width of the drift at positive advantages, in standard deviations of the advantage
     beta: Positive = 0.6  # first width of the drift at negative advantages, times nats
     final: Positive = 0.1  # share of the widths and of the entropy bonus that is left at the end; 1 keeps them
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.alpha, self.beta, self.final) <= 0:
-            raise UserError(
-                f"TA-LPO needs positive alpha, beta and final, got {self.alpha}, {self.beta} and {self.final}."
-            )
 
 
 class TALPO(ActorCritic):

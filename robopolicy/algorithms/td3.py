@@ -45,10 +45,6 @@ class TD3Config(OffPolicyConfig):
     target_noise: NotNegative = 0.2  # standard deviation of the noise on the target's actions, normalised
     target_noise_clip: NotNegative = 0.5  # largest size of that noise
 
-    def __post_init__(self) -> None:
-        if min(self.noise, self.noise_max, self.target_noise, self.target_noise_clip) < 0:
-            raise UserError("algorithm.noise, noise_max, target_noise and target_noise_clip must not be negative.")
-
 
 class TD3(OffPolicy):
     """Deterministic actor-critic."""

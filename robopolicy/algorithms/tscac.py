@@ -70,11 +70,6 @@ class TSCACConfig(TD3Config):
                 raise unknown_name("signal", name, SIGNALS)
         if not self.signals or len(set(self.signals)) < len(self.signals):
             raise UserError(f"algorithm.signals needs one or more different names, got {list(self.signals)}.")
-        if not 0 < self.first_stage < 1 or min(self.nearness, self.data_coef) < 0 or self.spread <= 0:
-            raise UserError(
-                "first_stage must lie in (0, 1), nearness and data_coef must not be negative and spread must be "
-                f"positive, got {self.first_stage:g}, {self.nearness:g}, {self.data_coef:g} and {self.spread:g}."
-            )
 
 
 def main_loss(value: Tensor, distance: Tensor, data_distance: Tensor, config: TSCACConfig) -> Tensor:

@@ -9,24 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.critics.q import Judged, borrow_normalizers
-from robopolicy.errors import UserError
-from robopolicy.limits import Count, NotNegative
+from robopolicy.limits import Count, NotNegative, Ranged
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 
 
 @dataclass(frozen=True)
-class DiscriminatorConfig:
+class DiscriminatorConfig(Ranged):
     """Architecture of a `Discriminator`."""
 
     hidden: tuple[Count, ...] = (64, 64)
     activation: str = "relu"
     penalty: NotNegative = 10.0  # weight of the gradient penalty
     vision: VisionConfig = field(default_factory=VisionConfig)
-
-    def __post_init__(self) -> None:
-        if self.penalty < 0:
-            raise UserError(f"discriminator.penalty must not be negative, got {self.penalty}.")
 
 
 class Discriminator(nn.Module):

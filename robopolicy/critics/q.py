@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from robopolicy.critics.hl_gauss import HLGauss
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Finite, Natural, PartialShare
+from robopolicy.limits import Count, Finite, Natural, PartialShare, Ranged
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.ensemble import EnsembleMLP
 from robopolicy.nets.normalizer import Normalizer, make_normalizer
@@ -24,7 +24,7 @@ from robopolicy.spec import PolicySpec
 
 
 @dataclass(frozen=True)
-class CriticConfig:
+class CriticConfig(Ranged):
     """Architecture of a `QEnsemble`."""
 
     members: Count = 2  # M, independent networks
@@ -36,14 +36,6 @@ class CriticConfig:
     value_min: Finite = -100.0  # HL-Gauss: support of the histogram
     value_max: Finite = 0.0
     vision: VisionConfig = field(default_factory=VisionConfig)
-
-    def __post_init__(self) -> None:
-        if self.members < 1:
-            raise UserError(f"A critic needs at least one member, got members={self.members}.")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"critic.dropout must lie in [0, 1), got {self.dropout}.")
-        if self.bins < 0:
-            raise UserError(f"bins must be 0 (a scalar) or the size of a histogram, got {self.bins}.")
 
 
 class Judged(Protocol):

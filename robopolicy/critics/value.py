@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from robopolicy.limits import Count, Finite
+from robopolicy.limits import Count, Finite, Ranged
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.mlp import MLP, ResidualMLP
 from robopolicy.nets.normalizer import Statistics
@@ -16,7 +16,7 @@ from robopolicy.spec import PolicySpec
 
 
 @dataclass(frozen=True)
-class ValueConfig:
+class ValueConfig(Ranged):
     """Architecture of a `ValueNet`."""
 
     hidden: tuple[Count, ...] = (64, 64)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from robopolicy.errors import UserError
+from robopolicy.limits import Count, InnerShare, Ranged
 
 FLOOR = 1e-6  # added to every error, so that nothing is forgotten for good
 
@@ -31,7 +31,7 @@ def fading(uniform: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True)
-class Boosting:
+class Boosting(Ranged):
     """What slots weigh if a memory is to stand for a mixture of the learners that filled it in turn (S148).
 
     A new learner gets `share` of the mass and leaves `1 - share` of it to those before, as boosting mixes its weak
@@ -39,12 +39,8 @@ class Boosting:
     memory of a single learner weighs all slots alike.
     """
 
-    share: float  # eta, mass of the newest learner
-    block: int  # slots of a lane
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share < 1 or self.block < 1:
-            raise UserError(f"A mixture needs 0 < share < 1 and block >= 1, got {self.share} and {self.block}.")
+    share: InnerShare  # eta, mass of the newest learner
+    block: Count  # slots of a lane
 
     def masses(self, learners: int) -> NDArray[np.float64]:
         """Weights `(K,)` of the learners, the newest first; their sum is 1."""

@@ -29,6 +29,7 @@ from torch import Tensor
 from robopolicy.data.episodes import Episodes, is_cloud, is_image
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import atomic_file, parse_json
+from robopolicy.limits import Count, Natural, PartialShare, Positive, Ranged, Several
 from robopolicy.schema import from_plain, to_plain
 
 KINDS = ("kernel", "neighbours")
@@ -39,24 +40,20 @@ _TENSORS = ("low", "high", "points")
 
 
 @dataclass(frozen=True)
-class SupportConfig:
+class SupportConfig(Ranged):
     """What counts as support."""
 
     kind: str = "kernel"  # kernel (density) | neighbours (distance to the k-th nearest)
-    outside: float = 0.05  # share of new data of the same behaviour that it takes for outside
-    bandwidth: float = 0.535  # sigma of the kernel, where the data spans [-1, 1]
-    neighbours: int = 5  # k
-    points: int = 4096  # most points of the data that are kept
-    seed: int = 0  # of the choice of points and episodes
+    outside: PartialShare = 0.05  # share of new data of the same behaviour that it takes for outside
+    bandwidth: Positive = 0.535  # sigma of the kernel, where the data spans [-1, 1]
+    neighbours: Count = 5  # k
+    points: Several = 4096  # most points of the data that are kept
+    seed: Natural = 0  # of the choice of points and episodes
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.kind not in KINDS:
             raise unknown_name("kind of support", self.kind, KINDS)
-        if not 0 <= self.outside < 1 or self.bandwidth <= 0 or self.neighbours < 1 or self.points < 2:
-            raise UserError(
-                "A support gate needs 0 <= outside < 1, a positive bandwidth, neighbours >= 1 and points >= 2, got "
-                f"{self.outside:g}, {self.bandwidth:g}, {self.neighbours} and {self.points}."
-            )
 
 
 class SupportGate:

@@ -15,26 +15,20 @@ from robopolicy.deploy.contract import Observed
 from robopolicy.deploy.statistics import Latency
 from robopolicy.deploy.wire import Greeting
 from robopolicy.errors import UserError
+from robopolicy.limits import Natural, NotNegative, Ranged
 from robopolicy.spec import PolicySpec
 
 FIRST_WAIT, LONGEST_WAIT = 0.05, 1.0  # [s] before a server that is gone is asked again, doubled each time
 
 
 @dataclass(frozen=True)
-class ClientConfig:
+class ClientConfig(Ranged):
     """How long to wait for a server, and what to tell it."""
 
-    timeout: float = 5.0  # [s] for one answer
-    patience: float = 10.0  # [s] for which a server that is gone or late is asked again; 0 gives up at once
-    seed: int = 0  # of the noise; a chunk is a function of seed, observation and how many requests came before
-    deadline: float = 0.0  # [s] after which an answer is of no use; one that never got its turn is an error; 0: none
-
-    def __post_init__(self) -> None:
-        if min(self.timeout, self.patience, self.seed, self.deadline) < 0:
-            raise UserError(
-                "timeout, patience, seed and deadline must not be negative, got "
-                f"{self.timeout:g}, {self.patience:g}, {self.seed} and {self.deadline:g}."
-            )
+    timeout: NotNegative = 5.0  # [s] for one answer
+    patience: NotNegative = 10.0  # [s] for which a server that is gone or late is asked again; 0 gives up at once
+    seed: Natural = 0  # of the noise; a chunk is a function of seed, observation and how many requests came before
+    deadline: NotNegative = 0.0  # [s] after which an answer is of no use; without its turn it is an error; 0: none
 
 
 class ServerSource:

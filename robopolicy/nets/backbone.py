@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Layers, PartialShare
+from robopolicy.limits import Count, Layers, PartialShare, Ranged
 from robopolicy.nets.mlp import MLP, ResidualMLP
 from robopolicy.nets.modular import ModularMLP
 from robopolicy.nets.time import TimeEmbedding
@@ -23,7 +23,7 @@ BACKBONES = ("mlp", "modular", "unet", "transformer")
 
 
 @dataclass(frozen=True)
-class BackboneConfig:
+class BackboneConfig(Ranged):
     """Which network and how large; a base of every head's configuration."""
 
     backbone: str = "mlp"  # mlp | modular | unet | transformer
@@ -42,15 +42,14 @@ class BackboneConfig:
     transformer_dropout: PartialShare = 0.0  # keep 0 when the policy will be fine-tuned by RL
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.backbone not in BACKBONES:
             raise unknown_name("backbone", self.backbone, BACKBONES)
-        if self.transformer_heads < 1 or self.transformer_width % self.transformer_heads:
+        if self.transformer_width % self.transformer_heads:
             raise UserError(
                 f"transformer_width {self.transformer_width} must be a multiple of transformer_heads "
                 f"{self.transformer_heads}."
             )
-        if not 0 <= self.hidden_dropout < 1:
-            raise UserError(f"hidden_dropout must lie in [0, 1), got {self.hidden_dropout}.")
 
 
 class MLPBackbone(nn.Module):

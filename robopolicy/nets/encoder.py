@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, PartialShare
+from robopolicy.limits import Count, PartialShare, Ranged
 from robopolicy.nets.entities import EntityConfig, EntityNet
 from robopolicy.nets.normalizer import RunningNormalizer, Statistics, make_normalizer
 from robopolicy.nets.point_cloud import PointCloudConfig, PointCloudNet
@@ -34,15 +34,11 @@ STOCK_PREFIX = "stock."
 
 
 @dataclass(frozen=True)
-class EmbeddingConfig:
+class EmbeddingConfig(Ranged):
     """How embeddings of instructions and goals (keys `embedding.*`) enter a policy."""
 
     width: Count = 64  # size of the projection of each embedding
     dropout: PartialShare = 0.0  # share of imitated samples without embeddings; 0.1 to 0.2 for classifier-free guidance
-
-    def __post_init__(self) -> None:
-        if self.width < 1 or not 0 <= self.dropout < 1:
-            raise UserError(f"embedding needs width >= 1 and 0 <= dropout < 1, got {self.width} and {self.dropout}.")
 
 
 @dataclass(frozen=True)

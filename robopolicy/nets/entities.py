@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Range
+from robopolicy.limits import Count, Range, Ranged
 from robopolicy.nets.attention import AttentionBlock
 
 
 @dataclass(frozen=True)
-class EntityConfig:
+class EntityConfig(Ranged):
     """Sizes of one network for entities (one network per key `entities.*`)."""
 
     width: Count = 64  # of an entity's embedding
@@ -28,11 +28,9 @@ class EntityConfig:
     features: Count = 64  # size of the projection of what is gathered
 
     def __post_init__(self) -> None:
-        if min(self.width, self.heads, self.features) < 1 or self.layers < 0 or self.width % self.heads:
-            raise UserError(
-                "entities needs positive width, heads and features, layers >= 0, and a width that is a multiple of the "
-                f"heads; got {self.width}, {self.heads}, {self.features} and {self.layers}."
-            )
+        super().__post_init__()
+        if self.width % self.heads:
+            raise UserError(f"entities.width {self.width} must be a multiple of entities.heads {self.heads}.")
 
 
 class EntityNet(nn.Module):

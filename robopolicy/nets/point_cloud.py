@@ -14,21 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
-from robopolicy.limits import Count
+from robopolicy.limits import Count, Ranged
 
 
 @dataclass(frozen=True)
-class PointCloudConfig:
+class PointCloudConfig(Ranged):
     """Sizes of one point-cloud network (one network per cloud)."""
 
     widths: tuple[Count, ...] = (64, 128, 256)  # channels of the layers that every point passes
     features: Count = 64  # size of the projection of their maximum
 
     def __post_init__(self) -> None:
-        if not self.widths or min(*self.widths, self.features) < 1:
-            raise UserError(
-                f"point_cloud needs at least one width and features >= 1, got {list(self.widths)} and {self.features}."
-            )
+        super().__post_init__()
+        if not self.widths:
+            raise UserError("point_cloud.widths needs at least one width, got none.")
 
 
 class PointCloudNet(nn.Module):

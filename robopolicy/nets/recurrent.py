@@ -7,24 +7,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count
+from robopolicy.errors import unknown_name
+from robopolicy.limits import Count, Ranged
 
 KINDS = ("none", "gru", "lstm")
 
 
 @dataclass(frozen=True)
-class RecurrentConfig:
+class RecurrentConfig(Ranged):
     """Which cell a policy remembers with, if any."""
 
     kind: str = "none"  # none | gru | lstm
     width: Count = 64  # units of the cell
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.kind not in KINDS:
             raise unknown_name("recurrent cell", self.kind, KINDS)
-        if self.width < 1:
-            raise UserError(f"recurrent.width must be at least 1, got {self.width}.")
 
 
 class RecurrentCell(nn.Module):

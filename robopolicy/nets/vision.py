@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Layers, Natural, PositiveShare, Several
+from robopolicy.limits import Count, Layers, Natural, PositiveShare, Ranged, Several
 from robopolicy.nets.attention import AttentionBlock
 from robopolicy.nets.noise_mask import NoiseMask
 
@@ -24,7 +24,7 @@ KINDS = ("resnet", "vit")
 
 
 @dataclass(frozen=True)
-class VisionConfig:
+class VisionConfig(Ranged):
     """Kind and sizes of one camera network (one network per camera)."""
 
     kind: str = "resnet"  # resnet | vit
@@ -40,17 +40,14 @@ class VisionConfig:
     noise_mask: Natural = 0  # cells a side of a learned noise mask in the first half of cloning (bc); 0 leaves it out
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.kind not in KINDS:
             raise unknown_name("camera network", self.kind, KINDS)
         if not self.widths or any(width % 16 for width in self.widths):
             raise UserError(f"vision.widths must be multiples of 16, got {list(self.widths)}.")
-        if not 0 < self.crop <= 1 or self.blocks < 1 or self.keypoints < 1:
-            raise UserError("vision needs 0 < crop <= 1, blocks >= 1 and keypoints >= 1.")
-        if self.noise_mask < 0:
-            raise UserError(f"vision.noise_mask must not be negative, got {self.noise_mask}.")
-        if min(self.vit_depth, self.vit_features) < 1 or self.vit_patch < 2 or self.vit_patch % 2:
-            raise UserError("vision needs vit_depth >= 1, vit_features >= 1 and an even vit_patch.")
-        if self.vit_heads < 1 or self.vit_width < 1 or self.vit_width % self.vit_heads:
+        if self.vit_patch % 2:
+            raise UserError(f"vision.vit_patch must be even, got {self.vit_patch}.")
+        if self.vit_width % self.vit_heads:
             raise UserError(
                 f"vision.vit_width {self.vit_width} must be a multiple of vision.vit_heads {self.vit_heads}."
             )

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Layers, Natural, Positive, Ranged
 from robopolicy.samplers.protocols import Part
 
 Widths = tuple[int, ...]
@@ -58,18 +59,14 @@ def constrained_reward(reward: float, violated: bool, round_: int) -> float:
 
 
 @dataclass(frozen=True)
-class ControllersConfig:
+class ControllersConfig(Ranged):
     """Settings of the two stages."""
 
-    removal_rounds: int = 6  # rounds of the first stage
-    population: int = 4  # students per round
-    lr: float = 0.003  # of Adam
-    width: int = 30  # hidden units of a controller, per direction
-    layers: int = 2  # of a controller
-
-    def __post_init__(self) -> None:
-        if min(self.population, self.width, self.layers) < 1 or self.removal_rounds < 0 or self.lr <= 0:
-            raise UserError("Controllers need population, width and layers of at least 1, and a positive lr.")
+    removal_rounds: Natural = 6  # rounds of the first stage
+    population: Count = 4  # students per round
+    lr: Positive = 0.003  # of Adam
+    width: Count = 30  # hidden units of a controller, per direction
+    layers: Layers = 2  # of a controller
 
 
 class ArchitectureSearch(Part):

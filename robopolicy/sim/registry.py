@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Natural, NotNegative
+from robopolicy.limits import Natural, NotNegative, Ranged
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX, STOCK_PREFIX
 from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.descriptor import DescriptorSim
@@ -27,7 +27,7 @@ REWARDS = ("sparse", "shaped")
 
 
 @dataclass(frozen=True)
-class WorldOptions:
+class WorldOptions(Ranged):
     """How a world model is played in, where one takes the place of the simulator (backend `worldmodel:FOLDER`)."""
 
     judge: str = ""  # who sees success: the model's own head, a folder of 'worldmodel judge', vlm:MODEL@URL, vlm:FOLDER

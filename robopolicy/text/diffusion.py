@@ -50,8 +50,6 @@ class DiffusionTextConfig(TextConfig):
         for key, options in (("order", ORDERS), ("likelihood", LIKELIHOODS)):
             if getattr(self, key) not in options:
                 raise UserError(f"policy.{key} must be one of {', '.join(options)}, got '{getattr(self, key)}'.")
-        if self.steps < 1 or self.samples < 1:
-            raise UserError(f"Masked diffusion needs steps, samples >= 1, got {self.steps} and {self.samples}.")
         if self.pretrained or self.lora_rank:
             raise UserError("Policy 'text_diffusion' is trained from scratch; pretrained models need policy=text.")
 

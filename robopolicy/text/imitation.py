@@ -11,13 +11,13 @@ from torch import nn
 
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Natural, NotNegative, PartialShare, Positive
+from robopolicy.limits import Count, Natural, NotNegative, PartialShare, Positive, Ranged
 from robopolicy.policies.base import Policy
 from robopolicy.text.policy import TextPolicy
 
 
 @dataclass(frozen=True)
-class TextLearnerConfig:
+class TextLearnerConfig(Ranged):
     """What imitation and recipes share."""
 
     lr: Positive = 1e-3  # of AdamW, after the warm-up

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from robopolicy.core.decisions import Decisions
 from robopolicy.errors import UserError
-from robopolicy.limits import Bytes, Count, Layers, Natural, Positive
+from robopolicy.limits import Bytes, Count, Layers, Natural, Positive, Ranged
 from robopolicy.nets.normalizer import Statistics
 from robopolicy.policies.base import DecisionOutput, Info, Observation, Policy, Record, Sample
 from robopolicy.policies.noise import Randomness, uniform
@@ -33,7 +33,7 @@ from robopolicy.text.wire import KEY, messages, pack, unpack
 
 
 @dataclass(frozen=True)
-class TextConfig:
+class TextConfig(Ranged):
     """Settings of a text policy; by default a small byte-level transformer that needs no download."""
 
     pretrained: str = ""  # local folder or hub id to take weights and tokenizer from; empty starts from scratch
@@ -53,20 +53,12 @@ class TextConfig:
     tokenizer_bytes: Bytes = 0  # size of the tokenizer in the checkpoint; 0 are bytes; filled in by `pretrained`
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for key, options in (("template", TEMPLATES), ("dtype", tuple(DTYPES))):
             if getattr(self, key) not in options:
                 raise UserError(f"policy.{key} must be one of {', '.join(options)}, got '{getattr(self, key)}'.")
-        if min(self.width, self.layers, self.heads, self.context) < 1 or self.width % (2 * self.heads):
-            raise UserError(
-                "A text policy needs width, layers, heads, context >= 1 and a width that is a multiple of twice the "
-                f"heads, got {self.width}, {self.layers}, {self.heads} and {self.context}."
-            )
-        if self.tokenizer_bytes < 0:
-            raise UserError(f"policy.tokenizer_bytes must not be negative, got {self.tokenizer_bytes}.")
-        if self.temperature <= 0 or self.lora_rank < 0:
-            raise UserError(
-                f"A text policy needs temperature > 0 and lora_rank >= 0, got {self.temperature}, {self.lora_rank}."
-            )
+        if self.width % (2 * self.heads):
+            raise UserError(f"policy.width must be a multiple of twice the {self.heads} heads, got {self.width}.")
 
 
 class TextPolicy(Policy):

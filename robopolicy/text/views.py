@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 from robopolicy.core.options import checked, is_plain
-from robopolicy.limits import Count, Natural, Positive, PositiveShare
+from robopolicy.limits import Count, Natural, Positive, PositiveShare, Ranged
 
 
 @dataclass(frozen=True)
-class Views:
+class Views(Ranged):
     """What a recipe asks for."""
 
     score_temperatures: Mapping[str, Positive] = field(default_factory=dict[str, float])
@@ -34,6 +34,7 @@ class Views:
     segments: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.reference not in ("", "soup"):
             raise ValueError(f"rollout.reference must be soup, got {self.reference!r}.")
         if self.judge not in ("", "policy", "companion"):

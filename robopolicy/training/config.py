@@ -14,13 +14,13 @@ import robopolicy.text  # noqa: F401 - makes its policy and algorithms known
 from robopolicy.algorithms import ALGORITHMS
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.interop import POLICIES
-from robopolicy.limits import Count, Natural, NotNegative, Share
+from robopolicy.limits import Count, Natural, NotNegative, Ranged, Share
 from robopolicy.schema import from_plain
 from robopolicy.sim.registry import WorldOptions
 
 
 @dataclass(frozen=True)
-class TaskConfig:
+class TaskConfig(Ranged):
     """What to solve."""
 
     name: str = ""  # registered task; empty takes it from the checkpoint or the dataset
@@ -39,7 +39,7 @@ class TaskConfig:
 
 
 @dataclass(frozen=True)
-class SimConfig:
+class SimConfig(Ranged):
     """How to simulate it."""
 
     num_envs: Count = 16  # parallel environments
@@ -48,7 +48,7 @@ class SimConfig:
 
 
 @dataclass(frozen=True)
-class ChunkConfig:
+class ChunkConfig(Ranged):
     """Shape of a decision."""
 
     horizon: Count = 8  # actions per chunk
@@ -57,7 +57,7 @@ class ChunkConfig:
 
 
 @dataclass(frozen=True)
-class BudgetConfig:
+class BudgetConfig(Ranged):
     """When to stop; set exactly one."""
 
     updates: Natural = 0  # calls of the algorithm's update
@@ -65,7 +65,7 @@ class BudgetConfig:
 
 
 @dataclass(frozen=True)
-class ReplayConfig:
+class ReplayConfig(Ranged):
     """Memory and schedule of the algorithms that learn from replay."""
 
     capacity: Count = 1_000_000  # control steps kept
@@ -76,7 +76,7 @@ class ReplayConfig:
 
 
 @dataclass(frozen=True)
-class EvaluationConfig:
+class EvaluationConfig(Ranged):
     """Periodic evaluation, by the same code as `robopolicy eval`."""
 
     every: Natural = 0  # updates between evaluations; 0 is a tenth of the budget
@@ -87,7 +87,7 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
-class LoggingConfig:
+class LoggingConfig(Ranged):
     """Where numbers go besides metrics.jsonl and metrics.csv."""
 
     every: Natural = 0  # updates between rows; 0 is a hundredth of the budget
@@ -105,7 +105,7 @@ class GuardConfig:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Ranged):
     """One training run."""
 
     policy: dict[str, Any] = field(default_factory=dict)  # name and settings; those of init_from win

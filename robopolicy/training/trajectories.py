@@ -18,7 +18,7 @@ from robopolicy.data.segments import SegmentSampler, TransitionLayout
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError
 from robopolicy.files import recover
-from robopolicy.limits import Count, InnerShare, Natural
+from robopolicy.limits import Count, InnerShare, Natural, Ranged
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.training.build import seed_everything
 from robopolicy.training.checkpoint import MODEL, load_weights, save_model
@@ -36,7 +36,7 @@ SYNTHETIC = "synthetic"  # behaviour of generated episodes
 
 
 @dataclass(frozen=True)
-class TrajectoryEvaluationConfig:
+class TrajectoryEvaluationConfig(Ranged):
     """Periodic tests on the episodes held back."""
 
     every: Natural = 0  # updates between tests; 0 is a tenth of the budget
@@ -44,7 +44,7 @@ class TrajectoryEvaluationConfig:
 
 
 @dataclass(frozen=True)
-class TrajectoryTrainConfig:
+class TrajectoryTrainConfig(Ranged):
     """One run that trains a trajectory model."""
 
     dataset: str = ""  # folder of episodes with rewards
@@ -62,10 +62,6 @@ class TrajectoryTrainConfig:
     out: str = "runs"  # parent folder
     name: str = ""  # run folder; empty composes it from dataset and seed
     init_from: str = ""  # trajectory models start afresh
-
-    def __post_init__(self) -> None:
-        if self.updates < 1:
-            raise UserError(f"updates must be at least 1, got {self.updates}.")
 
 
 @dataclass(frozen=True)

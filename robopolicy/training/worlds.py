@@ -12,7 +12,7 @@ import torch
 from robopolicy.data.lerobot import read_lerobot
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, InnerShare, Natural
+from robopolicy.limits import Count, InnerShare, Natural, Ranged
 from robopolicy.schema import to_plain
 from robopolicy.training.build import seed_everything
 from robopolicy.training.config import GuardConfig, LoggingConfig
@@ -30,7 +30,7 @@ from robopolicy.worldmodel.source import FilmSource
 
 
 @dataclass(frozen=True)
-class WorldEvaluationConfig:
+class WorldEvaluationConfig(Ranged):
     """Periodic tests on the films held back."""
 
     every: Natural = 0  # updates between tests; 0 is a tenth of the budget
@@ -39,7 +39,7 @@ class WorldEvaluationConfig:
 
 
 @dataclass(frozen=True)
-class WorldTrainConfig:
+class WorldTrainConfig(Ranged):
     """One run that trains a world model."""
 
     dataset: str = ""  # folder of films (`robopolicy collect --render`)

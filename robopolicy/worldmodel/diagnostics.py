@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.limits import Finite, Share
+from robopolicy.limits import Finite, Ranged, Share
 from robopolicy.worldmodel.contract import Images, VideoWorldModel
 from robopolicy.worldmodel.films import Films
 
@@ -28,7 +28,7 @@ _ANSWERS = 0.3  # least change of the state vector with an action, both in stand
 
 
 @dataclass(frozen=True)
-class GateConfig:
+class GateConfig(Ranged):
     """What a world model must achieve."""
 
     gap_db: Finite = 0.5  # least gap between true and shuffled actions, and true and no actions, one frame ahead [dB]

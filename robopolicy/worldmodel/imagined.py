@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Natural, PositiveShare, Ranged
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.policies.base import Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness, RowStreams, normal, repeated
@@ -107,23 +108,14 @@ class FilmDynamics:
 
 
 @dataclass(frozen=True)
-class Imagining:
+class Imagining(Ranged):
     """How much is imagined before a chunk is played."""
 
-    candidates: int = 8  # N, chunks that the policy proposes
-    depth: int = 1  # decisions imagined: the candidate, and then what the policy would do
-    rounds: int = 0  # further rounds of N chunks around the best
-    elites: int = 3  # best chunks of all rounds so far, around which the next ones are drawn
-    discount: float = 1.0  # of rewards, per control step
-
-    def __post_init__(self) -> None:
-        if min(self.candidates, self.depth, self.elites) < 1 or self.rounds < 0:
-            raise UserError(
-                "Imagination needs candidates, depth and elites >= 1 and rounds >= 0, got "
-                f"{self.candidates}, {self.depth}, {self.elites} and {self.rounds}."
-            )
-        if not 0 < self.discount <= 1:
-            raise UserError(f"discount must lie in (0, 1], got {self.discount}.")
+    candidates: Count = 8  # N, chunks that the policy proposes
+    depth: Count = 1  # decisions imagined: the candidate, and then what the policy would do
+    rounds: Natural = 0  # further rounds of N chunks around the best
+    elites: Count = 3  # best chunks of all rounds so far, around which the next ones are drawn
+    discount: PositiveShare = 1.0  # of rewards, per control step
 
 
 class ImaginedPolicy(Policy):

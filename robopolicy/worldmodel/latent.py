@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Layers, Positive
+from robopolicy.limits import Count, Layers, Positive, Ranged
 from robopolicy.policies.noise import RowStreams
 from robopolicy.worldmodel.base import LatentFilms, disagreement
 from robopolicy.worldmodel.contract import Images, WorldSpec
@@ -25,7 +25,7 @@ from robopolicy.worldmodel.networks import DOWN, AutoEncoder, Denoiser, OutcomeH
 
 
 @dataclass(frozen=True)
-class LatentConfig:
+class LatentConfig(Ranged):
     """Sizes of the networks and of the sampler."""
 
     autoencoder_width: Count = 32
@@ -37,11 +37,12 @@ class LatentConfig:
     rows: Count = 8  # films per network call; a fixed number keeps rounding independent of the batch
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         falling = all(first > second for first, second in itertools.pairwise(self.sigmas))
-        if not self.sigmas or not falling or self.sigmas[-1] <= 0:
-            raise UserError(f"sigmas must be positive and fall, got {list(self.sigmas)}.")
-        if self.width % 8 or min(self.width, self.blocks, self.latent_channels, self.samples, self.rows) < 1:
-            raise UserError(f"width must be a multiple of 8, and every size at least 1, got {self}.")
+        if not self.sigmas or not falling:
+            raise UserError(f"sigmas must fall, and be one or more, got {list(self.sigmas)}.")
+        if self.width % 8:
+            raise UserError(f"width must be a multiple of 8, got {self.width}.")
 
 
 PRESETS = {

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from robopolicy.errors import UserError
-from robopolicy.limits import Count, NotNegative, PartialShare, Positive
+from robopolicy.limits import Count, NotNegative, PartialShare, Positive, Ranged
 from robopolicy.nets.ema import EMA
 from robopolicy.worldmodel.latent import LatentWorldModel, to_float
 from robopolicy.worldmodel.networks import AutoEncoder
@@ -25,7 +24,7 @@ Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
-class LearnerConfig:
+class LearnerConfig(Ranged):
     """How the networks are trained."""
 
     autoencoder_updates: Count = 4_000  # first updates, of the autoencoder alone
@@ -39,14 +38,6 @@ class LearnerConfig:
     ema: PartialShare = 0.99  # largest decay of the average of the weights
     history_noise: NotNegative = 0.3  # largest standard deviation of noise on the past, in units of the latents' own
     latent_noise: NotNegative = 0.05  # standard deviation of the noise on what the decoder reads
-
-    def __post_init__(self) -> None:
-        for name in ("autoencoder_updates", "updates", "autoencoder_batch", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"learner.{name} must be at least 1, got {getattr(self, name)}.")
-        for name in ("autoencoder_lr", "lr", "grad_clip"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise UserError(f"learner.{name} must be a positive number, got {getattr(self, name)}.")
 
 
 @dataclass(frozen=True)

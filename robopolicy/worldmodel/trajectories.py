@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from robopolicy.data.segments import NOTHING, TransitionLayout, nothing
 from robopolicy.errors import UserError
-from robopolicy.limits import NotNegative, Several
+from robopolicy.limits import NotNegative, Positive, Ranged, Several
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.composition.belief import expected_chunk
 from robopolicy.policies.heads.edm import EDMConfig, EDMPolicy
@@ -53,7 +53,7 @@ def _head() -> EDMConfig:
 
 
 @dataclass(frozen=True)
-class TrajectoryConfig:
+class TrajectoryConfig(Ranged):
     """Sizes of a `TrajectoryModel` and its sampler."""
 
     length: Several = 32  # L, transitions per segment
@@ -63,8 +63,7 @@ class TrajectoryConfig:
     churn_max: NotNegative = 50.0  # highest
 
     def __post_init__(self) -> None:
-        if self.length < 2 or self.churn < 0:
-            raise UserError(f"Segments need length >= 2 and churn >= 0, got {self.length} and {self.churn}.")
+        super().__post_init__()
         if self.head.action_normalization != "meanstd" or self.head.normalization != "identity":
             raise UserError(
                 "Segments are standardised: head.action_normalization=meanstd, head.normalization=identity."
@@ -72,15 +71,11 @@ class TrajectoryConfig:
 
 
 @dataclass(frozen=True)
-class PolicyGuidance:
+class PolicyGuidance(Ranged):
     """Pull of a policy on the actions of synthetic segments."""
 
-    strength: float = 1.0  # w, power of the policy's density; 0 draws from the behaviour policy
-    std: float = 0.5  # of policies without a density, around their action, in standard deviations of the data's actions
-
-    def __post_init__(self) -> None:
-        if self.strength < 0 or self.std <= 0:
-            raise UserError(f"Guidance needs strength >= 0 and std > 0, got {self.strength} and {self.std}.")
+    strength: NotNegative = 1.0  # w, power of the policy's density; 0 draws from the behaviour policy
+    std: Positive = 0.5  # of policies without a density, around their action, in those of the data's actions
 
 
 class TrajectoryModel(nn.Module):

@@ -1,12 +1,15 @@
-"""Every number that a user can set tells its range by its type."""
+"""Every number that a user can set tells its range by its type, and no config is built with one outside of it."""
 
 import dataclasses
-from typing import Annotated, get_args, get_origin, get_type_hints
+import math
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 
 from robopolicy.algorithms import ALGORITHMS
-from robopolicy.limits import Range
+from robopolicy.errors import UserError
+from robopolicy.limits import Range, Ranged
 from robopolicy.policies import POLICIES
 from robopolicy.training.config import TrainConfig
 
@@ -39,3 +42,43 @@ def test_numbers_without_a_range_are_found() -> None:
 
     Config.__annotations__ = {"ranged": Annotated[float, Range(0)], "bare": float, "some": tuple[int, ...]}
     assert unranged(Config, "a run") == ["a run.bare", "a run.some"]
+
+
+def parts(hint: Any) -> Iterator[type[Any]]:
+    """The config dataclasses within a type, itself included."""
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        yield hint
+        for kind in get_type_hints(hint, include_extras=True).values():
+            yield from parts(kind)
+    for item in get_args(hint):
+        yield from parts(item)
+
+
+def ranges(hint: Any) -> Iterator[tuple[type, Range, Callable[[float], Any]]]:
+    """Type and range of the numbers in a type, and how one is put into its place."""
+    origin, items = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        yield from ((items[0], note, lambda wrong: wrong) for note in items[1:] if isinstance(note, Range))
+        return
+    place = {tuple: lambda wrong: (wrong,), dict: lambda wrong: {"key": wrong}}.get(origin, lambda wrong: wrong)
+    for item in items:
+        yield from ((kind, note, place) for kind, note, _ in ranges(item))
+
+
+def numbers(config: type[Any]) -> list[str]:
+    """Fields of a config that are numbers."""
+    return [name for name, hint in get_type_hints(config, include_extras=True).items() if list(ranges(hint))]
+
+
+EVERY = {part for config in CONFIGS.values() for part in parts(config)}
+
+
+@pytest.mark.parametrize("config", sorted(EVERY, key=lambda kind: kind.__qualname__), ids=lambda kind: kind.__name__)
+def test_a_number_outside_its_range_is_refused_however_a_config_is_built(config: type[Any]) -> None:
+    assert issubclass(config, Ranged) or not numbers(config)
+    good = config()
+    for name, hint in get_type_hints(config, include_extras=True).items():
+        for kind, bounds, place in ranges(hint):
+            wrong = kind(bounds.least - 1) if bounds.least > -math.inf else math.nan
+            with pytest.raises(UserError, match=name):
+                dataclasses.replace(good, **{name: place(wrong)})

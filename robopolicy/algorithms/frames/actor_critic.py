@@ -50,12 +50,11 @@ class ActorCriticConfig(RolloutLearnerConfig):
     symmetry: SymmetryConfig = field(default_factory=SymmetryConfig)  # use of the task's mirror
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.lr_schedule not in LR_SCHEDULES:
             raise unknown_name("learning-rate schedule", self.lr_schedule, LR_SCHEDULES)
         if self.lr_schedule == "adaptive" and not self.target_kl:
             raise UserError("lr_schedule=adaptive needs the KL to keep to; set algorithm.target_kl, e.g. 0.01.")
-        if self.value_clip < 0:
-            raise UserError(f"value_clip must not be negative, got {self.value_clip}.")
 
 
 class ActorCritic(RolloutLearner):

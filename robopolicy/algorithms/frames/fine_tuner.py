@@ -27,12 +27,12 @@ from robopolicy.algorithms.frames.on_policy import (
 )
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.rollout import Rollout
-from robopolicy.limits import Count, Natural, NotNegative, Positive, Share
+from robopolicy.limits import Count, Natural, NotNegative, Positive, Ranged, Share
 from robopolicy.policies.base import Info, Policy
 
 
 @dataclass(frozen=True)
-class ActorTunerConfig:
+class ActorTunerConfig(Ranged):
     """Settings of the actor's steps."""
 
     epochs: Count = 5  # passes over each rollout

@@ -11,7 +11,7 @@ import torch
 from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
 from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.data.transitions import Transitions
-from robopolicy.limits import Positive
+from robopolicy.limits import Positive, Ranged
 from robopolicy.policies.base import Observation, Policy, Sample
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness
@@ -20,7 +20,7 @@ from robopolicy.policies.wrappers.prior_mask import MaskSchedule, PriorMask
 
 
 @dataclass(frozen=True)
-class MaskConfig:
+class MaskConfig(Ranged):
     """The prior and its band."""
 
     prior: str = ""  # name of a provided function, obs -> (B, 1, A); empty: the policy it starts from, frozen

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.fine_tuner import FineTuner, FineTunerConfig
 from robopolicy.algorithms.frames.on_policy import Rows
-from robopolicy.errors import UserError, unknown_name
+from robopolicy.errors import unknown_name
 from robopolicy.limits import Count, NotNegative, Positive
 from robopolicy.policies.base import Policy
 from robopolicy.policies.chains.sampled import SampledPolicy, require_matched
@@ -61,10 +61,7 @@ class MatchingConfig(FineTunerConfig):
     reduction: str = "mean"  # of the loss over the executed steps of a chunk: mean | sum
 
     def __post_init__(self) -> None:
-        if self.pairs < 1 or self.exploration_std < 0:
-            raise UserError(
-                f"Stored pairs need pairs >= 1 and exploration_std >= 0, got {self.pairs} and {self.exploration_std}."
-            )
+        super().__post_init__()
         if self.reduction not in REDUCTIONS:
             raise unknown_name("reduction", self.reduction, REDUCTIONS)
 

@@ -19,7 +19,6 @@ from robopolicy.algorithms.frames.on_policy import Rows, minibatches, normalize
 from robopolicy.algorithms.frames.rollout_learner import RolloutLearner, RolloutLearnerConfig
 from robopolicy.critics.value import ValueNet
 from robopolicy.data.rollout import Rollout
-from robopolicy.errors import UserError
 from robopolicy.limits import Count, Positive, PositiveShare
 from robopolicy.policies.base import Policy
 
@@ -33,12 +32,6 @@ class MomentumConfig(RolloutLearnerConfig):
     normalize_step: bool = True  # steps have length step_size, whatever the gradient's
     critic_lr: Positive = 1e-3  # Adam learning rate of the value network, the baseline
     critic_epochs: Count = 10  # its passes over each rollout
-
-    def __post_init__(self) -> None:
-        if self.step_size <= 0 or not 0 < self.momentum <= 1:
-            raise UserError(
-                f"step_size must be positive and momentum lie in (0, 1], got {self.step_size} and {self.momentum}."
-            )
 
 
 class Trace(nn.Module):

@@ -19,7 +19,7 @@ from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate, random_m
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Natural, Positive, PositiveShare, Ratio, Share
+from robopolicy.limits import Count, Natural, Positive, PositiveShare, Ranged, Ratio, Share
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
@@ -27,7 +27,7 @@ PRECISIONS = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
-class OffPolicyConfig:
+class OffPolicyConfig(Ranged):
     """Settings that every algorithm with a replay memory and a Q ensemble has."""
 
     gamma: Share = 0.99  # discount per control step

@@ -22,36 +22,25 @@ from robopolicy.critics.losses import conservative_penalty, expectile_loss
 from robopolicy.critics.q import QEnsemble, borrow_normalizers, random_subset_min
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.transitions import Transitions
-from robopolicy.errors import UserError
-from robopolicy.limits import Count, InnerShare, NotNegative, Positive
+from robopolicy.limits import Count, InnerShare, NotNegative, Positive, Ranged
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness, uniform
 
 
 @dataclass(frozen=True)
-class ImplicitConfig:
+class ImplicitConfig(Ranged):
     """Settings of `ImplicitRule`."""
 
     expectile: InnerShare = 0.7  # 0.5 is the mean over the data's actions, towards 1 the best; 0.9 for stitching
     value: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256), activation="relu"))
 
-    def __post_init__(self) -> None:
-        if not 0 < self.expectile < 1:
-            raise UserError(f"expectile must lie strictly between 0 and 1, got {self.expectile}.")
-
 
 @dataclass(frozen=True)
-class ConservativeConfig:
+class ConservativeConfig(Ranged):
     """Settings of `ConservativeRule`."""
 
     weight: NotNegative = 5.0  # of the penalty beside the temporal-difference loss; .005 beside HL-Gauss (PA-RL)
     samples: Count = 10  # chunks drawn uniformly from the action space for every row
-
-    def __post_init__(self) -> None:
-        if self.weight < 0 or self.samples < 1:
-            raise UserError(
-                f"A conservative critic needs weight >= 0 and samples >= 1, got {self.weight}, {self.samples}."
-            )
 
 
 class CriticRule(nn.Module, ABC):

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
 from robopolicy.data.scenarios import Unrolled
 from robopolicy.errors import UserError
-from robopolicy.limits import Natural, Positive
+from robopolicy.limits import Natural, Positive, Ranged
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 
 
 @dataclass(frozen=True)
-class PathwiseConfig:
+class PathwiseConfig(Ranged):
     """Settings of every algorithm that learns through known dynamics; `sim.num_envs` scenarios make a batch."""
 
     lr: Positive = 3e-3  # learning rate of Adam

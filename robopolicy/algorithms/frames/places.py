@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.limits import Natural, Positive
+from robopolicy.limits import Natural, Positive, Ranged
 from robopolicy.policies.base import Observation, Policy
 
 
 @dataclass(frozen=True)
-class PlaceConfig:
+class PlaceConfig(Ranged):
     """The part of an observation that is the place."""
 
     key: str = "state"  # observation that holds it
@@ -20,10 +20,9 @@ class PlaceConfig:
     scale: Positive = 0.1  # side of a cell, and length over which places are alike, in units of those entries
 
     def __post_init__(self) -> None:
-        if not self.entries or self.scale <= 0:
-            raise UserError(
-                f"A place needs one or more entries and a positive scale, got {list(self.entries)} and {self.scale:g}."
-            )
+        super().__post_init__()
+        if not self.entries:
+            raise UserError("A place needs one or more entries, got none.")
 
     def check(self, policy: Policy) -> None:
         """Refuse a policy that does not see the place."""

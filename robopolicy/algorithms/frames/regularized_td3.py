@@ -15,7 +15,6 @@ from torch import Tensor
 
 from robopolicy.algorithms.td3 import TD3, TD3Config
 from robopolicy.data.transitions import Transitions
-from robopolicy.errors import UserError
 from robopolicy.limits import NotNegative
 from robopolicy.policies.base import Info, chunk_mean
 
@@ -25,11 +24,6 @@ class RegularizedTD3Config(TD3Config):
     """Settings that every algorithm of this frame has."""
 
     alpha: NotNegative = 2.5  # weight of the normalised values beside the regulariser; 0 only imitates
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.alpha < 0:
-            raise UserError(f"algorithm.alpha must not be negative, got {self.alpha:g}.")
 
 
 def regularized_loss(value: Tensor, penalty: Tensor, alpha: float) -> Tensor:

@@ -14,12 +14,12 @@ from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
 from robopolicy.algorithms.frames.on_policy import ReturnScale, Rows, explained_variance, flatten, rows_with_advantages
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.rollout import Rollout
-from robopolicy.limits import Count, Natural, Share
+from robopolicy.limits import Count, Natural, Ranged, Share
 from robopolicy.policies.base import Policy
 
 
 @dataclass(frozen=True)
-class RolloutLearnerConfig:
+class RolloutLearnerConfig(Ranged):
     """Settings of every algorithm that learns control from rollouts."""
 
     decisions: Count = 128  # T, decisions per environment and rollout

@@ -15,7 +15,7 @@ from torch import Tensor
 from robopolicy.algorithms.frames.on_policy import Rows
 from robopolicy.critics.value import ValueNet
 from robopolicy.errors import UserError
-from robopolicy.limits import NotNegative
+from robopolicy.limits import NotNegative, Ranged
 from robopolicy.mirror import Mirror
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.heads.explicit import ExplicitPolicy
@@ -23,15 +23,11 @@ from robopolicy.policies.heads.gaussian import GaussianPolicy
 
 
 @dataclass(frozen=True)
-class SymmetryConfig:
+class SymmetryConfig(Ranged):
     """What to make of the mirror symmetry that a task declares."""
 
     augment: bool = False  # actor and critic also learn from mirrored decisions
     mirror_coef: NotNegative = 0.0  # weight of the squared distance to the mirrored mean in the mirrored state
-
-    def __post_init__(self) -> None:
-        if self.mirror_coef < 0:
-            raise UserError(f"symmetry.mirror_coef must not be negative, got {self.mirror_coef}.")
 
     @property
     def used(self) -> bool:

@@ -11,28 +11,26 @@ import torch
 from numpy.typing import NDArray
 
 from robopolicy.data.support import SupportGate
-from robopolicy.errors import UserError, unknown_name
+from robopolicy.errors import unknown_name
+from robopolicy.limits import Count, InnerShare, Ranged
 
 RESPONSES = ("hold", "slow", "refuse")
 
 
 @dataclass(frozen=True)
-class SupportCheckConfig:
+class SupportCheckConfig(Ranged):
     """What is done about actions without support."""
 
     response: str = (
         "hold"  # hold (play them until too many come in a row) | slow (go a share of the way) | refuse (none)
     )
-    share: float = 0.3  # of the way that `slow` goes
-    patience: int = 3  # actions without support in a row after which the robot is held, whatever the response
+    share: InnerShare = 0.3  # of the way that `slow` goes
+    patience: Count = 3  # actions without support in a row after which the robot is held, whatever the response
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.response not in RESPONSES:
             raise unknown_name("response", self.response, RESPONSES)
-        if not 0 < self.share < 1 or self.patience < 1:
-            raise UserError(
-                f"The support check needs a share in (0, 1) and patience >= 1, got {self.share:g}, {self.patience}."
-            )
 
 
 class Support(NamedTuple):

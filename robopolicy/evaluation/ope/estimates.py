@@ -28,6 +28,7 @@ from robopolicy.evaluation.ope.importance import (
 )
 from robopolicy.evaluation.ope.logs import Logs
 from robopolicy.evaluation.ope.marginal import corrected, features_of, marginal_of
+from robopolicy.limits import Count, InnerShare, Natural, NotNegative, Ranged, Share
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Observation, Policy
 
@@ -57,22 +58,18 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class OPEConfig:
+class OPEConfig(Ranged):
     """Settings of off-policy evaluation."""
 
-    gamma: float = 0.99  # discount per control step
+    gamma: Share = 0.99  # discount per control step
     deterministic: bool = True  # evaluate the policy without exploration noise
-    samples: int = 4  # decisions drawn per frame from a policy that has a choice
-    minimum_size: float = 10.0  # effective sample size below which weighted estimates are refused
-    warn_size: float = 50.0  # and below which they come with a warning
-    features: int = 200  # random features of the marginal estimators
+    samples: Count = 4  # decisions drawn per frame from a policy that has a choice
+    minimum_size: NotNegative = 10.0  # effective sample size below which weighted estimates are refused
+    warn_size: NotNegative = 50.0  # and below which they come with a warning
+    features: Count = 200  # random features of the marginal estimators
     fqe: FQEConfig = field(default_factory=FQEConfig)
-    level: float = 0.95  # of the intervals
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.samples, self.features) < 1 or not 0 < self.level < 1:
-            raise UserError("Off-policy evaluation needs samples and features of at least 1, and a level in (0, 1).")
+    level: InnerShare = 0.95  # of the intervals
+    seed: Natural = 0
 
 
 @runtime_checkable

@@ -27,6 +27,7 @@ from robopolicy.data.statistics import dataset_statistics
 from robopolicy.errors import UserError
 from robopolicy.evaluation.intervals import Interval
 from robopolicy.evaluation.ope.logs import Logs
+from robopolicy.limits import Count, Positive, PositiveShare, Ranged
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.normalizer import make_normalizer
 from robopolicy.spec import PolicySpec
@@ -35,20 +36,19 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class FQEConfig:
+class FQEConfig(Ranged):
     """Settings of fitted Q-evaluation."""
 
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(members=8, hidden=(128, 128)))
-    steps: int = 4_000  # gradient steps
-    batch_size: int = 256  # windows per step
-    learning_rate: float = 1e-3
-    tau: float = 0.02  # share of the way that the target moves per step
+    steps: Count = 4_000  # gradient steps
+    batch_size: Count = 256  # windows per step
+    learning_rate: Positive = 1e-3
+    tau: PositiveShare = 0.02  # share of the way that the target moves per step
 
     def __post_init__(self) -> None:
-        if min(self.steps, self.batch_size) < 1 or self.critic.members < 2:
-            raise UserError("FQE needs steps and batch_size of at least 1 and 2 members or more.")
-        if self.learning_rate <= 0 or not 0 < self.tau <= 1:
-            raise UserError(f"FQE needs learning_rate > 0 and 0 < tau <= 1, got {self.learning_rate}, {self.tau}.")
+        super().__post_init__()
+        if self.critic.members < 2:
+            raise UserError(f"FQE needs critic.members >= 2, got {self.critic.members}.")
 
 
 class FQE:

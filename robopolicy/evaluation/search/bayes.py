@@ -10,7 +10,7 @@ makes it a few lines of linear algebra without random numbers, which resumes exa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from robopolicy.errors import UserError
 from robopolicy.evaluation.result import EvalResult
 from robopolicy.evaluation.search.methods import Ask, Plan
 from robopolicy.evaluation.search.simplex import Weights, corners_and_centre, lattice, ranked
+from robopolicy.limits import Range, Ranged, Several
 
 Array = NDArray[np.float64]
 
@@ -28,19 +29,12 @@ VARIANCES = (0.25, 1.0, 4.0)  # of the process, relative to that of the scores
 
 
 @dataclass(frozen=True)
-class BayesConfig:
+class BayesConfig(Ranged):
     """Settings of a `BayesSearch`."""
 
-    episodes: int = 50  # per candidate
-    candidates: int = 12  # weights to try; the first are each policy alone and all in equal parts
-    divisions: int = 20  # further candidates are multiples of 1 / divisions
-
-    def __post_init__(self) -> None:
-        if self.episodes < 2 or self.candidates < 4 or self.divisions < 2:
-            raise UserError(
-                "A Bayesian search needs episodes >= 2, candidates >= 4 and divisions >= 2, got "
-                f"{self.episodes}, {self.candidates} and {self.divisions}."
-            )
+    episodes: Several = 50  # per candidate
+    candidates: Annotated[int, Range(4)] = 12  # weights; the first are each policy alone and all in equal parts
+    divisions: Several = 20  # further candidates are multiples of 1 / divisions
 
 
 class BayesSearch:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Annotated, ClassVar, Protocol
 
 from robopolicy.errors import UserError
 from robopolicy.evaluation.result import EvalResult
 from robopolicy.evaluation.search.simplex import Weights, lattice, ranked
+from robopolicy.limits import Count, Range, Ranged, Several
 
 Ask = Callable[[Weights, range], EvalResult]
 """Plays the search episodes `range(first, end)`, numbered from 0, under weights and returns their outcomes."""
@@ -47,14 +48,11 @@ class SearchMethod(Protocol):
 
 
 @dataclass(frozen=True)
-class GridConfig:
+class GridConfig(Ranged):
     """Settings of a `GridSearch`."""
 
-    episodes: int = 50  # per candidate
-    divisions: int = 10  # candidates are all multiples of 1 / divisions
-
-    def __post_init__(self) -> None:
-        check_settings(self)
+    episodes: Count = 50  # per candidate
+    divisions: Several = 10  # candidates are all multiples of 1 / divisions
 
 
 class GridSearch:
@@ -77,22 +75,21 @@ class GridSearch:
 
 
 @dataclass(frozen=True)
-class HalvingConfig:
+class HalvingConfig(Ranged):
     """Settings of a `HalvingSearch`."""
 
-    episodes: int = 50  # of a candidate that is never dropped
-    divisions: int = 10  # candidates are all multiples of 1 / divisions
-    rungs: int = 3  # rounds of playing and dropping
-    factor: int = 2  # a rung keeps 1 / factor of the candidates and raises their episodes `factor` times
+    episodes: Count = 50  # of a candidate that is never dropped
+    divisions: Several = 10  # candidates are all multiples of 1 / divisions
+    rungs: Annotated[int, Range(1, 20)] = 3  # rounds of playing and dropping
+    factor: Annotated[int, Range(2, 1000)] = (
+        2  # a rung keeps 1 / factor of the candidates and raises their episodes `factor` times
+    )
 
     def __post_init__(self) -> None:
-        check_settings(self)
-        if self.rungs < 1 or self.factor < 2 or self.episodes < self.factor ** (self.rungs - 1):
-            least = self.factor ** (max(self.rungs, 1) - 1)
-            raise UserError(
-                f"Halving needs rungs >= 1, factor >= 2 and at least factor ** (rungs - 1) = {least} episodes, got "
-                f"{self.rungs}, {self.factor} and {self.episodes}."
-            )
+        super().__post_init__()
+        least = self.factor ** (self.rungs - 1)
+        if self.episodes < least:
+            raise UserError(f"Halving needs factor ** (rungs - 1) = {least} episodes or more, got {self.episodes}.")
 
 
 class HalvingSearch:
@@ -145,11 +142,3 @@ def _mean(parts: Iterable[EvalResult]) -> float:
 def lattice_size(parents: int, divisions: int) -> int:
     """Number of points of `lattice`, without making them."""
     return math.comb(divisions + parents - 1, parents - 1)
-
-
-def check_settings(config: GridConfig | HalvingConfig) -> None:
-    """Refuse numbers that leave nothing to search."""
-    if config.episodes < 1 or config.divisions < 2:
-        raise UserError(
-            f"A search needs episodes >= 1 and divisions >= 2, got {config.episodes} and {config.divisions}."
-        )

@@ -18,7 +18,7 @@ from torch import Tensor
 from robopolicy.errors import UserError
 from robopolicy.interop.lerobot.original import load_original
 from robopolicy.interop.lerobot.source import ACTION, STATISTICS, Normalization, Source, open_source
-from robopolicy.limits import Count
+from robopolicy.limits import Count, Ranged
 from robopolicy.nets.encoder import IMAGE_PREFIX, ObservationEncoder
 from robopolicy.nets.normalizer import make_normalizer
 from robopolicy.policies.base import Observation, Policy, PolicySpec
@@ -29,7 +29,7 @@ TASK_INDEX = "task_index"  # observation that chooses among several instructions
 
 
 @dataclass(frozen=True)
-class LeRobotConfig:
+class LeRobotConfig(Ranged):
     """Which saved policy, and how it is used; `load_lerobot` fills it in."""
 
     source: str = ""  # folder, or id on the Hugging Face hub
@@ -38,10 +38,6 @@ class LeRobotConfig:
     instructions: tuple[str, ...] = ()  # what a language policy is told; of several, `task_index` chooses one
     keys: dict[str, str] = field(default_factory=dict)  # our observation key -> LeRobot feature, where unusual
     steps: Count | None = None  # sampler steps per chunk; None takes the policy's own
-
-    def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise UserError(f"steps must be at least 1, got {self.steps}; leave it out to take the policy's own.")
 
 
 class LeRobotPolicy(Policy):

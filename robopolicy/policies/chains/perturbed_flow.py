@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
-from robopolicy.limits import Positive
+from robopolicy.limits import Positive, Ranged
 from robopolicy.policies.base import DecisionOutput, Observation, Record, Sample
 from robopolicy.policies.chains.wrapped import WrappedHead
 from robopolicy.policies.density import bounded, normal_entropy, normal_log_density
@@ -29,7 +29,7 @@ from robopolicy.policies.path import interpolate
 
 
 @dataclass(frozen=True)
-class PerturbationConfig:
+class PerturbationConfig(Ranged):
     """Noise on the endpoint, in normalised action units."""
 
     std_init: Positive = 0.1  # first standard deviation; published: 1, from scratch
@@ -37,9 +37,10 @@ class PerturbationConfig:
     std_max: Positive = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.std_min <= self.std_init <= self.std_max:
+        super().__post_init__()
+        if not self.std_min <= self.std_init <= self.std_max:
             raise UserError(
-                "The perturbation needs 0 < std_min <= std_init <= std_max, got "
+                "The perturbation needs std_min <= std_init <= std_max, got "
                 f"{self.std_min}, {self.std_init} and {self.std_max}."
             )
 

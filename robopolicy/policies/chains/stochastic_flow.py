@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Natural, NotNegative, Positive
+from robopolicy.limits import Count, Natural, NotNegative, Positive, Ranged
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.time import SinusoidalEmbedding
 from robopolicy.policies.chains.chain import ChainPolicy
@@ -28,7 +28,7 @@ FINAL_SHARE = 0.7  # ... to 0.3 std_min + 0.7 std_max
 
 
 @dataclass(frozen=True)
-class NoiseConfig:
+class NoiseConfig(Ranged):
     """Injected noise: bounds in normalised action units, and the network that chooses between them."""
 
     schedule: str = "learned"  # constant (std_max everywhere) | learned | learned_decay (shrinking upper bound)
@@ -39,12 +39,11 @@ class NoiseConfig:
     noise_clip: NotNegative = 3.0  # draws beyond this many standard deviations are cut; 0 disables
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.schedule not in SCHEDULES:
             raise unknown_name("noise schedule", self.schedule, SCHEDULES)
-        if not 0 < self.std_min <= self.std_max:
-            raise UserError(f"Noise needs 0 < std_min <= std_max, got {self.std_min} and {self.std_max}.")
-        if self.noise_clip < 0:
-            raise UserError(f"noise_clip must not be negative, got {self.noise_clip}.")
+        if self.std_min > self.std_max:
+            raise UserError(f"std_min must be at most std_max={self.std_max}, got {self.std_min}.")
 
 
 class NoiseNet(nn.Module):

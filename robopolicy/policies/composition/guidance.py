@@ -14,7 +14,7 @@ from torch import Tensor
 
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Finite, Positive
+from robopolicy.limits import Count, Finite, Positive, Ranged
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Policy
 from robopolicy.policies.wrappers.nested import alike
@@ -22,7 +22,7 @@ from robopolicy.policies.wrappers.selected import REDUCTIONS, reduce_members
 
 
 @dataclass(frozen=True)
-class ValueGuidance:
+class ValueGuidance(Ranged):
     """Pull of a Q ensemble on the samples."""
 
     critic: CriticConfig = field(default_factory=CriticConfig)  # Q ensemble
@@ -31,10 +31,9 @@ class ValueGuidance:
     reduction: str = "mean"  # mean | min over the ensemble
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.reduction not in REDUCTIONS:
             raise unknown_name("reduction", self.reduction, REDUCTIONS)
-        if self.data_std <= 0:
-            raise UserError(f"data_std must be positive, got {self.data_std}.")
 
 
 def value_gradient(critic: QEnsemble, features: Tensor, normalizer: Normalizer, data: Tensor, reduction: str) -> Tensor:
@@ -58,7 +57,7 @@ def guide(velocity: Tensor, gradient: Tensor, t: Tensor, guidance: ValueGuidance
 
 
 @dataclass(frozen=True)
-class Langevin:
+class Langevin(Ranged):
     """Corrector: steps that leave the composed density of their noise level as it is, and lead to it from elsewhere.
 
     Without it, the steps from level to level only approximate that density.
@@ -66,10 +65,6 @@ class Langevin:
 
     steps: Count = 1  # at every noise level but the last
     size: Positive = 0.05  # length of a step, in units of the noise's variance
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.size <= 0:
-            raise UserError(f"The corrector needs steps >= 1 and size > 0, got {self.steps} and {self.size}.")
 
     def move(self, x: Tensor, velocity: Tensor, noise: Tensor, t: float) -> Tensor:
         """One step at time `t`, where the joint velocity at `x` is `velocity`."""

@@ -14,15 +14,14 @@ from torch import Tensor, nn
 
 from robopolicy.core.plackett_luce import log_probability
 from robopolicy.critics.q import borrow_normalizers
-from robopolicy.errors import UserError
-from robopolicy.limits import Count, Positive, Share
+from robopolicy.limits import Count, Positive, Ranged, Share
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Observation, Policy
 
 
 @dataclass(frozen=True)
-class Selection:
+class Selection(Ranged):
     """How many parents take part, and the network that puts them in order."""
 
     top: Count = 1  # most parents that take part
@@ -33,13 +32,6 @@ class Selection:
     batch_size: Count = 128  # chunks per gradient step
     lr: Positive = 1e-3
     draws: Count = 8  # noise levels at which a discrepancy is measured
-
-    def __post_init__(self) -> None:
-        for name in ("top", "updates", "batch_size", "draws"):
-            if getattr(self, name) < 1:
-                raise UserError(f"selection.{name} must be at least 1, got {getattr(self, name)}.")
-        if not 0 <= self.least <= 1 or self.lr <= 0:
-            raise UserError(f"A selection needs least in [0, 1] and lr > 0, got {self.least} and {self.lr}.")
 
 
 class Selector(nn.Module):

@@ -37,10 +37,6 @@ class AutoregressiveConfig(ExplicitConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.bins < 2 or self.transformer_layers < 1:
-            raise UserError(
-                f"Tokens need bins >= 2 and transformer_layers >= 1, got {self.bins} and {self.transformer_layers}."
-            )
         if self.action_normalization not in ("minmax", "identity"):
             raise UserError(
                 f"Bins cover [-1, 1]; action_normalization '{self.action_normalization}' does not lead there, "

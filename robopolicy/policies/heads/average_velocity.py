@@ -17,7 +17,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from robopolicy.errors import UserError
 from robopolicy.limits import NotNegative, Positive
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.noise import Randomness, normal
@@ -29,14 +28,6 @@ class AverageVelocityConfig(FlowConfig):
 
     dispersive_coef: NotNegative = 0.0  # weight of the dispersive loss on the middle layer; DMPO takes 0.5, 0 disables
     dispersive_temperature: Positive = 0.3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.dispersive_coef < 0 or self.dispersive_temperature <= 0:
-            raise UserError(
-                "The dispersive loss needs dispersive_coef >= 0 and dispersive_temperature > 0, got "
-                f"{self.dispersive_coef} and {self.dispersive_temperature}."
-            )
 
 
 class Lesson(NamedTuple):

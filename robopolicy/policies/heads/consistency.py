@@ -60,16 +60,10 @@ class ConsistencyConfig(GenerativeConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.sigma_min < self.sigma_max or min(self.sigma_data, self.rho, self.sigma_log_std) <= 0:
-            raise UserError(
-                "A consistency policy needs 0 < sigma_min < sigma_max and positive sigma_data, rho and sigma_log_std, "
-                f"got {self.sigma_min}, {self.sigma_max}, {self.sigma_data}, {self.rho} and {self.sigma_log_std}."
-            )
-        if not 1 <= self.levels_first <= self.levels_last:
-            raise UserError(
-                f"Consistency training needs 1 <= levels_first <= levels_last, got {self.levels_first} and "
-                f"{self.levels_last}."
-            )
+        if self.sigma_min >= self.sigma_max:
+            raise UserError(f"sigma_min must lie below sigma_max={self.sigma_max}, got {self.sigma_min}.")
+        if self.levels_first > self.levels_last:
+            raise UserError(f"levels_first must be at most levels_last={self.levels_last}, got {self.levels_first}.")
 
 
 class ConsistencyPolicy(GenerativePolicy):

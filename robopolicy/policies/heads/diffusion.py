@@ -56,12 +56,10 @@ class DiffusionConfig(GenerativeConfig):
             raise unknown_name("sampler", self.sampler, SAMPLERS)
         if self.prediction not in DIFFUSION_PREDICTIONS:
             raise unknown_name("prediction", self.prediction, DIFFUSION_PREDICTIONS)
-        if self.train_steps < 2 or self.steps > self.train_steps:
-            raise UserError(
-                f"Diffusion needs train_steps >= 2 and steps <= train_steps, got {self.train_steps} and {self.steps}."
-            )
-        if not 0 < self.beta_start <= self.beta_end < 1:
-            raise UserError(f"Betas need 0 < beta_start <= beta_end < 1, got {self.beta_start} and {self.beta_end}.")
+        if self.steps > self.train_steps:
+            raise UserError(f"steps must be at most train_steps={self.train_steps}, got {self.steps}.")
+        if self.beta_start > self.beta_end:
+            raise UserError(f"beta_start must be at most beta_end={self.beta_end}, got {self.beta_start}.")
         first = self.levels()[0]
         signal = float(self.alpha_bars()[first].sqrt())
         if signal > MOST_SIGNAL:

@@ -51,11 +51,8 @@ class EDMConfig(GenerativeConfig):
         super().__post_init__()
         if self.solver not in SOLVERS:
             raise unknown_name("solver", self.solver, SOLVERS)
-        if not 0 < self.sigma_min < self.sigma_max or min(self.sigma_data, self.rho, self.sigma_log_std) <= 0:
-            raise UserError(
-                "EDM needs 0 < sigma_min < sigma_max and positive sigma_data, rho and sigma_log_std, got "
-                f"{self.sigma_min}, {self.sigma_max}, {self.sigma_data}, {self.rho} and {self.sigma_log_std}."
-            )
+        if self.sigma_min >= self.sigma_max:
+            raise UserError(f"sigma_min must lie below sigma_max={self.sigma_max}, got {self.sigma_min}.")
 
 
 def preconditioning(sigma: Tensor, sigma_data: float) -> tuple[Tensor, Tensor, Tensor]:

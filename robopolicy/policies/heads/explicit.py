@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Ranged
 from robopolicy.nets.encoder import EmbeddingConfig, ObservationEncoder
 from robopolicy.nets.entities import EntityConfig
 from robopolicy.nets.normalizer import Statistics, make_normalizer
@@ -24,7 +25,7 @@ from robopolicy.spec import MEMORY
 
 
 @dataclass(frozen=True)
-class ExplicitConfig:
+class ExplicitConfig(Ranged):
     """Inputs and units of an explicit head."""
 
     normalization: str = "running"  # minmax | meanstd | running | identity
@@ -36,6 +37,7 @@ class ExplicitConfig:
     recurrent: RecurrentConfig = field(default_factory=RecurrentConfig)  # memory between decisions
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.action_normalization == "running":
             raise UserError("action_normalization cannot be 'running'; use minmax, meanstd or identity.")
 

@@ -42,8 +42,7 @@ class GaussianConfig(BackboneConfig, ExplicitConfig):
     action_normalization: str = "identity"  # minmax | meanstd | identity; minmax for squashed policies
 
     def __post_init__(self) -> None:
-        BackboneConfig.__post_init__(self)
-        ExplicitConfig.__post_init__(self)
+        super().__post_init__()
         if self.imitation not in IMITATION_LOSSES:
             raise unknown_name("imitation loss", self.imitation, IMITATION_LOSSES)
         if self.log_std_min >= self.log_std_max:

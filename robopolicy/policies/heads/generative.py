@@ -71,10 +71,6 @@ class GenerativeConfig(BackboneConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.steps < 1 or self.action_clip < 0:
-            raise UserError(
-                f"A sampler needs steps >= 1 and action_clip >= 0, got {self.steps} and {self.action_clip}."
-            )
         if self.action_normalization == "meanstd" and 0 < self.action_clip < 3:
             raise UserError(
                 f"action_clip {self.action_clip} would cut standardised actions at as many standard deviations; "

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from robopolicy.errors import UserError, unknown_name
+from robopolicy.errors import unknown_name
 from robopolicy.limits import Count, NotNegative, Positive, Share
 from robopolicy.policies.heads.average_velocity import AverageVelocityConfig, AverageVelocityPolicy, Lesson
 from robopolicy.policies.heads.generative import TIME_LAWS
@@ -56,11 +56,6 @@ class MeanFlowConfig(AverageVelocityConfig):
         super().__post_init__()
         if self.derivative not in DERIVATIVES:
             raise unknown_name("derivative", self.derivative, DERIVATIVES)
-        if not 0 <= self.instant_share <= 1 or self.adaptive_power < 0 or self.adaptive_floor <= 0:
-            raise UserError(
-                "MeanFlow needs instant_share in [0, 1], adaptive_power >= 0 and adaptive_floor > 0, got "
-                f"{self.instant_share}, {self.adaptive_power} and {self.adaptive_floor}."
-            )
 
 
 class MeanFlowPolicy(AverageVelocityPolicy):

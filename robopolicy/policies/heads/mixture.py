@@ -46,12 +46,7 @@ class MixtureConfig(BackboneConfig, ExplicitConfig):
     squash: bool = False  # tanh; the action normaliser then maps [-1, 1] to the action bounds
 
     def __post_init__(self) -> None:
-        BackboneConfig.__post_init__(self)
-        ExplicitConfig.__post_init__(self)
-        if self.experts < 1 or self.mean_spread < 0:
-            raise UserError(
-                f"A mixture needs experts >= 1 and mean_spread >= 0, got {self.experts} and {self.mean_spread}."
-            )
+        super().__post_init__()
         if self.log_std_min >= self.log_std_max:
             raise UserError(f"log_std_min {self.log_std_min} must lie below log_std_max {self.log_std_max}.")
 

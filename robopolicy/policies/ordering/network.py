@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from robopolicy.errors import UserError
 from robopolicy.files import atomic_folder, refuse_foreign
+from robopolicy.limits import Count, Layers, Ranged
 from robopolicy.nets.attention import AttentionBlock
 from robopolicy.schema import from_plain, to_plain
 
@@ -27,17 +28,13 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class VisitConfig:
+class VisitConfig(Ranged):
     """Size of a `VisitPolicy`; published: width 192, 9 layers, 12 heads."""
 
-    dim: int = 2  # d, coordinates of a point
-    width: int = 64
-    layers: int = 3
-    heads: int = 4
-
-    def __post_init__(self) -> None:
-        if min(self.dim, self.width, self.layers, self.heads) < 1:
-            raise UserError("A network for visits needs dim, width, layers and heads of at least 1.")
+    dim: Count = 2  # d, coordinates of a point
+    width: Count = 64
+    layers: Layers = 3
+    heads: Count = 4
 
 
 class VisitPolicy(nn.Module):

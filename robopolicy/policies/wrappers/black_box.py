@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Natural, NotNegative
+from robopolicy.limits import Count, Natural, NotNegative, Ranged
 from robopolicy.nets.normalizer import Statistics, make_normalizer
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.noise import Randomness, normal
@@ -27,7 +27,7 @@ RECENT = 1000  # calls whose times are kept for percentiles
 
 
 @dataclass(frozen=True)
-class BlackBoxConfig:
+class BlackBoxConfig(Ranged):
     """What is known of a black box."""
 
     noise: bool = True  # it takes noise and is deterministic given it; steering needs that
@@ -36,11 +36,7 @@ class BlackBoxConfig:
     action_normalization: str = "identity"  # minmax | meanstd | identity: units in which critics see its chunks
 
     def __post_init__(self) -> None:
-        if self.max_batch < 0 or self.network_calls < 1:
-            raise UserError(
-                f"A black box needs max_batch >= 0 and network_calls >= 1, got {self.max_batch} and "
-                f"{self.network_calls}."
-            )
+        super().__post_init__()
         if self.action_normalization == "running":
             raise UserError("action_normalization cannot be 'running'; use minmax, meanstd or identity.")
 
@@ -57,14 +53,6 @@ class PatientConfig(BlackBoxConfig):
     timeout: NotNegative = 0.0  # seconds to wait for an answer; 0 waits for ever
     retries: Natural = 0  # further attempts after a failure or timeout
     retry_wait: NotNegative = 0.1  # seconds before the first further attempt, doubled before each later one
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.timeout, self.retries, self.retry_wait) < 0:
-            raise UserError(
-                f"timeout, retries and retry_wait must not be negative, got {self.timeout:g}, {self.retries} and "
-                f"{self.retry_wait:g}."
-            )
 
     @property
     def waits(self) -> tuple[float, ...]:

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from robopolicy.critics.q import QEnsemble
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Natural
+from robopolicy.limits import Count, Natural, Ranged
 from robopolicy.nets.encoder import without_embeddings
 from robopolicy.nets.normalizer import Statistics, make_normalizer, unfitted_normalizers
 from robopolicy.policies.base import Observation, Policy, PolicySpec
@@ -66,7 +66,7 @@ PROBE_SEED = 0  # of the directions in which divergences are estimated: the same
 
 
 @dataclass(frozen=True)
-class ComposedConfig:
+class ComposedConfig(Ranged):
     """What a `ComposedPolicy` consists of; `compose` fills it in."""
 
     parents: tuple[Any, ...] = ()  # descriptions of the parents (`nested.describe`)
@@ -78,8 +78,7 @@ class ComposedConfig:
     corrector: Langevin | None = None  # Langevin steps while acting; `decode` takes none
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise UserError(f"steps must be at least 1, got {self.steps}; leave it out to take the parents' own.")
+        super().__post_init__()
         if self.origins and len(self.origins) != len(self.parents):
             raise UserError(f"{len(self.parents)} parents need as many origins, got {len(self.origins)}.")
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from robopolicy.critics.q import borrow_normalizers
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, NotNegative, Positive
+from robopolicy.limits import Count, NotNegative, Positive, Ranged
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Info, Observation, Policy, PolicySpec, Sample
@@ -36,7 +36,7 @@ from robopolicy.policies.wrappers.selected import within_bounds
 
 
 @dataclass(frozen=True)
-class DataModelConfig:
+class DataModelConfig(Ranged):
     """Architecture and noise levels of a `DataModel`."""
 
     hidden: tuple[Count, ...] = (256, 256)
@@ -45,28 +45,15 @@ class DataModelConfig:
     state_noise: Positive = 0.1  # standard deviation that blurs states, normalised units
     vision: VisionConfig = field(default_factory=VisionConfig)
 
-    def __post_init__(self) -> None:
-        if min(self.action_noise, self.state_noise) <= 0:
-            raise UserError(
-                f"action_noise and state_noise must be positive, got {self.action_noise} and {self.state_noise}."
-            )
-
 
 @dataclass(frozen=True)
-class Correction:
+class Correction(Ranged):
     """How far actions are pulled."""
 
     action_coef: NotNegative = 0.01  # c1; action_noise^2 moves an action to what data near it are like on average
     state_coef: NotNegative = 0.5  # c2
     state_step: NotNegative = 0.01  # h; state_noise^2 moves a state to what data near it are like on average
     limit: Positive = 0.2  # largest change of one action: norm over its dimensions, normalised units
-
-    def __post_init__(self) -> None:
-        if min(self.action_coef, self.state_coef, self.state_step) < 0 or self.limit <= 0:
-            raise UserError(
-                "A correction needs action_coef, state_coef and state_step >= 0 and limit > 0, got "
-                f"{self.action_coef}, {self.state_coef}, {self.state_step} and {self.limit}."
-            )
 
 
 class DataModel(nn.Module):

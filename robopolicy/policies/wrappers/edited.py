@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from robopolicy.critics.q import QEnsemble, borrow_normalizers
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Finite, Natural, NotNegative
+from robopolicy.limits import Count, Finite, Natural, NotNegative, Ranged
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Observation, Policy, PolicySpec
@@ -29,7 +29,7 @@ from robopolicy.policies.wrappers.selected import Candidates, SelectedConfig, Se
 
 
 @dataclass(frozen=True)
-class EditConfig:
+class EditConfig(Ranged):
     """Architecture of an `EditNet`."""
 
     beta: NotNegative = 0.15  # largest edit, normalised action units: .05 refines, .7 explores
@@ -40,8 +40,7 @@ class EditConfig:
     vision: VisionConfig = field(default_factory=VisionConfig)
 
     def __post_init__(self) -> None:
-        if self.beta < 0:
-            raise UserError(f"beta, the largest edit, must not be negative, got {self.beta}; 0 edits nothing.")
+        super().__post_init__()
         if self.log_std_min >= self.log_std_max:
             raise UserError(f"log_std_min {self.log_std_min} must lie below log_std_max {self.log_std_max}.")
 
@@ -97,8 +96,8 @@ class EditedConfig(SelectedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.edits <= self.candidates:
-            raise UserError(f"edits must lie in [0, candidates={self.candidates}], got {self.edits}.")
+        if self.edits > self.candidates:
+            raise UserError(f"edits must be at most candidates={self.candidates}, got {self.edits}.")
 
 
 class EditedPolicy(SelectedPolicy):

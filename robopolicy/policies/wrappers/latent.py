@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, NotNegative
+from robopolicy.limits import Count, NotNegative, Ranged
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.policies.base import DecisionOutput, Observation, Policy, PolicySpec, Record, Sample
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
@@ -36,7 +36,7 @@ STEERING_ACTOR = GaussianConfig(
 
 
 @dataclass(frozen=True)
-class NoiseSpace:
+class NoiseSpace(Ranged):
     """Which part of the noise `(H, A)` of a base is free, and its bound."""
 
     kind: str = (
@@ -47,14 +47,13 @@ class NoiseSpace:
     rest: str = "zero"  # truncated: the remaining steps are zero | draw (standard normal, within the bound)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.kind not in KINDS:
             raise unknown_name("noise space", self.kind, KINDS)
         if self.rest not in RESTS:
             raise unknown_name("rest of the noise", self.rest, RESTS)
-        if self.bound < 0 or self.steps < (2 if self.kind == "interpolate" else 1):
-            raise UserError(
-                f"A noise space needs bound >= 0 and steps >= 1 (2 to interpolate), got {self.bound} and {self.steps}."
-            )
+        if self.kind == "interpolate" and self.steps < 2:
+            raise UserError(f"A noise space that interpolates needs steps >= 2, got {self.steps}.")
 
     def rows(self, horizon: int) -> int:
         """F, the number of free noise vectors of a chunk of `horizon` actions.

@@ -39,13 +39,8 @@ class OptimizedConfig(SelectedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.top <= self.candidates:
-            raise UserError(f"top must lie in [1, candidates={self.candidates}], got {self.top}.")
-        if self.ascent_steps < 0 or self.ascent_rate <= 0:
-            raise UserError(
-                f"Improving actions needs ascent_steps >= 0 and ascent_rate > 0, got {self.ascent_steps} and "
-                f"{self.ascent_rate}."
-            )
+        if self.top > self.candidates:
+            raise UserError(f"top must be at most candidates={self.candidates}, got {self.top}.")
 
 
 def ascend(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
-from robopolicy.limits import PartialShare, Share
+from robopolicy.limits import PartialShare, Ranged, Share
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.noise import Randomness, uniform
@@ -23,19 +23,12 @@ OVER = 1e-3  # a smaller epsilon ends the masking
 
 
 @dataclass(frozen=True)
-class MaskSchedule:
+class MaskSchedule(Ranged):
     """How the share of masked decisions falls."""
 
     initial: Share = 1.0  # at the start; 0 masks nothing
     decay: PartialShare = 1e-3  # relative fall per update where the policy is preferred everywhere
     least: Share = 0.1  # share of that fall that happens in any case
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.initial <= 1 and 0 <= self.decay < 1 and 0 <= self.least <= 1):
-            raise UserError(
-                "mask.schedule needs initial and least in [0, 1] and decay in [0, 1), got "
-                f"{self.initial:g}, {self.least:g} and {self.decay:g}."
-            )
 
     def after(self, epsilon: Tensor, preferred: Tensor) -> Tensor:
         """Next epsilon, given the share of observations at which the policy's own action is preferred."""

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from robopolicy.critics.losses import softmax_weights
 from robopolicy.critics.q import CriticConfig, QEnsemble
-from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Positive
+from robopolicy.errors import unknown_name
+from robopolicy.limits import Count, Positive, Ranged
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Info, Observation, Policy, PolicySpec, Sample
 from robopolicy.policies.density import choose
@@ -31,7 +31,7 @@ REDUCTIONS = ("mean", "min")
 
 
 @dataclass(frozen=True)
-class SelectedConfig:
+class SelectedConfig(Ranged):
     """Settings of a `SelectedPolicy`."""
 
     base: dict[str, Any] = field(default_factory=dict)  # description of the sampled policy, see `nested`
@@ -42,15 +42,11 @@ class SelectedConfig:
     reduction: str = "mean"  # mean | min over the ensemble
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.selection not in SELECTIONS:
             raise unknown_name("selection", self.selection, SELECTIONS)
         if self.reduction not in REDUCTIONS:
             raise unknown_name("reduction", self.reduction, REDUCTIONS)
-        if self.candidates < 1 or self.temperature <= 0:
-            raise UserError(
-                "Selecting needs candidates >= 1 and temperature > 0, "
-                f"got {self.candidates} and {self.temperature}; lower the temperature to come close to the best."
-            )
 
 
 @dataclass(frozen=True)

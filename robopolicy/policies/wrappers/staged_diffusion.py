@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
-from robopolicy.limits import Natural
+from robopolicy.limits import Natural, Ranged
 from robopolicy.nets.normalizer import Statistics
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.heads.diffusion import DiffusionPolicy
@@ -25,7 +25,7 @@ Step = Callable[[DiffusionPolicy, Tensor, Tensor, int], Tensor]
 
 
 @dataclass(frozen=True)
-class StagedDiffusionConfig:
+class StagedDiffusionConfig(Ranged):
     """Which network takes which steps."""
 
     starts: tuple[Natural, ...] = ()  # first sampler step of each stage, rising from 0

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
-from robopolicy.limits import Finite
+from robopolicy.limits import Finite, Ranged
 from robopolicy.policies.base import Observation, Policy, PolicySpec, Sample
 from robopolicy.policies.composition.alignment import part_of
 from robopolicy.policies.noise import Randomness
@@ -41,7 +41,7 @@ from robopolicy.spec import IMAGE_PREFIX, MEMORY
 
 
 @dataclass(frozen=True)
-class TreeConfig:
+class TreeConfig(Ranged):
     """What a `TreePolicy` consists of; `grow` fills it in."""
 
     tree: dict[str, Any] = field(default_factory=dict[str, Any])  # nodes as plain JSON values, see `trees/nodes.py`

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Natural, PartialShare, Positive, Ranged
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import CameraNet, VisionConfig
 from robopolicy.worldmodel.contract import Images
@@ -24,33 +25,25 @@ _BATCH = 256
 
 
 @dataclass(frozen=True)
-class JudgeConfig:
+class JudgeConfig(Ranged):
     """Architecture of a learned judge."""
 
-    members: int = 3  # M, networks whose disagreement is the uncertainty
-    frames: int = 1  # last frames of a clip that are looked at
-    hidden: tuple[int, ...] = (128,)
+    members: Count = 3  # M, networks whose disagreement is the uncertainty
+    frames: Count = 1  # last frames of a clip that are looked at
+    hidden: tuple[Count, ...] = (128,)
     vision: VisionConfig = field(default_factory=lambda: VisionConfig(widths=(16, 32, 64), keypoints=16, crop=1.0))
-    abstain: float = 0.05  # share of the held-out frames that may be called uncertain
-
-    def __post_init__(self) -> None:
-        if self.members < 1 or self.frames < 1 or not 0 <= self.abstain < 1:
-            raise UserError("A judge needs members and frames of at least 1, and abstain in [0, 1).")
+    abstain: PartialShare = 0.05  # share of the held-out frames that may be called uncertain
 
 
 @dataclass(frozen=True)
-class FitConfig:
+class FitConfig(Ranged):
     """Training of a learned judge."""
 
-    steps: int = 1_500  # gradient steps
-    batch_size: int = 64
-    learning_rate: float = 1e-3
-    seed: int = 0
+    steps: Count = 1_500  # gradient steps
+    batch_size: Count = 64
+    learning_rate: Positive = 1e-3
+    seed: Natural = 0
     device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        if min(self.steps, self.batch_size) < 1 or self.learning_rate <= 0:
-            raise UserError("Fitting a judge needs steps and batch_size of at least 1, and learning_rate > 0.")
 
 
 class Examples:

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from robopolicy.errors import UserError
-from robopolicy.limits import Count, NotNegative, PartialShare, Positive
+from robopolicy.limits import Count, NotNegative, PartialShare, Positive, Ranged
 from robopolicy.worldmodel.films import Films
 from robopolicy.worldmodel.pretrained.codec import cached_latents
 from robopolicy.worldmodel.pretrained.model import AdapterConfig, PretrainedWorldModel, open_pretrained, shifted
@@ -27,7 +26,7 @@ Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
-class PretrainedLearnerConfig:
+class PretrainedLearnerConfig(Ranged):
     """How a pretrained model learns to follow actions."""
 
     updates: Count = 10_000  # gradient steps
@@ -36,12 +35,6 @@ class PretrainedLearnerConfig:
     weight_decay: NotNegative = 0.01
     grad_clip: Positive = 1.0  # largest norm of the gradient
     history_noise: PartialShare = 0.1  # largest share of noise in the frames that are given; the model is told how much
-
-    def __post_init__(self) -> None:
-        if min(self.updates, self.batch_size) < 1 or min(self.lr, self.grad_clip) <= 0 or self.weight_decay < 0:
-            raise UserError(f"Updates, batches, lr and grad_clip of a learner must be positive, got {self}.")
-        if not 0 <= self.history_noise < 1:
-            raise UserError(f"history_noise is a share below 1, got {self.history_noise}.")
 
 
 @dataclass(frozen=True)

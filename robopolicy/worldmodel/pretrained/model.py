@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from robopolicy.errors import UserError
 from robopolicy.extras import need
-from robopolicy.limits import Count, Natural, Positive
+from robopolicy.limits import Count, Natural, Positive, Ranged
 from robopolicy.policies.noise import RowStreams
 from robopolicy.worldmodel.base import LatentFilms, disagreement
 from robopolicy.worldmodel.contract import Images, WorldSpec
@@ -34,7 +34,7 @@ _POOLED = 4  # latent cells along each axis that judge and state vector see
 
 
 @dataclass(frozen=True)
-class AdapterConfig:
+class AdapterConfig(Ranged):
     """What is added to a pretrained model, and how it is sampled."""
 
     conditioning: str = "modulation"  # how actions enter: modulation | tokens (Wan, SkyReels) | channels
@@ -44,10 +44,6 @@ class AdapterConfig:
     shift: Positive = 3.0  # of the times, in sampling and training, towards noise; 1 spaces them evenly
     samples: Count = 1  # futures drawn per call; more than one measure how uncertain it is, at their cost
     rows: Count = 4  # films per network call; a fixed number keeps rounding independent of the batch
-
-    def __post_init__(self) -> None:
-        if min(self.action_width, self.steps, self.samples, self.rows) < 1 or self.lora_rank < 0 or self.shift <= 0:
-            raise UserError(f"Widths, steps, samples, rows and shift of an adapter must be positive, got {self}.")
 
 
 @dataclass(frozen=True)
