@@ -146,7 +146,7 @@ def test_resume_keeps_the_intermediate_critic() -> None:
 
 @pytest.mark.parametrize(
     ("config", "message"),
-    [({"temperature": 0.0}, "temperature, advantage_clip > 0"), ({"w2_coef": -1.0}, "w2_coef >= 0")],
+    [({"temperature": 0.0}, "temperature must be positive"), ({"w2_coef": -1.0}, "w2_coef must not be negative")],
 )
 def test_bad_settings_are_refused_in_one_line(config: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):

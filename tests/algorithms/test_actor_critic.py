@@ -247,7 +247,7 @@ def test_a_clipped_value_counts_the_larger_error() -> None:
         ("bpo", {"bound": 1.0}, "bound"),
         ("bpo", {"temperature": 0.0}, "temperature"),
         ("mdpo", {"step_size": 0.0}, "step_size"),
-        ("ta_lpo", {"final": 0.0}, "positive alpha, beta and final"),
+        ("ta_lpo", {"final": 0.0}, "final must be positive"),
     ],
 )
 def test_impossible_settings_are_refused(name: str, settings: dict[str, Any], reason: str) -> None:

@@ -166,8 +166,8 @@ def test_what_it_cannot_do_is_refused() -> None:
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"n_step": 3}, "n_step=0"),
         ({"gamma": 1.0}, "gamma < 1"),
-        ({"learner_decisions": 0}, "learner_decisions >= 1"),
-        ({"share": 1.0}, "0 < share < 1"),
+        ({"learner_decisions": 0}, "learner_decisions must be at least 1"),
+        ({"share": 1.0}, r"share must lie in \(0, 1\)"),
     )
     for settings, reason in refused:
         with pytest.raises(UserError, match=reason):

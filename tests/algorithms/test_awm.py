@@ -163,9 +163,9 @@ def test_advantages_are_cut_and_scaled_to_one() -> None:
     ("config", "message"),
     [
         ({"weighting": "snr"}, "Unknown weighting 'snr'"),
-        ({"ref_coef": -1.0}, "ref_coef, ema_coef >= 0"),
-        ({"advantage_clip": 0.0}, "power > 0"),
-        ({"ema_decay": 1.0}, "ema_decay in"),
+        ({"ref_coef": -1.0}, "ref_coef must not be negative"),
+        ({"advantage_clip": 0.0}, "advantage_clip must be positive"),
+        ({"ema_decay": 1.0}, r"ema_decay must lie in \[0, 1\)"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(config: dict[str, Any], message: str) -> None:

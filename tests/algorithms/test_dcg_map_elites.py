@@ -205,6 +205,12 @@ def test_what_it_cannot_train_is_refused() -> None:
         DCGMAPElites(DCGMAPElitesConfig(), gaussian(), total_updates=1)
     with pytest.raises(UserError, match=r"policy\.normalization=identity"):
         run(policy=replace(NETWORK, normalization="running"))
-    for settings in ({"mutants": -1}, {"mutants": 0, "climbers": 0, "actors": 0}, {"critic_steps": 0}, {"length": 0.0}):
-        with pytest.raises(UserError, match="algorithm"):
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"mutants": -1}, "mutants must be at least 0"),
+        ({"mutants": 0, "climbers": 0, "actors": 0}, r"algorithm\.mutants, climbers and actors must be at least 1"),
+        ({"critic_steps": 0}, "critic_steps must be at least 1"),
+        ({"length": 0.0}, "length must be positive"),
+    )
+    for settings, reason in refused:
+        with pytest.raises(UserError, match=reason):
             DCGMAPElitesConfig(**settings)

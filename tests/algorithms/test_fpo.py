@@ -187,11 +187,11 @@ def test_deployment_starts_from_zero_noise_unless_switched_off(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "config", "message"),
     [
-        ("fpo", {"pairs": 0}, "pairs >= 1"),
-        ("fpo", {"exploration_std": -0.1}, "exploration_std >= 0"),
+        ("fpo", {"pairs": 0}, "pairs must be at least 1"),
+        ("fpo", {"exploration_std": -0.1}, "exploration_std must not be negative"),
         ("fpo", {"reduction": "max"}, "Unknown reduction 'max'"),
         ("fpo_pp", {"trust_region": "spo"}, "Did you mean 'aspo'"),
-        ("fpo_pp", {"loss_clamp": -1.0}, "positive clamps"),
+        ("fpo_pp", {"loss_clamp": -1.0}, "loss_clamp must be positive"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(name: str, config: dict[str, Any], message: str) -> None:

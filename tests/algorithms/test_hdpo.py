@@ -119,7 +119,7 @@ def test_a_restored_learner_goes_on_the_same() -> None:
 def test_policies_without_a_bounded_mode_are_refused() -> None:
     with pytest.raises(UserError, match=r"squashed Gaussian.*'flow'"):
         HDPO(HDPOConfig(), flow(), total_updates=1)
-    with pytest.raises(UserError, match="must not be negative"):
+    with pytest.raises(UserError, match="scenarios must be at least 0"):
         HDPO(HDPOConfig(scenarios=-1), small_policy(Store(NEWSVENDOR).spec), total_updates=1)
 
 

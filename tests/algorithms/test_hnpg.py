@@ -157,5 +157,5 @@ def test_a_restored_source_draws_the_same_windows_and_plays_the_same_rollout() -
 def test_impossible_settings_are_refused() -> None:
     settings: list[dict[str, Any]] = [{"offline_batch": 0}, {"q_epochs": 0}, {"q_lr": 0.0}]
     for setting in settings:
-        with pytest.raises(UserError, match="HNPG needs"):
+        with pytest.raises(UserError, match=f"{next(iter(setting))} must be"):
             HNPGConfig(**setting)

@@ -121,10 +121,10 @@ def test_a_resumed_run_ends_with_the_same_weights(bins: int) -> None:
 
 def test_what_it_cannot_do_is_refused() -> None:
     refused: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"quantile": 0.0}, "quantile in"),
-        ({"candidates": 0}, "candidates >= 1"),
+        ({"quantile": 0.0}, r"quantile must lie in \(0, 1\]"),
+        ({"candidates": 0}, "candidates must be at least 1"),
         ({"factor": 1}, "factor > 1"),
-        ({"dwell": -1}, "dwell >= 0"),
+        ({"dwell": -1}, "dwell must be at least 0"),
     )
     for settings, reason in refused:
         with pytest.raises(UserError, match=reason):

@@ -156,8 +156,8 @@ def test_only_executed_steps_are_scored_and_the_noise_is_not_deployed() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: PolicyFlowConfig(times=0), "times >= 1"),
-        (lambda: PolicyFlowConfig(brownian_coef=-1.0), "brownian_coef >= 0"),
+        (lambda: PolicyFlowConfig(times=0), "times must be at least 1"),
+        (lambda: PolicyFlowConfig(brownian_coef=-1.0), "brownian_coef must not be negative"),
         (lambda: PolicyFlowConfig(brownian_target="new"), "Unknown brownian_target 'new'"),
         (lambda: PerturbationConfig(std_min=0.2), "std_min <= std_init"),
     ],

@@ -268,7 +268,7 @@ def test_the_vae_learns_the_good_actions_and_not_the_bad_ones() -> None:
 def test_settings_of_a2pr_that_make_no_sense_are_refused() -> None:
     with pytest.raises(UserError, match="pull"):
         A2PRConfig(pull=-0.1)
-    with pytest.raises(UserError, match="vae"):
+    with pytest.raises(UserError, match="weight must be positive"):
         ChunkVAEConfig(weight=0.0)
 
 

@@ -88,7 +88,7 @@ def test_policies_are_compared_on_random_actions(runs, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--gamma", "2"], "discount"),
+        (["--gamma", "2"], "gamma must lie in [0, 1]"),
         (["--steps", "0"], "--steps must be at least 1"),
         (["--behaviour", "nowhere"], "nowhere"),
     ],

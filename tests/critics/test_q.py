@@ -275,6 +275,6 @@ def test_impossible_critics_are_refused() -> None:
     for settings in ((1, 0.0, 1.0), (10, 1.0, 1.0)):
         with pytest.raises(UserError, match="at least 2 bins"):
             HLGauss(*settings)
-    for config, message in (({"members": 0}, "at least one member"), ({"bins": -3}, "bins must be 0")):
+    for config, message in (({"members": 0}, "members must be at least 1"), ({"bins": -3}, "bins must be at least 0")):
         with pytest.raises(UserError, match=message):
             CriticConfig(**config)

@@ -222,9 +222,9 @@ def test_an_evaluator_that_plays_other_episodes_is_an_error():
     [
         ("gird", {}, "Unknown search 'gird'. Did you mean 'grid'?"),
         ("grid", {"candidates": 3}, "Unknown setting 'candidates' in search 'grid'"),
-        ("grid", {"episodes": 0}, "episodes >= 1"),
-        ("halving", {"episodes": 3}, "at least factor"),
-        ("bayes", {"candidates": 2}, "candidates >= 4"),
+        ("grid", {"episodes": 0}, "search 'grid'.episodes must be at least 1"),
+        ("halving", {"episodes": 3}, "= 4 episodes or more"),
+        ("bayes", {"candidates": 2}, "search 'bayes'.candidates must be at least 4"),
     ],
 )
 def test_searches_that_make_no_sense_are_refused(name, settings, message):

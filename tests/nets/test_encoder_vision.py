@@ -120,8 +120,8 @@ def test_the_transformer_knows_where_things_are() -> None:
     [
         ({"kind": "vitt"}, "Did you mean 'vit'"),
         ({"widths": (20,)}, "multiples of 16"),
-        ({"crop": 0.0}, "0 < crop <= 1"),
-        ({"vit_patch": 5}, "even vit_patch"),
+        ({"crop": 0.0}, r"crop must lie in \(0, 1\]"),
+        ({"vit_patch": 5}, r"vision\.vit_patch must be even"),
         ({"vit_width": 10}, "multiple of vision.vit_heads"),
     ],
 )
@@ -220,7 +220,14 @@ def test_a_nan_in_an_embedding_is_not_hidden_by_dropout() -> None:
     assert encoder(obs, augment=True).isnan().flatten(1).any(1).nonzero().flatten().tolist() == [3]
 
 
-@pytest.mark.parametrize("settings", [{"width": 0}, {"dropout": 1.0}, {"dropout": -0.1}])
-def test_bad_embedding_settings_are_refused(settings: dict) -> None:
-    with pytest.raises(UserError, match="0 <= dropout < 1"):
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"width": 0}, "width must be at least 1"),
+        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\)"),
+        ({"dropout": -0.1}, r"dropout must lie in \[0, 1\)"),
+    ],
+)
+def test_bad_embedding_settings_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         EmbeddingConfig(**settings)

@@ -108,8 +108,8 @@ def test_a_policy_runs_among_two_agents_more_than_it_was_built_for(head: str):
     ("make", "message"),
     [
         (lambda: EntityNet((4,), SMALL), "shape"),
-        (lambda: EntityConfig(width=10, heads=4), "multiple of the heads"),
-        (lambda: EntityConfig(layers=-1), "layers >= 0"),
+        (lambda: EntityConfig(width=10, heads=4), r"entities\.width 10 must be a multiple of entities\.heads 4\."),
+        (lambda: EntityConfig(layers=-1), "layers must be at least 0"),
     ],
 )
 def test_sizes_that_fit_nothing_are_refused(make, message: str):

@@ -217,7 +217,7 @@ def test_langevin_steps_lead_to_the_product_of_the_densities() -> None:
         (lambda: Scheduled(((1.0, 0.0),)), "at least one for noise and one for data"),
         (lambda: Scheduled(((1.0, 0.0), (0.0, 1.0))).with_weights((1, 0)), "weights at every knot"),
         (lambda: Convex((float("nan"), 1.0)), "must sum to 1"),
-        (lambda: Langevin(steps=0), "steps >= 1"),
+        (lambda: Langevin(steps=0), "steps must be at least 1"),
         (lambda: ValueGuidance(data_std=0.0), "data_std must be positive"),
         (lambda: ValueGuidance(reduction="max"), "Unknown reduction 'max'"),
     ],

@@ -178,10 +178,10 @@ def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
     ("settings", "message"),
     [
         ({"solver": "huen"}, "Did you mean 'heun'"),
-        ({"sigma_min": 0.0}, "0 < sigma_min < sigma_max"),
-        ({"sigma_max": 0.001}, "0 < sigma_min < sigma_max"),
-        ({"sigma_data": -1.0}, "positive sigma_data"),
-        ({"steps": 0}, "steps >= 1"),
+        ({"sigma_min": 0.0}, "sigma_min must be positive"),
+        ({"sigma_max": 0.001}, "sigma_min must lie below sigma_max=0.001"),
+        ({"sigma_data": -1.0}, "sigma_data must be positive"),
+        ({"steps": 0}, "steps must be at least 1"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(settings: dict[str, Any], message: str) -> None:

@@ -142,7 +142,7 @@ def test_what_cannot_choose_is_refused():
         gate(compose(several, "or"), Selection())
     with pytest.raises(UserError, match="operator 'affine' has others"):
         gate(compose(several[:2], "affine", [2, -1]), Selection())
-    with pytest.raises(UserError, match=r"selection.top must be at least 1"):
+    with pytest.raises(UserError, match="top must be at least 1"):
         Selection(top=0)
     other: dict[str, Tensor] = {"goal": torch.zeros(4, 3), "action": torch.zeros(4, 2)}
     wrong = Episodes.from_list([Episode({key: value.numpy() for key, value in other.items()}, "x")], 0.05)

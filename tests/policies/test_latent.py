@@ -226,8 +226,8 @@ def test_a_steered_black_box_needs_its_function_again(tmp_path: Path, monkeypatc
     [
         (lambda: NoiseSpace("fulll"), "Did you mean 'full'"),
         (lambda: NoiseSpace(rest="zeros"), "Did you mean 'zero'"),
-        (lambda: NoiseSpace(bound=-1.0), "bound >= 0"),
-        (lambda: NoiseSpace("interpolate", steps=1), "2 to interpolate"),
+        (lambda: NoiseSpace(bound=-1.0), "bound must not be negative"),
+        (lambda: NoiseSpace("interpolate", steps=1), "A noise space that interpolates needs steps >= 2"),
         (lambda: LatentConfig(space=NoiseSpace(bound=0.0)), "actor.squash=false"),
         (lambda: LatentPolicy.steer(flow(), NoiseSpace("truncated", steps=6), ACTOR), "lower space.steps"),
         (lambda: LatentPolicy.steer(GaussianPolicy(GaussianConfig(), SPEC), NoiseSpace(), ACTOR), "takes none"),

@@ -173,10 +173,10 @@ def test_a_learned_meanflow_maps_noise_to_the_gaussian_in_one_call() -> None:
     [
         ({"derivative": "exat"}, "Did you mean 'exact'"),
         ({"time_law": "unifrm"}, "Did you mean 'uniform'"),
-        ({"instant_share": -0.1}, r"instant_share in \[0, 1\]"),
-        ({"adaptive_power": -1.0}, "adaptive_power >= 0"),
-        ({"adaptive_floor": 0.0}, "adaptive_floor > 0"),
-        ({"steps": 0}, "steps >= 1"),
+        ({"instant_share": -0.1}, r"instant_share must lie in \[0, 1\]"),
+        ({"adaptive_power": -1.0}, "adaptive_power must not be negative"),
+        ({"adaptive_floor": 0.0}, "adaptive_floor must be positive"),
+        ({"steps": 0}, "steps must be at least 1"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(settings: dict, message: str) -> None:

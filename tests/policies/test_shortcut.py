@@ -163,10 +163,10 @@ def test_the_dispersive_loss_is_added_to_every_row_and_reaches_the_lower_layers(
         ({"steps": 3}, "steps must be a power of two, got 3"),
         ({"finest": 100}, "finest must be a power of two"),
         ({"steps": 64, "finest": 16}, "at most finest=16"),
-        ({"consistency_share": 1.5}, r"consistency_share in \[0, 1\]"),
-        ({"delta": 1.0}, r"delta in \[0, 1\)"),
-        ({"dispersive_coef": -1.0}, "dispersive_coef >= 0"),
-        ({"dispersive_temperature": 0.0}, "dispersive_temperature > 0"),
+        ({"consistency_share": 1.5}, r"consistency_share must lie in \[0, 1\]"),
+        ({"delta": 1.0}, r"delta must lie in \[0, 1\)"),
+        ({"dispersive_coef": -1.0}, "dispersive_coef must not be negative"),
+        ({"dispersive_temperature": 0.0}, "dispersive_temperature must be positive"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(settings: dict, message: str) -> None:

@@ -133,8 +133,8 @@ def test_a_mean_shift_changes_the_log_ratio_by_the_textbook_amount() -> None:
     ("settings", "message"),
     [
         ({"schedule": "learnt"}, "Did you mean 'learned'"),
-        ({"std_min": 0.0}, "0 < std_min"),
-        ({"std_min": 0.3, "std_max": 0.2}, "std_min <= std_max"),
+        ({"std_min": 0.0}, "std_min must be positive"),
+        ({"std_min": 0.3, "std_max": 0.2}, r"std_min must be at most std_max=0\.2"),
         ({"noise_clip": -1.0}, "not be negative"),
     ],
 )

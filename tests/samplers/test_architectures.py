@@ -99,5 +99,5 @@ def test_chance_covers_depths_and_widths():
 def test_searches_without_layers_or_rounds_are_refused():
     with pytest.raises(UserError, match="no hidden layers"):
         Controllers(ControllersConfig(), ())
-    with pytest.raises(UserError, match="at least 1, and a positive lr"):
+    with pytest.raises(UserError, match="population must be at least 1"):
         ControllersConfig(population=0)

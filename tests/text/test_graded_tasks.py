@@ -235,7 +235,7 @@ def test_who_cannot_be_judged_is_refused():
         text_source(make_sim("text/arithmetic", SimOptions(num_envs=1)), algorithm, seed=0)
     with pytest.raises(UserError, match="players=0 for its judge"):
         TextRecipe(TextRecipeConfig(recipe="s055_urpo", players=2), small(), total_updates=4)
-    with pytest.raises(UserError, match=r"needs 0 <= players <= 256, .*, got 2000"):
+    with pytest.raises(UserError, match="players must be at most 256"):
         TextRecipeConfig(players=2000)
     external = TextRecipe(TextRecipeConfig(recipe="s001_craft_gui"), small(), total_updates=4)
     with pytest.raises(UserError, match="needs a second policy"):

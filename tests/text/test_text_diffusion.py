@@ -228,7 +228,7 @@ def test_settings_that_do_not_fit_are_refused():
     for settings, message in (
         ({"order": "left"}, "policy.order must be one of random, confident"),
         ({"likelihood": "exact"}, "policy.likelihood must be one of chain, elbo"),
-        ({"steps": 0}, "needs steps, samples >= 1"),
+        ({"steps": 0}, "steps must be at least 1"),
         ({"pretrained": "gpt2"}, "trained from scratch"),
     ):
         with pytest.raises(UserError, match=message):

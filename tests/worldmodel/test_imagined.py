@@ -134,7 +134,7 @@ def test_films_are_imagined_and_judged():
 
 
 def test_what_cannot_be_imagined_is_refused():
-    with pytest.raises(UserError, match="candidates, depth and elites >= 1"):
+    with pytest.raises(UserError, match="candidates must be at least 1"):
         Imagining(candidates=0)
     with pytest.raises(UserError, match=r"discount must lie in \(0, 1\]"):
         Imagining(discount=0.0)

@@ -169,7 +169,7 @@ def test_what_cannot_guide_is_refused():
     other.spec = PolicySpec({"state": (1,)}, 3)
     with pytest.raises(UserError, match="plays 3 numbers, but segments have 1"):
         PolicyPull(model, other, PolicyGuidance())
-    with pytest.raises(UserError, match="strength >= 0"):
+    with pytest.raises(UserError, match="strength must not be negative"):
         PolicyGuidance(strength=-1.0)
     with pytest.raises(UserError, match="Segments are standardised"):
         TrajectoryConfig(head=EDMConfig())

@@ -1,7 +1,6 @@
 """World models in use: judges by name, ensembles, searches and fine-tuning in them that the simulator checks."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -153,8 +152,10 @@ def test_a_judge_without_a_world_model_is_refused(folder, refused):
     )
     with pytest.raises(UserError, match=r"Settings of world\.\* belong to a world model"):
         complete(settings)
+    plain = to_plain(settings)
+    plain["world"]["penalty"] = -1.0
     with pytest.raises(UserError, match=r"world\.penalty must not be negative, got -1\.0"):
-        from_plain(TrainConfig, to_plain(replace(settings, world=WorldOptions(penalty=-1.0))), "")
+        from_plain(TrainConfig, plain, "")
 
 
 def test_weights_found_in_a_world_model_are_reported_on_in_the_simulator(folder, capsys):
