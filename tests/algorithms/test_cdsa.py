@@ -132,7 +132,7 @@ def test_only_states_can_be_corrected_towards() -> None:
     policy = FlowPolicy(FlowConfig(hidden=(8,), normalization="identity", action_normalization="identity"), sees)
     with pytest.raises(UserError, match="vector observation"):
         CDSA(CDSAConfig(model=SMALL), policy, total_updates=1)
-    with pytest.raises(UserError, match="limit > 0"):
+    with pytest.raises(UserError, match="limit must be positive"):
         Correction(limit=0.0)
     with pytest.raises(UserError, match="must be positive"):
         DataModelConfig(action_noise=0.0)

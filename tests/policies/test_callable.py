@@ -108,7 +108,7 @@ def test_errors_say_what_to_do() -> None:
     policy = CallablePolicy.wrap("short", lambda obs, noise: noise[:, :1], SPEC)
     with pytest.raises(UserError, match=r"returned shape \(7, 1, 2\) in place of chunks of shape \(7, 4, 2\)"):
         policy.act(OBS)
-    with pytest.raises(UserError, match="must not be negative"):
+    with pytest.raises(UserError, match="retries must be at least 0"):
         CallablePolicy.wrap("bad", double, SPEC, retries=-1)
     with pytest.raises(UserError, match="cannot be 'running'"):
         CallablePolicy.wrap("bad", double, SPEC, action_normalization="running")
