@@ -6,11 +6,14 @@ observation, so that plain imitation and reinforcement learning have a well-pose
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import gymnasium
+import mujoco
 import numpy as np
 import ogbench  # noqa: F401  registers its environments
 import torch
@@ -37,15 +40,10 @@ class OGBenchEnv(gymnasium.Wrapper):
     """
 
     def __init__(self, task: str) -> None:
-        super().__init__(
-            gymnasium.make(
-                task,
-                terminate_at_goal=True,
-                mode="data_collection",
-                max_episode_steps=MAX_STEPS,
-                disable_env_checker=True,
-            )
-        )
+        settings: dict[str, Any] = {"terminate_at_goal": True, "mode": "data_collection"}
+        with compiled_once():
+            super().__init__(gymnasium.make(task, max_episode_steps=MAX_STEPS, disable_env_checker=True, **settings))
+            self.unwrapped.reset()  # the first one compiles the model
         self.state: Any = None  # OGBench's last observation
         self.info: dict[str, Any] = {}  # and its last info, for the oracle
         inside: Any = self.unwrapped
@@ -106,6 +104,23 @@ class OGBenchOracle:
                     self._plans[row].reset(env.state, env.info)
             actions.append(self._plans[row].select_action(env.state, env.info))
         return torch.from_numpy(np.stack(actions).astype(np.float32)).clamp(-1, 1)
+
+
+_compiled: dict[str, mujoco.MjModel] = {}  # by their text, which names every asset by its content
+
+
+@contextmanager
+def compiled_once() -> Iterator[None]:
+    """Copy a model that has been compiled before; each environment of OGBench compiles the same two anew."""
+    compile_model = mujoco.MjModel.from_xml_string
+
+    def copied(xml: str, assets: dict[str, bytes] | None = None) -> mujoco.MjModel:
+        if xml not in _compiled:
+            _compiled[xml] = compile_model(xml, assets)
+        return copy.copy(_compiled[xml])
+
+    with patch.object(mujoco.MjModel, "from_xml_string", copied):
+        yield
 
 
 @contextmanager

@@ -71,6 +71,20 @@ def test_ogbench_oracle_solves_its_task_and_seeds_decide_episodes() -> None:
     assert np.linalg.norm(cube - target) < 0.06  # 4 cm at the end of the last step
 
 
+def test_ogbench_compiles_the_models_of_a_task_once_and_every_environment_has_its_own(monkeypatch) -> None:
+    pytest.importorskip("ogbench")
+    from tasks.ogbench import env as ogbench_env
+
+    monkeypatch.setattr(ogbench_env, "_compiled", {})
+    first, second = (ogbench_env.OGBenchEnv("cube-single-v0") for _ in range(2))
+    assert len(ogbench_env._compiled) == 2  # the scene and the arm of the inverse kinematics
+    models = [env.unwrapped.model for env in (first, second)]  # type: ignore[attr-defined]
+    models[0].geom_rgba[:] = 0.0  # as OGBench paints what is in its place
+    assert models[0] is not models[1] and bool(models[1].geom_rgba.any())
+    for env in (first, second):
+        env.close()
+
+
 def test_every_metaworld_policy_has_a_task() -> None:
     policies = pytest.importorskip("metaworld.policies")
     from tasks.metaworld import TASKS
