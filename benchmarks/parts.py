@@ -31,6 +31,7 @@ import yaml
 from benchmarks.common import finished_cells, print_result, write_result
 from benchmarks.finetune.cell import base_policy, demonstrations, held_out, train_anew
 from benchmarks.finetune.methods import FLOW
+from benchmarks.finetune.runner import make_shared
 from benchmarks.finetune.tasks import TASKS
 from benchmarks.parallel import run_cells
 from robopolicy.catalogue import read_recipe
@@ -163,11 +164,8 @@ def _name(key: Key) -> str:
     return f"parts/{key[0].replace(' ', '_')}-lift-{key[1]}"
 
 
-def _prepare(keys: Sequence[Key]) -> None:
-    """Collect the demonstrations and clone the bases."""
-    torch.set_num_threads(1)
-    for seed in dict.fromkeys(seed for _, seed in keys):
-        base_policy(FLOW, TASK, seed, demonstrations(TASK, seed))
+def _prepare(keys: Sequence[Key], jobs: int) -> None:
+    make_shared([(TASK.name, seed, (FLOW,)) for seed in dict.fromkeys(seed for _, seed in keys)], jobs=jobs)
 
 
 def main() -> None:
@@ -186,7 +184,7 @@ def main() -> None:
         progress=_progress,
         jobs=arguments.jobs,
         keep=not arguments.quick,
-        prepare=_prepare,
+        prepare=partial(_prepare, jobs=arguments.jobs),
     )
     if not arguments.quick:  # the table shows whatever is finished
         cells = finished_cells(_name((part, seed)) for seed in range(100) for part in PARTS)

@@ -26,15 +26,20 @@ def unknown_name(kind: str, name: str, known: Iterable[str], place: str = "") ->
         place: Where it should have been known ("of task manipulation/lift").
     """
     options = sorted(known)
-    near = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
-    if not near:  # "lft" is far from "manipulation/lift" but close to its last part
-        last = {option.rsplit("/", 1)[-1]: option for option in options}
-        near = [last[part] for part in difflib.get_close_matches(name, last, n=1, cutoff=0.6)]
-    hint = f" Did you mean '{near[0]}'?" if near else ""
-    start = f"Unknown {kind} '{name}'{' ' + place if place else ''}.{hint}"
+    start = f"Unknown {kind} '{name}'{' ' + place if place else ''}.{did_you_mean(name, options)}"
     if len(options) <= MOST_NAMES:
         return UserError(f"{start} Known: {', '.join(options)}.")
     return UserError(f"{start} There are {len(options)}; see 'robopolicy list'.")
+
+
+def did_you_mean(name: str, options: Iterable[str]) -> str:
+    """A sentence that asks for the nearest of `options`, behind a space; empty if none is near."""
+    known = sorted(options)
+    near = difflib.get_close_matches(name, known, n=1)
+    if not near:  # "lft" is far from "manipulation/lift" but close to its last part
+        last = {option.rsplit("/", 1)[-1]: option for option in known}
+        near = [last[part] for part in difflib.get_close_matches(name, last, n=1)]
+    return f" Did you mean '{near[0]}'?" if near else ""
 
 
 def unknown_environment(library: str, env_id: str, known: Iterable[str]) -> UserError:

@@ -13,6 +13,7 @@ from benchmarks.parallel import run_cells
 from robopolicy.training.processes import in_processes
 
 Key = tuple[str, str, int]  # method, task, seed
+Shared = tuple[str, int, tuple[Base, ...]]  # task, seed, bases
 
 
 def run_all(keys: Sequence[Key], *, jobs: int, steps: int | None, keep: bool) -> list[dict[str, Any]]:
@@ -32,20 +33,22 @@ def _run(key: Key, steps: int | None) -> dict[str, Any]:
 
 
 def _prepare(keys: Sequence[Key], jobs: int) -> None:
-    """Collect the demonstrations and clone the bases; those of one dataset one after the other."""
     datasets = dict.fromkeys((task, seed) for _, task, seed in keys)
-    shared = [(*of, tuple({METHODS[key[0]].base for key in keys if key[1:] == of})) for of in datasets]
-    for _, future in in_processes(_share, shared, jobs=jobs):
+    bases = {of: {METHODS[key[0]].base for key in keys if key[1:] == of} for of in datasets}
+    make_shared([(*of, tuple(base for base in found if base)) for of, found in bases.items()], jobs=jobs)
+
+
+def make_shared(shared: Sequence[Shared], *, jobs: int) -> None:
+    """Collect the demonstrations and clone the bases that are not there yet; those of one dataset in one process."""
+    for _, future in in_processes(_make_shared, shared, jobs=jobs):
         future.result()
 
 
-def _share(what: tuple[str, int, tuple[Base | None, ...]]) -> None:
-    """Make the dataset of a task and seed, and its bases."""
+def _make_shared(what: Shared) -> None:
     task, seed, bases = what
     data = demonstrations(TASKS[task], seed)
     for base in bases:
-        if base is not None:
-            base_policy(base, TASKS[task], seed, data)
+        base_policy(base, TASKS[task], seed, data)
 
 
 def _progress(cell: dict[str, Any]) -> str:

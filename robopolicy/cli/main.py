@@ -7,7 +7,6 @@ A verb module has `add_parser(subparsers)`, which must stay cheap (no torch), an
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import os
 import sys
@@ -21,7 +20,7 @@ from typing import NoReturn
 from robopolicy import __version__
 from robopolicy.cli.options import check_alone
 from robopolicy.cli.progress import listen_for_stop
-from robopolicy.errors import UserError, unknown_name
+from robopolicy.errors import UserError, did_you_mean, unknown_name
 from robopolicy.sim.gl import check_choice
 
 VERBS = (
@@ -141,9 +140,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args, unknown = parser.parse_known_args(argv)
     args.given = frozenset(word.partition("=")[0] for word in argv if word.startswith("--"))  # see cli/given.py
     if unknown:
-        options = [option for option in subparsers[args.verb]._option_string_actions if option.startswith("--")]
-        near = difflib.get_close_matches(unknown[0].split("=")[0], options, n=1, cutoff=0.4)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
+        options = {option for option in subparsers[args.verb]._option_string_actions if option.startswith("--")}
+        hint = did_you_mean(unknown[0].split("=")[0], options - {"--help"})
         raise UserError(f"Unknown argument '{unknown[0]}'.{hint} See 'robopolicy {args.verb} --help'.")
     return args
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -19,7 +18,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from robopolicy.algorithms import ALGORITHMS
-from robopolicy.errors import UserError, unknown_name
+from robopolicy.errors import UserError, did_you_mean, unknown_name
 from robopolicy.files import parse_yaml
 from robopolicy.interop import POLICIES
 from robopolicy.schema import from_plain, open_schema, to_plain
@@ -200,13 +199,11 @@ def _unknown_key(base: Mapping[str, Any], key: str, depth: int) -> UserError:
     """Suggest the nearest full key; list the settings of the deepest section that does exist."""
     # The names of policy and algorithm are chosen by policy=... and algorithm=...
     known = [*GROUPS, *(leaf for leaf in _leaves(base) if leaf not in ("policy.name", "algorithm.name"))]
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
     prefix = ".".join(key.split(".")[:depth])
     start = f"{prefix}." if prefix else ""
     siblings = sorted({leaf.removeprefix(start).split(".")[0] for leaf in known if leaf.startswith(start)})
     place = f"Settings of {prefix}" if prefix else "Settings"
-    return UserError(f"Unknown setting '{key}'.{hint} {place}: {', '.join(siblings)}.")
+    return UserError(f"Unknown setting '{key}'.{did_you_mean(key, known)} {place}: {', '.join(siblings)}.")
 
 
 def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
