@@ -102,8 +102,10 @@ def tasks() -> list[Row]:
 def policies() -> list[Row]:
     """Registered policies."""
     import robopolicy.text  # noqa: F401 - makes its policies known
+    from robopolicy.extensions import load_extensions
     from robopolicy.interop import POLICIES
 
+    load_extensions()
     return [_row(name, policy) for name, (_, policy) in sorted(POLICIES.items())]
 
 
@@ -111,7 +113,9 @@ def algorithms() -> list[Row]:
     """Registered algorithms, with the experience they learn from."""
     import robopolicy.text  # noqa: F401 - makes its algorithms known
     from robopolicy.algorithms import ALGORITHMS
+    from robopolicy.extensions import load_extensions
 
+    load_extensions()
     return [_row(name, cls) | {"experience": cls.experience} for name, (_, cls) in sorted(ALGORITHMS.items())]
 
 

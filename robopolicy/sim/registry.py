@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.extensions import TASKS, load_extensions
 from robopolicy.limits import Natural, NotNegative, Ranged
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX, STOCK_PREFIX
 from robopolicy.sim.contract import Observation, VectorSim
@@ -148,7 +148,6 @@ class TaskFamily:
 
 _TASKS: dict[str, TaskEntry] = {}
 _FAMILIES: dict[str, TaskFamily] = {}
-_loaded = False
 
 
 def register(entry: TaskEntry) -> None:
@@ -165,29 +164,21 @@ def register_family(prefix: str, family: TaskFamily) -> None:
     _FAMILIES[prefix] = family
 
 
-def _load() -> None:
-    global _loaded
-    if not _loaded:
-        _loaded = True
-        for point in entry_points(group="robopolicy.tasks"):
-            point.load()()
-
-
 def task_names() -> list[str]:
     """Every registered task id, sorted."""
-    _load()
+    load_extensions(TASKS)
     return sorted(_TASKS)
 
 
 def task_families() -> dict[str, TaskFamily]:
     """The families by prefix, sorted."""
-    _load()
+    load_extensions(TASKS)
     return dict(sorted(_FAMILIES.items()))
 
 
 def get_task(name: str) -> TaskEntry:
     """Look a task up by its id, or by its last part where that is unique ("lift")."""
-    _load()
+    load_extensions(TASKS)
     if name in _TASKS:
         return _TASKS[name]
     prefix, _, rest = name.partition("/")

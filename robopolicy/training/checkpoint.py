@@ -22,6 +22,7 @@ from torch import Tensor, nn
 import robopolicy.text  # noqa: F401 - makes its policy and algorithms known
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.extensions import load_extensions
 from robopolicy.files import atomic_folder, recover, refuse_foreign, write_text
 from robopolicy.interop import POLICIES
 from robopolicy.nets.normalizer import Normalizer, unfitted_normalizers
@@ -111,6 +112,7 @@ def load_policy(path: str | Path, device: str | torch.device = "cpu") -> tuple[P
         if name not in manifest.files:
             raise UserError(f"Manifest of {folder} does not list {name}; copy the checkpoint again in full.")
         check_files(folder, manifest, name)
+    load_extensions()
     if manifest.policy not in POLICIES:
         raise unknown_name("policy", manifest.policy, POLICIES, f"in {folder}")
     config_class, policy_class = POLICIES[manifest.policy]

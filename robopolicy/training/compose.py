@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from robopolicy.algorithms import ALGORITHMS
 from robopolicy.errors import UserError, did_you_mean, unknown_name
+from robopolicy.extensions import load_extensions
 from robopolicy.files import parse_yaml
 from robopolicy.interop import POLICIES
 from robopolicy.schema import from_plain, open_schema, to_plain
@@ -103,14 +104,24 @@ def config_text(config: Any) -> str:
     return yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
 
 
-@cache
 def _register() -> None:
     """Make the dataclasses known to Hydra: one option per registered policy and algorithm."""
-    store = ConfigStore.instance()
-    store.store(name="schema", node=open_schema(TrainConfig, policy=MISSING, algorithm=MISSING))
+    load_extensions()
+    _store_schema()
     for group, registry in (("policy", POLICIES), ("algorithm", ALGORITHMS)):
         for name, (config_class, _) in registry.items():
-            store.store(group=group, name=name, node=open_schema(config_class, name=name))
+            _store(group, name, config_class)
+
+
+@cache
+def _store_schema() -> None:
+    schema = open_schema(TrainConfig, policy=MISSING, algorithm=MISSING)
+    ConfigStore.instance().store(name="schema", node=schema)
+
+
+@cache  # what has been added since, or anew under its name, is stored then
+def _store(group: str, name: str, config_class: type[Any]) -> None:
+    ConfigStore.instance().store(group=group, name=name, node=open_schema(config_class, name=name))
 
 
 def _split(text: str) -> tuple[str, str]:

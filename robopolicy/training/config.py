@@ -13,6 +13,7 @@ from typing import Any
 import robopolicy.text  # noqa: F401 - makes its policy and algorithms known
 from robopolicy.algorithms import ALGORITHMS
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.extensions import load_extensions
 from robopolicy.interop import POLICIES
 from robopolicy.limits import Count, Natural, NotNegative, Ranged, Share
 from robopolicy.schema import from_plain
@@ -131,6 +132,7 @@ class TrainConfig(Ranged):
 
 def section(kind: str, values: dict[str, Any]) -> tuple[str, Any]:
     """Name and config object of the `policy` or `algorithm` section."""
+    load_extensions()
     registry = {"policy": POLICIES, "algorithm": ALGORITHMS}[kind]
     settings = dict(values)
     name = settings.pop("name", "")

@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load, save
 
 from robopolicy.core.decisions import Decisions
+from robopolicy.extensions import load_extensions
 from robopolicy.extras import need
 from robopolicy.policies.registry import POLICIES
 from robopolicy.samplers.attempts import from_plain, to_plain
@@ -58,6 +59,7 @@ class Player:
     """Lives in the other process."""
 
     def __init__(self, role: Role) -> None:
+        load_extensions()
         policy = POLICIES[role.policy][1](role.config, role.spec)
         sim = make_sim(role.task, SimOptions(num_envs=1))
         assert isinstance(sim, TextSim) and isinstance(policy, TextPolicy)
