@@ -12,7 +12,7 @@ from torch import Tensor
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.data.chunks import ChunkBatch, ChunkSampler
 from robopolicy.data.replay import Replay
-from robopolicy.data.rollout import GroupRollout, HybridRollout, Rollout
+from robopolicy.data.rollout import HybridRollout
 from robopolicy.data.transitions import Request
 from robopolicy.policies.base import Observation, Sample
 from robopolicy.policies.noise import Randomness
@@ -90,28 +90,23 @@ class DatasetSource:
         """Nothing to free."""
 
 
-class RolloutSource:
-    """On-policy rollouts in a simulator."""
+class PlayedSource:
+    """What a sampler plays in a simulator with the current policy; subclasses say how it is resumed."""
 
-    def __init__(self, sim: ChunkedSim, device: torch.device, *, decisions: int, seed: int, memory: int = 0) -> None:
+    sampler: Any  # with `collect`, `env_steps` and `episode_stats`
+    _first: Observation
+
+    def __init__(self, sim: ChunkedSim, device: torch.device) -> None:
         self.sim = sim
         self.device = device
-        self._seed = seed
-        self._memory = memory
-        self._decisions = decisions
-        self.sampler = self._make_sampler(seed)
-        self._first = self.sampler.observations()
 
     @property
     def env_steps(self) -> int:
         """Control steps played so far."""
         return self.sampler.env_steps
 
-    def _make_sampler(self, seed: int) -> RolloutSampler:
-        return RolloutSampler(self.sim, decisions=self._decisions, seed=seed, memory=self._memory)
-
-    def next(self, algorithm: Algorithm) -> Rollout:
-        """Play one rollout with the current policy."""
+    def next(self, algorithm: Algorithm) -> Any:
+        """Play with the current policy."""
         return move(self.sampler.collect(between(self.sim, self.device, algorithm.act)), self.device)
 
     def metrics(self) -> dict[str, float]:
@@ -121,6 +116,27 @@ class RolloutSource:
     def observations(self) -> Observation:
         """The first observations of training."""
         return move(self._first, self.device)
+
+    def close(self) -> None:
+        """Stop the simulator."""
+        self.sim.sim.close()
+
+
+class RolloutSource(PlayedSource):
+    """On-policy rollouts."""
+
+    sampler: RolloutSampler
+
+    def __init__(self, sim: ChunkedSim, device: torch.device, *, decisions: int, seed: int, memory: int = 0) -> None:
+        super().__init__(sim, device)
+        self._seed = seed
+        self._memory = memory
+        self._decisions = decisions
+        self.sampler = self._make_sampler(seed)
+        self._first = self.sampler.observations()
+
+    def _make_sampler(self, seed: int) -> RolloutSampler:
+        return RolloutSampler(self.sim, decisions=self._decisions, seed=seed, memory=self._memory)
 
     def state_dict(self) -> dict[str, Any]:
         """Simulator, running episodes, exploration noise; only the count of steps where a backend hides its state."""
@@ -138,10 +154,6 @@ class RolloutSource:
         self.sampler = self._make_sampler(self._seed + steps)
         self.sampler.env_steps = steps
         return False
-
-    def close(self) -> None:
-        """Stop the simulator."""
-        self.sim.sim.close()
 
 
 class HybridSource(RolloutSource):
@@ -189,31 +201,15 @@ class VineSource(RolloutSource):
         return VineSampler(self.sim, decisions=self._decisions, forks=self._forks, vines=self._vines, seed=seed)
 
 
-class GroupSource:
-    """Whole episodes in a simulator, several from each start state."""
+class GroupSource(PlayedSource):
+    """Whole episodes, several from each start state."""
+
+    sampler: GroupSampler
 
     def __init__(self, sim: ChunkedSim, device: torch.device, *, group_size: int, seed: int) -> None:
-        self.sim = sim
-        self.device = device
+        super().__init__(sim, device)
         self.sampler = GroupSampler(sim, group_size=group_size, seed=seed)
         self._first = self.sampler.first_observations()
-
-    @property
-    def env_steps(self) -> int:
-        """Control steps played so far."""
-        return self.sampler.env_steps
-
-    def next(self, algorithm: Algorithm) -> GroupRollout:
-        """Play one episode per environment with the current policy."""
-        return move(self.sampler.collect(between(self.sim, self.device, algorithm.act)), self.device)
-
-    def metrics(self) -> dict[str, float]:
-        """Means over the episodes that have ended since the last call."""
-        return self.sampler.episode_stats()
-
-    def observations(self) -> Observation:
-        """The first observations of training."""
-        return move(self._first, self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Seeds and exploration noise; no backend has to save its state."""
@@ -223,10 +219,6 @@ class GroupSource:
         """Restore `state_dict`."""
         self.sampler.load_state_dict(state)
         return True
-
-    def close(self) -> None:
-        """Stop the simulator."""
-        self.sim.sim.close()
 
 
 def between(sim: ChunkedSim, device: torch.device, draw: Callable[..., Sample]) -> Callable[..., Sample]:

@@ -31,7 +31,7 @@ from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Info, Observation, Policy, PolicySpec, Sample
 from robopolicy.policies.noise import Randomness, normal
-from robopolicy.policies.wrappers.nested import alike, describe, rebuild
+from robopolicy.policies.wrappers.nested import WrappingPolicy, alike, describe, rebuild
 from robopolicy.policies.wrappers.selected import within_bounds
 
 
@@ -159,7 +159,7 @@ class CorrectedConfig:
     correction: Correction = field(default_factory=Correction)  # how far actions are pulled
 
 
-class CorrectedPolicy(Policy):
+class CorrectedPolicy(WrappingPolicy):
     """A frozen policy with corrected actions; verbs `act`, `sample`, and `decode` where the base has it."""
 
     name: ClassVar[str] = "corrected"
@@ -232,18 +232,6 @@ class CorrectedPolicy(Policy):
     def decode(self, obs: Observation, noise: Tensor) -> Tensor:
         """Corrected chunk of the base for `noise` `(B, *noise_shape)`; differentiable where the base is."""
         return self.correct(obs, self.base.decode(obs, noise))
-
-    def imitation_loss(
-        self,
-        obs: Observation,
-        chunk: Tensor,
-        weight: Tensor | None = None,
-        *,
-        mask: Tensor | None = None,
-        generator: Randomness = None,
-    ) -> tuple[Tensor, Info]:
-        """Loss of the base policy."""
-        return self.base.imitation_loss(obs, chunk, weight, mask=mask, generator=generator)
 
     def observe(self, obs: Observation) -> None:
         """Nothing: base and networks keep the statistics they were trained with."""

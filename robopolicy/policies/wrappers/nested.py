@@ -9,13 +9,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.normalizer import Normalizer
-from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.base import Info, Observation, Policy, PolicySpec
+from robopolicy.policies.noise import Randomness
 from robopolicy.policies.registry import POLICIES
 from robopolicy.schema import from_plain
+
+
+class WrappingPolicy(Policy):
+    """Base of policies around another one, `base`, which imitate as it does."""
+
+    base: Policy
+
+    def imitation_loss(
+        self,
+        obs: Observation,
+        chunk: Tensor,
+        weight: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        generator: Randomness = None,
+    ) -> tuple[Tensor, Info]:
+        """Loss of the wrapped policy."""
+        return self.base.imitation_loss(obs, chunk, weight, mask=mask, generator=generator)
+
+    def set_progress(self, progress: float) -> None:
+        """That of the wrapped policy."""
+        self.base.set_progress(progress)
 
 
 def describe(policy: Policy) -> dict[str, Any]:

@@ -21,10 +21,10 @@ from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import unknown_name
 from robopolicy.limits import Count, Positive, Ranged
 from robopolicy.nets.normalizer import Normalizer
-from robopolicy.policies.base import Info, Observation, Policy, PolicySpec, Sample
+from robopolicy.policies.base import Observation, Policy, PolicySpec, Sample
 from robopolicy.policies.density import choose
 from robopolicy.policies.noise import Randomness, repeated, uniform
-from robopolicy.policies.wrappers.nested import describe, rebuild
+from robopolicy.policies.wrappers.nested import WrappingPolicy, describe, rebuild
 
 SELECTIONS = ("argmax", "softmax")
 REDUCTIONS = ("mean", "min")
@@ -83,7 +83,7 @@ def within_bounds(normalizer: Normalizer, x: Tensor, start: Tensor) -> Tensor:
     return torch.minimum(torch.maximum(x, -limit), limit)
 
 
-class SelectedPolicy(Policy):
+class SelectedPolicy(WrappingPolicy):
     """Best-of-N (or softmax) over samples of `base`; verbs `act`, `sample` and the base's `imitation_loss`."""
 
     name: ClassVar[str] = "selected"
@@ -149,22 +149,6 @@ class SelectedPolicy(Policy):
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """The chosen chunk; it has no density."""
         return Sample.unscored(self.act(obs, generator=generator))
-
-    def imitation_loss(
-        self,
-        obs: Observation,
-        chunk: Tensor,
-        weight: Tensor | None = None,
-        *,
-        mask: Tensor | None = None,
-        generator: Randomness = None,
-    ) -> tuple[Tensor, Info]:
-        """Loss of the base policy."""
-        return self.base.imitation_loss(obs, chunk, weight, mask=mask, generator=generator)
-
-    def set_progress(self, progress: float) -> None:
-        """That of the base policy."""
-        self.base.set_progress(progress)
 
 
 def select(base: Policy, critic: QEnsemble, **settings: Any) -> SelectedPolicy:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from robopolicy.nets.normalizer import Statistics
-from robopolicy.policies.base import Info, Observation, Policy, PolicySpec
+from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.noise import Randomness
-from robopolicy.policies.wrappers.nested import describe, rebuild
+from robopolicy.policies.wrappers.nested import WrappingPolicy, describe, rebuild
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ZeroNoiseConfig:
     base: dict[str, Any] = field(default_factory=dict)  # description of the wrapped policy
 
 
-class ZeroNoisePolicy(Policy):
+class ZeroNoisePolicy(WrappingPolicy):
     """Verbs of the wrapped policy; `act` decodes zeros."""
 
     name: ClassVar[str] = "zero_noise"
@@ -58,22 +58,6 @@ class ZeroNoisePolicy(Policy):
         noise = torch.zeros(len(reference), *self.noise_shape, device=reference.device)
         with torch.no_grad():
             return self.base.decode(obs, noise)
-
-    def imitation_loss(
-        self,
-        obs: Observation,
-        chunk: Tensor,
-        weight: Tensor | None = None,
-        *,
-        mask: Tensor | None = None,
-        generator: Randomness = None,
-    ) -> tuple[Tensor, Info]:
-        """Loss of the wrapped policy."""
-        return self.base.imitation_loss(obs, chunk, weight, mask=mask, generator=generator)
-
-    def set_progress(self, progress: float) -> None:
-        """That of the wrapped policy."""
-        self.base.set_progress(progress)
 
     def decode(self, obs: Observation, noise: Tensor) -> Tensor:
         """Chunk of the wrapped policy for any noise."""
