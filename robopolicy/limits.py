@@ -82,6 +82,24 @@ class Range:
         return f"be {'above' if self.above else 'at least'} {self.least:g}"
 
 
+@dataclass(frozen=True)
+class UpTo:
+    """A number that another field bounds; stands in `Annotated` behind the number's own range."""
+
+    field: str  # the one that holds the bound
+    below: bool = False  # the bound itself is refused
+
+    def check(self, name: str, value: float, bound: float) -> None:
+        """Refuse a number beyond the bound.
+
+        Raises:
+            UserError: Names both fields and their numbers.
+        """
+        if value > bound or (self.below and value == bound):
+            words = "lie below" if self.below else "be at most"
+            raise UserError(f"{name} must {words} {self.field}={bound}, got {value}.")
+
+
 class Ranged:
     """Base of dataclasses: refuses numbers outside the ranges that the types of their fields tell.
 
@@ -89,8 +107,13 @@ class Ranged:
     """
 
     def __post_init__(self) -> None:
-        for name, hint in _ranges(type(self)).items():
+        hints = _ranges(type(self))
+        for name, hint in hints.items():
             _check(name, hint, getattr(self, name))
+        for name, hint in hints.items():
+            for bound in get_args(hint)[1:]:
+                if isinstance(bound, UpTo):
+                    bound.check(name, getattr(self, name), getattr(self, bound.field))
 
 
 @cache

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.frames.base import Observer, Stateful
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.frames.regularized_td3 import RegularizedTD3, RegularizedTD3Config
 from robopolicy.critics.q import CriticConfig, borrow_normalizers
@@ -155,12 +155,9 @@ class A2PR(RegularizedTD3):
         pulled = gate.to(chunk.dtype)
         return self.config.pull * pulled * self.distance(chunk, wanted, mask), {"pulled": pulled.mean()}
 
-    def update(self, batch: Transitions) -> Metrics:
-        """As TD3; V and the VAE see the observations too."""
-        metrics = super().update(batch)
-        self.value.observe(batch.obs)
-        self.vae.encoder.observe(batch.obs)
-        return metrics
+    def observers(self) -> tuple[Observer, ...]:
+        """The shared ones and V and the VAE."""
+        return *super().observers(), self.value, self.vae.encoder
 
     def parts(self) -> Mapping[str, Stateful]:
         """TD3's parts, V, the VAE and their optimisers."""

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.frames.base import Observer, Stateful
 from robopolicy.algorithms.frames.q_chunking import QChunking, QChunkingConfig
 from robopolicy.critics.q import QEnsemble, borrow_normalizers
 from robopolicy.critics.value import ValueConfig, ValueNet
@@ -135,12 +135,9 @@ class DQC(QChunking):
         """Imitation."""
         return {"imitation": self.imitate(batch)}
 
-    def update(self, batch: Transitions) -> Metrics:
-        """As every off-policy algorithm; the long critic and V see the observations too."""
-        metrics = super().update(batch)
-        self.long_critic.encoder.observe(batch.obs)
-        self.value.observe(batch.obs)
-        return metrics
+    def observers(self) -> tuple[Observer, ...]:
+        """The shared ones and the long critic and V."""
+        return *super().observers(), self.long_critic.encoder, self.value
 
     def deployable(self) -> Policy:
         """The policy with the critic of prefixes."""

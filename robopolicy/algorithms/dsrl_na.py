@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.frames.steering import Steering, SteeringConfig
 from robopolicy.critics.q import QEnsemble
@@ -82,8 +82,11 @@ class DSRLNA(Steering):
         info: dict[str, Tensor] = {}
         for step in range(max(1, round(self.config.distill * len(minibatches)))):
             info = self.distill_step(minibatches[step % len(minibatches)].obs)
-        self._noise_critic.encoder.observe(batch.obs)
         return metrics | {f"critic/{key}": float(value) for key, value in info.items()}
+
+    def observers(self) -> tuple[Observer, ...]:
+        """The shared ones and Q_W."""
+        return *super().observers(), self._noise_critic.encoder
 
     def distill_step(self, obs: Observation) -> dict[str, Tensor]:
         """One step of Q_W at freshly drawn noise."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.frames.base import Observer, Stateful
 from robopolicy.algorithms.frames.imitation import imitation_loss, require_imitation
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
 from robopolicy.algorithms.frames.soft import Temperature
@@ -159,11 +159,9 @@ class EXPO(OffPolicy):
             descend(self.temperature_optimizer, self.temperature.loss(logp, self.target_entropy))
         return {"edit_loss": loss, "entropy": -logp.mean(), "temperature": alpha}
 
-    def update(self, batch: Transitions) -> Metrics:
-        """As every off-policy algorithm; the edit policy sees the observations too."""
-        metrics = super().update(batch)
-        self.edit.encoder.observe(batch.obs)
-        return metrics
+    def observers(self) -> tuple[Observer, ...]:
+        """The shared ones and the edit policy."""
+        return *super().observers(), self.edit.encoder
 
     def deployable(self) -> Policy:
         """The on-the-fly policy with the averaged base."""

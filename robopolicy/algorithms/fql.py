@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Stateful
+from robopolicy.algorithms.frames.base import Observer, Stateful
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.frames.q_chunking import QChunking, QChunkingConfig
 from robopolicy.critics.q import QEnsemble
@@ -110,8 +110,11 @@ class FQL(QChunking):
         loss, info = actor_loss(self.student, self.policy, self.critic, batch.obs, self.config)
         descend(self.student_optimizer, loss, self.student, self.config.grad_clip)
         self.critic.requires_grad_(True)
-        self.student.observe(batch.obs)
         return {"imitation": imitation, "loss": loss, **info}
+
+    def observers(self) -> tuple[Observer, ...]:
+        """The shared ones and the one-step policy."""
+        return *super().observers(), self.student
 
     def deployable(self) -> Policy:
         """The one-step policy."""

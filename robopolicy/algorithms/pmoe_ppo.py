@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful
 from robopolicy.algorithms.frames.on_policy import Rows, minibatches
 from robopolicy.algorithms.pmoe import frequency_loss
 from robopolicy.algorithms.ppo import PPO, PPOConfig
@@ -70,9 +70,11 @@ class PMOEPPO(PPO):
     def learn(self, rows: Rows, shape: tuple[int, int]) -> Metrics:
         """Fit Q, then the epochs of PPO."""
         loss = self._fit_q(rows)
-        metrics = super().learn(rows, shape) | {"critic/q_loss": loss}
-        self.q.encoder.observe(rows.obs)
-        return metrics
+        return super().learn(rows, shape) | {"critic/q_loss": loss}
+
+    def observers(self) -> tuple[Observer, ...]:
+        """The shared ones and Q."""
+        return *super().observers(), self.q.encoder
 
     def _fit_q(self, rows: Rows) -> float:
         loss = torch.zeros(())

@@ -119,8 +119,8 @@ class TSCAC(TD3):
             own = replace(batch, reward=SIGNALS[signal](batch, self.policy))
             metrics |= {f"{signal}/{key}": value for key, value in teacher.update(own).items()}
         self.errors = torch.stack([t.errors for t in self.teachers.values() if t.errors is not None]).mean(0)
-        self.policy.observe(batch.obs)
-        self.critic.encoder.observe(batch.obs)
+        for network in self.observers():
+            network.observe(batch.obs)
         self._target_update.copy_buffers()
         self._policy_update.copy_buffers()
         self.updates += 1

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from robopolicy.errors import UserError
-from robopolicy.files import write_text
+from robopolicy.files import parse_json, write_text
 from robopolicy.policies.trees.mutation import changed
 from robopolicy.policies.trees.nodes import parse_tree
 from robopolicy.samplers.protocols import Part
@@ -224,7 +224,7 @@ def read_record(record: Path, request: Mapping[str, Any]) -> dict[str, Any]:
         UserError: It is damaged, of another version, or was made under another request.
     """
     try:
-        content = json.loads(record.read_text(encoding="utf-8"))
+        content = parse_json(record.read_text(encoding="utf-8"))
         version, known, state = content["version"], content["request"], content["search"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{record} is damaged ({type(error).__name__}: {error}); search anew.") from error

@@ -29,7 +29,7 @@ from robopolicy.core.gradients import flat_gradient, group_scores, influence
 from robopolicy.core.recipe import Recipe
 from robopolicy.core.references import soup
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Natural, Positive, Range
+from robopolicy.limits import Count, Natural, Positive, Range, UpTo
 from robopolicy.policies.base import DecisionOutput, Info, Policy
 from robopolicy.samplers.collector import OBJECTIVES
 from robopolicy.samplers.protocols import REPLAYED, TEACHER
@@ -59,7 +59,7 @@ class TextRecipeConfig(TextLearnerConfig):
     critic_lr: Positive = 1e-3  # of the value head, where the recipe has a critic
     imitation: Natural = 0  # first updates, which imitate the task's own solutions
     imitation_lr: Positive = 1e-3  # learning rate of these
-    prompts: Count = 16  # groups per update
+    prompts: Annotated[Count, UpTo("problems")] = 16  # groups per update
     group_size: Natural = 0  # attempts per prompt; 0: as the recipe says
     minibatches: Natural = 0  # gradient steps per pass over a batch; 0: as the recipe says
     problems: Count = 2000  # different prompts of training
@@ -82,8 +82,6 @@ class TextRecipeConfig(TextLearnerConfig):
             raise unknown_name("place", self.players_on, PLACES, "of players")
         if self.players and self.engine != OWN:
             raise UserError(f"Players need engine={OWN}, got {self.players} and engine={self.engine}.")
-        if self.problems < self.prompts:
-            raise UserError(f"algorithm.problems must be at least prompts={self.prompts}, got {self.problems}.")
 
 
 class TextRecipe(TextLearner):

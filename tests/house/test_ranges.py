@@ -9,7 +9,7 @@ import pytest
 
 from robopolicy.algorithms import ALGORITHMS
 from robopolicy.errors import UserError
-from robopolicy.limits import Range, Ranged
+from robopolicy.limits import Range, Ranged, UpTo
 from robopolicy.policies import POLICIES
 from robopolicy.training.config import TrainConfig
 
@@ -83,3 +83,16 @@ def test_a_number_outside_its_range_is_refused_however_a_config_is_built(name: s
             wrong = kind(bounds.least - 1) if bounds.least > -math.inf else math.nan
             with pytest.raises(UserError, match=setting):
                 dataclasses.replace(good, **{setting: place(wrong)})
+
+
+@pytest.mark.parametrize("name", sorted(EVERY))
+def test_a_number_beyond_the_field_that_bounds_it_is_refused(name: str) -> None:
+    config = EVERY[name]
+    good: Any = config()
+    for setting, hint in get_type_hints(config, include_extras=True).items():
+        for bound in (note for note in get_args(hint)[1:] if isinstance(note, UpTo)):
+            highest = getattr(good, bound.field)
+            beyond = highest if bound.below else highest + 1 if type(highest) is int else 1.01 * highest
+            words = f"^{setting} must (lie below|be at most) {bound.field}={highest}, got {beyond}"
+            with pytest.raises(UserError, match=words):
+                dataclasses.replace(good, **{setting: beyond})

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful
 from robopolicy.algorithms.frames.on_policy import Beside, Rows, minibatches, sequences
 from robopolicy.algorithms.frames.rollout_learner import RolloutLearner, RolloutLearnerConfig
 from robopolicy.algorithms.frames.symmetry import Symmetry, SymmetryConfig
@@ -103,7 +103,7 @@ class ActorCritic(RolloutLearner):
         """Regression of the value, to be weighted; runs beside the actor's loss and must not touch the policy."""
         return value_loss(self.critic(rows.obs), rows, self.config.value_clip)
 
-    def observers(self) -> tuple[Policy | ValueNet, ...]:
+    def observers(self) -> tuple[Observer, ...]:
         """The policy and all critics."""
         return self.policy, *self.critics().values()
 

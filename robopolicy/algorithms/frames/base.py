@@ -34,6 +34,14 @@ class Stateful(Protocol):
         ...
 
 
+class Observer(Protocol):
+    """Anything with running statistics of observations: policies, critics, encoders."""
+
+    def observe(self, obs: Observation) -> None:
+        """Merge `obs` into them."""
+        ...
+
+
 class Algorithm(ABC):
     """Base class of every algorithm; constructed as `Algorithm(config, policy, total_updates=n)`."""
 

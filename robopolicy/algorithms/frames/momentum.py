@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
+from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful, frozen_copy
 from robopolicy.algorithms.frames.on_policy import Rows, minibatches, normalize
 from robopolicy.algorithms.frames.rollout_learner import RolloutLearner, RolloutLearnerConfig
-from robopolicy.critics.value import ValueNet
 from robopolicy.data.rollout import Rollout
 from robopolicy.limits import Count, Positive, PositiveShare
 from robopolicy.policies.base import Policy
@@ -87,7 +86,7 @@ class MomentumGradient(RolloutLearner):
         decay = 2 / (2 + self.updates)
         return self.config.step_size * (decay if self.config.normalize_step else decay**0.5)
 
-    def observers(self) -> tuple[Policy | ValueNet, ...]:
+    def observers(self) -> tuple[Observer, ...]:
         """Both policies and the critic."""
         return *super().observers(), self.current
 

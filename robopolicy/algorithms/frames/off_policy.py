@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful, frozen_copy
+from robopolicy.algorithms.frames.base import Algorithm, Metrics, Observer, Stateful, frozen_copy
 from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate, random_members
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.transitions import Request, Transitions
@@ -134,11 +134,15 @@ class OffPolicy(Algorithm):
                 if self.critic_steps % self.config.actor_delay == 0:
                     info |= {f"actor/{key}": value for key, value in self.actor_step(minibatch).items()}
         self.errors = torch.cat(errors)
-        self.policy.observe(batch.obs)
-        self.critic.encoder.observe(batch.obs)
+        for network in self.observers():
+            network.observe(batch.obs)
         self._target_update.copy_buffers()
         self.updates += 1
         return {key: float(value.detach()) for key, value in info.items()}
+
+    def observers(self) -> tuple[Observer, ...]:
+        """Networks whose running normalisers follow what is learned from."""
+        return self.policy, self.critic.encoder
 
     def _precision(self, device: torch.device) -> torch.autocast:
         # Weights change within the context, so casts of them must not be kept.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.frames.base import Observer, Stateful
 from robopolicy.algorithms.frames.imitation import imitation_loss, require_imitation
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
 from robopolicy.critics.losses import conservative_penalty, expectile_loss
@@ -217,11 +217,9 @@ class OfflineCritic(Imitating):
         extra, more = self.rule.extra_loss(batch, self.critic, lambda: self.judge(batch), lambda: self.propose(batch))
         return loss + extra, info | more
 
-    def update(self, batch: Transitions) -> Metrics:
-        """As every off-policy algorithm; the rule sees the observations too."""
-        metrics = super().update(batch)
-        self.rule.observe(batch.obs)
-        return metrics
+    def observers(self) -> tuple[Observer, ...]:
+        """The shared ones and the rule."""
+        return *super().observers(), self.rule
 
     def deployable(self) -> Policy:
         """The player."""

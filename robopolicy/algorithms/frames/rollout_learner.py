@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
+from robopolicy.algorithms.frames.base import Algorithm, Metrics, Observer, Stateful
 from robopolicy.algorithms.frames.on_policy import ReturnScale, Rows, explained_variance, flatten, rows_with_advantages
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.rollout import Rollout
@@ -54,7 +54,7 @@ class RolloutLearner(Algorithm):
     def learn(self, rows: Rows, shape: tuple[int, int]) -> Metrics:
         """Improve policy and critic from the rows of a rollout of `shape` (T, N)."""
 
-    def observers(self) -> tuple[Policy | ValueNet, ...]:
+    def observers(self) -> tuple[Observer, ...]:
         """Networks whose running normalisers follow what is played."""
         return self.policy, self.critic
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from robopolicy.errors import UserError
-from robopolicy.limits import Positive, Ranged
+from robopolicy.limits import Positive, Ranged, UpTo
 from robopolicy.policies.base import DecisionOutput, Observation, Record, Sample
 from robopolicy.policies.chains.wrapped import WrappedHead
 from robopolicy.policies.density import bounded, normal_entropy, normal_log_density
@@ -32,17 +32,9 @@ from robopolicy.policies.path import interpolate
 class PerturbationConfig(Ranged):
     """Noise on the endpoint, in normalised action units."""
 
-    std_init: Positive = 0.1  # first standard deviation; published: 1, from scratch
-    std_min: Positive = 0.02  # bounds of the learned one; published: exp(-5) and exp(2)
+    std_init: Annotated[Positive, UpTo("std_max")] = 0.1  # first standard deviation; published: 1, from scratch
+    std_min: Annotated[Positive, UpTo("std_init")] = 0.02  # bounds of the learned one; published: exp(-5) and exp(2)
     std_max: Positive = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.std_min <= self.std_init <= self.std_max:
-            raise UserError(
-                "The perturbation needs std_min <= std_init <= std_max, got "
-                f"{self.std_min}, {self.std_init} and {self.std_max}."
-            )
 
 
 class PerturbedFlow(WrappedHead):

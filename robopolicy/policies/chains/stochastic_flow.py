@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Natural, NotNegative, Positive, Ranged
+from robopolicy.errors import unknown_name
+from robopolicy.limits import Count, Natural, NotNegative, Positive, Ranged, UpTo
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.time import SinusoidalEmbedding
 from robopolicy.policies.chains.chain import ChainPolicy
@@ -32,7 +32,7 @@ class NoiseConfig(Ranged):
     """Injected noise: bounds in normalised action units, and the network that chooses between them."""
 
     schedule: str = "learned"  # constant (std_max everywhere) | learned | learned_decay (shrinking upper bound)
-    std_min: Positive = 0.08
+    std_min: Annotated[Positive, UpTo("std_max")] = 0.08
     std_max: Positive = 0.16
     hidden: tuple[Count, ...] = (64, 64)
     time_dim: Natural = 16  # width of the (parameter-free) time embedding; 0 makes the noise independent of the step
@@ -42,8 +42,6 @@ class NoiseConfig(Ranged):
         super().__post_init__()
         if self.schedule not in SCHEDULES:
             raise unknown_name("noise schedule", self.schedule, SCHEDULES)
-        if self.std_min > self.std_max:
-            raise UserError(f"std_min must be at most std_max={self.std_max}, got {self.std_min}.")
 
 
 class NoiseNet(nn.Module):
@@ -98,5 +96,6 @@ class StochasticFlow(ChainPolicy):
         return mean, self.noise(features.flatten(1), k / self.head.config.steps).view_as(mean)
 
     def set_progress(self, progress: float) -> None:
-        """Advance the noise schedule; call it between iterations only."""
+        """Advance the noise schedule, and the head's."""
+        super().set_progress(progress)
         self.noise.set_progress(progress)

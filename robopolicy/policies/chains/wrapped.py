@@ -57,3 +57,7 @@ class WrappedHead(Policy):
     def fit_normalizer(self, statistics: Statistics) -> None:
         """Fit the normalisers of the wrapped head."""
         self.head.fit_normalizer(statistics)
+
+    def set_progress(self, progress: float) -> None:
+        """That of the wrapped head."""
+        self.head.set_progress(progress)

@@ -27,13 +27,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from robopolicy.errors import UserError
-from robopolicy.limits import Count, Finite, Positive
+from robopolicy.limits import Count, Finite, Positive, UpTo
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.heads.edm import preconditioning
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
@@ -49,21 +48,14 @@ class ConsistencyConfig(GenerativeConfig):
     """Architecture, noise levels and sampler of a `ConsistencyPolicy`."""
 
     steps: Count = 1  # K
-    sigma_min: Positive = 0.002  # lowest noise level, where the function is the identity
+    sigma_min: Annotated[Positive, UpTo("sigma_max", below=True)] = 0.002  # lowest noise: the identity
     sigma_max: Positive = 80.0  # highest noise level
     sigma_data: Positive = 0.5  # standard deviation of normalised actions
     rho: Positive = 7.0  # spacing of the grid: larger puts more levels at low noise
-    levels_first: Count = 10  # consistency training: intervals of the grid at the start
+    levels_first: Annotated[Count, UpTo("levels_last")] = 10  # consistency training: intervals of the grid at the start
     levels_last: Count = 1280  # ... and at the end; in between they double
     sigma_log_mean: Finite = -1.1  # consistency training: mean of ln(sigma)
     sigma_log_std: Positive = 2.0  # consistency training: standard deviation of ln(sigma)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sigma_min >= self.sigma_max:
-            raise UserError(f"sigma_min must lie below sigma_max={self.sigma_max}, got {self.sigma_min}.")
-        if self.levels_first > self.levels_last:
-            raise UserError(f"levels_first must be at most levels_last={self.levels_last}, got {self.levels_first}.")
 
 
 class ConsistencyPolicy(GenerativePolicy):

@@ -19,13 +19,13 @@ predicted noise where the data were clipped. Recomputing it is what makes eta = 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, InnerShare, Several
+from robopolicy.limits import Count, InnerShare, Several, UpTo
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
@@ -41,12 +41,12 @@ MOST_SIGNAL = 0.6  # amplitude of the data at the first level visited; the sampl
 class DiffusionConfig(GenerativeConfig):
     """Architecture, noise schedule and sampler of a `DiffusionPolicy`."""
 
-    steps: Count = 10  # K, sampler steps per chunk; published: 100
+    steps: Annotated[Count, UpTo("train_steps")] = 10  # K, sampler steps per chunk; published: 100
     train_steps: Several = 100  # T, noise levels
     sampler: str = "ddim"  # ddim (deterministic given the initial noise) | ddpm (ancestral); published: ddpm
     prediction: str = "noise"  # what the network predicts: noise | data | v (a * noise - b * data)
     schedule: str = "squared_cosine"  # squared_cosine | linear
-    beta_start: InnerShare = 1e-4  # linear: first beta
+    beta_start: Annotated[InnerShare, UpTo("beta_end")] = 1e-4  # linear: first beta
     beta_end: InnerShare = 0.02  # linear: last beta, for T = 1000
     spacing: str = "leading"  # levels visited: leading (ends at 0) | trailing (starts at T - 1) | linspace (both)
 
@@ -56,10 +56,6 @@ class DiffusionConfig(GenerativeConfig):
             raise unknown_name("sampler", self.sampler, SAMPLERS)
         if self.prediction not in DIFFUSION_PREDICTIONS:
             raise unknown_name("prediction", self.prediction, DIFFUSION_PREDICTIONS)
-        if self.steps > self.train_steps:
-            raise UserError(f"steps must be at most train_steps={self.train_steps}, got {self.steps}.")
-        if self.beta_start > self.beta_end:
-            raise UserError(f"beta_start must be at most beta_end={self.beta_end}, got {self.beta_start}.")
         first = self.levels()[0]
         signal = float(self.alpha_bars()[first].sqrt())
         if signal > MOST_SIGNAL:

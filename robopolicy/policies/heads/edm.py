@@ -18,13 +18,13 @@ it off.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Finite, Positive
+from robopolicy.errors import unknown_name
+from robopolicy.limits import Count, Finite, Positive, UpTo
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
@@ -40,7 +40,7 @@ class EDMConfig(GenerativeConfig):
 
     steps: Count = 10  # K, sampler steps per chunk; published: 18 of heun
     solver: str = "euler"  # euler | heun (second order, 2 K - 1 network calls, for ten steps and more)
-    sigma_min: Positive = 0.002  # lowest noise level before 0
+    sigma_min: Annotated[Positive, UpTo("sigma_max", below=True)] = 0.002  # lowest noise level before 0
     sigma_max: Positive = 80.0  # highest noise level
     sigma_data: Positive = 0.5  # standard deviation of normalised actions
     rho: Positive = 7.0  # spacing of the grid: larger puts more steps at low noise
@@ -51,8 +51,6 @@ class EDMConfig(GenerativeConfig):
         super().__post_init__()
         if self.solver not in SOLVERS:
             raise unknown_name("solver", self.solver, SOLVERS)
-        if self.sigma_min >= self.sigma_max:
-            raise UserError(f"sigma_min must lie below sigma_max={self.sigma_max}, got {self.sigma_min}.")
 
 
 def preconditioning(sigma: Tensor, sigma_data: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,13 +10,13 @@ Use it for control from scratch. Demonstrations with several ways to do a thing 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Finite
+from robopolicy.errors import unknown_name
+from robopolicy.limits import Count, Finite, UpTo
 from robopolicy.nets.backbone import BackboneConfig, make_direct
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample, chunk_mean
 from robopolicy.policies.density import log_tanh_slope, normal_entropy, normal_log_density, squashed_draw
@@ -35,7 +35,7 @@ class GaussianConfig(BackboneConfig, ExplicitConfig):
     orthogonal_init: bool = True  # plain layers only: gain sqrt(2) inside and 0.01 at the output, zero biases
     state_dependent_std: bool = False  # predict the log standard deviation instead of learning one vector
     log_std_init: Finite = 0.0  # initial log standard deviation, normalised units
-    log_std_min: Finite = -5.0  # bounds of a predicted log standard deviation
+    log_std_min: Annotated[Finite, UpTo("log_std_max", below=True)] = -5.0  # bounds of a predicted logarithm
     log_std_max: Finite = 2.0
     squash: bool = False  # tanh; the action normaliser then maps [-1, 1] to the action bounds
     imitation: str = "nll"  # nll | mse
@@ -45,8 +45,6 @@ class GaussianConfig(BackboneConfig, ExplicitConfig):
         super().__post_init__()
         if self.imitation not in IMITATION_LOSSES:
             raise unknown_name("imitation loss", self.imitation, IMITATION_LOSSES)
-        if self.log_std_min >= self.log_std_max:
-            raise UserError(f"log_std_min {self.log_std_min} must lie below log_std_max {self.log_std_max}.")
 
 
 class GaussianPolicy(ExplicitPolicy):

@@ -15,13 +15,12 @@ would have equal gradients.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from robopolicy.errors import UserError
-from robopolicy.limits import Count, Finite, NotNegative
+from robopolicy.limits import Count, Finite, NotNegative, UpTo
 from robopolicy.nets.backbone import BackboneConfig, make_direct
 from robopolicy.nets.mlp import MLP
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample
@@ -41,14 +40,9 @@ class MixtureConfig(BackboneConfig, ExplicitConfig):
     mean_spread: NotNegative = 0.5  # half-width of the uniform distribution of the experts' initial means
     state_dependent_std: bool = False  # predict the log standard deviations; overfits small datasets with sharp experts
     log_std_init: Finite = -1.0  # initial log standard deviation of every expert, normalised units
-    log_std_min: Finite = -3.0  # bounds of a predicted log standard deviation
+    log_std_min: Annotated[Finite, UpTo("log_std_max", below=True)] = -3.0  # bounds of a predicted logarithm
     log_std_max: Finite = 2.0
     squash: bool = False  # tanh; the action normaliser then maps [-1, 1] to the action bounds
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.log_std_min >= self.log_std_max:
-            raise UserError(f"log_std_min {self.log_std_min} must lie below log_std_max {self.log_std_max}.")
 
 
 class Experts(NamedTuple):

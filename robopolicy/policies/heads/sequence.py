@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Finite
+from robopolicy.limits import Count, Finite, UpTo
 from robopolicy.nets.mlp import MLP
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample, chunk_mean
 from robopolicy.policies.density import log_tanh_slope, normal_entropy, normal_log_density, squashed_draw
@@ -31,15 +31,13 @@ class SequenceConfig(ExplicitConfig):
 
     hidden: tuple[Count, ...] = (256, 256)  # layers from the observation to the GRU, whose width is the last one's
     activation: str = "relu"
-    log_std_min: Finite = -5.0  # bounds of the log standard deviation before tanh
+    log_std_min: Annotated[Finite, UpTo("log_std_max", below=True)] = -5.0  # bounds of the logarithm, before tanh
     log_std_max: Finite = 2.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.hidden:
             raise UserError("A sequence policy needs at least one width in policy.hidden, that of its GRU.")
-        if self.log_std_min >= self.log_std_max:
-            raise UserError(f"log_std_min {self.log_std_min} must lie below log_std_max {self.log_std_max}.")
 
 
 class SequencePolicy(ExplicitPolicy):

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, PartialShare, Several, Share
+from robopolicy.limits import Count, PartialShare, Several, Share, UpTo
 from robopolicy.policies.heads.average_velocity import AverageVelocityConfig, AverageVelocityPolicy, Lesson
 from robopolicy.policies.heads.generative import TIME_LAWS
 from robopolicy.policies.noise import Randomness, normal
@@ -32,7 +32,7 @@ from robopolicy.policies.noise import Randomness, normal
 class ShortcutConfig(AverageVelocityConfig):
     """Architecture, sampler and objective of a `ShortcutPolicy`."""
 
-    steps: Count = 1  # K, a power of two up to `finest`
+    steps: Annotated[Count, UpTo("finest")] = 1  # K, a power of two up to `finest`
     finest: Several = 128  # half steps of 1 / finest count as length 0; a power of two
     consistency_share: Share = 0.25  # share of the batch that learns self-consistency, the rest learns the flow
     delta: PartialShare = 1e-5  # noise left on the data end of the path
@@ -42,8 +42,6 @@ class ShortcutConfig(AverageVelocityConfig):
         for name, value in (("steps", self.steps), ("finest", self.finest)):
             if value & (value - 1):
                 raise UserError(f"A shortcut policy halves its steps, so {name} must be a power of two, got {value}.")
-        if self.steps > self.finest:
-            raise UserError(f"A shortcut policy has at most finest={self.finest} steps, got steps={self.steps}.")
 
 
 class ShortcutPolicy(AverageVelocityPolicy):

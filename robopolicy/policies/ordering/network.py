@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
-from robopolicy.files import atomic_folder, refuse_foreign
+from robopolicy.files import atomic_folder, parse_json, refuse_foreign
 from robopolicy.limits import Count, Layers, Ranged
 from robopolicy.nets.attention import AttentionBlock
 from robopolicy.schema import from_plain, to_plain
@@ -92,7 +92,7 @@ def load_visits(folder: str | Path) -> VisitPolicy:
     """
     place = Path(folder)
     try:
-        facts = json.loads((place / FACTS).read_text(encoding="utf-8"))
+        facts = parse_json((place / FACTS).read_text(encoding="utf-8"))
         if facts["version"] != VERSION:
             raise UserError(f"{place} has version {facts['version']!r}, this robopolicy reads {VERSION}; train anew.")
         policy = VisitPolicy(from_plain(VisitConfig, facts["config"], str(place / FACTS)))

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.files import parse_json
 from robopolicy.policies.trees.expressions import Formula, parse_formula
 
 SUCCESS, FAILURE, RUNNING = 0, 1, 2
@@ -252,8 +253,8 @@ def parse_tree(text: str) -> Tree:
         UserError: It is no JSON, or no tree.
     """
     try:
-        return read_tree(json.loads(text))
-    except (ValueError, RecursionError) as error:
+        return read_tree(parse_json(text))
+    except ValueError as error:
         raise UserError(f"The behaviour tree is no JSON: {error}.") from error
 
 

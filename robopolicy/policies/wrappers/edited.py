@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from robopolicy.critics.q import QEnsemble, borrow_normalizers
-from robopolicy.errors import UserError
-from robopolicy.limits import Count, Finite, Natural, NotNegative, Ranged
+from robopolicy.limits import Count, Finite, Natural, NotNegative, Ranged, UpTo
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Observation, Policy, PolicySpec
@@ -35,14 +34,9 @@ class EditConfig(Ranged):
     beta: NotNegative = 0.15  # largest edit, normalised action units: .05 refines, .7 explores
     hidden: tuple[Count, ...] = (256, 256, 256)
     activation: str = "silu"
-    log_std_min: Finite = -5.0  # bounds of the predicted log standard deviation, before tanh
+    log_std_min: Annotated[Finite, UpTo("log_std_max", below=True)] = -5.0  # bounds of the logarithm, before tanh
     log_std_max: Finite = 2.0
     vision: VisionConfig = field(default_factory=VisionConfig)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.log_std_min >= self.log_std_max:
-            raise UserError(f"log_std_min {self.log_std_min} must lie below log_std_max {self.log_std_max}.")
 
 
 class EditNet(nn.Module):
@@ -91,13 +85,8 @@ class EditedConfig(SelectedConfig):
     """Settings of an `EditedPolicy`; `candidates` is N."""
 
     candidates: Count = 8  # N, samples of the base policy per decision
-    edits: Natural = 8  # of these, how many are also edited
+    edits: Annotated[Natural, UpTo("candidates")] = 8  # of these, how many are also edited
     edit: EditConfig = field(default_factory=EditConfig)  # the edit policy
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.edits > self.candidates:
-            raise UserError(f"edits must be at most candidates={self.candidates}, got {self.edits}.")
 
 
 class EditedPolicy(SelectedPolicy):

@@ -9,14 +9,13 @@ Steps are taken in normalised action units and only on the executed actions, whi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from robopolicy.critics.q import QEnsemble
-from robopolicy.errors import UserError
-from robopolicy.limits import Count, Natural, Positive
+from robopolicy.limits import Count, Natural, Positive, UpTo
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.noise import Randomness
 from robopolicy.policies.wrappers.nested import describe
@@ -33,14 +32,9 @@ from robopolicy.policies.wrappers.selected import (
 class OptimizedConfig(SelectedConfig):
     """Settings of an `OptimizedPolicy`; `candidates` is m."""
 
-    top: Count = 10  # k, candidates that are kept and improved
+    top: Annotated[Count, UpTo("candidates")] = 10  # k, candidates that are kept and improved
     ascent_steps: Natural = 10  # T, gradient steps on each
     ascent_rate: Positive = 3e-4  # step size, normalised action units per unit of dQ/da
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.top > self.candidates:
-            raise UserError(f"top must be at most candidates={self.candidates}, got {self.top}.")
 
 
 def ascend(
