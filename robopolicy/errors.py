@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,6 +15,18 @@ class UserError(Exception):
 
     Say what was expected, what was found and what to do, in one sentence without line breaks.
     """
+
+
+class SimulatorFailed(UserError):
+    """An environment raised an exception; what was learned or recorded before it is intact."""
+
+    @classmethod
+    def because(cls, task: str, doing: str, error: BaseException) -> SimulatorFailed:
+        """Say what `error` was and in which line of which file it arose."""
+        origin = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        place = f"{Path(origin.filename).name}, line {origin.lineno}"
+        return cls(f"Task {task} failed {doing}: {' '.join(reason.split())} ({place}).")
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], place: str = "") -> UserError:

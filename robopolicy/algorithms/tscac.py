@@ -65,6 +65,8 @@ class TSCACConfig(TD3Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.n_step:
+            raise UserError(f"TSCAC's signals judge one chunk at a time; leave algorithm.n_step=0, got {self.n_step}.")
         for name in self.signals:
             if name not in SIGNALS:
                 raise unknown_name("signal", name, SIGNALS)

@@ -84,13 +84,18 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Collect; 0 when the dataset is complete."""
+    """Collect; 0 when the dataset is complete.
+
+    Raises:
+        UserError: An environment failed before; what was kept until then has been written.
+    """
     from contextlib import closing
     from dataclasses import asdict
 
     from robopolicy.cli.progress import progress_bars
     from robopolicy.data.collect import CollectReport, collect
     from robopolicy.data.lerobot import LeRobotWriter
+    from robopolicy.errors import UserError
     from robopolicy.evaluation.actors import PolicyExpert, check_compatible
     from robopolicy.sim.registry import SimOptions, get_task, make_sim
 
@@ -139,10 +144,14 @@ def run(args: argparse.Namespace) -> int:
                     film=part.film,
                     progress=lambda kept, _, done=done: update(done + kept),
                 )
+                if report.stopped:
+                    break
     if args.json:
         print(json.dumps({"task": entry.name, "out": str(args.out), **asdict(report)}))
     else:
         print(f"{args.out}: {report}")
+    if report.stopped:
+        raise UserError(f"{report.stopped} {args.out} holds the {report.kept} episodes that were kept before.")
     return 0
 
 

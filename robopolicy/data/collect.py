@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.data.episodes import Episode
-from robopolicy.errors import UserError
+from robopolicy.errors import SimulatorFailed, UserError
 from robopolicy.policies.noise import RowStreams
 from robopolicy.sim.contract import Observation, Step, VectorSim
 from robopolicy.sim.registry import Expert
@@ -37,12 +37,14 @@ class CollectReport:
     attempts: int  # episodes played, in order of seed, until enough were kept
     successes: int | None  # of the attempts; None where the task has no success
     frames: int  # written
+    stopped: str = ""  # why fewer were kept than asked for: an environment failed
 
     def __add__(self, other: CollectReport) -> CollectReport:
         """Both collections together."""
         successes = None if self.successes is None or other.successes is None else self.successes + other.successes
         attempts = self.attempts + other.attempts
-        return CollectReport(self.kept + other.kept, attempts, successes, self.frames + other.frames)
+        frames = self.frames + other.frames
+        return CollectReport(self.kept + other.kept, attempts, successes, frames, self.stopped or other.stopped)
 
     def __str__(self) -> str:
         kept = f"kept {self.kept} episodes ({self.frames} frames)"
@@ -85,6 +87,7 @@ def collect(
 
     Raises:
         UserError: The expert succeeds too rarely, or the simulator cannot judge success.
+        SimulatorFailed: An environment raised an exception before an episode was kept; later ones end the collection.
     """
     if episodes < 1 or noise < 0:
         raise UserError(f"Collecting needs episodes >= 1 and noise >= 0, got {episodes} and {noise}.")
@@ -94,6 +97,7 @@ def collect(
     recorder = _Recorder(sim.num_envs, sim.spec.task)
     finished: dict[int, Episode] = {}  # by seed, waiting for an earlier seed to finish
     kept = attempts = successes = frames = 0
+    judged = False
     obs = sim.reset(seed)
     while True:
         seeds = sim.episode_seed.tolist()
@@ -102,8 +106,14 @@ def collect(
         if noise:
             disturbance = RowStreams(seeds, sim.episode_step.tolist()).normal(intended.shape).to(sim.device)
             executed = (intended + noise * (high - low) / 2 * disturbance).clamp(low, high)
-        step = sim.step(executed)
-        if only_success and "success" not in step.info:
+        try:
+            step = sim.step(executed)
+        except SimulatorFailed as error:
+            if not kept:
+                raise
+            return CollectReport(kept, attempts, successes if judged else None, frames, str(error))
+        judged = "success" in step.info
+        if only_success and not judged:
             raise UserError(f"Task {sim.spec.task} does not say what success is; keep all episodes (--keep-failures).")
         recorder.record(obs, executed if film else intended, step)
         obs = step.obs
@@ -126,7 +136,7 @@ def collect(
         if progress:
             progress(kept, attempts)
         if kept == episodes:
-            return CollectReport(kept, attempts, successes if "success" in step.info else None, frames)
+            return CollectReport(kept, attempts, successes if judged else None, frames)
 
 
 def _closed(episode: Episode, step: Step, row: int, behaviour: str) -> Episode:

@@ -76,7 +76,7 @@ class PolicyActor:
             chunks.append(played[call.places])
         order = torch.tensor([i for call in calls for i in call.seated])
         chunk = torch.cat(chunks)[order.argsort().to(sim.device)]
-        self._check_finite(chunk, seeds, decisions)
+        self._check_finite(chunk, {key: obs[key][rows] for key in self._keys}, seeds, decisions)
         return chunk
 
     def _act(self, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]) -> Tensor:
@@ -104,14 +104,15 @@ class PolicyActor:
         return {MEMORY: torch.stack(kept)}
 
     @staticmethod
-    def _check_finite(chunk: Tensor, seeds: Sequence[int], decisions: Sequence[int]) -> None:
+    def _check_finite(chunk: Tensor, obs: Observation, seeds: Sequence[int], decisions: Sequence[int]) -> None:
         finite = chunk.flatten(1).isfinite().all(1)
         if not bool(finite.all()):
             bad = int((~finite).nonzero()[0, 0])
-            raise UserError(
-                f"The policy returned a non-finite action in episode {seeds[bad]} at decision {decisions[bad]}; "
-                "the checkpoint has diverged, evaluate an earlier one."
-            )
+            where = f"in episode {seeds[bad]} at decision {decisions[bad]}"
+            if not all(bool(value[bad].isfinite().all()) for value in obs.values()):
+                raise UserError(f"The simulator showed a number that is not finite {where}; mend the environment.")
+            cure = "the checkpoint has diverged, evaluate an earlier one"
+            raise UserError(f"The policy returned a non-finite action {where}; {cure}.")
 
 
 class ExpertActor:

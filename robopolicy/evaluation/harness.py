@@ -38,6 +38,7 @@ class _Score:
         self.finished = np.zeros(len(seeds), dtype=np.bool_)
         self.success = np.zeros(len(seeds), dtype=np.bool_)
         self.has_success = False
+        self.diverged = 0
 
     def open_rows(self, seeds: Sequence[int]) -> list[int]:
         """Rows whose episode belongs to the set and still runs."""
@@ -48,9 +49,15 @@ class _Score:
         """Add a control step of the rows where `moved` `(N,)` bool, which all count; `seeds` were running."""
         rows = moved.nonzero().flatten().tolist()
         slots = [self.slots[seeds[row]] for row in rows]
-        self.returns[slots] += step.reward.cpu().numpy()[rows]  # float32 rewards, float64 sum
+        reward = step.reward.cpu().numpy()[rows]
+        if not np.isfinite(reward).all():
+            bad = seeds[rows[int(np.flatnonzero(~np.isfinite(reward))[0])]]
+            raise UserError(f"The simulator gave a reward that is not finite in the episode with seed {bad}; mend it.")
+        self.returns[slots] += reward  # float32 rewards, float64 sum
         self.lengths[slots] += 1
         self.finished[slots] = step.done.cpu().numpy()[rows]
+        if "diverged" in step.info:
+            self.diverged += int(step.info["diverged"].cpu().numpy()[rows].sum())
         if "success" in step.info:
             self.has_success = True
             self.success[slots] |= step.info["success"].bool().cpu().numpy()[rows]
@@ -185,6 +192,7 @@ def play(
             **latency,
         ),
         seeded=sim.spec.seeded_episodes,
+        diverged=score.diverged,
     )
 
 

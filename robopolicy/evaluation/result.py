@@ -54,6 +54,7 @@ class EvalResult:
     success: NDArray[np.bool_] | None  # (n,) succeeded at any step; None where the task defines no success
     cost: Cost
     seeded: bool = True  # False where the backend cannot honour episode seeds, so that seeds only count episodes
+    diverged: int = 0  # episodes that ended because the simulation did; they count with what they had earned
 
     @property
     def n(self) -> int:
@@ -77,7 +78,8 @@ class EvalResult:
         """Sentences that a reader of the numbers must know."""
         few = sample_warning(self.n, rate=self.success is not None)
         unseeded = "The backend of this task cannot repeat an episode from its seed; results vary from run to run."
-        return [text for text in (few, None if self.seeded else unseeded) if text]
+        lost = f"{self.diverged} of {self.n} episodes ended because the simulation diverged."
+        return [text for text in (few, None if self.seeded else unseeded, lost if self.diverged else None) if text]
 
     def summary(self) -> dict[str, Any]:
         """Plain numbers for logs and reports; `success`, `low`, `high` are None where the task defines no success."""
@@ -91,6 +93,7 @@ class EvalResult:
             "return_low": None if np.isnan(ret.low) else ret.low,
             "return_high": None if np.isnan(ret.high) else ret.high,
             "length_mean": float(self.lengths.mean()),
+            "diverged": self.diverged,
             "network_calls_per_action": self.cost.network_calls_per_action,
             "latency_ms": self.cost.latency_ms,
             "latency_p95_ms": self.cost.latency_p95_ms,
@@ -138,6 +141,7 @@ class EvalResult:
             success=None if success is None else np.asarray(success, dtype=np.bool_),
             cost=Cost(**data["cost"]),
             seeded=data["seeded"],
+            diverged=data["summary"].get("diverged", 0),
         )
 
 
@@ -155,4 +159,5 @@ def joined(parts: Sequence[EvalResult]) -> EvalResult:
         success=np.concatenate(wins) if len(wins) == len(parts) else None,
         cost=replace(parts[0].cost, **{name: sum(getattr(part.cost, name) for part in parts) for name in counted}),
         seeded=all(part.seeded for part in parts),
+        diverged=sum(part.diverged for part in parts),
     )

@@ -86,7 +86,7 @@ class Step:
     final_obs: Observation  # (N, ...) true successor observation; equals `obs` where the episode goes on
     info: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """(N, ...); `success` (N,) bool where the task defines it, `diverged` (N,) bool where the backend can tell that the
-    physics left the finite numbers: the episode is terminated, and `final_obs` is its last finite observation."""
+    physics left the finite numbers: the episode is terminated, the reward is 0, `final_obs` is its last finite one."""
 
     @property
     def done(self) -> Tensor:

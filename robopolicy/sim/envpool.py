@@ -93,7 +93,9 @@ class EnvPoolSim(HostSim):
         reward = np.zeros(self.num_envs, np.float32)
         terminated = np.zeros(self.num_envs, bool)
         truncated = np.zeros(self.num_envs, bool)
-        info: dict[str, Tensor] = {}
+        success = np.zeros(self.num_envs, bool)
+        diverged = np.zeros(self.num_envs, bool)
+        judged = False
         final = self._obs
         if rows.size:
             command = played[rows].reshape(len(rows), *self._shape).astype(self._dtype)
@@ -103,10 +105,11 @@ class EnvPoolSim(HostSim):
             final = copied(self._obs)
             fill(final, moved, self._map.batch(observation))
             if "success" in extra:
-                success = np.zeros(self.num_envs, bool)
-                success[moved] = np.asarray(extra["success"]) > 0
-                info["success"] = torch.from_numpy(success)
+                judged, success[moved] = True, np.asarray(extra["success"]) > 0
             self._steps[moved] += 1
+            moving = np.zeros(self.num_envs, bool)
+            moving[moved] = True
+            diverged = self._end_diverged(moving, final, reward, terminated, success)
         ended = np.flatnonzero(terminated | truncated)
         self._obs = final
         if ended.size:
@@ -119,7 +122,7 @@ class EnvPoolSim(HostSim):
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
             final_obs=tensors(final),
-            info=info,
+            info={"diverged": torch.from_numpy(diverged)} | ({"success": torch.from_numpy(success)} if judged else {}),
         )
 
     def close(self) -> None:

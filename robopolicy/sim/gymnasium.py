@@ -6,7 +6,8 @@ every episode under our control.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium
@@ -15,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopolicy.errors import UserError
+from robopolicy.errors import SimulatorFailed, UserError
 from robopolicy.sim.contract import Observation, SimSpec, Step
 from robopolicy.sim.gl import gl_backend
-from robopolicy.sim.host import Arrays, HostSim, copied, fill, tensors
+from robopolicy.sim.host import Arrays, HostSim, copied, fill, finite_rows, tensors
 from robopolicy.sim.spaces import ObservationMap, action_bounds
 
 _DEFAULT_MAX_STEPS = 1000  # for environments that declare no time limit
@@ -34,11 +35,19 @@ class GymnasiumSim(HostSim):
         task: Name to report; the id by default.
 
     `info["success"]` is there where the environment reports `success` or `is_success`.
+
+    Raises:
+        SimulatorFailed: From any call: the environment raised an exception, or starts with numbers that are not finite.
     """
 
     def __init__(self, env: str | Callable[[], gymnasium.Env[Any, Any]], num_envs: int, *, task: str = "") -> None:
         make = _maker(env) if isinstance(env, str) else env
-        self._envs = [make() for _ in range(num_envs)]
+        try:
+            self._envs = [make() for _ in range(num_envs)]
+        except UserError:
+            raise
+        except Exception as error:
+            raise SimulatorFailed.because(task or str(env), "at its start", error) from error
         first = self._envs[0]
         task = task or (env if isinstance(env, str) else type(first.unwrapped).__name__)
         self._map = ObservationMap(first.observation_space)
@@ -78,12 +87,15 @@ class GymnasiumSim(HostSim):
         judged = False
         for row in np.flatnonzero(moving).tolist():
             command = played[row].reshape(self._shape).astype(self._dtype)
-            observation, reward[row], terminated[row], truncated[row], info = self._envs[row].step(command)
-            fill(final, row, self._map.single(observation))
-            verdict = info.get("success", info.get("is_success"))
+            with self._named(row, f"in step {self._steps[row] + 1}"):
+                observation, earned, terminated[row], truncated[row], info = self._envs[row].step(command)
+                reward[row] = float(earned)
+                fill(final, row, self._map.single(observation))
+                verdict = info.get("success", info.get("is_success"))
             if verdict is not None:
                 judged, success[row] = True, bool(verdict)
         self._steps += moving
+        diverged = self._end_diverged(moving, final, reward, terminated, success)
         truncated |= moving & (self._steps >= self.spec.max_episode_steps)
         ended = np.flatnonzero(terminated | truncated)
         self._obs = copied(final) if ended.size else final
@@ -94,7 +106,7 @@ class GymnasiumSim(HostSim):
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
             final_obs=tensors(final),
-            info={"success": torch.from_numpy(success)} if judged else {},
+            info={"diverged": torch.from_numpy(diverged)} | ({"success": torch.from_numpy(success)} if judged else {}),
         )
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
@@ -118,9 +130,22 @@ class GymnasiumSim(HostSim):
     def _start(self, rows: NDArray[np.intp], obs: Arrays) -> None:
         """Begin the next episode of each of `rows` and write its first observation into `obs`."""
         for row, seed in zip(rows.tolist(), self._seeds.take(rows), strict=True):
-            observation, _ = self._envs[row].reset(seed=seed)
-            fill(obs, row, self._map.single(observation))
+            with self._named(row, "at the start"):
+                observation, _ = self._envs[row].reset(seed=seed)
+                first = self._map.single(observation)
+                if not finite_rows(first, 1):
+                    raise ValueError("the first observation is not finite")
+                fill(obs, row, first)
         self._steps[rows] = 0
+
+    @contextmanager
+    def _named(self, row: int, doing: str) -> Iterator[None]:
+        """Say which episode of the task it was that an exception ended."""
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            episode = f"{doing} of the episode with seed {self._seeds.current[row]}"
+            raise SimulatorFailed.because(self.spec.task, episode, error) from error
 
 
 def _maker(name: str) -> Callable[[], gymnasium.Env[Any, Any]]:
@@ -129,10 +154,12 @@ def _maker(name: str) -> Callable[[], gymnasium.Env[Any, Any]]:
         probe = gymnasium.make(name)
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise UserError(f"Cannot make the gymnasium environment '{name}': {' '.join(str(error).split())}") from error
-    modes = probe.metadata.get("render_modes", [])
+    except Exception as error:
+        raise SimulatorFailed.because(f"gymnasium/{name}", "at its start", error) from error
+    drawn = "rgb_array" in probe.metadata.get("render_modes", [])
     probe.close()
-    mode = "rgb_array" if "rgb_array" in modes else None
-    return lambda: _without_shadows(gymnasium.make(name, render_mode=mode))
+    options: dict[str, Any] = {"render_mode": "rgb_array"} if drawn else {}  # not every environment takes the argument
+    return lambda: _without_shadows(gymnasium.make(name, **options))
 
 
 def _mujoco_model(env: gymnasium.Env[Any, Any]) -> Any:

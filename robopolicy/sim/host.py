@@ -16,6 +16,7 @@ from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.seeds import SeedCounter
 
 Arrays = dict[str, NDArray[Any]]
+Flags = NDArray[np.bool_]
 
 
 class HostSim(VectorSim):
@@ -40,6 +41,16 @@ class HostSim(VectorSim):
     def episode_step(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         """(N,) int64, control steps taken in that episode."""
         return torch.from_numpy(self._steps.copy())
+
+    def _end_diverged(
+        self, moved: Flags, final: Arrays, reward: NDArray[np.float32], terminated: Flags, success: Flags
+    ) -> Flags:
+        """End the episodes `(N,)` of the rows that moved to something not finite, as `Step.info` tells; in place."""
+        diverged = moved & ~(finite_rows(final, self.num_envs) & np.isfinite(reward))
+        if diverged.any():
+            fill(final, np.flatnonzero(diverged), {key: value[diverged] for key, value in self._obs.items()})
+            reward[diverged], terminated[diverged], success[diverged] = 0.0, True, False
+        return diverged
 
     def _played(self, action: Tensor) -> NDArray[np.float64]:
         """Check actions `(N, A)` and clip them to the bounds."""
@@ -80,6 +91,15 @@ def tensors(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
 def copied(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
     """Copy of every array."""
     return {key: value.copy() for key, value in arrays.items()}
+
+
+def finite_rows(arrays: Mapping[str, NDArray[Any]], n: int) -> Flags:
+    """Whether all numbers of a row are finite `(N,)`."""
+    finite = np.ones(n, bool)
+    for value in arrays.values():
+        if value.dtype.kind == "f":
+            finite &= np.isfinite(value).reshape(n, -1).all(1)
+    return finite
 
 
 def fill(arrays: Arrays, rows: int | NDArray[np.intp], values: Mapping[str, NDArray[Any]]) -> None:

@@ -19,6 +19,9 @@ class TrainingDiverged(UserError):
     """A number stopped being finite; the message names it."""
 
 
+ENOUGH = 10  # episodes, of whose returns a bootstrap gives an interval to rely on
+
+
 def check_metrics(metrics: Metrics, algorithm: Algorithm, update: int) -> None:
     """Refuse a NaN or infinite metric.
 
@@ -71,6 +74,8 @@ def better(new: Summary, best: Summary | None) -> bool:
 
 def collapsed(new: Summary, best: Summary) -> bool:
     """Whether `new` is worse than `best` beyond doubt: its interval lies entirely below that of `best`."""
+    if new["success"] is None and min(new["n"], best["n"]) < ENOUGH:
+        return False
     low, high = ("return_low", "return_high") if new["success"] is None else ("low", "high")
     return new[high] is not None and best[low] is not None and new[high] < best[low]
 

@@ -7,7 +7,6 @@ bits as one that was not.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 import signal
@@ -16,12 +15,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 from rich.console import Console
 
 from robopolicy.core.ranks import largest_over_ranks, rank
-from robopolicy.errors import UserError, cannot_write
+from robopolicy.errors import SimulatorFailed, UserError, cannot_write
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.files import recover, write_text
 from robopolicy.nets.normalizer import unfitted_normalizers
@@ -35,7 +34,7 @@ from robopolicy.training.console import RunConsole, describe_evaluation
 from robopolicy.training.distributed import check_distributed
 from robopolicy.training.guards import Summary, TrainingDiverged, better, check_metrics, check_parameters, collapsed
 from robopolicy.training.loggers import make_loggers
-from robopolicy.training.resuming import load_random_state, random_state, restore
+from robopolicy.training.resuming import claim, load_random_state, random_state, restore
 
 Report = dict[str, Any]
 MADE = ("config.yaml", "metrics.jsonl", "metrics.csv", "tensorboard", "wandb", "checkpoints")  # by every run
@@ -132,7 +131,7 @@ class Trainer:
         self.checkpoint_every = self.config.checkpoint_every or tenth
         self.log_every = self.config.logging.every or max(1, self.total // 100)
         self.writes = rank() == 0  # of several processes the first
-        self._lock = _lock(folder) if self.writes else None  # before the loggers, which cut the run's files back
+        self._lock = claim(folder) if self.writes else None  # before the loggers, which cut the run's files back
         self.loggers = make_loggers(self.config, folder, resume_at) if self.writes else []
         screen = None if self.writes else Console(quiet=True)
         self.console = RunConsole(self.config.name, self.total, resume_at, screen)
@@ -146,6 +145,7 @@ class Trainer:
         Raises:
             UserError: A part refuses what it meets; a new run that has learned nothing leaves no folder.
             TrainingDiverged: A metric or a tensor is not finite; the checkpoints are intact.
+            SimulatorFailed: An environment raised an exception; the resume point has been saved.
             Interrupted: SIGINT or SIGTERM; the resume point has been saved.
         """
         try:
@@ -154,6 +154,8 @@ class Trainer:
             self._withdraw()
             if isinstance(error, TrainingDiverged):
                 raise TrainingDiverged(f"{error} {self._remaining()}") from error
+            if isinstance(error, SimulatorFailed) and self._checkpoint("last").exists():
+                raise SimulatorFailed(f"{error} Go on with: robopolicy train --resume {self.folder}") from error
             raise
 
     def _train(self) -> Report:
@@ -170,6 +172,10 @@ class Trainer:
                         self._save_last()
                         raise Interrupted(signum, self.folder)
                 return self._finish()
+        except SimulatorFailed:
+            if self.update:  # between two updates, so that what was learned can be kept
+                self._save_last()
+            raise
         finally:
             self.close()
 
@@ -258,7 +264,8 @@ class Trainer:
         self.latest = best
         self.restored += 1
         self._log({"guard/restored": float(self.restored)})
-        self.console.note(f"{self.config.name}  success collapsed; went back to update {best['update']}")
+        what = "return" if best["success"] is None else "success"
+        self.console.note(f"{self.config.name}  {what} collapsed; went back to update {best['update']}")
 
     @property
     def _reinforces(self) -> bool:
@@ -378,18 +385,3 @@ class Trainer:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-
-
-def _lock(folder: Path) -> IO[str]:
-    """Claim a run for this process; the claim ends when the file is closed or the process dies, however it dies.
-
-    Raises:
-        UserError: Another process is training this run.
-    """
-    stream = (folder / "config.yaml").open(encoding="utf-8")
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        stream.close()
-        raise UserError(f"Run {folder} is being trained by another process; wait for it or stop it.") from error
-    return stream

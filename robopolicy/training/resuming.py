@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 import torch
@@ -82,3 +83,18 @@ def load_random_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def claim(folder: Path) -> IO[str]:
+    """Claim a run for this process; the claim ends when the file is closed or the process dies, however it dies.
+
+    Raises:
+        UserError: Another process is training this run.
+    """
+    stream = (folder / "config.yaml").open(encoding="utf-8")
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        stream.close()
+        raise UserError(f"Run {folder} is being trained by another process; wait for it or stop it.") from error
+    return stream

@@ -33,7 +33,9 @@ def _envpool_entry(env_id: str) -> TaskEntry:
         from robopolicy.sim.envpool import EnvPoolSim
 
         _refuse_cameras(name, options)
-        return EnvPoolSim(env_id, options.num_envs, threads=options.threads, task=name)
+        # Meta-World hides the goal unless asked.
+        extra = {"partially_observable": False} if env_id.startswith("MetaWorld/") else {}
+        return EnvPoolSim(env_id, options.num_envs, threads=options.threads, task=name, options=extra)
 
     return TaskEntry(name, make, f"EnvPool's {env_id}.", backends=("envpool",), requires="envpool")
 

@@ -131,21 +131,25 @@ def test_a_resumed_algorithm_ends_with_the_same_weights(make: Any) -> None:
         assert torch.equal(value, resumed.policy.state_dict()[key]), key
 
 
-def test_the_return_scale_merges_rollouts_exactly() -> None:
-    def rollout(reward: torch.Tensor, done: torch.Tensor) -> Rollout:
+@pytest.mark.parametrize(("unit", "discount"), [("step", 0.9**4), ("chunk", 0.9)])
+def test_the_return_scale_merges_rollouts_and_discounts_as_the_advantages_do(unit: str, discount: float) -> None:
+    def observe(scale: ReturnScale, part: slice) -> None:
         empty: dict[str, torch.Tensor] = {}
-        return Rollout(empty, empty, reward, reward, torch.ones_like(reward), done, done & False, empty, empty)
+        ended, earned = done[part], reward[part]
+        rollout = Rollout(empty, empty, earned, earned, steps[part], ended, ended & False, empty, empty)
+        scale.observe(rollout, 0.9, unit)
 
     torch.manual_seed(0)
     reward, done = torch.rand(40, 3), torch.rand(40, 3) < 0.1
+    steps = torch.where(done, 2, 4)  # an episode ends within its chunk
     whole, parts = ReturnScale(), ReturnScale()
-    whole.observe(rollout(reward, done), 0.9)
-    parts.observe(rollout(reward[:13], done[:13]), 0.9)
-    parts.observe(rollout(reward[13:], done[13:]), 0.9)
+    observe(whole, slice(None))
+    observe(parts, slice(13))
+    observe(parts, slice(13, None))
     assert whole.factor == pytest.approx(parts.factor, rel=1e-9)
     running, seen = torch.zeros(3), []
     for row, end in zip(reward, done, strict=True):
-        running = running * 0.9 + row
+        running = running * discount + row
         seen.append(running)
         running = torch.where(end, 0.0, running)
     assert whole.factor == pytest.approx(1 / float(torch.stack(seen).double().std(unbiased=False)), rel=1e-6)

@@ -20,8 +20,9 @@ PPO_RUN = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gau
 QUICK = ["algorithm.decisions=8", "evaluation.episodes=10", "evaluation.every=1", "logging.every=1"]
 
 
-def summary(success, low=0.0, high=1.0, ret=0.0):
+def summary(success, low=0.0, high=1.0, ret=0.0, n=100):
     return {
+        "n": n,
         "success": success,
         "low": low,
         "high": high,
@@ -48,6 +49,12 @@ def test_collapse_needs_intervals_that_do_not_touch():
     assert not collapsed(summary(0.6, low=0.5, high=0.71), best)
     assert collapsed(summary(None, ret=-3), summary(None, ret=0))
     assert not collapsed(summary(None, ret=-1.5), summary(None, ret=0))
+
+
+def test_returns_of_few_episodes_are_no_collapse():
+    assert collapsed(summary(None, ret=-3, n=10), summary(None, ret=0, n=10))
+    assert not collapsed(summary(None, ret=-3, n=9), summary(None, ret=0))
+    assert collapsed(summary(0.5, low=0.4, high=0.6, n=9), summary(0.8, low=0.7, high=0.9))
 
 
 def test_tensors_are_named_by_their_path():

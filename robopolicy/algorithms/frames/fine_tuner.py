@@ -140,7 +140,7 @@ class FineTuner(ActorTuner):
         """Several epochs of clipped updates on one rollout."""
         config = self.config
         if config.normalize_reward:
-            self.scale.observe(batch, config.gamma)
+            self.scale.observe(batch, config.gamma, config.discount_unit)
         rows = rows_with_advantages(
             batch,
             self.critic,

@@ -194,19 +194,19 @@ class ReturnScale:
     """
 
     def __init__(self) -> None:
-        self.running: Tensor | None = None  # (N,) discounted return so far
+        self.running: Tensor | None = None  # (N,) return so far, discounted to the next decision
         self.moments = RunningMoments()
 
-    def observe(self, rollout: Rollout, gamma: float) -> None:
-        """Add the rewards of one rollout."""
-        running = torch.zeros_like(rollout.reward[0]) if self.running is None else self.running
+    def observe(self, rollout: Rollout, gamma: float, discount_unit: str = "step") -> None:
+        """Add the rewards of one rollout, discounted as its advantages are."""
+        carried = torch.zeros_like(rollout.reward[0]) if self.running is None else self.running
         returns: list[Tensor] = []
         done = rollout.terminated | rollout.truncated
-        for reward, end in zip(rollout.reward, done, strict=True):
-            running = running * gamma + reward
-            returns.append(running)
-            running = torch.where(end, 0.0, running)
-        self.running = running
+        discounts = chunk_discount(gamma, rollout.steps, discount_unit)
+        for reward, discount, end in zip(rollout.reward, discounts, done, strict=True):
+            returns.append(carried + reward)
+            carried = torch.where(end, 0.0, discount * returns[-1])
+        self.running = carried
         self.moments.observe(torch.stack(returns))
 
     @property

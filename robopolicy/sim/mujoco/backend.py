@@ -98,7 +98,7 @@ class MujocoSim(HostSim):
         before = self.state(rows)
         control = self.task.control(played, before)
         states, sensors = self.engine.advance(control, rows)
-        diverged = self._diverged(states, rows)
+        diverged = self._diverged(states, sensors, rows)
         after = self._batch(states, sensors, before.memory, rows)
         outcome = self.task.outcome(before, played, after)
         final = self._observe(after)
@@ -114,7 +114,8 @@ class MujocoSim(HostSim):
         select = slice(None) if rows is None else rows
         self._steps[select] += 1
         truncated = self._steps[select] >= self.spec.max_episode_steps
-        return self._finish(rows, final, outcome.reward, terminated, truncated, info)
+        reward = np.where(diverged, 0.0, outcome.reward)
+        return self._finish(rows, final, reward, terminated, truncated, info)
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
         """Return frames `(envs, 3, height, width)` uint8 of the first `envs` environments (default: first camera)."""
@@ -203,13 +204,15 @@ class MujocoSim(HostSim):
                 self._memory[key][row] = value
         self._steps[rows] = 0
 
-    def _diverged(self, states: Array, rows: Rows) -> NDArray[np.bool_]:
+    def _diverged(self, states: Array, sensors: Array, rows: Rows) -> NDArray[np.bool_]:
         """Find rows that MuJoCo reset or gave up on (their clock is off) and put their last good state back."""
-        start = self.engine.states if rows is None else self.engine.states[rows]
+        select = slice(None) if rows is None else rows
+        start = self.engine.states[select]
         on_time = np.abs(states[:, 0] - start[:, 0] - self._dt) < 0.5 * self.task.model.opt.timestep
         good = on_time & np.isfinite(states.sum(1))
         if not good.all():
             states[~good] = start[~good]
+            sensors[~good] = self.engine.sensors[select][~good]
         return ~good
 
     def _batch(self, states: Array, sensors: Array, memory: Arrays, rows: Rows) -> BatchState:

@@ -121,7 +121,7 @@ class WarpSim(VectorSim):
         info |= {"diverged": diverged, "overflow": moves & physics.overflow}
         if "success" in info:
             info["success"] = info["success"] & ~diverged
-        reward = _masked(_tensor(outcome.reward).float(), moves)
+        reward = _masked(_tensor(outcome.reward).float(), moves & ~diverged)
         obs = self._restart(terminated | truncated, info["overflow"], asked)
         return Step(obs or dict(final), reward, terminated, truncated, final, info)
 
