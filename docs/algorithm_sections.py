@@ -24,8 +24,8 @@ missing, the algorithm refuses the policy with the reason. A squashed head is bo
 ALGORITHMS = """\
 ## Algorithms
 
-"peer" is a method that is none of the numbered sources, but that they build on or are compared with. Commands start
-from what these make:
+"peer" is a method that is none of the numbered sources, but that they build on or are compared with. Defaults that
+differ from the source's are named under "Deviations", the source's in brackets. Commands start from what these make:
 
 ```bash
 {preparations}
@@ -58,7 +58,7 @@ class AlgorithmRow:
     source: str  # paper, authors and year, S number or "peer"
     use: str  # when
     avoid: str  # when not
-    deviations: str  # the main ones; all are in the docstring
+    deviations: str  # the main ones, all are in the docstring; and the defaults that differ from the source's
     benchmarks: list[str]  # under `benchmarks`, whose committed results are printed where there are any
     command: str  # a `robopolicy train` that works
     rows: list[str] = field(default_factory=list)  # names in the tables of the benchmarks; empty is `name`

@@ -10,8 +10,9 @@ Use it when FPO's tight clip learns too slowly and rollouts are fresh: with many
 Not for heads with learned step lengths (shortcut, MeanFlow), and not offline: negative weights need fresh data.
 
 Mapping and deviations: prompts become observations and group-normalised rewards GAE advantages, normalised per
-minibatch; losses come from stored pairs also in the first step; the delayed average moves once per rollout, with the
-warm-up of the average that evaluation uses elsewhere.
+minibatch; losses come from stored pairs also in the first step; times are stratified over the whole law (there: over
+0.9 of 14 sampler steps); the delayed average moves once per rollout, with the warm-up of the average that evaluation
+uses elsewhere.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ WEIGHTINGS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 
 @dataclass(frozen=True)
 class AWMConfig(MatchingConfig):
-    """Settings of AWM; defaults are those of the public code unless noted."""
+    """Settings of AWM; what is set here is the public code's unless noted."""
 
     pairs: Count = 6  # N, stored pairs of noise and time per chunk
     epochs: Count = 2  # passes over each rollout; the public code takes two steps

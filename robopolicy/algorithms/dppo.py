@@ -18,8 +18,9 @@ all, are encoded once per decision instead of K' times, and the gradient has the
 
 Deviations from the public code: truncated episodes bootstrap from their last observation and cut the trace; one floor
 `std_min` for sampling and density (the published furniture runs use two, so that their density is not the sampler's);
-the last iterate is scored as drawn and clipped after; K' = 1 clips at `clip` instead of dividing 0 by 0; the entropy
-bonus is on the entropy of the steps, not on eta, and moves something only where eta is learned; the share of clamped
+the sampler ddpm evaluates without a floor (there: 1e-3), far below the noise of the steps of a squared-cosine grid; the
+last iterate is scored as drawn and clipped after; K' = 1 clips at `clip` instead of dividing 0 by 0; the entropy bonus
+is on the entropy of the steps, not on eta, and moves something only where eta is learned; the share of clamped
 log-densities, which carry no gradient, is reported as `actor/clamped`.
 """
 
@@ -54,7 +55,7 @@ Tail = Annotated[float, Range(0, 0.5, below=True)]  # what may be cut off at eit
 
 @dataclass(frozen=True)
 class DPPOConfig(ChainTunerConfig, FineTunerConfig):
-    """Settings of DPPO; defaults are the paper's for locomotion from states unless noted; decisions 50 (paper: 500)."""
+    """Settings of DPPO; defaults are the paper's for locomotion from states unless noted here or in docs/methods.md."""
 
     trained_steps: Natural = 0  # K', last sampler steps that are trained; 0: the newest network's (paper: 10 of 20)
     gamma_denoise: Share = 0.99  # discount per denoising step still to come; 0 trains the last step alone

@@ -11,7 +11,7 @@ fine-tuning: one ratio for all pairs is noisier, and late collapse is reported.
 
 Deviations from the public code: the head's own training loss is used, whatever it predicts (published: velocity
 prediction, supervised as noise); chunks average the loss over their executed steps; times follow the head's time law
-(published: uniform); truncated episodes bootstrap from their last observation.
+(published: the grid of the sampler); truncated episodes bootstrap from their last observation.
 """
 
 from __future__ import annotations

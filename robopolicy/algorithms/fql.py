@@ -9,7 +9,8 @@ that one call cannot tell apart, nor without tuning `alpha`: too small and the p
 only imitates.
 
 Deviations from the public code: the base may be any denoising head with `decode`; the distance is measured in
-normalised units; the one-step policy starts as a copy of the base where both have the same network.
+normalised units; the one-step policy starts as a copy of the base where both have the same network; critic, flow and
+one-step policy have an optimiser each (there: one for all).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ one costs m samples, and every critic step as many.
 Deviations from the public code: the penalty of Cal-QL is put on the k optimised candidates at the observation (there:
 on copies of the best one, here and at the next observation); the critic regresses a scalar unless `critic.bins` is set,
 as the support of a histogram depends on the rewards; the policy stays frozen for as long as a batch holds no played
-step.
+step; rewards are the task's (there: with 1 subtracted).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RULES = ("cal_ql", "iql")
 
 @dataclass(frozen=True)
 class PARLConfig(OfflineCriticConfig):
-    """Settings of PA-RL; defaults are the public code's unless noted."""
+    """Settings of PA-RL; defaults are the public code's unless noted here or in docs/methods.md."""
 
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(members=10, hidden=(256, 256), activation="relu"))
     critic_rule: str = "cal_ql"  # cal_ql | iql

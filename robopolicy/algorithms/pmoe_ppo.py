@@ -35,7 +35,7 @@ from robopolicy.policies.noise import Randomness
 
 @dataclass(frozen=True)
 class PMOEPPOConfig(PPOConfig):
-    """Settings of PPO, of the router and of the network that judges the experts; sizes are the public code's."""
+    """Settings of PPO, of the router and of the network that judges the experts, whose size is the public code's."""
 
     router_coef: NotNegative = 1.0  # weight of the frequency loss
     q: CriticConfig = field(

@@ -37,7 +37,7 @@ from robopolicy.policies.chains.stochastic_flow import NoiseConfig, StochasticFl
 
 @dataclass(frozen=True)
 class ReinFlowConfig(ChainTunerConfig, FineTunerConfig):
-    """Settings of ReinFlow; defaults are the paper's for state observations unless noted."""
+    """Settings of ReinFlow; defaults are the paper's for states but for those in docs/methods.md."""
 
     clip: Positive = 0.01  # ratio bounds on the normalised log-probability
     entropy_coef: NotNegative = 0.03  # weight of the mean entropy of the chain

@@ -40,7 +40,7 @@ FLOOR = 1e-3  # smallest unit of the values
 
 @dataclass(frozen=True)
 class SymphonyConfig(OffPolicyConfig):
-    """Settings of Symphony; defaults are the public code's."""
+    """Settings of Symphony; defaults are the public code's, the actor's width excepted (docs/methods.md)."""
 
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(members=3, hidden=(512, 512)))
     batch_size: Count = 384  # windows per gradient step

@@ -34,7 +34,7 @@ from robopolicy.policies.noise import Randomness, normal
 
 @dataclass(frozen=True)
 class TD3Config(OffPolicyConfig):
-    """Settings of TD3; defaults are the paper's."""
+    """Settings of TD3; defaults are those of the authors' later code."""
 
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
