@@ -127,5 +127,7 @@ def test_what_does_not_fit_is_refused() -> None:
         TSCACConfig(signals=("beauty",))
     with pytest.raises(UserError, match="different names"):
         TSCACConfig(signals=("energy", "energy"))
+    with pytest.raises(UserError, match=r"one chunk at a time; leave algorithm.n_step=0, got 5"):
+        TSCACConfig(n_step=5)
     with pytest.raises(UserError, match="first_stage"):
         TSCACConfig(first_stage=1.0)

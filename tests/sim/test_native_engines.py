@@ -4,7 +4,7 @@ import mujoco
 import numpy as np
 import pytest
 import torch
-from slider import Slider
+from slider import XML, Slider
 
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Sample
@@ -100,13 +100,23 @@ def test_a_diverged_environment_is_reset_and_never_a_success(
 ) -> None:
     monkeypatch.chdir(str(tmp_path))  # MuJoCo writes its warnings to a file in the current folder
     task = Exploding(max_episode_steps=20)
+    task.model = mujoco.MjModel.from_xml_string(
+        XML.replace("</mujoco>", '<sensor><jointvel name="speed" joint="rail"/></sensor></mujoco>')
+    )
     task.model.actuator_ctrllimited[:] = 0
+    monkeypatch.setattr(
+        task, "observe", lambda state: {"state": Slider.observe(task, state)["state"], "sensed": state.sensor("speed")}
+    )
     sim = MujocoSim(task, 5, engine=engine)  # type: ignore[arg-type]
     sim.reset(0)
     push = torch.tensor([[0.1], [0.1], [-1.0], [0.1], [0.1]])
     for _ in range(2):  # MuJoCo gives up on positions beyond 1e10, at the beginning of the next step
-        assert not sim.step(push).done.any()
+        before = sim.step(push)
+        assert not before.done.any()
     step = sim.step(push)
+    for key in ("state", "sensed"):
+        assert torch.equal(step.final_obs[key][2][:2], before.obs[key][2][:2])
+    assert step.reward[2] == 0.0
     assert step.info["diverged"].tolist() == [False, False, True, False, False]
     assert step.terminated.tolist() == [False, False, True, False, False]
     assert not step.info["success"][2]

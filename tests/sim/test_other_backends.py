@@ -1,5 +1,7 @@
 """Gymnasium and EnvPool environments under our contract, by id."""
 
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
@@ -124,6 +126,37 @@ def test_envpool_returns_equal_those_worked_out_by_hand() -> None:
             falls += int(step.done.sum())
             total, length = total * ~step.done, length * ~step.done
         assert falls >= 8
+
+
+def test_envpool_ends_the_episodes_of_rows_that_are_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("envpool")
+    sim = make_sim("envpool/InvertedPendulum-v5", SimOptions(num_envs=2))
+    first = sim.reset(0)["state"].clone()
+    pool = sim._pool  # type: ignore[attr-defined]
+    played = pool.step
+
+    class Spoiled:
+        """The pool, whose second row loses its numbers."""
+
+        reset, close = pool.reset, pool.close
+
+        def step(self, *action: Any) -> Any:
+            observation, *rest = played(*action)
+            return np.where(np.arange(2)[:, None] == 1, np.nan, observation), *rest
+
+    monkeypatch.setattr(sim, "_pool", Spoiled())
+    step = sim.step(torch.zeros(2, 1))
+    assert step.info["diverged"].tolist() == step.terminated.tolist() == [False, True]
+    assert step.reward.tolist() == [1.0, 0.0]
+    assert torch.equal(step.final_obs["state"][1], first[1])
+    assert step.obs["state"].isfinite().all()
+
+
+def test_the_goals_of_meta_world_are_shown_by_envpool() -> None:
+    pytest.importorskip("envpool")
+    goals = make_sim("envpool/MetaWorld/Push-v3", SimOptions(num_envs=4)).reset(0)["state"][:, -3:]
+    assert (goals != 0).any(1).all()
+    assert len(goals.unique(dim=0)) > 1
 
 
 def test_envpool_unknown_id_suggests_near_ones() -> None:

@@ -189,6 +189,7 @@ def test_a_diverged_environment_is_reset_and_never_a_success() -> None:
     lost = [False, False, True, False, False]
     assert step.info["diverged"].tolist() == step.terminated.tolist() == lost
     assert not step.info["success"][2]
+    assert step.reward[2] == 0.0
     assert torch.isfinite(step.final_obs["state"]).all()
     assert step.final_obs["state"][2, 0] == -9e9  # the last good one
     assert step.obs["state"][2].tolist() == [0.0, 0.0, 0.0]
