@@ -5,6 +5,7 @@ def register_tasks() -> None:
     """Entry point `robopolicy.tasks`: register every family."""
     from tasks import (
         differentiable,
+        dm_control,
         external,
         locomotion,
         manipulation,
@@ -12,6 +13,7 @@ def register_tasks() -> None:
         mjlab,
         ogbench,
         push_t,
+        robosuite,
         text,
         toy,
         velocity,
@@ -19,6 +21,7 @@ def register_tasks() -> None:
     )
 
     differentiable.register()
+    dm_control.register()
     external.register()
     locomotion.register()
     toy.register()
@@ -27,6 +30,7 @@ def register_tasks() -> None:
     mjlab.register()
     ogbench.register()
     push_t.register()
+    robosuite.register()
     text.register()
     velocity.register()
     volley.register()

@@ -7,6 +7,7 @@ package freely: it is imported when the task is made, not when it is registered.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -14,7 +15,7 @@ from types import ModuleType
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.gl import gl_backend
-from robopolicy.sim.registry import Expert, SimOptions, TaskEntry, register
+from robopolicy.sim.registry import Expert, SimOptions, TaskEntry, TaskFamily, register, register_family
 
 
 def register_package_task(
@@ -25,11 +26,36 @@ def register_package_task(
     cameras: tuple[str, ...] = (),
     module_name: str = "",
 ) -> None:
-    """Register `family/task` with what it offers; the extra to install is called like the family, without underscores.
+    """Register `family/task` with what it offers, a scripted expert among it.
 
-    `module_name` is what that extra brings, where it is called otherwise.
+    The extra to install is called like the family, without underscores; `module_name` is what it brings, where it is
+    called otherwise.
     """
-    name, extra = f"{family}/{task}", family.replace("_", "")  # old releases of pip know no extra with an underscore
+    register(_entry(family, task, description, rewards, cameras, module_name))
+
+
+def register_package_family(
+    family: str, description: str, rewards: tuple[str, ...], module_name: str = "", install: str = ""
+) -> None:
+    """Register every `family/<id>` of a package, without experts; `install` where no extra can say it."""
+
+    def make_entry(task: str) -> TaskEntry:
+        entry = _entry(family, task, description, rewards, (), module_name or family, install)
+        return replace(entry, make_expert=None)
+
+    register_family(family, TaskFamily(make_entry, description, requires=_extra(family), module=module_name or family))
+
+
+def _entry(
+    family: str,
+    task: str,
+    description: str,
+    rewards: tuple[str, ...],
+    cameras: tuple[str, ...],
+    module_name: str,
+    install: str = "",
+) -> TaskEntry:
+    name, extra = f"{family}/{task}", _extra(family)
 
     def module() -> ModuleType:
         with suppress(UserError):  # simulation needs no GL; where there is one, MuJoCo wants to know it when imported
@@ -38,7 +64,8 @@ def register_package_task(
             return import_module(f"tasks.{family}.env")
         except ImportError as error:
             reason = str(error).splitlines()[0]
-            raise UserError(f"Task {name} needs pip install 'robopolicy[{extra}]' ({reason}).") from error
+            cure = install or f"pip install 'robopolicy[{extra}]'"
+            raise UserError(f"Task {name} needs {cure} ({reason}).") from error
 
     def make(options: SimOptions) -> VectorSim:
         from robopolicy.sim.gymnasium import GymnasiumSim
@@ -57,6 +84,8 @@ def register_package_task(
     def make_expert() -> Expert:
         return module().make_expert(task)
 
-    register(
-        TaskEntry(name, make, description, make_expert, backends=("gymnasium",), requires=extra, module=module_name)
-    )
+    return TaskEntry(name, make, description, make_expert, backends=("gymnasium",), requires=extra, module=module_name)
+
+
+def _extra(family: str) -> str:
+    return family.replace("_", "")  # old releases of pip know no extra with an underscore

@@ -1,9 +1,12 @@
 """Tasks of other libraries by their own ids, nothing to register one by one.
 
-`gymnasium/<id>` and `envpool/<id>` run on the CPU, `mjlab/<id>` and `isaaclab/<id>` on `options.device`.
+`gymnasium/<id>`, `gymnasium_robotics/<id>` and `envpool/<id>` run on the CPU, `mjlab/<id>` and `isaaclab/<id>` on
+`options.device`.
 """
 
 from __future__ import annotations
+
+from importlib.util import find_spec
 
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import VectorSim
@@ -12,6 +15,7 @@ from robopolicy.sim.registry import SimOptions, TaskEntry, TaskFamily, register_
 # mjlab and Isaac Lab leave actions unbounded. In their walking tasks an action is an offset of joint targets, scaled so
 # that gaits need more than 1 of it; everything else is bounded by 1.
 _WALKING, _ELSEWHERE = 3.0, 1.0
+ROBOTICS = "gymnasium_robotics"
 
 
 def _gymnasium_entry(env_id: str) -> TaskEntry:
@@ -24,6 +28,21 @@ def _gymnasium_entry(env_id: str) -> TaskEntry:
         return GymnasiumSim(env_id, options.num_envs, task=name)
 
     return TaskEntry(name, make, f"Gymnasium's {env_id}.", backends=("gymnasium",))
+
+
+def _robotics_entry(env_id: str) -> TaskEntry:
+    name = f"gymnasium_robotics/{env_id}"
+
+    def make(options: SimOptions) -> VectorSim:
+        from robopolicy.sim.gymnasium import GymnasiumSim
+
+        _refuse_cameras(name, options)
+        if find_spec(ROBOTICS) is None:
+            raise UserError(f"Task {name} needs pip install 'robopolicy[gymnasiumrobotics]'.")
+        return GymnasiumSim(f"gymnasium_robotics:{env_id}", options.num_envs, task=name)
+
+    description = f"Gymnasium-Robotics' {env_id}."
+    return TaskEntry(name, make, description, backends=("gymnasium",), requires="gymnasiumrobotics", module=ROBOTICS)
 
 
 def _envpool_entry(env_id: str) -> TaskEntry:
@@ -80,9 +99,10 @@ def register() -> None:
     """Register the families without importing them."""
     for prefix, make_entry, extra in (
         ("gymnasium", _gymnasium_entry, ""),
+        (ROBOTICS, _robotics_entry, "gymnasiumrobotics"),
         ("envpool", _envpool_entry, "envpool"),
         ("mjlab", mjlab_entry, "mjlab"),
         ("isaaclab", _isaaclab_entry, "isaaclab"),
     ):
         description = f"Any task of {prefix} by its own id."
-        register_family(prefix, TaskFamily(make_entry, description, requires=extra))
+        register_family(prefix, TaskFamily(make_entry, description, requires=extra, module=prefix if extra else ""))

@@ -1,0 +1,64 @@
+"""One task of the DeepMind Control Suite as a gymnasium environment whose episodes depend on their seed alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from dm_control import suite
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from numpy.typing import NDArray
+
+from robopolicy.errors import unknown_environment
+from robopolicy.sim.registry import SimOptions
+
+TASKS = {f"{domain}-{task}": (domain, task) for domain, task in suite.ALL_TASKS}
+
+
+class ControlSuiteEnv(gymnasium.Env[Any, Any]):
+    """The observations of the suite in one vector `state`, and its rewards, which lie in [0, 1]."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  as gymnasium declares it
+
+    def __init__(self, task: str) -> None:
+        if task not in TASKS:
+            raise unknown_environment("dm_control", task, TASKS)
+        self._env: Any = suite.load(*TASKS[task], task_kwargs={"random": 0})
+        action = self._env.action_spec()
+        size = sum(int(np.prod(entry.shape)) for entry in self._env.observation_spec().values())
+        self.action_space = spaces.Box(action.minimum, action.maximum, action.shape, np.float64)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float64)
+        self.control_dt = float(self._env.control_timestep())
+        limit = self._env._step_limit
+        self.spec = EnvSpec(f"dm_control/{task}", max_episode_steps=int(limit) if np.isfinite(limit) else None)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode, as `seed` says."""
+        if seed is not None:
+            self._env.task.random.seed(seed)
+        return _vector(self._env.reset().observation), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Play one action; an episode that ends with discount 0 has failed, any other was cut by its time."""
+        step = self._env.step(action)
+        failed = step.last() and step.discount == 0
+        return _vector(step.observation), float(step.reward), failed, step.last() and not failed, {}
+
+    def render(self) -> Any:
+        """Frame `(height, width, 3)` of the first camera."""
+        return self._env.physics.render(480, 640, camera_id=0)
+
+    def close(self) -> None:
+        """Free the renderer."""
+        self._env.close()
+
+
+def make_env(task: str, options: SimOptions) -> ControlSuiteEnv:
+    """One environment of `task`, e.g. "walker-walk"."""
+    return ControlSuiteEnv(task)
+
+
+def _vector(observation: dict[str, Any]) -> NDArray[np.float64]:
+    return np.concatenate([np.ravel(value) for value in observation.values()])

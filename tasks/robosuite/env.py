@@ -1,0 +1,113 @@
+"""One robosuite task as a gymnasium environment whose episodes depend on their seed alone."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium
+import mujoco
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+
+from robopolicy.errors import unknown_environment
+from robopolicy.sim.registry import SimOptions
+
+logging.disable(logging.WARNING)  # on import it tells of optional parts that are not there
+try:
+    import robosuite
+    from robosuite.controllers.parts import controller
+    from robosuite.utils import binding_utils
+finally:
+    logging.disable(logging.NOTSET)
+logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
+
+ROBOT = "Panda"
+ARMS = ("IIWA", "Jaco", "Kinova3", "Panda", "Sawyer", "UR5e", "XArm7")
+TASKS = tuple(name for name in robosuite.ALL_ENVIRONMENTS if not name.startswith("TwoArm"))
+MAX_STEPS = 500
+CONTROL_HZ = 20
+SIGHT = ("robot0_proprio-state", "object-state")  # robosuite's own summaries of arm and objects
+
+
+def _follow_mujoco() -> None:
+    """Since MuJoCo 3.10 `mj_fullM` takes the data, of which robosuite 1.5 hands it `qM`; that is gone from 3.11."""
+    binding_utils.MjData.qM = property(lambda data: data._data)
+    full: Any = lambda model, matrix, data: mujoco.mj_fullM(model, data, matrix)  # noqa: E731
+    controller.mujoco = SimpleNamespace(mj_fullM=full)
+
+
+if not hasattr(mujoco.MjData, "qM"):
+    _follow_mujoco()
+
+
+class RobosuiteEnv(gymnasium.Env[Any, Any]):
+    """Observations `robot` and `object`; sparse: reward 1 and end at success, shaped: robosuite's own, to the limit."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  as gymnasium declares it
+
+    def __init__(self, task: str, reward: str) -> None:
+        name, _, robot = task.partition("-")
+        if name not in TASKS or (robot or ROBOT) not in ARMS:
+            raise unknown_environment("robosuite", task, [*TASKS, *(f"{each}-{arm}" for each in TASKS for arm in ARMS)])
+        self._shaped = reward == "shaped"
+        self._env: Any = robosuite.make(
+            name,
+            robots=robot or ROBOT,
+            has_renderer=False,
+            has_offscreen_renderer=False,
+            use_camera_obs=False,
+            control_freq=CONTROL_HZ,
+            horizon=MAX_STEPS,
+            ignore_done=True,  # the limit is ours
+            reward_shaping=self._shaped,
+            hard_reset=False,
+            seed=0,
+        )
+        low, high = self._env.action_spec
+        self.action_space = spaces.Box(low, high, low.shape, np.float64)
+        sizes = {key: value.shape for key, value in self._seen(self._env.reset()).items()}
+        self.observation_space = spaces.Dict({key: spaces.Box(-np.inf, np.inf, size) for key, size in sizes.items()})
+        self.control_dt = 1 / CONTROL_HZ
+        self.spec = EnvSpec(f"robosuite/{task}", max_episode_steps=MAX_STEPS)
+        self._renderer: mujoco.Renderer | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Place robot and objects, as `seed` says."""
+        if seed is not None:  # in place, as the samplers of the scene keep the generator
+            self._env.rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
+        return self._seen(self._env.reset()), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Play one action."""
+        observation, reward, _, _ = self._env.step(action)
+        success = bool(self._env._check_success())
+        earned = float(reward) if self._shaped else float(success)
+        return self._seen(observation), earned, success and not self._shaped, False, {"success": success}
+
+    def render(self) -> Any:
+        """Frame `(height, width, 3)` from the front, without the shapes of collisions."""
+        if self._renderer is None:
+            self._renderer = mujoco.Renderer(self._env.sim.model._model, 480, 640)
+        option = mujoco.MjvOption()
+        option.geomgroup[0] = 0
+        self._renderer.update_scene(self._env.sim.data._data, "frontview", option)
+        return self._renderer.render()
+
+    def close(self) -> None:
+        """Free the renderer and the scene."""
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
+        self._env.close()
+
+    @staticmethod
+    def _seen(observation: dict[str, Any]) -> dict[str, Any]:
+        return {key.removesuffix("-state").replace("robot0_proprio", "robot"): observation[key] for key in SIGHT}
+
+
+def make_env(task: str, options: SimOptions) -> RobosuiteEnv:
+    """One environment of `task`, e.g. "Lift" or "Lift-Sawyer"."""
+    return RobosuiteEnv(task, options.reward)

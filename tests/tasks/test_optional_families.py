@@ -1,0 +1,123 @@
+"""Families of optional packages under the contract: DeepMind Control, Gymnasium-Robotics, robosuite."""
+
+import numpy as np
+import pytest
+import torch
+
+from robopolicy.cli.main import main
+from robopolicy.errors import UserError
+from robopolicy.sim.checker import check_simulator
+from robopolicy.sim.gl import gl_backend
+from robopolicy.sim.registry import SimOptions, get_task, make_sim
+
+KINDS = [
+    ("dm_control/walker-walk", "dm_control", {"state": (24,)}, 6, 1000, 0.025),
+    (
+        "gymnasium_robotics/FetchReach-v4",
+        "gymnasium_robotics",
+        {"observation": (10,), "achieved_goal": (3,), "desired_goal": (3,)},
+        4,
+        50,
+        0.04,
+    ),
+    pytest.param(
+        "robosuite/Lift", "robosuite", {"robot": (50,), "object": (10,)}, 7, 500, 0.05, marks=pytest.mark.slow
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "package", "sizes", "actions", "limit", "dt"), KINDS)
+def test_a_family_keeps_the_contract(
+    name: str, package: str, sizes: dict[str, tuple[int]], actions: int, limit: int, dt: float
+) -> None:
+    pytest.importorskip(package)
+    sim = make_sim(name, SimOptions(num_envs=2))
+    assert {key: spec.shape for key, spec in sim.spec.observation.items()} == sizes
+    assert (sim.spec.action_dim, sim.spec.max_episode_steps, sim.spec.control_dt) == (actions, limit, dt)
+    assert check_simulator(sim, lambda n: make_sim(name, SimOptions(n))) == []
+
+
+def test_the_suite_ends_its_episodes_by_time_or_by_failure() -> None:
+    pytest.importorskip("dm_control")
+    sim = make_sim("dm_control/cartpole-balance", SimOptions(num_envs=1))
+    sim.reset(0)
+    total = 0.0
+    for number in range(1000):
+        step = sim.step(torch.zeros(1, 1))
+        total += float(step.reward)
+        assert bool(step.done) == (number == 999)
+    assert step.truncated and not step.terminated
+    assert 100 < total < 1000
+
+
+def test_fetch_says_when_its_goal_is_reached() -> None:
+    pytest.importorskip("gymnasium_robotics")
+    sim = make_sim("gymnasium_robotics/FetchReach-v4", SimOptions(num_envs=2))
+    obs = sim.reset(0)
+    for _ in range(20):  # the gripper is moved by positions
+        towards = 10 * (obs["desired_goal"] - obs["achieved_goal"])
+        step = sim.step(torch.cat([towards, torch.zeros(2, 1)], 1).clamp(-1, 1))
+        obs = step.obs
+    assert step.info["success"].tolist() == [True, True]
+    assert step.reward.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.slow
+def test_robosuite_ends_at_success_and_shows_its_scene() -> None:
+    """A hand that goes to the cube, closes and rises; positions are those of robosuite's summary of the objects."""
+    pytest.importorskip("robosuite")
+    sim = make_sim("robosuite/Lift", SimOptions(num_envs=1))
+    obs = sim.reset(0)
+    for number in range(200):
+        offset = obs["object"][0, 7:10]  # from the hand to the cube
+        near = bool(offset[:2].norm() < 0.01 and offset[2].abs() < 0.01) or number > 60
+        move = torch.tensor([0.0, 0.0, 1.0]) if near and number > 70 else (-10 * offset).clamp(-1, 1)
+        step = sim.step(torch.cat([move, torch.zeros(3), torch.tensor([1.0 if near else -1.0])])[None])
+        obs = step.obs
+        if step.done:
+            break
+    assert step.info["success"].tolist() == step.terminated.tolist() == [True]
+    assert step.reward.tolist() == [1.0]
+    try:
+        gl_backend()
+    except UserError as error:
+        pytest.skip(str(error))
+    frame = sim.render(width=64, height=48)
+    assert frame.shape == (1, 3, 48, 64)
+    assert np.asarray(frame).std() > 10
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "near"),
+    [
+        ("dm_control/walker-wlak", "dm_control", "walker-walk"),
+        ("robosuite/Lift-Pandda", "robosuite", "Lift-Panda"),
+        ("robosuite/TwoArmLift", "robosuite", "no environment 'TwoArmLift'"),
+    ],
+)
+def test_unknown_ids_suggest_near_ones(name: str, package: str, near: str) -> None:
+    pytest.importorskip(package)
+    with pytest.raises(UserError, match=near):
+        make_sim(name, SimOptions(num_envs=1))
+
+
+def test_what_is_missing_is_named_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    for package in ("dm_control", "gymnasium_robotics", "robosuite"):
+        monkeypatch.setitem(sys.modules, package, None)
+        monkeypatch.delitem(sys.modules, f"tasks.{package}.env", raising=False)
+    wanted = {
+        "dm_control/walker-walk": r"pip install 'robopolicy\[dmcontrol\]'",
+        "robosuite/Lift": "pip install --no-deps robosuite==1.5.2",
+    }
+    for name, words in wanted.items():
+        with pytest.raises(UserError, match=words):
+            make_sim(name, SimOptions(num_envs=1))
+
+
+def test_the_families_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "tasks"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"{family}/" in listed for family in ("dm_control", "gymnasium_robotics", "robosuite"))
+    assert get_task("robosuite/Lift").make_expert is None
