@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.critics.q import CriticConfig
@@ -15,6 +15,7 @@ from robopolicy.data.transitions import Transitions
 from robopolicy.policies.base import Policy, PolicySpec, Sample
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.heads.generative import GenerativePolicy
 
 SPEC = PolicySpec({"state": (2,)}, action_dim=1, horizon=2, execute=1)
 STATISTICS = {"state": {"min": [-1.0] * 2, "max": [1.0] * 2}, "action": {"min": [-1.0], "max": [1.0]}}
@@ -34,6 +35,34 @@ def gaussian(**config: Any) -> GaussianPolicy:
     policy = GaussianPolicy(GaussianConfig(**(settings | config)), SPEC)
     policy.fit_normalizer(STATISTICS)
     return policy
+
+
+def output_layer(head: GenerativePolicy) -> nn.Linear:
+    """The last linear layer, one output per number of the chunk."""
+    return [layer for layer in head.backbone.modules() if isinstance(layer, nn.Linear)][-1]
+
+
+def always(head: GenerativePolicy, action: float) -> None:
+    """Let `head` play nothing but `action`, -1 or 1: its velocity leads far beyond that bound."""
+    with torch.no_grad():
+        output_layer(head).bias.fill_(9.0 * action)
+
+
+class Known(nn.Module):
+    """A critic that is given: one member per function of the newest states `(B, S)` and the first actions `(B, A)`."""
+
+    def __init__(self, *members: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.members = members
+
+    def forward(self, obs: dict[str, Tensor], chunk: Tensor, members: Tensor | None = None) -> Tensor:
+        """Values `(M, B)`."""
+        values = torch.stack([member(obs["state"][:, -1], chunk[:, 0]) for member in self.members])
+        return values if members is None else values[members]
+
+    def of_candidates(self, obs: dict[str, Tensor], chunks: Tensor) -> Tensor:
+        """Values `(M, B, C)` of candidates `(B, C, H, A)`."""
+        return torch.stack([self(obs, chunk) for chunk in chunks.unbind(1)], -1)
 
 
 def two_modes(rows: int) -> Tensor:

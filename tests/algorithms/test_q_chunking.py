@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from chunk_bandit import (
-    SMALL,
     SPEC,
     STATISTICS,
     assert_acts_without_dropout,
@@ -18,42 +17,22 @@ from chunk_bandit import (
     first_actions,
     flow,
     gaussian,
+    output_layer,
     two_modes,
 )
+from chunking_learners import MAKERS, dqc, fql, qc
 from torch import Tensor, nn
 
-from robopolicy.algorithms.dqc import DQC, DQCConfig, optimistic_loss, quantile_loss
-from robopolicy.algorithms.fql import FQL, FQLConfig, actor_loss, one_step_copy
+from robopolicy.algorithms.dqc import DQCConfig, optimistic_loss, quantile_loss
+from robopolicy.algorithms.fql import actor_loss, one_step_copy
 from robopolicy.algorithms.frames.off_policy import OffPolicy
-from robopolicy.algorithms.qc import QC, QCConfig
-from robopolicy.critics.value import ValueConfig
 from robopolicy.data.replay import Replay
 from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError
-from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
-COMMON: dict[str, Any] = {"critic": SMALL, "batch_size": 64, "critic_lr": 3e-3, "lr": 3e-3, "tau": 0.05}
-VALUE = ValueConfig(hidden=(32, 32), activation="relu")
-
-
-def qc(policy: Policy | None = None, **config: Any) -> QC:
-    settings: dict[str, Any] = COMMON | {"candidates": 16} | config
-    return QC(QCConfig(**settings), policy or flow(), total_updates=100)
-
-
-def fql(policy: Policy | None = None, **config: Any) -> FQL:
-    settings: dict[str, Any] = COMMON | {"alpha": 1.0} | config
-    return FQL(FQLConfig(**settings), policy or flow(), total_updates=100)
-
-
-def dqc(policy: Policy | None = None, **config: Any) -> DQC:
-    settings: dict[str, Any] = COMMON | {"candidates": 16, "value": VALUE, "n_step": 2} | config
-    return DQC(DQCConfig(**settings), policy or flow(), total_updates=100)
-
-
-MAKERS = {"qc": qc, "fql": fql, "dqc": dqc}
 makers = pytest.mark.parametrize("name", MAKERS)
 
 
@@ -194,7 +173,7 @@ def test_equal_lengths_make_both_critics_of_dqc_agree() -> None:
     long, short = (
         critic(data.obs, data.chunk).sigmoid().mean(0) for critic in (algorithm.long_critic, algorithm.critic)
     )
-    assert float((long - short).abs().mean()) < 0.1
+    assert float((long - short).abs().mean()) < 0.01
 
 
 def test_every_member_of_the_prefix_critic_regresses_on_its_own_long_critic() -> None:
@@ -216,8 +195,9 @@ def test_every_network_of_dqc_gathers_running_statistics() -> None:
     for _ in range(3):
         algorithm.update(batch(two_modes(64), positive))
     encoders = [policy.encoder, *(net.encoder for net in (algorithm.critic, algorithm.long_critic, algorithm.value))]
-    assert [float(encoder.normalizer.count) for encoder in encoders] == [3 * 64.0] * 4
-    assert all(torch.equal(encoder.normalizer.mean, policy.encoder.normalizer.mean) for encoder in encoders)
+    states = [encoder.normalizer.state_dict() for encoder in encoders]
+    assert [float(state["count"]) for state in states] == [3 * 64.0] * 4
+    assert all(torch.equal(state["mean"], states[0]["mean"]) for state in states)
 
 
 def test_dqc_refuses_rewards_that_are_no_probabilities_and_short_long_chunks() -> None:
@@ -259,7 +239,7 @@ def test_no_gradient_of_the_one_step_policy_reaches_the_flow() -> None:
 
 def test_the_distance_draws_an_action_beyond_its_bound_back_while_q_sees_the_bound() -> None:
     algorithm = fql()
-    output = [layer for layer in algorithm.student.backbone.modules() if isinstance(layer, nn.Linear)][-1]
+    output = output_layer(algorithm.student)
     with torch.no_grad():
         output.bias.fill_(9.0)  # every output of the one-step policy is far above 1
     obs = {"state": torch.randn(32, 1, 2)}

@@ -1,0 +1,236 @@
+"""What methods of chosen and optimised actions regress on, where critics, values or policies are given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from chunk_bandit import Known, always, batch, flow, output_layer, two_modes
+from chunking_learners import dqc, fql, qc
+from torch import Tensor
+from value_learners import cal_ql, expo, idql, iql, pa_rl, peak
+
+from robopolicy.algorithms.dqc import quantile_loss
+from robopolicy.algorithms.fql import actor_loss
+from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.algorithms.pa_rl import imitation_target
+from robopolicy.data.transitions import Transitions
+from robopolicy.policies.base import Observation
+from robopolicy.policies.wrappers.selected import Candidates, SelectedPolicy
+
+ROWS = 64
+
+
+def data() -> Transitions:
+    return batch(two_modes(ROWS), peak, discount=0.9)
+
+
+def oppose(algorithm: OffPolicy) -> None:
+    """Make the target critic judge the opposite of what the online critic does."""
+    algorithm.target_critic.load_state_dict(algorithm.critic.state_dict())
+    with torch.no_grad():
+        for parameter in algorithm.target_critic.body.layers[-1].parameters():
+            parameter.neg_()
+
+
+def rewound(algorithm: OffPolicy, player: SelectedPolicy, batch: Transitions) -> tuple[Tensor, Candidates]:
+    """The target of `batch`, and the candidates of `player` that it was chosen from."""
+    state = algorithm.generator.get_state()
+    target = algorithm.target(batch)
+    algorithm.generator.set_state(state)
+    return target, player.propose(batch.next_obs, generator=algorithm.generator)
+
+
+# FQL.
+
+
+def test_fql_bootstraps_from_the_mean_value_of_its_one_step_policy() -> None:
+    algorithm, seen = fql(), data()
+    always(algorithm.policy, -1.0)
+    always(algorithm.student, 1.0)
+    algorithm.target_critic = Known(lambda _, a: a[:, 0], lambda _, a: 3 * a[:, 0])  # type: ignore[assignment]
+    torch.testing.assert_close(algorithm.target(seen), seen.reward + 0.9 * 2.0)
+
+
+def test_a_one_step_policy_that_maps_every_noise_as_the_flow_does_is_at_no_distance() -> None:
+    algorithm, seen = fql(flow(steps=1, action_clip=0.0)), data()
+    teacher, student = algorithm.policy, algorithm.student
+    _, info = actor_loss(student, teacher, algorithm.critic, seen.obs, algorithm.config)
+    assert float(info["distance"].detach()) < 1e-10
+    with torch.no_grad():
+        output_layer(student).bias.add_(0.3)
+    _, info = actor_loss(student, teacher, algorithm.critic, seen.obs, algorithm.config)
+    assert float(info["distance"].detach()) == pytest.approx(0.3**2, rel=1e-4)
+
+
+# DQC.
+
+
+def test_dqc_bootstraps_the_long_critic_from_v_within_probabilities() -> None:
+    algorithm, seen = dqc(n_step=1), batch(two_modes(4), peak)
+    algorithm.value = lambda obs: torch.tensor([0.0, math.log(3), math.log(3), 9.0])  # type: ignore[assignment]
+    seen = replace(seen, reward=torch.tensor([0.0, 0.2, 0.7, 1.0]), discount=torch.tensor([0.9, 0.8, 0.8, 0.0]))
+    expected = torch.tensor([0.9 / 2, 0.2 + 0.8 * 3 / 4, 1.0, 1.0])
+    torch.testing.assert_close(algorithm.target(seen), expected)
+
+
+def test_v_of_dqc_regresses_on_the_lowest_target_value_of_the_prefix_that_was_played() -> None:
+    algorithm, seen = dqc(n_step=1, quantile=0.75), data()
+    seen = replace(seen, reward=torch.zeros(ROWS))
+    algorithm.target_critic = Known(lambda _, a: 3 * a[:, 0], lambda _, a: a[:, 0])  # type: ignore[assignment]
+    lowest = torch.minimum(3 * seen.chunk[:, 0, 0], seen.chunk[:, 0, 0])  # either member in some rows
+    with torch.no_grad():
+        expected = quantile_loss(algorithm.value(seen.obs), lowest, 0.75).mean()
+    torch.testing.assert_close(algorithm.critic_loss(seen)[1]["state_loss"].detach(), expected)
+
+
+def test_a_prefix_critic_that_equals_the_long_one_stays_so_where_both_judge_the_same_chunk() -> None:
+    """Then Q_p has no gradient, whatever Q_h and the expectile are."""
+    for expectile in (0.5, 0.9):
+        algorithm = dqc(n_step=1, expectile=expectile)
+        seen = replace(data(), reward=torch.rand(ROWS))
+        parameters = list(algorithm.critic.parameters())
+        apart = torch.autograd.grad(algorithm.critic_loss(seen)[0], parameters)
+        algorithm.critic.load_state_dict(algorithm.long_critic.state_dict())
+        equal = torch.autograd.grad(algorithm.critic_loss(seen)[0], parameters)
+        assert max(float(gradient.abs().max()) for gradient in apart) > 1e-3
+        assert max(float(gradient.abs().max()) for gradient in equal) < 1e-7
+
+
+# QC.
+
+
+def test_qc_takes_the_best_sample_by_the_mean_of_the_online_critics_and_values_it_by_the_target_ones() -> None:
+    algorithm, seen = qc(), data()
+    oppose(algorithm)
+    target, found = rewound(algorithm, algorithm.player, seen)
+    values = algorithm.critic.of_candidates(seen.next_obs, found.chunks).mean(0)
+    chosen = found.chunks[torch.arange(ROWS), values.argmax(1)]
+    torch.testing.assert_close(target, seen.reward + 0.9 * algorithm.target_critic(seen.next_obs, chosen).mean(0))
+    played = algorithm.act(seen.next_obs, generator=torch.Generator().manual_seed(0)).chunk
+    found = algorithm.player.propose(seen.next_obs, generator=torch.Generator().manual_seed(0))
+    values = algorithm.critic.of_candidates(seen.next_obs, found.chunks).mean(0)
+    assert torch.equal(played, found.chunks[torch.arange(ROWS), values.argmax(1)])
+
+
+# Cal-QL.
+
+
+def test_cal_ql_bootstraps_from_the_highest_of_the_lowest_target_values_of_sampled_chunks() -> None:
+    algorithm, seen = cal_ql(), data()
+    asked: list[Observation] = []
+    sampled = torch.tensor([-0.5, 0.8, 0.3, 0.1]).view(1, 4, 1, 1).expand(ROWS, 4, 2, 1)
+
+    def sample(obs: Observation) -> Tensor:
+        """Remember where chunks were sampled."""
+        asked.append(obs)
+        return sampled
+
+    algorithm.sampled = sample  # type: ignore[method-assign]
+    algorithm.target_critic = Known(  # type: ignore[assignment]
+        lambda state, a: state[:, 0] + a[:, 0], lambda state, a: state[:, 0] + 0.9 - 2 * a[:, 0]
+    )
+    expected = seen.reward + 0.9 * (seen.next_obs["state"][:, -1, 0] + 0.3)
+    torch.testing.assert_close(algorithm.target(seen), expected)
+    assert asked == [seen.next_obs]
+
+
+def test_cal_ql_samples_its_policy_and_subtracts_no_entropy() -> None:
+    algorithm, seen = cal_ql(), data()
+    state = algorithm.generator.get_state()
+    target = algorithm.target(seen)
+    algorithm.generator.set_state(state)
+    chunks = algorithm.sampled(seen.next_obs)
+    assert chunks.shape == (ROWS, 4, 2, 1) and float(chunks.std(1).min()) > 0
+    lowest = algorithm.target_critic.of_candidates(seen.next_obs, chunks).min(0).values
+    torch.testing.assert_close(target, seen.reward + 0.9 * lowest.max(1).values)
+
+
+# EXPO.
+
+
+def test_expo_bootstraps_from_the_candidate_of_highest_mean_value() -> None:
+    algorithm, seen = expo(), data()
+    target, found = rewound(algorithm, algorithm.backup_player, seen)
+    best = algorithm.target_critic.of_candidates(seen.next_obs, found.chunks).mean(0).argmax(1)
+    assert found.chunks.shape[1] == 8 and len(best.unique()) > 1  # samples and edits
+    chosen = found.chunks[torch.arange(ROWS), best]
+    lowest = algorithm.target_critic(seen.next_obs, chosen).min(0).values
+    torch.testing.assert_close(target, seen.reward + 0.9 * lowest)
+
+
+def test_expo_adds_the_entropy_of_a_soft_choice_to_its_target() -> None:
+    algorithm, seen = expo(selection="softmax", selection_temperature=0.2), data()
+    state = algorithm.generator.get_state()
+    target, found = rewound(algorithm, algorithm.backup_player, seen)
+    algorithm.generator.set_state(state)
+    algorithm.backup_player.propose(seen.next_obs, generator=algorithm.generator)
+    index = algorithm.backup_player.choose(found.values, generator=algorithm.generator)
+    chosen = found.chunks[torch.arange(ROWS), index]
+    lowest = algorithm.target_critic(seen.next_obs, chosen).min(0).values
+    logp = (found.values / 0.2).log_softmax(1)[torch.arange(ROWS), index]
+    bonus = -0.2 * (logp + math.log(8))
+    assert float(bonus.abs().max()) > 0.1
+    torch.testing.assert_close(target, seen.reward + 0.9 * (lowest + bonus))
+
+
+@pytest.mark.parametrize("backup", ["best", "base"])
+def test_the_averaged_base_of_expo_acts_and_the_trained_one_bootstraps(backup: str) -> None:
+    algorithm, seen = expo(edits=0, backup=backup), data()
+    always(algorithm.policy, 1.0)  # type: ignore[arg-type]
+    always(algorithm.ema.module, -1.0)  # type: ignore[arg-type]
+    one = torch.ones(ROWS, 2, 1)
+    for draw in (algorithm.act, algorithm.explore):
+        assert torch.equal(draw(seen.obs).chunk, -one)
+    assert torch.equal(algorithm.deployable().act(seen.obs), -one)
+    lowest = algorithm.target_critic(seen.next_obs, one).min(0).values
+    torch.testing.assert_close(algorithm.target(seen), seen.reward + 0.9 * lowest)
+
+
+# PA-RL.
+
+
+def test_pa_rl_bootstraps_from_the_best_optimised_chunk_wherever_it_stands() -> None:
+    algorithm, seen = pa_rl(), data()
+    best = torch.arange(ROWS) % 3
+    chunks = (torch.arange(3.0) / 4).view(1, 3, 1, 1).expand(ROWS, 3, 2, 1)
+    values = torch.nn.functional.one_hot(best, 3).float()
+
+    def propose(obs: Observation, **_: Any) -> Candidates:
+        """Three chunks, the best one in another place in each row."""
+        assert obs is seen.next_obs
+        return Candidates(chunks, values)
+
+    algorithm.player.propose = propose  # type: ignore[method-assign]
+    algorithm.target_critic = Known(lambda _, a: a[:, 0], lambda _, a: 2 * a[:, 0])  # type: ignore[assignment]
+    torch.testing.assert_close(algorithm.target(seen), seen.reward + 0.9 * best / 4)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_the_imitated_chunk_is_drawn_in_proportion_to_the_softmax_of_its_value(temperature: float) -> None:
+    rows, share = 4000, torch.tensor([0.5, 0.2, 0.3])
+    seen = batch(two_modes(rows), peak)
+    chunks = torch.arange(3.0).view(1, 3, 1, 1).expand(rows, 3, 2, 1)
+    found = Candidates(chunks, (temperature * share.log()).expand(rows, 3))
+    chunk, _ = imitation_target(found, seen, temperature, torch.Generator().manual_seed(0))
+    drawn = torch.bincount(chunk[:, 0, 0].long(), minlength=3) / rows
+    assert bool(((drawn - share).abs() < 4 * (share * (1 - share) / rows).sqrt()).all())
+
+
+# Imitation.
+
+
+@pytest.mark.parametrize("make", [qc, fql, dqc, expo, iql, idql])
+def test_padded_steps_of_a_chunk_teach_the_policy_nothing(make: Callable[..., OffPolicy]) -> None:
+    """Those outputs of the flow that stand for padded steps do not move by a bit."""
+    policy = flow()
+    algorithm, seen = make(policy), batch(two_modes(ROWS), lambda action: (action[:, 0] > 0).float())
+    seen.mask[:, 1] = 0.0
+    before = [parameter.detach().clone() for parameter in output_layer(policy).parameters()]
+    algorithm.update(seen)
+    for old, new in zip(before, output_layer(policy).parameters(), strict=True):
+        assert torch.equal(old[1], new[1]) and not torch.equal(old[0], new[0])
