@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -129,6 +130,44 @@ def test_the_actor_finds_the_closed_form_noise_clipped_at_the_bound(kind: type[S
     regret = value(linear(obs, best)) - value(linear(obs, w))
     assert float(regret.mean()) < 0.1 < 1.0 < float((value(linear(obs, best)) - value(linear(obs, 0 * w))).mean())
     assert bool((w.abs() <= BOUND).all())
+
+
+def test_every_member_of_the_critic_on_noise_regresses_on_its_own_of_the_critic_on_actions() -> None:
+    algorithm = make(DSRLNA, CallablePolicy.wrap("linear", linear, LINEAR))
+    batch = bandit(64, 0)
+    w = batch.record["noise"]
+    with torch.no_grad():
+        found, wanted = algorithm.noise_critic(batch.obs, w), algorithm.critic(batch.obs, batch.chunk)  # (M, B)
+    loss, info = distill_loss(algorithm.noise_critic, algorithm.critic, batch.obs, w, batch.chunk)
+    expected = (found - wanted).square()
+    torch.testing.assert_close(loss.detach(), expected.mean(1).sum())
+    torch.testing.assert_close(info["distill_error"], expected.mean().sqrt())
+    for other in (wanted.flip(0), wanted.amin(0), wanted.mean(0)):
+        assert not torch.isclose(expected.mean(1).sum(), (found - other).square().mean(1).sum())
+
+
+def share_of_gaussian(low: float, high: float) -> float:
+    """Probability that a standard normal number lies between two bounds."""
+    return (math.erf(high / math.sqrt(2)) - math.erf(low / math.sqrt(2))) / 2
+
+
+@kinds
+def test_exploration_plays_gaussian_noise_cut_at_the_bound_whatever_the_actor_is(kind: type[Steering]) -> None:
+    algorithm = make(kind, CallablePolicy.wrap("linear", linear, LINEAR))
+    obs = bandit(4000, 0).obs
+    sample = algorithm.explore(obs, generator=torch.Generator().manual_seed(0))
+    w = sample.record["noise"]
+    assert torch.equal(sample.chunk, linear(obs, w))
+    found = [(w == -BOUND), (w > -BOUND) & (w <= -0.5), (w > -0.5) & (w <= 0.5), (w == BOUND)]
+    edges = [(-9.0, -BOUND), (-BOUND, -0.5), (-0.5, 0.5), (BOUND, 9.0)]
+    for inside, (low, high) in zip(found, edges, strict=True):
+        share = share_of_gaussian(low, high)
+        assert float(inside.float().mean()) == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / w.numel()))
+    with torch.no_grad():
+        for parameter in algorithm.policy.actor.parameters():
+            parameter.fill_(0.1)
+    assert torch.equal(algorithm.explore(obs, generator=torch.Generator().manual_seed(0)).chunk, sample.chunk)
+    assert not torch.equal(algorithm.act(obs, generator=torch.Generator().manual_seed(0)).chunk, sample.chunk)
 
 
 def test_a_base_that_ignores_its_noise_gives_a_critic_that_does() -> None:
