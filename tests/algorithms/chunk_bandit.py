@@ -102,7 +102,7 @@ def first_actions(policy: Policy, rows: int = 200, *, deterministic: bool = True
     return policy.act(obs, deterministic=deterministic, generator=generator)[:, 0, 0]
 
 
-def assert_resumes(make: Callable[[int], Any], feed: Callable[[], Transitions]) -> None:
+def assert_resumes(make: Callable[[int], Any], feed: Callable[[], Any]) -> None:
     """An algorithm restored after two of four updates from one of another seed ends with the same weights."""
     torch.manual_seed(0)
     data = [feed() for _ in range(4)]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from chunk_bandit import assert_resumes
+from torch import Tensor, nn
 
 from robopolicy.algorithms.cdsa import CDSA, CDSAConfig, cdsa_loss
 from robopolicy.data.chunks import ChunkBatch, ChunkSampler
@@ -16,25 +19,26 @@ from robopolicy.data.episodes import Episodes
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.wrappers.corrected import CorrectedPolicy, Correction, DataModelConfig, correct
+from robopolicy.policies.wrappers.corrected import CorrectedPolicy, Correction, DataModel, DataModelConfig, correct
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 SPEC = PolicySpec({"state": (2,)}, action_dim=1, horizon=2, execute=1)
 MEAN, STD = 0.3, 0.2  # of the actions, whatever the state
+STATE_STD = 0.3  # of the states, around 0
 SMALL = DataModelConfig(hidden=(32, 32), action_noise=0.2, state_noise=0.2)
 
 
-def base() -> FlowPolicy:
+def base(spec: PolicySpec = SPEC) -> FlowPolicy:
     torch.manual_seed(0)
-    policy = FlowPolicy(FlowConfig(hidden=(8,), steps=2), SPEC)
-    bounds = {"min": [-1.0, -1.0], "max": [1.0, 1.0]}
-    policy.fit_normalizer({"state": bounds, "action": {name: value[:1] for name, value in bounds.items()}})
+    policy = FlowPolicy(FlowConfig(hidden=(8,), steps=2), spec)
+    dims = {"state": 2, "action": spec.action_dim}
+    policy.fit_normalizer({key: {"min": [-1.0] * count, "max": [1.0] * count} for key, count in dims.items()})
     return policy.eval()
 
 
 def batch(rows: int, generator: torch.Generator) -> ChunkBatch:
     """Actions of one Gaussian; each moves the first number of the state by itself."""
-    state = 0.3 * torch.randn(rows, 1, 2, generator=generator)
+    state = STATE_STD * torch.randn(rows, 1, 2, generator=generator)
     chunk = MEAN + STD * torch.randn(rows, 2, 1, generator=generator)
     following = state + torch.cat([chunk[:, :1], torch.zeros(rows, 1, 1)], 2)
     return ChunkBatch({"state": state}, chunk, torch.ones(rows, 2), None, {"state": following}, torch.ones(rows))
@@ -58,6 +62,74 @@ def test_the_score_of_gaussian_actions_is_the_distance_to_their_mean_over_their_
     expected = (MEAN - action) / (STD**2 + SMALL.action_noise**2)  # of the data blurred by the noise
     torch.testing.assert_close(found, expected.float(), atol=0.8, rtol=0)
     assert float((found * expected).sum() / (found.norm() * expected.norm())) > 0.98
+
+
+def test_the_score_of_gaussian_states_points_at_their_mean(trained: CDSA) -> None:
+    model = trained.policy.model.eval()
+    state = torch.stack([torch.linspace(-0.6, 0.6, 11), torch.linspace(0.3, -0.5, 11)], 1)
+    with torch.no_grad():
+        found = model.state_score(state)
+    expected = -state / (STATE_STD**2 + SMALL.state_noise**2)
+    torch.testing.assert_close(found, expected, atol=0.8, rtol=0)
+    assert float((found * expected).sum() / (found.norm() * expected.norm())) > 0.98
+
+
+def test_actions_that_lead_to_unusual_states_are_moved_to_lead_to_more_usual_ones(trained: CDSA) -> None:
+    correction = Correction(0.0, 0.5, state_step=SMALL.state_noise**2)
+    place = torch.tensor([0.3, -0.6])
+    obs = {"state": torch.stack([place, torch.zeros(2)], 1)[:, None]}
+    chunk = torch.full((2, 2, 1), MEAN)
+    with torch.no_grad():
+        moved = (trained.policy.with_correction(correction).correct(obs, chunk) - chunk)[:, 0, 0]
+    score = -(place + MEAN) / (STATE_STD**2 + SMALL.state_noise**2)
+    torch.testing.assert_close(moved, 0.5 * SMALL.state_noise**2 * score, atol=0.03, rtol=0)
+
+
+def linear(network: nn.Sequential, weight: list[list[float]], bias: list[float]) -> None:
+    """Let a network without hidden layers be this map."""
+    (layer,) = network
+    layer.load_state_dict({"weight": torch.tensor(weight), "bias": torch.tensor(bias)})
+
+
+def test_a_correction_is_its_formula_where_all_networks_are_known() -> None:
+    """Actions are N(0.3, 0.5) and states N((0.2, -0.1), 0.8) after blurring; an action moves the first number by 2 a.
+
+    c1 S_a(a) + c2 (I(s, s' + h S_s(s')) - I(s, s')) = c1 (0.3 - a) / 0.5 + c2 h (0.2 - s') / 0.8 / 2, s' = s + 2 a
+    """
+    policy = base()
+    model = DataModel(DataModelConfig(hidden=(), action_noise=0.25, state_noise=0.4), policy)
+    linear(model.action_noise, [[0.0, 0.0, 0.25 / 0.5]], [-0.25 * 0.3 / 0.5])
+    linear(model.state_noise, [[0.4 / 0.8, 0.0], [0.0, 0.4 / 0.8]], [-0.4 * 0.2 / 0.8, 0.4 * 0.1 / 0.8])
+    linear(model.inverse, [[-0.5, 0.0, 0.5, 0.0]], [0.0])
+    linear(model.ahead, [[0.0, 0.0, 2.0], [0.0, 0.0, 0.0]], [0.0, 0.0])
+    state, chunk = torch.tensor([-0.3, 0.0, 0.4]), torch.tensor([-0.2, 0.1, 0.5])
+    obs = {"state": torch.stack([state, torch.full((3,), 0.7)], 1)[:, None]}
+    usual, reached = (0.3 - chunk) / 0.5, (0.2 - (state + 2 * chunk)) / 0.8
+    for c1, c2, h in ((0.1, 0.0, 0.1), (0.0, 0.8, 0.2), (0.1, 0.8, 0.2)):
+        corrected = correct(policy, model, Correction(c1, c2, h, limit=10.0))
+        with torch.no_grad():
+            found = corrected.correct(obs, chunk[:, None, None].expand(3, 2, 1))
+        torch.testing.assert_close(found[:, 0, 0], chunk + c1 * usual + c2 * h * reached / 2)
+        assert torch.equal(found[:, 1, 0], chunk)
+
+
+def test_the_norm_of_each_corrected_step_is_bounded_over_all_its_dimensions() -> None:
+    policy = base(PolicySpec({"state": (2,)}, action_dim=3, horizon=3, execute=2))
+    torch.manual_seed(0)
+    model = DataModel(DataModelConfig(hidden=(16,)), policy)
+    obs, chunk = {"state": torch.randn(64, 1, 2)}, 0.4 * torch.rand(64, 3, 3) - 0.2
+    correction = Correction(0.02, 1.0, state_step=0.2, limit=1e6)
+    with torch.no_grad():
+        free = correct(policy, model, correction).correct(obs, chunk) - chunk
+        found = correct(policy, model, replace(correction, limit=0.1)).correct(obs, chunk) - chunk
+        one_term = correct(policy, model, replace(correction, state_coef=0.0)).correct(obs, chunk) - chunk
+        far = correct(policy, model, replace(correction, state_coef=50.0)).correct(obs, 0.99 * chunk.sign())
+    size = free.norm(dim=-1, keepdim=True)
+    assert 0.2 < float((size[:, :2] > 0.1).float().mean()) < 0.8 and float((free + chunk).abs().max()) < 1.0
+    torch.testing.assert_close(found, free * (0.1 / size).clamp(max=1.0).nan_to_num(), atol=1e-6, rtol=0)
+    assert float((free - one_term)[:, :2].norm(dim=-1).min()) > 1e-3  # the second term counts
+    assert torch.equal(found[:, 2], torch.zeros(64, 3))
+    assert float(far.abs().max()) == 1.0
 
 
 def test_the_models_know_which_action_leads_where(trained: CDSA) -> None:
@@ -101,6 +173,28 @@ def test_a_corrected_policy_is_saved_whole_and_can_be_trained_further(trained: C
     assert further.policy.base is not again and isinstance(further.policy.base, FlowPolicy)
     with pytest.raises(UserError, match=r"set algorithm\.model"):
         CDSA(CDSAConfig(), again, total_updates=1)
+
+
+def test_a_resumed_learner_ends_with_the_same_weights() -> None:
+    def make(seed: int) -> CDSA:
+        policy = base()
+        torch.manual_seed(seed)
+        return CDSA(CDSAConfig(model=SMALL, warmup=3, seed=seed), policy, total_updates=4)
+
+    data = torch.Generator().manual_seed(1)
+    assert_resumes(make, lambda: batch(32, data))
+
+
+def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
+    algorithm = CDSA(CDSAConfig(model=SMALL, warmup=0), base(), total_updates=4)
+    data = batch(32, torch.Generator().manual_seed(1))
+    with torch.autocast("cpu", torch.bfloat16):
+        metrics = algorithm.update(data)
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert all(bool(weight.isfinite().all()) for weight in algorithm.policy.parameters())
+    data.chunk[3, 0] = torch.nan
+    metrics = algorithm.update(data)
+    assert math.isnan(metrics["model/loss"]) and math.isnan(metrics["model/action_score"])
 
 
 def test_a_chunk_that_was_cut_by_the_end_of_its_episode_teaches_states_alone() -> None:
