@@ -9,17 +9,18 @@ import fine_tuning_tools as tools
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributions import Normal
 
-from robopolicy.algorithms.frames.on_policy import Rows, minibatches
+from robopolicy.algorithms.frames.on_policy import Rows, minibatches, normalize
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig, actor_loss, bc_loss, chain_logp
 from robopolicy.critics.value import ValueConfig
-from robopolicy.policies.chains.stochastic_flow import NoiseConfig
+from robopolicy.policies.chains.stochastic_flow import NoiseConfig, StochasticFlow
 from robopolicy.policies.density import normal_log_density
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 
 
 def reinflow(head: dict[str, Any] | None = None, **overrides: Any) -> ReinFlow:
-    settings = {"decisions": 8, "batch_size": 64} | overrides
+    settings: dict[str, Any] = {"decisions": 8, "batch_size": 64} | overrides
     return ReinFlow(ReinFlowConfig(**settings), tools.flow_head(**(head or {})), total_updates=20)
 
 
@@ -61,18 +62,38 @@ def test_seeds_train_as_stored_chains_do() -> None:
     tools.assert_close(one, two)
 
 
-def test_the_density_of_the_initial_noise_cancels() -> None:
-    algorithm = reinflow()
+def shake(module: nn.Module, scale: float) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(scale * torch.randn_like(parameter))
+
+
+def whole_chain_logp(policy: StochasticFlow, rows: Rows) -> Tensor:
+    """Log-density `(B,)` of the initial noise and of every transition after it, one step after the other."""
+    chain = rows.record["chain"]  # (B, K + 1, H, A)
+    features, total = policy.head.encode(rows.obs), Normal(0.0, 1.0).log_prob(chain[:, 0]).flatten(1).sum(1).double()
+    for k in range(chain.shape[1] - 1):
+        mean, log_std = policy.transition(features, chain[:, k], torch.full((len(chain),), k))
+        total = total + Normal(mean, log_std.exp()).log_prob(chain[:, k + 1]).flatten(1).sum(1)
+    return total
+
+
+def test_the_ratio_is_that_of_whole_chains_whose_initial_noise_cancels() -> None:
+    algorithm = reinflow(logp_clamp=None, entropy_coef=0.0)
     rows = tools.rows_of(algorithm, tools.sampler_for(algorithm).collect(algorithm.act))
     with torch.no_grad():
-        for parameter in algorithm.policy.parameters():
-            parameter.add_(0.02 * torch.randn_like(parameter))
-        logp = algorithm.policy.decisions(rows.obs, rows.record).logp
-    start = rows.record["chain"][:, 0]
-    initial = normal_log_density(start, torch.zeros_like(start), torch.zeros_like(start)).flatten(1).sum(1)
-    plain = logp.sum(1) - rows.logp.sum(1)
-    assert float(plain.abs().max()) > 0.1
-    torch.testing.assert_close((logp.sum(1) + initial) - (rows.logp.sum(1) + initial), plain, atol=1e-4, rtol=1e-4)
+        before = whole_chain_logp(algorithm.policy, rows)
+        shake(algorithm.policy, 0.02)
+        change = whole_chain_logp(algorithm.policy, rows) - before
+        loss, info = algorithm.actor_loss(rows)
+    assert float(change.abs().max()) > 0.1
+    chain = rows.record["chain"]
+    ratio = (change / chain[:, 1:].flatten(1).shape[1]).exp()  # per transition and dimension
+    advantage = normalize(rows.advantage)
+    expected = -torch.minimum(ratio * advantage, ratio.clamp(0.99, 1.01) * advantage).mean()
+    assert float(info["ratio_max"]) == pytest.approx(float((ratio - 1).abs().max()), abs=1e-5)
+    assert float(info["ratio_mean"]) == pytest.approx(float(ratio.mean()), abs=1e-6)
+    assert float(loss) == pytest.approx(float(expected), abs=1e-6)
 
 
 def test_copies_of_the_dimensions_leave_the_normalised_ratio_as_it_is() -> None:
@@ -106,13 +127,40 @@ def test_imitation_of_the_base_is_nothing_at_the_base_and_moves_the_velocity_alo
     algorithm = reinflow(bc_coef=1.0)
     obs = {"state": torch.randn(32, 1, 6)}
     assert float(bc_loss(algorithm.policy.head, algorithm.base, obs).detach()) == 0.0
-    with torch.no_grad():
-        for parameter in algorithm.policy.head.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
+    shake(algorithm.policy.head, 0.05)
     bc_loss(algorithm.policy.head, algorithm.base, obs).backward()
     assert any(bool(p.grad.any()) for p in algorithm.policy.head.parameters() if p.grad is not None)
     assert all(p.grad is None for p in algorithm.policy.noise.parameters())
     assert all(p.grad is None for p in algorithm.base.parameters())
+
+
+def test_imitation_compares_the_chunks_from_zero_noise() -> None:
+    algorithm = reinflow(bc_coef=1.0, head={"action_clip": 0.0})
+    obs = {"state": torch.randn(32, 1, 6)}
+    shake(algorithm.policy.head, 0.05)
+    chunks = []
+    for head in (algorithm.policy.head, algorithm.base):
+        x = torch.zeros(32, 4, 2)
+        for k in range(head.config.steps):
+            x = x + head.velocity(head.encode(obs), x, torch.full((32,), k / head.config.steps)) / head.config.steps
+        chunks.append(head.action_normalizer.denormalize(x))
+    torch.testing.assert_close(
+        bc_loss(algorithm.policy.head, algorithm.base, obs), (chunks[0] - chunks[1]).square().mean()
+    )
+
+
+def test_every_update_moves_the_bound_of_decaying_noise() -> None:
+    noise = NoiseConfig(schedule="learned_decay", std_min=0.1, std_max=0.2)
+    algorithm = ReinFlow(ReinFlowConfig(decisions=4, epochs=1, noise=noise), tools.flow_head(), total_updates=4)
+    sampler = tools.sampler_for(algorithm)
+    bounds = []
+    for _ in range(4):
+        algorithm.update(sampler.collect(algorithm.act))
+        bounds.append(float(algorithm.policy.noise.log_std_max.exp()))
+    # Held for 35 % of the updates, then along a cosine to 0.3 * 0.1 + 0.7 * 0.2.
+    shares = [0.5 * (1 + math.cos(math.pi * max(done - 0.35, 0.0) / 0.65)) for done in (0.25, 0.5, 0.75, 1.0)]
+    assert bounds == pytest.approx([0.17 + 0.03 * share for share in shares], rel=1e-5)
+    assert bounds[0] == pytest.approx(0.2) and bounds[3] == pytest.approx(0.17)
 
 
 @pytest.mark.parametrize("residual", [False, True])

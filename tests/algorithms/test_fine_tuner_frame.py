@@ -1,0 +1,151 @@
+"""What the settings of the fine-tuners' frame do: clip, entropy bonus, early stop, and what the critic learns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import fine_tuning_tools as tools
+import pytest
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms import ALGORITHMS, make_algorithm
+from robopolicy.algorithms.frames.on_policy import Rows
+from robopolicy.critics.value import ValueConfig
+from robopolicy.data.rollout import Rollout
+from robopolicy.policies.base import Observation, Policy
+
+ROWS = 64
+SURROGATE_ALONE: dict[str, dict[str, Any]] = {
+    "reinflow": {"entropy_coef": 0.0, "logp_clamp": None},
+    "policyflow": {"entropy_coef": 0.0, "brownian_coef": 0.0},
+    "flow_grpo": {"kl_coef": 0.0},
+    "flow_sde": {"kl_coef": 0.0},
+    "dppo": {"entropy_coef": 0.0},
+}
+CLIPS = {"reinflow": 0.01, "policyflow": 0.2, "flow_grpo": 0.005, "flow_sde": 0.01}
+
+
+def tuner(name: str, *, updates: int = 20, **config: Any) -> Any:
+    policy = tools.diffusion_head() if name == "dppo" else tools.flow_head()
+    settings = SURROGATE_ALONE[name] | config
+    return make_algorithm(name, ALGORITHMS[name][0](**settings), policy, total_updates=updates)
+
+
+def observations(rows: int = ROWS) -> Observation:
+    return {"state": torch.randn(rows, 1, 6, generator=torch.Generator().manual_seed(1))}
+
+
+def played(algorithm: Any, advantage: Tensor) -> Rows:
+    """Fresh decisions with these advantages, as the first epoch sees them."""
+    obs = observations(len(advantage))
+    sample = algorithm.policy.sample(obs, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return algorithm.prepare(Rows(obs, sample.record, sample.logp, advantage, advantage, advantage))
+
+
+def signs() -> Tensor:
+    """As many good decisions as bad ones."""
+    return torch.tensor([1.0, -1.0]).repeat(ROWS // 2)
+
+
+def with_ratios(algorithm: Any, rows: Rows, ratio: Tensor) -> Rows:
+    """`rows` whose recorded log-probabilities make the present ratios `(B,)` these."""
+    now = algorithm.policy.decisions(rows.obs, rows.record).logp.detach()
+    spec = algorithm.policy.spec
+    terms = spec.horizon * spec.action_dim if algorithm.name == "reinflow" else 1  # its ratio is per dimension
+    return replace(rows, logp=now - terms * ratio.log()[:, None])
+
+
+@pytest.mark.parametrize("name", CLIPS)
+@pytest.mark.parametrize("stretch", [2.0, 0.5, -2.0])  # how far the ratios moved with the advantage, in clips
+def test_decisions_beyond_the_clip_are_not_pushed_further(name: str, stretch: float) -> None:
+    algorithm, clip, advantage = tuner(name), CLIPS[name], signs()
+    rows = with_ratios(algorithm, played(algorithm, advantage), 1 + stretch * clip * advantage)
+    loss, info = algorithm.actor_loss(rows)
+    size = 1.0 if name == "flow_grpo" else math.sqrt((ROWS - 1) / ROWS)  # of normalised advantages
+    assert float(loss.detach()) == pytest.approx(-min(stretch, 1.0) * clip * size, abs=2e-5)
+    pushed = any(bool(slope.any()) for slope in tools.gradient(loss, algorithm.actor_parameters))
+    assert pushed == (stretch < 1)
+    assert float(info["clip_fraction"]) == float(stretch > 1)
+
+
+def spread_of(algorithm: Any, rows: Rows) -> Tensor:
+    """Standard deviations of what the entropy bonus of `algorithm` counts."""
+    policy = algorithm.policy
+    if algorithm.name == "policyflow":
+        return policy.log_std.exp().expand(policy.spec.execute, -1)
+    std = policy.transitions(rows.obs, rows.record)[1].exp()  # (B, K, H, A)
+    return std[:, :, : policy.spec.execute] if algorithm.name == "dppo" else std
+
+
+@pytest.mark.parametrize("name", ["reinflow", "policyflow", "dppo"])
+def test_the_entropy_bonus_rewards_a_wider_spread(name: str) -> None:
+    learned: dict[str, Any] = {"eta_min": 0.1} if name == "dppo" else {}
+    plain, bonus = tuner(name, **learned), tuner(name, **learned, entropy_coef=0.5)
+    rows = played(plain, signs())
+    with torch.no_grad():
+        difference = bonus.actor_loss(rows)[0] - plain.actor_loss(rows)[0]
+        entropy = torch.distributions.Normal(0.0, spread_of(bonus, rows)).entropy()
+    counted = entropy.sum() if name == "policyflow" else entropy.mean()
+    assert float(counted) != pytest.approx(0.0, abs=0.1)
+    torch.testing.assert_close(difference, -0.5 * counted, atol=1e-5, rtol=1e-4)
+
+
+EARLY: dict[str, Any] = {"batch_size": ROWS, "epochs": 5, "target_kl": 0.01}
+
+
+@pytest.mark.parametrize("name", ["flow_grpo", "flow_sde"])  # without a critic and with one
+@pytest.mark.parametrize(("kl", "epochs"), [((0.0, 0.009, 0.011), 2), ((0.02,), 0), ((0.0,) * 5, 5)])
+def test_epochs_end_before_the_first_step_beyond_the_target_kl(name: str, kl: tuple[float, ...], epochs: int) -> None:
+    algorithm, measured, steps = tuner(name, **EARLY), iter(kl), []
+    rows, original, step = played(algorithm, signs()), algorithm.actor_loss, algorithm.actor_optimizer.step
+
+    def with_kl(rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, info = original(rows)
+        return loss, info | {"approx_kl": torch.tensor(next(measured))}
+
+    algorithm.actor_loss = with_kl
+    algorithm.actor_optimizer.step = lambda: steps.append(step())
+    info, done = algorithm._epochs(rows)
+    assert done == epochs == len(steps)
+    assert next(measured, None) is None
+    assert ("actor/loss" in info or "actor/ratio_mean" in info) == (epochs > 0)
+
+
+def test_the_kl_of_large_steps_ends_the_epochs() -> None:
+    counted = []
+    for target in (2e-4, None):
+        algorithm = tuner("flow_sde", decisions=4, batch_size=16, lr=0.01, target_kl=target)
+        metrics = algorithm.update(tools.sampler_for(algorithm).collect(algorithm.act))
+        counted.append(metrics["actor/epochs"])
+    assert counted[0] < counted[1] == 5
+
+
+def episodes(policy: Policy, reward: Tensor) -> Rollout:
+    """One episode per column of rewards `(T, N)`, which ends with the last of them."""
+    obs = observations(reward.numel())
+    sample = policy.sample(obs, generator=torch.Generator().manual_seed(0))
+    shape, last = reward.shape, torch.zeros(reward.shape, dtype=torch.bool)
+    last[-1] = True
+    seen = {key: value.unflatten(0, shape) for key, value in obs.items()}
+    record = {key: value.unflatten(0, shape) for key, value in sample.record.items()}
+    none, ended = ({key: value[rows] for key, value in obs.items()} for rows in (slice(0, 0), slice(0, shape[1])))
+    steps = torch.ones(shape, dtype=torch.int64)
+    return Rollout(seen, record, sample.logp.unflatten(0, shape), reward, steps, last, ~last & False, none, ended)
+
+
+@pytest.mark.parametrize("lam", [1.0, 0.5])
+def test_the_critic_learns_the_discounted_returns(lam: float) -> None:
+    settings: dict[str, Any] = {"gamma": 0.5, "lam": lam, "discount_unit": "chunk", "normalize_reward": False}
+    rates: dict[str, Any] = {"critic": ValueConfig(hidden=(64, 64)), "critic_lr": 3e-3, "critic_warmup": 100}
+    algorithm = tuner("flow_sde", epochs=30, updates=100, **settings, **rates)
+    rollout = episodes(algorithm.policy, torch.tensor([[1.0, 0.0], [2.0, 0.0], [4.0, 8.0]]))
+    for _ in range(15):
+        metrics = algorithm.update(rollout)
+    expected = torch.tensor([3.0, 2.0, 4.0, 4.0, 4.0, 8.0])  # 1 + (2 + 4 / 2) / 2, (8 / 2) / 2, ...
+    with torch.no_grad():
+        torch.testing.assert_close(algorithm.critic(observations(6)), expected, atol=0.1, rtol=0)
+    assert metrics["critic/loss"] < 0.01 and metrics["critic/explained_variance"] > 0.99
