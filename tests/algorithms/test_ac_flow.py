@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from robopolicy.critics.value import ValueConfig
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 
-SMALL = {"intermediate": ValueConfig(hidden=(16,), activation="silu")}
+SMALL: dict[str, Any] = {"intermediate": ValueConfig(hidden=(16,), activation="silu")}
 
 
 def rows_of(algorithm: Any, count: int = 64) -> Any:
@@ -114,6 +115,29 @@ def test_warmup_trains_both_critics_and_not_the_actor() -> None:
     assert "actor/loss" not in metrics and "critic/loss" in metrics
 
 
+def test_a_step_of_the_critics_is_one_towards_the_outcomes_at_the_stored_pairs() -> None:
+    algorithm = tuner("ac_flow", **SMALL)
+    rows = rows_of(algorithm)
+    error = algorithm.intermediate_value(rows) - rows.record["outcome"].unsqueeze(1)
+    expected = gradient(error.square().mean(), algorithm.intermediate)
+    algorithm._critic_step(rows)
+    found = torch.cat([parameter.grad.flatten() for parameter in algorithm.intermediate.parameters()])
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_critics_learn_what_observations_tell_about_the_outcome() -> None:
+    algorithm = tuner("ac_flow", critic_lr=1e-2, critic=ValueConfig(hidden=(32,)), **SMALL)
+    rows = rows_of(algorithm)
+    outcome = rows.obs["state"][:, 0, 0].sign()
+    rows = replace(rows, record=rows.record | {"outcome": outcome}, value_target=-outcome)
+    for _ in range(150):
+        algorithm._critic_step(rows)
+    with torch.no_grad():
+        known, value = algorithm.intermediate_value(rows), algorithm.critic(rows.obs)
+    assert float((known - outcome.unsqueeze(1)).square().mean()) < 0.3  # 1 at the start
+    assert float((value + outcome).square().mean()) < 0.3
+
+
 def test_the_intermediate_critic_learns_what_a_point_tells_about_the_outcome() -> None:
     """With the first action as outcome, nothing is known at time 0 and everything at time 1."""
     torch.manual_seed(0)
@@ -154,8 +178,9 @@ def test_bad_settings_are_refused_in_one_line(config: dict[str, Any], message: s
 
 
 def test_the_reward_of_a_bandit_rises() -> None:
-    policy = head(spec=PolicySpec({"state": (1,)}, action_dim=2), steps=3, **(BARE | {"hidden": (32,)}))
-    rates = {"lr": 3e-3, "lr_final": 3e-3, "critic_lr": 3e-3}
+    bare: dict[str, Any] = BARE | {"hidden": (32,)}
+    policy = head(spec=PolicySpec({"state": (1,)}, action_dim=2), steps=3, **bare)
+    rates: dict[str, Any] = {"lr": 3e-3, "lr_final": 3e-3, "critic_lr": 3e-3}
     algorithm = tuner("ac_flow", policy, batch_size=128, epochs=3, critic_warmup=2, w2_coef=0.1, **SMALL, **rates)
     target = torch.tensor([0.5, -0.5])
     rewards = []

@@ -116,6 +116,25 @@ def test_penalties_are_zero_at_their_anchors_and_mean_squares_elsewhere() -> Non
     assert float(tuner("awm", **FREE).penalties(rows)[0]) == 0.0
 
 
+def test_each_penalty_pulls_to_its_own_anchor() -> None:
+    algorithm = tuner("awm", ref_coef=0.5, ema_coef=2.0)
+    rows = rows_of(algorithm)
+    shake(algorithm.policy, 0.05)
+    algorithm.average.module.load_state_dict(algorithm.policy.head.state_dict())
+    shake(algorithm.policy, 0.02)
+    penalty, info = algorithm.penalties(rows)
+    now, base, average = (
+        algorithm.policy.velocities(head, rows.obs, rows.record)
+        for head in (algorithm.policy.head, algorithm.base, algorithm.average.module)
+    )
+    far, near = ((now - anchor.detach()).square().mean() for anchor in (base, average))
+    assert float(far.detach()) > 2 * float(near.detach()) > 0
+    torch.testing.assert_close((info["ref_distance"], info["ema_distance"]), (far, near))
+    torch.testing.assert_close(penalty, 0.5 * far + 2.0 * near)
+    expected = gradient(0.5 * far + 2.0 * near, algorithm.policy.head)
+    torch.testing.assert_close(gradient(penalty, algorithm.policy.head), expected)
+
+
 def test_the_delayed_average_follows_once_per_rollout() -> None:
     algorithm = tuner("awm", ema_decay=0.3, critic_warmup=0)
     rollout = bandit(algorithm.policy, 64)

@@ -81,7 +81,8 @@ def test_the_first_gradient_has_its_closed_form_on_a_gaussian_bandit() -> None:
 
 @pytest.mark.parametrize("trust_region", ["clip", "aspo"])
 def test_at_ratio_one_the_gradient_is_that_of_weighted_matching(trust_region: str) -> None:
-    for name, config in (("fpo", {}), ("fpo_pp", UNBOUNDED | {"trust_region": trust_region})):
+    settings: dict[str, dict[str, Any]] = {"fpo": {}, "fpo_pp": UNBOUNDED | {"trust_region": trust_region}}
+    for name, config in settings.items():
         algorithm = tuner(name, **config)
         rows = prepared(algorithm, bandit(algorithm.policy, 64))
         found = gradient(algorithm.actor_loss(rows)[0], algorithm.policy)
@@ -128,6 +129,19 @@ def test_aspo_pulls_bad_chunks_back_where_the_clip_leaves_them() -> None:
     assert float(found["aspo"][2]) > 0
 
 
+@pytest.mark.parametrize("trust_region", ["clip", "aspo"])
+def test_fpo_pp_bounds_its_ratios_as_its_trust_region_says(trust_region: str) -> None:
+    algorithm = tuner("fpo_pp", pairs=4, clip=0.02, trust_region=trust_region)
+    rows = prepared(algorithm, bandit(algorithm.policy, 64))
+    ratio = torch.linspace(0.9, 1.1, 256)[torch.randperm(256, generator=torch.Generator().manual_seed(0))].view(64, 4)
+    loss, _ = algorithm.actor_loss(replace(rows, logp=rows.logp - ratio.log()))
+    advantage = normalize(rows.advantage)[:, None]
+    clipped = torch.minimum(ratio * advantage, ratio.clamp(0.98, 1.02) * advantage)
+    quadratic = advantage * ratio - advantage.abs() / (2 * 0.02) * (ratio - 1).square()
+    objective = torch.where(advantage < 0, quadratic, clipped) if trust_region == "aspo" else clipped
+    torch.testing.assert_close(loss, -objective.mean(), atol=1e-5, rtol=1e-4)
+
+
 def test_zero_advantages_give_no_gradient() -> None:
     for name in ("fpo", "fpo_pp"):
         algorithm = tuner(name)
@@ -147,6 +161,15 @@ def test_hubers_loss_is_quadratic_then_linear_and_smooth() -> None:
     torch.testing.assert_close(loss, 2 * torch.nn.functional.huber_loss(error, 0 * error, reduction="none", delta=0.5))
 
 
+def test_the_ratio_of_a_pair_comes_from_hubers_loss_of_its_steps() -> None:
+    algorithm = tuner("fpo_pp", huber_delta=1.2, loss_clamp=None)
+    rows = moved(algorithm)
+    error = algorithm.policy.losses(rows.obs, rows.record).sqrt()
+    assert 0.1 < float((error > 1.2).float().mean()) < 0.9
+    bounded = torch.nn.functional.huber_loss(error, 0 * error, reduction="none", delta=1.2)
+    torch.testing.assert_close(algorithm.logp(rows), -2 * bounded.sum(-1))
+
+
 def test_losses_are_bounded_before_and_differences_after() -> None:
     algorithm = tuner("fpo_pp", loss_clamp=0.3, huber_delta=0.0, ratio_clamp=None)
     rows = moved(algorithm, scale=0.3)
@@ -155,7 +178,8 @@ def test_losses_are_bounded_before_and_differences_after() -> None:
     x = torch.tensor([-9.0, -1.0, 2.0, 9.0], requires_grad=True)
     assert clamp_through(x, 5.0).tolist() == [-5.0, -1.0, 2.0, 5.0]
     assert torch.equal(torch.autograd.grad(clamp_through(x, 5.0).sum(), x)[0], torch.ones(4))
-    bounded = tuner("fpo_pp", **(UNBOUNDED | {"ratio_clamp": 0.01}))
+    settings: dict[str, Any] = UNBOUNDED | {"ratio_clamp": 0.01}
+    bounded = tuner("fpo_pp", **settings)
     rows = moved(bounded, scale=0.3)
     assert float(bounded.actor_loss(rows)[1]["ratio_max"]) <= math.expm1(0.01) + 1e-6
 
@@ -201,8 +225,8 @@ def test_bad_settings_are_refused_in_one_line(name: str, config: dict[str, Any],
 
 @pytest.mark.parametrize("name", ["fpo", "fpo_pp"])
 def test_the_reward_of_a_bandit_rises(name: str) -> None:
-    spec = PolicySpec({"state": (1,)}, action_dim=2)
-    policy = head(spec=spec, steps=3, **(BARE | {"hidden": (32,)}))
+    bare: dict[str, Any] = BARE | {"hidden": (32,)}
+    policy = head(spec=PolicySpec({"state": (1,)}, action_dim=2), steps=3, **bare)
     algorithm = tuner(name, policy, batch_size=128, lr=3e-3, lr_final=3e-3, clip=0.1, epochs=3)
     target = torch.tensor([0.5, -0.5])
     rewards = []

@@ -20,7 +20,7 @@ from robopolicy.algorithms.gorl import EpisodeReturns, GoRL, GoRLConfig, latent_
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
-from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.base import PolicySpec, Sample
 from robopolicy.policies.heads.consistency import ConsistencyConfig, ConsistencyPolicy
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
@@ -235,6 +235,27 @@ def test_a_decoder_reproduces_what_was_played() -> None:
     assert float((again.std(0) - played.std(0)).abs().max()) < 0.1
     assert abs(float((again[:, 0, 0] > 0).float().mean()) - 0.5) < 0.1  # both modes
     assert float((again[:, 0, 0].abs() < 0.1).float().mean()) < 0.12  # and little between them
+
+
+@pytest.mark.parametrize(("updates", "stage"), [(2, 0), (6, 1)])
+def test_the_data_of_a_decoder_are_the_actions_that_were_played(updates: int, stage: int) -> None:
+    algorithm, played = gorl(), list[Tensor]()
+    sampler = sampler_for(algorithm)
+    run(algorithm, sampler, updates)
+    assert (algorithm.stage, algorithm.fitting) == (stage, True)
+
+    def act(obs: dict[str, Tensor], **settings: Any) -> Sample:
+        sample = algorithm.act(obs, **settings)
+        played.append(sample.chunk)
+        return sample
+
+    rollout = sampler.collect(act)
+    algorithm.update(rollout)
+    assert algorithm.fit.chunk is not None and torch.equal(
+        algorithm.fit.obs["state"], rollout.obs["state"].flatten(0, 1)
+    )
+    torch.testing.assert_close(algorithm.fit.chunk, torch.cat(played))
+    assert float((algorithm.fit.chunk - rollout.record["noise"].flatten(0, 1)).abs().mean()) > 0.05
 
 
 def test_the_grid_of_a_consistency_decoder_grows_from_the_start_of_every_stage() -> None:

@@ -23,6 +23,7 @@ from matching_tools import (
     tuner,
 )
 
+from robopolicy.algorithms.frames.on_policy import normalize
 from robopolicy.algorithms.policyflow import PolicyFlowConfig, brownian_loss
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
@@ -58,6 +59,23 @@ def test_a_shift_of_the_velocity_gives_the_ratio_of_two_gaussians() -> None:
     offset = (rows.record["action"] - rows.record["endpoint"])[:, : SPEC.execute]
     expected = ((2 * shift * offset - shift**2) / (2 * 0.1**2)).sum((1, 2))
     torch.testing.assert_close((algorithm.logp(rows) - rows.logp)[:, 0], expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_moved_noise_gives_the_ratio_of_two_gaussians_and_its_slope(times: int) -> None:
+    algorithm = tuner("policyflow", head(**BARE), times=times)
+    rows = prepared(algorithm, bandit(algorithm.policy, 32))
+    std = torch.tensor([0.13, 0.08])
+    with torch.no_grad():
+        algorithm.policy.raw_log_std.copy_(std.log())
+    offset = (rows.record["action"] - rows.record["endpoint"])[:, : SPEC.execute]
+    densities = [torch.distributions.Normal(0.0, spread).log_prob(offset).sum((1, 2)) for spread in (std, 0.1)]
+    change = algorithm.logp(rows)[:, 0] - rows.logp[:, 0]
+    torch.testing.assert_close(change, densities[0] - densities[1], atol=1e-4, rtol=1e-4)
+    weight = torch.linspace(-1, 1, 32)
+    (slope,) = torch.autograd.grad((weight * change).sum(), algorithm.policy.raw_log_std)
+    expected = (weight[:, None, None] * ((offset / std).square() - 1)).sum((0, 1))
+    torch.testing.assert_close(slope, expected, atol=1e-3, rtol=1e-4)
 
 
 def test_several_times_average_the_density() -> None:
@@ -101,6 +119,21 @@ def test_the_first_gradient_has_its_closed_form_on_a_gaussian_bandit() -> None:
     error = float(found.std()) / math.sqrt(len(found))
     assert expected < 0 and error < 0.1
     assert float(found.mean()) == pytest.approx(expected, abs=3 * error)
+
+
+def test_the_loss_raises_actions_that_did_better_than_the_others() -> None:
+    policy = GaussianFlow(0.3, 0.5, steps=5)
+    algorithm = tuner("policyflow", policy, entropy_coef=0.0, brownian_coef=0.0)
+    rows = prepared(algorithm, bandit(algorithm.policy, 2000, lambda chunk: chunk[:, 0, 0]))
+    loss, _ = algorithm.actor_loss(rows)
+    found = torch.autograd.grad(loss, (policy.mean, algorithm.policy.raw_log_std), retain_graph=True)
+    plain = -(normalize(rows.advantage) * algorithm.logp(rows)[:, 0]).mean()
+    torch.testing.assert_close(found, torch.autograd.grad(plain, (policy.mean, algorithm.policy.raw_log_std)))
+    offset = (rows.record["action"] - rows.record["endpoint"]).flatten()
+    reads = 1 - policy.slope(rows.record["t"][:, 0]) * rows.record["t"][:, 0]  # change of velocity with the mean
+    expected = -(normalize(rows.advantage) * offset * reads / 0.1**2).mean()
+    assert float(expected) < -1
+    torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_the_brownian_regulariser_has_its_closed_form_and_its_switch() -> None:
@@ -159,7 +192,7 @@ def test_only_executed_steps_are_scored_and_the_noise_is_not_deployed() -> None:
         (lambda: PolicyFlowConfig(times=0), "times must be at least 1"),
         (lambda: PolicyFlowConfig(brownian_coef=-1.0), "brownian_coef must not be negative"),
         (lambda: PolicyFlowConfig(brownian_target="new"), "Unknown brownian_target 'new'"),
-        (lambda: PerturbationConfig(std_min=0.2), "std_min <= std_init"),
+        (lambda: PerturbationConfig(std_min=0.2), "std_min must be at most std_init"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(build: Any, message: str) -> None:

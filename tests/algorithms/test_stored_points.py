@@ -52,7 +52,8 @@ def test_points_are_drawn_once_per_rollout(name: str) -> None:
     def spy(rows: Any) -> Any:
         for row in range(len(rows)):  # rows are told apart by their observation
             key = tuple(rows.obs["state"][row].flatten().tolist())
-            seen.setdefault(key, []).append((rows.record["t"][row].clone(), rows.logp[row].clone()))
+            kept = {name: value[row].clone() for name, value in rows.record.items()}
+            seen.setdefault(key, []).append(kept | {"logp": rows.logp[row].clone()})
         return original(rows)
 
     algorithm.actor_loss = spy
@@ -61,11 +62,26 @@ def test_points_are_drawn_once_per_rollout(name: str) -> None:
     assert len(seen) == 100
     for records in seen.values():
         assert len(records) == 3
-        assert all(torch.equal(t, records[0][0]) and torch.equal(logp, records[0][1]) for t, logp in records)
-    first = {key: records[0][0] for key, records in seen.items()}
+        assert {"noise", "t", "logp"} <= set(records[0])
+        assert all(torch.equal(value, records[0][name]) for kept in records for name, value in kept.items())
+    first = {key: records[0] for key, records in seen.items()}
     seen.clear()
     algorithm.update(rollout)
-    assert any(not torch.equal(first[key], records[0][0]) for key, records in seen.items())
+    drawn = {"t"} if name == "policyflow" else {"t", "noise"}  # PolicyFlow's noise is that of the sampler
+    for part in ("t", "noise"):
+        anew = any(not torch.equal(first[key][part], records[0][part]) for key, records in seen.items())
+        assert anew == (part in drawn)
+
+
+@names
+def test_the_loss_draws_nothing(name: str) -> None:
+    algorithm = tuner(name)
+    rows = prepared(algorithm, bandit(algorithm.policy, 40))
+    states, losses = [], []
+    for _ in range(2):
+        losses.append(algorithm.actor_loss(rows)[0].detach())
+        states.append((torch.get_rng_state(), algorithm.generator.get_state()))
+    assert torch.equal(*losses) and all(torch.equal(*pair) for pair in zip(*states, strict=True))
 
 
 @names
