@@ -14,7 +14,7 @@ Statistics = Mapping[str, Mapping[str, Any]]
 """`{key: {"min" | "max" | "mean" | "std": array (D,)}}` for observation keys and "action"."""
 
 MODES = ("minmax", "meanstd", "running", "identity")
-MIN_RANGE = 1e-4  # dimensions that vary less are constant: they map to 0 and back to their middle
+MIN_RANGE = 1e-4  # dimensions that vary less are constant: they are centred, and keep their unit
 RUNNING_CLIP = 10.0  # running normalisation bounds its output, as early estimates are poor
 
 

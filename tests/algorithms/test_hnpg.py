@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -128,6 +129,22 @@ def test_a_resumed_run_ends_with_the_same_weights() -> None:
     for name in ("policy", "critic", "q"):
         mine, theirs = (list(getattr(one.algorithm, name).parameters()) for one in (straight, other))
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
+    learning = Learning(3, q_epochs=2)
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            metrics = learning.algorithm.update(learning.batch())
+            assert all(math.isfinite(value) for value in metrics.values())
+    batch = learning.batch()
+    batch.offline.reward[3] = float("nan")
+    assert math.isnan(learning.algorithm.update(batch)["critic/q_loss"])
+    learning = Learning(3, q_epochs=2)
+    batch = learning.batch()
+    batch.reward[1, 2] = float("nan")
+    metrics = learning.algorithm.update(batch)
+    assert math.isnan(metrics["critic/q_loss"]) and math.isnan(metrics["critic/loss"])
 
 
 def test_a_restored_source_draws_the_same_windows_and_plays_the_same_rollout() -> None:

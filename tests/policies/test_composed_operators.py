@@ -102,6 +102,27 @@ def test_or_flows_as_the_mixture_of_its_parents() -> None:
     assert float((found < 0).float().mean()) == pytest.approx(TWO_MODES.shares[0], abs=0.02)
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_the_temperature_of_or_divides_the_log_densities_and_not_the_shares(temperature: float) -> None:
+    levels = torch.tensor([[4.0, 1.0], [1.0, 9.0], [2.0, 2.0]]).log()
+    found = Or((0.25, 0.75), temperature=temperature).weigh(levels, lambda: Outlook(levels, levels, 0.0))
+    powers = levels.exp() ** (1 / temperature) * torch.tensor([0.25, 0.75])
+    torch.testing.assert_close(found, powers / powers.sum(1, keepdim=True))
+    torch.testing.assert_close(found[2], torch.tensor([0.25, 0.75]))
+
+
+def test_a_cold_or_samples_one_of_its_parents_alone() -> None:
+    """With equal shares the first parent's side of the line between them is decided for it, and at once."""
+    noise = torch.special.ndtri((torch.arange(200) + 0.5) / 200).view(-1, 1, 1)
+    equal, cold = (
+        compose(halves(), Or(probes=0, temperature=heat)).decode(no_number(200), noise) for heat in (1.0, 1e-3)
+    )
+    for number, parent in enumerate(halves()):
+        own = parent.decode(no_number(200), noise)
+        side = (noise < 0) == (number == 0)
+        assert float((cold - own)[side].abs().max()) < 0.02 < float((equal - own)[side].abs().max())
+
+
 def test_or_with_noise_samples_the_mixture() -> None:
     drawn = compose(halves(), Or(TWO_MODES.shares, sampler="sde")).act(no_number(2000), generator=seeded()).flatten()
     low, high = drawn[drawn < 0], drawn[drawn > 0]

@@ -7,7 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from average_forms import BACKBONES, CHUNK, POINT, RAW, SMALL, ExactAverage, M, S, nothing, velocity
+from average_forms import (
+    BACKBONES,
+    CHUNK,
+    POINT,
+    RAW,
+    SMALL,
+    ExactAverage,
+    M,
+    S,
+    deviation,
+    flow_map,
+    nothing,
+    velocity,
+)
 from torch import Tensor
 
 from robopolicy.errors import UserError
@@ -61,6 +74,22 @@ def test_the_average_velocity_solves_its_identity(derivative: str) -> None:
     assert float((v - average).abs().mean()) > 0.1  # the correction matters
     wrong = v - length[:, None, None] * slope
     assert float((wrong - average).abs().mean()) > 0.1  # and so does its sign
+
+
+@pytest.mark.parametrize("derivative", ["exact", "difference"])
+def test_the_target_of_a_lesson_is_its_closed_form(derivative: str) -> None:
+    """With F(x, t) the place of arrival: the average plus dF/dx times what the row's velocity adds to the flow's."""
+    policy, rows = exact(derivative=derivative, instant_share=0.0, time_law="uniform"), 400
+    data, noise = M + S * torch.randn(rows, 1, 1), torch.randn(rows, 1, 1)
+    lesson = policy.lesson(policy.encode(nothing(rows)), data, noise, torch.Generator().manual_seed(0))
+    t, end = lesson.t.view(-1, 1, 1), (lesson.t + lesson.length).view(-1, 1, 1)
+    torch.testing.assert_close(lesson.x, (1 - t) * noise + t * data)
+    average = (flow_map(lesson.x, t, end) - lesson.x) / (end - t)
+    expected = average + deviation(end) / deviation(t) * (data - noise - velocity(lesson.x, t))
+    long = lesson.length > 0.1  # shorter ones divide rounding errors
+    assert int(long.sum()) > 200
+    torch.testing.assert_close(lesson.target[long], expected[long], atol=1e-3, rtol=1e-4)
+    assert float((lesson.target - (data - noise))[long].abs().mean()) > 0.1
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)

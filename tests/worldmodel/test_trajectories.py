@@ -242,6 +242,25 @@ def rms(x: Tensor) -> float:
     return float(x.square().mean().sqrt())
 
 
+def test_losses_and_draws_stay_finite_under_autocast_and_show_a_nan() -> None:
+    episodes = linear_system(10, 8)
+    layout = TransitionLayout.of(episodes)
+    torch.manual_seed(0)
+    head = EDMConfig(**(RAW | {"steps": 4, "sigma_data": 1.0, "hidden": (16,)}))
+    model = TrajectoryModel(TrajectoryConfig(length=3, head=head, churn=1.0), layout)
+    model.fit(torch.from_numpy(layout.rows(episodes)))
+    sampler = SegmentSampler(episodes, layout, length=3, batch_size=16)
+    learner, pull = BC(BCConfig(), model.head, total_updates=10), PolicyPull(model, Line(-0.8), PolicyGuidance())
+    with torch.autocast("cpu", torch.bfloat16):
+        metrics = learner.update(next(sampler))
+        assert all(np.isfinite(value) for value in metrics.values())
+        for guided in (None, pull):
+            assert bool(model.generate(8, pull=guided, generator=seeded()).isfinite().all())
+    batch = next(sampler)
+    batch.chunk[2, 1, 0] = float("nan")
+    assert np.isnan(learner.update(batch)["actor/loss"])
+
+
 @pytest.mark.slow
 def test_a_trained_model_obeys_the_dynamics_with_and_without_guidance():
     episodes, length, updates = linear_system(300, 8), 3, 700
