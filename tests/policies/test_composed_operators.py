@@ -112,15 +112,15 @@ def test_the_temperature_of_or_divides_the_log_densities_and_not_the_shares(temp
 
 
 def test_a_cold_or_samples_one_of_its_parents_alone() -> None:
-    """With equal shares the first parent's side of the line between them is decided for it, and at once."""
+    """The parents mirror each other, so each of them takes the noise on its side of 0."""
     noise = torch.special.ndtri((torch.arange(200) + 0.5) / 200).view(-1, 1, 1)
-    equal, cold = (
+    warm, cold = (
         compose(halves(), Or(probes=0, temperature=heat)).decode(no_number(200), noise) for heat in (1.0, 1e-3)
     )
     for number, parent in enumerate(halves()):
         own = parent.decode(no_number(200), noise)
         side = (noise < 0) == (number == 0)
-        assert float((cold - own)[side].abs().max()) < 0.02 < float((equal - own)[side].abs().max())
+        assert float((cold - own)[side].abs().max()) < 0.02 < float((warm - own)[side].abs().max())
 
 
 def test_or_with_noise_samples_the_mixture() -> None:
