@@ -13,6 +13,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from robopolicy.errors import unknown_environment
+from robopolicy.sim.mujoco.render import Renderer
 from robopolicy.sim.registry import SimOptions
 
 logging.disable(logging.WARNING)  # on import it tells of optional parts that are not there
@@ -34,7 +35,7 @@ SIGHT = ("robot0_proprio-state", "object-state")  # robosuite's own summaries of
 
 def _follow_mujoco() -> None:
     """Since MuJoCo 3.10 `mj_fullM` takes the data, of which robosuite 1.5 hands it `qM`; that is gone from 3.11."""
-    binding_utils.MjData.qM = property(lambda data: data._data)
+    setattr(binding_utils.MjData, "qM", property(lambda data: data._data))  # noqa: B010  it is made at run time
     full: Any = lambda model, matrix, data: mujoco.mj_fullM(model, data, matrix)  # noqa: E731
     controller.mujoco = SimpleNamespace(mj_fullM=full)
 
@@ -72,7 +73,7 @@ class RobosuiteEnv(gymnasium.Env[Any, Any]):
         self.observation_space = spaces.Dict({key: spaces.Box(-np.inf, np.inf, size) for key, size in sizes.items()})
         self.control_dt = 1 / CONTROL_HZ
         self.spec = EnvSpec(f"robosuite/{task}", max_episode_steps=MAX_STEPS)
-        self._renderer: mujoco.Renderer | None = None
+        self._renderer: Renderer | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Place robot and objects, as `seed` says."""
@@ -89,12 +90,12 @@ class RobosuiteEnv(gymnasium.Env[Any, Any]):
 
     def render(self) -> Any:
         """Frame `(height, width, 3)` from the front, without the shapes of collisions."""
+        model, data = self._env.sim.model._model, self._env.sim.data._data
         if self._renderer is None:
-            self._renderer = mujoco.Renderer(self._env.sim.model._model, 480, 640)
-        option = mujoco.MjvOption()
-        option.geomgroup[0] = 0
-        self._renderer.update_scene(self._env.sim.data._data, "frontview", option)
-        return self._renderer.render()
+            self._renderer = Renderer(model, 480, 640, hidden=(0,))
+        self._renderer.data.qpos[:] = data.qpos
+        mujoco.mj_forward(model, self._renderer.data)
+        return self._renderer.frame("frontview").copy()
 
     def close(self) -> None:
         """Free the renderer and the scene."""

@@ -68,11 +68,11 @@ def test_robosuite_ends_at_success_and_shows_its_scene() -> None:
     pytest.importorskip("robosuite")
     sim = make_sim("robosuite/Lift", SimOptions(num_envs=1))
     obs = sim.reset(0)
-    for number in range(200):
-        offset = obs["object"][0, 7:10]  # from the hand to the cube
-        near = bool(offset[:2].norm() < 0.01 and offset[2].abs() < 0.01) or number > 60
-        move = torch.tensor([0.0, 0.0, 1.0]) if near and number > 70 else (-10 * offset).clamp(-1, 1)
-        step = sim.step(torch.cat([move, torch.zeros(3), torch.tensor([1.0 if near else -1.0])])[None])
+    for number in range(100):
+        towards = (10 * obs["object"][0, 7:10]).clamp(-1, 1)  # from the hand to the cube
+        move = towards if number < 55 else torch.tensor([0.0, 0.0, 1.0])
+        grip = torch.tensor([-1.0 if number < 40 else 1.0])
+        step = sim.step(torch.cat([move, torch.zeros(3), grip])[None])
         obs = step.obs
         if step.done:
             break

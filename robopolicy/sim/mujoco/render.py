@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -21,9 +22,10 @@ class Renderer:
         model: The model; visual quality settings of it are left as they are.
         height: Pixels.
         width: Pixels.
+        hidden: Groups of geoms that are not drawn, for models that show the shapes of their collisions.
     """
 
-    def __init__(self, model: mujoco.MjModel, height: int, width: int) -> None:
+    def __init__(self, model: mujoco.MjModel, height: int, width: int, hidden: Sequence[int] = ()) -> None:
         self.data = mujoco.MjData(model)  # set its state, then call `frame`
         self._model = model
         self._context: Any = _gl_context(width, height)
@@ -34,6 +36,8 @@ class Renderer:
         self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
         self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
         self._option = mujoco.MjvOption()
+        for group in hidden:
+            self._option.geomgroup[group] = 0
         self._rect = mujoco.MjrRect(0, 0, width, height)
         self._pixels: NDArray[np.uint8] = np.empty((height, width, 3), np.uint8)
         self._depth: NDArray[np.float32] = np.empty((height, width), np.float32)
