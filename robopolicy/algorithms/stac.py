@@ -14,6 +14,7 @@ setting of the policy (`policy.hidden_dropout=0.01`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -24,6 +25,7 @@ from robopolicy.critics.q import CriticConfig
 from robopolicy.data.transitions import Transitions
 from robopolicy.limits import NotNegative
 from robopolicy.policies.base import Info, Policy
+from robopolicy.policies.density import bounded
 
 FLOOR = 1e-3  # smallest standard deviation in the likelihood
 
@@ -42,7 +44,7 @@ class STACConfig(SACConfig):
 
 def likelihood_loss(mean: Tensor, std: Tensor, target: Tensor) -> Tensor:
     """Negative log-likelihood `(M, B)` of `target` `(B,)`, times the (constant) variance."""
-    std = std.clamp(min=FLOOR)
+    std = bounded(std, FLOOR, math.inf)
     return std.detach().square() * (0.5 * ((target - mean) / std).square() + std.log())
 
 
