@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 from chunk_bandit import SPEC, batch, first_actions, gaussian
-from torch import Tensor
+from torch import Tensor, nn
 
 from robopolicy.algorithms import make_algorithm
 from robopolicy.algorithms.dsac_t import DSACT, DSACTConfig, Spread, distribution_loss
 from robopolicy.algorithms.frames.soft import actor_loss
 from robopolicy.algorithms.mdpo_off import MDPOOff, MDPOOffConfig
 from robopolicy.algorithms.sac import SAC, SACConfig
-from robopolicy.algorithms.stac import STAC, STACConfig, likelihood_loss
+from robopolicy.algorithms.stac import FLOOR, STAC, STACConfig, likelihood_loss
 from robopolicy.critics.gaussian import GaussianQ
 from robopolicy.critics.q import CriticConfig
 from robopolicy.errors import UserError
@@ -38,6 +38,13 @@ def peak(action: Tensor) -> Tensor:
     return 1 - (action.squeeze(1) - 0.4).square()
 
 
+class Peak(nn.Module):
+    """A critic that knows `peak`."""
+
+    def lowest(self, obs: Any, chunk: Tensor) -> Tensor:
+        return peak(chunk[:, 0])
+
+
 def loop(rows: int = 128) -> Any:
     """A task that never ends and pays 1 with noise, whatever is done."""
     reward = lambda action: 1 + NOISE * torch.randn(len(action))  # noqa: E731
@@ -55,6 +62,57 @@ def train(algorithm: Any, updates: int, data: Any) -> Any:
     for _ in range(updates):
         algorithm.update(data())
     return algorithm
+
+
+class Crossing(nn.Module):
+    """Two members of unequal spread whose means cross at action 0."""
+
+    def moments(self, obs: Any, chunk: Tensor) -> tuple[Tensor, Tensor]:
+        action = chunk[:, 0, 0]
+        return torch.stack([3 + action, 3 - action]), torch.tensor([[0.5], [2.0]]).expand(2, len(action))
+
+
+def shifted(module: Any, by: float = 0.3) -> Any:
+    """The module with other weights than it was copied from."""
+    with torch.no_grad():
+        for weights in module.parameters():
+            weights.add_(by * torch.randn_like(weights))
+    return module
+
+
+def seeded(algorithm: Any, seed: int = 3) -> torch.Generator:
+    """Let the algorithm draw next what the returned generator draws."""
+    algorithm.generator.manual_seed(seed)
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("backup_entropy", [True, False])
+def test_both_targets_of_dsac_t_are_the_soft_value_of_the_least_mean_under_the_slow_policy(
+    backup_entropy: bool,
+) -> None:
+    algorithm: DSACT = learner("dsac_t", temperature=0.3, backup_entropy=backup_entropy)
+    algorithm.target_critic = Crossing()  # type: ignore[assignment]
+    shifted(algorithm.target_policy)
+    data, generator = loop(), seeded(algorithm)
+    target, sampled = algorithm.targets(data)
+    with torch.no_grad():
+        chunk, logp = algorithm.target_policy.rsample(data.next_obs, generator=generator)
+    action, z = chunk[:, 0, 0], torch.randn(128, generator=generator).clamp(-3, 3)
+    assert 0 < (action < 0).sum() < 128
+    value = 3 - action.abs() - (0.3 * logp if backup_entropy else 0.0)
+    torch.testing.assert_close(target, data.reward + GAMMA * value)
+    spread = torch.where(action < 0, 0.5, 2.0)
+    torch.testing.assert_close(sampled, data.reward + GAMMA * (value + spread * z))
+
+
+def test_the_actor_of_dsac_t_climbs_the_least_mean() -> None:
+    algorithm: DSACT = learner("dsac_t", temperature=0.3)
+    data, generator = loop(), seeded(algorithm)
+    loss, _, _ = algorithm.actor_loss(data, algorithm.temperature.value)
+    chunk, logp = algorithm.policy.rsample(data.obs, generator=generator)
+    mean, _ = algorithm.critic.moments(data.obs, chunk)
+    assert (mean[0] != mean[1]).all()
+    torch.testing.assert_close(loss, (0.3 * logp - mean.min(0).values).mean())
 
 
 def test_the_spread_of_dsac_t_is_that_of_the_return() -> None:
@@ -80,12 +138,12 @@ def test_a_spread_learned_by_the_whole_square_is_unbiased() -> None:
     optimizer = torch.optim.Adam([raw], lr=0.02)
     for _ in range(2000):
         y = 3.0 * torch.randn(256, generator=g)
-        mean, std = raw[0].expand(1, 256), torch.nn.functional.softplus(raw[1]).expand(1, 256)
+        mean, std = raw[0].expand(1, 256), nn.functional.softplus(raw[1]).expand(1, 256)
         loss = distribution_loss(mean, std, torch.zeros(256), y, torch.full((1, 1), 3.0), config)
         optimizer.zero_grad()
         loss.mean().backward()
         optimizer.step()
-    assert torch.nn.functional.softplus(raw[1]).item() == pytest.approx(3.0, rel=0.03)
+    assert nn.functional.softplus(raw[1]).item() == pytest.approx(3.0, rel=0.03)
 
 
 def test_the_mean_of_dsac_t_moves_by_its_error_times_the_weight_as_in_the_public_code() -> None:
@@ -142,6 +200,37 @@ def test_without_pessimism_stac_bootstraps_from_the_mean() -> None:
     assert (wary.bootstrap(data, chunk) < algorithm.bootstrap(data, chunk)).all()
 
 
+def test_target_and_actor_of_stac_take_the_spread_off_the_soft_value() -> None:
+    algorithm: STAC = learner("stac", members=1, temperature=0.3, pessimism=0.5)
+    shifted(algorithm.target_critic)
+    data, generator = loop(), seeded(algorithm)
+    target = algorithm.target(data)
+    chunk, logp = algorithm.policy.rsample(data.next_obs, generator=generator)
+    mean, std = algorithm.target_critic.moments(data.next_obs, chunk)
+    torch.testing.assert_close(target, data.reward + GAMMA * (mean[0] - 0.5 * std[0] - 0.3 * logp))
+    generator = seeded(algorithm)
+    loss, _, _ = algorithm.actor_loss(data, algorithm.temperature.value)
+    chunk, logp = algorithm.policy.rsample(data.obs, generator=generator)
+    mean, std = algorithm.critic.moments(data.obs, chunk)
+    torch.testing.assert_close(loss, (0.3 * logp - (mean[0] - 0.5 * std[0])).mean())
+
+
+def test_a_spread_below_the_floor_of_the_likelihood_grows_and_never_falls() -> None:
+    raw = torch.full((1, 2), -12.0, requires_grad=True)
+    std = nn.functional.softplus(raw)
+    loss = likelihood_loss(torch.zeros(1, 2), std, torch.tensor([1.0, 0.0]))
+    (slope,) = torch.autograd.grad(loss.sum(), std, retain_graph=True)
+    torch.testing.assert_close(slope, torch.tensor([[FLOOR - 1 / FLOOR, 0.0]]))
+    optimizer = torch.optim.Adam([raw], lr=0.1)
+    for _ in range(200):
+        optimizer.zero_grad()
+        likelihood_loss(torch.zeros(1, 2), nn.functional.softplus(raw), torch.tensor([1.0, 0.0])).sum().backward()
+        optimizer.step()
+    grown = nn.functional.softplus(raw)[0]
+    assert grown[0].item() == pytest.approx(1.0, rel=0.05)
+    assert grown[1].item() < FLOOR
+
+
 def test_the_target_of_stac_has_no_dropout() -> None:
     algorithm: STAC = learner("stac", members=1, dropout=0.5)
     data, chunk = loop(), torch.rand(128, 2, 1)
@@ -160,6 +249,39 @@ def test_mdpo_with_all_entropy_its_own_is_sac() -> None:
     mine, _, _ = algorithm.actor_loss(data, alpha)
     theirs, _ = actor_loss(algorithm.policy, algorithm.critic, data.obs, alpha, torch.Generator().manual_seed(3))
     assert torch.equal(mine, theirs)
+
+
+def test_the_actor_of_mdpo_weighs_the_copy_by_what_its_own_entropy_leaves() -> None:
+    algorithm: MDPOOff = learner("mdpo_off", temperature=0.2, proximity=0.7)
+    shifted(algorithm.previous)
+    data, generator = loop(), seeded(algorithm)
+    loss, _, _ = algorithm.actor_loss(data, algorithm.temperature.value)
+    chunk, logp = algorithm.policy.rsample(data.obs, generator=generator)
+    copied = algorithm.previous.log_density(data.obs, chunk)
+    expected = (0.7 * logp - 0.5 * copied - algorithm.critic(data.obs, chunk).min(0).values).mean()
+    torch.testing.assert_close(loss, expected)
+    weights = list(algorithm.policy.parameters())
+    for mine, theirs in zip(
+        torch.autograd.grad(loss, weights, retain_graph=True), torch.autograd.grad(expected, weights), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_the_actor_of_mdpo_stays_near_its_copy_the_more_proximity_weighs() -> None:
+    def divergence(proximity: float) -> float:
+        algorithm: MDPOOff = learner("mdpo_off", proximity=proximity, temperature=0.02, lr=1e-2)
+        algorithm.critic = Peak()  # type: ignore[assignment]
+        algorithm.critic_steps = 1  # none that renews the copy
+        data = loop()
+        for _ in range(150):
+            algorithm.actor_step(data)
+        with torch.no_grad():
+            chunk, logp = algorithm.policy.rsample(data.obs, generator=torch.Generator().manual_seed(0))
+            return float((logp - algorithm.previous.log_density(data.obs, chunk)).mean())
+
+    far, near = divergence(0.1), divergence(20.0)
+    assert far > 0.3
+    assert abs(near) < 0.01
 
 
 def test_mdpo_renews_its_copy_and_never_trains_it() -> None:
