@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,15 +12,17 @@ import fine_tuning_tools as tools
 import pytest
 import torch
 from torch import Tensor
+from torch.distributions import Normal, kl_divergence
 
 from robopolicy.algorithms import make_algorithm
 from robopolicy.algorithms.bpo import BPO, BPOConfig, median_loss
 from robopolicy.algorithms.frames.actor_critic import LR_FACTOR, ActorCritic, value_loss
-from robopolicy.algorithms.frames.on_policy import Rows, rows_with_advantages
+from robopolicy.algorithms.frames.on_policy import Rows, flatten, normalize, rows_with_advantages
 from robopolicy.algorithms.mdpo import MDPO, MDPOConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.ta_lpo import TALPO, TALPOConfig
 from robopolicy.core.surrogates import best_ratio, importance, mirror
+from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
@@ -163,6 +168,55 @@ def test_many_mirror_steps_end_at_the_exponential_of_the_advantage() -> None:
     torch.testing.assert_close(logits.detach().softmax(0), wanted, rtol=0, atol=1e-6)
 
 
+def assert_same_gradient(loss: Tensor, expected: Tensor, learner: ActorCritic) -> None:
+    parameters = list(learner.policy.parameters())
+    tools.assert_close(tools.gradient(loss, parameters), tools.gradient(expected, parameters))
+
+
+def test_mdpo_follows_the_advantage_times_its_step_less_the_log_ratio() -> None:
+    learner: MDPO = algorithm("mdpo", step_size=0.5)
+    rows = rows_of(learner)
+    logp = learner.policy.decisions(rows.obs, rows.record).logp.sum(1)
+    advantage = 0.5 * normalize(rows.advantage)
+    loss, _ = learner.actor_loss(rows, diagnose=False)
+    assert_same_gradient(loss, -(advantage * logp).mean(), learner)
+    moved = replace(rows, logp=rows.logp - 0.3)  # all ratios are exp(0.3), of which the KL pulls back 0.3
+    loss, _ = learner.actor_loss(moved, diagnose=False)
+    assert_same_gradient(loss, ((0.3 - advantage) * math.exp(0.3) * logp).mean(), learner)
+
+
+def divergence(learner: Any, rollout: Rollout) -> float:
+    """Mean KL of the policy after an update to the one before, in the states of the rollout."""
+    obs = flatten(rollout.obs)
+    old = copy.deepcopy(learner.policy)
+    metrics = learner.update(rollout)
+    assert metrics["actor/epochs"] == learner.config.epochs
+    learner.policy.load_state_dict(learner.policy.state_dict() | dict(old.named_buffers()))
+    with torch.no_grad():
+        new_mean, new_log_std = learner.policy.distribution(obs)
+        old_mean, old_log_std = old.distribution(obs)
+        apart = kl_divergence(Normal(new_mean, new_log_std.exp()), Normal(old_mean, old_log_std.exp()))
+    return float(apart.flatten(1).sum(1).mean())
+
+
+def test_the_kl_of_an_update_of_mdpo_falls_as_training_proceeds() -> None:
+    found = []
+    for done in (0, 10, 15, 19):
+        learner: MDPO = algorithm("mdpo", epochs=40, batch_size=256, lr=3e-3, lr_schedule="constant")
+        rollout = tools.sampler_for(learner).collect(learner.act)
+        learner.updates = done
+        found.append(divergence(learner, rollout))
+    assert [kl / found[0] for kl in found[1:]] == pytest.approx([0.5**2, 0.25**2, 0.05**2], rel=0.4)
+
+
+def test_on_the_same_rollout_bpo_moves_the_policy_about_as_far_as_ppo_does() -> None:
+    bpo, ppo = (algorithm(name, epochs=10, lr=1e-3) for name in ("bpo", "ppo"))
+    rollout = tools.sampler_for(bpo).collect(bpo.act)
+    by_bpo, by_ppo = (divergence(learner, rollout) for learner in (bpo, ppo))
+    assert 0.003 < min(by_bpo, by_ppo) < max(by_bpo, by_ppo) < 0.03
+    assert 1 / 3 < by_bpo / by_ppo < 3
+
+
 def test_the_steps_of_mdpo_shrink_to_nothing() -> None:
     learner: MDPO = algorithm("mdpo", step_size=2.0)
     assert learner.step_size == 2.0
@@ -219,6 +273,39 @@ def test_the_adaptive_rate_falls_after_large_steps_and_rises_after_small_ones() 
         for _ in range(50):
             learner._adapt_lr(kl)
         assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(bound)
+
+
+@pytest.mark.parametrize(("lr", "target_kl", "factor"), [(1e-4, 1e3, LR_FACTOR), (5e-3, 1e-7, 1 / LR_FACTOR)])
+def test_every_step_but_the_first_adapts_the_rate_to_its_kl(lr: float, target_kl: float, factor: float) -> None:
+    learner: PPO = algorithm("ppo", lr=lr, lr_schedule="adaptive", target_kl=target_kl)
+    metrics = learner.update(tools.sampler_for(learner).collect(learner.act))
+    assert metrics["actor/lr"] == pytest.approx(lr * factor**7)  # two epochs of four minibatches
+    assert metrics["actor/epochs"] == 2
+
+
+@pytest.mark.parametrize(("target_kl", "epochs", "steps"), [(1e-7, 0, 1), (1e3, 2, 8), (None, 2, 8)])
+def test_the_epochs_end_once_the_kl_is_too_large(target_kl: float | None, epochs: int, steps: int) -> None:
+    learner: PPO = algorithm("ppo", target_kl=target_kl)
+    metrics = learner.update(tools.sampler_for(learner).collect(learner.act))
+    assert metrics["actor/epochs"] == epochs
+    assert learner.optimizer.state[learner.parameters[0]]["step"] == steps
+
+
+@pytest.mark.parametrize("name", ["bpo", "mdpo", "ppo", "ta_lpo"])
+def test_running_statistics_move_when_the_epochs_are_over(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = algorithm(name)
+    statistics = lambda: [b.clone() for net in learner.observers() for b in net.buffers()]  # noqa: E731
+    same = lambda a, b: all(torch.equal(x, y) for x, y in zip(a, b, strict=True))  # noqa: E731
+    before, actor_loss, seen = statistics(), learner.actor_loss, []
+
+    def spy(rows: Rows, *, diagnose: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        seen.append(statistics())
+        return actor_loss(rows, diagnose=diagnose)
+
+    monkeypatch.setattr(learner, "actor_loss", spy)
+    learner.update(tools.sampler_for(learner).collect(learner.act))
+    assert len(seen) == 8 and all(same(before, during) for during in seen)
+    assert not same(before, statistics())
 
 
 def test_the_linear_rate_ends_at_nothing() -> None:
