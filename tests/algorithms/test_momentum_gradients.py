@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import fine_tuning_tools as tools
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils import parameters_to_vector
 
 from robopolicy.algorithms import make_algorithm
 from robopolicy.algorithms.frames.momentum import MomentumGradient, Trace
@@ -80,11 +82,11 @@ def test_the_second_part_of_the_carried_gradient_is_a_finite_difference() -> Non
         *(value.double() for value in (rows.logp, rows.advantage, rows.value_target, rows.value)),
     )
     advantage = normalize(rows.advantage).view(16, -1)
-    vector = torch.randn_like(torch.nn.utils.parameters_to_vector(learner.learned))
+    vector = torch.randn_like(parameters_to_vector(learner.learned))
 
     def slope(sign: float) -> tuple[Tensor, Tensor]:
         moved = copy.deepcopy(learner.policy)
-        weights = torch.nn.utils.parameters_to_vector(moved.parameters()) + sign * 1e-5 * vector
+        weights = parameters_to_vector(moved.parameters()) + sign * 1e-5 * vector
         torch.nn.utils.vector_to_parameters(weights, moved.parameters())
         logp = moved.decisions(rows.obs, rows.record).logp.view(16, -1)
         gradient = torch.autograd.grad((advantage * logp).sum(0).mean(), list(moved.parameters()), retain_graph=True)
@@ -115,11 +117,75 @@ def test_the_first_step_has_the_given_length_along_the_policy_gradient(name: str
     assert torch.cosine_similarity(step, gradient, dim=0) == pytest.approx(1.0, abs=1e-5)
 
 
+def test_harpg_carries_its_average_along_the_last_step_before_it_takes_the_new_gradient_in() -> None:
+    learner: HARPG = algorithm("harpg", momentum=0.6, normalize_reward=False)
+    sampler = tools.sampler_for(learner, 8)
+    learner.update(sampler.collect(learner.act))
+    rollout = sampler.collect(learner.act)
+    rows = learner.rows_of(rollout)
+    trace, between = copy.deepcopy(learner.trace), copy.deepcopy(learner.policy)
+    first = torch.arange(8).expand(16, 8).flatten() < 4
+    moved = rows[~first]
+    weights = list(between.parameters())
+    change = hessian_vector(
+        between.decisions(moved.obs, moved.record).logp.view(16, 4),
+        normalize(moved.advantage).view(16, 4) / 16,
+        weights,
+        trace.weights - trace.previous,
+    )
+    learner.current.requires_grad_(True)
+    present = learner.current.decisions(rows[first].obs, rows[first].record).logp.sum(1)
+    objective = (normalize(rows[first].advantage) * present).mean()
+    gradient = parameters_to_vector(torch.autograd.grad(objective, list(learner.current.parameters())))
+    learner.current.requires_grad_(False)
+    learner.update(rollout)
+    share = 0.6 * 2 / 3
+    expected = (1 - share) * (trace.direction + change) + share * gradient
+    assert change.norm() > 0.05 * trace.direction.norm()
+    torch.testing.assert_close(learner.trace.direction, expected, rtol=1e-4, atol=1e-6)
+    assert (learner.trace.weights - trace.weights).norm() == pytest.approx(0.1 * 2 / 3, rel=1e-4)
+
+
+def test_npg_igt_averages_with_a_weight_that_falls() -> None:
+    learner: NPGIGT = algorithm("npg_igt", momentum=0.6, normalize_reward=False)
+    sampler = tools.sampler_for(learner, 8)
+    learner.update(sampler.collect(learner.act))
+    rollout = sampler.collect(learner.act)
+    direction, gradient = learner.trace.direction.clone(), learner.gradient(learner.rows_of(rollout))
+    learner.update(rollout)
+    torch.testing.assert_close(learner.trace.direction, 0.6 * direction + 0.4 * gradient)
+
+
+@pytest.mark.parametrize("name", ["npg_igt", "harpg"])
+def test_weights_and_lengths_fall_with_the_updates_and_lengths_with_a_root_where_steps_are_not_normalised(
+    name: str,
+) -> None:
+    normalised = algorithm(name, step_size=0.3, momentum=0.5)
+    plain = algorithm(name, step_size=0.3, momentum=0.5, normalize_step=False)
+    for updates in (0, 1, 2, 6, 98):
+        normalised.updates = plain.updates = updates
+        assert normalised.share == plain.share == pytest.approx(0.5 * 2 / (2 + updates))
+        assert normalised.length == pytest.approx(0.3 * 2 / (2 + updates))
+        assert plain.length == pytest.approx(0.3 * math.sqrt(2 / (2 + updates)))
+
+
+@pytest.mark.parametrize("name", ["npg_igt", "harpg"])
+def test_a_step_that_is_not_normalised_is_the_average_times_its_length(name: str) -> None:
+    learner = algorithm(name, step_size=0.03, normalize_step=False)
+    sampler = tools.sampler_for(learner, 8)
+    for length in (0.03, 0.03 * math.sqrt(2 / 3)):
+        before = learner.trace.weights.clone()
+        metrics = learner.update(sampler.collect(learner.act))
+        assert metrics["actor/step_size"] == pytest.approx(length)
+        step = learner.trace.weights - before
+        torch.testing.assert_close(step, length * learner.trace.direction, rtol=1e-3, atol=1e-6)
+
+
 def test_half_of_the_environments_play_with_what_was_learned() -> None:
-    learner: HARPG = algorithm("harpg")
+    learner = algorithm("harpg")
     with torch.no_grad():
         learner.policy.log_std.fill_(-5.0)
-        learner.current.log_std.fill_(2.0)  # type: ignore[attr-defined]
+        learner.current.log_std.fill_(2.0)
     obs = {"state": torch.zeros(64, 1, 6)}
     raw = learner.act(obs).record["raw"]
     assert raw[:32].std() > 100 * raw[32:].std()
@@ -132,7 +198,7 @@ def test_what_is_deployed_is_what_was_learned_not_what_plays() -> None:
     sampler = tools.sampler_for(learner, 8)
     for _ in range(3):
         learner.update(sampler.collect(learner.act))
-    weights = lambda policy: torch.nn.utils.parameters_to_vector(policy.parameters())  # noqa: E731
+    weights = lambda policy: parameters_to_vector(policy.parameters())  # noqa: E731
     assert torch.equal(weights(learner.deployable()), learner.trace.weights)
     assert torch.equal(weights(learner.policy), look_ahead(learner.trace, learner.share))
     assert not torch.equal(weights(learner.policy), learner.trace.weights)
