@@ -92,13 +92,17 @@ def test_rows_of_both_halves_start_at_ratio_one_and_those_of_the_dataset_have_no
 def test_q_fits_the_returns_of_play_and_the_dataset_at_once() -> None:
     learning = Learning(3, q_epochs=60)
     algorithm, batch = learning.algorithm, learning.batch()
-    algorithm.rows_of(batch)
+    chunk, earned = batch.record["chunk"], torch.zeros(3, 32)
+    earned[-1] = 2 * chunk[-1, :, 0, 0].clamp(-1, 1)  # what the dataset knows nothing of
+    algorithm.rows_of(replace(batch, reward=earned))
     last = batch.offline.discount == 0
     obs = {key: value[last] for key, value in batch.offline.obs.items()}
     with torch.no_grad():
         paid = algorithm.q(obs, batch.offline.chunk[last]).mean(0)
+        played = algorithm.q({key: value[-1] for key, value in batch.obs.items()}, chunk[-1]).mean(0)
     reward = batch.offline.reward[last]
     assert float(paid[reward > 0].mean() - paid[reward == 0].mean()) > 0.5
+    assert float((played - earned[-1]).square().mean() / earned[-1].var()) < 0.4
 
 
 def test_data_opens_a_lock_that_play_alone_never_opens() -> None:

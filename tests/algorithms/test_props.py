@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
+from robopolicy.algorithms.frames.on_policy import rows_with_advantages
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.props import PROPS, BehaviourConfig, PROPSConfig, push_loss
 from robopolicy.errors import UserError
@@ -23,7 +24,8 @@ def algorithm(kind: type[PPO] = PROPS, seed: int = 0, **overrides: Any) -> Any:
     torch.manual_seed(seed)
     policy = GaussianPolicy(GaussianConfig(normalization="running"), PolicySpec({"state": (6,)}, 2))
     config = PROPSConfig if kind is PROPS else PPOConfig
-    return kind(config(**({"decisions": 16, "epochs": 2, "batch_size": 64} | overrides)), policy, total_updates=20)
+    settings: dict[str, Any] = {"decisions": 16, "epochs": 2, "batch_size": 64} | overrides
+    return kind(config(**settings), policy, total_updates=20)
 
 
 def constant(num: int) -> dict[str, Tensor]:
@@ -98,6 +100,22 @@ def test_every_ratio_of_kept_and_new_decisions_starts_at_one() -> None:
     _, info = learner.actor_loss(rows, diagnose=True)
     assert float(info["ratio_max"]) < 1e-5
     assert not torch.allclose(rollout.logp.flatten(0, 1), rows.logp[-16 * 8 :])  # it was played by the pushed copy
+
+
+def test_kept_decisions_have_the_advantages_of_their_own_rollout() -> None:
+    learner: PROPS = algorithm(kept=3)
+    sampler = tools.sampler_for(learner, 8)
+    rollouts = []
+    for _ in range(2):
+        rollouts.append(sampler.collect(learner.act))
+        learner.update(rollouts[-1])
+    rollouts.append(sampler.collect(learner.act))
+    rows, scale = learner.rows_of(rollouts[-1]), learner.scale.factor
+    scored = [
+        rows_with_advantages(rollout, learner.critic, gamma=0.99, lam=0.95, reward_scale=scale) for rollout in rollouts
+    ]
+    for name in ("advantage", "value_target"):
+        torch.testing.assert_close(getattr(rows, name), torch.cat([getattr(part, name) for part in scored]))
 
 
 def test_the_copy_plays_stays_near_the_policy_and_leaves_it_alone() -> None:
