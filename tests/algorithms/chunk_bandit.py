@@ -102,6 +102,20 @@ def first_actions(policy: Policy, rows: int = 200, *, deterministic: bool = True
     return policy.act(obs, deterministic=deterministic, generator=generator)[:, 0, 0]
 
 
+def shifted(module: Any, by: float = 0.3) -> Any:
+    """The module with other weights than it was copied from."""
+    with torch.no_grad():
+        for weights in module.parameters():
+            weights.add_(by * torch.randn_like(weights))
+    return module
+
+
+def seeded(algorithm: Any, seed: int = 3) -> torch.Generator:
+    """Let the algorithm draw next what the returned generator draws."""
+    algorithm.generator.manual_seed(seed)
+    return torch.Generator().manual_seed(seed)
+
+
 def assert_resumes(make: Callable[[int], Any], feed: Callable[[], Any]) -> None:
     """An algorithm restored after two of four updates from one of another seed ends with the same weights."""
     torch.manual_seed(0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import SPEC, batch, first_actions, gaussian
+from chunk_bandit import SPEC, batch, first_actions, gaussian, seeded, shifted
 from torch import Tensor, nn
 
 from robopolicy.algorithms import make_algorithm
@@ -70,20 +70,6 @@ class Crossing(nn.Module):
     def moments(self, obs: Any, chunk: Tensor) -> tuple[Tensor, Tensor]:
         action = chunk[:, 0, 0]
         return torch.stack([3 + action, 3 - action]), torch.tensor([[0.5], [2.0]]).expand(2, len(action))
-
-
-def shifted(module: Any, by: float = 0.3) -> Any:
-    """The module with other weights than it was copied from."""
-    with torch.no_grad():
-        for weights in module.parameters():
-            weights.add_(by * torch.randn_like(weights))
-    return module
-
-
-def seeded(algorithm: Any, seed: int = 3) -> torch.Generator:
-    """Let the algorithm draw next what the returned generator draws."""
-    algorithm.generator.manual_seed(seed)
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("backup_entropy", [True, False])

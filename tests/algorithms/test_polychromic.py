@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -18,7 +20,15 @@ from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.samplers.vine import VineSampler
 
-SMALL = {"decisions": 10, "epochs": 2, "batch_size": 64, "forks": 2, "vines": 4, "members": 2, "window": 3}
+SMALL: dict[str, Any] = {
+    "decisions": 10,
+    "epochs": 2,
+    "batch_size": 64,
+    "forks": 2,
+    "vines": 4,
+    "members": 2,
+    "window": 3,
+}
 
 
 def learner(seed: int = 0, **config: Any) -> Polychromic:
@@ -115,6 +125,21 @@ def test_windows_learn_from_sets_and_all_else_from_gae() -> None:
     assert float(rest.mean()) == pytest.approx(0, abs=1e-5) and float(rest.std()) == pytest.approx(1, abs=1e-5)
 
 
+def test_what_departs_from_the_policy_that_played_costs_its_kl() -> None:
+    free, bound = learner(kl_coef=0.0), learner(kl_coef=0.5)
+    rows = free.rows_of(sampler_for(free).collect(free.act))
+    rows = replace(rows, logp=rows.logp - 0.3)  # all ratios are exp(0.3)
+    losses = [algorithm.actor_loss(rows, diagnose=False)[0] for algorithm in (free, bound)]
+    assert float((losses[1] - losses[0]).detach()) == pytest.approx(0.5 * (math.exp(0.3) - 1 - 0.3), rel=1e-4)
+    slopes = [
+        tools.gradient(loss, list(algorithm.policy.parameters()))
+        for loss, algorithm in zip(losses, (free, bound), strict=True)
+    ]
+    logp = free.policy.decisions(rows.obs, rows.record).logp.mean()
+    back = tools.gradient(0.5 * (math.exp(0.3) - 1) * logp, list(free.policy.parameters()))
+    tools.assert_close([b - a for a, b in zip(*slopes, strict=True)], back)
+
+
 def test_advantages_belong_to_their_vines() -> None:
     algorithm = learner(vines=3)
     batch = sampler_for(algorithm).collect(algorithm.act)
@@ -137,7 +162,8 @@ def test_a_resumed_run_ends_with_the_same_weights() -> None:
 
 
 def test_settings_that_make_no_sets_are_refused() -> None:
-    for wrong in ({"members": 4}, {"members": 1}, {"vines": 40, "members": 20}, {"forks": 11}, {"window": 0}):
+    settings: list[dict[str, Any]] = [{"members": 4}, {"members": 1}, {"vines": 40, "members": 20}, {"forks": 11}]
+    for wrong in [*settings, {"window": 0}]:
         with pytest.raises(UserError):
             PolychromicConfig(**(SMALL | wrong))
     with pytest.raises(UserError, match=r"place\.key"):

@@ -23,7 +23,7 @@ from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 def algorithm(kind: type[PPO] = PROPS, seed: int = 0, **overrides: Any) -> Any:
     torch.manual_seed(seed)
     policy = GaussianPolicy(GaussianConfig(normalization="running"), PolicySpec({"state": (6,)}, 2))
-    config = PROPSConfig if kind is PROPS else PPOConfig
+    config: Any = PROPSConfig if kind is PROPS else PPOConfig
     settings: dict[str, Any] = {"decisions": 16, "epochs": 2, "batch_size": 64} | overrides
     return kind(config(**settings), policy, total_updates=20)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import assert_resumes, gaussian
+from chunk_bandit import assert_resumes, gaussian, seeded
 from torch import Tensor
 
 from robopolicy.algorithms.srl import SRL, SRLConfig, actor_loss
@@ -100,6 +101,16 @@ def test_every_action_is_judged_where_the_model_puts_it() -> None:
             torch.testing.assert_close(obs[:, 0], seen[j - 1][:, 1])
         place = moved(place, chunk[:, j, 0])
     assert len(seen) == 3 and not seen[-1].requires_grad
+
+
+def test_the_temperature_follows_the_entropy_of_a_single_action() -> None:
+    algorithm, data = srl(horizon=3), pushes()
+    generator = seeded(algorithm)
+    chunk_logp = copy.deepcopy(algorithm.policy).rsample(data.obs, generator=generator)[1]  # (B, 3)
+    info = algorithm.actor_step(data)
+    torch.testing.assert_close(info["entropy"], -chunk_logp.mean())
+    assert algorithm.target_entropy == -1.0
+    torch.testing.assert_close(algorithm.temperature.log.grad, -(chunk_logp.mean() - 1.0).detach())
 
 
 def test_the_model_learns_the_next_observation() -> None:

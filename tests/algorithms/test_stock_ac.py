@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import assert_resumes, flow, gaussian
+from chunk_bandit import assert_resumes, flow, gaussian, shifted
 from torch import Tensor
 
 from robopolicy.algorithms.stock_ac import UTILITIES, StockAC, StockACConfig, conditional_value
@@ -172,6 +172,20 @@ def test_a_policy_at_an_edited_stock_acts_as_at_an_earned_one() -> None:
     obs = two_stages().obs
     edited = algorithm.at_stock(obs, algorithm.stock(obs))
     torch.testing.assert_close(algorithm.policy.mode(edited), algorithm.policy.mode(obs))
+
+
+def test_draws_are_the_next_quantiles_of_the_member_with_the_least_utility() -> None:
+    algorithm, data = stock_ac(target_noise=0.0), two_stages()
+    shifted(algorithm.target_critic, 0.1)
+    shifted(algorithm.target_policy)
+    with torch.no_grad():
+        drawn = algorithm.draws(data)
+        quantiles = algorithm.target_critic.quantiles(data.next_obs, algorithm.target_policy.mode(data.next_obs))
+        distance = (algorithm.stock(data.next_obs)[:, None] + quantiles).abs().mean(-1)  # (M, B)
+    far = distance[0] > distance[1]
+    assert 0 < far.sum() < 128
+    chosen = torch.where(far[:, None], quantiles[0], quantiles[1])
+    torch.testing.assert_close(drawn, data.reward[:, None] + data.discount[:, None] * chosen)
 
 
 # What it learns.

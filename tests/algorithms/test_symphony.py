@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import SPEC, STATISTICS, assert_resumes, batch, first_actions, flow, gaussian
+from chunk_bandit import SPEC, STATISTICS, assert_resumes, batch, first_actions, flow, gaussian, seeded, shifted
 from torch import Tensor
 
 from robopolicy.algorithms.symphony import (
@@ -169,6 +170,21 @@ def test_the_actor_climbs_the_next_value_alone_and_leaves_the_critic() -> None:
     after = [*algorithm.critic.parameters(), *algorithm.target_critic.parameters()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert all(p.grad is None for p in after)
+
+
+def test_the_actor_gains_the_lead_of_the_next_value_under_the_slow_critic() -> None:
+    algorithm, data = symphony(swaddling=0.5), played()
+    shifted(algorithm.target_critic)
+    algorithm.units.average.fill_(2.0)
+    policy, units, generator = copy.deepcopy(algorithm.policy), copy.deepcopy(algorithm.units), seeded(algorithm)
+    info = algorithm.actor_step(data)
+    chunk, strength, tightness = policy.rsample(data.next_obs, generator=generator)
+    gain = rising_gain(units.advantage(algorithm.target_critic.lowest(data.next_obs, chunk))).mean()
+    torch.testing.assert_close(info["gain"], gain)
+    loss = 0.5 * swaddling_loss(strength[:, :1], tightness[:, :1]).mean() - gain  # one action of a chunk is executed
+    slopes = torch.autograd.grad(loss, list(policy.parameters()))
+    for weights, slope in zip(algorithm.policy.parameters(), slopes, strict=True):
+        torch.testing.assert_close(weights.grad, slope)
 
 
 def test_it_finds_the_good_actions_of_a_bandit() -> None:
