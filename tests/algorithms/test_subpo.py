@@ -26,7 +26,7 @@ LINE = PlaceConfig(entries=(0,), scale=1.0)
 def learner(seed: int = 0, size: int = 6, **config: Any) -> SubPO:
     torch.manual_seed(seed)
     policy = GaussianPolicy(GaussianConfig(hidden=(16,), log_std_init=-0.5), PolicySpec({"state": (size,)}, size // 3))
-    settings = {"decisions": 16, "epochs": 2, "batch_size": 64} | config
+    settings: dict[str, Any] = {"decisions": 16, "epochs": 2, "batch_size": 64} | config
     return SubPO(SubPOConfig(**settings), policy, total_updates=50)
 
 
@@ -131,6 +131,40 @@ def test_a_line_is_covered_in_one_direction() -> None:
         algorithm.update(play(algorithm))
     after = algorithm.gains(play(algorithm, 200)).sum(0).mean()
     assert float(before) < 4 and float(after) > 6.5  # of the 7 that are seen
+
+
+def test_the_reward_of_a_step_is_its_gain_alone() -> None:
+    mine, plain = (learner(size=3, place=replace(LINE, scale=0.1)) for _ in range(2))
+    data = play(mine)
+    mine.update(data)
+    super(SubPO, plain).update(replace(data, reward=plain.gains(data)))
+    assert tools.distance(mine.policy, plain.policy) == 0.0
+
+
+def worth(place: Tensor) -> Tensor:
+    """Worth `(...)` of places `(..., 1)`: more in the middle of the line."""
+    return 1 + 0.5 * (place.squeeze(-1).abs() < 1.7)
+
+
+def weighted(place: Tensor, seen: Tensor, count: Tensor) -> Tensor:
+    return worth(place) * OBJECTIVES["coverage"](place, seen, count)
+
+
+@pytest.mark.parametrize(("additive", "low", "high"), [(False, 7.0, 8.0), (True, 0.0, 3.5)])
+def test_gains_cover_a_line_whose_best_places_pay_every_time_to_a_sum_of_rewards(
+    additive: bool, low: float, high: float
+) -> None:
+    algorithm = learner(size=3, place=replace(LINE, scale=0.1), lr=1e-2, epochs=4, gamma=1.0, lam=1.0)
+    algorithm.gain = weighted
+    for _ in range(12):
+        data = play(algorithm)
+        if additive:
+            after = torch.cat([data.obs["state"][1:], data.last_obs["state"].unsqueeze(0)])
+            paid = worth(algorithm.config.place.of({"state": after}))
+            super(SubPO, algorithm).update(replace(data, reward=torch.where(data.terminated, 0.0, paid)))
+        else:
+            algorithm.update(data)
+    assert low < float(algorithm.gains(play(algorithm, 200)).sum(0).mean()) < high  # the objective of both
 
 
 def test_a_resumed_run_ends_with_the_same_weights() -> None:
