@@ -31,7 +31,8 @@ def ppo(seed: int = 0, **overrides: Any) -> PPO:
     torch.manual_seed(seed)
     spec = PolicySpec({"state": (6,)}, 2)
     policy = GaussianPolicy(GaussianConfig(normalization="running"), spec)
-    return PPO(PPOConfig(**{"decisions": 16, "epochs": 2, "batch_size": 64} | overrides), policy, total_updates=100)
+    settings: dict[str, Any] = {"decisions": 16, "epochs": 2, "batch_size": 64} | overrides
+    return PPO(PPOConfig(**settings), policy, total_updates=100)
 
 
 def reinflow(seed: int = 0, **overrides: Any) -> ReinFlow:
@@ -39,7 +40,8 @@ def reinflow(seed: int = 0, **overrides: Any) -> ReinFlow:
     spec = PolicySpec({"state": (6,)}, 2, horizon=4, execute=2)
     policy = FlowPolicy(FlowConfig(hidden=(64, 64)), spec)
     policy.fit_normalizer({"state": FLAT, "action": ACTION})
-    return ReinFlow(ReinFlowConfig(**{"decisions": 8, "batch_size": 64} | overrides), policy, total_updates=20)
+    settings: dict[str, Any] = {"decisions": 8, "batch_size": 64} | overrides
+    return ReinFlow(ReinFlowConfig(**settings), policy, total_updates=20)
 
 
 def sampler_for(algorithm: Algorithm, num_envs: int = 16, reward: str = "shaped") -> RolloutSampler:
@@ -115,6 +117,22 @@ def test_critic_warmup_leaves_the_actor_alone() -> None:
     assert any(not torch.equal(critic[key], value) for key, value in algorithm.critic.state_dict().items())
     algorithm.update(sampler.collect(algorithm.act))
     assert any(not torch.equal(before[key], value) for key, value in algorithm.policy.state_dict().items())
+
+
+def test_statistics_of_a_fine_tuner_move_when_its_epochs_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = reinflow()
+    statistics = lambda: [b.clone() for net in (algorithm.policy, algorithm.critic) for b in net.buffers()]  # noqa: E731
+    same = lambda a, b: all(torch.equal(x, y) for x, y in zip(a, b, strict=True))  # noqa: E731
+    before, actor_loss, seen = statistics(), algorithm.actor_loss, []
+
+    def spy(rows: Any) -> Any:
+        seen.append(statistics())
+        return actor_loss(rows)
+
+    monkeypatch.setattr(algorithm, "actor_loss", spy)
+    algorithm.update(sampler_for(algorithm).collect(algorithm.act))
+    assert seen and all(same(before, during) for during in seen)
+    assert not same(before, statistics())
 
 
 def test_the_deployed_flow_has_no_noise_network() -> None:
