@@ -1,7 +1,8 @@
 """Files and folders that appear complete or not at all.
 
 What is being written carries a hidden sibling name with the number of the process, so that two writers never mix. A
-process that is killed outright leaves that sibling behind; nobody reads it, and it may be deleted.
+process that is killed outright leaves that sibling behind; nobody reads it, and who writes a folder of that name next
+deletes it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -45,6 +47,8 @@ def fresh_folder(path: Path) -> Path:
     """Make the empty folder in which this process prepares `path`; it ends with `publish` or is deleted."""
     recover(path)
     folder = _sibling(path)
+    for left in _abandoned(path):
+        shutil.rmtree(left, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
@@ -106,7 +110,7 @@ def check_new_folder(
     Raises:
         UserError: Something is there that may not be replaced, or the place cannot be written.
     """
-    _check_writable(path)
+    check_writable(path)
     recover(path)
     if not _taken(path):
         return
@@ -131,7 +135,7 @@ def check_new_file(path: Path, *suffixes: str, overwrite: bool = False, option: 
     Raises:
         UserError: The name ends otherwise, something is there that may not be replaced, or the place cannot be written.
     """
-    _check_writable(path)
+    check_writable(path)
     if path.is_dir():
         raise cannot_write(path, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
     if suffixes and path.suffix not in suffixes:
@@ -216,10 +220,29 @@ def _named(path: Path) -> Path:
     return path if path.name else path.absolute()
 
 
-def _sibling(path: Path) -> Path:
+def _sibling(path: Path, writer: int | str | None = None) -> Path:
     # The suffix is kept, since encoders choose their format by it.
     path = _named(path)
-    return path.with_name(f".{path.stem}.writing-{os.getpid()}{path.suffix}")
+    return path.with_name(f".{path.stem}.writing-{writer or os.getpid()}{path.suffix}")
+
+
+def _abandoned(path: Path) -> list[Path]:
+    """Folders in which processes that are no more prepared `path`."""
+    pattern = re.escape(_sibling(path, "PID").name).replace("PID", r"(\d+)")
+    parent = _named(path).parent
+    named = [(re.fullmatch(pattern, entry.name), entry) for entry in parent.iterdir()] if parent.is_dir() else []
+    return [entry for match, entry in named if match and entry.is_dir() and not _lives(int(match[1]))]
+
+
+def _lives(process: int) -> bool:
+    """Whether there is a process of that number, whoever owns it."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 def _previous(path: Path) -> Path:
@@ -252,8 +275,12 @@ def _taken(path: Path) -> bool:
     return path.exists() and not (path.is_dir() and not any(path.iterdir()))
 
 
-def _check_writable(path: Path) -> None:
-    """Refuse a place below a file, or in a folder that may not be written."""
+def check_writable(path: Path) -> None:
+    """Refuse a place below a file, or in a folder that may not be written.
+
+    Raises:
+        UserError: It is such a place.
+    """
     folder = next((parent for parent in _named(path).absolute().parents if parent.exists()), path)
     if not folder.is_dir():
         raise cannot_write(path, NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))

@@ -41,7 +41,17 @@ class PolicySpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PolicySpec:
-        """Inverse of `to_dict`."""
-        fields = dict(data)
-        fields["observation"] = {str(key): tuple(shape) for key, shape in data["observation"].items()}
-        return cls(**fields)
+        """Inverse of `to_dict`.
+
+        Raises:
+            ValueError: The observations are no mapping to shapes.
+            TypeError: Something else is missing, unknown or of another type.
+        """
+        shown = data.get("observation")
+        if not isinstance(shown, Mapping) or not all(map(_is_shape, shown.values())):
+            raise ValueError(f"observation must map names to shapes, found {shown!r}.")
+        return cls(**{**data, "observation": {str(key): tuple(shape) for key, shape in shown.items()}})
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(size, int) for size in value)

@@ -100,6 +100,17 @@ def crossed(first: Tensor, second: Tensor, iso: float, line: float, generator: t
     return first + iso * noise + line * step * (second - first)
 
 
+def missing_settings(policy: Policy) -> list[str]:
+    """What has to be set for `policy` to become the actor of a repertoire."""
+    gaussian = isinstance(policy, GaussianPolicy)
+    lacks = {
+        "policy=squashed_gaussian": not gaussian or not policy.config.squash,
+        "policy.normalization=identity": not gaussian or policy.encoder.normalizer.mode == "running",
+        "task.descriptor=true": DESCRIPTOR not in policy.spec.observation,
+    }
+    return [setting for setting, lacking in lacks.items() if lacking]
+
+
 class DCGMAPElites(TD3):
     """MAP-Elites whose variations follow a descriptor-conditioned critic."""
 
@@ -109,12 +120,14 @@ class DCGMAPElites(TD3):
 
     def __init__(self, config: DCGMAPElitesConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a squashed Gaussian `policy` that sees a descriptor."""
+        missing = missing_settings(policy)
+        if missing:
+            raise UserError(
+                "A repertoire needs a squashed Gaussian that sees a descriptor, and goes on seeing the same: pass "
+                f"{' '.join(missing)}, on a task that declares a behaviour, e.g. task=arm."
+            )
         super().__init__(config, policy, total_updates=total_updates)
         self.config: DCGMAPElitesConfig = config
-        if DESCRIPTOR not in policy.spec.observation:
-            raise UserError(f"A repertoire needs a '{policy.name}' that sees a descriptor; pass task.descriptor=true.")
-        if self.policy.encoder.normalizer.mode == "running":
-            raise UserError("Elites must go on seeing what they saw; pass policy.normalization=identity.")
         self.population = Population(self.policy)
         size, behaviours = self.population.weight_dim, self.population.descriptor_dim
         self.archive = EliteArchive(

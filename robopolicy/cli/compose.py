@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,16 +117,14 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compose; 0 when the checkpoint is written."""
     from robopolicy.cli.composition import LEDGER, Outcome, load, play, write
+    from robopolicy.cli.progress import hint_when_stopped
 
     out, request, ledger = _resumed(args) if args.resume is not None else (args.out, _requested(args), None)
     ingredients = load(out, request)
     if request.plays:
-        try:
+        line = f"What was played is kept; go on with: robopolicy compose --resume {out}"
+        with hint_when_stopped(lambda: line if (out / LEDGER).is_file() else ""):
             outcome = play(out, request, ingredients, ledger)
-        except KeyboardInterrupt:
-            if (out / LEDGER).is_file():
-                print(f"What was played is kept; go on with: robopolicy compose --resume {out}", file=sys.stderr)
-            raise
     else:
         outcome = Outcome(ingredients.policy(request.weights), request.nominal, None, {})
     write(out, request, outcome)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,15 +72,21 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.evaluation.report import aligned, table
     from robopolicy.evaluation.search import SimEvaluator, hold_out
     from robopolicy.policies.base import Policy
-    from robopolicy.training.compression import distil, parameters_of, record, student_of, widths_of
+    from robopolicy.samplers.architectures import smallest
+    from robopolicy.training.compression import check_reachable, distil, parameters_of, record, student_of, widths_of
 
     _check(args)
     players, entry = load_players([str(args.checkpoint)], None, args.device)
     teacher = players[0].make()
     assert isinstance(teacher, Policy)
-    widths_of(teacher)
+    narrow = {"removes": args.search == "random" or args.removal_rounds > 0}
+    narrow["shrinks"] = args.search == "random" or args.shrink_rounds > 0
+    check_reachable(teacher, smallest(widths_of(teacher), **narrow), args.max_parameters)
     with closing(open_sim(entry, sim_options(args, players, args.num_envs, args.device), players)) as sim:
-        seen = record(teacher, sim, range(args.seen_seed, args.seen_seed + args.seen_episodes), noise=args.noise)
+        with progress_bars() as add_bar:
+            advance = add_bar("teacher", args.seen_episodes)
+            episodes = range(args.seen_seed, args.seen_seed + args.seen_episodes)
+            seen = record(teacher, sim, episodes, noise=args.noise, progress=advance)
         scores: dict[Widths, float] = {}
         chosen = tuple(args.widths or ())
         if args.widths is None:
@@ -126,10 +133,10 @@ def _search(
     rounds = args.removal_rounds + args.shrink_rounds
     search, sizes = _searcher(args, teacher), dict[Any, int]()
     with progress_bars() as add_bar:
-        advance = add_bar("students", rounds * args.population)
+        advance = add_bar(f"students, {args.updates} updates each", rounds * args.population * args.updates)
         for round_ in range(rounds):
             rewards: list[float] = []
-            for place, widths in enumerate(search.ask()):
+            for place, widths in enumerate(search.ask(), round_ * args.population):
                 try:
                     student = student_of(teacher, widths)
                 except UserError:
@@ -137,17 +144,22 @@ def _search(
                     continue
                 sizes[widths] = parameters_of(student)
                 if widths not in scores:
-                    scores[widths] = score(distil(student, seen, updates=args.updates))
+                    progress = partial(_advanced, advance, place * args.updates)
+                    scores[widths] = score(distil(student, seen, updates=args.updates, progress=progress))
                     _keep(args, scores)
                 known[widths] = compression_reward(scores[widths], own, 1 - sizes[widths] / size)
                 over = 0 < args.max_parameters < sizes[widths]
                 rewards.append(constrained_reward(known[widths], over, round_))
-                advance(round_ * args.population + place + 1)
+                advance((place + 1) * args.updates)
             search.tell(rewards)
     allowed = [widths for widths in known if not args.max_parameters or sizes[widths] <= args.max_parameters]
     if not allowed:
         raise UserError(f"No student has at most {args.max_parameters} parameters; allow more, or search longer.")
     return max(allowed, key=lambda widths: known[widths]), scores, known
+
+
+def _advanced(advance: Callable[[int], None], before: int, done: int) -> None:
+    advance(before + done)
 
 
 def _searcher(args: argparse.Namespace, teacher: Policy) -> ArchitectureSearch:

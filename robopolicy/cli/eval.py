@@ -57,8 +57,9 @@ def add_parser(subparsers: Any) -> None:
         nargs="+",
         type=int,
         default=[],
-        metavar="M",
-        help="also decide every M control steps only, e.g. 1 2 4 8: how a policy stands slow decisions",
+        metavar=("M M", "M"),
+        help="also decide every M control steps only, two or more increasing lengths from 1, e.g. 1 2 4 8: how a "
+        "policy stands slow decisions",
     )
     parser.add_argument(
         "--latency",
@@ -223,15 +224,15 @@ def _film(
     """Video, still picture, and what to tell the reader about them."""
     from contextlib import closing
 
-    from robopolicy.cli.players import open_sim, sim_options
-    from robopolicy.evaluation.video import record, rendering_problem, write_strip, write_video
+    from robopolicy.cli.players import open_sim, sim_options, video_problem
+    from robopolicy.evaluation.video import record, write_strip, write_video
 
     count = min(args.video, args.episodes)
     if count == 0:
         return None, None, []
     with closing(open_sim(entry, sim_options(args, players, count, args.device, args.judge), players)) as sim:
         sim.reset(args.seed)
-        problem = rendering_problem(sim)
+        problem = video_problem(sim)
         if problem is not None:
             return None, None, [problem]
         seeds = range(args.seed, args.seed + count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
         obs=golden_observations(args.checkpoint),
         checkpoint=sha256(args.checkpoint / MANIFEST),
         rtc=args.rtc,
+        announce=lambda text: print(f"{args.out}: {text} ...", file=sys.stderr),
     )
     if args.json:
         print(json.dumps({**to_plain(manifest), "identity": manifest.identity, "unknown_task": unknown}))

@@ -80,11 +80,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _film(args: argparse.Namespace, player: Player, sim: VectorSim) -> None:
+    from robopolicy.cli.players import video_problem
     from robopolicy.errors import UserError
-    from robopolicy.evaluation.video import record, rendering_problem, write_video
+    from robopolicy.evaluation.video import record, write_video
 
     sim.reset(args.seed)
-    problem = rendering_problem(sim)
+    problem = video_problem(sim)
     if problem is not None:
         raise UserError(problem)
     recording = record(

@@ -111,6 +111,16 @@ def open_sim(entry: TaskEntry, options: SimOptions, players: Sequence[Player]) -
     return sim
 
 
+def video_problem(sim: VectorSim) -> str | None:
+    """One line that says why `sim`, which must have been reset, cannot be filmed; None where it can."""
+    from robopolicy.evaluation.video import rendering_problem
+
+    problem = rendering_problem(sim)
+    if problem == f"No video: {NotImplementedError.__name__}":
+        return f"No video: task {sim.spec.task} cannot draw itself."
+    return problem
+
+
 def _player(name: str, label: str, entry: TaskEntry, loaded: dict[str, tuple[Policy, Manifest]]) -> Player:
     if name == "random":
         return Player(label, RandomActor)

@@ -38,6 +38,17 @@ def _obey() -> None:
 
 
 @contextmanager
+def hint_when_stopped(hint: Callable[[], str]) -> Iterator[None]:
+    """Within it a stop request ends with the line of `hint`, which says how to go on; none where that is empty."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if line := hint():
+            print(line, file=sys.stderr)
+        raise
+
+
+@contextmanager
 def progress_bars() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
     """Yields `add(label, total)`, which returns the function to call with the number completed so far."""
     from rich.console import Console

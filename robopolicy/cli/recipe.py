@@ -26,6 +26,7 @@ from robopolicy.policies.wrappers.corrected import CorrectedPolicy, Correction, 
 from robopolicy.policies.wrappers.gated import gate
 from robopolicy.policies.wrappers.selected import select
 from robopolicy.schema import from_plain, to_plain
+from robopolicy.training.build import check_dataset_for_policy
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.selecting import fit_selector
 
@@ -154,8 +155,10 @@ def _selector(found: Ingredients, selection: Selection, dataset: str) -> Selecto
     plain = compose(found.policies, found.recipe.weighing(), unconditioned=found.recipe.unconditioned)
     torch.manual_seed(0)
     policy = gate(plain, selection).to(plain.device)
+    episodes = read_lerobot(dataset).played()
+    check_dataset_for_policy(episodes, policy.spec, f"dataset {dataset}")
     with progress_bars() as add_bar:
-        ranked = fit_selector(policy, read_lerobot(dataset).played(), progress=add_bar("select", selection.updates))
+        ranked = fit_selector(policy, episodes, progress=add_bar("select", selection.updates))
     print(f"selector: ranks the better policy first for {ranked:.0%} of the chunks of {dataset}", file=sys.stderr)
     return policy.selector
 

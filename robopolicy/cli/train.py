@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from robopolicy.cli.options import check_alone, describe_end
@@ -83,13 +84,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _multirun(args: argparse.Namespace) -> int:
     """Train a sweep, or show which runs it has."""
+    from robopolicy.cli.progress import hint_when_stopped
     from robopolicy.training.sweep import combinations, launch
 
     configs, launcher = combinations(args.settings)
     if args.show:
         print("\n".join(f"{config.out}/{config.name}" for config in configs))
         return 0
-    for folder in launch(configs, launcher):
+    with hint_when_stopped(lambda: "Stopped; call the same command again to go on."):
+        folders = launch(configs, launcher)
+    for folder in folders:
         print(f"Done: {folder}")
     return 0
 
@@ -99,5 +103,11 @@ def _presets() -> str:
     folder = Path(__file__).resolve().parents[2] / "configs"
     groups = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     names = {group.name: sorted(file.stem for file in group.glob("*.yaml")) for group in groups}
-    names = {("algorithm.recipe" if name == "text" else name): files for name, files in names.items()}
-    return "presets:\n" + "".join(f"  {group}: {', '.join(options)}\n" for group, options in names.items() if options)
+    recipes = len(names.pop("text", ()))
+    lines = [f"{group}: {', '.join(options)}" for group, options in names.items() if options]
+    lines += [f"algorithm.recipe: {recipes} recipes, see 'robopolicy list recipes'"] if recipes else []
+    return "presets:\n" + "".join(f"{_wrapped(line)}\n" for line in lines)
+
+
+def _wrapped(line: str) -> str:
+    return fill(line, 110, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,7 +139,14 @@ class Decision:
 
 
 def export_bundle(
-    policy: Policy, folder: str | Path, *, facts: TaskFacts, obs: Observation, checkpoint: str = "", rtc: bool = False
+    policy: Policy,
+    folder: str | Path,
+    *,
+    facts: TaskFacts,
+    obs: Observation,
+    checkpoint: str = "",
+    rtc: bool = False,
+    announce: Callable[[str], None] = lambda _: None,
 ) -> BundleManifest:
     """Write a bundle folder atomically, replacing an older bundle of that name.
 
@@ -150,6 +157,7 @@ def export_bundle(
         obs: Observations `{key: (B, To, ...)}` to compare graph and torch at; they become the golden inputs.
         checkpoint: Hash of where the policy comes from.
         rtc: Let the graph continue given actions.
+        announce: Called with what is about to be done, where that takes long.
 
     Raises:
         UserError: It cannot be exported, or the graph computes something else; one line says why.
@@ -161,7 +169,10 @@ def export_bundle(
         raise UserError(f"{black.label} is no torch code of ours, so it cannot be exported; serve the policy instead.")
     decision = Decision(policy.eval(), rtc=rtc)
     inputs = decision.inputs_for(obs)
-    model = _graph(decision, {name: value[:1] for name, value in inputs.items()})
+    onnx = _exporter()
+    calls = policy.network_calls
+    announce(f"tracing '{policy.name}' with {calls} network calls per chunk; many, as of tokens, take minutes")
+    model = _graph(onnx, decision, {name: value[:1] for name, value in inputs.items()})
     golden = _golden(decision, inputs)
     scale = _scale(policy)
     with atomic_folder(folder) as temporary:
@@ -201,15 +212,23 @@ def export_bundle(
     return manifest
 
 
-def _graph(decision: Decision, inputs: dict[str, Tensor]) -> bytes:
+def _exporter() -> Any:
+    """The package `onnx`, with those beside it that an export needs.
+
+    Raises:
+        UserError: One of them is missing.
+    """
+    for package in ("onnxscript", "onnxruntime"):
+        need(package, "onnx")
+    return need("onnx", "onnx")
+
+
+def _graph(onnx: Any, decision: Decision, inputs: dict[str, Tensor]) -> bytes:
     """The ONNX file of `decision`.
 
     Raises:
         UserError: It cannot be traced, or ONNX lacks an operator.
     """
-    onnx = need("onnx", "onnx")
-    for package in ("onnxscript", "onnxruntime"):
-        need(package, "onnx")
     policy = decision.policy
     try:
         with _quiet():

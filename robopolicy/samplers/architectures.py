@@ -69,6 +69,18 @@ class ControllersConfig(Ranged):
     layers: Layers = 2  # of a controller
 
 
+def smallest(teacher: Widths, *, removes: bool, shrinks: bool) -> list[Widths]:
+    """The architectures among which a search has its smallest: no layer or a single one, as narrow as it gets.
+
+    Args:
+        teacher: Where the search begins.
+        removes: Whether it removes layers.
+        shrinks: Whether it shrinks them.
+    """
+    narrow = tuple(max(1, round(width * SHARES[0])) for width in teacher) if shrinks else teacher
+    return [(), *((width,) for width in narrow)] if removes else [narrow]
+
+
 class ArchitectureSearch(Part):
     """Proposes architectures and hears what they were worth."""
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from robopolicy.algorithms import ALGORITHMS, make_algorithm
+from robopolicy.algorithms import ALGORITHMS
 from robopolicy.algorithms.frames.actor_critic import ActorCritic
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.frames.off_policy import OffPolicy
@@ -21,34 +19,28 @@ from robopolicy.core.ranks import rank, world_size
 from robopolicy.critics.value import ValueNet
 from robopolicy.data.episodes import Episodes, is_cloud, is_image
 from robopolicy.data.lerobot import read_lerobot
-from robopolicy.data.statistics import dataset_statistics
 from robopolicy.device import usable_device
-from robopolicy.errors import UserError, unknown_name
-from robopolicy.evaluation.actors import check_compatible
+from robopolicy.errors import UserError
 from robopolicy.interop import POLICIES
-from robopolicy.policies import make_policy
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.schema import filling, to_plain
 from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.registry import WorldOptions, get_task, views_of
 from robopolicy.spec import MEMORY
-from robopolicy.text.imitation import TextLearner, TextSFT
+from robopolicy.text.imitation import TextLearner
 from robopolicy.text.learner import TextRecipe
 from robopolicy.text.policy import TextPolicy
-from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TaskConfig, TrainConfig, section
 from robopolicy.training.distributed import check_distributed
 from robopolicy.training.experience import source_for
+from robopolicy.training.learner import learner
 from robopolicy.training.manifest import read_manifest
 from robopolicy.training.simulators import eval_simulator, simulator
 from robopolicy.training.sources import Source
 from robopolicy.training.world_sims import is_world
 
-WHOLE_EPISODES = (
-    *("group", "vine", "scenarios", "plans", "population", "individuals"),
-    *(TextSFT.experience, TextRecipe.experience),
-)
-"""Kinds of experience that are made of whole episodes, of any length."""
+MOVED_TOGETHER = {"mjlab", "isaaclab"}
+"""Backends that step all environments or none."""
 
 
 @dataclass
@@ -97,13 +89,26 @@ def complete(config: TrainConfig) -> TrainConfig:
     _check_experience(config, algorithm)
     check_distributed(config)
     if config.dataset:
-        task = task or _episodes(config.dataset).tasks[0]
+        task = task or episodes_of(config.dataset).tasks[0]
     if not task:
         raise UserError("No task is given; pass e.g. task=lift ('robopolicy list tasks' shows all).")
     task = get_task(task).name
+    plays = _plays(config, ALGORITHMS[algorithm][1].experience) and not is_world(config.sim.backend)
+    if plays and set(get_task(task).backends) <= MOVED_TOGETHER:
+        _check_one_action(config, task)
     _check_speech(task, str(config.policy["name"]), algorithm)
     name = config.name or f"{task.rsplit('/', 1)[-1]}_{config.policy['name']}_{algorithm}_seed{config.seed}"
     return replace(config, task=replace(config.task, name=task), name=name)
+
+
+def _check_one_action(config: TrainConfig, task: str) -> None:
+    """Refuse chunks of several actions, for a task whose environments cannot stand still one by one."""
+    execute = config.chunk.execute
+    if execute > 1:
+        todo = "start from a policy of one action" if config.init_from else "set chunk.horizon=1 chunk.execute=1"
+        raise UserError(
+            f"Task {task} moves all its environments together, so it cannot play chunks of {execute} actions; {todo}."
+        )
 
 
 def _check_speech(task: str, policy: str, algorithm: str) -> None:
@@ -169,7 +174,7 @@ def _plays(config: TrainConfig, experience: str) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _episodes(path: str) -> Episodes:
+def episodes_of(path: str) -> Episodes:
     """The dataset, read once although both `complete` and `build` look at it."""
     return read_lerobot(path).played()
 
@@ -197,43 +202,26 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
     """
     seed_everything(config)
     device = usable_device(config.device)
-    name, algorithm_config = section("algorithm", config.algorithm)
+    name, settings = section("algorithm", config.algorithm)
     experience = ALGORITHMS[name][1].experience
-    episodes = _episodes(config.dataset) if config.dataset else None
-    _episodes.cache_clear()
+    episodes = episodes_of(config.dataset) if config.dataset else None
+    episodes_of.cache_clear()
     judges = config.evaluation.episodes > 0 and rank() == 0
     eval_sim = eval_simulator(config) if judges else None
     train_sim = simulator(config, config.sim.num_envs // world_size()) if _plays(config, experience) else None
+    if train_sim is not None and not train_sim.spec.partial_steps:
+        _check_one_action(config, train_sim.spec.task)
     sim = _spec(config, train_sim or eval_sim, experience)
     if episodes is not None and sim is not None:
         _check_dataset(episodes, sim, config.dataset)
-    checkpoint = start or (Path(config.init_from) if config.init_from else None)
-    if checkpoint is not None:
-        policy = load_policy(checkpoint, device)[0].train()
-        if policy.name != config.policy["name"]:
-            # A resumed algorithm that deploys another policy than it was given; its state holds what it was given.
-            with torch.device(device):
-                policy = make_policy(*section("policy", config.policy), policy.spec)
-        if sim is not None:
-            check_compatible(policy.spec, sim)
-    else:
-        policy = _new_policy(config, episodes, sim, device, bounds=experience != "dataset")
-    updates = _total_updates(config, algorithm_config, experience)
-    if any(entry.name == "seed" for entry in fields(algorithm_config)):
-        algorithm_config = replace(algorithm_config, seed=algorithm_config.seed + config.seed)
-    with torch.device(device):
-        try:
-            algorithm = make_algorithm(name, algorithm_config, policy, total_updates=updates)
-        except ValueError as error:  # an optimiser refuses a setting
-            raise UserError(f"Settings of algorithm '{name}' do not fit: {error}.") from error
+    policy, algorithm, updates = learner(config, episodes, sim, device, start)
     if episodes is not None:
-        _check_dataset_for_policy(episodes, policy.spec, config.dataset)
-    _check_verb(algorithm.policy, name, algorithm.experience)
+        check_dataset_for_policy(episodes, policy.spec, f"dataset {config.dataset}")
     if sim is not None:
         _check_critics(algorithm, sim)
         if isinstance(algorithm, ActorCritic):
             algorithm.use_mirror(sim.mirror)
-    source = source_for(config, policy.spec, algorithm, algorithm_config, episodes, train_sim, device)
+    source = source_for(config, policy.spec, algorithm, settings, episodes, train_sim, device)
     return Parts(config, policy, algorithm, source, eval_sim, updates)
 
 
@@ -245,80 +233,6 @@ def _spec(config: TrainConfig, sim: VectorSim | None, experience: str) -> SimSpe
     return None if sim is None else sim.spec
 
 
-def _total_updates(config: TrainConfig, algorithm_config: Any, experience: str) -> int:
-    if config.budget.updates:
-        return config.budget.updates
-    whole = (
-        "group",
-        "vine",
-        "scenarios",
-        "plans",
-        "population",
-        "individuals",
-        TextSFT.experience,
-        TextRecipe.experience,
-    )
-    if experience in whole:
-        raise UserError(
-            f"Algorithm '{config.algorithm['name']}' plays whole episodes, of any length; set budget.updates instead."
-        )
-    per_update = algorithm_config.decisions * config.sim.num_envs * config.chunk.execute
-    if experience != "replay":
-        return math.ceil(config.budget.env_steps / per_update)
-    warmup, steps = config.replay.warmup_steps, config.budget.env_steps
-    if steps <= warmup:
-        raise UserError(
-            f"budget.env_steps={steps} ends before learning starts, after replay.warmup_steps={warmup}; "
-            "raise the one or lower the other."
-        )
-    return config.replay.offline_updates + math.ceil((steps - warmup) / per_update)
-
-
-def _new_policy(
-    config: TrainConfig, episodes: Episodes | None, sim: SimSpec | None, device: torch.device, *, bounds: bool
-) -> Policy:
-    """A fresh policy, its normalisers fitted to the dataset, those of actions to the simulator's if `bounds`."""
-    if sim is not None:
-        observation, action_dim = {key: spec.shape for key, spec in sim.observation.items()}, sim.action_dim
-    else:
-        assert episodes is not None
-        observation = {key: tuple(episodes.arrays[key].shape[1:]) for key in episodes.observation_keys}
-        action_dim = int(episodes.arrays["action"].shape[1])
-    for key in config.task.observe:
-        if key not in observation:
-            raise unknown_name("observation", key, observation, "in task.observe")
-    observation = {key: shape for key, shape in observation.items() if key in (config.task.observe or observation)}
-    chunk = config.chunk
-    spec = PolicySpec(observation, action_dim, chunk.horizon, chunk.execute, chunk.obs_horizon)
-    name, policy_config = section("policy", config.policy)
-    with torch.device(device):
-        policy = make_policy(name, policy_config, spec)
-    limits = _bounds(sim) if bounds and sim is not None else {}  # who plays must reach beyond the data
-    if episodes is not None:
-        policy.fit_normalizer({**dataset_statistics(episodes), **limits})
-    else:
-        try:
-            policy.fit_normalizer(limits)
-        except UserError as error:
-            raise UserError(
-                f"Policy '{name}' normalises by statistics of a dataset: imitate first (algorithm=bc) and pass "
-                "init_from=CHECKPOINT, or choose another policy, e.g. policy=gaussian."
-            ) from error
-    return policy
-
-
-def _check_verb(policy: Policy, algorithm: str, experience: str) -> None:
-    """Refuse an algorithm whose policy lacks the verb that its kind of experience needs."""
-    if experience == "replay":  # various verbs, which these algorithms check themselves
-        return
-    verb = "imitation_loss" if experience == "dataset" else "decisions"
-    if getattr(type(policy), verb) is getattr(Policy, verb):
-        raise UserError(
-            f"Algorithm '{algorithm}' needs a policy with {verb}, which '{policy.name}' lacks; "
-            "choose another algorithm or policy."
-        )
-
-
 def _check_critics(algorithm: Algorithm, sim: SimSpec) -> None:
     """Refuse a critic that is told to see what the simulator does not show."""
     memory = {MEMORY: (algorithm.policy.spec.memory_dim,)} if algorithm.policy.spec.memory_dim else {}
@@ -328,12 +242,6 @@ def _check_critics(algorithm: Algorithm, sim: SimSpec) -> None:
             found = shown.get(key, "nothing")
             if found != tuple(shape):
                 raise UserError(f"The critic is to see '{key}' of shape {tuple(shape)}; {sim.task} shows {found}.")
-
-
-def _bounds(sim: SimSpec) -> Mapping[str, Mapping[str, Any]]:
-    """Action statistics when there is no data: the bounds, and the uniform distribution between them."""
-    low, high = sim.action_low.cpu().numpy(), sim.action_high.cpu().numpy()
-    return {"action": {"min": low, "max": high, "mean": (low + high) / 2, "std": (high - low) / math.sqrt(12)}}
 
 
 def _check_dataset(episodes: Episodes, sim: SimSpec, path: str) -> None:
@@ -357,13 +265,22 @@ def _check_dataset(episodes: Episodes, sim: SimSpec, path: str) -> None:
         )
 
 
-def _check_dataset_for_policy(episodes: Episodes, policy: PolicySpec, path: str) -> None:
-    """Refuse a dataset of other shapes than those of the starting checkpoint."""
+def check_dataset_for_policy(episodes: Episodes, policy: PolicySpec, what: str) -> None:
+    """Refuse episodes of other shapes than those of a policy.
+
+    Args:
+        episodes: What it is to learn from.
+        policy: What it sees and does.
+        what: How the episodes are called, for the message.
+
+    Raises:
+        UserError: They lack something, or have it in another shape.
+    """
     wanted = {**policy.observation, "action": (policy.action_dim,)}
     for key, shape in wanted.items():
         found = tuple(episodes.arrays[key].shape[1:]) if key in episodes.arrays else None
         if found != tuple(shape):
             raise UserError(
-                f"The policy needs '{key}' of shape {tuple(shape)}, but dataset {path} has "
+                f"The policy needs '{key}' of shape {tuple(shape)}, but {what} has "
                 f"{found or 'no such key'}; pass the dataset of its own task."
             )

@@ -54,6 +54,10 @@ def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
         ]  # ++: also into empty sections
         composed = _compose([*choices, *others])
     for key, value in texts.items():
+        if value == "null":
+            raise UserError(
+                f"{key} is a text, which cannot be null; leave {key} out, or write {key}= for an empty one."
+            )
         _set(composed, key, value)
     config = from_plain(TrainConfig, composed, "")
     check_settings(config)
@@ -143,6 +147,8 @@ def _refuse_policy_of_checkpoint(settings: Mapping[str, str]) -> None:
 
 def _choose(group: str, value: str) -> tuple[str, str]:
     """Check the choice of a preset; `task` also accepts every registered task."""
+    if "," in value:
+        raise _several(f"{group}={value}")
     options = _options(group)
     if value in options:
         return group, value
@@ -161,12 +167,13 @@ def _options(group: str) -> list[str]:
 def _compose(overrides: list[str]) -> dict[str, Any]:
     parser = OverridesParser.create()
     for text in overrides:
+        given = text.lstrip("+")
         try:
-            parser.parse_override(text)
+            override = parser.parse_override(text)
         except HydraException as error:
-            raise UserError(
-                f"The value in '{text.lstrip('+')}' cannot be read; lists are written as key=[1,2]."
-            ) from error
+            raise UserError(f"The value in '{given}' cannot be read; lists are written as key=[1,2].") from error
+        if override.is_sweep_override():
+            raise _several(given)
     try:
         plain = OmegaConf.to_container(compose("train", overrides), resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException) as error:
@@ -183,6 +190,13 @@ def _compose(overrides: list[str]) -> dict[str, Any]:
         raise UserError(f"{where}{reason}.") from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+def _several(setting: str) -> UserError:
+    return UserError(
+        f"'{setting}' has several values; 'robopolicy train --multirun' trains every one of them, and a list is "
+        "written as key=[1,2]."
+    )
 
 
 def _setting(tree: Mapping[str, Any], key: str) -> Any:

@@ -14,6 +14,7 @@ likelihood of the teacher's mean for Gaussians, regression for flow and diffusio
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -74,7 +75,14 @@ class Recorder(Policy):
         return Seen({key: value[first] for key, value in obs.items()}, chunk[first])
 
 
-def record(teacher: Policy, sim: VectorSim, seeds: Sequence[int], *, noise: float = 0.1) -> Seen:
+def record(
+    teacher: Policy,
+    sim: VectorSim,
+    seeds: Sequence[int],
+    *,
+    noise: float = 0.1,
+    progress: Callable[[int], None] | None = None,
+) -> Seen:
     """What `teacher` sees and answers in the episodes `seeds`, played with disturbed actions.
 
     Args:
@@ -82,6 +90,7 @@ def record(teacher: Policy, sim: VectorSim, seeds: Sequence[int], *, noise: floa
         sim: Where.
         seeds: Consecutive episode seeds.
         noise: Standard deviation of the disturbances, a fraction of half the range of the actions.
+        progress: Called with the number of finished episodes.
 
     Raises:
         UserError: The teacher is recurrent, or there is nobody to learn from.
@@ -90,7 +99,7 @@ def record(teacher: Policy, sim: VectorSim, seeds: Sequence[int], *, noise: floa
         raise UserError(f"Policy '{teacher.name}' remembers, and students do not; compress one without memory.")
     recorder = Recorder(teacher)
     with evaluation_mode(teacher):
-        play(DisturbedActor(PolicyActor(recorder), noise), sim, seeds)
+        play(DisturbedActor(PolicyActor(recorder), noise), sim, seeds, progress=progress)
     return recorder.seen()
 
 
@@ -112,6 +121,22 @@ def widths_of(policy: Policy) -> Widths:
 def parameters_of(policy: Policy) -> int:
     """Numbers that a policy has learned."""
     return sum(parameter.numel() for parameter in policy.parameters())
+
+
+def check_reachable(teacher: Policy, architectures: Sequence[Widths], limit: int) -> None:
+    """Refuse a limit on the parameters that none of `architectures`, the smallest of a search, keeps; 0 is none.
+
+    Raises:
+        UserError: Says how many the smallest one has.
+    """
+    sizes: list[int] = []
+    for widths in architectures if limit else ():
+        with suppress(UserError):  # no such network can be built
+            sizes.append(parameters_of(student_of(teacher, widths)))
+    if sizes and min(sizes) > limit:
+        raise UserError(
+            f"No student has at most {limit} parameters: the smallest one of this '{teacher.name}' has {min(sizes)}."
+        )
 
 
 def student_of(teacher: Policy, widths: Widths, seed: int = 0) -> Policy:

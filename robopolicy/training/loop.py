@@ -22,7 +22,7 @@ from rich.console import Console
 from robopolicy.core.ranks import largest_over_ranks, rank
 from robopolicy.errors import SimulatorFailed, UserError, cannot_write
 from robopolicy.evaluation.harness import evaluate
-from robopolicy.files import recover, write_text
+from robopolicy.files import check_writable, recover, write_text
 from robopolicy.nets.normalizer import unfitted_normalizers
 from robopolicy.policies.base import Policy
 from robopolicy.provenance import versions
@@ -64,6 +64,7 @@ def start_run(config: TrainConfig) -> Trainer:
     taken = UserError(f"Run {folder} exists; resume it with --resume {folder}, or choose another name=NAME.")
     if folder.exists() and any(folder.iterdir()):
         raise taken
+    check_writable(folder)
     parts = build(config)
     try:
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -102,7 +103,9 @@ def resume_run(folder: Path) -> Trainer:
     recover(last)
     if not last.exists():
         # Killed before its first resume point: the run is a function of its configuration, so begin again.
-        return Trainer(build(config), folder)
+        trainer = Trainer(build(config), folder)
+        trainer.console.note(f"{last} is not there, so the run begins again at its first update.")
+        return trainer
     state = load_training_state(last)
     trainer = Trainer(build(config, start=last), folder, resume_at=int(state["update"]))
     restore(trainer, state)

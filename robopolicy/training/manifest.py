@@ -89,14 +89,19 @@ def read_manifest(folder: Path) -> Manifest:
     """Read `manifest.json` of a policy.
 
     Raises:
-        UserError: Not a checkpoint, unreadable, or written by a newer schema.
+        UserError: Not a checkpoint, unreadable, written by a newer schema, or of a policy that cannot be.
     """
     data = manifest_content(folder, SCHEMA)
     if "worldmodel" in data:
         raise UserError(f"{folder} holds a world model, not a policy; pass it to 'robopolicy worldmodel'.")
     if "trajectories" in data:
         raise UserError(f"{folder} holds a trajectory model, not a policy; pass it to 'robopolicy synthesize'.")
-    return from_plain(Manifest, {"parents": [], **data}, str(folder / MANIFEST))
+    manifest = from_plain(Manifest, {"parents": [], **data}, str(folder / MANIFEST))
+    try:
+        _ = manifest.policy_spec
+    except (TypeError, ValueError) as error:
+        raise UserError(f"Manifest of {folder} does not describe a valid policy: {error}") from error
+    return manifest
 
 
 def manifest_content(folder: Path, newest: int) -> dict[str, Any]:

@@ -23,9 +23,10 @@ from robopolicy.errors import UserError, unknown_name
 from robopolicy.extras import missing
 from robopolicy.training.bench import run_to_end
 from robopolicy.training.build import complete
-from robopolicy.training.compose import PRESETS, compose_config
+from robopolicy.training.compose import PRESETS, compose_config, config_text
 from robopolicy.training.config import TrainConfig
 from robopolicy.training.loop import Interrupted
+from robopolicy.training.rehearsal import rehearse
 
 LAUNCHERS = {  # name -> plugin that brings it, and the extra of robopolicy that installs the plugin
     "basic": None,
@@ -45,15 +46,20 @@ def combinations(settings: Sequence[str]) -> tuple[list[TrainConfig], list[str]]
             choose and set the launcher.
 
     Raises:
-        UserError: Any of the runs cannot be composed.
+        UserError: Any of the runs cannot be composed or built, as far as that shows without playing.
     """
     launcher = [text for text in settings if text.startswith(("hydra/", "hydra."))]
     axes = [_values(text) for text in settings if text not in launcher]
     configs: list[TrainConfig] = []
+    rehearsed: set[str] = set()
     for choice in product(*axes):
         config = compose_config(choice)
         varied = ",".join(text for text, axis in zip(choice, axes, strict=True) if len(axis) > 1).replace("/", "-")
         configs.append(complete(replace(config, name="_".join(filter(None, (config.name, varied))))))
+        text = config_text(replace(configs[-1], seed=0, name=""))
+        if text not in rehearsed:
+            rehearse(configs[-1])
+            rehearsed.add(text)
     return configs, launcher
 
 

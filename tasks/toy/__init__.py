@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from robopolicy.errors import UserError
 from robopolicy.policies.wrappers.callable import provide
 from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.registry import Expert, SimOptions, TaskEntry
@@ -69,8 +70,13 @@ def _make_gather_expert() -> Expert:
 
 
 def _point_mass_pd(obs: Observation) -> Tensor:
-    from tasks.toy.point_mass import steer
+    from tasks.toy.point_mass import STATE_DIM, steer
 
+    found = obs["state"].shape[-1] if "state" in obs else "nothing"
+    if found != STATE_DIM:
+        raise UserError(
+            f"The prior 'point_mass_pd' is for toy/point_mass, whose state has {STATE_DIM} numbers; found {found}."
+        )
     return steer(obs["state"][:, -1:])
 
 

@@ -20,6 +20,7 @@ from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, Vect
 from robopolicy.sim.registry import SimOptions
 from robopolicy.sim.rows import RowSim
 
+STATE_DIM = 6
 DT = 0.1  # seconds per control step
 RADIUS = 0.05  # metres around the goal that count as success
 
@@ -34,7 +35,7 @@ class PointMassSim(RowSim):
         names = ("x [m]", "y [m]", "vx [m/s]", "vy [m/s]", "goal_x [m]", "goal_y [m]")
         spec = SimSpec(
             task="toy/point_mass",
-            observation={"state": TensorSpec((6,), names=names)},
+            observation={"state": TensorSpec((STATE_DIM,), names=names)},
             action_low=-torch.ones(2),
             action_high=torch.ones(2),
             control_dt=DT,
@@ -45,7 +46,7 @@ class PointMassSim(RowSim):
         )
         super().__init__(spec, options.num_envs)
         self._shaped = options.reward == "shaped"
-        self._state = torch.zeros(self.num_envs, 6)  # x, y, vx, vy, goal x, goal y
+        self._state = torch.zeros(self.num_envs, STATE_DIM)  # x, y, vx, vy, goal x, goal y
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Accelerate the masses for one control step."""

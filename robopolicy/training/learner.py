@@ -1,0 +1,141 @@
+"""Policy and algorithm of a run, built for what a simulator or a dataset shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from robopolicy.algorithms import ALGORITHMS, make_algorithm
+from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.data.episodes import Episodes
+from robopolicy.data.statistics import dataset_statistics
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.evaluation.actors import check_compatible
+from robopolicy.policies import make_policy
+from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.sim.contract import SimSpec
+from robopolicy.text.imitation import TextSFT
+from robopolicy.text.learner import TextRecipe
+from robopolicy.training.checkpoint import load_policy
+from robopolicy.training.config import TrainConfig, section
+
+WHOLE_EPISODES = (
+    *("group", "vine", "scenarios", "plans", "population", "individuals"),
+    *(TextSFT.experience, TextRecipe.experience),
+)
+"""Kinds of experience that are made of whole episodes, of any length."""
+
+
+def learner(
+    config: TrainConfig, episodes: Episodes | None, sim: SimSpec | None, device: torch.device, start: Path | None = None
+) -> tuple[Policy, Algorithm, int]:
+    """The policy to begin with, the algorithm around it, and its number of updates.
+
+    Args:
+        config: Result of `complete`.
+        episodes: The dataset, if there is one.
+        sim: What the task shows; None where nothing is played.
+        device: Where both compute.
+        start: As in `build`.
+
+    Raises:
+        UserError: They do not fit each other.
+    """
+    name, algorithm_config = section("algorithm", config.algorithm)
+    experience = ALGORITHMS[name][1].experience
+    checkpoint = start or (Path(config.init_from) if config.init_from else None)
+    if checkpoint is not None:
+        policy = load_policy(checkpoint, device)[0].train()
+        if policy.name != config.policy["name"]:
+            # A resumed algorithm that deploys another policy than it was given; its state holds what it was given.
+            with torch.device(device):
+                policy = make_policy(*section("policy", config.policy), policy.spec)
+        if sim is not None:
+            check_compatible(policy.spec, sim)
+    else:
+        policy = _new_policy(config, episodes, sim, device, bounds=experience != "dataset")
+    updates = _total_updates(config, algorithm_config, experience)
+    if any(entry.name == "seed" for entry in fields(algorithm_config)):
+        algorithm_config = replace(algorithm_config, seed=algorithm_config.seed + config.seed)
+    with torch.device(device):
+        try:
+            algorithm = make_algorithm(name, algorithm_config, policy, total_updates=updates)
+        except ValueError as error:  # an optimiser refuses a setting
+            raise UserError(f"Settings of algorithm '{name}' do not fit: {error}.") from error
+    _check_verb(algorithm.policy, name, algorithm.experience)
+    return policy, algorithm, updates
+
+
+def _total_updates(config: TrainConfig, algorithm_config: Any, experience: str) -> int:
+    if config.budget.updates:
+        return config.budget.updates
+    if experience in WHOLE_EPISODES:
+        raise UserError(
+            f"Algorithm '{config.algorithm['name']}' plays whole episodes, of any length; set budget.updates instead."
+        )
+    per_update = algorithm_config.decisions * config.sim.num_envs * config.chunk.execute
+    if experience != "replay":
+        return math.ceil(config.budget.env_steps / per_update)
+    warmup, steps = config.replay.warmup_steps, config.budget.env_steps
+    if steps <= warmup:
+        raise UserError(
+            f"budget.env_steps={steps} ends before learning starts, after replay.warmup_steps={warmup}; "
+            "raise the one or lower the other."
+        )
+    return config.replay.offline_updates + math.ceil((steps - warmup) / per_update)
+
+
+def _new_policy(
+    config: TrainConfig, episodes: Episodes | None, sim: SimSpec | None, device: torch.device, *, bounds: bool
+) -> Policy:
+    """A fresh policy, its normalisers fitted to the dataset, those of actions to the simulator's if `bounds`."""
+    if sim is not None:
+        observation, action_dim = {key: spec.shape for key, spec in sim.observation.items()}, sim.action_dim
+    else:
+        assert episodes is not None
+        observation = {key: tuple(episodes.arrays[key].shape[1:]) for key in episodes.observation_keys}
+        action_dim = int(episodes.arrays["action"].shape[1])
+    for key in config.task.observe:
+        if key not in observation:
+            raise unknown_name("observation", key, observation, "in task.observe")
+    observation = {key: shape for key, shape in observation.items() if key in (config.task.observe or observation)}
+    chunk = config.chunk
+    spec = PolicySpec(observation, action_dim, chunk.horizon, chunk.execute, chunk.obs_horizon)
+    name, policy_config = section("policy", config.policy)
+    with torch.device(device):
+        policy = make_policy(name, policy_config, spec)
+    limits = _bounds(sim) if bounds and sim is not None else {}  # who plays must reach beyond the data
+    if episodes is not None:
+        policy.fit_normalizer({**dataset_statistics(episodes), **limits})
+    else:
+        try:
+            policy.fit_normalizer(limits)
+        except UserError as error:
+            raise UserError(
+                f"Policy '{name}' normalises by statistics of a dataset: imitate first (algorithm=bc) and pass "
+                "init_from=CHECKPOINT, or choose another policy, e.g. policy=gaussian."
+            ) from error
+    return policy
+
+
+def _check_verb(policy: Policy, algorithm: str, experience: str) -> None:
+    """Refuse an algorithm whose policy lacks the verb that its kind of experience needs."""
+    if experience == "replay":  # various verbs, which these algorithms check themselves
+        return
+    verb = "imitation_loss" if experience == "dataset" else "decisions"
+    if getattr(type(policy), verb) is getattr(Policy, verb):
+        raise UserError(
+            f"Algorithm '{algorithm}' needs a policy with {verb}, which '{policy.name}' lacks; "
+            "choose another algorithm or policy."
+        )
+
+
+def _bounds(sim: SimSpec) -> Mapping[str, Mapping[str, Any]]:
+    """Action statistics when there is no data: the bounds, and the uniform distribution between them."""
+    low, high = sim.action_low.cpu().numpy(), sim.action_high.cpu().numpy()
+    return {"action": {"min": low, "max": high, "mean": (low + high) / 2, "std": (high - low) / math.sqrt(12)}}
