@@ -1,5 +1,8 @@
 """Files and folders appear complete or not at all, and a replacement never loses the old one."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +50,17 @@ def test_a_crash_before_the_old_one_was_deleted_is_cleaned_up(tmp_path):
     (tmp_path / ".x.previous").mkdir()
     recover(tmp_path / "x")
     assert names(tmp_path) == ["x"]
+
+
+def test_what_dead_writers_left_behind_is_removed_by_the_next_one(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    for name in (f".x.writing-{dead.pid}", f".x.writing-{os.getppid()}", f".xy.writing-{dead.pid}", ".x.writing-me"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part").write_text("")
+    with atomic_folder(tmp_path / "x"):
+        pass
+    assert names(tmp_path) == sorted([f".x.writing-{os.getppid()}", ".x.writing-me", f".xy.writing-{dead.pid}", "x"])
 
 
 def test_text_replaces_the_old_file_and_failure_is_one_clear_line(tmp_path):

@@ -18,7 +18,7 @@ from robopolicy.errors import UserError
 from robopolicy.nets.normalizer import make_normalizer
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.wrappers.callable import CallablePolicy, provide
+from robopolicy.policies.wrappers.callable import CallableConfig, CallablePolicy, provide
 from robopolicy.policies.wrappers.prior_mask import MaskSchedule, PriorMask
 from robopolicy.samplers.replay import ReplaySampler
 from robopolicy.sim.chunk import ChunkedSim
@@ -147,6 +147,15 @@ def successes(prior: str) -> int:
 def test_play_around_a_script_finds_a_reward_that_blind_play_does_not() -> None:
     torch.manual_seed(0)
     assert successes("point_mass_pd") > 50 > 5 * successes("")
+
+
+def test_the_prior_of_another_task_is_named() -> None:
+    make_sim("toy/point_mass", SimOptions(num_envs=1))  # brings its prior
+    for obs in ({"state": torch.zeros(2, 1, 39)}, {"image.front": torch.zeros(2, 1, 3, 8, 8)}):
+        spec = PolicySpec({key: tuple(value.shape[2:]) for key, value in obs.items()}, 2)
+        prior = CallablePolicy(CallableConfig(function="point_mass_pd", noise=False), spec)
+        with pytest.raises(UserError, match=r"'point_mass_pd' is for toy/point_mass, .* found (39|nothing)\."):
+            prior.act(obs)
 
 
 def test_what_it_cannot_use_is_refused() -> None:

@@ -201,6 +201,11 @@ def test_it_covers_more_of_where_an_arm_can_reach_than_as_many_random_networks()
 def test_what_it_cannot_train_is_refused() -> None:
     with pytest.raises(UserError, match="squashed"):
         DCGMAPElites(DCGMAPElitesConfig(), flow(), total_updates=1)
+    everything = (
+        r"policy=squashed_gaussian policy\.normalization=identity task\.descriptor=true, on a task that declares"
+    )
+    with pytest.raises(UserError, match=everything):
+        DCGMAPElites(DCGMAPElitesConfig(), flow(), total_updates=1)
     with pytest.raises(UserError, match=r"task\.descriptor=true"):
         DCGMAPElites(DCGMAPElitesConfig(), gaussian(), total_updates=1)
     with pytest.raises(UserError, match=r"policy\.normalization=identity"):

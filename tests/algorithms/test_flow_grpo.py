@@ -15,8 +15,12 @@ from torch import Tensor, nn
 from robopolicy.algorithms.flow_grpo import FlowGRPO, FlowGRPOConfig, actor_loss, group_advantage, rows_of
 from robopolicy.algorithms.flow_sde import FlowSDE, FlowSDEConfig
 from robopolicy.algorithms.frames.on_policy import Rows, minibatches, normalize
+from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.wrappers.composed import compose
+from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
+from robopolicy.policies.wrappers.selected import select
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
 
 
@@ -214,3 +218,15 @@ def test_the_gradient_of_a_bandit_is_the_closed_form(steps: int) -> None:
         scores += b * (chain[:, k + 1] - a * chain[:, k] - b * 0.4) / (g**2 * dt)
     error = float(((reward - reward.mean()) * scores).std()) / math.sqrt(rows)
     assert error < 0.05 and abs(-steps * float(slope) - expected) < 3 * error
+
+
+def test_a_policy_made_of_others_is_refused_with_what_to_do_instead() -> None:
+    head = tools.flow_head()
+    space = NoiseSpace(kind="repeat")
+    for policy, todo in (
+        (compose([head, tools.flow_head(1)]), "'composed'; fine-tune one of its parents, or steer it by dsrl_na"),
+        (LatentPolicy.steer(head, space, STEERING_ACTOR), "'latent'; fine-tune the policy that it steers"),
+        (select(head, QEnsemble(CriticConfig(hidden=(8,)), head), candidates=2), "'selected'; fine-tune the policy in"),
+    ):
+        with pytest.raises(UserError, match=todo):
+            FlowSDE(FlowSDEConfig(), policy, total_updates=1)

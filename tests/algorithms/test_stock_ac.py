@@ -243,6 +243,13 @@ def test_what_does_not_fit_is_refused() -> None:
     for other in (gaussian(), flow()):
         with pytest.raises(UserError, match=r"task\.stock=0\.99"):
             StockAC(StockACConfig(), other, total_updates=1)
+    for other, missing in (
+        (gaussian(), r"task\.stock=0\.99"),
+        (gaussian(squash=False), r"policy=squashed_gaussian task\.stock=0\.99"),
+        (GaussianPolicy(GaussianConfig(hidden=(8,)), SPEC), "policy=squashed_gaussian"),
+    ):
+        with pytest.raises(UserError, match=rf"; pass {missing}\.$"):
+            StockAC(StockACConfig(), other, total_updates=1)
     with pytest.raises(UserError, match="discount differently"):
         StockAC(StockACConfig(gamma=0.99), policy(), total_updates=1)
     with pytest.raises(UserError, match="functional"):

@@ -164,6 +164,9 @@ def test_a_selector_is_taught_from_demonstrations(parents, capsys, refused):
     assert "ranks the better policy first for" in capsys.readouterr().err
     assert load_policy("chosen")[0].name == "gated" and main(["verify", "chosen"]) == 0
     assert main(["eval", "chosen", "--episodes", "2", "--video", "0", "--out", "report"]) == 0
+    assert main(["collect", "arm", "--policy", "random", "--keep-failures", "--episodes", "2", "--out", "arm"]) == 0
+    line = refused("compose", *parents, "--select", "arm", "--out", "no")
+    assert "needs 'state' of shape (6,), but dataset arm has" in line
     argv = ["--set", "selection.top=1", "--out", "no"]
     assert "learned from demonstrations; pass --select" in refused("compose", *parents, *argv)
     argv = ["--operator", "or", "--select", "shown", "--out", "no"]

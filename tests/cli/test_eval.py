@@ -155,3 +155,9 @@ def test_latencies_are_a_table_of_the_report(make_checkpoint, tmp_path, capsys):
 )
 def test_latencies_that_make_no_sense_are_refused(refused, words, message):
     assert message in refused("eval", "random", "--task", TASK, *words)
+
+
+def test_help_asks_for_as_many_lengths_as_are_needed(capsys):
+    with pytest.raises(SystemExit):
+        main(["eval", "--help"])
+    assert "--holds M M [M ...]" in capsys.readouterr().out

@@ -32,7 +32,8 @@ def test_export_reports_parity_and_a_task_that_is_not_installed(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", str(checkpoint), "--out", str(tmp_path / "bundle")]) == 0
-    text = capsys.readouterr().out
+    text, notes = capsys.readouterr()
+    assert "tracing 'flow' with 2 network calls per chunk" in notes
     assert "parity with torch: largest error" in text and "does not continue given actions" in text
     assert "are left out: Unknown task 'toy/gone'" in text
     content = json.loads((tmp_path / "bundle" / "bundle.json").read_text())

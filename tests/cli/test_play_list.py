@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -53,6 +54,12 @@ def test_play_refuses_in_one_line(argv, message, capsys, tmp_path, monkeypatch):
     assert main(["play", *argv]) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_play_says_where_a_task_cannot_draw_itself(monkeypatch, tmp_path, refused):
+    monkeypatch.setattr(PointMassSim, "render", Mock(side_effect=NotImplementedError))
+    line = refused("play", "random", "--task", TASK, "--out", tmp_path / "x.mp4")
+    assert f"No video: task {TASK} cannot draw itself." in line
 
 
 def test_list_shows_every_kind(capsys):

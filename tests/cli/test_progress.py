@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from robopolicy.cli.progress import hint_when_stopped
+
 PROGRAM = """
 import os, signal
 from robopolicy.cli.progress import listen_for_stop, progress_bars
@@ -31,3 +33,13 @@ def test_a_stop_waits_for_the_next_update(name: str, code: int, times: int, prin
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout == printed
     assert done.returncode == code
+
+
+@pytest.mark.parametrize(("line", "printed"), [("go on with --resume", "go on with --resume\n"), ("", "")])
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(143)])
+def test_who_is_stopped_hears_how_to_go_on(
+    stop: BaseException, line: str, printed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(type(stop)), hint_when_stopped(lambda: line):
+        raise stop
+    assert capsys.readouterr().err == printed

@@ -115,6 +115,22 @@ def test_runs_do_not_overwrite_each_other(tmp_path, refused):
     assert "exists; resume it with --resume" in line
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_built(tmp_path, refused, monkeypatch):
+    monkeypatch.setattr("robopolicy.training.loop.build", None)
+    (tmp_path / "file").write_text("")
+    line = refused("train", *PPO, "budget.updates=1", f"out={tmp_path}/file")
+    assert "a file stands where a folder is needed" in line
+
+
+def test_help_names_the_presets_and_only_counts_the_recipes(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    printed = capsys.readouterr().out
+    presets = printed[printed.index("presets:") :]
+    assert "half_cheetah_ppo" in presets and re.search(r"\d+ recipes, see 'robopolicy list recipes'", presets)
+    assert max(map(len, presets.splitlines())) <= 110
+
+
 @pytest.mark.parametrize(
     "settings, message",
     [
@@ -129,6 +145,9 @@ def test_runs_do_not_overwrite_each_other(tmp_path, refused):
         ([*PPO, "budget.updates=1", "sim.backend=mujco"], "Unknown backend"),
         ([*PPO, "budget.updates=1", "device=cuda:77"], "Device 'cuda:77' cannot be used"),
         ([*PPO, "budget.updates=1", "device=tpu9"], "Device 'tpu9' cannot be used"),
+        ([*PPO, "budget.updates=1", "device=meta"], "Device 'meta' cannot be used"),
+        ([*PPO, "budget.updates=1", "task=gather"], "set chunk.horizon=1 chunk.execute=1"),
+        ([*PPO, "budget.updates=1", "task=mjlab/No-Such"], "set chunk.horizon=1 chunk.execute=1"),
         (["algorithm=ppo", "budget.updates=1", "init_from=no/such"], "no/such does not exist"),
         (["init_from=x", "policy.steps=8"], "come from the checkpoint in init_from; drop policy.steps"),
         ([*PPO, "budget.updates=1", "task.reward=dense"], "Unknown reward 'dense' of task toy/point_mass"),

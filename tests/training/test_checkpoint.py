@@ -166,6 +166,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda path: edit_manifest(path, lambda data: data["config"].update(steps="four")),
         "steps must be a value of type int, found 'four'",
     ),
+    **{
+        f"observation {value!r}": (
+            lambda path, value=value: edit_manifest(path, lambda data: data["spec"].update(observation=value)),
+            "does not describe a valid policy: observation must map names to shapes, found",
+        )
+        for value in (None, "state", 6, [6], {"state": "six"}, {"state": [None]})
+    },
     "wrong spec": (lambda path: edit_manifest(path, lambda data: data["spec"].update(execute=9)), "execute must lie"),
     "missing weight": (
         lambda path: edit_model(path, lambda weights: weights.pop(sorted(weights)[-1])),

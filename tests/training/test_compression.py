@@ -14,9 +14,18 @@ from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.wrappers.callable import CallablePolicy
+from robopolicy.samplers.architectures import Controllers, ControllersConfig, RandomWidths, smallest
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
-from robopolicy.training.compression import Scorer, distil, parameters_of, record, student_of, widths_of
+from robopolicy.training.compression import (
+    Scorer,
+    check_reachable,
+    distil,
+    parameters_of,
+    record,
+    student_of,
+    widths_of,
+)
 
 SPEC = PolicySpec({"state": (6,)}, 2)
 
@@ -101,6 +110,29 @@ def checkpoint(teacher, tmp_path, monkeypatch):
 
 QUICK = ["--updates", "30", "--final-updates", "200", "--population", "2", "--seen-episodes", "16", "--episodes", "8"]
 QUICK += ["--report-episodes", "16", "--removal-rounds", "1", "--shrink-rounds", "1", "--json"]
+
+
+@pytest.mark.parametrize(("removes", "shrinks"), [(True, True), (True, False), (False, True)])
+def test_a_limit_is_refused_only_where_no_student_of_a_search_keeps_it(teacher, removes, shrinks):
+    architectures = smallest((12, 30), removes=removes, shrinks=shrinks)
+    least = min(parameters_of(student_of(teacher, widths)) for widths in architectures)
+    check_reachable(teacher, architectures, least)
+    check_reachable(teacher, architectures, 0)
+    with pytest.raises(UserError, match=rf"No student has at most {least - 1} parameters: .* has {least}"):
+        check_reachable(teacher, architectures, least - 1)
+    config = ControllersConfig(removal_rounds=2 if removes else 0)
+    for search in (Controllers(config, (12, 30)), *([RandomWidths((12, 30))] if removes and shrinks else [])):
+        for _ in range(4 if shrinks else 2):
+            asked = search.ask()
+            assert all(parameters_of(student_of(teacher, widths)) >= least for widths in asked if widths)
+            search.tell([1.0] * len(asked))
+
+
+def test_an_unreachable_limit_is_refused_before_anything_is_played(checkpoint, refused, monkeypatch):
+    monkeypatch.setattr("robopolicy.training.compression.record", None)
+    assert "No student has at most 1 parameters" in refused(
+        "compress", checkpoint, "--out", "small", *QUICK, "--max-parameters", "1"
+    )
 
 
 @pytest.mark.parametrize("search", ["n2n", "random"])

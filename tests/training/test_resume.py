@@ -141,10 +141,11 @@ def test_a_resumed_run_keeps_its_environments_and_its_settings_in_range(tmp_path
             resume_run(tmp_path / "run")
 
 
-def test_a_run_killed_before_its_first_resume_point_starts_again(tmp_path):
+def test_a_run_killed_before_its_first_resume_point_starts_again_and_says_so(tmp_path, capsys):
     settings = [*PPO, "budget.updates=2", f"out={tmp_path}"]
     start_run(compose_config([*settings, "name=dead"])).close()
     assert main(["train", "--resume", str(tmp_path / "dead")]) == 0
+    assert "checkpoints/last is not there, so the run begins again" in capsys.readouterr().out
     assert main(["train", *settings, "name=whole"]) == 0
     assert_identical(tmp_path / "whole", tmp_path / "dead")
 

@@ -1,11 +1,17 @@
 """`robopolicy train --multirun`: which runs a sweep has, and that Hydra's launchers train them."""
 
 import json
+from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from robopolicy.cli.main import main
+from robopolicy.sim.contract import TensorSpec
+from robopolicy.training import rehearsal
+from robopolicy.training.build import Parts
+from robopolicy.training.config import TaskConfig
 from robopolicy.training.sweep import combinations
 
 POINT_MASS = ["task=point_mass", "task.reward=shaped", "policy=gaussian", "sim.num_envs=4", "algorithm.decisions=8"]
@@ -49,6 +55,39 @@ def test_nothing_is_trained_when_one_run_is_wrong(tmp_path, capsys, wrong):
     assert main(["train", "--multirun", *QUICK, "algorithm=ppo", wrong, f"out={tmp_path}"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        (["policy=gaussian,flow", "algorithm=ppo"], "normalises by statistics of a dataset"),
+        (["policy=gaussian", "algorithm=ppo,dsrl_na"], "starts from a trained policy"),
+        (["policy=gaussian", "algorithm=ppo,stock_ac"], "task.stock=0.99"),
+        (["policy=gaussian", "algorithm=ppo", "device=cpu,meta"], "Device 'meta' cannot be used"),
+    ],
+)
+def test_what_policy_and_algorithm_refuse_is_said_before_the_first_run(tmp_path, refused, sweep, message):
+    settings = [text for text in QUICK if not text.startswith(("policy", "algorithm"))]
+    assert message in refused("train", "--multirun", *settings, *sweep, f"out={tmp_path}/out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_rehearsal_builds_no_simulator_unless_the_stand_in_is_refused(monkeypatch):
+    built = []
+    monkeypatch.setattr(rehearsal, "build", lambda config: built.append(config) or Parts(*[Mock()] * 6))
+    settings = [*QUICK, "algorithm=subpo", "seed=0,1"]
+    combinations(settings)
+    assert not built
+    other = replace(rehearsal.stand_in(TaskConfig()), observation={"other": TensorSpec((3,))})
+    monkeypatch.setattr(rehearsal, "stand_in", lambda task: other)
+    configs, _ = combinations(settings)
+    assert built == configs[:1]  # the seeds differ only
+
+
+def test_a_sweep_that_is_stopped_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("robopolicy.training.sweep.launch", Mock(side_effect=KeyboardInterrupt))
+    assert main(["train", "--multirun", *QUICK, "algorithm=ppo", f"out={tmp_path}"]) == 130
+    assert "call the same command again to go on" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
