@@ -54,10 +54,6 @@ def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
         ]  # ++: also into empty sections
         composed = _compose([*choices, *others])
     for key, value in texts.items():
-        if value == "null":
-            raise UserError(
-                f"{key} is a text, which cannot be null; leave {key} out, or write {key}= for an empty one."
-            )
         _set(composed, key, value)
     config = from_plain(TrainConfig, composed, "")
     check_settings(config)

@@ -154,6 +154,8 @@ def check_settings(config: TrainConfig) -> None:
         raise UserError(
             f"chunk.execute must not exceed chunk.horizon, got {config.chunk.execute} > {config.chunk.horizon}."
         )
+    if config.name == "null":
+        raise UserError("name=null names no run; leave name out to have it composed.")
     if config.name and (Path(config.name).name != config.name or config.name == ".." or "\0" in config.name):
         raise UserError(f"name must be a plain folder name, got '{config.name}'; out=FOLDER says where it lies.")
     section("policy", config.policy)
