@@ -82,9 +82,10 @@ class StockAC(TD3):
     def __init__(self, config: StockACConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a squashed Gaussian `policy` that sees its stock."""
         keys = [key for key in policy.spec.observation if key.startswith(STOCK_PREFIX)]
-        missing = [] if isinstance(policy, GaussianPolicy) and policy.config.squash else ["policy=squashed_gaussian"]
-        missing += [] if keys else [f"task.stock={config.gamma:g}"]
-        if missing:
+        squashed = isinstance(policy, GaussianPolicy) and policy.config.squash
+        if not isinstance(policy, GaussianPolicy) or not squashed or not keys:
+            missing = [] if squashed else ["policy=squashed_gaussian"]
+            missing += [] if keys else [f"task.stock={config.gamma:g}"]
             raise UserError(
                 f"Stock-augmented control trains a squashed Gaussian that sees its stock, got '{policy.name}' "
                 f"{'with' if keys else 'without'} one; pass {' '.join(missing)}."
