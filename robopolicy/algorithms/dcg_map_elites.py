@@ -123,8 +123,8 @@ class DCGMAPElites(TD3):
         missing = missing_settings(policy)
         if missing:
             raise UserError(
-                "A repertoire needs a squashed Gaussian that sees a descriptor, and goes on seeing the same: pass "
-                f"{' '.join(missing)}, on a task that declares a behaviour, e.g. task=arm."
+                "A repertoire needs a squashed Gaussian that sees a descriptor, and goes on seeing the same, got "
+                f"'{policy.name}'; pass {' '.join(missing)}, on a task that declares a behaviour, e.g. task=arm."
             )
         super().__init__(config, policy, total_updates=total_updates)
         self.config: DCGMAPElitesConfig = config

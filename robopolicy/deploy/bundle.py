@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from robopolicy.deploy.contract import Observed
 from robopolicy.deploy.graph import CHUNK, NEXT_MEMORY, NOISE, PREFIX, PREFIX_WEIGHT, TYPES, open_session
 from robopolicy.errors import UserError
-from robopolicy.files import parse_json
 from robopolicy.provenance import sha256
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.spec import IMAGE_PREFIX, MEMORY, PolicySpec
@@ -286,9 +285,10 @@ def read_manifest(folder: Path) -> BundleManifest:
     """
     place = folder / MANIFEST
     try:
-        content = parse_json(place.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{place} cannot be read ({error}); pass a folder that 'robopolicy export' wrote.") from error
+        content = json.loads(place.read_text(encoding="utf-8"))  # `robopolicy.files` needs more than numpy
+    except (OSError, ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise UserError(f"{place} cannot be read ({reason}); pass a folder that 'robopolicy export' wrote.") from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         found = content.get("schema") if isinstance(content, dict) else None
         raise UserError(f"{place} has schema {found}, expected {SCHEMA}; export the checkpoint again.")

@@ -133,10 +133,13 @@ def test_a_new_run_that_has_learned_nothing_leaves_no_folder(diverges, tmp_path,
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
 
 
-def test_a_resumed_run_that_fails_keeps_its_folder(tmp_path, monkeypatch, refused):
+def test_a_resumed_run_that_fails_keeps_its_folder(tmp_path, monkeypatch, capsys):
     run(tmp_path, "budget.updates=5").close()
     monkeypatch.setattr(PPO, "update", lambda self, batch: {"actor/loss": float("nan")})
-    assert "Nothing had been saved yet" in refused("train", "--resume", tmp_path / "run")
+    assert main(["train", "--resume", str(tmp_path / "run")]) == 2
+    printed = capsys.readouterr()
+    assert printed.out.count("\n") == 1 and "begins again at its first update" in printed.out
+    assert printed.err.count("\n") == 1 and "Nothing had been saved yet" in printed.err
     assert (tmp_path / "run" / "config.yaml").is_file()
 
 
