@@ -64,6 +64,7 @@ class Policy(nn.Module, ABC):
     """Base class of every policy. Subclasses implement the verbs that make sense for them."""
 
     name: ClassVar[str]  # key in `robopolicy.policies.POLICIES`
+    plainer: ClassVar[str] = ""  # of a policy made of others: what to do where only one of them will do
     spec: PolicySpec
 
     @property

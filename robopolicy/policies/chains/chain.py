@@ -17,9 +17,6 @@ from robopolicy.policies.chains.wrapped import WrappedHead
 from robopolicy.policies.density import normal_entropy, normal_log_density
 from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
-from robopolicy.policies.wrappers.composed import ComposedPolicy
-from robopolicy.policies.wrappers.latent import LatentPolicy
-from robopolicy.policies.wrappers.nested import WrappingPolicy
 from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
 
 
@@ -108,15 +105,6 @@ def require_family(policy: Policy, families: tuple[str, ...], algorithm: str, in
         policy = policy.base
     if not isinstance(policy, GenerativePolicy) or policy.family not in families:
         wanted = " or ".join(families)
-        hint = _inside(policy) or instead
+        hint = policy.plainer or instead
         raise UserError(f"{algorithm} fine-tunes policies of the kind {wanted}, got '{policy.name}'; {hint}.")
     return policy
-
-
-def _inside(policy: Policy) -> str:
-    """What to do with a policy that is made of others; empty for all the rest."""
-    if isinstance(policy, ComposedPolicy):
-        return "fine-tune one of its parents, or steer it by dsrl_na or dsrl_sac"
-    if isinstance(policy, LatentPolicy):
-        return "fine-tune the policy that it steers, or go on steering by dsrl_na or dsrl_sac"
-    return "fine-tune the policy inside it" if isinstance(policy, WrappingPolicy) else ""

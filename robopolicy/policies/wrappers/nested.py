@@ -7,7 +7,7 @@ the whole: `config.base = describe(inner)`, and in the wrapper's constructor `se
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -22,6 +22,7 @@ from robopolicy.schema import from_plain
 class WrappingPolicy(Policy):
     """Base of policies around another one, `base`, which imitate as it does."""
 
+    plainer: ClassVar[str] = "fine-tune the policy inside it"
     base: Policy
 
     def imitation_loss(
