@@ -33,6 +33,11 @@ class Hub:
         """Where clients find it."""
         return f"ws://127.0.0.1:{self.port}"
 
+    def subscribers(self, topic: str) -> int:
+        """How many clients would get a message of a topic now."""
+        with self._lock:
+            return sum(topic in topics["subscribe"] for topics in self._clients.values())
+
     def inject(self, topic: str, message: Any) -> None:
         """Send anything as the message of a topic."""
         self._pass_on(topic, json.dumps({"op": "publish", "topic": topic, "msg": message}))
@@ -71,7 +76,6 @@ class Hub:
                 self._latched[topic] = data
             self._pass_on(topic, data)
             return
-        self.requests.append(request)
         if operation in ("subscribe", "advertise"):
             with self._lock:
                 topics[operation].add(topic)
@@ -90,6 +94,7 @@ class Hub:
                 names = [f"/client{i}" for i, each in enumerate(self._clients.values()) if asked in each[role]]
             answer = {"op": "service_response", "id": request["id"], "values": {word: names}, "result": True}
             client.send(json.dumps(answer))
+        self.requests.append(request)
 
     def _pass_on(self, topic: str, data: str) -> None:
         with self._lock:

@@ -262,13 +262,12 @@ def test_roslibpy() -> None:
     with open_transport("rosbridge", url=hub.url, ros1=True) as transport:
         roslibpy.Topic(theirs, "/status", "std_msgs/String").subscribe(heard.append)
         publisher = transport.advertise("/status", String, SENSOR)
-        until(lambda: publisher.matched == 2 or (publisher.matched == 1 and len(hub.requests) > 1))
         subscription = transport.subscribe("/joint_states", JointState, SENSOR)
+        until(lambda: hub.subscribers("/status") == hub.subscribers("/joint_states") == 1)
         publisher.publish(String("up"))
         until(lambda: heard == [{"data": "up"}])
         topic = roslibpy.Topic(theirs, "/joint_states", "sensor_msgs/JointState")
         header = {"seq": 1, "stamp": {"secs": 1, "nsecs": 2}, "frame_id": "base"}
-        time.sleep(0.2)
         topic.publish(
             roslibpy.Message({"header": header, "name": ["a"], "position": [1.5], "velocity": [], "effort": []})
         )
