@@ -112,6 +112,16 @@ def test_a_value_weighs_the_low_nodes_most_whatever_their_order() -> None:
     torch.testing.assert_close(critic.value(torch.full((3, 5, 8), 7.0)), torch.full((1, 5), 7.0))
 
 
+def test_every_node_is_moved_by_the_weight_of_its_rank() -> None:
+    critic = SortedQ(SMALL, swaddled(), nodes=8)
+    output = torch.randn(3, 5, 8, requires_grad=True)
+    value = critic.value(output)
+    (gradient,) = torch.autograd.grad(value.sum(), output)
+    ranks = output.detach().movedim(0, 1).flatten(1).argsort(1).argsort(1)
+    torch.testing.assert_close(gradient.movedim(0, 1).flatten(1), critic.weights[ranks])
+    torch.testing.assert_close(critic.value(output.detach()), value.detach())
+
+
 def test_the_target_is_the_scaled_reward_and_the_value_of_a_noisy_action() -> None:
     algorithm, data = symphony(), played(discount=0.9)
     with torch.no_grad():
