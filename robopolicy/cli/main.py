@@ -44,21 +44,7 @@ VERBS = (
     "list",
     "doctor",
 )
-_SIMULATE = (
-    "collect",
-    "import",
-    "train",
-    "bench",
-    "compose",
-    "program",
-    "eval",
-    "worldmodel",
-    "synthesize",
-    "ope",
-    "compress",
-    "export",
-    "play",
-)  # verbs that import MuJoCo, which reads MUJOCO_GL
+_NO_MUJOCO = ("data", "elite", "serve", "verify", "list", "doctor")  # the others import it, and it reads MUJOCO_GL
 
 EXAMPLES = """\
 examples:
@@ -155,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parse(sys.argv[1:] if argv is None else argv)
         if args.verb != "train":
             check_alone(args.verb)
-        if args.verb in _SIMULATE:
+        if args.verb not in _NO_MUJOCO:
             check_choice()
         return int(verb_module(args.verb).run(args))
     except UserError as error:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -48,6 +48,9 @@ from robopolicy.training.statetree import load_tree, portable, save_tree
 MODEL, GOLDEN, STATE = "model.safetensors", "golden.safetensors", "training_state"
 GOLDEN_ROWS = 4  # observations kept in the golden file
 TOLERANCE = 1e-4  # largest golden error that passes, in action units; other CPUs and GPUs round differently
+
+AnyModel = TypeVar("AnyModel", bound=nn.Module)
+AnyListing = TypeVar("AnyListing", bound=Listing)
 
 
 @dataclass(frozen=True)
@@ -159,16 +162,33 @@ def save_model(folder: Path, model: nn.Module, manifest: Any, state: Mapping[str
         write_text(temporary / MANIFEST, json.dumps(to_plain(complete), indent=2) + "\n")
 
 
-def load_weights(model: nn.Module, folder: Path) -> None:
-    """Read the weights of such a checkpoint into the model that its manifest describes.
+def load_model(
+    path: str | Path,
+    device: str | torch.device,
+    read: Callable[[Path], AnyListing],
+    make: Callable[[AnyListing, Path], AnyModel],
+) -> tuple[AnyModel, AnyListing]:
+    """Load such a checkpoint strictly, in evaluation mode.
+
+    Args:
+        path: Of its folder.
+        device: Of the model.
+        read: Reader of its manifest.
+        make: `make(manifest, folder)` builds the model that the manifest describes.
 
     Raises:
-        UserError: They do not fit it.
+        UserError: One sentence that says what is wrong with the checkpoint.
     """
+    folder, device = Path(path), usable_device(device)
+    recover(folder)
+    manifest = read(folder)
+    check_files(folder, manifest, MODEL)
+    model = make(manifest, folder)
     try:
         model.load_state_dict(load_file(folder / MODEL), strict=True)
     except (OSError, SafetensorError, RuntimeError) as error:
         raise UserError(f"{folder / MODEL} does not fit its manifest; copy the checkpoint again.") from error
+    return model.to(device).eval(), manifest
 
 
 def load_training_state(path: str | Path, read: Callable[[Path], Listing] = read_manifest) -> Any:

@@ -8,37 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from robopolicy.errors import UserError, cannot_write
 from robopolicy.files import parse_yaml, recover
+from robopolicy.limits import Count, InnerShare, Natural, Ranged
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.training.checkpoint import load_training_state
 from robopolicy.training.compose import config_content, config_file, config_text
+from robopolicy.training.config import GuardConfig, LoggingConfig
 from robopolicy.training.loop import Trainer
 from robopolicy.training.manifest import Listing
 from robopolicy.training.resuming import restore
 
-Config = TypeVar("Config", bound="RunConfig")
+Config = TypeVar("Config", bound="ModelRunConfig")
 Settings = TypeVar("Settings")
 AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 Build = Callable[[Config], Any]
 """Reads the data of a run and makes everything that it consists of."""
 
 
-class RunConfig(Protocol):
-    """What the folder of a run follows from."""
+@dataclass(frozen=True)
+class ModelRunConfig(Ranged):
+    """What such runs have in common; the rest is their model, its learner and its tests."""
 
-    @property
-    def out(self) -> str:
-        """Parent folder."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """Run folder."""
-        ...
+    dataset: str = ""  # folder of episodes
+    validation: InnerShare = 0.1  # share of the episodes of every behaviour that is held back
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    guards: GuardConfig = field(default_factory=GuardConfig)
+    checkpoint_every: Natural = 0  # updates between resume points; 0 is a tenth of the budget
+    seed: Natural = 0  # of weights, batches, noise and the split
+    device: str = "cpu"
+    threads: Count = 1  # torch threads
+    out: str = "runs"  # parent folder
+    name: str = ""  # run folder; empty composes it from dataset and seed
+    init_from: str = ""  # such models start afresh
 
 
 class ModelParts:

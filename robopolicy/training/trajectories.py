@@ -17,16 +17,14 @@ from robopolicy.data.lerobot import read_lerobot
 from robopolicy.data.segments import SegmentSampler, TransitionLayout
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError
-from robopolicy.files import recover
-from robopolicy.limits import Count, InnerShare, Natural, Ranged
+from robopolicy.limits import Count, Natural, Ranged
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.training.build import seed_everything
-from robopolicy.training.checkpoint import MODEL, load_weights, save_model
-from robopolicy.training.config import GuardConfig, LoggingConfig
+from robopolicy.training.checkpoint import load_model, save_model
 from robopolicy.training.guards import Summary
 from robopolicy.training.loop import Trainer
-from robopolicy.training.manifest import MANIFEST, check_files, git_commit, manifest_content, versions
-from robopolicy.training.model_runs import ModelParts, resume_model, start_model
+from robopolicy.training.manifest import MANIFEST, git_commit, manifest_content, versions
+from robopolicy.training.model_runs import ModelParts, ModelRunConfig, resume_model, start_model
 from robopolicy.training.sources import DatasetSource, move
 from robopolicy.worldmodel.films import split
 from robopolicy.worldmodel.trajectories import Pull, TrajectoryConfig, TrajectoryModel
@@ -44,24 +42,13 @@ class TrajectoryEvaluationConfig(Ranged):
 
 
 @dataclass(frozen=True)
-class TrajectoryTrainConfig(Ranged):
-    """One run that trains a trajectory model."""
+class TrajectoryTrainConfig(ModelRunConfig):
+    """One run that trains a trajectory model on a folder of episodes with rewards."""
 
-    dataset: str = ""  # folder of episodes with rewards
     model: TrajectoryConfig = field(default_factory=TrajectoryConfig)
     learner: BCConfig = field(default_factory=BCConfig)
     updates: Count = 20_000  # gradient steps
-    validation: InnerShare = 0.1  # share of the episodes of every behaviour that is held back
     evaluation: TrajectoryEvaluationConfig = field(default_factory=TrajectoryEvaluationConfig)
-    logging: LoggingConfig = field(default_factory=LoggingConfig)
-    guards: GuardConfig = field(default_factory=GuardConfig)
-    checkpoint_every: Natural = 0  # updates between resume points; 0 is a tenth of the budget
-    seed: Natural = 0  # of weights, batches, noise and the split
-    device: str = "cpu"
-    threads: Count = 1  # torch threads
-    out: str = "runs"  # parent folder
-    name: str = ""  # run folder; empty composes it from dataset and seed
-    init_from: str = ""  # trajectory models start afresh
 
 
 @dataclass(frozen=True)
@@ -111,14 +98,12 @@ def load_trajectories(
     Raises:
         UserError: One sentence that says what is wrong with the checkpoint.
     """
-    folder, device = Path(path), usable_device(device)
-    recover(folder)
-    manifest = read_trajectory_manifest(folder)
-    check_files(folder, manifest, MODEL)
+    return load_model(path, device, read_trajectory_manifest, _described)
+
+
+def _described(manifest: TrajectoryManifest, folder: Path) -> TrajectoryModel:
     config = from_plain(TrajectoryConfig, manifest.config, f"model config of {folder}")
-    model = TrajectoryModel(config, from_plain(TransitionLayout, manifest.trajectories, f"layout of {folder}"))
-    load_weights(model, folder)
-    return model.to(device).eval(), manifest
+    return TrajectoryModel(config, from_plain(TransitionLayout, manifest.trajectories, f"layout of {folder}"))
 
 
 @dataclass

@@ -13,12 +13,10 @@ from typing import Any
 
 import torch
 
-from robopolicy.device import usable_device
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.files import recover
 from robopolicy.schema import from_plain
-from robopolicy.training.checkpoint import MODEL, load_weights, save_model
-from robopolicy.training.manifest import MANIFEST, check_files, manifest_content
+from robopolicy.training.checkpoint import load_model, save_model
+from robopolicy.training.manifest import MANIFEST, manifest_content
 from robopolicy.worldmodel.contract import WorldSpec
 from robopolicy.worldmodel.diagnostics import Verdict
 from robopolicy.worldmodel.latent import LatentConfig, LatentWorldModel
@@ -88,14 +86,12 @@ def load_world(path: str | Path, device: str | torch.device = "cpu") -> tuple[An
     Raises:
         UserError: One sentence that says what is wrong with the checkpoint.
     """
-    folder, device = Path(path), usable_device(device)
-    recover(folder)
-    manifest = read_world_manifest(folder)
-    check_files(folder, manifest, MODEL)
+    return load_model(path, device, read_world_manifest, _described)
+
+
+def _described(manifest: WorldManifest, folder: Path) -> AnyWorldModel:
     if manifest.worldmodel not in WORLD_MODELS:
         raise unknown_name("world model", manifest.worldmodel, WORLD_MODELS, f"in {folder}")
     config_class, model_class = WORLD_MODELS[manifest.worldmodel]
     config = from_plain(config_class, manifest.config, f"model config of {folder}")
-    model = model_class(config, from_plain(WorldSpec, manifest.spec, f"spec of {folder}"))
-    load_weights(model, folder)
-    return model.to(device).eval(), manifest
+    return model_class(config, from_plain(WorldSpec, manifest.spec, f"spec of {folder}"))

@@ -12,14 +12,13 @@ import torch
 from robopolicy.data.lerobot import read_lerobot
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, InnerShare, Natural, Ranged
+from robopolicy.limits import Count, Natural, Ranged
 from robopolicy.schema import to_plain
 from robopolicy.training.build import seed_everything
-from robopolicy.training.config import GuardConfig, LoggingConfig
 from robopolicy.training.guards import Summary
 from robopolicy.training.loop import Trainer
 from robopolicy.training.manifest import git_commit, versions
-from robopolicy.training.model_runs import ModelParts, resume_model, start_model
+from robopolicy.training.model_runs import ModelParts, ModelRunConfig, resume_model, start_model
 from robopolicy.training.world_checkpoint import SCHEMA, WorldManifest, read_world_manifest, save_world
 from robopolicy.worldmodel.diagnostics import GateConfig, failure_share, follow, judge
 from robopolicy.worldmodel.films import Films, spec_of, split
@@ -39,29 +38,18 @@ class WorldEvaluationConfig(Ranged):
 
 
 @dataclass(frozen=True)
-class WorldTrainConfig(Ranged):
-    """One run that trains a world model."""
+class WorldTrainConfig(ModelRunConfig):
+    """One run that trains a world model on a folder of films (`robopolicy collect --render`)."""
 
-    dataset: str = ""  # folder of films (`robopolicy collect --render`)
     model: LatentConfig = field(default_factory=LatentConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     pretrained: PretrainedTrainConfig = field(default_factory=PretrainedTrainConfig)  # in place of model and learner
     cameras: tuple[str, ...] = ()  # views to predict; empty: all
     proprio: tuple[str, ...] | None = None  # vector observations to predict beside them; null: all
     context: Count = 4  # frames to look back
-    validation: InnerShare = 0.1  # share of the episodes of every behaviour that is held back
     held_out: tuple[str, ...] = ()  # behaviours that are held back entirely
     evaluation: WorldEvaluationConfig = field(default_factory=WorldEvaluationConfig)
     gate: GateConfig = field(default_factory=GateConfig)
-    logging: LoggingConfig = field(default_factory=LoggingConfig)
-    guards: GuardConfig = field(default_factory=GuardConfig)
-    checkpoint_every: Natural = 0  # updates between resume points; 0 is a tenth of the budget
-    seed: Natural = 0  # of weights, batches, noise and the split
-    device: str = "cpu"
-    threads: Count = 1  # torch threads
-    out: str = "runs"  # parent folder
-    name: str = ""  # run folder; empty composes it from dataset and seed
-    init_from: str = ""  # world models start afresh
 
 
 @dataclass
