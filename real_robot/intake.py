@@ -63,6 +63,16 @@ class Intake:
                 return f"another publisher of {self._topics[key].topic}"
         return ""
 
+    def stale(self, now: float) -> str:
+        """What has not been heard of lately; empty if everything has."""
+        late = self.watchdog.oldest(now)
+        return f"no fresh '{late[0]}'" if late else ""
+
+    def ages(self, now: float) -> dict[str, float | None]:
+        """Age of every source [s]; None before its first message."""
+        ages = {key: stream.age(now) for key, stream in self.watchdog.streams.items()}
+        return {key: round(age, 4) if np.isfinite(age) else None for key, age in ages.items()}
+
     def measured(self, now: float) -> Measured:
         """The robot's joints in our order, whatever order they come in.
 

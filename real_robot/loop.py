@@ -66,10 +66,10 @@ class ControlLoop:
         self.state, self.reason = State.DISCONNECTED, ""
         self.overruns = self.ticks = self._late_ticks = self._beats = 0
         self._now = self._due = self._status_due = -np.inf  # [s] of the running tick, when it was due; of a status
-        self._wanted_running = False  # an operator has armed it
-        self._ready = False  # chunks are asked for and followed
+        self._wanted_running = self._ready = False  # an operator has armed it; chunks are asked for and followed
         self._warm, self._retry = 0, -np.inf  # answers of the policy so far; when to try again [s]
-        self._hold_reason, self._joint_fault = Reason.OPERATOR, "no joint state yet"
+        self._hold_reason, self._in_place = Reason.OPERATOR, False  # and whether the robot was under control since RUN
+        self._joint_fault = "no joint state yet"
         self._filter_state: FilterState | None = None  # from the first command on
         self._measured: Measured | None = None
         self._closing = threading.RLock()  # no tick while a stop of another thread brakes
@@ -77,9 +77,9 @@ class ControlLoop:
 
     def configure(self, transport: Transport, embodiment: Embodied) -> None:
         """Connect; done by the constructor."""
-        robot, self.transport = self.robot, transport  # which lives as long as what is connected through it
+        robot, command = self.robot, self.robot.command
+        self.transport = transport  # which lives as long as what is connected through it
         self.intake = Intake(robot, transport, embodiment.sources)
-        command = robot.command
         self._publisher = transport.advertise(command.topic, CATALOGUE[command.kind], QUALITIES[command.qos])
         self._status = transport.advertise(robot.status.topic, String, QUALITIES[robot.status.qos])
         self._estop_topic = transport.subscribe(robot.estop.topic, Bool, QUALITIES[robot.estop.qos])
@@ -130,8 +130,7 @@ class ControlLoop:
             self._hold(held)
         wanted, command, done = self._command()
         self._send(command)
-        measured = self._measured.position if self._measured else None
-        tick = Tick(now, self.state, self.reason, measured, wanted, command, done)
+        tick = Tick(now, self.state, self.reason, self._measured and self._measured.position, wanted, command, done)
         if now >= self._status_due:
             self._say(now)
         if self.parts.on_tick is not None:
@@ -193,12 +192,14 @@ class ControlLoop:
         """The first thing that arming demands and that is not so; empty if all is well."""
         if not self.parts.dry_run and self._publisher.matched < 1:
             return f"nobody takes {self.robot.command.topic}"
-        if stranger := self.intake.stranger():
-            return stranger
-        if late := self.intake.watchdog.oldest(now):
-            return f"no fresh '{late[0]}'"
+        if fault := self.intake.stranger() or self.intake.stale(now):
+            return fault
         if self._measured is None:
             return self._joint_fault
+        if not self.estop.attended:
+            return f"no operator on {self.robot.heartbeat.topic}"
+        if self._filter_state is not None and not self._filter_state.motion.at_rest:
+            return "the last stop is not over"
         outside = ~self.robot.limits.inside(self._measured.position, slack=1e-3)
         if outside.any():
             return f"{self.robot.names[int(np.argmax(outside))]} is outside its limits"
@@ -226,12 +227,10 @@ class ControlLoop:
             return
         self.log.add(Intervention(f"policy {answer.fault}", "", np.nan, np.nan, self._now))
         log.warning("Policy: %s: %s", answer.fault, answer.detail)
-        if self.state not in MOVING:
-            return
-        if answer.fault == "exception":
+        if self.state in MOVING:
+            if answer.fault != "exception":
+                raise Held(FAULTS[answer.fault], answer.detail)
             self.estop.press(f"policy exception: {answer.detail}")
-        else:
-            raise Held(FAULTS[answer.fault], answer.detail)
 
     def _judge(self) -> None:
         """Move to the state that the situation demands."""
@@ -330,7 +329,7 @@ class ControlLoop:
         """Begin to move, from where the robot is."""
         assert self._measured is not None
         position = self._measured.position
-        if self._filter_state is None or self.state is State.ARMED or self._hold_reason not in IN_PLACE:
+        if self._filter_state is None or self.state is State.ARMED or not self._in_place:
             self._filter_state = FilterState.at_rest(position)
         far = np.abs(goal - position)
         if self.robot.mode == "absolute" and not far.max() <= self.robot.guard.first_command:
@@ -366,6 +365,7 @@ class ControlLoop:
         self._ready = False
         if self.state is State.HOLD and self._hold_reason in LASTING and held.reason not in LASTING:
             return  # what passes does not take the place of what an operator has to see
+        self._in_place = held.reason in IN_PLACE and (self.state is State.RUN or self._in_place)
         self._hold_reason, self._wanted_running = held.reason, self._wanted_running and held.reason not in LASTING
         self._enter(State.HOLD, str(held))
 
@@ -385,7 +385,6 @@ class ControlLoop:
 
     def status(self, now: float) -> dict[str, Any]:
         """Everything worth watching, as plain values."""
-        ages = {key: stream.age(now) for key, stream in self.intake.watchdog.streams.items()}
         return {
             "robot": self.robot.name,
             "state": str(self.state),
@@ -394,7 +393,7 @@ class ControlLoop:
             "overruns": self.overruns,
             "latency": round(self.runner.latency, 4),
             "remaining": round(self.playback.remaining(now), 4),
-            "ages": {key: round(age, 4) if np.isfinite(age) else None for key, age in ages.items()},
+            "ages": self.intake.ages(now),
             "interventions": dict(self.log.counts),
             "limited": round(self.log.share, 3),
         }

@@ -6,6 +6,7 @@ It is no replacement for the button that cuts the power: if this process or its 
 from __future__ import annotations
 
 import logging
+import math
 import signal
 from typing import Any
 
@@ -46,6 +47,11 @@ class EStop:
     def beat(self, now: float) -> None:
         """An operator's heartbeat arrived at `now` [s]."""
         self._beat = now
+
+    @property
+    def attended(self) -> bool:
+        """Whether an operator was heard of since the last reset, or none has to be."""
+        return not self._heartbeat or not math.isnan(self._beat)
 
     def check(self, now: float) -> bool:
         """Whether it is pressed at `now` [s], be it by silence."""
