@@ -271,6 +271,7 @@ def test_the_brake_is_as_fast_as_the_textbook_says() -> None:
         ({"velocity": INF}, "joint 'a': 'velocity' must be known, got inf"),
         ({"acceleration": 0.0}, "joint 'a': 'acceleration' must be a positive number, got 0"),
         ({"jerk": NAN}, "'jerk' must be a positive number, got nan"),
+        ({"position_high": NAN}, "joint 'a': 'position_high' must be a number, got nan"),
         ({"position_low": 2.0}, "'position_low' must be below 'position_high', got 2"),
     ],
 )

@@ -1,0 +1,85 @@
+"""The safety filter by numbers worked out by hand: margins, lead, modes, and where the robot says it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from robopolicy.deploy.safety.filter import FilterConfig, FilterState, Measured, SafetyFilter
+from robopolicy.deploy.safety.limits import JointLimits
+from robopolicy.deploy.safety.stop import Bounds, Motion, brake, safe_stop
+
+DT = 0.02  # [s]
+NOTHING = np.full(1, np.nan)
+
+
+def joint(**changes: float) -> JointLimits:
+    """One joint from -1 to 3 rad, at most 2 rad/s and 10 rad/s^2."""
+    fields = {"position_low": -1.0, "position_high": 3.0, "velocity": 2.0, "acceleration": 10.0, "jerk": np.inf}
+    fields |= {"effort": np.inf} | changes
+    return JointLimits(("a",), **{name: np.full(1, value) for name, value in fields.items()})
+
+
+def at(position: float) -> Measured:
+    return Measured(0.0, np.full(1, position), NOTHING, NOTHING)
+
+
+def settled(safety: SafetyFilter, wish: float, start: float = 0.0, measured: float = np.nan) -> float:
+    """Where a joint ends up that is asked for `wish` for 5 s."""
+    state = FilterState.at_rest(np.full(1, start))
+    for _ in range(250):
+        sent, state, _ = safety.step(np.full(1, wish), state, at(measured), DT)
+    return float(sent[0])
+
+
+def test_a_share_of_the_range_is_kept_free_at_either_end() -> None:
+    assert settled(SafetyFilter(joint()), 9.0) == pytest.approx(3.0 - 0.002 * 4.0, abs=1e-9)  # the default
+    safety = SafetyFilter(joint(), FilterConfig(margin=0.1))
+    assert settled(safety, 9.0) == pytest.approx(2.6, abs=1e-9)
+    assert settled(safety, -9.0) == pytest.approx(-0.6, abs=1e-9)
+
+
+def test_a_command_leads_a_stuck_robot_by_full_speed_times_the_lead() -> None:
+    assert settled(SafetyFilter(joint()), 2.5, measured=0.0) == pytest.approx(2.0 * 0.25, abs=1e-9)  # the default
+    for step in (np.inf, 0.001):  # the lead is a matter of the joint's speed, not of how it is commanded
+        safety = SafetyFilter(joint(), FilterConfig(lead=0.1, step=step))
+        assert settled(safety, 2.5, measured=0.0) == pytest.approx(2.0 * 0.1, abs=1e-9)
+
+
+def test_a_robot_that_says_it_is_outside_its_limits_does_not_pull_commands_there() -> None:
+    assert settled(SafetyFilter(joint()), 0.0, start=2.9, measured=4.0) == pytest.approx(3.0 - 0.002 * 4.0, abs=1e-9)
+
+
+def test_a_change_is_added_to_the_last_command() -> None:
+    safety = SafetyFilter(joint(), FilterConfig(mode="delta"))
+    sent, state, done = safety.step(np.full(1, 0.003), FilterState.at_rest(np.full(1, 0.5)), at(np.nan), DT)
+    assert sent[0] == pytest.approx(0.503, abs=1e-15) and not done
+    sent, state, done = safety.step(np.full(1, 0.005), state, at(np.nan), DT)
+    assert sent[0] == pytest.approx(0.508, abs=1e-15) and not done
+
+
+def test_velocities_brake_for_the_limit_where_the_robot_says_it_is() -> None:
+    safety, dt = SafetyFilter(joint(), FilterConfig(mode="velocity", margin=0.0)), DT
+    state, position = FilterState.at_rest(np.zeros(1)), 0.0
+    for _ in range(200):
+        sent, state, _ = safety.step(np.full(1, 9.0), state, at(position), dt)
+        position += 1.2 * float(sent[0]) * dt  # it drives faster than it is told
+    assert position <= 3.0 + 1e-9 and position == pytest.approx(3.0, abs=0.1)
+
+
+def test_velocities_are_integrated_while_the_robot_does_not_say_where_it_is() -> None:
+    safety = SafetyFilter(joint(), FilterConfig(mode="velocity", margin=0.0))
+    state, position = FilterState.at_rest(np.zeros(1)), 0.0
+    for _ in range(200):
+        sent, state, _ = safety.step(np.full(1, 9.0), state, at(np.nan), DT)
+        position += float(sent[0]) * DT
+    assert position == pytest.approx(3.0, abs=1e-6)
+
+
+def test_a_stop_begins_with_the_acceleration_of_the_moment() -> None:
+    limits = joint(jerk=500.0)  # 10 rad/s^2 change by the period
+    path = safe_stop(np.zeros(1), np.full(1, 1.0), np.full(1, 10.0), limits, DT)
+    # From +10 to 0, then -10 rad/s^2: the first period keeps 1 rad/s, the next loses 0.2 rad/s each.
+    np.testing.assert_allclose(path[:3, 0], [0.02, 0.02 + 0.016, 0.02 + 0.016 + 0.012], atol=1e-12)
+    first = brake(Motion(np.zeros(1), np.full(1, 0.02), np.full(1, 10.0 * DT**2)), Bounds.of(limits, DT))[0]
+    assert path[0, 0] == first.position[0]
