@@ -95,6 +95,41 @@ def test_messages_without_a_stamp_are_judged_by_their_arrival() -> None:
     assert stream.age(1.5) == 0.5
 
 
+@pytest.mark.parametrize("stamp", [None, float("nan"), float("inf")])
+def test_a_message_without_a_stamp_is_no_older_than_its_arrival(stamp: float | None) -> None:
+    stream = Stream(0.1)
+    last = feed(stream, 0.0, 1.0)
+    stream.see(last + 0.31, EPOCH + last + 0.01, stream.sequence + 1)  # 0.3 s late
+    assert stream.age(last + 0.31) == pytest.approx(0.299, abs=1e-5)
+    assert stream.see(last + 0.32, stamp, stream.sequence + 1)
+    assert stream.age(last + 0.37) == pytest.approx(0.05, abs=1e-9)
+
+
+def test_odd_stamps_now_and_then_are_no_clock_that_jumped() -> None:
+    stream = Stream(0.1)
+    last = feed(stream, 0.0, 1.0)
+    for number in range(3 * AGREE):
+        assert not stream.see(last + 0.005, EPOCH + last - 0.5, stream.sequence + 1)
+        last = feed(stream, 1.0 + 0.1 * number, 1.0 + 0.1 * number + 0.015)
+    assert stream.jumps == 0 and stream.out_of_order == 3 * AGREE
+
+
+def test_old_stamps_that_stand_still_are_no_clock_that_jumped() -> None:
+    stream = Stream(0.1)
+    last = feed(stream, 0.0, 1.0)
+    for number in range(3 * AGREE):
+        assert not stream.see(last + 0.01 * number, EPOCH + last - 0.5, stream.sequence + 1)
+    assert stream.jumps == 0 and stream.age(last + 0.2) == pytest.approx(0.199, abs=1e-5)
+
+
+def test_how_far_beyond_its_deadline_a_stream_is_counts_and_not_its_age() -> None:
+    watchdog = Watchdog({"joints": 0.1, "image.front": 0.25})
+    watchdog.see("joints", 1.05, None, 1)
+    watchdog.see("image.front", 1.0, None, 1)
+    assert watchdog.oldest(1.35) == ("joints", pytest.approx(0.3), 0.1)  # by 0.2 s, the camera by 0.1 s
+    assert watchdog.oldest(float("nan")) is not None  # a clock that says nothing makes nothing fresh
+
+
 def test_the_watchdog_names_the_stream_furthest_beyond_its_deadline() -> None:
     watchdog = Watchdog({"joints": 0.1, "image.front": 0.25})
     assert watchdog.oldest(0.0) is not None
@@ -124,6 +159,21 @@ def test_the_gate_closes_and_opens_with_hysteresis() -> None:
     assert see(2.4, 3) and not see(2.4, 1)
     finding = gate.judge({"state": np.array([0.5, 3.2])})
     assert finding == ("state[1]", 3.2, 2.0, pytest.approx(0.6))
+
+
+def test_the_gate_counts_anew_after_it_has_moved() -> None:
+    gate = ObservationGate({"state": Familiar(np.zeros(1), np.ones(1))}, GateConfig(0.5, 0.25, 3, 4))
+    for value, times in ((2.0, 3), (0.5, 3)):
+        for _ in range(times):
+            gate.judge({"state": np.array([value])})
+        assert gate.closed
+    gate.judge({"state": np.array([0.5])})
+    assert not gate.closed
+
+
+def test_a_sensor_that_stood_still_may_tremble() -> None:
+    gate = ObservationGate({"state": Familiar(np.ones(1), np.ones(1))})
+    assert gate.judge({"state": np.array([1.0004])}).excess == pytest.approx(0.4)  # of a thousandth
 
 
 def test_what_is_no_observation_closes_the_gate_at_once() -> None:
@@ -166,6 +216,10 @@ def test_a_lost_heartbeat_stops() -> None:
     estop.beat(100.0)
     assert not estop.check(100.4) and estop.check(100.6)
     assert "no heartbeat for 0.60 s" in estop.cause
+    estop.reset()
+    assert not estop.check(200.0) and not estop.attended  # until the next one
+    estop.beat(200.0)
+    assert estop.attended and EStop().attended
 
 
 def test_a_signal_stops() -> None:
@@ -191,6 +245,17 @@ def test_going_home_is_straight_and_slow() -> None:
     assert hold(position, 0.1) is None
     with pytest.raises(UserError, match="within the joint limits"):
         go_home(limits, np.array([2.0, 0.0]))
+    for speed in (0.0, 1.01, float("nan")):
+        with pytest.raises(UserError, match=r"speed of the fall-back must lie in \(0, 1\]"):
+            go_home(limits, np.zeros(2), speed)
+
+
+def test_a_position_is_inside_with_the_slack_at_either_end() -> None:
+    inf = np.full(2, np.inf)
+    limits = JointLimits(("a", "b"), -np.ones(2), np.ones(2), np.ones(2), inf, inf, inf)
+    for value, slack, inside in ((1.0, 0.0, True), (1.05, 0.0, False), (1.05, 0.1, True), (1.15, 0.1, False)):
+        assert limits.inside(np.array([value, -value]), slack).tolist() == [inside, inside]
+    assert limits.inside(np.array([np.nan, 0.0])).tolist() == [False, True]
 
 
 def test_interventions_are_counted_logged_and_kept(caplog: pytest.LogCaptureFixture) -> None:
@@ -204,3 +269,12 @@ def test_interventions_are_counted_logged_and_kept(caplog: pytest.LogCaptureFixt
     assert str(Intervention("estop", "", float("nan"), float("nan"), 0.0)) == "estop"
     record.forget_window()
     assert record.share == 0.0
+
+
+def test_the_share_of_bent_ticks_needs_a_whole_window() -> None:
+    record, bent = InterventionLog(window=4), [Intervention("velocity", "a", 3.0, 2.0, 0.0)]
+    shares = []
+    for _ in range(5):
+        record.tick(bent)
+        shares.append(record.share)
+    assert shares == [0.0, 0.0, 0.0, 1.0, 1.0]
