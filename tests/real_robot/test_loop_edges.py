@@ -1,0 +1,147 @@
+"""The control loop where it seldom is: a robot driven by velocities, before its first command, and at its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from rig import DT, HORIZON, Rig, follow_wave
+
+from real_robot.loop import REPEAT
+from real_robot.robot import Guard
+from real_robot.states import State
+from robopolicy.deploy.safety.fallback import go_home
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
+    return Rig(monkeypatch)
+
+
+def driven_by_velocities(monkeypatch: pytest.MonkeyPatch, start: float, velocity: float, **guard: Any) -> Rig:
+    """A robot at `start` [rad] whose policy wants `velocity` [rad/s] of every joint."""
+    rig = Rig(monkeypatch, lambda observed: np.full((HORIZON, 3), velocity), mode="velocity", guard=Guard(**guard))
+    rig.robot.position = np.full(3, start)
+
+    def obey() -> None:
+        received = rig.robot._commands.latest()
+        if received is not None:
+            (point,) = received.message.points
+            assert len(point.positions) == 0 and point.time_from_start.seconds == pytest.approx(DT)
+            rig.robot.position = rig.robot.position + point.velocities * DT
+
+    rig.robot.obey = obey  # type: ignore[method-assign]
+    return rig
+
+
+def test_velocities_are_sent_held_at_zero_and_stop_before_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = driven_by_velocities(monkeypatch, start=-1.0, velocity=0.5).running(0.8)
+    assert rig.ticks[-1].command is not None and rig.ticks[-1].command == pytest.approx(0.5)
+    rig.robot.silent = True
+    assert rig.until(0.5).state is State.HOLD and not rig.ticks[-1].command.any()  # type: ignore[union-attr]
+    rig.robot.silent = False
+    rig.until(8.0)
+    assert rig.robot.position == pytest.approx(1.5, abs=0.01) and (rig.robot.position <= 1.5).all()
+    changes = np.diff([tick.command for tick in rig.ticks if tick.command is not None], axis=0)
+    assert np.abs(changes).max() <= 20.0 * DT * (1 + 1e-6)
+
+
+def test_a_velocity_is_neither_a_first_target_nor_a_place_to_be_away_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = driven_by_velocities(monkeypatch, start=-1.2, velocity=0.3, first_command=0.1, tracking=0.01).running(0.5)
+    rig.robot.position = rig.robot.position + 0.05  # pushed
+    assert rig.until(0.5).state is State.RUN
+
+
+def test_a_dry_run_is_not_held_because_the_robot_does_not_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(monkeypatch, guard=Guard(first_command=2.0, tracking=0.01))
+    rig.loop.parts.dry_run = True
+    rig.policy = lambda observed: np.full((HORIZON, 3), 0.1)
+    rig.running(0.3)
+    assert rig.until(0.5).state is State.RUN and rig.robot.sent == 0 and not rig.robot.position.any()
+
+
+def test_a_silence_before_the_first_command_is_no_emergency(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(monkeypatch)
+    rig.until(0.3)  # the policy is warm
+    rig.policy = lambda observed: None
+    rig.loop.arm()
+    assert rig.until(0.1).state is State.ARMED
+    rig.robot.silent = True
+    tick = rig.until(2.0)
+    assert tick.state is State.HOLD and tick.command is None and tick.reason == "stale observation: 'joints'"
+
+
+def test_a_stop_repeats_the_last_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(monkeypatch).running(1.3)
+    sent: list[np.ndarray] = []
+    publish = rig.loop._publisher.publish
+    monkeypatch.setattr(rig.loop._publisher, "publish", lambda message: (sent.append(message), publish(message)))
+    monkeypatch.setattr("real_robot.loop.time.sleep", lambda seconds: None)
+    rig.loop.stop()
+    places = [message.points[0].positions for message in sent]  # type: ignore[attr-defined]
+    assert len(places) > REPEAT == 5
+    for place in places[-REPEAT:]:
+        np.testing.assert_array_equal(place, places[-1])
+
+
+def test_a_policy_is_asked_again_a_second_after_it_failed_to_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def broken(observed: float) -> Any:
+        asked.append(observed)
+        raise RuntimeError("no weights")
+
+    rig = Rig(monkeypatch, broken)
+    assert rig.until(2.5).state is State.WAIT_OBS and rig.loop.reason == "the policy is not warm"
+    assert len(asked) == 3 and np.diff(asked) == pytest.approx(1.0, abs=2 * DT)
+    rig.policy = follow_wave
+    rig.until(1.1)
+    assert rig.running(0.3).loop.state is State.RUN
+
+
+def test_a_policy_has_to_answer_three_times_before_the_robot_is_armed(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered: list[float] = []
+
+    def policy(observed: float) -> np.ndarray:
+        answered.append(observed)
+        return follow_wave(observed)
+
+    rig = Rig(monkeypatch, policy)
+    rig.loop.arm()
+    while rig.loop.state is not State.ARMED:
+        rig.until(DT)
+    assert len(answered) == 4  # the fourth is for playing
+
+
+def test_a_publisher_that_is_away_for_a_moment_needs_no_operator(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.running()
+    joints = rig.loop.intake.subscriptions["joints"]
+    with monkeypatch.context() as away:
+        away.setattr(joints, "_peers", lambda: ())
+        assert rig.until(0.3).reason == "peer lost: 0 publishers of /joint_states"
+    assert rig.until(0.3).state is State.RUN
+
+
+def test_a_robot_that_takes_no_commands_is_not_armed_and_is_held(rig: Rig) -> None:
+    rig.running()
+    rig.robot._commands.close()
+    rig.robot.obey = lambda: None  # type: ignore[method-assign]
+    assert rig.until(0.1).reason == "peer lost: nobody takes /arm/joint_trajectory"
+    rig.loop.estop.press("keyboard")
+    rig.until(0.1)
+    rig.loop.reset_estop()
+    rig.loop.arm()
+    assert rig.until(0.3).reason == "nobody takes /arm/joint_trajectory"
+    rig.loop.parts.dry_run = True  # which sends none
+    assert rig.until(0.3).state is State.RUN
+
+
+def test_the_fall_back_does_not_move_a_robot_that_is_not_seen(rig: Rig) -> None:
+    rig.loop.parts.fallback = go_home(rig.spec.limits, np.zeros(3), speed=0.5)
+    rig.running(1.0)
+    rig.robot.silent = True
+    rig.until(0.3)
+    rested = rig.ticks[-1].command
+    assert rested is not None and np.abs(rested).min() > 0.05
+    np.testing.assert_array_equal(rig.until(0.3).command, rested)
