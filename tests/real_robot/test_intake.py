@@ -1,0 +1,83 @@
+"""What the control loop hears: joints by name, in order of time, and from whom."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from rig import EPOCH, Rig, robot_spec
+
+from real_robot.intake import Intake
+from real_robot.messages import Header, JointState, Time
+from real_robot.transports.base import SENSOR, Publisher
+from real_robot.transports.loopback import LoopbackTransport
+from robopolicy.errors import UserError
+
+_domains = itertools.count(20_000)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Intake, Publisher[JointState]]]:
+    domain = next(_domains)
+    with LoopbackTransport(domain) as ours, LoopbackTransport(domain) as robot:
+        yield Intake(robot_spec(), ours, ()), robot.advertise("/joint_states", JointState, SENSOR)
+
+
+def state(names: str, stamp: float = EPOCH, **columns: list[float]) -> JointState:
+    arrays = {name: np.array(values) for name, values in columns.items()}
+    return JointState(Header(Time.from_seconds(stamp)), tuple(names), **arrays)
+
+
+def test_each_column_is_read_by_the_names_of_the_joints(ends: tuple[Intake, Publisher[JointState]]) -> None:
+    intake, robot = ends
+    robot.publish(state("cxab", position=[3, 9, 1, 2], velocity=[0.3, 9, 0.1, 0.2], effort=[30, 9, 10, 20]))
+    intake.drain()
+    found = intake.measured(7.0)
+    assert found.time == 7.0 and found.position.tolist() == [1, 2, 3]
+    assert found.velocity.tolist() == [0.1, 0.2, 0.3] and found.effort.tolist() == [10, 20, 30]
+
+
+def test_columns_that_are_left_out_are_unknown(ends: tuple[Intake, Publisher[JointState]]) -> None:
+    intake, robot = ends
+    with pytest.raises(UserError, match="no joint state yet"):
+        intake.measured(0.0)
+    robot.publish(state("abc", position=[1, 2, 3], velocity=[0.1]))
+    intake.drain()
+    found = intake.measured(0.0)
+    assert np.isnan(found.velocity).all() and np.isnan(found.effort).all()
+
+
+def test_a_message_that_was_overtaken_is_not_used(ends: tuple[Intake, Publisher[JointState]]) -> None:
+    intake, robot = ends
+    for stamp, place in ((1.0, 0.1), (1.02, 0.2), (1.01, 0.9)):
+        robot.publish(state("abc", EPOCH + stamp, position=[place] * 3))
+        intake.drain()
+    assert intake.measured(0.0).position.tolist() == [0.2] * 3
+
+
+def test_what_was_usual_is_forgotten_with_whom_it_came_from(ends: tuple[Intake, Publisher[JointState]]) -> None:
+    intake, robot = ends
+    robot.publish(state("abc", position=[0, 0, 0]))
+    intake.drain()
+    intake.bind()
+    assert intake.watchdog.streams["joints"].sequence == 1
+    ages = intake.ages(intake.state["joints"].received + 0.03)
+    assert ages == {"joints": 0.03} and not intake.stale(intake.state["joints"].received + 0.03)
+    intake.unbind()
+    assert not intake.state and intake.stale(0.0) == "no fresh 'joints'" and intake.ages(0.0) == {"joints": None}
+
+
+def test_one_publisher_and_no_other_has_to_be_there(ends: tuple[Intake, Publisher[JointState]]) -> None:
+    intake, robot = ends
+    assert intake.stranger() == ""
+    robot.close()
+    assert intake.stranger() == "0 publishers of /joint_states"
+
+
+def test_a_hold_is_recorded_once_and_not_in_every_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(monkeypatch).running()
+    rig.robot.silent = True
+    rig.until(0.6)
+    assert rig.loop.log.counts["stale"] == 1
