@@ -18,6 +18,7 @@ from robopolicy.evaluation.intervals import (
     sign_test,
     stratified_gap,
     stratified_iqm,
+    student_mean,
     wilson,
 )
 
@@ -75,6 +76,26 @@ def test_bootstrap_of_constant_and_single_values():
     assert bootstrap_mean([2.0, 2.0, 2.0]).low == 2.0
     single = bootstrap_mean([2.0])
     assert single.estimate == 2.0 and math.isnan(single.low) and math.isnan(single.high)
+
+
+@pytest.mark.parametrize(
+    ("values", "quantile"),  # of Student's distribution with n - 1 degrees of freedom, from any table
+    [([1, 3], 12.7062), ([1, 2, 3], 4.3027), ([2, 4, 4, 6], 3.1824), ([1, 2, 3, 4, 5], 2.7764), (range(10), 2.2622)],
+)
+def test_the_mean_of_a_few_seeds_has_students_interval(values, quantile):
+    data = np.array(values, dtype=float)
+    half = quantile * math.sqrt(((data - data.mean()) ** 2).sum() / (len(data) - 1) / len(data))
+    interval = student_mean(values)
+    assert (interval.estimate, interval.n) == (data.mean(), len(data))
+    assert (interval.low, interval.high) == pytest.approx((data.mean() - half, data.mean() + half), rel=1e-4)
+    assert student_mean([1, 3], level=0.5).high == pytest.approx(2 + 1.0)  # quantile 1, standard error 1
+
+
+def test_one_seed_says_nothing_of_the_spread_and_none_nothing_at_all():
+    single = student_mean([3.0])
+    assert single.estimate == 3.0 and math.isnan(single.low) and math.isnan(single.high)
+    with pytest.raises(ValueError, match="at least one value"):
+        student_mean([])
 
 
 def test_iqm_is_the_mean_of_the_middle_half():
@@ -136,6 +157,15 @@ def test_paired_rates_match_published_intervals(table, low, high):
     both, second, first, neither = table
     swapped = paired_rates(both, first, second, neither)
     assert (-swapped.high, -swapped.low) == pytest.approx((interval.low, interval.high))
+
+
+def test_a_positive_correlation_of_pairs_is_reduced_by_half_an_episode():
+    interval = paired_rates(20, 5, 2, 13)  # 22 and 25 of 40; (20 * 13 - 5 * 2 - 40 / 2) / sqrt(22 * 18 * 25 * 15)
+    correlation, first, second = 230 / math.sqrt(148_500), wilson(22, 40), wilson(25, 40)
+    below, above = second.estimate - second.low, first.high - first.estimate
+    reach = math.sqrt(below**2 - 2 * correlation * below * above + above**2)
+    assert interval.estimate == pytest.approx(0.075)
+    assert interval.low == pytest.approx(0.075 - reach, abs=1e-12)
 
 
 def test_paired_interval_of_successes_is_not_empty_when_every_pair_agrees():

@@ -18,6 +18,7 @@ from robopolicy.evaluation.ope.importance import (
     cumulative_weights,
     doubly_robust,
     effective_size,
+    effective_size_per_decision,
     per_decision,
     terms_interval,
     trajectory_wise,
@@ -137,6 +138,17 @@ def test_per_decision_weights_a_reward_by_what_led_to_it():
     rewards = np.array([[1.0, 10.0]])
     assert per_decision(weights, rewards, 0.5).numerator.sum() == pytest.approx(2 * 1 + 0.5 * 6 * 10)
     assert trajectory_wise(weights, rewards, 0.5).numerator.sum() == pytest.approx(6 * (1 + 0.5 * 10))
+
+
+def test_steps_count_for_the_effective_size_as_their_rewards_do():
+    weights = np.array([[1.0, 2.0], [1.0, 0.0]])  # two episodes of weight in the first step, one in the second
+    assert effective_size_per_decision(weights, 0.5) == pytest.approx((2 + 0.5 * 1) / 1.5)
+
+
+def test_weights_beyond_all_bounds_stay_numbers():
+    weights = cumulative_weights(np.array([[500.0, 500.0], [0.0, -np.inf]]))
+    assert np.isfinite(weights).all() and weights[1].tolist() == [1.0, 0.0]
+    assert effective_size(weights[:, -1]) == pytest.approx(1.0)
 
 
 def test_equal_policies_have_weight_one_and_the_return_of_the_logs():
