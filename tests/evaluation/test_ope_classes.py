@@ -137,6 +137,17 @@ def test_uniform_actions_have_the_density_of_their_box_and_none_beyond_it():
     assert behaviour.act(obs, deterministic=True)[0, 0].tolist() == [0.0, 2.0]
 
 
+def test_logs_that_the_behaviour_cannot_have_played_are_refused():
+    logs, narrow = uniform_logs(60), UniformPolicy({"state": (1,)}, [-0.5], [0.5])
+    strange = int((np.abs(logs.arrays["action"]) > 0.5).sum())
+    config = OPEConfig(gamma=1.0, deterministic=False, fqe=FQEConfig(steps=1))
+    message = rf"'uniform'\) gives {strange} of 180 logged actions no density, so it cannot have played them"
+    with pytest.raises(UserError, match=message):
+        score_class({"narrow": narrow}, logs, narrow, config)
+    with pytest.raises(UserError, match=message):
+        estimate(narrow, logs, behaviour=narrow, config=config)
+
+
 def test_a_member_without_density_is_refused():
     flow = FlowPolicy(FlowConfig(hidden=(8,)), SPEC)
     with pytest.raises(UserError, match="gives no density"):

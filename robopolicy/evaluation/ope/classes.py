@@ -28,7 +28,7 @@ from torch import Tensor
 from robopolicy.data.episodes import Episodes
 from robopolicy.errors import UserError
 from robopolicy.evaluation.intervals import Interval
-from robopolicy.evaluation.ope.estimates import OPEConfig, log_density, why_unweighted
+from robopolicy.evaluation.ope.estimates import OPEConfig, log_density, played_density, why_unweighted
 from robopolicy.evaluation.ope.importance import (
     cumulative_weights,
     effective_size_per_decision,
@@ -155,7 +155,7 @@ def score_class(
     if reason := next(filter(None, (why_unweighted(policy, behaviour, False) for policy in policies.values())), ""):
         raise UserError(f"The policies cannot be scored together: {reason}.")
     logs = Logs(episodes, behaviour.spec, config.gamma)
-    played = log_density(behaviour, logs)
+    played = played_density(behaviour, logs)
     ratios: dict[str, Array] = {}
     for name, policy in policies.items():
         table = np.zeros_like(logs.rewards)

@@ -155,7 +155,7 @@ def estimate(
     if reason or behaviour is None:  # the reason says the second, too
         rows += [Estimate(name, None, note=reason) for name in WEIGHTED]
     else:
-        ratios = log_density(policy, logs) - log_density(behaviour, Logs(episodes, behaviour.spec, config.gamma))
+        ratios = log_density(policy, logs) - played_density(behaviour, Logs(episodes, behaviour.spec, config.gamma))
         _check_explored(behaviour, episodes)
         rows += weighted(logs, ratios, start, logs.fold(errors), config)
     rows.append(_attempt("fqe", lambda: fqe.interval(config.level)))
@@ -225,6 +225,21 @@ def log_density(policy: Policy, logs: Logs) -> Array:
         chunk = action[:, None].expand(-1, policy.spec.horizon, -1)
         parts.append(policy.log_density(obs, chunk).double().cpu() - scale.log().sum())
     return torch.cat(parts).numpy()
+
+
+def played_density(behaviour: Policy, logs: Logs) -> Array:
+    """`log_density` of the policy that played the logs.
+
+    Raises:
+        UserError: It would never have done what they hold.
+    """
+    found = log_density(behaviour, logs)
+    if strange := int((~np.isfinite(found)).sum()):
+        raise UserError(
+            f"The behaviour ('{behaviour.name}') gives {strange} of {len(found)} logged actions no density, so it "
+            "cannot have played them; name the policy that did."
+        )
+    return found
 
 
 def _guarded(name: str, size: float, terms: Terms, config: OPEConfig) -> Estimate:
