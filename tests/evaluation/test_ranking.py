@@ -76,6 +76,12 @@ def test_ties_are_strict_in_mmrv_and_half_in_pairs():
     assert np.isnan(pairwise_accuracy(tied, real))  # nothing to order
 
 
+def test_equal_values_have_no_spread_whatever_their_mean_is_rounded_to():
+    constant = [0.1, 0.1, 0.1]
+    assert np.mean(constant) != 0.1
+    assert np.isnan(pearson(constant, [1, 2, 3])) and np.isnan(calibration_slope([1, 2, 3], constant))
+
+
 def test_correlations_agree_with_scipy():
     stats = pytest.importorskip("scipy.stats")
     rng = np.random.default_rng(0)
