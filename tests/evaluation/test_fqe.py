@@ -30,13 +30,13 @@ def coin(rewards: tuple[float, ...]) -> Logs:
 
 def fitted(logs: Logs, steps: int) -> FQE:
     critic = CriticConfig(members=6, hidden=(8,), activation="relu")
-    config = FQEConfig(critic, steps=steps, batch_size=64, learning_rate=0.02)
+    config = FQEConfig(critic, steps=steps, batch_size=32, tau=0.2, learning_rate=0.05)
     return FQE(config, logs, torch.zeros(1, len(logs.episodes), 1, 1))
 
 
 def test_every_member_learns_the_mean_of_its_own_resample() -> None:
     logs = coin((0.0, 0.0, 1.0))
-    fqe = fitted(logs, 300)
+    fqe = fitted(logs, 80)
     shares = fqe._counts[:, 2] / 3  # how often a member drew the episode that pays
     assert len(set(shares)) > 1
     np.testing.assert_allclose(fqe.q()[:, 0], shares, atol=0.08)

@@ -1,0 +1,102 @@
+"""The latent world model by numbers worked out by hand: noise levels, Euler steps, what is added to what, memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_world import small_films, small_world
+
+from robopolicy.policies.noise import RowStreams
+from robopolicy.worldmodel.contract import WorldState, first_frames
+from robopolicy.worldmodel.films import Films
+from robopolicy.worldmodel.latent import LatentConfig, LatentWorldModel
+
+CONTEXT, CELL = 4, (4, 2, 2)  # frames, and channels, height and width of a latent
+
+
+@pytest.fixture(scope="module")
+def films() -> Films:
+    return small_films(4)
+
+
+@pytest.fixture
+def model(films: Films) -> LatentWorldModel:
+    return small_world(films)
+
+
+def begin(model: LatentWorldModel, films: Films, seeds: list[int]) -> WorldState:
+    rows = list(range(len(seeds)))
+    images, proprio = first_frames(films.spec, {"top": films.images["top"][rows]}, films.proprio[rows])
+    return model.reset(images, proprio, seeds=torch.tensor(seeds))
+
+
+def test_noise_levels_are_seen_as_a_quarter_of_their_logarithm(model: LatentWorldModel) -> None:
+    seen: list[torch.Tensor] = []
+    model.denoiser.noise.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    sigma = torch.tensor([4.0, -4.0]).exp()  # a quarter of the logarithm: 1 and -1
+    model.denoise(
+        torch.zeros(2, *CELL), sigma, torch.zeros(2, CONTEXT, *CELL), torch.zeros(2, 4, 4), torch.zeros(2, 4, 2)
+    )
+    scales = torch.exp(torch.arange(16) * 4 / 15)
+    expected = torch.stack([torch.cat([s * scales.sin(), scales.cos()]) for s in (1, -1)])
+    assert torch.allclose(seen[0], expected, atol=1e-3)
+
+
+def test_three_euler_steps_of_what_is_known_of_unit_gaussian_data(model: LatentWorldModel) -> None:
+    """A fresh denoiser says x / (1 + s^2), so that every number on the way down 5, 1, 0.2, 0 can be worked out."""
+    assert LatentConfig().sigmas == (5.0, 1.0, 0.2)
+    empty = torch.zeros(1, CONTEXT, *CELL), torch.zeros(1, CONTEXT, 4), torch.zeros(1, CONTEXT, 2)
+    change, _ = model.sample(torch.ones(1, *CELL), *empty)
+    x = 5.0
+    x = x / 26 + (x - x / 26) * (1.0 / 5.0)
+    x = x / 2 + (x - x / 2) * (0.2 / 1.0)
+    assert x / 1.04 == pytest.approx(0.66568, abs=1e-5)
+    assert torch.allclose(change, torch.full_like(change, x / 1.04))
+
+
+def test_the_change_is_added_to_the_newest_frame_in_its_own_units(
+    model: LatentWorldModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model.change_std.fill_(0.5)
+    model.proprio_change_std.fill_(0.1)
+    model.proprio_change_mean.fill_(0.01)
+    monkeypatch.setattr(model, "sample", lambda noise, *_: (torch.full_like(noise, 2.0), torch.full((1, 4), 3.0)))
+    given = torch.arange(4.0)[None, :, None, None, None].expand(1, CONTEXT, *CELL)  # frames 0, 1, 2, 3
+    proprio = 10 * torch.arange(4.0)[None, :, None].expand(1, CONTEXT, 4)
+    latent, after, spread = model.draw(RowStreams([0], [0]), given, proprio, torch.zeros(1, CONTEXT, 2))
+    assert torch.allclose(latent, torch.full((1, 1, *CELL), 3.0 + 2.0 * 0.5))
+    assert torch.allclose(after, torch.full((1, 1, 4), 30.0 + 3.0 * 0.1 + 0.01)) and not spread.any()
+
+
+def test_the_memory_holds_the_newest_frames_and_the_actions_between_them(
+    model: LatentWorldModel, films: Films, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[torch.Tensor] = []
+    draw = model.draw
+    monkeypatch.setattr(
+        model, "draw", lambda s, g, p, actions: (told.append(actions[0, :, 0]), draw(s, g, p, actions))[1]
+    )
+    actions = torch.arange(1.0, 7.0)[None, :, None].expand(1, 6, 2)
+    state, frames = model.step(begin(model, films, [5]), actions)
+    assert [row.tolist() for row in told[:2]] == [[0, 0, 0, 1], [0, 0, 1, 2]] and told[5].tolist() == [3, 4, 5, 6]
+    assert state.memory["actions"][0, :, 0].tolist() == [4, 5, 6] and state.steps.tolist() == [6]
+    assert torch.equal(state.memory["proprio"], frames.proprio[:, -CONTEXT:])
+    assert state.memory["latents"].shape == (1, CONTEXT, *CELL)
+
+
+def test_a_film_has_other_noise_than_the_policy_that_plays_in_it(
+    model: LatentWorldModel, films: Films, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[torch.Tensor] = []
+    sample = model.sample
+    monkeypatch.setattr(model, "sample", lambda noise, *given: (drawn.append(noise[1]), sample(noise, *given))[1])
+    model.step(begin(model, films, [5]), torch.zeros(1, 2, 2))
+    for step, noise in enumerate(drawn):
+        assert torch.equal(noise, RowStreams([5], [step + (1 << 40)]).normal((1, *CELL))[0])
+        assert not torch.equal(noise, RowStreams([5], [step]).normal((1, *CELL))[0])
+
+
+def test_what_never_changes_is_left_in_its_units(model: LatentWorldModel) -> None:
+    model.fit_vectors(action=torch.tensor([[1.0, 7.0], [3.0, 7.0]]))
+    assert model.action_mean.tolist() == [2.0, 7.0]
+    assert model.action_std.tolist() == [pytest.approx(2**0.5), 1.0]
