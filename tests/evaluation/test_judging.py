@@ -39,6 +39,12 @@ def test_the_correction_by_hand_and_within_bounds():
     assert low is not None and low.estimate == 0 and low.low == 0
 
 
+def test_a_judge_that_never_errs_leaves_the_interval_of_jeffreys():
+    found = rogan_gladen(0, 10, Confusion(10**6, 0, 0, 10**6))
+    assert found is not None and found.low == 0.0
+    assert found.high == pytest.approx(0.217, abs=0.01)  # 97.5 % of Beta(0.5, 10.5); of a flat prior 0.285
+
+
 def test_the_interval_covers_the_truth_about_as_often_as_it_says():
     rng, hits = np.random.default_rng(0), 0
     for trial in range(200):

@@ -13,6 +13,7 @@ from torch import Tensor
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.noise import Randomness, RowStreams, normal
+from robopolicy.worldmodel.contract import Judgement
 from robopolicy.worldmodel.imagined import FilmDynamics, FunctionDynamics, ImaginedPolicy, Imagining
 
 
@@ -76,6 +77,15 @@ def test_discounts_and_executed_actions_alone_count():
     torch.testing.assert_close(value, torch.tensor([[-0.0 - 0.5 * 4, -1.0 - 0.5]]))
 
 
+def test_later_decisions_are_discounted_by_the_steps_before_them():
+    def paid(obs, action):
+        return obs, torch.ones(len(action))
+
+    policy = planner(paid, base=Guessing(horizon=3, execute=2), candidates=1, depth=2, discount=0.5)
+    value = policy.imagine({"state": torch.zeros(1, 1, 1)}, torch.zeros(1, 1, 3, 1))
+    assert value.item() == 1.0 + 0.5 + 0.25 + 0.125
+
+
 def test_one_candidate_is_the_base_policy():
     base, obs = Guessing(), states(4)
     policy = planner(base=base, candidates=1)
@@ -131,6 +141,29 @@ def test_films_are_imagined_and_judged():
     torch.testing.assert_close(policy.propose(obs, generator=seeded()).values, found.values)
     played = policy.act(obs, generator=seeded())
     assert torch.equal(played, found.best()) and set(policy.spec.observation) == set(dynamics.observation)
+
+
+def test_a_film_pays_what_success_and_progress_have_gained():
+    films = small_films(4)
+    world, told = small_world(films), []
+    answers = iter([(0.2, 0.1, False), (0.5, 0.2, False), (0.9, 0.3, True), (0.6, 0.3, False)])
+
+    def judge(images: Any, proprio: Tensor) -> Judgement:
+        told.append(tuple(images["top"].shape[:2]))
+        success, progress, uncertain = next(answers)
+        return Judgement(torch.tensor([success]), torch.tensor([progress]), torch.tensor([uncertain]))
+
+    shapes = {key: films.episodes.arrays[key].shape[1:] for key in world.spec.proprio}
+    dynamics = FilmDynamics(world, judge, shapes)
+    state = dynamics.begin({key: torch.from_numpy(films.episodes.arrays[key][:1]) for key in dynamics.observation})
+    paid = []
+    for _ in range(3):
+        state, _, rewards = dynamics.step(state, torch.zeros(1, 2, 2))
+        paid.append(rewards[0].tolist())
+    # Worth 0.3, then 0.7, then 0.3, as the judge is unsure of the success, then 0.9.
+    assert [row[0] for row in paid] == [0.0, 0.0, 0.0]
+    assert [row[1] for row in paid] == pytest.approx([0.4, -0.4, 0.6])
+    assert told == [(1, 1), (1, 2), (1, 2), (1, 2)]
 
 
 def test_what_cannot_be_imagined_is_refused():

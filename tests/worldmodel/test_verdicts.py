@@ -1,0 +1,75 @@
+"""What a world model has to achieve, at the edges of every demand, and what counts as the effect of an action."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from small_world import small_films
+from test_diagnostics import TrueWorld
+
+from robopolicy.worldmodel.diagnostics import Following, judge, sweep
+from robopolicy.worldmodel.films import Films, spec_of
+
+
+def following(shuffled: float, zero: float, share: float = 1.0) -> Following:
+    """Of a model that predicts true actions at 20 dB."""
+    psnr = {"true": {1: 20.0}, "shuffled": {1: 20.0 - shuffled}, "zero": {1: 20.0 - zero}}
+    return Following(psnr, {"x": share}, 16)
+
+
+@pytest.mark.parametrize(
+    ("found", "failures", "passed"),
+    [
+        (following(0.5, 0.5), 0.05, True),
+        (following(0.49, 5.0), 0.05, False),
+        (following(5.0, 0.49), 0.05, False),
+        (following(math.nan, 5.0), 0.05, False),  # what cannot be measured is not achieved
+        (following(5.0, math.nan), 0.05, False),
+        (following(5.0, 5.0, share=0.9), 0.05, True),
+        (following(5.0, 5.0, share=0.89), 0.05, False),
+        (following(5.0, 5.0), 0.049, False),
+        (following(5.0, 5.0), None, True),  # a task without success
+    ],
+)
+def test_every_demand_is_met_to_the_full(found: Following, failures: float | None, passed: bool) -> None:
+    verdict = judge(found, failures=failures)
+    assert verdict.passed == passed and len(verdict.reasons) == (not passed)
+
+
+class Mirrored(TrueWorld):
+    """The same world, whose state vector counts the other way."""
+
+    def reset(self, images, proprio, **told):
+        return super().reset(images, -proprio, **told)
+
+    def step(self, state, actions):
+        after, frames = super().step(state, actions)
+        return after, replace(frames, proprio=-frames.proprio)
+
+
+def test_the_way_that_an_action_moves_things_is_that_of_the_data() -> None:
+    films = small_films(16)
+    arrays = films.episodes.arrays
+    episodes = replace(films.episodes, arrays=arrays | {key: -arrays[key] for key in films.spec.proprio})
+    mirrored = Films(spec_of(episodes), episodes)
+    assert set(sweep(Mirrored(mirrored.spec), mirrored).values()) == {1.0}
+    assert set(sweep(TrueWorld(mirrored.spec), mirrored).values()) == {0.0}
+
+
+def test_an_action_without_an_effect_in_the_data_is_left_out() -> None:
+    episodes = small_films(16).episodes
+    idle = np.random.default_rng(0).normal(size=(len(episodes), 1)).astype(np.float32)
+    action = np.concatenate([episodes.arrays["action"], idle], 1)
+    wider = replace(episodes, arrays=episodes.arrays | {"action": action}, names={})
+    films = Films(spec_of(wider), wider)
+
+    class Deaf(TrueWorld):
+        def step(self, state, actions):
+            return super().step(state, actions[..., :2])
+
+    assert sweep(Deaf(films.spec), films) == {"action 0": 1.0, "action 1": 1.0}
+    assert torch.equal(films.actions[:, 2], torch.from_numpy(idle[:, 0]))
