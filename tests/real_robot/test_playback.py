@@ -12,6 +12,8 @@ from rig import robot_spec
 
 from real_robot.playback import Playback
 from real_robot.policy_runner import Answer
+from real_robot.states import Held
+from robopolicy.deploy.safety.support import Support
 from robopolicy.spec import PolicySpec
 
 ACTION, TICK = 0.05, 0.02  # [s]
@@ -191,3 +193,42 @@ def test_chunks_from_before_a_start_are_not_played() -> None:
     assert bench.playback.remaining(2 * TICK) == 0.0
     bench.run(20)
     assert bench.embodiment.played[0] in (0.0, 1.0)
+
+
+def test_an_answer_to_a_question_of_before_is_not_played_after_a_start() -> None:
+    bench = Bench(0.03).run(1)
+    late, bench.runner._answer = bench.runner._answer, None
+    assert late is not None
+    bench.playback.start(TICK, {})
+    bench.playback.look(TICK, {})
+    bench.playback.ask(TICK)
+    bench.playback.put(late)
+    assert bench.playback.remaining(TICK) == 0.0
+    assert bench.runner._answer is not None
+    bench.playback.put(bench.runner._answer)
+    assert bench.playback.remaining(TICK) == pytest.approx(4 * ACTION)
+
+
+def test_what_was_not_seen_yet_is_what_was_seen_first() -> None:
+    bench, asked = Bench(0.0, 8, 1), []
+    bench.runner.spec = PolicySpec({"state": (1,)}, 1, 8, 1, obs_horizon=3)
+    bench.runner.request = lambda obs, *_: asked.append(obs["state"][:, 0].tolist())  # type: ignore
+    playback = bench.embodiment.playback = Playback(robot_spec(), bench.embodiment, bench.runner, "replace", None)
+    playback.start(0.0, {})
+    for slot in range(4):
+        playback.look(slot * ACTION, {})
+        playback.ask(slot * ACTION)
+    assert asked == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3]]
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("absolute", 0.5 + 0.3 * (1.0 - 0.5)), ("velocity", 0.3 * 1.0)])
+def test_a_share_of_the_way_begins_where_the_robot_stands_still(mode: str, expected: float) -> None:
+    bench = Bench()
+    playback = Playback(robot_spec(mode=mode), bench.embodiment, bench.runner, "replace")
+    playback._goal = np.full(3, 0.5)  # of the action before
+    bent = playback._supported(Support(0.3, False, -2.0, -1.0), np.ones(3), True, 7.0)
+    np.testing.assert_allclose(bent, expected)
+    assert [(each.kind, each.value, each.limit) for each in playback.bent()] == [("support", -2.0, -1.0)]
+    assert playback.bent() == ()
+    with pytest.raises(Held, match="action without support in the data: score -2, at least -1"):
+        playback._supported(Support(0.3, False, -2.0, -1.0), np.ones(3), False, 7.0)  # the first of all
