@@ -6,6 +6,7 @@ a thread of its own; the control loop only hands over.
 
 from __future__ import annotations
 
+import logging
 import queue
 import struct
 import threading
@@ -24,6 +25,7 @@ from real_robot.transports.wrapped import WrappedPublisher, WrappedSubscription,
 from robopolicy.errors import UserError, cannot_write
 from robopolicy.extras import need
 
+log = logging.getLogger(__name__)
 BACKLOG = 10_000  # messages that may wait to be written; more are counted and left out, the loop never waits
 FLUSH = 1.0  # [s] after which what has been written can be read, should the process be killed
 NANO = 10**9
@@ -82,6 +84,10 @@ class Recorder:
             self._queue.put(None)
             self._thread.join()
         if not self._file.closed:
+            if self.left_out:
+                log.warning(
+                    "%s lacks %d messages, which came faster than the disk takes them", self.path, self.left_out
+                )
             try:
                 self._writer.finish()
                 self._file.close()

@@ -107,7 +107,7 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path):
         Recorder(tmp_path / "x.mcap" / "y.mcap")
 
 
-def test_messages_that_come_too_fast_are_counted_and_never_waited_for(tmp_path, monkeypatch):
+def test_messages_that_come_too_fast_are_counted_and_never_waited_for(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("real_robot.recorder.BACKLOG", 5)
     recorder, disk = Recorder(tmp_path / "x.mcap"), threading.Event()
     channel = recorder._channel
@@ -118,6 +118,10 @@ def test_messages_that_come_too_fast_are_counted_and_never_waited_for(tmp_path, 
     disk.set()
     recorder.close()
     assert len(list(read(tmp_path / "x.mcap"))) == 50 - recorder.left_out
+    recorder.close()  # says it once
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{tmp_path / 'x.mcap'} lacks {recorder.left_out} messages, which came faster than the disk takes them"
+    ]
 
 
 def test_a_full_disk_is_told_at_the_end(tmp_path, monkeypatch):
