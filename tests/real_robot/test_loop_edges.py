@@ -145,3 +145,15 @@ def test_the_fall_back_does_not_move_a_robot_that_is_not_seen(rig: Rig) -> None:
     rested = rig.ticks[-1].command
     assert rested is not None and np.abs(rested).min() > 0.05
     np.testing.assert_array_equal(rig.until(0.3).command, rested)
+
+
+def test_the_tick_in_which_a_policy_raises_brakes_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(observed: float) -> Any:
+        raise RuntimeError("out of memory")
+
+    rig = Rig(monkeypatch, latency=0.0).running()
+    rig.policy = broken
+    while not rig.loop.estop:
+        tick = rig.until(DT)
+    assert tick.state is State.RUN and tick.wanted is None  # an emergency stop from the next tick on
+    assert rig.until(DT).state is State.ESTOP
