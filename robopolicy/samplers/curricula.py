@@ -16,7 +16,7 @@ from torch import Tensor
 from robopolicy.core.advantages.trackers import BetaTracker, MeanTracker, Tracker
 from robopolicy.errors import UserError
 from robopolicy.limits import Count, Natural, NotNegative, Positive, Share
-from robopolicy.samplers.protocols import Pool, Sampler, Task
+from robopolicy.samplers.protocols import Pool, Sampler, Task, shared_out
 
 
 class Uniform(Sampler):
@@ -39,9 +39,7 @@ class Uniform(Sampler):
 
     def draw(self, n: int) -> list[int]:
         """Places in the pool of the next `n` tasks of the epoch; all different."""
-        count = len(self.pool.tasks)
-        if n > count:
-            raise UserError(f"{n} different tasks were asked for at once, but there are {count}; lower the batch.")
+        count = self._enough(n)
         places, self._order = self._order[:n], self._order[n:]
         if missing := n - len(places):
             fresh = [place for place in self._shuffled(count) if place not in set(places)]
@@ -52,8 +50,16 @@ class Uniform(Sampler):
         return torch.randperm(count, generator=self._generator).tolist()
 
     def weighted(self, weight: Tensor, n: int) -> list[int]:
-        """`n` different places drawn with weights `(K,)`."""
-        return torch.multinomial(weight.double(), n, generator=self._generator).tolist()
+        """`n` different places drawn with weights `(K,)`; those of weight 0 only when no others are left."""
+        self._enough(n)
+        return torch.multinomial(weight.double().clamp(min=1e-200), n, generator=self._generator).tolist()
+
+    def _enough(self, n: int) -> int:
+        """Size of the pool, which must hold `n` different tasks."""
+        count = len(self.pool.tasks)
+        if n > count:
+            raise UserError(f"{n} different tasks were asked for at once, but there are {count}; lower the batch.")
+        return count
 
     def keys(self) -> Tensor:
         """(K,) keys of the pool, in order."""
@@ -155,7 +161,7 @@ class Frontier(Tracked):
 
     def propose(self, n: int) -> list[Task]:
         """The nearest of the candidates."""
-        places = torch.tensor(self.draw(min(self.factor * n, len(self.pool.tasks))))
+        places = torch.tensor(self.draw(min(self.factor * n, self._enough(n))))
         distance = (self.rates()[places] - self.target).abs()
         nearest = torch.argsort(distance, stable=True)[:n]
         return [self.pool.tasks[place] for place in places[nearest].tolist()]
@@ -199,7 +205,7 @@ class Regret(Tracked):
         known = int((torch.rand(n, generator=self._generator) < self.replay).sum())
         known = min(known, int(self.best.isfinite().sum()))
         again = self.weighted(self.weight(), known) if known else []
-        fresh = [place for place in self.draw(min(n + known, len(self.pool.tasks))) if place not in again]
+        fresh = [place for place in self.draw(min(n + known, self._enough(n))) if place not in again]
         return [self.pool.tasks[place] for place in (*again, *fresh[: n - known])]
 
     def weight(self) -> Tensor:
@@ -212,8 +218,8 @@ class Regret(Tracked):
         """Follow the mean and the best of the rewards."""
         super().observe(keys, rewards, advantage)
         for key, reward in zip(keys.tolist(), rewards.tolist(), strict=True):
-            place = self._places[key]
-            self.best[place] = max(float(self.best[place]), reward)
+            if (place := self._places.get(key)) is not None:  # not a task that a topology has made up
+                self.best[place] = max(float(self.best[place]), reward)
 
     def state_dict(self) -> dict[str, Any]:
         """Mean and best rewards, and the generator."""
@@ -242,12 +248,8 @@ class Budgeted(Tracked):
         rates = self.rates()[torch.tensor(places)]
         weight = (rates * (1.0 - rates)).sqrt() + self.floor
         least = min(self.least, min(task.budget for task in tasks))
-        free = sum(task.budget for task in tasks) - least * n
-        ideal = weight / weight.sum() * free
-        share = ideal.floor().long()
-        remainder = torch.argsort(share - ideal, stable=True)[: free - int(share.sum())]
-        share[remainder] += 1
-        return [replace(task, budget=least + extra) for task, extra in zip(tasks, share.tolist(), strict=True)]
+        extras = shared_out(weight, sum(task.budget for task in tasks) - least * n)
+        return [replace(task, budget=least + extra) for task, extra in zip(tasks, extras, strict=True)]
 
 
 class Staged(Uniform):
@@ -322,11 +324,9 @@ class Shares(Uniform):
             raise UserError(f"These tasks have {found} categories, but there are shares of {len(self.shares)}.")
 
     def propose(self, n: int) -> list[Task]:
-        """The share of each category, exactly up to rounding; the rest goes to the first."""
-        counts = [round(share * n) for share in self.shares]
-        counts[0] += n - sum(counts)
+        """The share of each category, up to rounding by largest remainder."""
         places: list[int] = []
-        for category, count in enumerate(counts):
+        for category, count in enumerate(shared_out(torch.tensor(self.shares), n)):
             own = (self._category == category).nonzero().flatten()
             if count > len(own):
                 raise UserError(f"Category {category} has {len(own)} tasks, fewer than its share of {count}.")

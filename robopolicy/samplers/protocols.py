@@ -347,3 +347,11 @@ def failed(rewards: Tensor, threshold: float = 0.5) -> bool:
 def rewards_of(group: Sequence[Attempt]) -> Tensor:
     """Rewards `(G,)` of attempts."""
     return torch.tensor([attempt.reward for attempt in group], dtype=torch.float64)
+
+
+def shared_out(weight: Tensor, total: int) -> list[int]:
+    """Whole numbers in proportion to weights `(K,)` that sum to `total`, by largest remainder."""
+    ideal = weight.double() / weight.double().sum() * total
+    share = (ideal + 1e-6).floor().long()
+    share[torch.argsort(share - ideal, stable=True)[: total - int(share.sum())]] += 1
+    return share.tolist()

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from robopolicy.catalogue import read_recipe
+from robopolicy.core.advantages.trackers import MeanTracker
 from robopolicy.errors import UserError
 from robopolicy.samplers.curricula import (
     SAMPLERS,
@@ -163,6 +164,42 @@ def test_a_share_of_nothing_leaves_the_base():
     assert {(key - 100) % 3 for key in keys(sampler.propose(4))} == {0}
     mixed = started(Shares([0.5, 0.0, 0.5])).propose(4)
     assert sorted((key - 100) % 3 for key in keys(mixed)) == [0, 0, 2, 2]
+
+
+def test_shares_are_rounded_by_the_largest_remainder():
+    """Never more tasks than were asked for, and none of a category without a share."""
+    pool = Pool(POOL.tasks, category=torch.arange(COUNT) % 4)
+    for shares, n, counts in (
+        ([0.1, 0.3, 0.3, 0.3], 5, [0, 2, 2, 1]),  # 0.5, 1.5, 1.5, 1.5
+        ([0.0, 0.5, 0.5, 0.0], 3, [0, 2, 1, 0]),
+        ([0.7, 0.3, 0.0, 0.0], 4, [3, 1, 0, 0]),
+    ):
+        tasks = started(Shares(shares), pool).propose(n)
+        drawn = torch.bincount(torch.tensor([task.key % 4 for task in tasks]), minlength=4)
+        assert drawn.tolist() == counts
+
+
+@pytest.mark.parametrize("name", sorted(set(SAMPLERS) - {"staged", "shares"}))
+def test_a_batch_larger_than_the_pool_is_refused(name):
+    sampler = started(SAMPLERS[name](**SETTINGS.get(name, {})))
+    with pytest.raises(UserError, match="13 different tasks"):
+        sampler.propose(13)
+
+
+def test_tasks_without_weight_fill_up_a_batch():
+    """Solved tasks with a floor of 0, categories at a very low temperature."""
+    uncertain, bandit = started(Uncertain(floor=0.0, tracker=MeanTracker())), started(CategoryBandit(temperature=1e-4))
+    outcome(uncertain, POOL.tasks, lambda task: 0.5 if task.key < 102 else 1.0, lambda task: 0.0)
+    bandit.value[1] = 1.0
+    assert {100, 101} < set(keys(uncertain.propose(4)))
+    assert {101, 104, 107, 110} < set(keys(bandit.propose(6)))
+
+
+def test_rewards_of_tasks_outside_the_pool_are_ignored():
+    """Restatements of a topology have keys of their own."""
+    sampler = started(Regret())
+    sampler.observe(torch.tensor([100, 999]), torch.tensor([1.0, 1.0]), torch.zeros(2))
+    assert sampler.best[0] == 1.0 and not sampler.best[1:].isfinite().any()
 
 
 def played(sampler, tasks, rewards) -> None:

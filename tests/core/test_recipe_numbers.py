@@ -1,0 +1,170 @@
+"""The numbers that the catalogue gives for a method are those of its recipe, whatever the defaults of the parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from robopolicy.catalogue import read_recipe
+from robopolicy.core.recipe import DEFAULTS
+
+CLIP = "estimator.bounds."
+STAGE, ROLLOUT, HELP = "advantage.", "rollout.", "rollout.intervention."
+NUMBERS: dict[str, dict[str, Any]] = {
+    "a_star_po": {"objective.beta": 1e-3},
+    "s002_gbpo": {CLIP + "low": 0.3, "estimator.surrogate_options.temperature": 1e-4},
+    "s005_arpo": {
+        **{
+            HELP + f"replay.{key}": value
+            for key, value in (("size", 8), ("keep", 0.1), ("spread", 0.05), ("mean", 0.2))
+        },
+        CLIP + "low": 0.2,
+        CLIP + "high": 0.3,
+        "group_size": 8,
+    },
+    "s007_dcpo": {
+        STAGE + "tempered_target.entropy": 0.5,
+        STAGE + "tempered_target.most": 0.1,
+        STAGE + "tempered_target.above": 0.05,
+        ROLLOUT + "score_temperatures": {"logp_cool": 0.8, "logp_warm": 1.2},
+    },
+    "s011_aspo": {STAGE + "shape.fraction": 0.7, STAGE + "shape.bonus.slope": -2.0},
+    "s013_segment_spo": {ROLLOUT + "segments": {"every": 5, "below": 0.9}, "estimator.masks.uncertain.below": 0.9},
+    "s014_pipo": {
+        STAGE + "retrospective.window": 8,
+        STAGE + "retrospective.limit": 10.0,
+        STAGE + "retrospective.loss_weight": 0.0,
+        ROLLOUT + "again": True,
+    },
+    "s016_loop": {"group_size": 6},
+    "s021_poad": {"start.lam": 0.95, "start.inner_gamma": 1.0, "start.inner_lam": 0.95},
+    "s023_hgpo": {STAGE + "history_groups.power": 1.0},
+    "s025_hapo": {
+        CLIP + "low": 0.2,
+        CLIP + "high": 0.2,
+        CLIP + "quantile": 0.8,
+        "estimator.weights.entropy_gate.beta": 1.0,
+        "group_size": 16,
+    },
+    "s030_poise": {"group_size": 2},
+    "s033_adora": {STAGE + "modulate.factor.low": 0.1, STAGE + "modulate.factor.overlong": 4054.0},
+    "s036_bupo": {ROLLOUT + "layer": 5, ROLLOUT + "layer_updates": 30, "group_size": 8},
+    "s037_single_stream": {
+        STAGE + "tracker_baseline.half_life": 0.06,
+        STAGE + "tracker_baseline.keep": [0.875, 0.96],
+        STAGE + "tracker_baseline.tracker.successes": 4.0,
+        STAGE + "tracker_baseline.tracker.failures": 4.0,
+        "estimator.surrogate_options.cap": 10.0,
+        CLIP + "low": 0.2,
+        CLIP + "high": 0.28,
+        ROLLOUT + "sampler.floor": 0.05,
+        "group_size": 1,
+    },
+    "s052_capo": {"estimator.masks.predicted_step.share": 0.08},
+    "s053_hpt": {"select.demonstration_switch.gate": 0, "regularizers.imitation.coef": 1.0, "group_size": 8},
+    "s054_empg": {
+        STAGE + "modulate.factor.sharpness": 1.0,
+        STAGE + "shape.bonus.scale": 0.05,
+        STAGE + "shape.bonus.sharpness": 1.0,
+    },
+    "s057_supo": {ROLLOUT + "topology.summaries": 2},
+    "s060_polychromic": {STAGE + "set_advantage.size": 4, "group_size": 8},
+    "s063_scaf_grpo": {HELP + "scaffold.levels": 4, HELP + "scaffold.warmup": 50},
+    "s065_minirl": {"estimator.importance_cap": 2.0, "estimator.importance_level": "token"},
+    "s066_clip_cov": {
+        f"estimator.weights.clip_covariance.{key}": value
+        for key, value in (("share", 2e-4), ("least", 1.0), ("most", 5.0))
+    },
+    "s066_kl_cov": {"regularizers.covariance_kl.share": 2e-4, "regularizers.covariance_kl.coef": 1.0},
+    "s070_clpo": {ROLLOUT + "topology.hard": 0.3, ROLLOUT + "topology.easy": 0.7},
+    "s074_asyncflow": {ROLLOUT + "staleness.limit": 1},
+    "s083_nlpo": {
+        ROLLOUT + "support": {"top_p": 0.9, "refresh": 20},
+        "controllers.kl.value": 1e-3,
+        "controllers.kl.target": 0.2,
+        "estimator.kl_coef": 1e-3,
+    },
+    "s086_gppo": {"estimator.surrogate_options": {"low_gain": 1.0, "high_gain": 1.0, "cap": 3.0}},
+    "s087_bnpo": {
+        CLIP + "low": 0.2,
+        CLIP + "high": 0.28,
+        "estimator.surrogate_options.cap": 10.0,
+        "estimator.aggregate": "seq_sum",
+        "group_size": 16,
+    },
+    "s089_dcpo": {CLIP + "low": 0.16, CLIP + "high": 0.2, CLIP + "limit": 10.0},
+    "s091_copo": {STAGE + "mix.weights": [1.0, 1.0]},
+    "s093_rpo": {"objective.beta": 0.01, "regularizers.imitation.coef": 0.005},
+    "s098_nft": {"estimator.surrogate_options.floor": 1.0},
+    "s099_ghpo": {HELP + "hint.shares": [0.25, 0.5, 0.75]},
+    "s100_igpo": {
+        HELP + "inpaint.low": 0.2,
+        HELP + "inpaint.high": 0.6,
+        "estimator.masks.uncertain_given.share": 0.2,
+        "estimator.level": "sequence",
+    },
+    "s103_disco": {
+        "objective.temperature": 1.0,
+        "regularizers.kl_barrier.limit": 1e-4,
+        "regularizers.kl_barrier.slope": 1e3,
+    },
+    "s105_dr_po": {ROLLOUT + "topology.share": 1.0},
+    "s108_sec": {ROLLOUT + "sampler.temperature": 1.0, ROLLOUT + "sampler.rate": 0.1},
+    "s113_oppo": {"objective.margin": 1.0, "objective.norm": 1.0, "objective.coef": 0.1},
+    "s117_gepo": {"objective.variance": 1.0, "objective.coef": 0.01},
+    "s119_ampo": {
+        "objective.shape": 0.1,
+        "estimator.entropy_coef": 1e-3,
+        HELP + "teacher.count": 2,
+        CLIP + "low": 0.2,
+    },
+    "s120_dialtree": {ROLLOUT + "topology.width": 4, ROLLOUT + "topology.depth": 5, "group_size": 32},
+    "s130_attention_rhythm": {STAGE + "modulate.factor.gain": 0.5, STAGE + "modulate.factor.share": 0.4},
+    "s131_pcl": {ROLLOUT + "sampler.factor": 4, ROLLOUT + "sampler.target": 0.5, "group_size": 16},
+    "s133_epo": {"start.gamma": 0.99},
+    "s145_critique_rl": {ROLLOUT + "reward.refinement.first": 200, ROLLOUT + "reward.refinement.bonus": 0.2},
+    "s149_spae": {STAGE + "modulate.factor.limit": 0.9},
+    "s153_canon": {
+        **{STAGE + f"split_baseline.{key}": value for key, value in (("inter", 1.0), ("alpha", 1.0), ("beta", 0.0))},
+        CLIP + "high": 0.28,
+        "estimator.length": 8192.0,
+    },
+    "s155_spc": {"estimator.kl_coef": 0.1, "regularizers.imitation.coef": 0.15},
+    "s157_digirl": {"start.penalty": 0.05, "start.gamma": 0.9},
+    "s158_progrpo": {STAGE + "shape.bonus.share": 0.2, CLIP + "low": 0.2, CLIP + "high": 0.28},
+    "s162_arpo": {
+        ROLLOUT + "topology": {"name": "branch", "initial": 0.5, "beam": 2, "weight": 0.2, "threshold": 0.5},
+        "group_size": 16,
+    },
+    "s172_cm2": {STAGE + "require_company.least": 5},
+    "s177_critique_coder": {ROLLOUT + "sampler.shares": [0.8, 0.2]},
+    "s178_vl_dac": {
+        "start.gamma": 0.99,
+        "start.lam": 0.95,
+        CLIP + "low": 0.1,
+        "estimator.kl": "k3",
+        "estimator.kl_coef": 0.04,
+        "critic.coef": 0.5,
+        "critic.detach": True,
+    },
+    "s180_proact": {"start.gamma": 0.9, "start.level": "unit"},
+    "s182_a_lol": {CLIP + "low": 0.9},
+    "sapo": {"estimator.surrogate_options": {"up": 1.0, "down": 1.05}},
+}
+
+
+def found(plain: Any, path: str) -> Any:
+    """The value at a dotted path; entries of a list go by their names."""
+    for key in path.split("."):
+        if isinstance(plain, list):
+            (plain,) = (entry for entry in plain if isinstance(entry, dict) and entry["name"] == key)
+        else:
+            plain = plain[key]
+    return plain
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_recipe_has_the_numbers_of_its_source(name: str) -> None:
+    plain = DEFAULTS | read_recipe(name)
+    assert {path: found(plain, path) for path in NUMBERS[name]} == NUMBERS[name]
