@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +13,16 @@ CLIP = "estimator.bounds."
 STAGE, ROLLOUT, HELP = "advantage.", "rollout.", "rollout.intervention."
 NUMBERS: dict[str, dict[str, Any]] = {
     "a_star_po": {"objective.beta": 1e-3},
+    "dapo": {CLIP + "low": 0.2, CLIP + "high": 0.28},
+    "gigpo": {
+        STAGE + "mix.branches.1.history_groups.longest": 0,
+        STAGE + "mix.branches.1.history_groups.gamma": 0.95,
+        STAGE + "mix.weights": [1.0, 1.0],
+    },
+    "gmpo": {"objective.low": 0.4, "objective.high": 0.4},
+    "gspo": {CLIP + "low": 3e-4, CLIP + "high": 4e-4},
     "s002_gbpo": {CLIP + "low": 0.3, "estimator.surrogate_options.temperature": 1e-4},
+    "s004_v0": {STAGE + "context_baseline.width": 1.0, STAGE + "context_baseline.size": 4096},
     "s005_arpo": {
         **{
             HELP + f"replay.{key}": value
@@ -39,7 +48,10 @@ NUMBERS: dict[str, dict[str, Any]] = {
     },
     "s016_loop": {"group_size": 6},
     "s021_poad": {"start.lam": 0.95, "start.inner_gamma": 1.0, "start.inner_lam": 0.95},
-    "s023_hgpo": {STAGE + "history_groups.power": 1.0},
+    "s023_hgpo": {
+        f"{STAGE}history_groups.{key}": value
+        for key, value in (("longest", 2), ("power", 1.0), ("base", True), ("standardise", True), ("gamma", 0.95))
+    },
     "s025_hapo": {
         CLIP + "low": 0.2,
         CLIP + "high": 0.2,
@@ -47,7 +59,12 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "estimator.weights.entropy_gate.beta": 1.0,
         "group_size": 16,
     },
-    "s030_poise": {"group_size": 2},
+    "s030_poise": {
+        STAGE + "probe_baseline.components": 32,
+        STAGE + "probe_baseline.ridge": 1.0,
+        STAGE + "probe_baseline.size": 4096,
+        "group_size": 2,
+    },
     "s033_adora": {STAGE + "modulate.factor.low": 0.1, STAGE + "modulate.factor.overlong": 4054.0},
     "s036_bupo": {ROLLOUT + "layer": 5, ROLLOUT + "layer_updates": 30, "group_size": 8},
     "s037_single_stream": {
@@ -61,7 +78,19 @@ NUMBERS: dict[str, dict[str, Any]] = {
         ROLLOUT + "sampler.floor": 0.05,
         "group_size": 1,
     },
-    "s052_capo": {"estimator.masks.predicted_step.share": 0.08},
+    "s041_dcpo": {"select.contrast.keep": 4, "group_size": 16},
+    "s044_fiberpo": {
+        "estimator.hierarchy": {"outer": "sequence", "budget_up": 0.2, "budget_down": 0.1, "residual": 0.02},
+        "estimator.surrogate": "is",
+    },
+    "s047_r2vpo": {
+        "estimator.surrogate": "is",
+        "controllers.ratio_variance": {"name": "dual", "value": 1.0, "target": 0.04, "rate": 10.0},
+    },
+    "s052_capo": {
+        f"estimator.masks.predicted_step.{key}": value
+        for key, value in (("rate", 1.0), ("shift", 0.3), ("gain", 0.0), ("share", 0.08))
+    },
     "s053_hpt": {"select.demonstration_switch.gate": 0, "regularizers.imitation.coef": 1.0, "group_size": 8},
     "s054_empg": {
         STAGE + "modulate.factor.sharpness": 1.0,
@@ -85,6 +114,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "controllers.kl.target": 0.2,
         "estimator.kl_coef": 1e-3,
     },
+    "s082_pcpg": {"start.gamma": 1.0, "start.window": 3},
     "s086_gppo": {"estimator.surrogate_options": {"low_gain": 1.0, "high_gain": 1.0, "cap": 3.0}},
     "s087_bnpo": {
         CLIP + "low": 0.2,
@@ -93,8 +123,17 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "estimator.aggregate": "seq_sum",
         "group_size": 16,
     },
+    "s088_mdpo": {STAGE + "constant_scale.divisor": 1.0, "epochs": 4},
     "s089_dcpo": {CLIP + "low": 0.16, CLIP + "high": 0.2, CLIP + "limit": 10.0},
-    "s091_copo": {STAGE + "mix.weights": [1.0, 1.0]},
+    "s091_copo": {
+        **{
+            f"{STAGE}mix.branches.{branch}.modulate.factor.{key}": value
+            for branch in (0, 1)
+            for key, value in (("sharpness", 20.0), ("middle", 0.5))
+        },
+        STAGE + "mix.branches.1.modulate.factor.complement": True,
+        STAGE + "mix.weights": [1.0, 1.0],
+    },
     "s093_rpo": {"objective.beta": 0.01, "regularizers.imitation.coef": 0.005},
     "s098_nft": {"estimator.surrogate_options.floor": 1.0},
     "s099_ghpo": {HELP + "hint.shares": [0.25, 0.5, 0.75]},
@@ -120,6 +159,8 @@ NUMBERS: dict[str, dict[str, Any]] = {
         CLIP + "low": 0.2,
     },
     "s120_dialtree": {ROLLOUT + "topology.width": 4, ROLLOUT + "topology.depth": 5, "group_size": 32},
+    "s121_ded": {"select.diverse.keep": 2},
+    "s128_pf_ppo": {"select.extremes.rest": 0.0},
     "s130_attention_rhythm": {STAGE + "modulate.factor.gain": 0.5, STAGE + "modulate.factor.share": 0.4},
     "s131_pcl": {ROLLOUT + "sampler.factor": 4, ROLLOUT + "sampler.target": 0.5, "group_size": 16},
     "s133_epo": {"start.gamma": 0.99},
@@ -138,6 +179,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "group_size": 16,
     },
     "s172_cm2": {STAGE + "require_company.least": 5},
+    "s175_critic_v": {"objective.beta": 0.1},
     "s177_critique_coder": {ROLLOUT + "sampler.shares": [0.8, 0.2]},
     "s178_vl_dac": {
         "start.gamma": 0.99,
@@ -155,9 +197,11 @@ NUMBERS: dict[str, dict[str, Any]] = {
 
 
 def found(plain: Any, path: str) -> Any:
-    """The value at a dotted path; entries of a list go by their names."""
+    """The value at a dotted path; entries of a list go by name or place."""
     for key in path.split("."):
-        if isinstance(plain, list):
+        if isinstance(plain, list) and key.isdigit():
+            plain = cast(list[Any], plain)[int(key)]
+        elif isinstance(plain, list):
             (plain,) = (entry for entry in plain if isinstance(entry, dict) and entry["name"] == key)
         else:
             plain = plain[key]

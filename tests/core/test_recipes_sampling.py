@@ -180,6 +180,8 @@ def test_experts_are_imitated_beside_the_own_rows():
         return seq_mean(losses, d.valid()) - case.logp()[d.valid() & ~own].mean()
 
     check_recipe("s026_hila", formula, source=TAUGHT)
+    solved = torch.zeros(16, dtype=torch.long).index_fill(0, torch.tensor([0, 3, 12]), 2)  # experts earn 1
+    check_recipe("s026_hila", formula, source=solved)
 
 
 def test_adversaries_of_logged_games():

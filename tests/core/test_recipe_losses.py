@@ -1,0 +1,130 @@
+"""The loss of recipes for advantages of any kind: surrogate, bounds and aggregation, without what masks and adds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tabular import Tabular, ppo, recipe_of, seq_mean, tabular
+from torch import Tensor
+from torch.testing import assert_close
+
+from robopolicy.catalogue import read_recipe
+
+CLIPPED: dict[str, tuple[float, float, float, str]] = {  # low, high, cap at negative advantages, aggregation
+    "gigpo": (0.2, 0.2, math.inf, "seq_mean"),
+    "optimal_token_baseline": (0.2, 0.2, math.inf, "tok"),
+    "pass_at_k": (0.2, 0.2, math.inf, "seq_mean"),
+    "s000_t_ppo": (0.2, 0.2, math.inf, "tok"),
+    "s004_v0": (0.2, 0.2, math.inf, "seq_mean"),
+    "s007_dcpo": (0.2, 0.2, 3.0, "tok"),
+    "s011_aspo": (0.2, 0.2, math.inf, "seq_mean"),
+    "s012_d3s": (0.2, 0.2, math.inf, "tok"),
+    "s013_segment_spo": (0.2, 0.2, math.inf, "tok"),
+    "s014_pipo": (0.2, 0.2, math.inf, "seq_mean"),
+    "s016_loop": (0.2, 0.2, math.inf, "tok"),
+    "s021_poad": (0.2, 0.2, math.inf, "tok"),
+    "s023_hgpo": (0.2, 0.2, math.inf, "seq_mean"),
+    "s030_poise": (0.2, 0.2, math.inf, "seq_mean"),
+    "s033_adora": (0.2, 0.2, math.inf, "seq_mean"),
+    "s035_adacot": (0.2, 0.2, math.inf, "tok"),
+    "s036_bupo": (0.2, 0.2, math.inf, "seq_mean"),
+    "s037_single_stream": (0.2, 0.28, 10.0, "tok"),
+    "s038_lite_ppo": (0.2, 0.2, math.inf, "tok"),
+    "s041_dcpo": (0.2, 0.2, math.inf, "seq_mean"),
+    "s042_shioenv": (0.2, 0.2, math.inf, "tok"),
+    "s052_capo": (0.2, 0.2, math.inf, "tok"),
+    "s054_empg": (0.2, 0.2, math.inf, "tok"),
+    "s060_polychromic": (0.2, 0.2, math.inf, "seq_mean"),
+    "s062_duration_aware": (0.2, 0.2, math.inf, "tok"),
+    "s066_clip_cov": (0.2, 0.2, math.inf, "tok"),
+    "s087_bnpo": (0.2, 0.28, 10.0, "seq_sum"),
+    "s091_copo": (0.2, 0.2, math.inf, "seq_mean"),
+    "s122_self": (0.2, 0.2, math.inf, "seq_mean"),
+    "s128_pf_ppo": (0.2, 0.2, math.inf, "tok"),
+    "s130_attention_rhythm": (0.2, 0.2, math.inf, "seq_mean"),
+    "s149_spae": (0.2, 0.2, math.inf, "tok"),
+    "s153_canon": (0.2, 0.28, math.inf, "const"),
+    "s158_progrpo": (0.2, 0.28, math.inf, "tok"),
+    "s159_hiper": (0.2, 0.2, math.inf, "tok"),
+    "s163_mixed_advantage": (0.2, 0.2, math.inf, "tok"),
+    "s165_tempo": (0.2, 0.2, math.inf, "tok"),
+    "s169_salt": (0.2, 0.2, math.inf, "seq_mean"),
+    "s172_cm2": (0.2, 0.2, math.inf, "tok"),
+    "s179_a2p": (0.2, 0.2, math.inf, "tok"),
+    "s180_proact": (0.2, 0.2, math.inf, "tok"),
+}
+PLAIN = {  # policy gradients by log-probability
+    "opo": "seq_sum",
+    "reinforce": "seq_sum",
+    "remax": "seq_sum",
+    "rloo": "seq_sum",
+    "gpg": "tok",
+    "rft": "tok",
+    "sft": "tok",
+    "s050_pg_rank": "seq_sum",
+    "s082_pcpg": "seq_sum",
+    "s121_ded": "seq_mean",
+    "s144_read": "seq_mean",
+}
+
+
+def collected(how: str, losses: Tensor, valid: Tensor) -> Tensor:
+    """Mean over decisions, or over rows of their mean, their sum, or their sum over 8192."""
+    if how == "tok":
+        return losses[valid].mean()
+    if how == "seq_mean":
+        return seq_mean(losses, valid)
+    return (losses * valid).sum(1).mean() / (8192.0 if how == "const" else 1.0)
+
+
+def case_and_advantage() -> tuple[Tabular, Tensor]:
+    """A policy far from the one that drew the batch, so that everything clips, and an advantage per decision."""
+    case, generator = tabular(), torch.Generator().manual_seed(5)
+    away, advantage = torch.randn(2, *case.decisions.shape, generator=generator, dtype=torch.float64)
+    return replace(case, decisions=case.decisions.with_fields(logp_old=case.decisions.logp_old + 2.0 * away)), advantage
+
+
+def loss_alone(name: str, case: Tabular, advantage: Tensor) -> Tensor:
+    """Of the surrogate of a recipe."""
+    bare: dict[str, Any] = {"masks": [], "weights": []}
+    recipe = recipe_of(name, estimator=read_recipe(name)["estimator"] | bare, objective=None, regularizers=[])
+    return recipe.loss(case.decisions, advantage, case.logp(), case.entropy())[0]
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_the_clipped_loss_of_a_recipe(name: str) -> None:
+    low, high, cap, how = CLIPPED[name]
+    case, advantage = case_and_advantage()
+    losses = ppo(case, advantage, low, high)
+    pushed = (losses / -advantage)[case.decisions.valid() & (advantage < 0)]
+    assert bool((pushed > 10.0).any()), "every cap is in reach"
+    losses = torch.where(advantage < 0, torch.minimum(losses, -cap * advantage), losses)
+    assert_close(loss_alone(name, case, advantage), collected(how, losses, case.decisions.valid()))
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_plain_loss_of_a_recipe(name: str) -> None:
+    case, advantage = case_and_advantage()
+    losses = -advantage * (case.logp() - case.decisions.logp_old)
+    assert_close(loss_alone(name, case, advantage), collected(PLAIN[name], losses, case.decisions.valid()))
+
+
+def test_sets_have_one_ratio() -> None:
+    """I (3.10): the product over the picks."""
+    case, advantage = case_and_advantage()
+    advantage, valid = advantage[:, :1], case.decisions.valid()
+    ratio = ((case.logp() - case.decisions.logp_old) * valid).sum(1, keepdim=True).exp()
+    losses = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).expand(valid.shape)
+    assert_close(loss_alone("s034_cacovid", case, advantage), seq_mean(losses, valid))
+
+
+@pytest.mark.parametrize("name", ["dapo", "s025_hapo", "s098_nft", "s103_disco", "s103_disco_b"])
+def test_groups_that_agree_are_left_out(name: str) -> None:
+    case = tabular()
+    rows = recipe_of(name).select(case.decisions)
+    groups = set(case.decisions.need("group")[rows].tolist())
+    assert 0 in groups and 1 not in groups  # the first is mixed, the second has failed
