@@ -93,6 +93,15 @@ def test_solved_and_hopeless_categories_fade():
     assert sum((key - 100) % 3 == 2 for key in keys(sampler.propose(4))) >= 3
 
 
+def test_categories_count_alike_however_many_tasks_they_have():
+    """5.01: Q follows the mean |advantage|, by 0.1 of the way."""
+    sampler = started(CategoryBandit(), Pool(POOL.tasks, category=(torch.arange(COUNT) > 8).long()))
+    drawn = torch.tensor([sampler.propose(1)[0].key > 108 for _ in range(600)])
+    assert abs(float(drawn.double().mean()) - 0.5) < 0.06  # 3 standard deviations
+    outcome(sampler, POOL.tasks[:2], lambda task: 0.0, lambda task: 1.0 if task.key == 100 else -1.0)
+    assert sampler.value.tolist() == [0.1, 0.0]
+
+
 def test_one_candidate_per_task_is_uniform():
     """I (5.02): k = 1."""
     plain, frontier = started(Uniform()), started(Frontier(factor=1))
@@ -105,6 +114,14 @@ def test_frontier_takes_what_is_half_solved():
     sampler = started(Frontier(factor=3))
     outcome(sampler, POOL.tasks, lambda task: 0.5 if task.key < 104 else 1.0, lambda task: 0.0)
     assert sorted(keys(sampler.propose(4))) == [100, 101, 102, 103]
+
+
+def test_four_candidates_per_task_and_new_ones_count_as_half_solved():
+    """5.02."""
+    sampler = started(Frontier())
+    assert (sampler.factor, sampler.target) == (4, 0.5)
+    outcome(sampler, POOL.tasks[3:], lambda task: 0.4, lambda task: 0.0)
+    assert sorted(keys(sampler.propose(3))) == [100, 101, 102]  # all twelve are candidates
 
 
 def test_uncertain_tasks_come_more_often():
@@ -144,6 +161,14 @@ def test_budgets_are_shared_out():
     assert min(task.budget for task in tasks) >= 2
 
 
+def test_a_solved_task_keeps_the_floor_of_its_budget():
+    """sqrt(p (1 - p)) + 0.05 for p = 1 and 1/2, of what is left over two attempts each."""
+    sampler = started(Budgeted(tracker=MeanTracker()), Pool([Task(0, budget=14), Task(1, budget=14)]))
+    outcome(sampler, [Task(0), Task(1)], lambda task: 1.0 if task.key == 0 else 0.5, lambda task: 0.0)
+    budgets = {task.key: task.budget for task in sampler.propose(2)}
+    assert budgets == {0: 2 + 2, 1: 2 + 22}  # 24 * 0.05 / 0.6
+
+
 def test_one_stage_is_uniform():
     """I (5.17)."""
     plain, staged = started(Uniform()), started(Staged(stages=1), Pool(POOL.tasks))
@@ -155,7 +180,9 @@ def test_stages_open_with_success():
     assert min(keys(sampler.propose(4))) == 108  # the easiest third
     outcome(sampler, POOL.tasks, lambda task: 1.0, lambda task: 0.0)
     seen = {key for _ in range(20) for key in keys(sampler.propose(4))}
-    assert seen == set(range(104, 112))
+    assert seen == set(range(104, 112)) and sampler.mean == 0.0
+    outcome(sampler, POOL.tasks, lambda task: 0.5, lambda task: 0.0)  # just enough
+    assert sampler.stage == 3
 
 
 def test_a_share_of_nothing_leaves_the_base():
@@ -220,6 +247,16 @@ def test_regret_is_the_best_attempt_minus_the_running_mean():
     assert sampler.weight().tolist()[:4] == [1.0, 1.0, 1 / 3, 0.0]
 
 
+def test_regret_falls_off_steeply():
+    """Rank to the power of -1 / 0.3; half of the tasks are replayed, and half of the mean is kept."""
+    sampler = started(Regret())
+    for place, reward in enumerate((1.0, 0.5)):
+        played(sampler, [POOL.tasks[place]], lambda task: (reward, 0.0))  # noqa: B023
+    assert sampler.replay == 0.5 and sampler.weight()[:2].tolist() == pytest.approx([1.0, 2 ** (-1 / 0.3)])
+    played(sampler, [POOL.tasks[0]], lambda task: (0.0, 0.0))
+    assert float(sampler.tracker.read(torch.tensor([100]))) == 0.25
+
+
 def test_equal_regrets_are_played_alike_and_large_ones_more():
     count = torch.zeros(2, COUNT)
     for row, rewards in enumerate((lambda task: (0.5, 0.5), lambda task: (float(task.key == 104), 0.0))):
@@ -261,6 +298,16 @@ def test_instructions_live_by_their_rewards():
     assert {told(task) for task in sampler.propose(6)} == {"good"}
     sampler.admit("new")
     assert set(sampler.population) == {"good", "new"}
+
+
+def test_instructions_are_judged_after_their_trial():
+    sampler = started(Instructions(["good", "bad"], most=2, trial=2))
+    sampler.population = {"good": (1.5, 2), "bad": (0.0, 1)}
+    sampler.admit("new")
+    assert set(sampler.population) == {"bad", "new"}, "of the tried ones the worst, though it is the best"
+    sampler._given = {100: "bad"}
+    sampler.observe(torch.tensor([100, 100]), torch.tensor([1.0, 0.0]), torch.zeros(2))
+    assert sampler.population["bad"] == (1.0, 3)
 
 
 def test_what_tasks_lack_is_said():

@@ -192,6 +192,66 @@ def test_the_buffer_is_first_in_first_out(world):
     assert list(part._stored[0]) == stored[1:]
 
 
+def test_the_latest_success_is_replayed_and_the_buffer_keeps_its_size(world):
+    part, again = Replay(size=2), Replay(size=2)
+    played = [replace(attempt, reward=1.0) for attempt in world.play([Task(0)] * 4)]
+    part.observe([played[:2]])
+    assert part.rows(failing(world), world)[0].decisions is played[1].decisions
+    again.load_state_dict(part.state_dict())
+    again.observe([played[2:]])
+    assert [attempt.decisions for attempt in again._stored[0]] == [attempt.decisions for attempt in played[2:]]
+
+
+def test_replays_are_for_low_and_nearly_equal_rewards():
+    """5.08: above .1 is stored; below .05 of deviation and below .2 of mean is in need."""
+    part = Replay()
+    for rewards, needed in (
+        ([0.0, 0.0, 0.0, 0.08], True),  # deviation 0.035
+        ([0.0, 0.0, 0.0, 0.2], False),  # 0.087
+        ([0.3, 0.3, 0.3, 0.3], False),
+        ([0.19, 0.19, 0.19, 0.19], True),
+    ):
+        assert part.triggered(torch.tensor(rewards)) == needed
+    world = Playground("tokens")
+    attempts = with_rewards(world.play([Task(0)] * 10), 0.1, *[0.11] * 9)
+    part.observe([attempts])
+    assert list(part._stored[0]) == attempts[2:], "eight at most"
+
+
+def test_the_sample_buffer_keeps_the_latest_and_draws_by_spread():
+    world = Playground("tokens")
+    equal, weak, strong = (
+        with_rewards(world.play([Task(key)] * 2), *rewards)
+        for key, rewards in ((1, (1, 1)), (2, (0, 1e-5)), (3, (0, 1)))
+    )
+    part = SampleBuffer(size=2, age=9)
+    part.observe([strong, weak, strong])
+    assert [group for _, group in part._stored] == [weak, strong]
+    after = part.rows(equal, world)
+    assert [attempt.task.key for attempt in after] == [3, 3], "almost surely, by 100000 to 1"
+    part.observe([after])
+    assert [group for _, group in part._stored] == [weak], "what was replayed is not stored again"
+
+
+def test_the_numbers_of_the_catalogue_are_the_defaults():
+    assert Hint().shares == (0.25, 0.5, 0.75)
+    assert (Scaffold().levels, Scaffold().warmup, Scaffold().relabel) == (4, 50, False)
+    assert (Teacher().count, Demonstration().gate, Demonstration().count) == (2, 0, 1)
+    assert (Inpaint().low, Inpaint().high) == (0.2, 0.6)
+
+
+def test_only_so_many_failures_are_repaired_or_taught(world):
+    group = failing(world)
+    asked: list[int] = []
+    world.repair = lambda attempt: asked.append(attempt.task.key) or Task(attempt.task.key)
+    Repair(count=2).rows(group, world)
+    assert len(asked) == 2
+    world.teach = lambda task, count: asked.append(count) or []
+    Teacher(count=3).rows(group[:2], world)
+    Teacher(count=3).rows(group, world)
+    assert asked[2:] == [2, 3]
+
+
 def test_tied_groups_give_way_to_earlier_ones(world):
     """5.09: a group that taught comes back once, with its own log-probabilities, and not when it is too old."""
     part = SampleBuffer(age=2)

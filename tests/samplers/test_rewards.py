@@ -65,7 +65,7 @@ def test_gates():
     """3.08: later levels count only when the earlier are passed; one level is the plain reward."""
     gives(Gated(["reward"], [1.0]), [1.0, 0.3], [1.0, 0.3])
     part = Gated(["safe", "reward"], [1.0, 2.0], threshold=0.5)
-    gives(part, [3.0, 0.0, 1.0, 0.4], [1.0, 1.0, 0.0, 1.0], safe=[1.0, 0.0, 1.0, 0.4])
+    gives(part, [3.0, 0.0, 1.0, 0.4, 2.5], [1.0, 1.0, 0.0, 1.0, 1.0], safe=[1.0, 0.0, 1.0, 0.4, 0.5])
     with pytest.raises(ValueError, match="one weight per level"):
         Gated(["a"], [])
 
@@ -116,6 +116,19 @@ def test_tool_calls_against_the_fewest():
     gives(again, [1.0], [1.0], calls=[2])
 
 
+def test_failures_do_not_say_how_few_calls_would_do():
+    gives(ToolCalls(), [1.0, 0.0], [1.0, 0.0], calls=[4, 1])
+    gives(ToolCalls(weight=2.0), [2.0], [1.0], calls=[3])
+    gives(ToolCalls(), [math.cos(3 * math.pi / 10), 1.0], [1.0, 1.0], calls=[3, 0])  # c = 4
+
+
+def test_the_first_stage_of_refinements_lasts_200_batches():
+    part = Refinement()
+    part.load_state_dict({"batches": 199})
+    gives(part, [1.0], [0.0], verdict=[1], refined=[0.5])
+    gives(part, [0.7], [0.0], verdict=[1], refined=[0.5])
+
+
 def test_ranks_within_groups():
     gives(Rank(), [1.0, 0.0, 0.5, 0.5], [9.0, 3.0, 5.0, 7.0], [0, 0, 0, 1])
     gives(Rank(), [0.75, 0.75, 0.0], [1.0, 1.0, 0.0])
@@ -130,7 +143,8 @@ def test_verified_tasks_keep_their_rewards():
 def test_ranks_of_failures():
     """I (5.10): a share of 0 changes nothing; successes keep their reward in any case."""
     gives(RankFailures(share=0.0), [1.0, 0.0, 0.0], [1.0, 0.0, 0.0], progress=[0, 1, 2])
-    gives(RankFailures(share=0.1), [1.0, 0.0, 0.1], [1.0, 0.0, 0.0], progress=[9, 1, 2])
+    gives(RankFailures(), [1.0, 0.0, 0.1], [1.0, 0.0, 0.0], progress=[9, 1, 2])
+    gives(RankFailures(), [0.51, 0.6, 0.25], [0.51, 0.5, 0.25], progress=[9, 2, 1])  # half a success has failed
 
 
 def test_pareto_ranks():
