@@ -1,5 +1,7 @@
 """How attempts hang together: equal budgets, limits at which a topology is flat, what is and is not a decision."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from playground import STEP, Playground
@@ -114,6 +116,45 @@ def test_uncertain_moments_branch(world):
     assert prefixes == [STEP]
 
 
+def test_entropy_is_compared_with_that_of_the_first_unit(world):
+    """5.11: a second uncertain unit branches as the first one did."""
+    with torch.no_grad():
+        world.know(0)
+        world.logits[0, STEP:] = 0.0
+    attempts = Branch(initial=0.25, weight=100.0, threshold=0.0).rollout(world, [Task(0, budget=3)])
+    prefixes = [len(attempt.task.prefix["symbols"]) for attempt in attempts if attempt.task.prefix is not None]
+    assert prefixes == [STEP, 2 * STEP]
+
+
+def test_rates_of_three_and_seven_tenths_are_still_restated():
+    """5.03."""
+    world, asked = Playground("tokens"), []
+    play, wins = world.play, (3, 4, 7, 8)
+    world.play = lambda tasks: [
+        replace(attempt, reward=float(place % 10 < wins[attempt.task.key])) for place, attempt in enumerate(play(tasks))
+    ]
+    world.rewrite = lambda task, how: asked.append((task.key, how)) or task
+    Rewritten().rollout(world, [Task(key, budget=10) for key in range(4)])
+    assert asked == [(0, "simpler"), (1, "varied"), (2, "varied")]
+
+
+def test_plans_at_the_threshold_are_asked_for_again_and_worse_ones_forgotten():
+    world, values = Playground("tokens"), iter([0.0, -2.0, 1.0, -1.0, -3.0, 0.5, -1.0])
+    play = world.play
+    world.play = lambda tasks: [replace(attempt, metrics={"advantage": next(values)}) for attempt in play(tasks)]
+    attempts = Requery().rollout(world, [Task(0, budget=3)])
+    assert [attempt.metrics["advantage"] for attempt in attempts] == [0.5, -1.0, 1.0]
+
+
+def test_the_noise_of_hints_goes_both_ways(world):
+    shares = []
+    world.begin = lambda task, share: shares.append(share)
+    part = AdaptiveHints(low=0.5, high=0.5, noise=0.25)
+    for _ in range(20):
+        part.rollout(world, [Task(0, budget=2)])
+    assert 0.25 < min(shares) < 0.4 and 0.6 < max(shares) < 0.75
+
+
 def test_a_tree_of_one_branch_is_flat(world):
     """I (5.12): the same number of attempts, none of which shares anything with another."""
     attempts = Tree(width=1, depth=2).rollout(world, [Task(0, budget=6)])
@@ -139,6 +180,14 @@ def test_pruned_branches_are_not_continued(world):
     assert continued and all(
         torch.equal(attempt.record["symbols"][:STEP], world.secret[0, :STEP]) for attempt in continued
     )
+
+
+def test_where_every_branch_would_be_pruned_none_is(world):
+    world.play = lambda tasks, units=None, play=world.play: [
+        replace(attempt, metrics={"malformed": 1.0}) for attempt in play(tasks, units=units)
+    ]
+    attempts = Tree(width=2, depth=1, prune="malformed").rollout(world, [Task(0, budget=2)])
+    assert len(attempts) == 2 and all(attempt.task.prefix is not None for attempt in attempts)
 
 
 def test_given_beginnings_are_no_decisions(world):
