@@ -89,9 +89,9 @@ class Hierarchy:
     """
 
     outer: str = "sequence"  # level that owns the drift budget: "sequence" or "unit"
-    budget_up: NotNegative = 0.02  # nats of mean upward drift per outer level
-    budget_down: NotNegative = 0.01  # nats of mean downward drift, smaller than budget_up
-    residual: NotNegative = 0.2  # nats a decision may deviate from its outer level
+    budget_up: NotNegative = 0.2  # nats of mean upward drift per outer level
+    budget_down: NotNegative = 0.1  # nats of mean downward drift, smaller than budget_up
+    residual: NotNegative = 0.02  # nats a decision may deviate from its outer level, much smaller than the budgets
     slope: float | None = None  # steepness with which exceeded drift is taken back; None: decisions of the outer level
 
     def __post_init__(self) -> None:
