@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from robopolicy.text import scoring
-from robopolicy.text.scoring import token_scores
+from robopolicy.text.scoring import collisions, token_scores
 
 
 def case(dtype=torch.float64):
@@ -39,6 +39,15 @@ def test_blocks_equal_the_whole_softmax_in_value_and_gradient(blocks, biased, mo
         found.append([logp, entropy, *(copy.grad for copy in copies)])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("draws", [2, 3])
+def test_collisions_in_blocks_are_sums_of_powers(draws, monkeypatch):
+    monkeypatch.setattr(scoring, "ROWS", 3)
+    monkeypatch.setattr(scoring, "COLUMNS", 4)
+    hidden, weight, bias, _, temperature = case()
+    p = ((hidden @ weight.T + bias) / temperature[:, None]).softmax(1)
+    torch.testing.assert_close(collisions(hidden, weight, bias, temperature, draws), p.pow(draws).sum(1))
 
 
 def test_the_gradient_of_one_output_alone_is_right():
