@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from robopolicy.catalogue import read_recipe
 from robopolicy.core.advantages.bonuses import FutureClarity
 from robopolicy.core.advantages.comparisons import BetaScale, RequireCompany, Retrospective
 from robopolicy.core.advantages.factors import LongestSuccess, OutcomeEntropy, Rhythm
@@ -17,6 +18,7 @@ from robopolicy.core.advantages.probes import ContextBaseline, ProbeBaseline
 from robopolicy.core.advantages.steps import StepGain, WindowGae
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory
 from robopolicy.core.objectives.geometric import GeometricMean
+from robopolicy.core.recipe import Recipe
 
 
 def episodes(reward: list[float], group: list[int], length: int = 1, **fields: object) -> Decisions:
@@ -123,3 +125,24 @@ def test_log_ratios_fall_and_rise_by_bounds_of_their_own() -> None:
         logp, given = torch.full((2, 1), change, dtype=torch.float64), torch.full((2, 1), advantage).double()
         loss, _ = GeometricMean(low=0.1, high=0.4)(case, given, logp)
         assert float(loss) == pytest.approx(-advantage * math.exp(ratio))
+
+
+def test_steps_that_winners_and_losers_share_earn_nothing() -> None:
+    """11.05: both begin alike, then part."""
+    case = Decisions(
+        torch.zeros(2, 2, dtype=torch.float64),
+        reward=torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=torch.float64),
+        group=torch.zeros(2, dtype=torch.long),
+        unit=torch.arange(2).expand(2, 2),
+        extra={"observation": torch.tensor([[0, 1], [0, 1]]), "action": torch.tensor([[3, 4], [3, 5]])},
+    )
+    own = 0.5 / math.sqrt(0.5)
+    found = Recipe.from_plain(read_recipe("s169_salt")).advantage(case)
+    assert_close(found, torch.tensor([[0.0, own], [0.0, -own]], dtype=torch.float64), atol=1e-5, rtol=0)
+
+
+def test_rankings_are_compared_with_the_others_of_their_list() -> None:
+    """1.20."""
+    case = episodes([1.0, 0.0, 0.0, 0.5], [0, 0, 0, 0])
+    found = Recipe.from_plain(read_recipe("s050_pg_rank")).advantage(case)[:, 0]
+    assert_close(found, double(1.0 - 0.5 / 3.0, -0.5, -0.5, 0.5 - 1.0 / 3.0))

@@ -174,6 +174,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "s155_spc": {"estimator.kl_coef": 0.1, "regularizers.imitation.coef": 0.15},
     "s157_digirl": {"start.penalty": 0.05, "start.gamma": 0.9},
     "s158_progrpo": {STAGE + "shape.bonus.share": 0.2, CLIP + "low": 0.2, CLIP + "high": 0.28},
+    "s159_hiper": {"start.gamma": 0.99, "start.lam": 0.95, "critic.coef": 0.5},
     "s162_arpo": {
         ROLLOUT + "topology": {"name": "branch", "initial": 0.5, "beam": 2, "weight": 0.2, "threshold": 0.5},
         "group_size": 16,
