@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from robopolicy.catalogue import read_recipe
+from robopolicy.core.decisions import Decisions
 
 CLIPPED: dict[str, tuple[float, float, float, str]] = {  # low, high, cap at negative advantages, aggregation
     "gigpo": (0.2, 0.2, math.inf, "seq_mean"),
@@ -128,3 +129,11 @@ def test_groups_that_agree_are_left_out(name: str) -> None:
     rows = recipe_of(name).select(case.decisions)
     groups = set(case.decisions.need("group")[rows].tolist())
     assert 0 in groups and 1 not in groups  # the first is mixed, the second has failed
+
+
+def test_outliers_with_negative_advantage_are_capped() -> None:
+    """2.08: entropies that are all equal leave bounds of 0.2, weights of 1 and the cap of 3."""
+    change, ones = torch.tensor([[math.log(50.0)]], dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
+    case = Decisions(-change, entropy=ones, reward=ones, group=torch.zeros(1, dtype=torch.long))
+    loss, _ = recipe_of("s025_hapo").loss(case, -ones, 0.0 * change)
+    assert_close(loss, torch.tensor(3.0, dtype=torch.float64))

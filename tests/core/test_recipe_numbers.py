@@ -103,7 +103,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "s065_minirl": {"estimator.importance_cap": 2.0, "estimator.importance_level": "token"},
     "s066_clip_cov": {
         f"estimator.weights.clip_covariance.{key}": value
-        for key, value in (("share", 2e-4), ("least", 1.0), ("most", 5.0))
+        for key, value in (("share", 2e-4), ("least", 1.0), ("most", 5.0), ("low", 0.2), ("high", 0.2))
     },
     "s066_kl_cov": {"regularizers.covariance_kl.share": 2e-4, "regularizers.covariance_kl.coef": 1.0},
     "s070_clpo": {ROLLOUT + "topology.hard": 0.3, ROLLOUT + "topology.easy": 0.7},

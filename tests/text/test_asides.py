@@ -17,7 +17,17 @@ from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
 from robopolicy.text import TextConfig, TextPolicy
-from robopolicy.text.asides import BETA, ROLLOUTS, SAMPLES, SegmentValue, Worlds, asides_of, beginnings, moments_of
+from robopolicy.text.asides import (
+    BETA,
+    ROLLOUTS,
+    SAMPLES,
+    BestValue,
+    SegmentValue,
+    Worlds,
+    asides_of,
+    beginnings,
+    moments_of,
+)
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Episode, Question, TextTask, Turn
@@ -127,6 +137,12 @@ def test_the_greedy_reward_is_that_of_the_likeliest_answer():
     likeliest = algorithm.policy.write(prompts, deterministic=True).completions()
     assert rows.extra["greedy"].tolist() == [len(algorithm.policy.read(row)) for row in likeliest]
     assert not worlds.own.deterministic
+
+
+def test_the_best_value_is_a_soft_maximum_over_eight_attempts():
+    """4.05: beta_1 is 0.5."""
+    found = BestValue().value(torch.tensor([[1.0] + [0.0] * 7, [1.0] * 8]))
+    torch.testing.assert_close(found, torch.tensor([0.5 * math.log((math.exp(2.0) + 7.0) / 8.0), 1.0]))
 
 
 @pytest.mark.parametrize(("recipe", "key"), [("a_star_po", "value_ref"), ("s182_a_lol", "mean_ref")])

@@ -16,7 +16,13 @@ from robopolicy.cli.main import main
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.provenance import sha256
-from robopolicy.training.checkpoint import load_policy, load_training_state, save_checkpoint, verify_checkpoint
+from robopolicy.training.checkpoint import (
+    golden_observations,
+    load_policy,
+    load_training_state,
+    save_checkpoint,
+    verify_checkpoint,
+)
 from robopolicy.training.manifest import SCHEMA
 
 OBS = {"state": torch.linspace(-1, 1, 8 * 2 * 6).reshape(8, 2, 6)}
@@ -58,6 +64,14 @@ def test_golden_chunk_is_reproduced_exactly(saved):
     report = verify_checkpoint(saved)
     assert report.ok
     assert report.max_error == 0.0
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_saving_leaves_the_mode_of_the_policy_and_keeps_four_observations(tmp_path, make_policy, training):
+    policy = make_policy().train(training)
+    save_checkpoint(tmp_path / "best", policy, task="toy/point_mass", obs_sample=OBS)
+    assert policy.training == training
+    assert torch.equal(golden_observations(tmp_path / "best")["state"], OBS["state"][:4])
 
 
 def test_verify_notices_that_the_computation_has_changed(saved, monkeypatch):
