@@ -44,9 +44,10 @@ class Critic:
             target: (N, T) returns.
             fitted: (N, T) bool, where there is a target.
         """
+        value, target = (entries.masked_fill(~fitted, 0.0) for entries in (value, target))  # for the gradient, too
         error = (value - target).square()
         if self.clip:
-            old = decisions.need("value")
+            old = decisions.need("value").masked_fill(~fitted, 0.0)
             bounded = old + (value - old).clamp(-self.clip, self.clip)
             error = torch.maximum(error, (bounded - target).square())
         return masked_mean(error, fitted)

@@ -16,6 +16,7 @@ from robopolicy.core.advantages.factors import LongestSuccess, OutcomeEntropy, R
 from robopolicy.core.advantages.pipeline import Scope
 from robopolicy.core.advantages.probes import ContextBaseline, ProbeBaseline
 from robopolicy.core.advantages.steps import StepGain, WindowGae
+from robopolicy.core.critics import Critic
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory
 from robopolicy.core.objectives.geometric import GeometricMean
 from robopolicy.core.recipe import Recipe
@@ -146,3 +147,14 @@ def test_rankings_are_compared_with_the_others_of_their_list() -> None:
     case = episodes([1.0, 0.0, 0.0, 0.5], [0, 0, 0, 0])
     found = Recipe.from_plain(read_recipe("s050_pg_rank")).advantage(case)[:, 0]
     assert_close(found, double(1.0 - 0.5 / 3.0, -0.5, -0.5, 0.5 - 1.0 / 3.0))
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.2])
+def test_what_is_not_fitted_gives_a_critic_no_gradient(clip: float) -> None:
+    """It may hold anything, even what is not a number."""
+    off = double(0.0, math.nan)[None]
+    value = double(0.5, 0.5)[None].requires_grad_()
+    case = Decisions(torch.zeros(1, 2), mask=torch.tensor([[True, False]]), value=off)
+    loss = Critic(clip=clip).loss(value, case, off, case.valid())
+    (gradient,) = torch.autograd.grad(loss, value)
+    assert float(loss) == 0.25 and gradient.tolist() == [[1.0, 0.0]]
