@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from robopolicy.core.regularizers import Adaptive, Anneal, Constant, gaussian_kl, k1, k2, k3, ratio_variance
+from robopolicy.core.regularizers import Adaptive, Anneal, Constant, Dual, gaussian_kl, k1, k2, k3, ratio_variance
 
 MEAN, STD, REF_MEAN, REF_STD = (torch.tensor(x, dtype=torch.float64) for x in (0.3, 0.9, 0.0, 1.0))
 
@@ -98,3 +98,19 @@ def test_adaptive_moves_towards_its_target():
     other = Adaptive(1.0, target=0.1, horizon=10)
     other.load_state_dict(controller.state_dict())
     assert other.value == controller.value
+
+
+def test_a_resumed_path_goes_on_where_it_was():
+    first, again = Anneal(1.0, 0.0, 4), Anneal(1.0, 0.0, 4)
+    first.update(0.0)
+    again.load_state_dict(first.state_dict())
+    again.update(0.0)
+    assert again.value == 0.5
+
+
+def test_a_multiplier_is_never_negative():
+    dual = Dual(0.1, target=0.5, rate=1.0)
+    dual.update(0.0)
+    assert dual.value == 0.0
+    dual.update(0.75)
+    assert dual.value == 0.25
