@@ -15,6 +15,7 @@ from robopolicy.core.advantages.comparisons import BetaScale, RequireCompany, Re
 from robopolicy.core.advantages.factors import LongestSuccess, OutcomeEntropy, Rhythm
 from robopolicy.core.advantages.pipeline import Scope
 from robopolicy.core.advantages.probes import ContextBaseline, ProbeBaseline
+from robopolicy.core.advantages.smooth import SmoothStandardize
 from robopolicy.core.advantages.steps import StepGain, WindowGae
 from robopolicy.core.critics import Critic
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory
@@ -158,3 +159,13 @@ def test_what_is_not_fitted_gives_a_critic_no_gradient(clip: float) -> None:
     loss = Critic(clip=clip).loss(value, case, off, case.valid())
     (gradient,) = torch.autograd.grad(loss, value)
     assert float(loss) == 0.25 and gradient.tolist() == [[1.0, 0.0]]
+
+
+def test_a_tied_group_learns_little_from_its_earlier_visits() -> None:
+    """2.03: on the i-th visit 1 / i of how it compares with all of them."""
+    stage, mixed = SmoothStandardize(), episodes([1.0, 0.0], [0, 0])
+    stage.observe(mixed)
+    stage.observe(mixed)
+    whole = (1.0 - 4.0 / 6.0) / math.sqrt(6.0 * (2.0 / 3.0) * (1.0 / 3.0) / 5.0)  # four successes of six
+    found = stage(torch.ones(2, 1, dtype=torch.float64), episodes([1.0, 1.0], [0, 0]))
+    assert_close(found[:, 0], double(whole / 3.0, whole / 3.0), atol=1e-5, rtol=0)

@@ -5,6 +5,7 @@ import math
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from robopolicy.core.decisions import Decisions
 from robopolicy.core.gradients import flat_gradient
 from robopolicy.core.recipe import DEFAULTS
 from robopolicy.errors import UserError
+from robopolicy.samplers.protocols import Task
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
 from robopolicy.text import TextConfig, TextPolicy
@@ -22,6 +24,7 @@ from robopolicy.text.asides import (
     ROLLOUTS,
     SAMPLES,
     BestValue,
+    Greedy,
     SegmentValue,
     Worlds,
     asides_of,
@@ -137,6 +140,13 @@ def test_the_greedy_reward_is_that_of_the_likeliest_answer():
     likeliest = algorithm.policy.write(prompts, deterministic=True).completions()
     assert rows.extra["greedy"].tolist() == [len(algorithm.policy.read(row)) for row in likeliest]
     assert not worlds.own.deterministic
+
+
+def test_the_likeliest_answers_are_asked_for_anew_in_every_batch():
+    aside, answers = Greedy(), iter([[0.0], [1.0]])
+    aside.ask = lambda worlds, tasks: next(answers)
+    attempts, rows = [SimpleNamespace(task=Task(0))], Decisions(torch.zeros(1, 1))
+    assert [aside(None, attempts, rows).extra["greedy"].tolist() for _ in range(2)] == [[0.0], [1.0]]
 
 
 def test_the_best_value_is_a_soft_maximum_over_eight_attempts():
