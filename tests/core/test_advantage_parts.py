@@ -158,7 +158,7 @@ def test_what_is_not_fitted_gives_a_critic_no_gradient(clip: float) -> None:
     case = Decisions(torch.zeros(1, 2), mask=torch.tensor([[True, False]]), value=off)
     loss = Critic(clip=clip).loss(value, case, off, case.valid())
     (gradient,) = torch.autograd.grad(loss, value)
-    assert float(loss) == 0.25 and gradient.tolist() == [[1.0, 0.0]]
+    assert loss.item() == 0.25 and gradient.tolist() == [[1.0, 0.0]]
 
 
 def test_a_tied_group_learns_little_from_its_earlier_visits() -> None:
