@@ -211,8 +211,9 @@ class ControlLoop:
             self._measured, self._joint_fault = self.intake.measured(now), ""
         except UserError as error:
             self._measured, self._joint_fault = None, str(error)
-        if (pressed := self._estop_topic.latest()) is not None:
-            self.estop.level(self.robot.estop.topic, pressed.message.data)
+        said = [each.message.data for each in self._estop_topic.unread()]
+        for pressed in said if self.state in MOVING else said[-1:]:  # at rest, what was said before does not matter
+            self.estop.level(self.robot.estop.topic, pressed)
         if (beat := self._heartbeat.latest()) is not None and beat.sequence != self._beats:
             self._beats = beat.sequence
             self.estop.beat(now)

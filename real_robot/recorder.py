@@ -171,8 +171,8 @@ class _RecordedSubscription(WrappedSubscription[M]):
         super().__init__(inner)
         self._recorder = recorder
 
-    def _take(self) -> Arrival | None:
-        arrival = super()._take()
-        if arrival is not None:
+    def _arrived(self) -> list[Arrival]:
+        arrived = super()._arrived()
+        for arrival in arrived:
             self._recorder.write(self.topic, arrival.data)
-        return arrival
+        return arrived

@@ -130,6 +130,5 @@ class _TimedSubscription(WrappedSubscription[M]):
             return False
         return received.stamp < LOCKSTEP_ORIGIN + until - 1e-6
 
-    def _take(self) -> Arrival | None:
-        arrival = super()._take()
-        return None if arrival is None else replace(arrival, received=self._clock.now)
+    def _arrived(self) -> list[Arrival]:
+        return [replace(arrival, received=self._clock.now) for arrival in super()._arrived()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -21,6 +22,7 @@ from real_robot.message import Message
 from robopolicy.errors import UserError, unknown_name
 
 M = TypeVar("M", bound=Message)
+Item = TypeVar("Item")
 TOPIC = re.compile(r"(/[A-Za-z_][A-Za-z0-9_]*)+")  # names that every kind of ROS allows
 BLOCKING = 0.010  # most seconds that publishing may wait
 LARGEST_DOMAIN = 232  # largest ROS_DOMAIN_ID; beyond it DDS has no ports
@@ -41,7 +43,7 @@ class TransportError(UserError):
 
 @dataclass(frozen=True)
 class QoS:
-    """What is promised about delivery, in the terms of ROS 2. Both sides keep only the newest message.
+    """What is promised about delivery, in the terms of ROS 2. Publishers keep only the newest message.
 
     A publisher offers and a subscription asks; they match if no more is asked than is offered. Deadline, lifespan and
     liveliness are never asked for: publishers with ROS's defaults offer none, and would never match.
@@ -50,12 +52,13 @@ class QoS:
     offers_reliable: bool  # our publishers send lost messages again
     asks_reliable: bool  # our subscriptions take only from publishers that do
     latched: bool = False  # who subscribes later still gets the newest message ("transient local")
+    depth: int = 1  # messages that a subscription keeps until it is asked
 
 
 SENSOR = QoS(offers_reliable=True, asks_reliable=False)  # joint states, odometry: matches whoever publishes
 IMAGE = QoS(offers_reliable=False, asks_reliable=False)
 COMMAND = QoS(offers_reliable=True, asks_reliable=True)
-LATCHED = QoS(offers_reliable=True, asks_reliable=True, latched=True)  # emergency stop, status, robot description
+LATCHED = QoS(offers_reliable=True, asks_reliable=True, latched=True, depth=16)  # emergency stop, status, description
 
 
 def unmet(asks: QoS, offers: QoS) -> tuple[str, ...]:
@@ -161,19 +164,21 @@ class Publisher(_End[M]):
 
 
 class Subscription(_End[M]):
-    """Holds the newest message of one topic."""
+    """Holds the newest message of one topic, and the last `depth` that nobody has read."""
 
     publishes = False
 
-    def __init__(self, topic: str, kind: type[M]) -> None:
+    def __init__(self, topic: str, kind: type[M], depth: int = 1) -> None:
         super().__init__(topic, kind)
+        self.depth = depth
         self._received: Received[M] | None = None
+        self._unread: deque[Received[M]] = deque(maxlen=depth)
 
     def latest(self) -> Received[M] | None:
         """The newest message since the start; never waits."""
         if self._closed:
             raise TransportError("The transport is closed.")
-        if (arrival := self._take()) is not None:
+        for arrival in self._arrived()[-self.depth :]:
             try:
                 message = self._read(arrival.data)
             except CodecError:
@@ -182,7 +187,15 @@ class Subscription(_End[M]):
                 sequence = self._received.sequence + 1 if self._received else 1
                 stamp = stamp_of(message)
                 self._received = Received(message, arrival.received, stamp, arrival.publisher, sequence)
+                self._unread.append(self._received)
         return self._received
+
+    def unread(self) -> tuple[Received[M], ...]:
+        """The messages since this was last asked, oldest first, at most `depth`; never waits."""
+        self.latest()
+        found = tuple(self._unread)
+        self._unread.clear()
+        return found
 
     @property
     def publishers(self) -> int:
@@ -190,8 +203,8 @@ class Subscription(_End[M]):
         return len(self._others())
 
     @abstractmethod
-    def _take(self) -> Arrival | None:
-        """The newest arrival, if there is one that was not taken before."""
+    def _arrived(self) -> list[Arrival]:
+        """What arrived since this was last asked, oldest first; of more than `depth`, the last ones count."""
 
     @abstractmethod
     def _read(self, data: Any) -> M:
@@ -205,6 +218,11 @@ class Arrival:
     data: Any  # in the form of the transport
     received: float  # monotonic [s]
     publisher: str
+
+
+def drain(queue: deque[Item]) -> list[Item]:
+    """Take what a queue holds, oldest first, while another thread may append."""
+    return [queue.popleft() for _ in range(len(queue))]
 
 
 class Transport(ABC):

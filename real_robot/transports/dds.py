@@ -134,17 +134,18 @@ class DdsSubscription(Subscription[M]):
     """A reader of DDS."""
 
     def __init__(self, participant: _Participant, topic: str, kind: type[M], qos: QoS) -> None:
-        super().__init__(topic, kind)
-        settings = _quality(kind, qos.asks_reliable, qos.latched)
+        super().__init__(topic, kind, qos.depth)
+        settings = _quality(kind, qos.asks_reliable, qos.latched, qos.depth)
         entity = participant.topic(topic, kind)
         self._reader: Any = need("cyclonedds.sub", "ros").DataReader(participant.entity, entity, qos=settings)
 
-    def _take(self) -> Arrival | None:
-        # A sample without data tells that a peer left.
-        samples = [sample for sample in self._reader.take(BATCH) if isinstance(sample, _Raw)]
-        if not samples:
-            return None
-        return Arrival(samples[-1].data, time.monotonic(), _identity(samples[-1].sample_info.publication_handle))
+    def _arrived(self) -> list[Arrival]:
+        now = time.monotonic()
+        return [
+            Arrival(sample.data, now, _identity(sample.sample_info.publication_handle))
+            for sample in self._reader.take(BATCH)
+            if isinstance(sample, _Raw)  # one without data tells that a peer left
+        ]
 
     def _read(self, data: bytes) -> M:
         return cdr.decode(self.kind, data)
@@ -219,13 +220,13 @@ def _member(each: Any) -> Any:
     return types.sequence[base] if each.size is None else types.array[base, each.size]
 
 
-def _quality(kind: type[Message], reliable: bool, latched: bool) -> Any:
+def _quality(kind: type[Message], reliable: bool, latched: bool, depth: int = 1) -> Any:
     core = need("cyclonedds.core", "ros")
     policy = core.Policy
     return core.Qos(
         policy.Reliability.Reliable(round(BLOCKING * NANO)) if reliable else policy.Reliability.BestEffort,
         policy.Durability.TransientLocal if latched else policy.Durability.Volatile,
-        policy.History.KeepLast(1),
+        policy.History.KeepLast(depth),
         policy.DataRepresentation(use_cdrv0_representation=True),
         policy.Userdata(f"typehash={type_hash(kind)};".encode()),
     )

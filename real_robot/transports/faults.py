@@ -116,17 +116,11 @@ class FaultSubscription(WrappedSubscription[M]):
         self._stream = stream
         self._unreadable = 0  # messages that were corrupted beyond reading
 
-    def _take(self) -> Arrival | None:
-        newest = self._inner.latest()
-        if newest is not None and newest.sequence != self._seen:
-            self._seen = newest.sequence
-            self._unreadable += self._stream.put(newest.message, newest)
+    def _arrived(self) -> list[Arrival]:
+        for each in self._inner.unread():
+            self._unreadable += self._stream.put(each.message, each)
         self.malformed = self._inner.malformed + self._unreadable
-        arrived = self._stream.due()
-        if not arrived:
-            return None
-        until, message, origin = arrived[-1]
-        return Arrival(message, until, origin.publisher)
+        return [Arrival(message, until, origin.publisher) for until, message, origin in self._stream.due()]
 
 
 class FaultTransport(WrappedTransport):

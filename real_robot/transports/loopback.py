@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from real_robot.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport, unmet
+from real_robot.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport, drain, unmet
 
 
 class _Bus:
@@ -63,13 +63,13 @@ class LoopbackPublisher(Publisher[M]):
 
 
 class LoopbackSubscription(Subscription[M]):
-    """Keeps the newest message."""
+    """Keeps the newest messages."""
 
     def __init__(self, bus: _Bus, topic: str, kind: type[M], qos: QoS) -> None:
-        super().__init__(topic, kind)
+        super().__init__(topic, kind, qos.depth)
         self.qos = qos
         self.identity = f"loopback-{next(_numbers)}"
-        self._newest: deque[Arrival] = deque(maxlen=1)
+        self._kept: deque[Arrival] = deque(maxlen=qos.depth)
         self._bus = bus
         with bus.lock:
             bus.subscriptions.append(self)
@@ -79,11 +79,11 @@ class LoopbackSubscription(Subscription[M]):
 
     def keep(self, message: M, publisher: str) -> None:
         """Keep a message; the bus is locked."""
-        self._newest.append(Arrival(message, time.monotonic(), publisher))
+        self._kept.append(Arrival(message, time.monotonic(), publisher))
 
-    def _take(self) -> Arrival | None:
+    def _arrived(self) -> list[Arrival]:
         with self._bus.lock:
-            return self._newest.pop() if self._newest else None
+            return drain(self._kept)
 
     def _read(self, data: M) -> M:
         return data

@@ -14,7 +14,7 @@ from typing import Any
 
 from real_robot.codecs import native
 from real_robot.codecs.definitions import prepare
-from real_robot.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport, TransportError
+from real_robot.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport, TransportError, drain
 
 SPIN = 0.1  # seconds after which the spinning thread looks whether it should end
 
@@ -42,22 +42,21 @@ class RclpyPublisher(Publisher[M]):
 
 
 class RclpySubscription(Subscription[M]):
-    """A subscription of rclpy that keeps the newest message."""
+    """A subscription of rclpy that keeps the newest messages."""
 
     def __init__(self, node: Any, topic: str, kind: type[M], qos: QoS) -> None:
-        super().__init__(topic, kind)
+        super().__init__(topic, kind, qos.depth)
         prepare(kind)
         self._node = node
-        self._newest: deque[tuple[Any, float]] = deque(maxlen=1)  # object, when [s]
-        profile = _profile(qos.asks_reliable, qos.latched)
+        self._kept: deque[tuple[Any, float]] = deque(maxlen=qos.depth)  # object, when [s]
+        profile = _profile(qos.asks_reliable, qos.latched, qos.depth)
         self._inner: Any = node.create_subscription(native.native_type(kind), topic, self._keep, profile)
 
-    def _take(self) -> Arrival | None:
-        try:
-            message, received = self._newest.pop()
-        except IndexError:
-            return None
-        return Arrival(message, received, "+".join(self._peers()))  # rclpy does not say which of several
+    def _arrived(self) -> list[Arrival]:
+        if not self._kept:
+            return []
+        peers = "+".join(self._peers())  # rclpy does not say which of several
+        return [Arrival(message, received, peers) for message, received in drain(self._kept)]
 
     def _read(self, data: Any) -> M:
         return native.decode(self.kind, data)
@@ -69,7 +68,7 @@ class RclpySubscription(Subscription[M]):
         self._node.destroy_subscription(self._inner)
 
     def _keep(self, message: Any) -> None:
-        self._newest.append((message, time.monotonic()))
+        self._kept.append((message, time.monotonic()))
 
 
 class RclpyTransport(Transport):
@@ -118,11 +117,11 @@ class RclpyTransport(Transport):
 TRANSPORT = RclpyTransport
 
 
-def _profile(reliable: bool, latched: bool) -> Any:
+def _profile(reliable: bool, latched: bool, depth: int = 1) -> Any:
     qos = import_module("rclpy.qos")
     return qos.QoSProfile(
         history=qos.HistoryPolicy.KEEP_LAST,
-        depth=1,
+        depth=depth,
         reliability=qos.ReliabilityPolicy.RELIABLE if reliable else qos.ReliabilityPolicy.BEST_EFFORT,
         durability=qos.DurabilityPolicy.TRANSIENT_LOCAL if latched else qos.DurabilityPolicy.VOLATILE,
     )

@@ -18,7 +18,7 @@ from typing import Any
 from real_robot.codecs import ros1
 from real_robot.codecs.definitions import prepare
 from real_robot.message import Message
-from real_robot.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport, TransportError
+from real_robot.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport, TransportError, drain
 from real_robot.transports.names import ros1_type
 
 DEBIAN = "/usr/lib/python3/dist-packages"  # where Debian installs rospy, out of sight of virtual environments
@@ -44,20 +44,17 @@ class Ros1Publisher(Publisher[M]):
 
 
 class Ros1Subscription(Subscription[M]):
-    """A subscriber of rospy that keeps the newest message."""
+    """A subscriber of rospy that keeps the newest messages."""
 
-    def __init__(self, rospy: Any, topic: str, kind: type[M]) -> None:
-        super().__init__(topic, kind)
-        self._newest: deque[Arrival] = deque(maxlen=1)
+    def __init__(self, rospy: Any, topic: str, kind: type[M], qos: QoS) -> None:
+        super().__init__(topic, kind, qos.depth)
+        self._kept: deque[Arrival] = deque(maxlen=qos.depth)
         self._connections: dict[str, tuple[Any, int]] = {}  # {node: header of its connection, number of it}
-        options = {"queue_size": 1, "tcp_nodelay": True, "buff_size": 2**24}
+        options = {"queue_size": qos.depth, "tcp_nodelay": True, "buff_size": 2**24}
         self._inner: Any = rospy.Subscriber(topic, wire_class(kind), self._keep, **options)
 
-    def _take(self) -> Arrival | None:
-        try:
-            return self._newest.pop()
-        except IndexError:
-            return None
+    def _arrived(self) -> list[Arrival]:
+        return drain(self._kept)
 
     def _read(self, data: bytes) -> M:
         return ros1.decode(self.kind, data)
@@ -75,7 +72,7 @@ class Ros1Subscription(Subscription[M]):
         if known is not header:  # a new connection: the node was started again, if not the network
             number += 1
             self._connections[node] = header, number
-        self._newest.append(Arrival(message.data, time.monotonic(), f"{node}#{number}"))
+        self._kept.append(Arrival(message.data, time.monotonic(), f"{node}#{number}"))
 
 
 class Ros1Transport(Transport):
@@ -100,7 +97,7 @@ class Ros1Transport(Transport):
         return Ros1Publisher(self._rospy, topic, kind, qos)
 
     def _subscription(self, topic: str, kind: type[M], qos: QoS) -> Ros1Subscription[M]:
-        return Ros1Subscription(self._rospy, topic, kind)  # everything in ROS 1 is reliable
+        return Ros1Subscription(self._rospy, topic, kind, qos)  # everything in ROS 1 is reliable
 
     def _leave(self) -> None:
         pass  # the node stays until the process ends

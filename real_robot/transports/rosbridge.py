@@ -1,7 +1,7 @@
 """Transport over rosbridge (protocol v2, JSON on a websocket), to ROS 1 or ROS 2.
 
-Two threads own the socket: one reads, and keeps the newest message of each topic until it is asked for; one sends, so
-that publishing never waits. A lost connection is opened again, and its topics with it; what arrives then comes from
+Two threads own the socket: one reads, and keeps the newest messages of each topic until they are asked for; one sends,
+so that publishing never waits. A lost connection is opened again, and its topics with it; what arrives then comes from
 another `publisher`. Who else is on a topic is asked of the services `/rosapi/publishers` and `/rosapi/subscribers` once
 a second; where that node does not run, a publisher is counted while messages arrive.
 
@@ -29,6 +29,7 @@ from real_robot.transports.base import (
     Subscription,
     Transport,
     TransportError,
+    drain,
 )
 from real_robot.transports.names import ros1_type
 from robopolicy.deploy.wire import is_loopback
@@ -64,21 +65,18 @@ class RosbridgePublisher(Publisher[M]):
 
 
 class RosbridgeSubscription(Subscription[M]):
-    """Keeps the newest message of a topic."""
+    """Keeps the newest messages of a topic."""
 
-    def __init__(self, link: _Link, topic: str, kind: type[M]) -> None:
-        super().__init__(topic, kind)
+    def __init__(self, link: _Link, topic: str, kind: type[M], qos: QoS) -> None:
+        super().__init__(topic, kind, qos.depth)
         self.peers: tuple[str, ...] | None = None  # None: rosapi does not tell
-        self.newest: deque[Arrival] = deque(maxlen=1)
+        self.kept: deque[Arrival] = deque(maxlen=qos.depth)
         self.heard = -math.inf  # when the last message arrived, monotonic [s]
         self._link = link
         prepare(kind)
 
-    def _take(self) -> Arrival | None:
-        try:
-            return self.newest.pop()
-        except IndexError:
-            return None
+    def _arrived(self) -> list[Arrival]:
+        return drain(self.kept)
 
     def _read(self, data: Any) -> M:
         return json.decode(self.kind, data)
@@ -116,8 +114,9 @@ class RosbridgeTransport(Transport):
         return publisher
 
     def _subscription(self, topic: str, kind: type[M], qos: QoS) -> RosbridgeSubscription[M]:
-        subscription = RosbridgeSubscription(self._link, topic, kind)  # the server chooses what it asks of publishers
-        self._link.add(subscription, {"op": "subscribe", "queue_length": 1, "throttle_rate": 0})
+        # The server chooses what it asks of publishers.
+        subscription = RosbridgeSubscription(self._link, topic, kind, qos)
+        self._link.add(subscription, {"op": "subscribe", "queue_length": qos.depth, "throttle_rate": 0})
         return subscription
 
     def _leave(self) -> None:
@@ -237,7 +236,7 @@ class _Link:
             for end, _ in self._requests:
                 if isinstance(end, RosbridgeSubscription) and end.topic == message.get("topic"):
                     end.heard = now
-                    end.newest.append(Arrival(message.get("msg"), now, f"{self.url}#{self._connection}"))
+                    end.kept.append(Arrival(message.get("msg"), now, f"{self.url}#{self._connection}"))
         elif message.get("op") == "service_response" and isinstance(message.get("values"), dict):
             word, _, topic = str(message.get("id")).partition(":")
             names = message["values"].get(word)

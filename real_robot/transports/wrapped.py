@@ -29,17 +29,13 @@ class WrappedSubscription(Subscription[M]):
     """Receives through `inner`."""
 
     def __init__(self, inner: Subscription[M]) -> None:
-        super().__init__(inner.topic, inner.kind)
+        super().__init__(inner.topic, inner.kind, inner.depth)
         self._inner = inner
-        self._seen = 0  # sequence of the newest message taken
 
-    def _take(self) -> Arrival | None:
-        newest = self._inner.latest()
+    def _arrived(self) -> list[Arrival]:
+        found = self._inner.unread()
         self.malformed = self._inner.malformed
-        if newest is None or newest.sequence == self._seen:
-            return None
-        self._seen = newest.sequence
-        return Arrival(newest.message, newest.received, newest.publisher)
+        return [Arrival(each.message, each.received, each.publisher) for each in found]
 
     def _read(self, data: M) -> M:
         return data

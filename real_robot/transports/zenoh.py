@@ -20,6 +20,7 @@ from real_robot.codecs import CodecError, cdr
 from real_robot.codecs.definitions import prepare, type_hash
 from real_robot.message import Message
 from real_robot.transports.base import (
+    BLOCKING,
     Arrival,
     M,
     Publisher,
@@ -35,6 +36,7 @@ from robopolicy.extras import need
 
 ROUTER = "tcp/127.0.0.1:7447"  # where rmw_zenohd listens
 ATTACHMENT = struct.Struct("<QqB16s")  # sequence number, time of sending [ns], 16, identity of the publisher
+QUEUE = 16  # batches that wait to be sent (as many as Zenoh allows), so that few messages are given up
 TOKENS = 256  # changes of the graph that are kept until they are asked for
 
 
@@ -91,12 +93,12 @@ class ZenohPublisher(_ZenohEnd, Publisher[M]):
 
 
 class ZenohSubscription(_ZenohEnd, Subscription[M]):
-    """Keeps the newest sample of a topic's key."""
+    """Keeps the newest samples of a topic's key."""
 
     def __init__(self, transport: ZenohTransport, topic: str, kind: type[M], qos: QoS) -> None:
-        super().__init__(topic, kind)
+        super().__init__(topic, kind, qos.depth)
         prepare(kind)
-        key, ring = transport.key(topic, kind), need("zenoh", "ros").handlers.RingChannel(1)
+        key, ring = transport.key(topic, kind), need("zenoh", "ros").handlers.RingChannel(qos.depth)
         if qos.latched:
             extension = need("zenoh.ext", "ros")
             history = extension.HistoryConfig(detect_late_publishers=True, max_samples=1)
@@ -106,12 +108,12 @@ class ZenohSubscription(_ZenohEnd, Subscription[M]):
             self._declared = transport.session.declare_subscriber(key, ring)
         self._announce(transport, topic, kind, qos.asks_reliable, qos)
 
-    def _take(self) -> Arrival | None:
-        sample = self._declared.try_recv()
-        if sample is None:
-            return None
-        attachment = b"" if sample.attachment is None else sample.attachment.to_bytes()
-        return Arrival((sample.payload.to_bytes(), attachment), time.monotonic(), attachment[-16:].hex())
+    def _arrived(self) -> list[Arrival]:
+        found: list[Arrival] = []
+        while len(found) < self.depth and (sample := self._declared.try_recv()) is not None:
+            attachment = b"" if sample.attachment is None else sample.attachment.to_bytes()
+            found.append(Arrival((sample.payload.to_bytes(), attachment), time.monotonic(), attachment[-16:].hex()))
+        return found
 
     def _read(self, data: tuple[bytes, bytes]) -> M:
         if len(data[1]) != ATTACHMENT.size:
@@ -215,6 +217,8 @@ def _config(zenoh: Any, router: str, listen: str | None) -> Any:
         "timestamping/enabled": True,  # latched topics need it
         "connect/timeout_ms": 0 if listen else 3000,
         "connect/exit_on_failure": True,
+        "transport/link/tx/queue/size/data": QUEUE,
+        "transport/link/tx/queue/congestion_control/drop/wait_before_drop": round(BLOCKING * 1e6),  # [us]
     }
     for key, value in settings.items():
         config.insert_json5(key, json.dumps(value))

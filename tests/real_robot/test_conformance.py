@@ -84,6 +84,19 @@ def test_no_backlog_builds_up(network: Network) -> None:
     assert received is not None and received.stamp == 500  # nothing older comes after it
 
 
+def test_what_was_said_between_two_questions_is_not_lost(network: Network) -> None:
+    robot, bridge = network.open(), network.open()
+    publisher = robot.advertise("/estop", Bool, LATCHED)
+    subscription = bridge.subscribe("/estop", Bool, LATCHED)
+    until(lambda: publisher.matched == subscription.publishers == 1)
+    for pressed in (False, True, False):
+        publisher.publish(Bool(pressed))
+        time.sleep(0.03)  # publishers themselves keep the newest alone
+    until(lambda: (each := subscription.latest()) and each.sequence == 3)
+    assert [each.message.data for each in subscription.unread()] == [False, True, False]
+    assert subscription.unread() == () and subscription.latest() is not None
+
+
 def test_a_second_publisher_is_seen(network: Network) -> None:
     bridge = network.open()
     subscription = bridge.subscribe("/joint_states", JointState, SENSOR)

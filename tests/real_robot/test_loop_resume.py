@@ -70,6 +70,19 @@ def test_a_robot_under_control_goes_on_from_where_it_was_held(monkeypatch: pytes
     assert np.abs(first.command - held_at).max() <= 20.0 * DT**2 * (1 + 1e-6)
 
 
+def test_a_button_that_is_let_go_at_once_has_been_pressed_nonetheless(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(monkeypatch)
+    rig.operator.publish(Bool(True))
+    rig.operator.publish(Bool(False))
+    rig.running(0.5)  # what was said while nothing moved is over
+    rig.operator.publish(Bool(True))
+    rig.operator.publish(Bool(False))
+    tick = rig.until(0.5)
+    assert tick.state is State.ESTOP and tick.reason == "/estop" and rig.at_rest()
+    rig.loop.reset_estop()
+    rig.running(0.5)
+
+
 def test_an_operator_who_has_to_be_heard_of_is_waited_for_also_after_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(monkeypatch, guard=Guard(first_command=2.0, heartbeat=0.5))
     operator = LoopbackTransport(rig.domain).advertise("/operator/heartbeat", Bool, SENSOR)

@@ -136,7 +136,8 @@ def test_messages_pass_and_qualities_are_asked_for(node: list[FakeNode]) -> None
         (fake,) = node
         assert fake.name == "bridge" and publisher.matched == subscription.publishers == 1
         profiles = [each.profile for each in (*fake.publishers, *fake.subscriptions)]
-        assert {(each["history"], each["depth"]) for each in profiles} == {("KEEP_LAST", 1)}
+        assert {each["history"] for each in profiles} == {"KEEP_LAST"}
+        assert [each["depth"] for each in profiles] == [1, 1, LATCHED.depth]
         assert [(each["reliability"], each["durability"]) for each in profiles] == [
             ("RELIABLE", "VOLATILE"),
             ("BEST_EFFORT", "VOLATILE"),
