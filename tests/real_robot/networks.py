@@ -17,8 +17,10 @@ _domains = itertools.count(os.getpid())
 
 
 def free_domain() -> int:
-    """A ROS_DOMAIN_ID that no other test uses, neither of this process nor, most likely, of one beside it."""
-    return 100 + next(_domains) % 130  # the standard's ports end at 232
+    """A ROS_DOMAIN_ID that no other test uses, neither of this process nor of one that pytest runs beside it."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    share = 130 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return 100 + worker * share + next(_domains) % share  # the standard's ports end at 232
 
 
 def free_port() -> int:
