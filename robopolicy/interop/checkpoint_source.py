@@ -50,7 +50,7 @@ class CheckpointSource:
         """The chunk `(H, A)` for one observation `{key: (To, ...)}`.
 
         Raises:
-            UserError: The observation does not fit the policy, or a prefix is given.
+            UserError: The observation does not fit the policy or is not finite, or a prefix is given.
         """
         if prefix is not None:
             raise UserError("This policy cannot continue given actions; join its chunks with 'replace'.")
@@ -61,7 +61,10 @@ class CheckpointSource:
             expected, found = (self.spec.obs_horizon, *shape), np.shape(obs[key]) if key in obs else "nothing"
             if found != expected:
                 raise UserError(f"The policy expects '{key}' of shape {expected}, found {found}.")
-            batch[key] = torch.from_numpy(np.ascontiguousarray(obs[key]))[None].to(self._device)
+            value = np.ascontiguousarray(obs[key])
+            if not np.isfinite(value).all():  # a recurrent policy would remember it for good
+                raise UserError(f"Observation '{key}' is not finite.")
+            batch[key] = torch.from_numpy(value)[None].to(self._device)
         with torch.inference_mode():
             if self._memory is not None:
                 batch[MEMORY] = self._memory

@@ -55,6 +55,8 @@ def test_what_does_not_fit_is_refused():
     for obs in ({}, {"state": np.zeros(6, np.float32)}):
         with pytest.raises(UserError, match="expects 'state'"):
             source.chunk(obs)
+    with pytest.raises(UserError, match="'state' is not finite"):
+        source.chunk({"state": np.full((2, 6), np.nan, np.float32)})
     with pytest.raises(UserError, match="cannot continue"):
         source.chunk({"state": np.zeros((2, 6), np.float32)}, prefix=np.zeros((1, 2)))
     assert not source.takes_prefix
