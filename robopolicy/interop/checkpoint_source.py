@@ -62,7 +62,7 @@ class CheckpointSource:
             if found != expected:
                 raise UserError(f"The policy expects '{key}' of shape {expected}, found {found}.")
             value = np.ascontiguousarray(obs[key])
-            if value.dtype.kind == "f" and not np.isfinite(value).all():  # a recurrent policy would remember it for good
+            if value.dtype.kind == "f" and not np.isfinite(value).all():  # else remembered for good
                 raise UserError(f"Observation '{key}' is not finite.")
             batch[key] = torch.from_numpy(value)[None].to(self._device)
         with torch.inference_mode():
