@@ -103,9 +103,10 @@ class Greedy(PerTask):
     def ask(self, worlds: Worlds, tasks: Sequence[Task]) -> list[float]:
         """Play without chance."""
         worlds.own.deterministic = True
-        found = rewards(worlds.own.play(tasks))
-        worlds.own.deterministic = False
-        return found
+        try:
+            return rewards(worlds.own.play(tasks))
+        finally:
+            worlds.own.deterministic = False
 
 
 class MeanValue(PerTask):
