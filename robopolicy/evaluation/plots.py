@@ -160,7 +160,8 @@ def learning_curves(
 
     Args:
         runs: Per label the runs, one list of metric rows (as in `metrics.jsonl`) per seed. A single run shows its own
-            interval (`low`, `high`); several show their mean with a bootstrap interval over runs.
+            interval (`low`, `high`); several show their mean with a bootstrap interval over runs, at the steps of the
+            run that ends first, between the rows of the others interpolated.
         path: PNG to write.
         x: Key of the horizontal axis.
         y: Key of the curve; rows without it are skipped.
@@ -258,13 +259,22 @@ def _curve(seeds: Runs, x: str, y: str, low: str, high: str) -> tuple[np.ndarray
         steps, middle = (np.array([row[key] for row in rows], dtype=float) for key in (x, y))
         bottom, top = (np.array([row.get(key, row[y]) for row in rows], dtype=float) for key in (low, high))
         return steps, middle, bottom, top
-    common = sorted(set.intersection(*({row[x] for row in rows} for rows in kept)))
-    if not common:
-        raise ValueError(f"The runs share no value of '{x}'.")
-    table = np.array([[{row[x]: row[y] for row in rows}[step] for step in common] for rows in kept])  # (runs, T)
+    runs = [np.array([(row[x], row[y]) for row in rows], dtype=float).reshape(-1, 2) for rows in kept]
+    steps = _common_steps([run[:, 0] for run in runs])
+    if not steps.size:
+        raise ValueError(f"The runs share no range of '{x}'.")
+    table = np.stack([np.interp(steps, *run.T) for run in runs])  # (runs, T)
     bands = [bootstrap_mean(column, method="percentile", resamples=2_000) for column in table.T]
     bottom, top = (np.array([getattr(band, end) for band in bands]) for end in ("low", "high"))
-    return np.array(common, dtype=float), table.mean(0), bottom, top
+    return steps, table.mean(0), bottom, top
+
+
+def _common_steps(runs: Sequence[np.ndarray]) -> np.ndarray:
+    """Steps `(T,)` of the run that ends first (of several, that with the fewest) which all runs cover."""
+    if not all(run.size for run in runs):
+        return np.empty(0)
+    first = min(runs, key=lambda run: (run[-1], run.size))
+    return first[first >= max(run[0] for run in runs)]
 
 
 def _legend(ax: Axes, handles: Sequence[Patch] | None = None, ncols: int = 3, **options: Any) -> None:

@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from PIL import Image
 
 from robopolicy.errors import UserError
@@ -89,6 +90,37 @@ def test_plots_are_written(tmp_path):
         assert min(picture.shape[:2]) > 300 and picture.std() > 5
     with pytest.raises(ValueError, match="No row has both"):
         plots.learning_curves({"empty": [[{"update": 1}]]}, tmp_path / "none.png")
+
+
+@pytest.mark.parametrize(
+    ("other", "steps", "means"),
+    [
+        ([(0, 4.0), (10, 0.0), (20, 8.0)], [0, 10, 20], [2.0, 1.0, 6.0]),  # the same steps
+        ([(5, 3.0), (25, 7.0)], [10, 20], [3.0, 5.0]),  # other steps: 4 and 6 lie between its rows
+        ([(0, 0.0), (20, 4.0)], [0, 20], [0.0, 4.0]),  # of two that end together, the one with fewer rows
+    ],
+)
+def test_runs_with_other_steps_are_averaged_where_all_have_been(tmp_path, monkeypatch, other, steps, means):
+    drawn: list[np.ndarray] = []
+    draw = Axes.plot
+
+    def plot(self, *values, **options):
+        drawn.extend(values)
+        return draw(self, *values, **options)
+
+    monkeypatch.setattr(Axes, "plot", plot)
+    one = [(0, 0.0), (10, 2.0), (20, 4.0)]
+    runs = [[{"update": u, "return": r} for u, r in run] for run in (one, other)]
+    plots.learning_curves({"both": runs}, tmp_path / "curve.png", y="return", percent=False)
+    assert [values.tolist() for values in drawn] == [steps, means]
+
+
+@pytest.mark.parametrize("other", [[], [(30, 1.0), (40, 1.0)]])
+def test_runs_that_share_no_range_are_refused(tmp_path, other):
+    runs = [[{"update": u, "return": r} for u, r in run] for run in ([(0, 1.0), (20, 1.0)], other)]
+    with pytest.raises(ValueError, match="share no range of 'update'"):
+        plots.learning_curves({"apart": runs}, tmp_path / "none.png", y="return")
+    assert not (tmp_path / "none.png").exists()
 
 
 def test_recorded_episodes_repeat_the_evaluated_ones(make_sim, make_policy):
