@@ -1,8 +1,12 @@
-"""Where networks run, and simulators that can run on more than the CPU."""
+"""Where networks run, and simulators that can run on more than the CPU; how tensors get there."""
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from robopolicy.errors import UserError
 
@@ -24,3 +28,16 @@ def usable_device(name: str | torch.device) -> torch.device:
             reason = "it is not a device such as cpu, cuda or cuda:0"
         raise UserError(f"Device '{name}' cannot be used: {reason}; use device cpu.") from error
     return device
+
+
+def move(value: Any, device: torch.device) -> Any:
+    """Copy of a tensor, or of a mapping, a tuple or a dataclass of them, on `device`."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: move(item, device) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(move(item, device) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{entry.name: move(getattr(value, entry.name), device) for entry in fields(value)})
+    return value

@@ -36,6 +36,7 @@ from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.critics.value import ValueConfig
 from robopolicy.data.rollout import Rollout
+from robopolicy.device import move
 from robopolicy.errors import UserError
 from robopolicy.limits import Count, NotNegative, Positive
 from robopolicy.policies.base import Observation, Policy
@@ -142,7 +143,7 @@ class DecoderFit:
         """Restore `state_dict`."""
         self.head.load_state_dict(state["head"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.obs, self.chunk = dict(state["obs"]), state["chunk"]
+        self.obs, self.chunk = move((dict(state["obs"]), state["chunk"]), self.head.device)
 
 
 class EpisodeReturns:
@@ -153,7 +154,8 @@ class EpisodeReturns:
 
     def observe(self, rollout: Rollout) -> float:
         """Mean return of the episodes that ended, NaN when none did."""
-        running = torch.zeros_like(rollout.reward[0]) if self.running is None else self.running
+        start = torch.zeros_like(rollout.reward[0])
+        running = start if self.running is None else self.running.to(start.device)
         finished: list[Tensor] = []
         for reward, end in zip(rollout.reward, rollout.terminated | rollout.truncated, strict=True):
             running = running + reward

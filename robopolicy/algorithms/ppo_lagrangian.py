@@ -77,7 +77,8 @@ class EpisodeCosts:
 
     def observe(self, costs: Tensor, done: Tensor) -> Tensor | None:
         """Add `costs` `(T, N, C)`; the mean `(C,)` over episodes that ended, `done` `(T, N)`; None without any."""
-        running = torch.zeros_like(costs[0]) if self.running is None else self.running
+        start = torch.zeros_like(costs[0])
+        running = start if self.running is None else self.running.to(start.device)
         ended: list[Tensor] = []
         for cost, end in zip(costs, done, strict=True):
             running = running + cost

@@ -32,6 +32,7 @@ from robopolicy.algorithms.frames.on_policy import Rows, flatten, joined
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.core.regularizers import k3
 from robopolicy.data.rollout import Rollout
+from robopolicy.device import move
 from robopolicy.limits import Count, InnerShare, Positive, Ranged
 from robopolicy.policies.base import Observation, Policy, Record, Sample
 from robopolicy.policies.noise import Randomness
@@ -140,4 +141,4 @@ class PROPS(PPO):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
         super().load_state_dict(state)
-        self.kept = [Rollout(**rollout) for rollout in state["kept"]]
+        self.kept = [move(Rollout(**rollout), self.policy.device) for rollout in state["kept"]]

@@ -114,7 +114,8 @@ class Visited:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
-        self.places, self.count = state["places"].clone(), state["count"].clone()
+        device = self.places.device
+        self.places, self.count = (state[name].to(device, copy=True) for name in ("places", "count"))
 
 
 class SubPO(PPO):

@@ -112,13 +112,13 @@ def collect(
             if not kept:
                 raise
             return CollectReport(kept, attempts, successes if judged else None, frames, str(error))
-        judged = "success" in step.info
-        if only_success and not judged:
+        judged |= "success" in step.info
+        if only_success and not judged and bool(step.done.any()):  # some judge an episode as it ends alone
             raise UserError(f"Task {sim.spec.task} does not say what success is; keep all episodes (--keep-failures).")
         recorder.record(obs, executed if film else intended, step)
         obs = step.obs
         for row in step.done.nonzero().flatten().tolist():
-            episode = recorder.take(row, seeds[row])
+            episode = recorder.take(row, seeds[row], judged=judged)
             finished[seeds[row]] = _closed(episode, step, row, film) if film else episode
         while kept < episodes and (episode := finished.pop(seed + attempts, None)) is not None:
             attempts += 1
@@ -165,11 +165,13 @@ class _Recorder:
             tensors["success"] = step.info["success"]
         self._steps.append({key: value.cpu().numpy() for key, value in tensors.items()})
 
-    def take(self, row: int, seed: int) -> Episode:
-        """The episode that `row` has just finished; the row starts anew."""
+    def take(self, row: int, seed: int, *, judged: bool) -> Episode:
+        """The episode that `row` has just finished, with its successes if the task is `judged`; the row starts anew."""
         begin = int(self._starts[row]) - self._first
         steps = self._steps[begin:]
-        arrays = {key: np.stack([step[key][row] for step in steps]) for key in steps[0]}
+        arrays = {key: np.stack([step[key][row] for step in steps]) for key in steps[0] if key != "success"}
+        if judged:
+            arrays["success"] = np.array([step["success"][row] if "success" in step else False for step in steps])
         self._starts[row] = self._first + len(self._steps)
         unused = int(self._starts.min()) - self._first
         del self._steps[:unused]

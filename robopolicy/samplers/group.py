@@ -70,12 +70,18 @@ class GroupSampler:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides the next groups; the simulator holds nothing, as every call resets it."""
-        return {"seed": self._seed, "generator": self._generator.get_state(), "env_steps": self.env_steps}
+        return {
+            "seed": self._seed,
+            "generator": self._generator.get_state(),
+            "tally": self._tally.state_dict(),
+            "env_steps": self.env_steps,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`; the next groups equal those of the uninterrupted run."""
         self._seed, self.env_steps = int(state["seed"]), int(state["env_steps"])
         self._generator.set_state(state["generator"])
+        self._tally.load_state_dict(state["tally"])
 
 
 def play_out(
@@ -106,6 +112,7 @@ def play_out(
         step = replace(
             step,
             reward=torch.where(running, step.reward, 0.0),
+            earned=torch.where(running, step.earned, 0.0),
             steps=torch.where(running, step.steps, 0),
             terminated=step.terminated & running,
             truncated=step.truncated & running,

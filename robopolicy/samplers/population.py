@@ -54,6 +54,7 @@ class Rounds:
                 replace(
                     step,
                     reward=torch.where(running, step.reward, 0.0),
+                    earned=torch.where(running, step.earned, 0.0),
                     steps=torch.where(running, step.steps, 0),
                     terminated=step.terminated & running,
                     truncated=step.truncated & running,
@@ -75,6 +76,15 @@ class Rounds:
     def episode_stats(self) -> dict[str, float]:
         """Means over the episodes finished since the last call, then forget them; empty when none finished."""
         return self._tally.pop()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counts; every round begins anew."""
+        return {"tally": self._tally.state_dict(), "env_steps": self.env_steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self._tally.load_state_dict(state["tally"])
+        self.env_steps = int(state["env_steps"])
 
 
 class PopulationSampler(Rounds):
@@ -131,11 +141,12 @@ class PopulationSampler(Rounds):
 
     def state_dict(self) -> dict[str, Any]:
         """Seeds, memory and counts; the simulator holds nothing, as every round resets it."""
-        return {"seed": self._seed, "replay": self.replay.state_dict(), "env_steps": self.env_steps}
+        return {**super().state_dict(), "seed": self._seed, "replay": self.replay.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`; the next candidates are played as in the uninterrupted run."""
-        self._seed, self.env_steps = int(state["seed"]), int(state["env_steps"])
+        super().load_state_dict(state)
+        self._seed = int(state["seed"])
         self.replay.load_state_dict(state["replay"])
 
 
@@ -182,11 +193,3 @@ class ViewSampler(Rounds):
         wanted = (lengths * torch.arange(1, self._views + 1) / self._views).ceil().clamp(min=1)
         place = (number[:, None] >= wanted[:, :, None]).int().argmax(2)  # of the step with that number
         return views.gather(1, place[..., None].expand(-1, -1, views.shape[2]))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Counts; every round begins anew."""
-        return {"env_steps": self.env_steps}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
-        self.env_steps = int(state["env_steps"])

@@ -111,7 +111,7 @@ class RolloutSampler:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`; the next rollout equals that of the uninterrupted run."""
-        self._memory = state["memory"].clone()
+        self._memory = state["memory"].to(self.sim.sim.device, copy=True)
         self._obs = self._with(self._memory, self.sim.load_state_dict(state["sim"]))
         self._generator.set_state(state["generator"])
         self._tally.load_state_dict(state["tally"])

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.device import move
 from robopolicy.sim.chunk import ChunkStep
 from robopolicy.sim.contract import LOG_PREFIX, VectorSim
 
@@ -18,14 +19,14 @@ class EpisodeTally:
     """Follows the running episodes of a simulator and averages those that have finished."""
 
     def __init__(self, sim: VectorSim) -> None:
-        self._return = torch.zeros(sim.num_envs, device=sim.device)  # undiscounted within chunks of discount 1
+        self._return = torch.zeros(sim.num_envs, device=sim.device)
         self._length = torch.zeros(sim.num_envs, dtype=torch.int64, device=sim.device)
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}  # total over finished episodes, and their number
         self._exact = sim.spec.final_obs_exact
 
     def observe(self, step: ChunkStep) -> None:
         """Count one chunk of every environment."""
-        self._return += step.reward
+        self._return += step.earned
         self._length += step.steps
         done = step.done
         if not bool(done.any()):
@@ -57,9 +58,11 @@ class EpisodeTally:
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """The running episodes."""
-        return {"return": self._return, "length": self._length}
+        """The running episodes, and the totals of those that `pop` has not reported yet."""
+        return {"return": self._return, "length": self._length, "sums": dict(self._sums)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
-        self._return, self._length, self._sums = state["return"], state["length"], {}
+        self._return, self._length, self._sums = move(
+            (state["return"], state["length"], dict(state["sums"])), self._return.device
+        )

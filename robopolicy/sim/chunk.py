@@ -24,6 +24,7 @@ class ChunkStep:
 
     obs: Observation  # (N, To, ...) history to act on next
     reward: Tensor  # (N,) sum of gamma**j * reward_j over the executed steps
+    earned: Tensor  # (N,) their plain sum
     steps: Tensor  # (N,) int64, control steps executed
     terminated: Tensor  # (N,) bool
     truncated: Tensor  # (N,) bool
@@ -80,7 +81,7 @@ class ChunkedSim:
                 trace.append(PlayedStep(chunk[:, 0], step, torch.ones_like(step.terminated)))
             return self._single(step)
         sim, device = self.sim, self.sim.device
-        reward = torch.zeros(sim.num_envs, device=device)
+        reward, earned = torch.zeros(2, sim.num_envs, device=device)
         steps = torch.zeros(sim.num_envs, dtype=torch.int64, device=device)
         terminated = torch.zeros(sim.num_envs, dtype=torch.bool, device=device)
         truncated = torch.zeros_like(terminated)
@@ -98,15 +99,16 @@ class ChunkedSim:
             history = where_rows(step.done, self._repeat(step.obs), successor)
             self._history = where_rows(active, history, self._history)
             reward += torch.where(active, self.gamma**j * step.reward, 0.0)
+            earned += torch.where(active, step.reward, 0.0)
             steps += active
             terminated |= active & step.terminated
             truncated |= active & step.truncated
             before = info
-            info = {key: _select(active, value, info.get(key, value)) for key, value in step.info.items()}
+            info = before | {key: _select(active, value, info.get(key, value)) for key, value in step.info.items()}
             for key in (key for key in info if key.startswith(TERM_PREFIX)):
                 part = torch.where(active, self.gamma**j * step.info[key], 0.0)
                 info[key] = before.get(key, torch.zeros_like(part)) + part
-        return ChunkStep(dict(self._history), reward, steps, terminated, truncated, final, info)
+        return ChunkStep(dict(self._history), reward, earned, steps, terminated, truncated, final, info)
 
     def state_dict(self) -> dict[str, Any]:
         """State of the simulator and the observation history."""
@@ -115,7 +117,7 @@ class ChunkedSim:
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
         """Restore `state_dict` and return the histories to act on next."""
         self.sim.load_state_dict(state["sim"])
-        self._history = dict(state["history"])
+        self._history = {key: value.to(self.sim.device) for key, value in state["history"].items()}
         return dict(self._history)
 
     def _single(self, step: Step) -> ChunkStep:
@@ -125,7 +127,8 @@ class ChunkedSim:
         else:
             self._history = where_rows(step.done, self._repeat(step.obs), final)
         ones = torch.ones(self.sim.num_envs, dtype=torch.int64, device=self.sim.device)
-        return ChunkStep(dict(self._history), step.reward, ones, step.terminated, step.truncated, final, step.info)
+        ends = step.terminated, step.truncated
+        return ChunkStep(dict(self._history), step.reward, step.reward, ones, *ends, final, step.info)
 
     def _repeat(self, obs: Observation) -> Observation:
         return {key: value.unsqueeze(1).repeat_interleave(self.obs_horizon, 1) for key, value in obs.items()}

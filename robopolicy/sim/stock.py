@@ -61,7 +61,7 @@ class StockSim(WrappedSim):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
         """Restore `state_dict`."""
-        self._stock = state["stock"].clone()
+        self._stock = state["stock"].to(self.device, copy=True)
         return self._with(super().load_state_dict(state), self._stock)
 
     def _fresh(self) -> Tensor:

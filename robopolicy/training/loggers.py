@@ -40,7 +40,7 @@ class JsonlLogger:
     def __init__(self, file: Path, resume_at: int = 0) -> None:
         """Append to `file`, keeping only its rows up to update `resume_at`."""
         rows = read_jsonl(file) if file.exists() else []
-        kept = [row for row in rows if row["update"] <= resume_at]
+        kept = [row for row in rows if row["update"] <= resume_at > 0]  # what begins again writes all rows again
         write_text(file, "".join(json.dumps(row) + "\n" for row in kept))
         self._stream = file.open("a", encoding="utf-8")
 
@@ -65,7 +65,7 @@ class CsvLogger:
             with file.open(newline="", encoding="utf-8") as stream:
                 # A killed process may leave half a row, which has no number or comes after the resume point.
                 rows = [row for row in csv.DictReader(stream) if row.get("update", "").isdigit()]
-            self._rows = [row for row in rows if int(row["update"]) <= resume_at]
+            self._rows = [row for row in rows if int(row["update"]) <= resume_at > 0]
         self._columns = list(dict.fromkeys(["update", *(key for row in self._rows for key in row)]))
         self._rewrite()
 
@@ -96,7 +96,7 @@ class TensorBoardLogger:
 
     def __init__(self, folder: Path, resume_at: int = 0) -> None:
         module = _optional("torch.utils.tensorboard", "tensorboard")
-        self._writer = module.SummaryWriter(str(folder), purge_step=resume_at + 1 if resume_at else None)
+        self._writer = module.SummaryWriter(str(folder), purge_step=resume_at + 1 if resume_at else 0)
 
     def log(self, update: int, row: Row) -> None:
         """Write every scalar under its own tag."""

@@ -13,13 +13,13 @@ from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.stax import STAX
 from robopolicy.data.generation import Generation
 from robopolicy.data.individuals import Individuals
+from robopolicy.device import move
 from robopolicy.policies.base import Observation
 from robopolicy.policies.population import Population
 from robopolicy.samplers.population import PopulationSampler, ViewSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.training.config import ReplayConfig
 from robopolicy.training.replay_source import make_memory
-from robopolicy.training.sources import move
 
 
 class PlayedPopulation:

@@ -12,13 +12,14 @@ from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.data.replay import MixedReplay, Replay
 from robopolicy.data.transitions import Request, Transitions
+from robopolicy.device import move
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
 from robopolicy.samplers.replay import ReplaySampler
 from robopolicy.samplers.rollout import Act
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.training.config import ReplayConfig
-from robopolicy.training.sources import between, move
+from robopolicy.training.sources import between
 
 
 class ReplaySource:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.data.scenarios import Plans, Scenarios
+from robopolicy.device import move
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.dynamics import DynamicsSim
 from robopolicy.sim.linear import LinearDynamics
-from robopolicy.training.sources import move
 
 
 class ScenarioSource:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.data.chunks import ChunkBatch, ChunkSampler
 from robopolicy.data.replay import Replay
 from robopolicy.data.rollout import HybridRollout
 from robopolicy.data.transitions import Request
+from robopolicy.device import move
 from robopolicy.policies.base import Observation, Sample
 from robopolicy.policies.noise import Randomness
 from robopolicy.samplers.group import GroupSampler
@@ -230,16 +230,3 @@ def between(sim: ChunkedSim, device: torch.device, draw: Callable[..., Sample]) 
         return replace(sample, chunk=sample.chunk.to(sim.sim.device), memory=memory)
 
     return act
-
-
-def move(value: Any, device: torch.device) -> Any:
-    """Copy of a tensor, or of a mapping, a tuple or a dataclass of them, on `device`."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: move(item, device) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(move(item, device) for item in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{entry.name: move(getattr(value, entry.name), device) for entry in fields(value)})
-    return value

@@ -15,7 +15,7 @@ from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.data.lerobot import read_lerobot
 from robopolicy.data.segments import SegmentSampler, TransitionLayout
-from robopolicy.device import usable_device
+from robopolicy.device import move, usable_device
 from robopolicy.errors import UserError
 from robopolicy.limits import Count, Natural, Ranged
 from robopolicy.schema import from_plain, to_plain
@@ -25,7 +25,7 @@ from robopolicy.training.guards import Summary
 from robopolicy.training.loop import Trainer
 from robopolicy.training.manifest import MANIFEST, git_commit, manifest_content, versions
 from robopolicy.training.model_runs import ModelParts, ModelRunConfig, resume_model, start_model
-from robopolicy.training.sources import DatasetSource, move
+from robopolicy.training.sources import DatasetSource
 from robopolicy.worldmodel.films import split
 from robopolicy.worldmodel.trajectories import Pull, TrajectoryConfig, TrajectoryModel
 

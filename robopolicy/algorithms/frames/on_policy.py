@@ -199,7 +199,8 @@ class ReturnScale:
 
     def observe(self, rollout: Rollout, gamma: float, discount_unit: str = "step") -> None:
         """Add the rewards of one rollout, discounted as its advantages are."""
-        carried = torch.zeros_like(rollout.reward[0]) if self.running is None else self.running
+        start = torch.zeros_like(rollout.reward[0])
+        carried = start if self.running is None else self.running.to(start.device)
         returns: list[Tensor] = []
         done = rollout.terminated | rollout.truncated
         discounts = chunk_discount(gamma, rollout.steps, discount_unit)
