@@ -16,6 +16,7 @@ from robopolicy.errors import SimulatorFailed, UserError
 from robopolicy.policies.noise import RowStreams
 from robopolicy.sim.contract import Observation, Step, VectorSim
 from robopolicy.sim.registry import Expert
+from robopolicy.sim.wrapped import innermost
 
 _MIN_SUCCESS_RATE = 0.05  # below it an expert is given up instead of being waited for
 _PATIENCE = 100  # episodes attempted before that is judged
@@ -101,7 +102,7 @@ def collect(
     obs = sim.reset(seed)
     while True:
         seeds = sim.episode_seed.tolist()
-        intended = expert(sim, obs).to(torch.float32).clamp(low, high)
+        intended = expert(innermost(sim), obs).to(torch.float32).clamp(low, high)
         executed = intended
         if noise:
             disturbance = RowStreams(seeds, sim.episode_step.tolist()).normal(intended.shape).to(sim.device)

@@ -15,6 +15,7 @@ from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.noise import RowStreams, seats
 from robopolicy.sim.contract import Observation, SimSpec, VectorSim
 from robopolicy.sim.registry import Expert
+from robopolicy.sim.wrapped import innermost
 from robopolicy.spec import MEMORY
 
 _APART = 1 << 41  # added to the decision in the key of a disturbance, so that it is not the noise of the policy
@@ -131,7 +132,7 @@ class ExpertActor:
     ) -> Tensor:
         """Ask the expert once for all environments and keep `rows`."""
         self.policy_calls += 1
-        return self.expert(sim, {key: value[:, -1] for key, value in obs.items()})[rows].unsqueeze(1)
+        return self.expert(innermost(sim), {key: value[:, -1] for key, value in obs.items()})[rows].unsqueeze(1)
 
 
 class DisturbedActor:

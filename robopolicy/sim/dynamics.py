@@ -21,7 +21,6 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import Observation, SimSpec, Step
-from robopolicy.sim.host import check_action
 from robopolicy.sim.rows import RowSim
 
 
@@ -84,25 +83,26 @@ class DynamicsSim(RowSim):
     @torch.no_grad()
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """One control step of the rows where `active`."""
-        check_action(action, self.num_envs, self.spec)
-        active = self.moving(active)
-        played = action.cpu().float().clamp(self.spec.action_low, self.spec.action_high)
+        active, played = self.moving(active), self.played(action)
         noise = self._noise[torch.arange(self.num_envs), self.episode_step]
         outcome = self.dynamics.step(self._state, played, noise)
-        self._state = torch.where(active[:, None], outcome.state, self._state)
+        sane = active & outcome.state.isfinite().all(1) & outcome.reward.isfinite()
+        self._state = torch.where(sane[:, None], outcome.state, self._state)
         self.episode_step = self.episode_step + active
-        ended = active & (self.episode_step >= self.spec.max_episode_steps)
-        info = {key: torch.where(active, value, 0.0) for key, value in outcome.info.items()}
+        diverged = active & ~sane
+        truncated = sane & (self.episode_step >= self.spec.max_episode_steps)
+        info = {key: torch.where(sane, value, 0.0) for key, value in outcome.info.items()}
+        info["diverged"] = diverged
         solved = self.dynamics.solved(self._state)
         if solved is not None:
-            info["success"] = ended & solved
+            info["success"] = truncated & solved
         final = self.observe()
-        self.restart(ended)
+        self.restart(truncated | diverged)
         return Step(
             obs=self.observe(),
-            reward=torch.where(active, outcome.reward, 0.0),
-            terminated=torch.zeros_like(ended),
-            truncated=ended,
+            reward=torch.where(sane, outcome.reward, 0.0),
+            terminated=diverged,
+            truncated=truncated,
             final_obs=final,
             info=info,
         )

@@ -21,6 +21,7 @@ from robopolicy.sim.contract import Observation, SimSpec, Step
 from robopolicy.sim.host import Arrays, HostSim, copied, core_count, fill, tensors
 from robopolicy.sim.spaces import ObservationMap, action_bounds
 
+_SEEDS = 2**31  # EnvPool tells so many apart
 _DEFAULT_RATE = 20  # Hz; EnvPool does not tell the control rate of most tasks
 
 
@@ -79,7 +80,7 @@ class EnvPoolSim(HostSim):
             env_type="gymnasium",
             num_envs=self.num_envs,
             num_threads=self._threads,
-            seed=seeds,
+            seed=[seed % _SEEDS for seed in seeds],
             **self._options,
         )
         self._obs = self._map.empty(self.num_envs)

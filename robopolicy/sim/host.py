@@ -17,6 +17,7 @@ from robopolicy.sim.seeds import SeedCounter
 
 Arrays = dict[str, NDArray[Any]]
 Flags = NDArray[np.bool_]
+DIVERGED = "An action is NaN or infinite; the policy has diverged."
 
 
 class HostSim(VectorSim):
@@ -59,7 +60,7 @@ class HostSim(VectorSim):
         check_action(action, self.num_envs, self.spec)
         played = action.detach().cpu().numpy().astype(np.float64, order="C")  # sums must not depend on strides
         if not np.isfinite(played).all():
-            raise UserError("An action is NaN or infinite; the policy has diverged.")
+            raise UserError(DIVERGED)
         return np.clip(played, self._low, self._high, out=played)
 
 

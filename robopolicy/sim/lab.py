@@ -253,4 +253,7 @@ def _leaves(obs: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Tensor]]
 def _finite_rows(obs: Observation) -> Tensor:
     """(N,) bool, rows without a NaN or infinite number."""
     numbers = [value.flatten(1) for value in obs.values() if value.is_floating_point()]
+    if not numbers:  # pictures alone
+        first = next(iter(obs.values()))
+        return torch.ones(len(first), dtype=torch.bool, device=first.device)
     return (numbers[0] if len(numbers) == 1 else torch.cat(numbers, 1)).isfinite().all(1)

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.errors import UserError
 from robopolicy.sim.contract import Observation, SimSpec, VectorSim
+from robopolicy.sim.host import DIVERGED, check_action
 from robopolicy.sim.seeds import SeedCounter
 
 
@@ -52,6 +54,18 @@ class RowSim(VectorSim):
     def moving(self, active: Tensor | None) -> Tensor:
         """`active` as `(N,)` bool on the CPU; everybody if it is None."""
         return torch.ones(self.num_envs, dtype=torch.bool) if active is None else active.cpu()
+
+    def played(self, action: Tensor) -> Tensor:
+        """Actions `(N, A)` on the CPU within the bounds.
+
+        Raises:
+            UserError: They have another shape, or are not all finite.
+        """
+        check_action(action, self.num_envs, self.spec)
+        action = action.detach().cpu().float()
+        if not bool(action.isfinite().all()):
+            raise UserError(DIVERGED)
+        return action.clamp(self.spec.action_low.cpu(), self.spec.action_high.cpu())
 
     def state_dict(self) -> dict[str, Any]:
         """Step counts and seeds; a subclass adds its own."""

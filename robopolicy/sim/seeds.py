@@ -12,6 +12,11 @@ from numpy.typing import NDArray
 from robopolicy.errors import UserError
 
 
+def numpy_words(seed: int) -> int | list[int]:
+    """What numpy's older generators (`RandomState`, `numpy.random.seed`) take for `seed`: beyond 32 bits its words."""
+    return seed if seed < 2**32 else [seed % 2**32, seed >> 32]
+
+
 class SeedCounter:
     """Hands out episode seeds: `seed + i` at a reset, then the next unused integer in order of environment."""
 

@@ -11,6 +11,13 @@ from torch import Tensor
 from robopolicy.sim.contract import Observation, TensorSpec, VectorSim
 
 
+def innermost(sim: VectorSim) -> VectorSim:
+    """The simulator itself, without what is wrapped around it."""
+    while isinstance(sim, WrappedSim):
+        sim = sim.sim
+    return sim
+
+
 class WrappedSim(VectorSim):
     """Another simulator and one more observation; subclasses define `reset` and `step`."""
 

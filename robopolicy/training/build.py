@@ -207,8 +207,10 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
     episodes = episodes_of(config.dataset) if config.dataset else None
     episodes_of.cache_clear()
     judges = config.evaluation.episodes > 0 and rank() == 0
-    eval_sim = eval_simulator(config) if judges else None
-    train_sim = simulator(config, config.sim.num_envs // world_size()) if _plays(config, experience) else None
+    # Networks start alike in all processes, whatever their simulators draw.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        eval_sim = eval_simulator(config) if judges else None
+        train_sim = simulator(config, config.sim.num_envs // world_size()) if _plays(config, experience) else None
     if train_sim is not None and not train_sim.spec.partial_steps:
         _check_one_action(config, train_sim.spec.task)
     sim = _spec(config, train_sim or eval_sim, experience)

@@ -177,7 +177,6 @@ class WorldSim(RowSim):
             blank = {key: torch.zeros(1, *shown.shape) for key, shown in spec.observation.items()}
             guard.gate.point(blank, torch.zeros(1, task.action_dim))
         self._rows = rows
-        self._low, self._high = task.action_low.cpu(), task.action_high.cpu()
         self._state: WorldState | None = None
         clip, size = self.config.clip, model.spec.size
         frames = torch.zeros(num_envs, clip, 3, size, size, dtype=torch.uint8)
@@ -195,13 +194,13 @@ class WorldSim(RowSim):
         """Let the model predict one frame of every active film, and judge it."""
         assert self._state is not None, "reset first"
         config, count = self.config, self.num_envs
-        active = self.moving(active)
+        active, command = self.moving(active), self.played(action)
         rows = active.nonzero().flatten()
         success, abstained = torch.zeros(2, count, dtype=torch.bool)
         progress, uncertainty = self._progress.clone(), torch.zeros(count)
         outside = torch.zeros(count, dtype=torch.bool)
         if len(rows):
-            played = action.cpu().float()[rows].clamp(self._low, self._high)
+            played = command[rows]
             if self.guard is not None:
                 seen = {key: value[rows] for key, value in self.observe().items()}
                 outside[rows] = ~self.guard.gate.inside(self.guard.gate.point(seen, played))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from robopolicy.errors import unknown_environment
 from robopolicy.sim.registry import SimOptions
+from robopolicy.sim.seeds import numpy_words
 
 TASKS = {f"{domain}-{task}": (domain, task) for domain, task in suite.ALL_TASKS}
 
@@ -37,7 +38,7 @@ class ControlSuiteEnv(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode, as `seed` says."""
         if seed is not None:
-            self._env.task.random.seed(seed)
+            self._env.task.random.seed(numpy_words(seed))
         return _vector(self._env.reset().observation), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:

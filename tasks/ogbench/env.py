@@ -27,6 +27,7 @@ from torch import Tensor
 from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.gymnasium import GymnasiumSim
 from robopolicy.sim.registry import Expert, SimOptions
+from robopolicy.sim.seeds import numpy_words
 
 MAX_STEPS = 200
 _ORACLES = {"cube": CubePlanOracle, "button": ButtonPlanOracle, "drawer": DrawerPlanOracle, "window": WindowPlanOracle}
@@ -127,7 +128,7 @@ def compiled_once() -> Iterator[None]:
 def numpy_seed(seed: int | None) -> Iterator[None]:
     """Seed numpy's global generator, which the oracles draw from, and put its state back afterwards."""
     state = np.random.get_state()
-    np.random.seed(seed)
+    np.random.seed(None if seed is None else numpy_words(seed))
     try:
         yield
     finally:

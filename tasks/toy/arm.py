@@ -50,7 +50,7 @@ class ArmSim(RowSim):
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Turn the joints for one control step."""
         active = self.moving(active)
-        action = action.clamp(-1.0, 1.0)
+        action = self.played(action)
         self._angles = torch.where(active[:, None], self._angles + DT * action, self._angles)
         self.episode_step = self.episode_step + active
         truncated = active & (self.episode_step >= self.spec.max_episode_steps)

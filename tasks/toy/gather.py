@@ -61,7 +61,7 @@ class GatherSim(RowSim):
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Accelerate the masses for one control step; all rows move."""
         position, velocity = self._state.split(2, 1)
-        velocity = 0.9 * velocity + DT * 4.0 * action.clamp(-1.0, 1.0)
+        velocity = 0.9 * velocity + DT * 4.0 * self.played(action)
         self._state = torch.cat([position + DT * velocity, velocity], 1)
         self.episode_step = self.episode_step + 1
         distance = (self._state[:, :2] - self._mean(self._state[:, :2])).norm(dim=1)

@@ -52,7 +52,7 @@ class PointMassSim(RowSim):
         """Accelerate the masses for one control step."""
         active = self.moving(active)
         position, velocity, goal = self._state.split(2, 1)
-        velocity = 0.9 * velocity + DT * 4.0 * action.clamp(-1.0, 1.0)
+        velocity = 0.9 * velocity + DT * 4.0 * self.played(action)
         moved = torch.cat([position + DT * velocity, velocity, goal], 1)
         self._state = torch.where(active[:, None], moved, self._state)
         self.episode_step = self.episode_step + active

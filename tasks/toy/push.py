@@ -66,7 +66,7 @@ class PushSim(RowSim):
         """Move the grippers for one control step."""
         active = self.moving(active)
         before = _distance(self._block)
-        gripper, block = push(self._gripper, self._block, action)
+        gripper, block = push(self._gripper, self._block, self.played(action))
         self._gripper = torch.where(active[:, None], gripper, self._gripper)
         self._block = torch.where(active[:, None], block, self._block)
         self.episode_step = self.episode_step + active

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -131,6 +132,22 @@ def test_a_task_without_success_is_refused() -> None:
 
     with pytest.raises(UserError, match="does not say what success is"):
         collect(Aimless(1), expert, Sink(), episodes=1)
+
+
+@pytest.mark.parametrize("only_success", [True, False])
+def test_a_task_may_judge_an_episode_as_it_ends_alone(only_success: bool) -> None:
+    class Verdict(Walk):
+        def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+            step = super().step(action, active)
+            return step if bool(step.done.any()) else replace(step, info={})
+
+    for num_envs in (1, 2, 5):
+        told, plain = Sink(), Sink()
+        report = collect(Verdict(num_envs), expert, told, episodes=6, only_success=only_success)
+        assert report == collect(Walk(num_envs), expert, plain, episodes=6, only_success=only_success)
+        one, other = (Episodes.from_list(sink.episodes, 0.1) for sink in (told, plain))
+        assert one.arrays.keys() == other.arrays.keys()
+        assert all(np.array_equal(one.arrays[key], other.arrays[key]) for key in one.arrays)
 
 
 def test_numbers_that_are_not_finite_name_their_episode(tmp_path: Path) -> None:

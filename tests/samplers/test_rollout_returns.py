@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,6 +59,7 @@ def test_a_chunk_stops_where_its_episode_ends_and_reports_the_executed_steps() -
     first = chunked.step(torch.zeros(3, 3, 1))
     assert first.steps.tolist() == [2, 3, 3]
     assert first.reward.tolist() == [1 + 0.5 * 2, 1 + 0.5 * 2 + 0.25 * 3, 1 + 0.5 * 2 + 0.25 * 3]
+    assert first.earned.tolist() == [1 + 2, 1 + 2 + 3, 1 + 2 + 3]
     assert first.terminated.tolist() == [True, False, False]
     assert first.obs["state"].flatten().tolist() == [0, 3, 3]  # the first row waits at its next episode's start
     assert first.final_obs["state"].flatten().tolist() == [2, 3, 3]
@@ -124,3 +126,25 @@ def test_a_resumed_sampler_collects_what_the_uninterrupted_one_would() -> None:
     for key in ("reward", "steps", "terminated", "truncated", "logp"):
         assert torch.equal(getattr(actual, key), getattr(expected, key)), key
     assert torch.equal(actual.obs["state"], expected.obs["state"])
+
+
+def test_the_return_of_an_episode_is_reported_without_discount() -> None:
+    sampler = RolloutSampler(ChunkedSim(CountSim([2, 5], [True, True]), execute=3, gamma=0.5), decisions=2)
+    sampler.collect(play)
+    stats = sampler.episode_stats()  # two episodes of 1 + 2 and one of 1 + 2 + 3 + 4 + 5
+    assert (stats["rollout/episodes"], stats["rollout/return"]) == (3, (3 + 3 + 15) / 3)
+
+
+class Judged(CountSim):
+    """Says whether an episode succeeded as it ends, and nothing before."""
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        step = super().step(action, active)
+        return replace(step, info={"success": step.done}) if bool(step.done.any()) else step
+
+
+def test_a_success_told_once_in_a_chunk_is_known_at_its_end() -> None:
+    chunked = ChunkedSim(Judged([1, 4], [True, True]), execute=2)
+    chunked.reset()
+    assert chunked.step(torch.zeros(2, 2, 1)).info["success"].tolist() == [True, False]
+    assert chunked.step(torch.zeros(2, 2, 1)).info["success"].tolist() == [True, True]

@@ -80,6 +80,16 @@ def test_images_come_with_channels_first() -> None:
     assert check_simulator(sim) == []
 
 
+def test_pictures_alone_are_enough_to_see() -> None:
+    class Watching(Rail):
+        def _get_observations(self) -> dict[str, Any]:
+            return {"front": torch.zeros(self.num_envs, 2, 4, 3, dtype=torch.uint8)}
+
+    sim = LabSim(Watching("direct"), task="test/rail")
+    sim.reset(0)
+    assert not sim.step(torch.zeros(sim.num_envs, 1)).info["diverged"].any()
+
+
 def test_given_bounds_are_kept_and_infinite_ones_replaced() -> None:
     env = Rail("direct")
     env.single_action_space = gymnasium.spaces.Box(np.array([-0.5], np.float32), np.array([np.inf], np.float32))

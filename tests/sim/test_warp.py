@@ -4,6 +4,7 @@ The very first run compiles kernels for about a minute; they are kept in Warp's 
 """
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import mujoco
@@ -252,6 +253,11 @@ def test_what_the_backend_cannot_do_is_named() -> None:
         make_sim("lift", SimOptions(1, backend="warp", cameras=("front",)))
     with pytest.raises(UserError, match="Unknown backend 'warp' of task locomotion/ant"):
         make_sim("ant", SimOptions(1, backend="warp"))
+    varied = Slider()
+    start = varied.initial
+    varied.initial = lambda rng: replace(start(rng), model={"body_mass": np.ones(2)})  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="changes its model from episode to episode, which backend 'warp' cannot"):
+        WarpSim(varied, 1, device="cpu").reset(0)
     sim = WarpSim(Slider(), 2, device="cpu")
     sim.reset(0)
     with pytest.raises(UserError, match="2 environments and this one 3"):

@@ -50,6 +50,24 @@ def test_the_suite_ends_its_episodes_by_time_or_by_failure() -> None:
     assert 100 < total < 1000
 
 
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("dm_control/cartpole-balance", "dm_control"),
+        ("ogbench/cube-single-v0", "ogbench"),
+        ("envpool/InvertedPendulum-v5", "envpool"),
+    ],
+)
+def test_episodes_have_seeds_beyond_32_bits(name: str, package: str) -> None:
+    pytest.importorskip(package)
+    sim = make_sim(name, SimOptions(num_envs=1))
+    key = next(iter(sim.spec.observation))
+    starts = [sim.reset(seed)[key] for seed in (0, 2**32, 5_000_000_000, 2**32)]
+    assert torch.equal(starts[1], starts[3]) and not torch.equal(starts[1], starts[2])
+    if sim.spec.seeded_episodes:
+        assert not torch.equal(starts[0], starts[1])
+
+
 def test_fetch_says_when_its_goal_is_reached() -> None:
     pytest.importorskip("gymnasium_robotics")
     sim = make_sim("gymnasium_robotics/FetchReach-v4", SimOptions(num_envs=2))

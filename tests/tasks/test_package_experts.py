@@ -8,6 +8,8 @@ import pytest
 from robopolicy.data.collect import collect
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.errors import UserError
+from robopolicy.evaluation.actors import ExpertActor
+from robopolicy.evaluation.harness import evaluate
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 
 
@@ -69,6 +71,18 @@ def test_ogbench_oracle_solves_its_task_and_seeds_decide_episodes() -> None:
     assert one.success.all() and one.arrays["goal"].shape[1] == 4 + 1 + 3 + 1
     cube, target = one.arrays["state"][-1, 19:22] / 10 + [0.425, 0, 0], one.arrays["goal"][-1, 5:8]
     assert np.linalg.norm(cube - target) < 0.06  # 4 cm at the end of the last step
+
+
+@pytest.mark.parametrize(
+    ("task", "package"), [("metaworld/reach-v3", "metaworld"), ("push_t/near", "gym_pusht"), ("lift", "mujoco")]
+)
+def test_an_expert_plays_though_the_policies_beside_it_are_shown_more(task: str, package: str) -> None:
+    pytest.importorskip(package)
+    expert = get_task(task).make_expert
+    assert expert is not None
+    sim = make_sim(task, SimOptions(num_envs=1, skills=2))
+    assert evaluate(ExpertActor(expert()), sim, episodes=1).success is not None
+    assert collect(sim, expert(), Sink(), episodes=1).kept == 1
 
 
 def test_ogbench_compiles_the_models_of_a_task_once_and_every_environment_has_its_own(monkeypatch) -> None:

@@ -10,6 +10,7 @@ from robopolicy.errors import UserError
 from robopolicy.policies import POLICIES
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.training import build as build_module
 from robopolicy.training.build import build, complete
 from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy.training.compose import PRESETS, compose_config, config_text, read_config
@@ -185,3 +186,15 @@ def test_a_critic_sees_what_the_simulator_shows():
         small_ppo("algorithm.critic.vectors.state=99")
     with pytest.raises(UserError, match=r"see 'goal' of shape .*shows nothing"):
         small_ppo("algorithm.critic.vectors.goal=2")
+
+
+def test_networks_start_alike_whatever_their_simulators_draw(monkeypatch: pytest.MonkeyPatch):
+    make = build_module.eval_simulator
+
+    def drawing(config):
+        torch.rand(3)
+        return make(config)
+
+    monkeypatch.setattr(build_module, "eval_simulator", drawing)
+    first, second = (small_ppo(f"evaluation.episodes={n}").policy.state_dict() for n in (0, 2))
+    assert all(torch.equal(value, second[key]) for key, value in first.items())

@@ -53,6 +53,17 @@ def test_resume_drops_what_came_after_the_resume_point(tmp_path, kind, suffix):
     assert [(int(row["update"]), int(row["x"])) for row in rows] == [(1, 1), (2, 2), (3, 30)]
 
 
+@pytest.mark.parametrize("kind, suffix", [(JsonlLogger, "jsonl"), (CsvLogger, "csv")])
+def test_a_run_that_begins_again_writes_its_first_row_anew(tmp_path, kind, suffix):
+    file = tmp_path / f"m.{suffix}"
+    for x in (1, 2):  # killed before its first resume point, then begun again
+        logger = kind(file)
+        logger.log(0, {"x": x})
+        logger.close()
+    rows = read_jsonl(file) if suffix == "jsonl" else table(file)
+    assert [(int(row["update"]), int(row["x"])) for row in rows] == [(0, 2)]
+
+
 def test_damaged_lines_in_the_middle_are_named(tmp_path):
     (tmp_path / "m.jsonl").write_text('{"update": 1}\nnonsense\n{"update": 2}\n')
     with pytest.raises(UserError, match="line 2"):

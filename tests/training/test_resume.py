@@ -18,7 +18,7 @@ from robopolicy.errors import UserError
 from robopolicy.sim.contract import VectorSim
 from robopolicy.training.compose import compose_config, config_text
 from robopolicy.training.loggers import JsonlLogger, read_jsonl
-from robopolicy.training.loop import resume_run, start_run
+from robopolicy.training.loop import Interrupted, resume_run, start_run
 from tasks.toy.point_mass import PointMassSim
 
 COMMON = ["task=point_mass", "evaluation.episodes=10", "evaluation.every=4", "checkpoint_every=3", "logging.every=1"]
@@ -110,6 +110,31 @@ def test_interrupt_saves_a_resume_point_and_ends_with_130(task, tmp_path, monkey
     assert [row["update"] for row in rows[0]] == [row["update"] for row in rows[1]]
     losses = [[row["actor/approx_kl"] for row in run if "actor/approx_kl" in row] for run in rows]
     assert losses[0] == losses[1]
+
+
+GROUPS = ["task=point_mass", "algorithm=flow_grpo", "sim.num_envs=8", "algorithm.group_size=4", "algorithm.epochs=1"]
+
+
+@pytest.mark.parametrize("kind", ["rollout", "group"])
+def test_episodes_that_no_row_has_reported_yet_are_counted_after_a_resume(kind, base, tmp_path, monkeypatch):
+    settings = PPO if kind == "rollout" else [*GROUPS, f"init_from={base}/checkpoints/last"]
+    settings = [*settings, "evaluation.episodes=0", "logging.every=2", "checkpoint_every=3", "budget.updates=4"]
+    whole = start_run(compose_config([*settings, f"out={tmp_path}", "name=whole"]))
+    whole.train()
+    stopped = start_run(compose_config([*settings, f"out={tmp_path}", "name=stopped"]))
+    update = stopped.algorithm.update
+
+    def interrupted_in_the_third(batch):
+        stopped._signal = signal.SIGINT if stopped.update == 2 else None
+        return update(batch)
+
+    monkeypatch.setattr(stopped.algorithm, "update", interrupted_in_the_third)
+    with pytest.raises(Interrupted):
+        stopped.train()
+    resume_run(tmp_path / "stopped").train()
+    rows = [read_jsonl(tmp_path / name / "metrics.jsonl")[-1] for name in ("whole", "stopped")]
+    counted = [{key: value for key, value in row.items() if key.startswith("rollout/")} for row in rows]
+    assert counted[0] == counted[1] and counted[0]["rollout/episodes"] > 0
 
 
 def test_a_run_whose_configuration_was_changed_does_not_go_on(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from robopolicy.behaviour import BEHAVIOUR
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
 from robopolicy.sim.contract import Observation, Step
-from robopolicy.sim.host import Arrays, HostSim, check_number_of_envs, copied, tensors
+from robopolicy.sim.host import Arrays, HostSim, check_number_of_envs, copied, finite_rows, tensors
 from robopolicy.sim.mujoco.engines import Engine, RolloutEngine, Rows, ThreadsEngine
 from robopolicy.sim.mujoco.render import Renderer
 from robopolicy.sim.mujoco.task import Array, BatchState, MujocoTask, sim_spec
@@ -105,13 +105,18 @@ class MujocoSim(HostSim):
         self.engine.commit(states, sensors, rows)
         self._remember(before.memory, rows)
 
+        select = slice(None) if rows is None else rows
+        lost = ~(finite_rows(final, len(diverged)) & np.isfinite(outcome.reward))
+        if lost.any():
+            seen = {key: self._obs[key][select][lost] for key in final}
+            final = {key: _replaced(value, np.flatnonzero(lost), seen[key]) for key, value in final.items()}
+        diverged = diverged | lost
         terminated = outcome.terminated | diverged
         info: Arrays = {**outcome.info, "diverged": diverged}
         if self.spec.behaviour is not None:
             info[BEHAVIOUR] = self.task.behave(after)
         if "success" in info and diverged.any():
             info["success"] = info["success"] & ~diverged
-        select = slice(None) if rows is None else rows
         self._steps[select] += 1
         truncated = self._steps[select] >= self.spec.max_episode_steps
         reward = np.where(diverged, 0.0, outcome.reward)

@@ -111,9 +111,12 @@ class WarpSim(VectorSim):
         written = {key: _tensor(value) for key, value in before.memory.items()}
         self._memory = {key: _where(moves, value, self._memory[key]) for key, value in written.items()}
         outcome = self.task.outcome(before, played, self.state())
-        final = self._observe()
+        final, earned = self._observe(), _tensor(outcome.reward).float()
+        for value in (earned, *final.values()):
+            sane = sane & value.isfinite().reshape(self.num_envs, -1).all(1)
 
         diverged = moves & ~sane
+        final = {key: _where(sane, value, value.nan_to_num(0.0, 0.0, 0.0)) for key, value in final.items()}
         terminated = moves & (_tensor(outcome.terminated) | diverged)
         self._steps = self._steps + moves
         truncated = moves & (self._steps >= self.spec.max_episode_steps)
@@ -121,7 +124,7 @@ class WarpSim(VectorSim):
         info |= {"diverged": diverged, "overflow": moves & physics.overflow}
         if "success" in info:
             info["success"] = info["success"] & ~diverged
-        reward = _masked(_tensor(outcome.reward).float(), moves & ~diverged)
+        reward = _masked(earned, moves & ~diverged)
         obs = self._restart(terminated | truncated, info["overflow"], asked)
         return Step(obs or dict(final), reward, terminated, truncated, final, info)
 
@@ -186,6 +189,11 @@ class WarpSim(VectorSim):
     def _start(self, rows: NDArray[np.intp]) -> None:
         """Begin the next episode of each of `rows`; the only Python loop over environments."""
         starts = [self.task.initial(np.random.default_rng(seed)) for seed in self._seeds.take(rows)]
+        if any(start.model for start in starts):
+            raise UserError(
+                f"Task {self.spec.task} changes its model from episode to episode, which backend 'warp' cannot; "
+                "choose backend 'mujoco'."
+            )
         index, physics = torch.from_numpy(rows).to(self.device), self._physics
         for view in physics.state:
             view.index_fill_(0, index, 0.0)

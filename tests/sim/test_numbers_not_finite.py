@@ -1,0 +1,110 @@
+"""What is not a number ends the episode of its environment alone, or is refused before it is played."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from slider import Slider
+
+from robopolicy.errors import UserError
+from robopolicy.sim.contract import SimSpec, TensorSpec, VectorSim
+from robopolicy.sim.dynamics import Dynamics, DynamicsSim, Outcome
+from robopolicy.sim.mujoco.arrays import namespace
+from robopolicy.sim.mujoco.backend import MujocoSim
+from robopolicy.sim.mujoco.task import Array, BatchState
+from robopolicy.sim.mujoco.task import Outcome as TaskOutcome
+from robopolicy.sim.mujoco.warp import WarpSim
+from robopolicy.sim.registry import SimOptions, make_sim
+
+
+class Broken(Slider):
+    """Its reward, or what it shows, is no number beyond 1.2 m."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def outcome(self, before: BatchState, action: Array, after: BatchState) -> TaskOutcome:
+        found = super().outcome(before, action, after)
+        x = after.qpos[:, 0]
+        xp = namespace(x)
+        reward = xp.where(x > 1.2, xp.nan, x) if self.what == "reward" else found.reward
+        return TaskOutcome(reward, found.terminated, {"success": x > 1.2})
+
+    def observe(self, state: BatchState) -> dict[str, Array]:
+        seen = super().observe(state)["state"]
+        xp = namespace(seen)
+        return {"state": xp.where(seen[:, :1] > 1.2, xp.inf, seen) if self.what == "obs" else seen}
+
+
+BACKENDS: dict[str, Callable[[str], VectorSim]] = {
+    "rollout": lambda what: MujocoSim(Broken(what), 3, engine="rollout"),
+    "exact": lambda what: MujocoSim(Broken(what), 3, engine="exact"),
+    "warp": lambda what: WarpSim(Broken(what), 3, device="cpu"),
+}
+
+
+@pytest.mark.parametrize("what", ["reward", "obs"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_reward_or_observation_that_is_no_number_ends_its_episode_alone(backend: str, what: str) -> None:
+    if backend == "warp":
+        pytest.importorskip("mujoco_warp")
+    sim = BACKENDS[backend](what)
+    sim.reset(0)
+    push = torch.tensor([[0.1], [0.5], [0.1]])
+    first = sim.step(push)
+    step = sim.step(push)  # x = 0.3, 1.5, 0.3
+    lost = [False, True, False]
+    assert step.info["diverged"].tolist() == step.terminated.tolist() == lost
+    assert step.info["success"].tolist() == [False] * 3
+    torch.testing.assert_close(step.reward, torch.tensor([0.3, 0.0, 0.3]))
+    assert torch.isfinite(step.final_obs["state"]).all()
+    torch.testing.assert_close(step.final_obs["state"][0], torch.tensor([0.3, 0.2, 2.0]))
+    if backend != "warp":  # which keeps no earlier observation
+        assert torch.equal(step.final_obs["state"][1], first.obs["state"][1])
+    assert sim.episode_seed.tolist() == [0, 3, 2]
+    torch.testing.assert_close(step.obs["state"][1], torch.zeros(3))
+
+
+class Doubling(Dynamics):
+    """A number that grows by a factor of 1e30 times the action in every step."""
+
+    def __init__(self) -> None:
+        bound = torch.ones(1)
+        self.spec = SimSpec("test/doubling", {"state": TensorSpec((1,))}, -bound, bound, 0.1, 5)
+
+    def scenario(self, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(1), torch.zeros(5, 1)
+
+    def step(self, state: torch.Tensor, action: torch.Tensor, noise: torch.Tensor) -> Outcome:
+        return Outcome(state * 1e30 * action, state[:, 0])
+
+    def observe(self, state: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"state": state}
+
+
+def test_known_dynamics_that_overflow_end_their_episode_alone() -> None:
+    sim = DynamicsSim(Doubling(), 2)
+    sim.reset(0)
+    push = torch.tensor([[1e-30], [1.0]])
+    assert not sim.step(push).done.any()
+    step = sim.step(push)
+    assert step.info["diverged"].tolist() == step.terminated.tolist() == [False, True]
+    assert not step.truncated.any()
+    torch.testing.assert_close(step.reward, torch.tensor([1.0, 0.0]))
+    torch.testing.assert_close(step.final_obs["state"], torch.tensor([[1.0], [1e30]]))
+    assert step.obs["state"].tolist() == [[1.0], [1.0]]
+    assert sim.episode_step.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("task", ["point_mass", "gather", "arm", "toy/push", "differentiable/cart_pole"])
+def test_an_action_that_is_no_number_is_refused(task: str) -> None:
+    sim = make_sim(task, SimOptions(num_envs=2))
+    sim.reset(0)
+    action = torch.zeros(2, sim.spec.action_dim)
+    with pytest.raises(UserError, match=r"Expected actions of shape \(2, "):
+        sim.step(action[:1])
+    action[1, 0] = np.nan
+    with pytest.raises(UserError, match="An action is NaN or infinite"):
+        sim.step(action)
