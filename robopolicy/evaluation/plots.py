@@ -263,7 +263,7 @@ def _curve(seeds: Runs, x: str, y: str, low: str, high: str) -> tuple[np.ndarray
     steps = _common_steps([run[:, 0] for run in runs])
     if not steps.size:
         raise ValueError(f"The runs share no range of '{x}'.")
-    table = np.stack([np.interp(steps, *run.T) for run in runs])  # (runs, T)
+    table = np.stack([np.interp(steps, run[:, 0], run[:, 1]) for run in runs])  # (runs, T)
     bands = [bootstrap_mean(column, method="percentile", resamples=2_000) for column in table.T]
     bottom, top = (np.array([getattr(band, end) for band in bands]) for end in ("low", "high"))
     return steps, table.mean(0), bottom, top
