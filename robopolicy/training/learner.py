@@ -16,6 +16,7 @@ from robopolicy.data.episodes import Episodes
 from robopolicy.data.statistics import dataset_statistics
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.evaluation.actors import check_compatible
+from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies import make_policy
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.sim.contract import SimSpec
@@ -55,6 +56,9 @@ def learner(
             # A resumed algorithm that deploys another policy than it was given; its state holds what it was given.
             with torch.device(device):
                 policy = make_policy(*section("policy", config.policy), policy.spec)
+            for part in policy.modules():
+                if isinstance(part, Normalizer):
+                    part.fitted.fill_(True)  # by what is loaded into it
         if sim is not None:
             check_compatible(policy.spec, sim)
     else:

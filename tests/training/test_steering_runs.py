@@ -109,3 +109,13 @@ def test_gorl_resumes_bit_identically_in_the_middle_of_a_stage(
     assert main(["verify", str(tmp_path / "whole" / "checkpoints" / "last")]) == 0
     rows = read_jsonl(tmp_path / "whole" / "metrics.jsonl")
     assert [row["train/stage"] for row in rows if "train/stage" in row] == [0, 0, 0, 1, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("update", [1, 5])
+def test_gorl_from_an_imitated_policy_resumes_bit_identically(
+    update: int, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [setting for setting in GORL if not setting.startswith(("task=", "policy"))]
+    settings = [*own, f"init_from={base}", "algorithm.identity_start=false", "budget.updates=6"]
+    assert main(["train", *settings, f"out={tmp_path}", "name=whole"]) == 0
+    assert_identical(tmp_path / "whole", interrupted_at(update, settings, tmp_path, monkeypatch))
