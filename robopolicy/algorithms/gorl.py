@@ -105,7 +105,7 @@ class DecoderFit:
             fresh = rebuild(describe(self.head))
         assert isinstance(fresh, GenerativePolicy)
         fresh.action_normalizer.load_state_dict(self.head.action_normalizer.state_dict())
-        fresh.encoder.normalizer.load_state_dict(encoder.encoder.normalizer.state_dict())
+        fresh.encoder.borrow(encoder.encoder)
         self.head.load_state_dict(fresh.state_dict())
         self.optimizer.state.clear()
         self.obs, self.chunk = {}, None
@@ -151,26 +151,32 @@ class EpisodeReturns:
 
     def __init__(self) -> None:
         self.running: Tensor | None = None  # (N,)
+        self.fresh: Tensor | None = None  # (N,) bool, whether the running episodes count; None: all do
+
+    def discard(self) -> None:
+        """Leave the running episodes out, those of another policy."""
+        self.fresh = None if self.running is None else torch.zeros_like(self.running, dtype=torch.bool)
 
     def observe(self, rollout: Rollout) -> float:
         """Mean return of the episodes that ended, NaN when none did."""
         start = torch.zeros_like(rollout.reward[0])
         running = start if self.running is None else self.running.to(start.device)
+        fresh = torch.ones_like(start, dtype=torch.bool) if self.fresh is None else self.fresh.to(start.device)
         finished: list[Tensor] = []
         for reward, end in zip(rollout.reward, rollout.terminated | rollout.truncated, strict=True):
             running = running + reward
-            finished.append(running[end])
-            running = torch.where(end, 0.0, running)
-        self.running = running
+            finished.append(running[end & fresh])
+            running, fresh = torch.where(end, 0.0, running), fresh | end
+        self.running, self.fresh = running, fresh
         return float(torch.cat(finished).mean())
 
     def state_dict(self) -> dict[str, Any]:
-        """The running returns."""
-        return {"running": self.running}
+        """The running returns, and which of them count."""
+        return {"running": self.running, "fresh": self.fresh}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
-        self.running = state["running"]
+        self.running, self.fresh = state["running"], state["fresh"]
 
 
 class GoRL(PPO):
@@ -251,12 +257,13 @@ class GoRL(PPO):
         with torch.random.fork_rng():
             torch.manual_seed(self._seed())
             fresh = GaussianPolicy(actor.config, actor.spec)
-        fresh.encoder.normalizer.load_state_dict(actor.encoder.normalizer.state_dict())
+        fresh.encoder.borrow(actor.encoder)
         fresh.action_normalizer.load_state_dict(actor.action_normalizer.state_dict())
         actor.load_state_dict(fresh.state_dict())
         for parameter in actor.parameters():
             self.optimizer.state.pop(parameter, None)
         self.stage, self.played, self.best_return = self.stage + 1, 0, -math.inf
+        self.returns.discard()
         self._apply_stage()
 
     def _apply_stage(self) -> None:

@@ -174,7 +174,7 @@ def borrow_normalizers(policy: Judged, vision: VisionConfig) -> tuple[Observatio
     if encoder is None or not isinstance(normalizer, Normalizer):
         raise UserError(f"A critic needs the normalisers of its policy, and '{policy.name}' shows none.")
     own = ObservationEncoder(policy.spec.observation, normalization=encoder.normalizer.mode, vision=vision)
-    own.normalizer.load_state_dict(encoder.normalizer.state_dict())
+    own.borrow(encoder)
     action = make_normalizer(policy.spec.action_dim, normalizer.mode)
     action.load_state_dict(normalizer.state_dict())
     return own, action

@@ -204,6 +204,13 @@ class ObservationEncoder(nn.Module):
             joined["count"] = _statistic(statistics, (*self.layout.vectors, *self.layout.stocks)[0], "count", 1)
         self.normalizer.fit(joined)
 
+    def borrow(self, other: ObservationEncoder) -> None:
+        """Take over all that was fitted of `other`, which sees the same: statistics, boxes and the first stock."""
+        theirs = dict(other.named_buffers())
+        for name, buffer in self.named_buffers():
+            if not name.startswith("cameras."):
+                buffer.copy_(theirs[name])
+
     def observe(self, obs: Mapping[str, Tensor]) -> None:
         """Merge the newest step of `obs` into a running normaliser; does nothing in other modes."""
         if isinstance(self.normalizer, RunningNormalizer):

@@ -220,6 +220,18 @@ def test_the_target_is_the_soft_value_of_the_steered_base() -> None:
 
 
 @kinds
+def test_actor_and_critic_see_clouds_and_sets_as_the_base_does(kind: type[Steering]) -> None:
+    shapes = {"state": (2,), "point_cloud.front": (3, 3), "entities.others": (2, 4)}
+    boxes = {key: {"min": [-3.0] * math.prod(shape), "max": [7.0] * math.prod(shape)} for key, shape in shapes.items()}
+    base = FlowPolicy(FlowConfig(hidden=(16,), normalization="minmax"), PolicySpec(shapes, 2))
+    base.fit_normalizer(boxes | {"action": {"min": [-1.0] * 2, "max": [1.0] * 2}})
+    algorithm = make(kind, base)
+    for encoder in (algorithm.actor.encoder, algorithm.critic.encoder, algorithm.noise_critic.encoder):
+        for key, value in base.encoder.named_buffers():
+            assert torch.equal(encoder.state_dict()[key], value), key
+
+
+@kinds
 @pytest.mark.parametrize(
     "space", [NoiseSpace("repeat", 0.3), NoiseSpace("truncated", 0.4, steps=2, rest="draw"), NoiseSpace("full", 0.9)]
 )

@@ -218,6 +218,36 @@ def test_episode_returns_run_on_across_rollouts() -> None:
     assert returns.observe(rollout([[1.0, 1.0]], [[True, True]])) == (6.0 + 1.0) / 2
 
 
+def test_only_episodes_begun_in_a_stage_count_for_it() -> None:
+    algorithm = gorl(stages=(2, 100))
+    sampler = sampler_for(algorithm)
+    run(algorithm, sampler, 3)
+    assert algorithm.returns.running is not None
+    algorithm.returns.running.fill_(1e6)  # what the old pair earned in the episodes that go on
+    run(algorithm, sampler, 1)
+    assert algorithm.stage == 1 and algorithm.returns.fresh is not None and not bool(algorithm.returns.fresh.any())
+    other = EpisodeReturns()
+    other.load_state_dict(algorithm.returns.state_dict())
+    assert other.fresh is not None and torch.equal(other.fresh, algorithm.returns.fresh)
+    run(algorithm, sampler, 15)
+    assert bool(algorithm.returns.fresh.all()) and -math.inf < algorithm.best_return < 1e5
+
+
+def test_fresh_decoders_and_encoders_keep_the_boxes_of_clouds_and_sets() -> None:
+    shapes = {"state": (2,), "point_cloud.front": (3, 3), "entities.others": (2, 4)}
+    boxes = {key: {"min": [-3.0] * math.prod(shape), "max": [7.0] * math.prod(shape)} for key, shape in shapes.items()}
+    head = FlowPolicy(FlowConfig(hidden=(16,), normalization="minmax"), PolicySpec(shapes, 2))
+    head.fit_normalizer(boxes | ACTION)
+    algorithm = gorl(head, identity_start=False)
+    fitted = [key for key, _ in head.encoder.named_buffers()]
+    assert sum(key.endswith("centre") for key in fitted) == 2
+    algorithm.fit.restart(algorithm.policy.actor, seed=0)
+    algorithm._begin_stage()
+    for encoder in (algorithm.policy.actor.encoder, algorithm.decoder.head.encoder, algorithm.fit.head.encoder):
+        for key in fitted:
+            assert torch.equal(encoder.state_dict()[key], head.encoder.state_dict()[key]), key
+
+
 def test_a_decoder_reproduces_what_was_played() -> None:
     """z ~ N(0, I) through the new decoder has the distribution of the encoder's actions, here two-sided and skewed."""
     algorithm = gorl(flow(hidden=(32, 32), steps=10), decoder_lr=2e-3, decoder_steps=900, decoder_batch=256)

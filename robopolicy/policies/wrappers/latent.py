@@ -142,7 +142,7 @@ class LatentPolicy(Policy):
             actor = replace(actor, normalization=encoder.normalizer.mode)
         policy = cls(LatentConfig(describe(base), space, actor), base.spec, copy.deepcopy(base))
         if encoder is not None:
-            policy.actor.encoder.normalizer.load_state_dict(encoder.normalizer.state_dict())
+            policy.actor.encoder.borrow(encoder)
         return policy
 
     def play(self, obs: Observation, w: Tensor, generator: Randomness = None) -> Tensor:
