@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
+from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful, frozen_copy
 from robopolicy.algorithms.frames.on_policy import Rows, joined, minibatches
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.critics.q import CriticConfig, QEnsemble
@@ -81,6 +81,10 @@ class HNPG(PPO):
         record = {key: played.record[key] for key in offline.record}
         return joined([replace(played, record=record), offline])
 
+    def observers(self) -> tuple[Observer, ...]:
+        """The shared ones and Q."""
+        return *super().observers(), self.q.encoder
+
     def _fit_q(self, played: Rows, offline: Transitions) -> None:
         """Several passes; in each minibatch as large a share of the dataset as of the rollout."""
         config, loss = self.config, torch.zeros(())
@@ -88,9 +92,10 @@ class HNPG(PPO):
             self.q_target.load_state_dict(self.q.state_dict())
             target = self.bellman_target(offline)
             order = torch.randperm(len(target), generator=self.generator).to(target.device)
-            parts = order.chunk(-(-len(played) // config.batch_size))
+            count = -(-len(played) // config.batch_size)
+            parts = order.repeat(-(-count // len(order))).tensor_split(count)  # again where there are few
             batches = minibatches(played, config.batch_size, self.generator)
-            for (rows, _), part in zip(batches, parts, strict=False):
+            for (rows, _), part in zip(batches, parts, strict=True):
                 obs = {key: value[part] for key, value in offline.obs.items()}
                 errors = self.q(rows.obs, rows.record["chunk"]) - rows.value_target  # (M, B)
                 residuals = self.q(obs, offline.chunk[part]) - target[part]

@@ -33,12 +33,20 @@ HYBRID = {"q": CriticConfig(hidden=(64, 64)), "q_lr": 4e-3, "q_epochs": 6, "offl
 class Learning:
     """An algorithm, play in a lock and a dataset of it."""
 
-    def __init__(self, length: int, hybrid: bool = True, seed: int = 0, wrong: float = 0.1, **overrides: Any) -> None:
+    def __init__(
+        self,
+        length: int,
+        hybrid: bool = True,
+        seed: int = 0,
+        wrong: float = 0.1,
+        normalization: str = "identity",
+        **overrides: Any,
+    ) -> None:
         torch.manual_seed(seed)
         self.generator = torch.Generator().manual_seed(seed)
         self.length = length
         policy = GaussianPolicy(
-            GaussianConfig(normalization="identity", log_std_init=-0.3), PolicySpec({"state": (length,)}, 1)
+            GaussianConfig(normalization=normalization, log_std_init=-0.3), PolicySpec({"state": (length,)}, 1)
         )
         settings = {"decisions": length, **FAST, **(HYBRID if hybrid else {}), **overrides}
         config: Any = HNPGConfig(**settings) if hybrid else PPOConfig(**settings)
@@ -103,6 +111,27 @@ def test_q_fits_the_returns_of_play_and_the_dataset_at_once() -> None:
     reward = batch.offline.reward[last]
     assert float(paid[reward > 0].mean() - paid[reward == 0].mean()) > 0.5
     assert float((played - earned[-1]).square().mean() / earned[-1].var()) < 0.4
+
+
+def test_statistics_of_q_follow_what_is_played() -> None:
+    learning = Learning(3, normalization="running", q_epochs=1)
+    normalizer = learning.algorithm.q.encoder.normalizer
+    before = float(normalizer.count)
+    learning.algorithm.update(learning.batch())
+    assert float(normalizer.count) == before + 3 * 32
+    torch.testing.assert_close(normalizer.mean, learning.algorithm.policy.encoder.normalizer.mean)
+
+
+@pytest.mark.parametrize("windows", [1, 4, 10, 512])
+def test_every_decision_of_play_fits_q_however_few_windows_there_are(
+    windows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learning, steps = Learning(3, batch_size=16, offline_batch=windows), list[int]()
+    optimizer = learning.algorithm.q_optimizer
+    step = optimizer.step
+    monkeypatch.setattr(optimizer, "step", lambda: (steps.append(1), step()))
+    learning.algorithm.update(learning.batch())
+    assert len(steps) == 6 * -(-3 * 32 // 16)
 
 
 def test_data_opens_a_lock_that_play_alone_never_opens() -> None:
