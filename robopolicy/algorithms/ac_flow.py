@@ -32,8 +32,8 @@ from robopolicy.algorithms.frames.matching import MatchingConfig, MatchingTuner,
 from robopolicy.algorithms.frames.on_policy import Rows, flatten, normalize
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
-from robopolicy.critics.intermediate import IntermediateValue
-from robopolicy.critics.value import ValueConfig
+from robopolicy.critics.intermediate import IntermediateConfig, IntermediateValue
+from robopolicy.critics.q import borrow_statistics
 from robopolicy.data.rollout import Rollout
 from robopolicy.limits import Natural, NotNegative, Positive
 from robopolicy.policies.base import Info, Policy
@@ -49,7 +49,7 @@ class ACFlowConfig(MatchingConfig):
     temperature: Positive = 0.5  # of the weights
     advantage_clip: Positive = 1.0  # bound on the intermediate advantage; weights lie within exp(+-clip / temperature)
     w2_coef: NotNegative = 10.0  # weight of the squared velocity distance to the pretrained policy; 1 drifted on lift
-    intermediate: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="silu"))
+    intermediate: IntermediateConfig = field(default_factory=IntermediateConfig)  # network of the intermediate critic
 
 
 def critic_weights(advantage: Tensor, clip: float, temperature: float) -> Tensor:
@@ -78,6 +78,7 @@ class ACFlow(MatchingTuner):
         # Weights times minus a log-ratio: the gradient is that of the weighted loss.
         self.estimator = Estimator(EstimatorConfig(surrogate="pg"))
         self.intermediate = IntermediateValue(config.intermediate, self.policy.spec)
+        borrow_statistics(self.intermediate.encoder, self.policy)
         self.intermediate_optimizer = torch.optim.Adam(self.intermediate.parameters(), lr=config.critic_lr, fused=True)
 
     def logp(self, rows: Rows) -> Tensor:

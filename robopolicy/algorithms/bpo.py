@@ -28,6 +28,7 @@ from robopolicy.algorithms.frames.on_policy import Rows
 from robopolicy.core.ranks import mean_over_ranks
 from robopolicy.core.regularizers import k3
 from robopolicy.core.surrogates import best_ratio
+from robopolicy.critics.q import borrow_statistics
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.limits import Count, InnerShare, Positive
 from robopolicy.policies.base import Info, Policy
@@ -60,6 +61,7 @@ class BPO(ActorCritic):
     def __init__(self, config: BPOConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train `policy` for `total_updates` rollouts."""
         self.median = ValueNet(config.critic, policy.spec)
+        borrow_statistics(self.median.encoder, policy)
         super().__init__(config, policy, total_updates=total_updates)
 
     def critics(self) -> dict[str, ValueNet]:

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from robopolicy.critics.value import ValueConfig
+from robopolicy.limits import Count, Ranged
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.time import SinusoidalEmbedding
+from robopolicy.nets.vision import VisionConfig
 from robopolicy.spec import PolicySpec
 
 TIME_DIM = 16  # width of the time embedding
 
 
+@dataclass(frozen=True)
+class IntermediateConfig(Ranged):
+    """Architecture of an `IntermediateValue`."""
+
+    hidden: tuple[Count, ...] = (256, 256, 256)
+    activation: str = "silu"
+    normalization: str = "running"  # minmax | meanstd | running | identity
+    vision: VisionConfig = field(default_factory=VisionConfig)
+
+
 class IntermediateValue(nn.Module):
     """V(x_t, t, s): points `(B, N, H, A)` at times `(B, N)` and observations `{key: (B, To, ...)}` -> `(B, N)`."""
 
-    def __init__(self, config: ValueConfig, spec: PolicySpec) -> None:
+    def __init__(self, config: IntermediateConfig, spec: PolicySpec) -> None:
         super().__init__()
         self.encoder = ObservationEncoder(spec.observation, normalization=config.normalization, vision=config.vision)
         self.time = SinusoidalEmbedding(TIME_DIM)

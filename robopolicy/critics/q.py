@@ -178,3 +178,21 @@ def borrow_normalizers(policy: Judged, vision: VisionConfig) -> tuple[Observatio
     action = make_normalizer(policy.spec.action_dim, normalizer.mode)
     action.load_state_dict(normalizer.state_dict())
     return own, action
+
+
+def borrow_statistics(encoder: ObservationEncoder, policy: Judged) -> None:
+    """Give the encoder of a critic the statistics of `policy`, where its mode needs those of a dataset.
+
+    Raises:
+        UserError: The policy normalises in another way, or sees other observations.
+    """
+    mode = encoder.normalization
+    if mode not in ("minmax", "meanstd"):
+        return
+    theirs = next((part for part in policy.modules() if isinstance(part, ObservationEncoder)), None)
+    if theirs is None or (theirs.normalization, theirs.layout, theirs.sizes) != (mode, encoder.layout, encoder.sizes):
+        raise UserError(
+            f"A value network with normalization '{mode}' takes the statistics of a policy with the same one that sees "
+            f"the same, as '{policy.name}' does not; set it to running, e.g. algorithm.critic.normalization=running."
+        )
+    encoder.borrow(theirs)

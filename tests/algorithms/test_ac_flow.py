@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +13,12 @@ from matching_tools import BARE, bandit, gradient, head, point_mass_return, prep
 from robopolicy.algorithms.ac_flow import ACFlowConfig, actor_loss, critic_weights
 from robopolicy.algorithms.frames.on_policy import normalize
 from robopolicy.core.estimator import Estimator, EstimatorConfig
-from robopolicy.critics.intermediate import IntermediateValue
+from robopolicy.critics.intermediate import IntermediateConfig, IntermediateValue
 from robopolicy.critics.value import ValueConfig
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 
-SMALL: dict[str, Any] = {"intermediate": ValueConfig(hidden=(16,), activation="silu")}
+SMALL: dict[str, Any] = {"intermediate": IntermediateConfig(hidden=(16,), activation="silu")}
 
 
 def rows_of(algorithm: Any, count: int = 64) -> Any:
@@ -142,7 +143,7 @@ def test_the_intermediate_critic_learns_what_a_point_tells_about_the_outcome() -
     """With the first action as outcome, nothing is known at time 0 and everything at time 1."""
     torch.manual_seed(0)
     spec = PolicySpec({"state": (1,)}, action_dim=1)
-    critic = IntermediateValue(ValueConfig(hidden=(32, 32), activation="silu", normalization="identity"), spec)
+    critic = IntermediateValue(IntermediateConfig(hidden=(32, 32), activation="silu", normalization="identity"), spec)
     optimizer = torch.optim.Adam(critic.parameters(), lr=5e-3)
     for _ in range(250):
         data, noise, t = torch.randn(256, 1, 1, 1), torch.randn(256, 1, 1, 1), torch.rand(256, 1)
@@ -156,6 +157,12 @@ def test_the_intermediate_critic_learns_what_a_point_tells_about_the_outcome() -
         start, end = (critic(obs, x, torch.full((1, 7), t)).flatten() for t in (0.0, 1.0))
     assert float(start.abs().max()) < 0.3
     assert float((end - x.flatten()).abs().max()) < 0.3
+
+
+def test_the_intermediate_critic_has_no_setting_that_it_does_not_read(tmp_path: Path, refused: Any) -> None:
+    command = ("train", "task=point_mass", "policy=flow", "algorithm=ac_flow", "budget.updates=1", f"out={tmp_path}")
+    for setting in ("residual=true", "bias=3", "orthogonal_init=false", "vectors={state:2}"):
+        assert setting.split("=")[0] in refused(*command, f"algorithm.intermediate.{setting}")
 
 
 def test_resume_keeps_the_intermediate_critic() -> None:

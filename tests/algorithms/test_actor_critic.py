@@ -22,6 +22,7 @@ from robopolicy.algorithms.mdpo import MDPO, MDPOConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.ta_lpo import TALPO, TALPOConfig
 from robopolicy.core.surrogates import best_ratio, importance, mirror
+from robopolicy.critics.value import ValueConfig
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
@@ -340,6 +341,21 @@ def test_a_clipped_value_counts_the_larger_error() -> None:
 def test_impossible_settings_are_refused(name: str, settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         algorithm(name, **settings)
+
+
+@pytest.mark.parametrize("name", ["ppo", "bpo"])
+def test_a_critic_that_normalises_as_the_policy_takes_its_statistics(name: str) -> None:
+    policy = GaussianPolicy(GaussianConfig(normalization="minmax"), PolicySpec({"state": (2,)}, 2))
+    policy.fit_normalizer({"state": {"min": [0.0, -2.0], "max": [4.0, 0.0]}})
+    make = lambda mode: make_algorithm(  # noqa: E731
+        name, CONFIGS[name](critic=ValueConfig(normalization=mode)), policy, total_updates=9
+    )
+    learner: Any = make("minmax")
+    for critic in learner.critics().values():
+        assert critic.encoder.normalizer.offset.tolist() == [2.0, -1.0]
+        assert critic.encoder.normalizer.scale.tolist() == [2.0, 1.0] and bool(critic.encoder.normalizer.fitted)
+    with pytest.raises(UserError, match=r"algorithm\.critic\.normalization=running"):
+        make("meanstd")
 
 
 @pytest.mark.slow

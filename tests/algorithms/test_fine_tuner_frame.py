@@ -15,6 +15,7 @@ from robopolicy.algorithms import ALGORITHMS, make_algorithm
 from robopolicy.algorithms.frames.on_policy import Rows
 from robopolicy.critics.value import ValueConfig
 from robopolicy.data.rollout import Rollout
+from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Policy
 
 ROWS = 64
@@ -44,6 +45,20 @@ def played(algorithm: Any, advantage: Tensor) -> Rows:
     sample = algorithm.policy.sample(obs, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         return algorithm.prepare(Rows(obs, sample.record, sample.logp, advantage, advantage, advantage))
+
+
+@pytest.mark.parametrize("name", ["reinflow", "dppo", "ac_flow"])
+def test_a_critic_that_normalises_as_the_policy_takes_its_statistics(name: str) -> None:
+    policy = (tools.diffusion_head if name == "dppo" else tools.flow_head)(normalization="minmax")
+    with torch.no_grad():
+        policy.encoder.normalizer.offset.copy_(torch.arange(6.0))
+    config = ALGORITHMS[name][0]
+    algorithm: Any = make_algorithm(name, config(critic=ValueConfig(normalization="minmax")), policy, total_updates=9)
+    assert torch.equal(algorithm.critic.encoder.normalizer.offset, torch.arange(6.0))
+    assert bool(algorithm.critic.encoder.normalizer.fitted) and float(algorithm.critic.encoder.normalizer.scale[0]) == 2
+    for other in (ValueConfig(normalization="meanstd"), ValueConfig(normalization="minmax", vectors={"goal": 6})):
+        with pytest.raises(UserError, match=r"algorithm\.critic\.normalization=running"):
+            make_algorithm(name, config(critic=other), policy, total_updates=9)
 
 
 def signs() -> Tensor:

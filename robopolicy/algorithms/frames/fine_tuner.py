@@ -25,6 +25,7 @@ from robopolicy.algorithms.frames.on_policy import (
     minibatches,
     rows_with_advantages,
 )
+from robopolicy.critics.q import borrow_statistics
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.rollout import Rollout
 from robopolicy.limits import Count, Natural, NotNegative, Positive, Ranged, Share
@@ -132,6 +133,7 @@ class FineTuner(ActorTuner):
         super().__init__(config, policy, base, total_updates=total_updates)
         self.step_discount = config.gamma if config.discount_unit == "step" else 1.0
         self.critic = ValueNet(config.critic, policy.spec)
+        borrow_statistics(self.critic.encoder, policy)
         self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=config.critic_lr, fused=True)
         self.scale = ReturnScale()
         self._beside = Beside([self.critic])

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Observer, Stateful
 from robopolicy.algorithms.frames.on_policy import ReturnScale, Rows, explained_variance, flatten, rows_with_advantages
+from robopolicy.critics.q import borrow_statistics
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.rollout import Rollout
 from robopolicy.limits import Count, Natural, Ranged, Share
@@ -44,6 +45,7 @@ class RolloutLearner(Algorithm):
         self.config = config
         self.step_discount = config.gamma
         self.critic = self.make_critic()
+        borrow_statistics(self.critic.encoder, policy)
         self.scale = ReturnScale()
 
     def make_critic(self) -> ValueNet:
