@@ -24,6 +24,7 @@ from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.data.transitions import Transitions
 from robopolicy.limits import Count, NotNegative, Positive
 from robopolicy.policies.base import Info, Policy
+from robopolicy.policies.noise import normal
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,12 @@ class MDPOOff(SAC):
     def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
         """`c log pi + (lambda - c) log pi_k - min Q` at reparameterised chunks."""
         near = self.config.proximity
-        chunk, logp = self.policy.rsample(batch.obs, generator=self.generator)
+        mean, log_std = self.policy.distribution(batch.obs)
+        noise = normal(mean.shape, self.generator, mean.device)
+        chunk, logp = self.policy.drawn(mean, log_std, noise)
         loss = near * logp - self.critic.lowest(batch.obs, chunk)
         rest = alpha.detach() - near
-        return (loss + rest * self.previous.log_density(batch.obs, chunk)).mean(), logp, {}
+        return (loss + rest * self.previous.raw_density(batch.obs, mean + log_std.exp() * noise)).mean(), logp, {}
 
     def actor_step(self, batch: Transitions) -> Info:
         """One step of the actor, and now and then a new copy."""

@@ -253,6 +253,26 @@ def test_the_actor_of_mdpo_weighs_the_copy_by_what_its_own_entropy_leaves() -> N
         torch.testing.assert_close(mine, theirs)
 
 
+def test_mdpo_scores_draws_that_tanh_has_saturated() -> None:
+    """With the copy still equal and no values, `lambda log pi`, though tanh rounds draws near 9 to 1."""
+    algorithm: MDPOOff = learner("mdpo_off", temperature=0.2)
+    algorithm.critic.lowest = lambda obs, chunk: torch.zeros(len(chunk))
+    policy = algorithm.policy = gaussian(state_dependent_std=True)
+    output = [layer for layer in policy.actor.modules() if isinstance(layer, nn.Linear)][-1]
+    with torch.no_grad():
+        output.weight.zero_()
+        output.bias.view(2, 2).copy_(torch.tensor([9.0, -1.0]))
+    algorithm.previous = copy.deepcopy(policy).requires_grad_(False)
+    data, generator = loop(), seeded(algorithm)
+    loss, logp, _ = algorithm.actor_loss(data, torch.tensor(0.2))
+    assert float(loss.detach()) == pytest.approx(0.2 * float(logp.detach().mean()), abs=1e-3)
+    noise, std = torch.randn(128, 2, 1, generator=generator)[:, 0, 0], math.exp(-1)
+    slope = 2 * (9 + std * noise).tanh()  # of -log(1 - tanh^2)
+    wanted = torch.stack([0.2 * slope + 0.8 * noise / std, 0.2 * (slope * std * noise - 1) + 0.8 * (noise**2 - 1)])
+    (found,) = torch.autograd.grad(loss, [output.bias])
+    torch.testing.assert_close(found.view(2, 2)[0], wanted.mean(1), atol=1e-3, rtol=1e-3)
+
+
 def test_the_actor_of_mdpo_stays_near_its_copy_the_more_proximity_weighs() -> None:
     def divergence(proximity: float) -> float:
         algorithm: MDPOOff = learner("mdpo_off", proximity=proximity, temperature=0.02, lr=1e-2)

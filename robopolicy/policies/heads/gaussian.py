@@ -83,7 +83,10 @@ class GaussianPolicy(ExplicitPolicy):
     def rsample(self, obs: Observation, *, generator: Randomness = None) -> tuple[Tensor, Tensor]:
         """Reparameterised chunk `(B, H, A)` and the log-probability `(B,)` of its executed part, differentiable."""
         mean, log_std = self.distribution(obs)
-        noise = normal(mean.shape, generator, mean.device)
+        return self.drawn(mean, log_std, normal(mean.shape, generator, mean.device))
+
+    def drawn(self, mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """What `rsample` returns for standard normal `noise` `(B, H, A)`, given `distribution`."""
         if self.config.squash:
             draw, density = squashed_draw(mean, log_std, noise)
         else:
@@ -98,8 +101,12 @@ class GaussianPolicy(ExplicitPolicy):
 
     def log_density(self, obs: Observation, chunk: Tensor) -> Tensor:
         """Log-probability `(B,)` of the executed part of a given `chunk` `(B, H, A)`, as `rsample` counts it."""
+        return self.raw_density(obs, self._to_raw(chunk))
+
+    def raw_density(self, obs: Observation, raw: Tensor) -> Tensor:
+        """As `log_density`, of a chunk in normalised units before tanh `(B, H, A)`; exact however saturated it is."""
         mean, log_std = self.distribution(obs)
-        return self._log_density(self._to_raw(chunk), mean, log_std)[:, : self.spec.execute].sum((1, 2))
+        return self._log_density(raw, mean, log_std)[:, : self.spec.execute].sum((1, 2))
 
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
         """Log-probability and entropy `(B, 1)`.
