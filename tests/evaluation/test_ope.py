@@ -376,6 +376,8 @@ def test_sharpe_ratio_by_hand():
         assert sharpe_ratio(risky, REAL, "behaviour", k) < sharpe_ratio(careful, REAL, "behaviour", k)
     assert sharpe_ratio({"c": 1.0, "behaviour": 0.5, "a": 0, "b": 0, "d": 0}, REAL, "behaviour", 2) == 0
     assert np.isnan(sharpe_ratio(careful, REAL, "behaviour", 1))
+    alike = {"behaviour": 0.0, "a": 0.1, "b": 0.1, "c": 0.1}
+    assert np.isnan(sharpe_ratio(alike, alike, "behaviour", 3)) and np.std([0.1] * 3) > 0
 
 
 def test_sharpe_ratio_ignores_a_common_offset_and_scale():

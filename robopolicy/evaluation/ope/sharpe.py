@@ -40,8 +40,9 @@ def sharpe_ratio(estimated: Mapping[str, float], real: Mapping[str, float], beha
         raise UserError(f"SharpeRatio@k of {len(real)} candidates needs 1 <= k <= {len(real)}, got {k}.")
     chosen = sorted(estimated, key=lambda name: -estimated[name])[:k]
     values = np.array([real[name] for name in chosen])
-    spread = float(values.std())
-    return max(float(values.max()) - real[behaviour], 0.0) / spread if spread > 0 else math.nan
+    if values.max() == values.min():  # rounding may leave a deviation
+        return math.nan
+    return max(float(values.max()) - real[behaviour], 0.0) / float(values.std())
 
 
 def sharpe_table(
