@@ -76,6 +76,7 @@ class ODICE(Imitating):
     """Orthogonal-gradient V, weighted imitation."""
 
     name = "odice"
+    whole_ensemble = True
     needs_dataset: ClassVar[bool] = True
     config: ODICEConfig
     critic: StateValues

@@ -29,6 +29,7 @@ from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.critics.optimism import RareSwitch, upper_value
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.transitions import Transitions
+from robopolicy.errors import UserError
 from robopolicy.limits import Count, Natural, NotNegative, PartialShare, Positive, PositiveShare
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.noise import uniform
@@ -49,6 +50,14 @@ class OptimisticACConfig(SACConfig):
     memory: PartialShare = 0.99  # share of the averages of these errors that every actor step keeps
     dwell: Natural = 1000  # actor steps at least between two switches
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.backup_entropy:
+            raise UserError(
+                "The targets of optimistic_ac are values of the best chunks and never hold entropy, so "
+                "algorithm.backup_entropy does nothing; leave it out."
+            )
+
 
 def best_next(critic: QEnsemble, batch: Transitions, chunks: Tensor) -> Tensor:
     """Bellman targets `(M, B)` of each member alone, at the best of its chunks `(B, C, H, A)`."""
@@ -66,6 +75,7 @@ class OptimisticAC(SAC):
     """SAC that climbs an optimistic critic, changes it rarely, and then starts over."""
 
     name = "optimistic_ac"
+    whole_ensemble = True
 
     def __init__(self, config: OptimisticACConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a squashed Gaussian `policy`, to which it returns at every switch."""

@@ -154,3 +154,5 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         ODICEConfig(largest_return=0.0)
     with pytest.raises(UserError, match="histogram"):
         ODICEConfig(critic=replace(SMALL, bins=11))
+    with pytest.raises(UserError, match="'odice' bootstraps from all members"):
+        odice(target_members=1)

@@ -125,6 +125,8 @@ def test_what_it_cannot_do_is_refused() -> None:
         ({"candidates": 0}, "candidates must be at least 1"),
         ({"factor": 1}, "factor > 1"),
         ({"dwell": -1}, "dwell must be at least 0"),
+        ({"target_members": 1}, "'optimistic_ac' bootstraps from all members"),
+        ({"backup_entropy": False}, "backup_entropy does nothing"),
     )
     for settings, reason in refused:
         with pytest.raises(UserError, match=reason):
