@@ -71,7 +71,7 @@ class SLMGAC(SAC):
         loss = self.critic.regression(output, target) + self.config.reward_coef * supervised
         value = self.critic.value(output.detach())
         info = {"value": value.mean(), "target": target.mean(), "reward_loss": supervised.detach().mean()}
-        info |= {"td_variance": (target - value).var(1).mean(), "errors": (value - target).abs().mean(0)}
+        info |= {"td_variance": (target - value).var(1, correction=0).mean(), "errors": (value - target).abs().mean(0)}
         return (loss * batch.weight).mean(1).sum(), info
 
     def smoothed(self, batch: Transitions) -> Transitions:

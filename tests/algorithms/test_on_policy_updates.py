@@ -12,7 +12,13 @@ import torch
 from robopolicy.algorithms import ppo as ppo_module
 from robopolicy.algorithms import reinflow as reinflow_module
 from robopolicy.algorithms.frames.base import Algorithm
-from robopolicy.algorithms.frames.on_policy import ReturnScale, minibatches, rows_with_advantages
+from robopolicy.algorithms.frames.on_policy import (
+    ReturnScale,
+    Rows,
+    explained_variance,
+    minibatches,
+    rows_with_advantages,
+)
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
 from robopolicy.data.rollout import Rollout
@@ -171,6 +177,11 @@ def test_the_return_scale_merges_rollouts_and_discounts_as_the_advantages_do(uni
         seen.append(running)
         running = torch.where(end, 0.0, running)
     assert whole.factor == pytest.approx(1 / float(torch.stack(seen).double().std(unbiased=False)), rel=1e-6)
+
+
+def test_a_single_row_has_a_finite_explained_variance() -> None:
+    one = torch.ones(1)
+    assert explained_variance(Rows({}, {}, one[:, None], one, 3 * one, one)) == 1.0  # no variance is left unexplained
 
 
 @pytest.mark.slow

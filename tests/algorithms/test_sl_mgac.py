@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -121,6 +122,11 @@ def test_a_group_that_is_seen_has_its_own_values() -> None:
     torch.testing.assert_close(critic(obs, chunk), earned.expand(2, -1), atol=0.1, rtol=0)
     assert all(bool(p.grad.any()) for p in critic.encoder.projections.parameters() if p.grad is not None)
     assert all(p.grad is None for p in policy.parameters())
+
+
+def test_a_batch_of_one_window_has_finite_metrics() -> None:
+    metrics = sl_mgac().update(bandit(1))
+    assert all(math.isfinite(value) for value in metrics.values()) and metrics["critic/td_variance"] == 0
 
 
 def test_it_finds_the_best_action_of_a_noisy_bandit() -> None:

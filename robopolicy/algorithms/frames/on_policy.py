@@ -183,8 +183,8 @@ def normalize(advantage: Tensor) -> Tensor:
 
 def explained_variance(rows: Rows) -> float:
     """Share of the variance of the value targets that the critic predicted before the update; 1 is perfect."""
-    variance = rows.value_target.var(0).sum().clamp_min(1e-12)
-    return float(1 - (rows.value_target - rows.value).var(0).sum() / variance)
+    variance = rows.value_target.var(0, correction=0).sum().clamp_min(1e-12)
+    return float(1 - (rows.value_target - rows.value).var(0, correction=0).sum() / variance)
 
 
 class ReturnScale:
