@@ -41,7 +41,7 @@ class ChunkVAEConfig(Ranged):
     hidden: tuple[Count, ...] = (750, 750)  # of encoder and decoder
     latent: Natural = 0  # latent dimensions; 0 is two per executed number
     lr: Positive = 1e-3  # learning rate
-    weight: Positive = 1.0  # of the reconstruction beside half the KL
+    weight: Positive = 1.5  # of the reconstruction beside half the KL; 1 for Hopper and HalfCheetah
     vision: VisionConfig = field(default_factory=VisionConfig)
 
 

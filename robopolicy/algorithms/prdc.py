@@ -6,7 +6,8 @@ pair's action. So an action is fine wherever the data has one like it in a state
 the behaviour of a state without leaving the data.
 
 Use it for offline data of mixed quality that covers its states well, and vectors as observations. Not with few
-demonstrations, in which the nearest pair lies far away, nor with images. A large `beta` is td3_bc.
+demonstrations, in which the nearest pair lies far away, nor with images,
+clouds, entities or embeddings. A large `beta` is td3_bc.
 
 `novelty` in the log is the distance to that pair in units of the usual one between pairs of the data: values well above
 1 say that the actor has left it (`robopolicy.data.neighbours`, which needs the extra `neighbours`).
@@ -58,10 +59,11 @@ class PRDC(RegularizedTD3):
         """
         super().__init__(config, policy, total_updates=total_updates)
         layout = self.policy.encoder.layout
-        if layout.images or layout.clouds:
+        others = [*layout.images, *layout.clouds, *layout.entities, *layout.embeddings]
+        if others:
             raise UserError(
-                f"PRDC measures distances between vectors, but '{policy.name}' sees "
-                f"{[*layout.images, *layout.clouds]}; name vectors in task.observe, or use td3_bc or a2pr."
+                f"PRDC measures distances between vectors, but '{policy.name}' sees {others}; name vectors in "
+                "task.observe, or use td3_bc or a2pr."
             )
         self.pairs: NearestPairs | None = None
         self._chunks = torch.zeros(0)  # (N, n, A) the pairs' executed parts, in the units of the environment

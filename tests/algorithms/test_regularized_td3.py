@@ -189,11 +189,12 @@ def test_prdc_without_dataset_or_vectors_is_refused() -> None:
         algorithm.actor_step(drawn(algorithm))
     with pytest.raises(UserError, match="beta"):
         PRDCConfig(beta=-1.0)
-    spec = PolicySpec({"image.top": (3, 16, 16)}, action_dim=1, horizon=2, execute=1)
-    seeing = GaussianPolicy(GaussianConfig(hidden=(8,), squash=True), spec)
-    seeing.fit_normalizer(STATISTICS)
-    with pytest.raises(UserError, match=r"image\.top"):
-        PRDC(PRDCConfig(critic=SMALL), seeing, total_updates=1)
+    for key, shape in {"image.top": (3, 16, 16), "embedding.goal": (4,), "entities.others": (2, 3)}.items():
+        spec = PolicySpec({"state": (2,), key: shape}, action_dim=1, horizon=2, execute=1)
+        seeing = GaussianPolicy(GaussianConfig(hidden=(8,), squash=True, normalization="identity"), spec)
+        seeing.fit_normalizer(STATISTICS)
+        with pytest.raises(UserError, match=key.replace(".", r"\.")):
+            PRDC(PRDCConfig(critic=SMALL), seeing, total_updates=1)
 
 
 # A2PR.
@@ -270,6 +271,7 @@ def test_settings_of_a2pr_that_make_no_sense_are_refused() -> None:
         A2PRConfig(pull=-0.1)
     with pytest.raises(UserError, match="weight must be positive"):
         ChunkVAEConfig(weight=0.0)
+    assert A2PRConfig().vae.weight == 1.5  # the public code's for Walker2d
 
 
 # All of them.
