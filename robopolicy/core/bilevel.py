@@ -50,11 +50,15 @@ def implicit_gradient(
 def conjugate_gradients(
     matrix: Callable[[Tensor], Tensor], right: Tensor, steps: int, tolerance: float = 1e-10
 ) -> Tensor:
-    """Solve `matrix(x) = right` for a symmetric positive definite map of vectors `(n,)`."""
+    """Solve `matrix(x) = right` for a symmetric positive definite map of vectors `(n,)`.
+
+    It ends once the squared residual is `tolerance` times that of zeros.
+    """
     solution, residual = torch.zeros_like(right), right.clone()
     direction, size = residual.clone(), torch.dot(residual, residual)
+    enough = tolerance * float(size)
     for _ in range(steps):
-        if float(size) < tolerance:
+        if float(size) <= enough:
             break
         image = matrix(direction)
         rate = size / torch.dot(direction, image)

@@ -15,6 +15,17 @@ def test_conjugate_gradients_solve_a_system_in_as_many_steps_as_it_has_unknowns(
     torch.testing.assert_close(found, torch.linalg.solve(matrix, right), rtol=1e-4, atol=1e-5)
 
 
+def test_the_gradient_of_a_small_loss_is_as_small() -> None:
+    """Lower: `|p - v|^2 / 2`, so that the policy follows v; upper: `c |p|^2 / 2`, whose gradient is then `c v`."""
+    v = torch.tensor([1.0, -2.0], dtype=torch.float64, requires_grad=True)
+    policy = v.detach().clone().requires_grad_()
+    lower = (policy - v).square().sum() / 2
+    (found,) = implicit_gradient(1e-6 * policy.square().sum() / 2, lower, [policy], [v], damping=0.0)
+    torch.testing.assert_close(found, 1e-6 * v.detach(), rtol=1e-6, atol=0)
+    nothing = conjugate_gradients(lambda x: x, torch.zeros(2), 5)
+    assert nothing.tolist() == [0.0, 0.0]
+
+
 def test_the_gradient_of_a_bandit_whose_policy_answers_the_reward() -> None:
     """Lower: softmax policy with entropy bonus, whose best answer is softmax(v / tau); upper: a preference loss."""
     tau, target = 0.5, torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
