@@ -352,6 +352,10 @@ def test_oppo_is_hindsight_imitation_and_a_triplet_loss() -> None:
     torch.testing.assert_close(loss, written)
     for found, wanted in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(written, leaves), strict=True):
         torch.testing.assert_close(found, wanted)
+    with torch.no_grad():
+        embedding[3] = 0.0  # whose length has no slope
+    loss, _ = recipe.loss(case.decisions, recipe.advantage(case.decisions), case.logp())
+    assert all(bool(found.isfinite().all()) for found in torch.autograd.grad(loss, leaves))
     alone = {"name": "embedding_triplet", "coef": 0.0}
     torch.testing.assert_close(gradients("s113_oppo", case, objective=alone), gradients("sft", case))
 

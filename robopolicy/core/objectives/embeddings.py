@@ -31,6 +31,6 @@ class EmbeddingTriplet:
         near = (best[chosen] - embedding[chosen]).square().sum(1)
         far = (best[chosen] - embedding[rejected]).square().sum(1)
         loss = (near - far + self.margin).clamp(min=0.0).sum() / max(len(chosen), 1)
-        length = (embedding.square().sum(1).sqrt() - 1.0).square().mean()
+        length = (embedding.norm(dim=1) - 1.0).square().mean()
         ordered = (near < far).to(near.dtype).sum() / max(len(chosen), 1)
         return loss + self.norm * length, {"accuracy": ordered.detach()}
