@@ -61,6 +61,12 @@ def test_a_critic_that_normalises_as_the_policy_takes_its_statistics(name: str) 
             make_algorithm(name, config(critic=other), policy, total_updates=9)
 
 
+@pytest.mark.parametrize("name", ["reinflow", "dppo", "fpo", "ac_flow"])
+def test_an_unknown_discount_unit_is_refused_at_once(name: str) -> None:
+    with pytest.raises(UserError, match="discount unit 'steps'"):
+        ALGORITHMS[name][0](discount_unit="steps")
+
+
 def signs() -> Tensor:
     """As many good decisions as bad ones."""
     return torch.tensor([1.0, -1.0]).repeat(ROWS // 2)

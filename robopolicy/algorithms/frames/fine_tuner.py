@@ -25,9 +25,11 @@ from robopolicy.algorithms.frames.on_policy import (
     minibatches,
     rows_with_advantages,
 )
+from robopolicy.core.returns import DISCOUNT_UNITS
 from robopolicy.critics.q import borrow_statistics
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.rollout import Rollout
+from robopolicy.errors import unknown_name
 from robopolicy.limits import Count, Natural, NotNegative, Positive, Ranged, Share
 from robopolicy.policies.base import Info, Policy
 
@@ -57,6 +59,11 @@ class FineTunerConfig(ActorTunerConfig):
     critic_warmup: Natural = 0  # first rollouts that train the critic alone
     normalize_reward: bool = True  # divide rewards by the running standard deviation of the return
     critic: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="silu"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.discount_unit not in DISCOUNT_UNITS:
+            raise unknown_name("discount unit", self.discount_unit, DISCOUNT_UNITS)
 
 
 class ActorTuner(Algorithm):
