@@ -33,6 +33,15 @@ def test_the_identity_is_tanh_within_the_bounds() -> None:
     assert decoder.network_calls == 0
 
 
+@pytest.mark.parametrize("mode", ["meanstd", "identity"])
+def test_a_head_without_bounds_cannot_start_as_the_identity(mode: str) -> None:
+    config = FlowConfig(hidden=(8,), normalization="identity", action_normalization=mode, action_clip=0.0)
+    inner = FlowPolicy(config, SPEC)
+    with pytest.raises(UserError, match=r"policy\.action_normalization=minmax"):
+        StagedDecoder.around(inner, identity=True)
+    assert not bool(StagedDecoder.around(inner, identity=False).identity)
+
+
 def test_a_trained_decoder_is_its_head() -> None:
     inner = head()
     decoder = StagedDecoder.around(inner, identity=False)

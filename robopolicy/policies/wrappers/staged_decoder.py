@@ -45,7 +45,17 @@ class StagedDecoder(Policy):
 
     @classmethod
     def around(cls, head: GenerativePolicy, *, identity: bool) -> StagedDecoder:
-        """Wrap `head`, which is shared, not copied."""
+        """Wrap `head`, which is shared, not copied.
+
+        Raises:
+            UserError: It should start as the identity, and the head does not know the action bounds.
+        """
+        mode = head.action_normalizer.mode
+        if identity and mode != "minmax":
+            raise UserError(
+                f"An untrained decoder plays up to the action bounds, unknown to action_normalization '{mode}'; set "
+                "policy.action_normalization=minmax, or algorithm.identity_start=false after imitation."
+            )
         decoder = cls(StagedDecoderConfig(describe(head)), head.spec, head)
         decoder.identity.fill_(identity)
         return decoder
