@@ -361,6 +361,14 @@ def test_what_cannot_be_steered_is_refused() -> None:
         make(DSRLNA, LatentPolicy.steer(flow(), NoiseSpace("repeat"), ACTOR))
 
 
+@kinds
+def test_a_steered_policy_goes_on_with_its_own_actor_alone(kind: type[Steering]) -> None:
+    steered = LatentPolicy.steer(flow(), NoiseSpace(bound=BOUND), ACTOR)
+    assert make(kind, steered).policy is steered
+    with pytest.raises(UserError, match=r"an actor with hidden=\(64, 64\);"):
+        make(kind, steered, actor=replace(ACTOR, hidden=(128,)))
+
+
 @pytest.mark.slow
 @kinds
 def test_steering_a_slow_random_black_box_solves_the_point_mass(kind: type[Steering]) -> None:

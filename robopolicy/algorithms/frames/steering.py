@@ -77,7 +77,7 @@ def steer(policy: Policy, config: SteeringConfig, algorithm: str) -> LatentPolic
     """`policy` as a steered one.
 
     Raises:
-        UserError: It takes no noise, the noise is unbounded, or it is steered in another noise space already.
+        UserError: It takes no noise, the noise is unbounded, or it is steered by another actor or noise space.
     """
     if not config.space.bound:
         raise UserError(
@@ -89,5 +89,12 @@ def steer(policy: Policy, config: SteeringConfig, algorithm: str) -> LatentPolic
         raise UserError(
             f"The policy is steered in {policy.config.space}, not in {config.space}; set algorithm.space to the "
             "former, or start from its base."
+        )
+    theirs, wanted = vars(policy.config.actor), vars(config.actor)
+    other = [f"{key}={value}" for key, value in theirs.items() if key != "normalization" and value != wanted[key]]
+    if other:  # normalization is the base's
+        raise UserError(
+            f"The policy is steered by an actor with {', '.join(other)}; set algorithm.actor to that, or start from "
+            "its base."
         )
     return policy
