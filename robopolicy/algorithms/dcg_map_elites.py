@@ -139,8 +139,10 @@ class DCGMAPElites(TD3):
         """The policy and fresh networks, at random descriptors."""
         config, count = self.config, self.config.mutants + self.config.climbers + self.config.actors
         weights = self.population.fresh(count, config.seed)
-        constants = torch.rand(count, self.population.descriptor_dim, generator=self.generator).to(weights.device)
-        return Candidates(torch.cat([weights, constants], 1), torch.zeros(count, dtype=torch.bool))
+        with torch.device("cpu"):  # that of the generator, whatever the network is built on
+            constants = torch.rand(count, self.population.descriptor_dim, generator=self.generator)
+            asked = torch.zeros(count, dtype=torch.bool)
+        return Candidates(torch.cat([weights, constants.to(weights.device)], 1), asked)
 
     def update(self, batch: Generation) -> Metrics:
         """Selection, steps of critic and actor, and the candidates of the next generation."""

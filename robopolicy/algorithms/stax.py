@@ -101,13 +101,13 @@ class STAX(Algorithm):
         self.config = config
         self.policy: GaussianPolicy = policy
         self.population = Population(policy)
-        views = view_dim(policy.spec.observation)
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), torch.device("cpu"):  # individuals are kept there
             torch.manual_seed(config.seed)
+            views = view_dim(policy.spec.observation)
             self.autoencoder = Autoencoder(views, config.code, config.hidden)
-        nobody = Individuals.none(self.population.weight_dim, config.starts * config.views, views)
+            nobody = Individuals.none(self.population.weight_dim, config.starts * config.views, views)
+            self.sown = torch.zeros(0, dtype=torch.bool)  # which parents have an emitter already
         self.parents = self.children = self.archive = self.paid = nobody
-        self.sown = torch.zeros(0, dtype=torch.bool)  # which parents have an emitter already
         self.emitters: list[Emitter] = []
         self.playing: list[int] = []  # places of the emitters whose members are asked for
         self.exploring, self.left = True, config.chunk

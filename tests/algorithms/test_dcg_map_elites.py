@@ -71,6 +71,15 @@ def states(rows: int = 16) -> dict[str, Tensor]:
     return {"state": torch.randn(rows, 1, 9, generator=generator), "descriptor": torch.rand(rows, 1, 2)}
 
 
+@pytest.mark.filterwarnings("ignore:for .*copying from a non-meta parameter")
+def test_the_first_candidates_do_not_depend_on_the_default_device() -> None:
+    algorithm = learner(run())
+    with torch.device("meta"):
+        other = DCGMAPElites(algorithm.config, algorithm.policy, total_updates=9)
+    assert torch.equal(other.candidates.members, algorithm.candidates.members)
+    assert not bool(other.candidates.asked.any())
+
+
 def test_behaving_as_asked_pays_and_nothing_else_does() -> None:
     data = batch(torch.rand(3, 2, 1), lambda action: torch.full((3,), 2.0))
     achieved, wanted = torch.full((3, 2), 0.5), torch.tensor([[0.5, 0.5], [0.5, 0.6], [0.5, 1.5]])

@@ -69,6 +69,16 @@ def played(algorithm: STAX, fitness: Any = 0.0, far: float = 0.0) -> Individuals
     return Individuals(algorithm.candidates, torch.zeros(count, dtype=torch.float64) + torch.as_tensor(fitness), views)
 
 
+def test_individuals_and_their_behaviours_stay_on_the_cpu_wherever_it_is_built() -> None:
+    algorithm = learner(run())
+    with torch.device("meta"):
+        other = STAX(algorithm.config, algorithm.policy, total_updates=9)
+    for _ in range(2):
+        algorithm.update(played(algorithm))
+        other.update(played(other))
+    assert torch.equal(algorithm.candidates, other.candidates)
+
+
 @pytest.mark.parametrize("horizon", [1, 4])
 def test_members_all_play_the_same_episodes_and_are_looked_at_on_the_way(horizon: int) -> None:
     parts = run(num_envs=4, starts=2, horizon=horizon)
