@@ -78,7 +78,7 @@ class ACFlow(MatchingTuner):
         # Weights times minus a log-ratio: the gradient is that of the weighted loss.
         self.estimator = Estimator(EstimatorConfig(surrogate="pg"))
         self.intermediate = IntermediateValue(config.intermediate, self.policy.spec)
-        borrow_statistics(self.intermediate.encoder, self.policy)
+        borrow_statistics(self.intermediate.encoder, policy)
         self.intermediate_optimizer = torch.optim.Adam(self.intermediate.parameters(), lr=config.critic_lr, fused=True)
 
     def logp(self, rows: Rows) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
@@ -31,6 +32,8 @@ class EmbeddingTriplet:
         near = (best[chosen] - embedding[chosen]).square().sum(1)
         far = (best[chosen] - embedding[rejected]).square().sum(1)
         loss = (near - far + self.margin).clamp(min=0.0).sum() / max(len(chosen), 1)
-        length = (embedding.norm(dim=1) - 1.0).square().mean()
+        squares = embedding.square().sum(1)
+        size = torch.where(squares > 0, squares, 1.0).sqrt() * (squares > 0)  # with slope 0 at 0
+        length = (size - 1.0).square().mean()
         ordered = (near < far).to(near.dtype).sum() / max(len(chosen), 1)
         return loss + self.norm * length, {"accuracy": ordered.detach()}
