@@ -16,9 +16,9 @@ import torch
 
 from benchmarks.composition.parents import demonstrations, train_parent
 from benchmarks.composition.tasks import PairTask
-from robopolicy.evaluation.actors import evaluation_mode
 from robopolicy.evaluation.result import EvalResult
 from robopolicy.evaluation.search import Ledger, SimEvaluator, Weights, hold_out, make_search, search_weights
+from robopolicy.nets.modes import evaluation_mode
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.composition.operators import And, Convex, Operator, Or
 from robopolicy.policies.wrappers.composed import compose

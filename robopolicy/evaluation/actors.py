@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.nets.modes import evaluation_mode
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.noise import RowStreams, seats
 from robopolicy.sim.contract import Observation, SimSpec, VectorSim
@@ -217,18 +218,6 @@ class RandomActor:
         keys = zip(seeds, decisions, strict=True)
         actions = [np.random.default_rng((seed, step)).uniform(low, high) for seed, step in keys]
         return torch.from_numpy(np.stack(actions)).float().unsqueeze(1).to(sim.device)
-
-
-@contextmanager
-def evaluation_mode(policy: Policy) -> Iterator[None]:
-    """Put every submodule into eval mode and restore each one's own mode afterwards."""
-    modes = [(module, module.training) for module in policy.modules()]
-    policy.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 @contextmanager

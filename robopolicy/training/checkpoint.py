@@ -25,6 +25,7 @@ from robopolicy.errors import UserError, unknown_name
 from robopolicy.extensions import load_extensions
 from robopolicy.files import atomic_folder, recover, refuse_foreign, write_text
 from robopolicy.interop import POLICIES
+from robopolicy.nets.modes import evaluation_mode
 from robopolicy.nets.normalizer import Normalizer, unfitted_normalizers
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.noise import RowStreams
@@ -300,10 +301,9 @@ class _Replay(RowStreams):
 def _record_golden(policy: Policy, obs_sample: Observation) -> dict[str, Tensor]:
     obs = {key: value[:GOLDEN_ROWS] for key, value in obs_sample.items()}
     rows = int(next(iter(obs.values())).shape[0])
-    recorder, training = _Recorder(rows), policy.training
-    policy.eval()
-    chunk = policy.act(obs, deterministic=True, generator=recorder)
-    policy.train(training)
+    recorder = _Recorder(rows)
+    with evaluation_mode(policy):
+        chunk = policy.act(obs, deterministic=True, generator=recorder)
     if not bool(torch.isfinite(chunk).all()):
         raise UserError("The policy to save returns non-finite actions; lower the learning rate or check the data.")
     tensors = {f"obs.{key}": value for key, value in obs.items()} | {"chunk": chunk}

@@ -24,8 +24,9 @@ from torch import Tensor
 from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.errors import UserError
-from robopolicy.evaluation.actors import DisturbedActor, PolicyActor, RandomActor, evaluation_mode
+from robopolicy.evaluation.actors import DisturbedActor, PolicyActor, RandomActor
 from robopolicy.evaluation.harness import play
+from robopolicy.nets.modes import evaluation_mode
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies import make_policy
 from robopolicy.policies.base import Observation, Policy

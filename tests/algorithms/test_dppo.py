@@ -154,6 +154,16 @@ def test_the_deployed_policy_is_head_behind_base_and_survives_a_checkpoint(steps
     torch.testing.assert_close(loaded.decode(obs, noise), deployed.decode(obs, noise), atol=0, rtol=0)
 
 
+def test_saving_leaves_the_ratio_of_fresh_data_at_one(tmp_path: Path) -> None:
+    algorithm = dppo(trained_steps=2, head={"hidden_dropout": 0.5})
+    obs = {"state": torch.randn(8, 1, 6)}
+    save_checkpoint(tmp_path / "c", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    assert not any(module.training for module in algorithm.policy.head.modules())
+    rows = tools.rows_of(algorithm, tools.sampler_for(algorithm).collect(algorithm.act))
+    _, info = algorithm.actor_loss(rows)
+    assert float(info["ratio_max"]) < 1e-5
+
+
 def test_a_fine_tuned_policy_can_be_fine_tuned_again() -> None:
     first = dppo(trained_steps=3)
     sampler = tools.sampler_for(first)

@@ -190,6 +190,15 @@ def test_the_loss_of_a_chunk_is_a_mean_or_a_sum_over_executed_steps() -> None:
     torch.testing.assert_close(total.logp(rows), SPEC.execute * mean.logp(rows))
 
 
+def test_saving_leaves_the_ratio_of_fresh_data_at_one(tmp_path: Path) -> None:
+    algorithm = tuner("fpo_pp", head(hidden_dropout=0.5))
+    deployed = algorithm.deployable()
+    save_checkpoint(tmp_path / "saved", deployed, task="toy/point_mass", obs_sample=observations(5))
+    assert deployed.training and not any(module.training for module in algorithm.policy.head.modules())
+    _, info = algorithm.actor_loss(prepared(algorithm, bandit(algorithm.policy, 64)))
+    assert float(info["ratio_max"]) < 1e-5
+
+
 def test_deployment_starts_from_zero_noise_unless_switched_off(tmp_path: Path) -> None:
     algorithm, obs = tuner("fpo_pp"), observations(5)
     deployed = algorithm.deployable()

@@ -306,6 +306,17 @@ def test_an_update_in_bfloat16_is_finite_and_moves_every_network(name: str) -> N
 
 
 @makers
+def test_saving_leaves_every_module_in_its_mode(name: str, tmp_path: Any) -> None:
+    algorithm = MAKERS[name](flow(hidden_dropout=0.5))
+    networks = [part for part in algorithm.parts().values() if isinstance(part, nn.Module)]
+    before = [module.training for part in (algorithm.deployable(), *networks) for module in part.modules()]
+    obs = {"state": torch.rand(4, 1, 2)}
+    save_checkpoint(tmp_path / "c", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    after = [module.training for part in (algorithm.deployable(), *networks) for module in part.modules()]
+    assert before == after
+
+
+@makers
 def test_dropout_is_for_imitation_alone(name: str) -> None:
     algorithm = MAKERS[name](flow(hidden_dropout=0.5))
     assert_acts_without_dropout(algorithm, batch(two_modes(64), positive, discount=0.9))
