@@ -55,7 +55,9 @@ def cdsa_loss(model: DataModel, batch: ChunkBatch, generator: torch.Generator | 
     """Sum of the four losses on a batch of chunks with their next observations."""
     if batch.next_obs is None or batch.reached is None:
         raise UserError("CDSA needs chunks with the observations after them; sample with reach=execute.")
-    return data_model_loss(model, batch.obs, batch.chunk, batch.next_obs, batch.reached, generator)
+    return data_model_loss(
+        model, batch.obs, batch.chunk, batch.next_obs, batch.reached, generator, executed=batch.executed
+    )
 
 
 class CDSA(Algorithm):

@@ -63,7 +63,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--images", choices=("video", "png"), default="video", help="png is lossless (default: video)")
     parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
     parser.add_argument(
-        "--noise", type=float, default=0.0, help="disturbance of the actions, as a fraction of their range (default: 0)"
+        "--noise",
+        type=float,
+        default=0.0,
+        help="disturbance of the actions, as a fraction of their range; the dataset holds both what was intended, for "
+        "imitation, and what was executed, for value learning (default: 0)",
     )
     parser.add_argument("--keep-failures", action="store_true", help="record failed episodes, too")
     parser.add_argument(
@@ -118,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
             if isinstance(demonstrator, PolicyExpert):
                 check_compatible(demonstrator.actor.policy.spec, spec)
         names = {key: observation.names for key, observation in spec.observation.items()}
-        names["action"] = spec.action_names
+        names["action"] = names["executed"] = spec.action_names
         with (
             progress_bars() as add_bar,
             LeRobotWriter(

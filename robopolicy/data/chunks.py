@@ -25,6 +25,7 @@ class ChunkBatch:
     weight: Tensor | None = None  # (B,) importance of each sample
     next_obs: dict[str, Tensor] | None = None  # {key: (B, To, ...)} after `reach` steps, where the sampler has one
     reached: Tensor | None = None  # (B,) float32, 0 where the episode ended before them
+    executed: Tensor | None = None  # (B, H, A) what was played and led to `next_obs`, `chunk` unless noise disturbed it
 
 
 def history_index(episodes: Episodes, length: int) -> NDArray[np.int64]:
@@ -72,6 +73,7 @@ class ChunkSampler:
         self.seed = seed
         self._obs = {key: _tensor(episodes.arrays[key]) for key in episodes.observation_keys}
         self._action = _tensor(episodes.arrays["action"])  # (F, A)
+        self._executed = _tensor(episodes.executed().arrays["action"])  # (F, A)
         self._weight = None if weight is None else _tensor(weight)
         frame = np.arange(len(episodes))[:, None]
         last = np.repeat(episodes.ends - 1, episodes.lengths)[:, None]
@@ -118,7 +120,12 @@ class ChunkSampler:
         batch = ChunkBatch(self._histories(frames), self._action[self._future[frames]], self._mask[frames], weight)
         if self._after is None:
             return batch
-        return replace(batch, next_obs=self._histories(self._after[frames]), reached=self._reached[frames])
+        return replace(
+            batch,
+            next_obs=self._histories(self._after[frames]),
+            reached=self._reached[frames],
+            executed=self._executed[self._future[frames]],
+        )
 
     def _histories(self, frames: Tensor) -> dict[str, Tensor]:
         history = self._history[frames]

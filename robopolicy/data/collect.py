@@ -81,7 +81,7 @@ def collect(
         only_success: Drop episodes without a successful step.
         noise: Standard deviation of Gaussian noise on the executed actions, as a fraction of half the action range.
             The dataset holds the action that the expert intended, so that imitation learns to recover (DART, Laskey
-            et al. 2017).
+            et al. 2017), and as `executed` the one that was played, from which value learning learns.
         film: Record a film for a world model instead, with this name of the behaviour: the actions are those that were
             executed, and a closing frame shows what the last one led to.
         progress: Called with (kept, attempts) after every control step.
@@ -116,7 +116,8 @@ def collect(
         judged |= "success" in step.info
         if only_success and not judged and bool(step.done.any()):  # some judge an episode as it ends alone
             raise UserError(f"Task {sim.spec.task} does not say what success is; keep all episodes (--keep-failures).")
-        recorder.record(obs, executed if film else intended, step)
+        played = {"executed": executed} if noise and not film else {}
+        recorder.record(obs, {"action": executed if film else intended, **played}, step)
         obs = step.obs
         for row in step.done.nonzero().flatten().tolist():
             episode = recorder.take(row, seeds[row], judged=judged)
@@ -159,9 +160,9 @@ class _Recorder:
         self._starts = np.zeros(num_envs, np.int64)  # (N,) step number at which the running episode began
         self._task = task
 
-    def record(self, obs: Observation, action: Tensor, step: Step) -> None:
+    def record(self, obs: Observation, actions: Mapping[str, Tensor], step: Step) -> None:
         """Remember one control step of all rows."""
-        tensors = {**obs, "action": action, "reward": step.reward, "terminated": step.terminated}
+        tensors = {**obs, **actions, "reward": step.reward, "terminated": step.terminated}
         if "success" in step.info:
             tensors["success"] = step.info["success"]
         self._steps.append({key: value.cpu().numpy() for key, value in tensors.items()})

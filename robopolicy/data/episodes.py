@@ -2,9 +2,9 @@
 
 A frame holds what was seen, what was done and what came of it: the observation keys of the simulator (`state`,
 `image.<camera>`, `point_cloud.<camera>`), `action`, and optionally `reward`, `terminated` and `success` of the step
-that `action` caused. A film (`collect --render`) has one frame more than actions, the last one, where `closing` is
-true: what the last action led to. Flat arrays slice fast, concatenate trivially and map one-to-one onto every file
-format.
+that `action` caused; where noise disturbed the action (`collect --noise`), `executed` is what was played. A film
+(`collect --render`) has one frame more than actions, the last one, where `closing` is true: what the last action led
+to. Flat arrays slice fast, concatenate trivially and map one-to-one onto every file format.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
 
 Array = NDArray[Any]
 
-STEP_KEYS = ("action", "reward", "terminated", "success", "closing")
+STEP_KEYS = ("action", "executed", "reward", "terminated", "success", "closing")
 """Keys of a frame that are not observations."""
 
 
@@ -121,6 +121,13 @@ class Episodes:
             arrays["terminated"][ends - 1] = self.arrays["terminated"][self.ends - 1]
         return replace(self, arrays=arrays, ends=ends)
 
+    def executed(self) -> Episodes:
+        """With what was played as `action`, for whoever learns what actions lead to; as it is without noise."""
+        if "executed" not in self.arrays:
+            return self
+        arrays = {key: array for key, array in self.arrays.items() if key != "executed"}
+        return replace(self, arrays=arrays | {"action": self.arrays["executed"]})
+
     def subset(self, selection: Sequence[int] | range | Array) -> Episodes:
         """Copy of some episodes, chosen by indices or by a mask `(E,)`.
 
@@ -159,7 +166,7 @@ class Episodes:
 
     @classmethod
     def concat(cls, parts: Sequence[Episodes]) -> Episodes:
-        """Join datasets recorded with the same keys at the same control rate."""
+        """Join datasets recorded with the same keys at the same control rate; some of them may have been disturbed."""
         rates = {part.control_dt for part in parts}
         if len(rates) > 1:
             raise UserError(
@@ -169,6 +176,8 @@ class Episodes:
         for key, called in [pair for part in parts for pair in part.names.items()]:
             if names.setdefault(key, called) != called:
                 raise UserError(f"Datasets whose '{key}' holds {names[key]} and {called} cannot be joined.")
+        if any("executed" in part.arrays for part in parts):
+            parts = [replace(part, arrays={"executed": part.arrays["action"], **part.arrays}) for part in parts]
         episodes = [part.episode(index) for part in parts for index in range(part.num_episodes)]
         return cls.from_list(episodes, parts[0].control_dt if parts else 0.0, names)
 
@@ -204,3 +213,8 @@ def _check(data: Episodes) -> None:
         raise UserError("'closing' must be true on the last frame of every episode and nowhere else.")
     if data.arrays["action"].ndim != 2:
         raise UserError(f"'action' must have shape (frames, A), got {data.arrays['action'].shape}.")
+    if "executed" in data.arrays and data.arrays["executed"].shape != data.arrays["action"].shape:
+        raise UserError(
+            f"'executed' must have the shape of 'action', {data.arrays['action'].shape}, "
+            f"got {data.arrays['executed'].shape}."
+        )

@@ -110,8 +110,8 @@ def vector_keys(episodes: Episodes) -> tuple[str, ...]:
 
 
 def pairs(episodes: Episodes) -> Array:
-    """Observed vectors with actions `(F, D)`."""
-    arrays = [episodes.arrays[key] for key in (*vector_keys(episodes), "action")]
+    """Observed vectors with the actions that were played `(F, D)`."""
+    arrays = [episodes.executed().arrays[key] for key in (*vector_keys(episodes), "action")]
     return np.concatenate([array.reshape(len(episodes), -1).astype(np.float64) for array in arrays], 1)
 
 

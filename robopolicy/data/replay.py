@@ -163,6 +163,7 @@ class Replay:
         """
         if "reward" not in episodes.arrays:
             raise UserError("The dataset has no 'reward', which value learning needs; collect it anew.")
+        episodes = episodes.executed()
         ends = episodes.ends - 1  # (E,) last frame of every episode
         terminated = np.zeros(len(ends), np.bool_)
         if "terminated" in episodes.arrays:

@@ -195,7 +195,7 @@ def support_gate(
     Raises:
         UserError: There are no such vectors.
     """
-    data = episodes.played()
+    data = episodes.played().executed()
     vectors = [key for key in data.observation_keys if not is_image(key) and not is_cloud(key)]
     chosen = sorted(vectors) if keys is None else list(keys)
     if not chosen or not set(chosen) <= set(vectors):

@@ -62,6 +62,7 @@ def source_for(
         return ViewSource(sim, device, algorithm, seed=seed)
     if isinstance(algorithm, OffPolicy):
         if episodes is not None:
+            episodes = episodes.executed()
             algorithm.use_dataset(episodes)
         request, share = algorithm.request, config.replay.prioritized
         if episodes is not None and not algorithm.needs_reward:  # what earns nothing is read all the same

@@ -115,7 +115,8 @@ def _new_policy(
         policy = make_policy(name, policy_config, spec)
     limits = _bounds(sim) if bounds and sim is not None else {}  # who plays must reach beyond the data
     if episodes is not None:
-        policy.fit_normalizer({**dataset_statistics(episodes), **limits})
+        learned = episodes.executed() if bounds else episodes  # imitation alone learns what was meant
+        policy.fit_normalizer({**dataset_statistics(learned), **limits})
     else:
         try:
             policy.fit_normalizer(limits)

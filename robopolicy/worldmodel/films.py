@@ -166,7 +166,7 @@ class Films:
         self.images = {camera: torch.from_numpy(episodes.arrays[IMAGE_PREFIX + camera]) for camera in spec.cameras}
         vectors = [torch.tensor(episodes.arrays[name], dtype=torch.float32) for name in spec.proprio]
         self.proprio = torch.cat(vectors, 1) if vectors else torch.zeros(len(episodes), 0)  # (F, P)
-        self.actions = torch.tensor(episodes.arrays["action"], dtype=torch.float32)  # (F, A)
+        self.actions = torch.tensor(episodes.executed().arrays["action"], dtype=torch.float32)  # (F, A)
         self.first = torch.from_numpy(np.repeat(episodes.starts, episodes.lengths))  # (F,) first frame of its episode
         self.success = torch.zeros(len(episodes))  # (F,) whether the frame shows success
         self.progress = torch.zeros(len(episodes))  # (F,) discounted time to the first success, 1 at it

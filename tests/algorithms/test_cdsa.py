@@ -85,6 +85,20 @@ def test_actions_that_lead_to_unusual_states_are_moved_to_lead_to_more_usual_one
     torch.testing.assert_close(moved, 0.5 * SMALL.state_noise**2 * score, atol=0.03, rtol=0)
 
 
+def test_the_models_learn_what_was_executed_and_the_score_what_was_meant() -> None:
+    policy = base()
+    model = DataModel(DataModelConfig(hidden=()), policy)
+    linear(model.inverse, [[-1.0, 0.0, 1.0, 0.0]], [0.0])
+    linear(model.ahead, [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]], [0.0, 0.0])
+    data = batch(64, torch.Generator().manual_seed(1))
+    disturbed = replace(data, chunk=data.chunk + 0.3, executed=data.chunk)
+    errors = cdsa_loss(model, disturbed, torch.Generator().manual_seed(2))[1]
+    assert float(errors["inverse"]) == pytest.approx(0.0, abs=1e-9) == float(errors["forward"])
+    meant = cdsa_loss(model, replace(disturbed, executed=None), torch.Generator().manual_seed(2))[1]
+    assert float(meant["inverse"]) > 0.05
+    assert errors["action_score"] == meant["action_score"]
+
+
 def linear(network: nn.Sequential, weight: list[list[float]], bias: list[float]) -> None:
     """Let a network without hidden layers be this map."""
     (layer,) = network

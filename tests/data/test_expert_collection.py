@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from robopolicy.data.chunks import ChunkSampler
 from robopolicy.data.collect import collect
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.data.lerobot import LeRobotWriter, read_lerobot
+from robopolicy.data.replay import Replay
+from robopolicy.data.transitions import Request
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
 
@@ -109,6 +112,35 @@ def test_noise_disturbs_the_motion_but_not_the_recorded_action() -> None:
     moved = np.diff(arrays["state"][:, 0])
     assert (moved < 1.0).any()
     assert (arrays["action"][:4] == 1.0).all()
+
+
+def test_value_learning_from_a_noisy_dataset_sees_the_actions_that_moved_the_point(tmp_path: Path) -> None:
+    with LeRobotWriter(tmp_path / "walk", control_dt=0.1, video=False) as writer:
+        collect(Walk(3), expert, writer, episodes=6, seed=1, only_success=False, noise=0.3)
+    data = read_lerobot(tmp_path / "walk")
+    assert data.observation_keys == ("state", "image.top")
+    assert not np.allclose(data.arrays["executed"], data.arrays["action"])
+    window = Request(batch_size=50, horizon=1, steps=1, gamma=0.9)
+    batch = Replay.from_episodes(data).sample(window, torch.Generator().manual_seed(0))
+    moved = (batch.next_obs["state"] - batch.obs["state"])[:, -1, :1]
+    known = batch.discount > 0
+    assert int(known.sum()) > 25
+    torch.testing.assert_close(moved[known], batch.chunk[known, 0])
+    imitated = ChunkSampler(data, horizon=1, reach=1).take(torch.arange(len(data)))
+    assert np.array_equal(imitated.chunk[:, 0], data.arrays["action"])
+    assert imitated.executed is not None and np.array_equal(imitated.executed[:, 0], data.arrays["executed"])
+
+
+def test_noisy_and_undisturbed_datasets_can_be_joined() -> None:
+    sinks = [Sink(), Sink()]
+    for sink, noise in zip(sinks, (0.3, 0.0), strict=True):
+        collect(Walk(2), expert, sink, episodes=2, noise=noise)
+    noisy, plain = (Episodes.from_list(sink.episodes, 0.1) for sink in sinks)
+    both = Episodes.concat([noisy, plain])
+    expected = np.concatenate([noisy.arrays["executed"], plain.arrays["action"]])
+    assert np.array_equal(both.arrays["executed"], expected)
+    assert np.array_equal(both.executed().arrays["action"], expected) and "executed" not in both.executed().arrays
+    assert plain.executed() is plain
 
 
 def test_collection_streams_into_a_dataset(tmp_path: Path) -> None:

@@ -279,6 +279,8 @@ def test_what_cannot_be_computed_says_why():
     assert alone["fqe"].interval is not None and alone["marginal"].interval is not None
     still = OPEConfig(gamma=GAMMA, fqe=QUICK.fqe, features=20)
     assert "--stochastic" in estimate(policy, episodes, behaviour=policy, config=still)["is"].note
+    disturbed = replace(episodes, arrays={**episodes.arrays, "executed": episodes.arrays["action"]})
+    assert "collect --noise" in estimate(policy, disturbed, behaviour=policy, config=QUICK)["is"].note
     policy.spec = PolicySpec({"state": (3,)}, 1, horizon=2, execute=2)
     assert "2 actions per decision" in why_unweighted(policy, policy, deterministic=False)
 

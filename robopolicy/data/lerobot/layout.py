@@ -39,7 +39,13 @@ INDEX_FEATURES = {
     "task_index": "int64",
 }
 
-_STEP_FEATURES = {"action": "action", "reward": "next.reward", "success": "next.success", "closing": "closing"}
+_STEP_FEATURES = {
+    "action": "action",
+    "executed": "executed",
+    "reward": "next.reward",
+    "success": "next.success",
+    "closing": "closing",
+}
 _STEP_KEYS = {feature: key for key, feature in _STEP_FEATURES.items()}
 _IMAGES, _OBSERVATION = "observation.images.", "observation."
 

@@ -152,6 +152,8 @@ def estimate(
     fqe = FQE(config.fqe, logs, decided, seed=config.seed, device=str(policy.device))
     errors, start = fqe.errors(), fqe.v(episodes.starts).mean(0)
     reason = why_unweighted(policy, behaviour, config.deterministic)
+    if "executed" in episodes.arrays and not reason:
+        reason = "noise disturbed the logged actions (collect --noise), so the behaviour does not say their density"
     if reason or behaviour is None:  # the reason says the second, too
         rows += [Estimate(name, None, note=reason) for name in WEIGHTED]
     else:

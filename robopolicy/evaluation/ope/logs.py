@@ -35,7 +35,7 @@ class Logs:
         """
         if not 0 < gamma <= 1:
             raise UserError(f"The discount per control step must lie in (0, 1], got {gamma}.")
-        episodes = episodes.played()
+        episodes = episodes.played().executed()
         if "reward" not in episodes.arrays:
             raise UserError("The logs have no 'reward'; collect them anew.")
         _check_spec(episodes, spec)

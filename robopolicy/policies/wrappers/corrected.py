@@ -122,26 +122,29 @@ def data_model_loss(
     next_obs: Mapping[str, Tensor],
     whole: Tensor,
     generator: Randomness = None,
+    executed: Tensor | None = None,
 ) -> tuple[Tensor, Info]:
     """Denoising score matching of actions and states, and the errors of both models; the sum of the four means.
 
     Args:
         model: Networks to train.
         obs: Observations `{key: (B, To, ...)}`.
-        chunk: Chunks `(B, H, A)` played there, in env units.
+        chunk: Chunks `(B, H, A)` meant to be played there, in env units.
         next_obs: Observations after the executed part.
         whole: `(B,)` 1 where the executed part ended before the episode did, else 0.
         generator: Of the noise.
+        executed: Chunks `(B, H, A)` that were played, where they were disturbed.
     """
     features, state, action = model.encode(obs), model.state(obs), model.action(chunk)
+    played = action if executed is None else model.action(executed)
     following = model.state(next_obs)
     action_noise = normal(action.shape, generator, action.device)
     state_noise = normal(state.shape, generator, state.device)
     noisy = torch.cat([features, action + model.config.action_noise * action_noise], -1)
     errors = {
         "action_score": model.action_noise(noisy) - action_noise,
-        "inverse": model.action_between(features, following) - action,
-        "forward": model.following(features, state, action) - following,
+        "inverse": model.action_between(features, following) - played,
+        "forward": model.following(features, state, played) - following,
     }
     count = whole.sum().clamp(min=1)
     terms = {name: (error.square().mean(1) * whole).sum() / count for name, error in errors.items()}
