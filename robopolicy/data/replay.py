@@ -203,7 +203,8 @@ class Replay:
         found: list[Array] = []
         drawn = kept = 0
         for _ in range(1000):
-            draw = self._draw(_enough(missing, (kept + 1) / (drawn + 1)), request.fading, generator)
+            enough = int(1.1 * missing / max((kept + 1) / (drawn + 1), 0.01)) + 8  # so that `missing` may be usable
+            draw = self._draw(enough, request.fading, generator)
             usable = draw[self._usable(draw, request)]
             found.append(usable[:missing])
             missing -= len(found[-1])
@@ -323,6 +324,7 @@ class Replay:
         """The whole memory."""
         used = int(self._filled.max())
         state: dict[str, Any] = {
+            "length": self.length,
             "head": self._head.copy(),
             "filled": self._filled.copy(),
             "age": self._age.copy(),
@@ -333,12 +335,19 @@ class Replay:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
+        """Restore `state_dict`, of a smaller memory, too: its full lanes then begin with their oldest slots."""
         self._head, self._filled, self._age = (state[key].copy() for key in ("head", "filled", "age"))
+        length, first = state.get("length", self.length), np.zeros(self.lanes, np.int64)
+        if length != self.length:
+            if self.priorities is not None or int(self._filled.max()) > self.length:
+                raise UserError(f"The saved memory fits replay.capacity={length * self.lanes} alone; set it to that.")
+            first[:] = np.where(self._filled == length, self._head, 0)  # oldest slots
+            self._head = self._filled % self.length
         self._arrays = {}
         for key, value in state["arrays"].items():
             self._arrays[key] = np.zeros((self.lanes * self.length, *value.shape[2:]), value.dtype)
-            self._by_lane(self._arrays[key])[:, : value.shape[1]] = value
+            for lane, rows in enumerate(value):
+                self._by_lane(self._arrays[key])[lane, : len(rows)] = np.roll(rows, -first[lane], 0)
         if self.priorities is not None:
             self.priorities.load_state_dict(state["priorities"])
 
@@ -365,11 +374,6 @@ class MixedReplay:
         """Hand the errors of each half to the memory it came from."""
         for source in (self.offline, self.online):
             source.update_priorities(batch, error)
-
-
-def _enough(missing: int, share: float) -> int:
-    """How many to draw so that `missing` are probably usable, when about `share` of them are."""
-    return int(1.1 * missing / max(share, 0.01)) + 8
 
 
 def _returns(reward: Array, first: Array, last: Array, gamma: float | None) -> Array:

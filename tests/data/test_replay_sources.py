@@ -197,6 +197,29 @@ def test_a_restored_memory_goes_on_identically(prioritized: float) -> None:
         torch.testing.assert_close(getattr(one, key), getattr(two, key), rtol=0, atol=0, equal_nan=True)
 
 
+def test_a_full_memory_goes_on_in_a_larger_one_from_its_oldest_step() -> None:
+    replay = Replay(20, lanes=2)
+    play(replay, 0, 14)  # the lane's ring of 10 slots begins at step 4
+    play(replay, 100, 3, lane=1)
+    larger = Replay(60, lanes=2)
+    larger.load_state_dict(replay.state_dict())
+    play(larger, 14, 3)
+    play(larger, 103, 3, lane=1)
+    batch = larger.sample(request(batch_size=400), generator())
+    assert torch.equal(batch.next_obs["state"], batch.obs["state"] + 1)
+    assert torch.equal(batch.reward, batch.obs["state"][:, 0, 0] + 1)
+    seen = sorted(set(batch.obs["state"].flatten().tolist()))
+    assert seen == [*range(4, 16), *range(100, 105)]
+
+
+def test_memories_that_do_not_fit_are_refused() -> None:
+    full = Replay(20, prioritized=0.6)
+    play(full, 0, 30)
+    for other in (Replay(40, prioritized=0.6), Replay(10)):
+        with pytest.raises(UserError, match=r"fits replay.capacity=20 alone; set it to that"):
+            other.load_state_dict(full.state_dict())
+
+
 def test_a_state_holds_only_what_is_in_use() -> None:
     replay = Replay(1000, lanes=2)
     play(replay, 0, 5)
