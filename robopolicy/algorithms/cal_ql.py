@@ -38,6 +38,7 @@ class CalQLConfig(SACConfig):
     )
     lr: Positive = 1e-4  # learning rate of the actor
     conservative: ConservativeConfig = field(default_factory=ConservativeConfig)  # penalty; weight 1 with dense data
+    backup_entropy: bool = False  # entropy in the critic's target, of the best candidate
     candidates: Count = 10  # chunks of the policy per row, in the penalty and for the best one in the target
 
 
@@ -65,10 +66,15 @@ class CalQL(SAC):
         return self.policy.act(rows, generator=self.generator).unflatten(0, (-1, count))
 
     def target(self, batch: Transitions) -> Tensor:
-        """Bootstrap from the best of the sampled next chunks, without an entropy bonus."""
-        values = self.target_critic.of_candidates(batch.next_obs, self.sampled(batch.next_obs))  # (M, B, C)
-        best = random_subset_min(values, self.config.target_members, self.generator).max(1).values
-        return batch.reward + batch.discount * best
+        """Bootstrap from the best of the sampled next chunks."""
+        chunks = self.sampled(batch.next_obs)
+        values = self.target_critic.of_candidates(batch.next_obs, chunks)  # (M, B, C)
+        best = random_subset_min(values, self.config.target_members, self.generator).max(1)
+        value = batch.reward + batch.discount * best.values
+        if not self.config.backup_entropy:
+            return value
+        chunk = chunks[torch.arange(len(chunks), device=chunks.device), best.indices]
+        return self.soft(batch, value, self.policy.log_density(batch.next_obs, chunk))
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
         """Temporal-difference loss and the calibrated penalty."""

@@ -61,14 +61,19 @@ def one_step_copy(head: GenerativePolicy) -> FlowPolicy:
 
 
 def actor_loss(
-    student: FlowPolicy, teacher: GenerativePolicy, critic: QEnsemble, obs: Observation, config: FQLConfig
+    student: FlowPolicy,
+    teacher: GenerativePolicy,
+    critic: QEnsemble,
+    obs: Observation,
+    config: FQLConfig,
+    generator: Randomness = None,
 ) -> tuple[Tensor, Info]:
     """`alpha * |student(z) - teacher(z)|^2 - Q(clip(student(z)))`, the distance averaged over the chunk.
 
     The distance is that of the bare output, so that what left the bounds is drawn back.
     """
     rows = next(iter(obs.values()))
-    noise = student.draw_noise(len(rows), None, rows.device)
+    noise = student.draw_noise(len(rows), generator, rows.device)
     with torch.no_grad():
         wanted = student.action_normalizer.normalize(teacher.decode(obs, noise))
     bare = student.step(student.encode(obs), noise, noise.new_zeros(len(noise), dtype=torch.int64))  # (B, H, A)
@@ -108,7 +113,7 @@ class FQL(QChunking):
         """Imitation of the flow, then one step of its one-step companion."""
         imitation = self.imitate(batch)
         self.critic.requires_grad_(False)
-        loss, info = actor_loss(self.student, self.policy, self.critic, batch.obs, self.config)
+        loss, info = actor_loss(self.student, self.policy, self.critic, batch.obs, self.config, self.generator)
         descend(self.student_optimizer, loss, self.student, self.config.grad_clip)
         self.critic.requires_grad_(True)
         return {"imitation": imitation, "loss": loss, **info}

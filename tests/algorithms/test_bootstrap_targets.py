@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,6 +66,19 @@ def test_a_one_step_policy_that_maps_every_noise_as_the_flow_does_is_at_no_dista
         output_layer(student).bias.add_(0.3)
     _, info = actor_loss(student, teacher, algorithm.critic, seen.obs, algorithm.config)
     assert float(info["distance"].detach()) == pytest.approx(0.3**2, rel=1e-4)
+
+
+def test_updates_of_fql_draw_from_its_own_generator_alone() -> None:
+    found = []
+    torch.manual_seed(0)
+    first = fql()
+    seen = data()
+    for seed in (1, 2):
+        algorithm = copy.deepcopy(first)
+        torch.manual_seed(seed)
+        algorithm.update(seen)
+        found.append(torch.cat([weights.flatten() for weights in algorithm.student.parameters()]))
+    assert torch.equal(*found)
 
 
 # DQC.
@@ -148,6 +162,17 @@ def test_cal_ql_samples_its_policy_and_subtracts_no_entropy() -> None:
     assert chunks.shape == (ROWS, 4, 2, 1) and float(chunks.std(1).min()) > 0
     lowest = algorithm.target_critic.of_candidates(seen.next_obs, chunks).min(0).values
     torch.testing.assert_close(target, seen.reward + 0.9 * lowest.max(1).values)
+
+
+def test_cal_ql_subtracts_the_entropy_of_the_best_candidate_where_asked() -> None:
+    algorithm, seen = cal_ql(backup_entropy=True, temperature=0.5), data()
+    sampled = algorithm.sampled(seen.next_obs)
+    algorithm.sampled = lambda obs: sampled  # type: ignore[method-assign]
+    values = algorithm.target_critic.of_candidates(seen.next_obs, sampled).min(0).values
+    best = sampled[torch.arange(ROWS), values.argmax(1)]
+    logp = algorithm.policy.log_density(seen.next_obs, best)
+    expected = seen.reward + 0.9 * (values.max(1).values - 0.5 * logp)
+    torch.testing.assert_close(algorithm.target(seen), expected)
 
 
 # EXPO.
