@@ -33,8 +33,8 @@ class CriticConfig(Ranged):
     layer_norm: bool = True  # after every hidden layer; keeps values bounded off the data (RLPD)
     dropout: PartialShare = 0.0  # share of the hidden units left out in training, never in the target
     bins: Natural = 0  # HL-Gauss: bins of the value histogram; 0 regresses a scalar
-    value_min: Finite = -100.0  # HL-Gauss: support of the histogram
-    value_max: Finite = 0.0
+    value_min: Finite | None = None  # HL-Gauss: support of the histogram; returns beyond it cannot be told apart
+    value_max: Finite | None = None
     vision: VisionConfig = field(default_factory=VisionConfig)
 
 
@@ -70,7 +70,7 @@ class QEnsemble(nn.Module):
         self.steps = spec.execute if steps is None else steps
         self.encoder, self.action_normalizer = borrow_normalizers(policy, config.vision)
         size = spec.obs_horizon * self.encoder.feature_dim + self.steps * spec.action_dim
-        self.histogram = HLGauss(config.bins, config.value_min, config.value_max) if config.bins else None
+        self.histogram = _histogram(config)
         self.body = EnsembleMLP(
             config.members,
             size,
@@ -161,6 +161,16 @@ class TargetUpdate:
         """Copy the statistics, which do not move gradually."""
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._source_buffers)
+
+
+def _histogram(config: CriticConfig) -> HLGauss | None:
+    if not config.bins:
+        return None
+    if config.value_min is None or config.value_max is None:
+        raise UserError(
+            f"critic.bins={config.bins} needs the range of the returns; set critic.value_min and critic.value_max."
+        )
+    return HLGauss(config.bins, config.value_min, config.value_max)
 
 
 def borrow_normalizers(policy: Judged, vision: VisionConfig) -> tuple[ObservationEncoder, Normalizer]:

@@ -89,7 +89,9 @@ def test_the_lowest_member_has_the_gradient_of_the_minimum(members: int, hidden:
     assert len(ensemble(x).argmin(0).unique()) >= min(members, 2)
 
 
-@pytest.mark.parametrize("config", [{"layer_norm": True}, {"activation": "silu"}, {"bins": 11}])
+@pytest.mark.parametrize(
+    "config", [{"layer_norm": True}, {"activation": "silu"}, {"bins": 11, "value_min": -100.0, "value_max": 0.0}]
+)
 def test_every_critic_has_a_lowest_value(config: dict[str, Any]) -> None:
     critic = QEnsemble(
         CriticConfig(**({"hidden": (16,), "activation": "relu", "layer_norm": False} | config)), policy()
@@ -176,7 +178,7 @@ def test_images_pass_through_the_critics_own_camera_network() -> None:
 
 @pytest.mark.parametrize("bins", [0, 21])
 def test_losses_are_finite_under_autocast_and_show_a_nan(bins: int) -> None:
-    critic = QEnsemble(CriticConfig(hidden=(16,), bins=bins), policy())
+    critic = QEnsemble(CriticConfig(hidden=(16,), bins=bins, value_min=-100.0, value_max=0.0), policy())
     obs, chunk = observations(4), torch.rand(4, 5, 2)
     with torch.autocast("cpu", torch.bfloat16):
         loss = critic.regression(critic.output(critic.encode(obs), chunk), torch.randn(4))
@@ -275,6 +277,10 @@ def test_impossible_critics_are_refused() -> None:
     for settings in ((1, 0.0, 1.0), (10, 1.0, 1.0)):
         with pytest.raises(UserError, match="at least 2 bins"):
             HLGauss(*settings)
+    supports: list[dict[str, Any]] = [{}, {"value_min": 0.0}, {"value_max": 1.0}]
+    for support in supports:
+        with pytest.raises(UserError, match=r"critic.bins=11 needs .* set critic.value_min and critic.value_max"):
+            QEnsemble(CriticConfig(bins=11, **support), policy())
     for config, message in (({"members": 0}, "members must be at least 1"), ({"bins": -3}, "bins must be at least 0")):
         with pytest.raises(UserError, match=message):
             CriticConfig(**config)
