@@ -25,12 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Observer, Stateful
-from robopolicy.algorithms.frames.q_chunking import QChunking, QChunkingConfig
-from robopolicy.critics.q import QEnsemble, borrow_normalizers
+from robopolicy.algorithms.frames.q_chunking import QChunking, QChunkingConfig, known_errors
+from robopolicy.critics.q import QEnsemble
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError
 from robopolicy.limits import Count, InnerShare, Natural, Share
+from robopolicy.nets.modes import training_mode
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 from robopolicy.policies.wrappers.selected import select
@@ -46,6 +47,11 @@ class DQCConfig(QChunkingConfig):
     quantile: InnerShare = 0.9  # of the regression of V on Q_p over the data's prefixes
     candidates: Count = 32  # N, samples of the policy per decision
     value: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="gelu"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.critic.bins:
+            raise UserError("DQC's critics learn logits of success and have no histogram; set algorithm.critic.bins=0.")
 
 
 def optimistic_loss(logit: Tensor, target: Tensor, expectile: float) -> Tensor:
@@ -74,16 +80,9 @@ class DQC(QChunking):
 
     def __init__(self, config: DQCConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to clone `policy`; `critic` is Q_p, the only one with a target network."""
-        steps = config.n_step or policy.spec.execute
-        if steps < policy.spec.execute:
-            raise UserError(
-                f"The long chunk must not be shorter than the {policy.spec.execute} executed actions, "
-                f"got n_step={steps}; set it to 0 for the executed part."
-            )
         super().__init__(config, policy, total_updates=total_updates)
-        self.long_critic = QEnsemble(config.critic, policy, steps=steps)
-        self.value = ValueNet(config.value, policy.spec)
-        self.value.encoder = borrow_normalizers(policy, config.value.vision)[0]
+        self.long_critic = QEnsemble(config.critic, policy, steps=self.request.steps).eval()
+        self.value = ValueNet.beside(config.value, policy)
         learned = [*self.long_critic.parameters(), *self.value.parameters()]
         self.critic_optimizer.add_param_group({"params": learned})
         self.player = select(policy, self.critic, candidates=config.candidates, reduction="mean")
@@ -110,15 +109,17 @@ class DQC(QChunking):
         terminated = batch.discount == 0
         whole = (batch.steps == self.request.steps) | terminated
         prefix = (batch.steps >= self.critic.steps) | terminated
-        long = self.long_critic.output(self.long_critic.encode(batch.obs), batch.chunk).squeeze(-1)  # (M, B)
-        short = self.critic.output(self.critic.encode(batch.obs), batch.chunk).squeeze(-1)  # (M, B)
+        with training_mode(self.long_critic), training_mode(self.critic):
+            long = self.long_critic(batch.obs, batch.chunk)  # (M, B) logits
+            short = self.critic(batch.obs, batch.chunk)  # (M, B)
         state = self.value(batch.obs)  # (B,)
         with torch.no_grad():
             target = self.target(batch)
             judged = self.target_critic(batch.obs, batch.chunk).min(0).values  # logits
+            taught = self.long_critic(batch.obs, batch.chunk) if self.config.critic.dropout else long.detach()
         losses = {
             "long": F.binary_cross_entropy_with_logits(long, target.expand_as(long), reduction="none").sum(0) * whole,
-            "prefix": optimistic_loss(short, long.detach().sigmoid(), self.config.expectile).sum(0) * whole,
+            "prefix": optimistic_loss(short, taught.sigmoid(), self.config.expectile).sum(0) * whole,
             "state": quantile_loss(state, judged, self.config.quantile) * prefix,
         }
         info = {f"{name}_loss": (batch.weight * loss).mean() for name, loss in losses.items()}
@@ -127,7 +128,7 @@ class DQC(QChunking):
             "value": short.detach().sigmoid().mean(),
             "target": target.mean(),
             "complete": whole.float().mean(),
-            "errors": (long.detach().sigmoid() - target).abs().mean(0),
+            "errors": known_errors((long.detach().sigmoid() - target).abs().mean(0), whole),
         }
         return loss, info
 

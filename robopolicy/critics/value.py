@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from robopolicy.critics.q import Judged, borrow_normalizers
+from robopolicy.errors import UserError
 from robopolicy.limits import Count, Finite, Ranged
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.mlp import MLP, ResidualMLP
@@ -51,6 +53,23 @@ class ValueNet(nn.Module):
         if config.bias:
             output = [layer for layer in self.head.modules() if isinstance(layer, nn.Linear)][-1]
             nn.init.constant_(output.bias, config.bias)
+
+    @classmethod
+    def beside(cls, config: ValueConfig, policy: Judged) -> ValueNet:
+        """A value beside critics of `policy`, which normalises as the policy does unless it sees something else.
+
+        Raises:
+            UserError: The settings ask for statistics of a dataset, which it never sees.
+        """
+        value = cls(config, policy.spec)
+        if config.normalization not in ("running", "identity"):
+            raise UserError(
+                f"V learns without a dataset's statistics, so that value.normalization={config.normalization} cannot "
+                "be fitted; leave it at running, which normalises as the policy does, or set identity."
+            )
+        if config.normalization == "running" and not config.vectors:
+            value.encoder = borrow_normalizers(policy, config.vision)[0]
+        return value
 
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
         """Estimate the return from `obs`."""

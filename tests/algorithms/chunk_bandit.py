@@ -134,7 +134,10 @@ def assert_resumes(make: Callable[[int], Any], feed: Callable[[], Any]) -> None:
 
 
 def assert_acts_without_dropout(algorithm: OffPolicy, data: Transitions) -> None:
-    """The same seed gives the same chunks, whoever asks for them, before an update and after it."""
+    """The same seed gives the same chunks, whoever asks for them, before an update and after it.
+
+    What dropout the critic has is for its own loss.
+    """
     obs = {"state": torch.rand(50, 1, 2) * 2 - 1}
 
     def chunks(verb: Callable[..., Sample]) -> Tensor:
@@ -145,8 +148,13 @@ def assert_acts_without_dropout(algorithm: OffPolicy, data: Transitions) -> None
         with torch.no_grad():
             return algorithm.target(data)
 
+    def loss() -> Tensor:
+        algorithm.generator.manual_seed(0)
+        return algorithm.critic_loss(data)[0]
+
     for _ in range(2):
         assert not algorithm.policy.training
+        assert bool(algorithm.config.critic.dropout) != torch.equal(loss(), loss())
         for verb in (algorithm.act, algorithm.explore):
             assert torch.equal(chunks(verb), chunks(verb))
         assert torch.equal(target(), target())

@@ -9,11 +9,18 @@ from typing import Any
 import pytest
 import torch
 from chunk_bandit import SMALL, batch, first_actions, flow, gaussian, two_modes
+from chunking_learners import dqc
 from torch import Tensor, nn
-from value_learners import VALUE, cal_ql, expo, idql, iql, peak, snapshot
+from value_learners import VALUE, cal_ql, expo, idql, iql, peak, same, snapshot
 
-from robopolicy.algorithms.frames.offline_critic import ConservativeConfig, ConservativeRule, ImplicitRule
+from robopolicy.algorithms.frames.offline_critic import (
+    ConservativeConfig,
+    ConservativeRule,
+    ImplicitConfig,
+    ImplicitRule,
+)
 from robopolicy.critics.q import QEnsemble
+from robopolicy.critics.value import ValueConfig
 from robopolicy.data.replay import Replay
 from robopolicy.data.transitions import Request
 from robopolicy.errors import UserError
@@ -35,6 +42,32 @@ def test_v_of_a_state_is_the_expectile_of_its_actions() -> None:
     share = float(q.mean())
     expected = 0.8 * share / (0.8 * share + 0.2 * (1 - share))
     assert algorithm.rule.value({"state": torch.zeros(1, 1, 2)}).item() == pytest.approx(expected, abs=0.02)
+
+
+def test_v_may_see_what_the_policy_does_not() -> None:
+    algorithm = iql(implicit=replace(VALUE, value=replace(VALUE.value, vectors={"hidden": 5})))
+    data = batch(two_modes(64), peak, discount=0.9)
+    seen = [{**obs, "hidden": 3 + torch.randn(64, 1, 5)} for obs in (data.obs, data.next_obs)]
+    before = snapshot(algorithm.rule.value.head)
+    algorithm.update(replace(data, obs=seen[0], next_obs=seen[1]))
+    assert not same(before, algorithm.rule.value.head)
+    assert float(algorithm.rule.value.encoder.normalizer.offset.mean()) == pytest.approx(3.0, abs=0.5)
+    value = algorithm.rule.value(seen[0])
+    assert torch.equal(algorithm.rule.value(seen[0] | {"state": torch.zeros(64, 1, 2)}), value)
+    assert not torch.isclose(algorithm.rule.value(seen[0] | {"hidden": torch.zeros(64, 1, 5)}), value).any()
+
+
+@pytest.mark.parametrize("make", [iql, dqc])
+def test_v_normalises_as_the_policy_or_not_at_all(make: Callable[..., Any]) -> None:
+    def made(normalization: str) -> Any:
+        value = ValueConfig(hidden=(8,), normalization=normalization)
+        algorithm = make(**({"value": value} if make is dqc else {"implicit": ImplicitConfig(value=value)}))
+        return algorithm.value if make is dqc else algorithm.rule.value
+
+    assert made("running").encoder.normalizer.mode == "minmax"
+    assert made("identity").encoder.normalizer.mode == "identity"
+    with pytest.raises(UserError, match=r"value.normalization=meanstd cannot be fitted; leave it at running"):
+        made("meanstd")
 
 
 def test_chunk_targets_equal_the_return_of_a_deterministic_chain() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from chunk_bandit import (
+    SMALL,
     SPEC,
     STATISTICS,
     assert_acts_without_dropout,
@@ -87,6 +88,19 @@ def test_chunks_cut_short_carry_no_gradient() -> None:
             assert float(info["complete"]) == pytest.approx(6 / 8)
             gradients.append(torch.autograd.grad(loss, list(algorithm.critic.parameters())))
         assert all(torch.equal(first, second) for first, second in zip(*gradients, strict=True))
+
+
+@makers
+def test_chunks_cut_short_are_drawn_as_often_as_the_mean_of_the_complete_ones(name: str) -> None:
+    data = windows(3, success=False)
+    data = replace(data, reward=torch.where(data.steps < 3, 1.0, 0.0))
+    algorithm = MAKERS[name](n_step=3)
+    algorithm.target = lambda batch: 1e3 * batch.reward  # type: ignore[method-assign]
+    errors = algorithm.critic_loss(data)[1]["errors"]
+    torch.testing.assert_close(errors[6:], errors[:6].mean().expand(2))
+    assert float(errors[:6].std()) > 0
+    nothing = algorithm.critic_loss(data.select(data.steps < 3))[1]["errors"]
+    assert nothing.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("success", [False, True])
@@ -209,6 +223,8 @@ def test_dqc_refuses_rewards_that_are_no_probabilities_and_short_long_chunks() -
         dqc(policy, n_step=2)
     with pytest.raises(UserError, match="expectile"):
         DQCConfig(expectile=1.0)
+    with pytest.raises(UserError, match=r"no histogram; set algorithm.critic.bins=0"):
+        dqc(critic=replace(SMALL, bins=11, value_min=0.0, value_max=1.0))
 
 
 @makers
@@ -317,8 +333,8 @@ def test_saving_leaves_every_module_in_its_mode(name: str, tmp_path: Any) -> Non
 
 
 @makers
-def test_dropout_is_for_imitation_alone(name: str) -> None:
-    algorithm = MAKERS[name](flow(hidden_dropout=0.5))
+def test_dropout_is_for_imitation_and_the_loss_of_the_critic_alone(name: str) -> None:
+    algorithm = MAKERS[name](flow(hidden_dropout=0.5), critic=replace(SMALL, dropout=0.5), n_step=1)
     assert_acts_without_dropout(algorithm, batch(two_modes(64), positive, discount=0.9))
 
 

@@ -296,6 +296,8 @@ def test_the_request_describes_the_policy() -> None:
     request = sac(CHUNK, gamma=0.8).request
     assert (request.horizon, request.steps, request.obs_horizon, request.gamma) == (4, 3, 2, 0.8)
     assert sac(CHUNK, n_step=7).request.steps == 7
+    with pytest.raises(UserError, match=r"3-step-long chunk .* algorithm.n_step=2 ends too soon; set it to 0"):
+        sac(CHUNK, n_step=2)
 
 
 def test_errors_are_those_of_the_critics_and_weights_scale_the_loss() -> None:
@@ -323,7 +325,9 @@ def test_the_target_moves_by_tau_alone_and_the_critic_not_in_the_actor_step() ->
         torch.testing.assert_close(value.float(), torch.lerp(before[key].float(), learned[key].float(), 0.25))
 
 
-@pytest.mark.parametrize("critic", [{}, {"members": 4, "layer_norm": True}, {"bins": 11}])
+@pytest.mark.parametrize(
+    "critic", [{}, {"members": 4, "layer_norm": True}, {"bins": 11, "value_min": -100.0, "value_max": 0.0}]
+)
 def test_a_resumed_algorithm_ends_with_the_same_weights(critic: dict[str, Any]) -> None:
     straight = sac(CHUNK, critic=critic)
     straight.update(windows(32, CHUNK, seed=1))

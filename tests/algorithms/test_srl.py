@@ -158,6 +158,7 @@ def test_what_it_cannot_train_is_refused() -> None:
         SRL(SRLConfig(), gaussian(), total_updates=1)
     with pytest.raises(UserError, match="n_step"):
         SRLConfig(n_step=3)
+    assert srl(n_step=1).request.steps == 1
     with pytest.raises(UserError, match="hidden"):
         SequenceConfig(hidden=())
     spec = PolicySpec({"state": (1,), "image.front": (3, 32, 32)}, action_dim=1)

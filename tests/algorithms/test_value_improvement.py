@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import SPEC, STATISTICS, assert_acts_without_dropout, batch, first_actions, flow, gaussian, two_modes
+from chunk_bandit import (
+    SMALL,
+    SPEC,
+    STATISTICS,
+    assert_acts_without_dropout,
+    batch,
+    first_actions,
+    flow,
+    gaussian,
+    two_modes,
+)
 from torch import Tensor, nn
 from value_learners import MAKERS, peak, same, snapshot
 
@@ -162,8 +173,8 @@ def test_saving_leaves_every_module_in_its_mode(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", [name for name in MAKERS if name != "cal_ql"])  # which imitates nothing
-def test_dropout_is_for_imitation_alone(name: str) -> None:
-    algorithm = MAKERS[name](flow(hidden_dropout=0.5))
+def test_dropout_is_for_imitation_and_the_loss_of_the_critic_alone(name: str) -> None:
+    algorithm = MAKERS[name](flow(hidden_dropout=0.5), critic=replace(SMALL, dropout=0.5))
     assert_acts_without_dropout(algorithm, batch(two_modes(64), peak, online=True, discount=0.9))
 
 

@@ -20,6 +20,7 @@ from robopolicy.data.episodes import Episodes
 from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.limits import Count, Natural, Positive, PositiveShare, Ranged, Ratio, Share
+from robopolicy.nets.modes import training_mode
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
@@ -67,6 +68,11 @@ class OffPolicy(Algorithm):
             )
         self.config = config
         self.critic = self.make_critic()
+        if 0 < config.n_step < min(self.critic.steps, policy.spec.execute):
+            raise UserError(
+                f"The critic judges the {policy.spec.execute}-step-long chunk that is executed, so that a window of "
+                f"algorithm.n_step={config.n_step} ends too soon; set it to 0 for exactly that chunk, or higher."
+            )
         self.target_critic: QEnsemble = frozen_copy(self.critic)
         self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=config.critic_lr, fused=True)
         self.critic_steps = 0
@@ -107,7 +113,8 @@ class OffPolicy(Algorithm):
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
         """Weighted temporal-difference loss, summed over the members and averaged over the batch."""
-        output = self.critic.output(self.critic.encode(batch.obs), batch.chunk)
+        with training_mode(self.critic):
+            output = self.critic.output(self.critic.encode(batch.obs), batch.chunk)
         with torch.no_grad():
             target = self.target(batch)
         loss = (self.critic.regression(output, target) * batch.weight).mean(1).sum()

@@ -19,10 +19,11 @@ from robopolicy.algorithms.frames.base import Observer, Stateful
 from robopolicy.algorithms.frames.imitation import imitation_loss, require_imitation
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
 from robopolicy.critics.losses import conservative_penalty, expectile_loss
-from robopolicy.critics.q import QEnsemble, borrow_normalizers, random_subset_min
+from robopolicy.critics.q import QEnsemble, random_subset_min
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.transitions import Transitions
 from robopolicy.limits import Count, InnerShare, NotNegative, Positive, Ranged
+from robopolicy.nets.modes import training_mode
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness, uniform
 
@@ -73,8 +74,7 @@ class ImplicitRule(CriticRule):
     def __init__(self, config: ImplicitConfig, policy: Policy) -> None:
         super().__init__()
         self.expectile = config.expectile
-        self.value = ValueNet(config.value, policy.spec)
-        self.value.encoder = borrow_normalizers(policy, config.value.vision)[0]
+        self.value = ValueNet.beside(config.value, policy)
 
     def target(self, batch: Transitions, greedy: Callable[[], Tensor]) -> Tensor:
         """`reward + discount * V(next_obs)`."""
@@ -119,7 +119,8 @@ class ConservativeRule(CriticRule):
         shape = (len(chunks), self.config.samples, *chunks.shape[2:])
         others = critic.action_normalizer.denormalize(2 * uniform(shape, self.generator, chunks.device) - 1)
         everything = torch.cat([batch.chunk[:, None, : critic.steps], chunks, others], 1)
-        values = critic.of_candidates(batch.obs, everything)  # (M, B, 1 + C + U)
+        with training_mode(critic):
+            values = critic.of_candidates(batch.obs, everything)  # (M, B, 1 + C + U)
         data, policy, elsewhere = values.split([1, chunks.shape[1], self.config.samples], -1)
         penalty = conservative_penalty(data.squeeze(-1), policy, elsewhere, batch.returns).mean(1)
         info = {
@@ -176,6 +177,7 @@ class OfflineCritic(Imitating):
     def __init__(self, config: OfflineCriticConfig, policy: Policy, *, total_updates: int) -> None:
         """Build everything but the rule around `policy`, which is trained in place."""
         super().__init__(config, policy, total_updates=total_updates)
+        self.critic.eval()  # dropout is for its own loss: it may also choose what is played
         self.player = policy
         self.rule = self.make_rule()
         learned = list(self.rule.parameters())

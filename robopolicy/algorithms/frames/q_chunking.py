@@ -26,6 +26,15 @@ class QChunkingConfig(OffPolicyConfig):
     grad_clip: Positive = 1.0  # largest gradient norm of the policy
 
 
+def known_errors(errors: Tensor, known: Tensor) -> Tensor:
+    """Errors `(B,)` where they are `known` `(B,)` bool, elsewhere the mean of those.
+
+    Rows that carry no loss would keep a large error for ever, and be drawn again and again by their priority.
+    """
+    mean = torch.where(known, errors, 0.0).sum() / known.sum().clamp(min=1)
+    return torch.where(known, errors, mean)
+
+
 class QChunking(OffPolicy):
     """A critic over executed chunks and a policy cloned from the memory; subclasses say how they act and bootstrap."""
 
@@ -36,6 +45,7 @@ class QChunking(OffPolicy):
         """Prepare to clone `policy`, which is trained in place."""
         require_imitation(policy, self.name)
         super().__init__(config, policy.eval(), total_updates=total_updates)
+        self.critic.eval()  # dropout is for its own loss: it also chooses what is played
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
 
     def explore(self, obs: Observation, *, generator: Randomness = None) -> Sample:
@@ -46,7 +56,8 @@ class QChunking(OffPolicy):
         """As usual, but chunks that the end of an episode cut short carry no loss: nobody knows their tail."""
         complete = (batch.steps == self.request.steps).to(batch.weight.dtype)
         loss, info = super().critic_loss(replace(batch, weight=batch.weight * complete))
-        return loss, info | {"complete": complete.mean()}
+        errors = known_errors(info["errors"], complete > 0)
+        return loss, info | {"complete": complete.mean(), "errors": errors}
 
     def imitate(self, batch: Transitions) -> Tensor:
         """One step of the policy towards the played chunks; returns the loss."""
