@@ -24,7 +24,7 @@ from robopolicy.policies import make_policy
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import POLICIES
 from robopolicy.schema import to_plain
-from robopolicy.training.build import build, complete
+from robopolicy.training.build import Parts, build, complete
 from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy.training.config import BudgetConfig, EvaluationConfig, ReplayConfig, SimConfig, TaskConfig, TrainConfig
 
@@ -209,6 +209,20 @@ def workplace() -> Iterator[Path]:
 
 def try_pair(place: Path, algorithm: str, head: str) -> Outcome:
     """Build `algorithm` around `head` from files in `place` and let it play and learn once."""
+    try:
+        with opened(place, algorithm, head) as parts:
+            return Outcome(None, parts.algorithm.update(parts.source.next(parts.algorithm)))
+    except UserError as error:
+        return Outcome(str(error), {})
+
+
+@contextmanager
+def opened(place: Path, algorithm: str, head: str, device: str = "cpu") -> Iterator[Parts]:
+    """`algorithm` around `head` from files in `place`, ready to play and learn on `device`.
+
+    Raises:
+        UserError: They do not go together.
+    """
     config_class, kind = ALGORITHMS[algorithm]
     default = config_class()
     chosen = {key: value for key, value in SETTINGS.items() if getattr(default, key, 0)}  # what is off stays off
@@ -222,13 +236,11 @@ def try_pair(place: Path, algorithm: str, head: str) -> Outcome:
         evaluation=EvaluationConfig(episodes=0),
         init_from=str(place / (algorithm if algorithm in SPECS else "") / head),
         dataset=str(place / "data") if learns_from_data else "",
+        device=device,
     )
+    parts = build(complete(config))
     try:
-        parts = build(complete(config))
-    except UserError as error:
-        return Outcome(str(error), {})
-    try:
-        return Outcome(None, parts.algorithm.update(parts.source.next(parts.algorithm)))
+        yield parts
     finally:
         parts.close()
 

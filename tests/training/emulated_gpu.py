@@ -1,0 +1,219 @@
+"""A stand-in for a GPU: tensors that are computed on the CPU, say they are on `cuda`, and mix with no others.
+
+Within `emulated_gpu()` whatever is made on or moved to `cuda` is a `GpuTensor`. An operator on one of them and a tensor
+of the CPU raises, as on a GPU; so do a generator of the other device and a way to numpy without `cpu()`. Left out:
+what torch makes inside one of its own composite operators or in a backward pass, and forward-mode derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+GPU = torch.device("cuda", 0)
+_Generator = torch.Generator
+_INDEXING = ("aten::index",)  # whose indices may lie on the CPU
+_generators: list[torch.Generator] = []  # those of the GPU
+_inside: list[str] = []  # composite operators of torch that are running
+
+
+class GpuTensor(Tensor):
+    """Holds its numbers in `inner`, a tensor of the CPU."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> GpuTensor:
+        layout = {"strides": inner.stride(), "storage_offset": inner.storage_offset(), "dtype": inner.dtype}
+        made = Tensor._make_wrapper_subclass(cls, inner.shape, device="cpu", **layout)
+        made.inner = inner
+        return made
+
+    @property
+    def device(self) -> torch.device:
+        return GPU
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
+
+    def tolist(self) -> Any:
+        return self.inner.tolist()
+
+    def numpy(self, *args: Any, **options: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
+
+    __array__ = numpy
+
+    def cpu(self) -> Tensor:
+        return self.to("cpu")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GpuTensor:
+        if id(self) not in memo:
+            copied = GpuTensor(self.inner.detach().clone()).requires_grad_(self.requires_grad)
+            if getattr(self, "_is_param", False):
+                copied._is_param = True
+            memo[id(self)] = copied
+        return memo[id(self)]
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"GpuTensor({self.inner!r})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = dict(kwargs or {}), func._schema.name
+        if name == "aten::copy_":
+            func(_inner(args[0]), _inner(args[1]), *args[2:])
+            return args[0]
+        leaves, _ = tree_flatten((args, kwargs))
+        wanted = kwargs.get("device")
+        on_gpu = wanted is None or torch.device(wanted).type == "cuda"
+        if name != "aten::_to_copy":
+            _check(name, leaves, on_gpu)
+        if wanted is not None:
+            kwargs["device"] = torch.device("cpu")
+        found = func(*tree_map_only(GpuTensor, _inner, args), **tree_map_only(GpuTensor, _inner, kwargs))
+        if not on_gpu:
+            return found
+        known = {id(leaf.inner): leaf for leaf in leaves if isinstance(leaf, GpuTensor)}  # what was changed in place
+        return tree_map_only(Tensor, lambda made: known[id(made)] if id(made) in known else GpuTensor(made), found)
+
+
+def _inner(tensor: Tensor) -> Tensor:
+    return tensor.inner if isinstance(tensor, GpuTensor) else tensor
+
+
+def _check(name: str, leaves: list[Any], on_gpu: bool) -> None:
+    """Refuse what a GPU would."""
+    _check_generators(name, leaves, on_gpu)
+    if _inside or torch._C._current_graph_task_id() != -1:  # in a backward pass
+        return
+    for number, leaf in enumerate(leaves):
+        foreign = isinstance(leaf, Tensor) and not isinstance(leaf, GpuTensor) and leaf.dim() > 0
+        if foreign and not (name in _INDEXING and number > 0):
+            raise RuntimeError(f"Expected all tensors to be on the same device, but {name} got cuda:0 and cpu!")
+
+
+def _check_generators(name: str, leaves: list[Any], on_gpu: bool) -> None:
+    for leaf in leaves:
+        if isinstance(leaf, _Generator) and on_gpu != any(leaf is known for known in _generators):
+            raise RuntimeError(f"The generator that {name} got is of another device.")
+
+
+def _on_gpu(device: Any) -> bool:
+    return isinstance(device, str | torch.device) and torch.device(device).type == "cuda"
+
+
+class _Emulation(TorchFunctionMode):
+    """Makes `GpuTensor` of what torch's functions would make on a GPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
+        first = args[0] if args else None
+        if func is Tensor.to:
+            return _to(*args, **kwargs)
+        if isinstance(first, GpuTensor) and name == "new_tensor":
+            return GpuTensor(first.inner.new_tensor(*args[1:], **kwargs))
+        if isinstance(first, GpuTensor) and name == "quantile":
+            return _quantile(*args, **kwargs)
+        if name == "one_hot":
+            _inside.append(name)
+            try:
+                return func(*args, **kwargs)
+            finally:
+                _inside.pop()
+        if "device" in kwargs and _on_gpu(kwargs["device"]):
+            _check_generators(name, [kwargs.get("generator")], on_gpu=True)
+            plain = tree_map_only(GpuTensor, _inner, (args, kwargs | {"device": torch.device("cpu")}))
+            with torch._C.DisableTorchFunction():
+                made = func(*plain[0], **plain[1])
+            return GpuTensor(made.detach()).requires_grad_(made.requires_grad)
+        if not any(isinstance(value, GpuTensor) for value in args):
+            _check_generators(name, [kwargs.get("generator")], on_gpu=False)
+        if kwargs.get("device") is not None:  # the CPU
+            args = tuple(tree_map_only(GpuTensor, _inner, list(args)))
+        return func(*args, **kwargs)
+
+
+def _to(source: Tensor, *rest: Any, device: Any = None, **options: Any) -> Tensor:
+    """`Tensor.to`."""
+    if rest and isinstance(rest[0], Tensor):
+        device, rest = rest[0].device, (rest[0].dtype, *rest[1:])
+    elif rest and isinstance(rest[0], str | torch.device):
+        device, rest = rest[0], rest[1:]
+    if device is not None and _on_gpu(device) != isinstance(source, GpuTensor):
+        return _Moved.apply(source, _on_gpu(device), next(iter(rest), options.get("dtype")))
+    return source.to(*rest, **options) if rest or options else source
+
+
+class _Moved(torch.autograd.Function):
+    """Copies to the other device, and the gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, to_gpu: bool, dtype: torch.dtype | None) -> Tensor:
+        ctx.dtype, ctx.to_gpu = source.dtype, to_gpu
+        copied = _inner(source).detach().clone().to(dtype or source.dtype)
+        return GpuTensor(copied) if to_gpu else copied
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        back = _inner(gradient).to(ctx.dtype)
+        return back if ctx.to_gpu else GpuTensor(back), None, None
+
+
+def _quantile(values: Tensor, q: float, dim: int = 0) -> Tensor:
+    """`torch.quantile`, which changes shapes in place, as a wrapper cannot."""
+    ordered, place = values.sort(dim).values, float(q) * (values.shape[dim] - 1)
+    low, high = ordered.select(dim, int(place)), ordered.select(dim, min(int(place) + 1, values.shape[dim] - 1))
+    return torch.lerp(low, high, place - int(place))
+
+
+class _AnyGenerator(type(_Generator)):
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, _Generator)
+
+
+class _GpuGenerator(_Generator, metaclass=_AnyGenerator):
+    """`torch.Generator(device)`, of the CPU but remembered where it is asked for on the GPU."""
+
+    def __new__(cls, device: Any = "cpu") -> torch.Generator:
+        made = _Generator()
+        if _on_gpu(device):
+            _generators.append(made)
+        return made
+
+
+@contextmanager
+def emulated_gpu() -> Iterator[torch.device]:
+    """Let `cuda` be there; gives the device."""
+    fork, orthogonal = torch.random.fork_rng, torch.nn.init.orthogonal_
+
+    def filled(tensor: Tensor, *args: Any, **options: Any) -> Tensor:
+        orthogonal(_inner(tensor), *args, **options)
+        return tensor
+
+    replaced = {
+        (torch, "Generator"): _GpuGenerator,
+        (torch, "inference_mode"): lambda mode=True: torch.no_grad() if mode else torch.enable_grad(),
+        (torch.random, "fork_rng"): lambda devices=(), **options: fork([], **options),
+        (torch.nn.init, "orthogonal_"): filled,
+    }
+    before = {place: getattr(*place) for place in replaced}
+    overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
+    try:
+        for place, value in replaced.items():
+            setattr(*place, value)
+        torch.__future__.set_overwrite_module_params_on_conversion(True)  # a parameter cannot become a `GpuTensor`
+        with _Emulation():
+            yield GPU
+    finally:
+        for place, value in before.items():
+            setattr(*place, value)
+        torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
+        _generators.clear()

@@ -1,0 +1,77 @@
+"""Nothing of an update, a resume point or a deployed policy is left on the CPU while the networks are on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from emulated_gpu import GPU, GpuTensor, emulated_gpu
+from torch import nn
+
+from docs.compatibility import ALLOWED, opened, workplace
+from robopolicy.algorithms.frames.on_policy import Beside
+from robopolicy.training.statetree import load_tree, save_tree
+
+PACKAGES = {"dcg_map_elites": "ribs", "ts_ddr": "clarabel"}  # of optional extras
+UNSEEN = {"meanflow"}  # learns by forward-mode derivatives, which the stand-in lacks
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    with workplace() as folder:
+        yield folder
+
+
+def test_the_stand_in_refuses_what_a_gpu_would() -> None:
+    with emulated_gpu() as gpu:
+        numbers = torch.ones(3, device="cuda")
+        assert (numbers.device, (numbers + 1).tolist(), numbers.sum().item()) == (GPU, [2.0, 2.0, 2.0], 3.0)
+        with pytest.raises(RuntimeError, match="same device"):
+            numbers + torch.ones(3)
+        with pytest.raises(RuntimeError, match="another device"):
+            torch.rand(3, device=gpu, generator=torch.Generator())
+        with pytest.raises(RuntimeError, match="another device"):
+            torch.rand(3, generator=torch.Generator(gpu))
+        with pytest.raises(TypeError, match="numpy"):
+            numbers.numpy()
+        assert numbers.cpu().numpy().tolist() == [1.0, 1.0, 1.0]
+
+
+def test_the_stand_in_learns_as_the_cpu_does() -> None:
+    def trained(device: torch.device) -> list[float]:
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(2, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 1)).to(device)
+        optimizer = torch.optim.Adam(network.parameters(), 0.01)
+        for _ in range(3):
+            loss = (network(torch.randn(16, 2).to(device)) - 1).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return torch.cat([parameter.flatten() for parameter in network.parameters()]).tolist()
+
+    with emulated_gpu() as gpu:
+        found = trained(gpu)
+    assert found == pytest.approx(trained(torch.device("cpu")), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, heads in ALLOWED.items() if heads))
+def test_an_algorithm_learns_on_a_gpu_goes_on_from_its_resume_point_and_acts(
+    name: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name in PACKAGES:
+        pytest.importorskip(PACKAGES[name])
+    monkeypatch.setattr(Beside, "SMALLEST", float("inf"))  # a mode of torch holds for one thread
+    head = min(ALLOWED[name] - UNSEEN)
+    with emulated_gpu(), opened(place, name, head, device="cuda") as parts:
+        algorithm, source = parts.algorithm, parts.source
+        algorithm.update(source.next(algorithm))
+        save_tree(tmp_path, {"algorithm": algorithm.state_dict(), "source": source.state_dict()})
+        state = load_tree(tmp_path)  # on the CPU
+        algorithm.load_state_dict(state["algorithm"])
+        source.load_state_dict(state["source"])
+        algorithm.update(source.next(algorithm))
+        policy = algorithm.deployable()
+        assert isinstance(policy.act(source.observations()), GpuTensor)
+        assert policy.device == GPU
