@@ -147,18 +147,19 @@ def _to(source: Tensor, *rest: Any, device: Any = None, **options: Any) -> Tenso
         device, rest = rest[0].device, (rest[0].dtype, *rest[1:])
     elif rest and isinstance(rest[0], str | torch.device):
         device, rest = rest[0], rest[1:]
+    dtype = next((value for value in rest if isinstance(value, torch.dtype)), options.get("dtype")) or source.dtype
     if device is not None and _on_gpu(device) != isinstance(source, GpuTensor):
-        return _Moved.apply(source, _on_gpu(device), next(iter(rest), options.get("dtype")))
-    return source.to(*rest, **options) if rest or options else source
+        return _Moved.apply(source, _on_gpu(device), dtype)
+    return source.to(dtype, copy=options.get("copy", False))
 
 
 class _Moved(torch.autograd.Function):
     """Copies to the other device, and the gradient back."""
 
     @staticmethod
-    def forward(ctx: Any, source: Tensor, to_gpu: bool, dtype: torch.dtype | None) -> Tensor:
+    def forward(ctx: Any, source: Tensor, to_gpu: bool, dtype: torch.dtype) -> Tensor:
         ctx.dtype, ctx.to_gpu = source.dtype, to_gpu
-        copied = _inner(source).detach().clone().to(dtype or source.dtype)
+        copied = _inner(source).detach().clone().to(dtype)
         return GpuTensor(copied) if to_gpu else copied
 
     @staticmethod
