@@ -9,9 +9,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from robopolicy.errors import UserError
+from robopolicy.stopping import hear, stop_signals
 
 
 def beats(dt: float, stopping: threading.Event, seconds: float) -> Iterator[tuple[float, int]]:
@@ -31,11 +33,16 @@ def beats(dt: float, stopping: threading.Event, seconds: float) -> Iterator[tupl
 
 @contextmanager
 def ended_by_signals(stopping: threading.Event) -> Iterator[None]:
-    """Let SIGINT and SIGTERM set `stopping`; only the main thread of a program can."""
+    """Let `stop_signals` set `stopping`; only the main thread of a program can."""
     before: dict[int, Any] = {}
+
+    def stop(number: int, _: FrameType | None) -> None:
+        hear(number)
+        stopping.set()
+
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, lambda *_: stopping.set())
+        for number in stop_signals():
+            before[number] = signal.signal(number, stop)
     try:
         yield
     finally:

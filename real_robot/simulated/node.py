@@ -38,6 +38,7 @@ from robopolicy.limits import check_count
 from robopolicy.sim.mujoco.backend import MujocoSim
 from robopolicy.sim.mujoco.task import MujocoTask
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
+from robopolicy.stopping import stop_signals
 
 STATUS_PERIOD = 0.05  # [s]
 _POLL = 1e-4  # [s] between looks for a command in lockstep
@@ -298,7 +299,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the node; 0 when it is told to stop, 2 for wrong arguments."""
     args = node_parser().parse_args(argv)
     stopped: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         signal.signal(number, lambda number, _: stopped.append(number))
     try:
         node = build(args)

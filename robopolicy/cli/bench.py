@@ -69,6 +69,9 @@ def run(args: argparse.Namespace) -> int:
     print(aligned(header, rows))
     if args.seeds < ENOUGH:
         print(f"note: Only {args.seeds} seeds: the interval over them is rough; use at least {ENOUGH}.")
+    there = {folder.parent.name for folder in out.glob("seed*/report.json")}
+    if left_out := sorted(there - {folder.name for folder in folders}):
+        print(f"note: {', '.join(left_out)} of {out} are not in the report; choose seed= and --seeds to cover them.")
     print(f"report: {out}/report.json, report.md" + (" and curves.png" if curves else ""))
     return 0
 

@@ -58,7 +58,7 @@ def add_parser(subparsers: Any) -> None:
         type=int,
         default=[],
         metavar=("M M", "M"),
-        help="also decide every M control steps only, two or more increasing lengths from 1, e.g. 1 2 4 8: how a "
+        help="also decide every M control steps only, two or more increasing lengths, e.g. 1 2 4 8: how a "
         "policy stands slow decisions",
     )
     parser.add_argument(

@@ -8,23 +8,27 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 
+from robopolicy.stopping import hear, stop_signals
+
 _requested: list[int] = []  # signals that asked this program to stop
 _bars: list[bool] = []  # not empty while progress bars are shown
 
 
 def listen_for_stop() -> None:
-    """Let SIGINT and SIGTERM unwind the stack, so that nothing half-written stays behind.
+    """Let `stop_signals` unwind the stack, so that nothing half-written stays behind.
 
     Out of a signal handler an exception may come between making a folder and remembering it, and is lost where foreign
     code swallows it (NumPy's C loops, Arrow's callbacks). So while progress bars are shown the first request waits for
     their next update; a second one does not.
     """
     previous = signal.getsignal(signal.SIGINT)
-    for number in (signal.SIGTERM, *([signal.SIGINT] if previous is signal.default_int_handler else [])):
-        signal.signal(number, _stop)
+    for number in stop_signals():
+        if number != signal.SIGINT or previous is signal.default_int_handler:
+            signal.signal(number, _stop)
 
 
 def _stop(number: int, _: FrameType | None) -> None:
+    hear(number)
     _requested.append(number)
     if not _bars or len(_requested) > 1:
         _obey()

@@ -11,6 +11,7 @@ EXAMPLES = """\
 examples:
   robopolicy verify runs/lift_flow_bc/checkpoints/best
   robopolicy verify runs/lift_flow_bc/checkpoints/best --device cuda --json
+  robopolicy verify bundles/lift
 """
 
 
@@ -18,25 +19,30 @@ def add_parser(subparsers: Any) -> None:
     """Register the verb."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "verify",
-        help="recompute a checkpoint's golden chunk",
-        description="Check the files of a checkpoint and recompute the action chunk stored beside it. A composed "
-        "checkpoint is refused if a parent was moved or changed.",
+        help="recompute the golden chunk of a checkpoint or bundle",
+        description="Check the files of a checkpoint or a bundle and recompute the action chunk stored beside it. A "
+        "composed checkpoint is refused if a parent was moved or changed.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("checkpoint", type=Path, help="checkpoint folder")
-    parser.add_argument("--device", default="cpu", help="where to compute (default: cpu)")
+    parser.add_argument(
+        "checkpoint", type=Path, metavar="CKPT_OR_BUNDLE", help="checkpoint folder, or bundle of 'export'"
+    )
+    parser.add_argument("--device", default="", help="where a checkpoint computes (default: cpu)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Verify; 0 when the chunk is reproduced, 1 when it is not."""
+    from robopolicy.deploy.bundle import MANIFEST
     from robopolicy.errors import UserError
     from robopolicy.schema import to_plain
     from robopolicy.sim.registry import get_task
     from robopolicy.training.checkpoint import verify_checkpoint
     from robopolicy.training.parents import place_of
 
-    report = verify_checkpoint(args.checkpoint, args.device)
+    if (args.checkpoint / MANIFEST).is_file():
+        return _verify_bundle(args)
+    report = verify_checkpoint(args.checkpoint, args.device or "cpu")
     manifest = report.manifest
     changed = {
         name: f"{version} -> {report.versions[name]}"
@@ -70,4 +76,23 @@ def run(args: argparse.Namespace) -> int:
             print(f"  {name} has changed since: {change}")
         if not report.ok:
             print("  This installation computes other actions; install the versions above or train anew.")
+    return 0 if report.ok else 1
+
+
+def _verify_bundle(args: argparse.Namespace) -> int:
+    from robopolicy.deploy.bundle import open_bundle
+    from robopolicy.errors import UserError
+
+    if args.device:
+        raise UserError("A bundle computes on the CPU; --device is for checkpoints.")
+    bundle = open_bundle(args.checkpoint)
+    report, known = bundle.verify(), bundle.manifest
+    bundle.close()
+    if args.json:
+        numbers = {"ok": report.ok, "max_error": report.max_error, "tolerance": report.tolerance}
+        print(json.dumps({**numbers, "policy": known.policy, "task": known.task}))
+    else:
+        print(f"{args.checkpoint}: {'verified' if report.ok else 'FAILED'}")
+        print(f"  bundle of policy {known.policy}, task {known.task}, {known.network_calls} network calls per chunk")
+        print(f"  golden chunk: largest error {report.max_error:.3g} (tolerance {report.tolerance:g})")
     return 0 if report.ok else 1

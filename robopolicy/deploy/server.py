@@ -15,7 +15,6 @@ import asyncio
 import hmac
 import itertools
 import logging
-import signal
 import ssl
 import threading
 import time
@@ -34,6 +33,7 @@ from robopolicy.deploy.wire import LARGEST, TOKEN, Reply, Request, WireError, de
 from robopolicy.errors import UserError
 from robopolicy.extras import need
 from robopolicy.spec import IMAGE_PREFIX
+from robopolicy.stopping import stop_signals
 
 Log = Callable[[str], None]
 _DRAIN = 5.0  # seconds that requests in work are given when the server stops
@@ -213,7 +213,7 @@ class ChunkServer:
 
 
 def serve(served: Served, config: ServerConfig, log: Log, ready: Callable[[ChunkServer], None]) -> None:
-    """Serve in this thread, the program's first, until SIGINT or SIGTERM.
+    """Serve in this thread, the program's first, until one of `stop_signals`.
 
     Raises:
         UserError: As `ChunkServer` and `ChunkServer.run`.
@@ -221,7 +221,7 @@ def serve(served: Served, config: ServerConfig, log: Log, ready: Callable[[Chunk
 
     async def main() -> None:
         server = ChunkServer(served, config, log)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             asyncio.get_running_loop().add_signal_handler(number, server.stop)
         await server.run(lambda: ready(server))
         log(server.statistics.line())

@@ -28,6 +28,7 @@ from robopolicy.training.config import TrainConfig, check_settings
 
 PRESETS = Path(__file__).resolve().parents[2] / "configs"
 GROUPS = ("experiment", "task", "policy", "algorithm", "sim")
+BUDGETS = ("budget.updates", "budget.env_steps")
 
 
 def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
@@ -45,7 +46,7 @@ def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
     with initialize_config_dir(str(PRESETS), version_base="1.3"):
         pairs = [_choose(key, value) if key in GROUPS else (key, value) for key, value in pairs]
         choices = [f"{key}={value}" for key, value in pairs if key in GROUPS]
-        settings = {key: value for key, value in pairs if key not in GROUPS}
+        settings = _one_budget({key: value for key, value in pairs if key not in GROUPS})
         base = _compose(choices)
         # Text is taken as it stands, so that paths may hold any character; Hydra reads all other values.
         texts = {key: value for key, value in settings.items() if isinstance(_setting(base, key), str)}
@@ -209,6 +210,14 @@ def _setting(tree: Mapping[str, Any], key: str) -> Any:
     return node
 
 
+def _one_budget(settings: dict[str, str]) -> dict[str, str]:
+    """A budget in one unit takes the place of what a preset says in the other."""
+    given = [unit for unit in BUDGETS if settings.get(unit, "0") != "0"]
+    if len(given) != 1:
+        return settings
+    return {**dict.fromkeys(BUDGETS, "0"), **settings}
+
+
 def _set(tree: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
     for part in path:
@@ -224,7 +233,8 @@ def _unknown_key(base: Mapping[str, Any], key: str, depth: int) -> UserError:
     start = f"{prefix}." if prefix else ""
     siblings = sorted({leaf.removeprefix(start).split(".")[0] for leaf in known if leaf.startswith(start)})
     place = f"Settings of {prefix}" if prefix else "Settings"
-    return UserError(f"Unknown setting '{key}'.{did_you_mean(key, known)} {place}: {', '.join(siblings)}.")
+    near = [name for name in known if name not in GROUPS] if "." in key else known
+    return UserError(f"Unknown setting '{key}'.{did_you_mean(key, near)} {place}: {', '.join(siblings)}.")
 
 
 def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

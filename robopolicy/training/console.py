@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -11,9 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 # Metrics worth a place on the terminal, where they exist, and their short names there.
 HEADLINES = {
+    "train/env_steps": "steps",
     "rollout/success": "success",
     "rollout/return": "return",
     "actor/loss": "loss",
+    "critic/loss": "critic",
     "actor/approx_kl": "kl",
 }
 
@@ -25,6 +28,7 @@ class RunConsole:
         """Start the display; `done` updates came before a resume."""
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._name, self._total, self._first = name, total, done
+        self.earlier = 0.0  # seconds spent before a resume
         self._start = time.monotonic()
         self._progress: Progress | None = None
         if self._console.is_terminal:
@@ -43,22 +47,26 @@ class RunConsole:
 
     def row(self, update: int, row: Mapping[str, float]) -> None:
         """Show the headline numbers of a logged row."""
-        text = "  ".join(f"{label} {row[key]:.3g}" for key, label in HEADLINES.items() if key in row)
+        shown = {label: row[key] for key, label in HEADLINES.items() if key in row and (row[key] or label != "steps")}
+        text = "  ".join(f"{label} {value:{',.0f' if label == 'steps' else '.3g'}}" for label, value in shown.items())
         if self._progress is not None:
             self._progress.update(self._task, completed=update, row=text)
             return
         elapsed = time.monotonic() - self._start
         left = elapsed / max(update - self._first, 1) * (self._total - update)
-        self.note(f"{self._name}  update {update}/{self._total}  {text}  {elapsed:.0f} s, {left:.0f} s left")
+        times = f"{self.earlier + elapsed:.0f} s, {left:.0f} s left"
+        self.note(f"{self._name}  update {update}/{self._total}  {text}  {times}")
 
     def note(self, text: str) -> None:
-        """Print one line."""
-        self._console.print(text, markup=False)
+        """Print one line, unless the terminal is gone."""
+        with suppress(OSError):
+            self._console.print(text, markup=False)
 
     def close(self) -> None:
         """Stop the display."""
         if self._progress is not None:
-            self._progress.stop()
+            with suppress(OSError):
+                self._progress.stop()
 
 
 def describe_evaluation(summary: Mapping[str, Any]) -> str:

@@ -136,7 +136,7 @@ def _check_verb(policy: Policy, algorithm: str, experience: str) -> None:
     if getattr(type(policy), verb) is getattr(Policy, verb):
         raise UserError(
             f"Algorithm '{algorithm}' needs a policy with {verb}, which '{policy.name}' lacks; "
-            "choose another algorithm or policy."
+            "docs/methods.md has a table of which algorithm trains which policy."
         )
 
 

@@ -26,6 +26,7 @@ from robopolicy.files import check_writable, recover, write_text
 from robopolicy.nets.normalizer import unfitted_normalizers
 from robopolicy.policies.base import Policy
 from robopolicy.provenance import versions
+from robopolicy.stopping import hear, stop_signals
 from robopolicy.training.build import Parts, build, complete
 from robopolicy.training.checkpoint import load_policy, load_training_state, save_checkpoint
 from robopolicy.training.compose import config_file, config_text, read_config
@@ -149,7 +150,7 @@ class Trainer:
             UserError: A part refuses what it meets; a new run that has learned nothing leaves no folder.
             TrainingDiverged: A metric or a tensor is not finite; the checkpoints are intact.
             SimulatorFailed: An environment raised an exception; the resume point has been saved.
-            Interrupted: SIGINT or SIGTERM; the resume point has been saved.
+            Interrupted: SIGINT, SIGTERM or SIGHUP; the resume point has been saved.
         """
         try:
             return self._train()
@@ -361,6 +362,7 @@ class Trainer:
         """Go on exactly from `state_dict`."""
         self.update, self._seconds = int(state["update"]), float(state["seconds"])
         self._updating = float(state["seconds_updating"])
+        self.console.earlier = self._seconds
         self.best, self.base, self.latest = state["best"], state["base"], state["latest"]
         self.restored = int(state["restored"])
         self.algorithm.load_state_dict(state["algorithm"])
@@ -370,16 +372,17 @@ class Trainer:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Finish the current update on the first SIGINT or SIGTERM; a second SIGINT stops at once."""
+        """Finish the current update on the first of `stop_signals`; a second one stops at once."""
 
         def ask(signum: int, frame: FrameType | None) -> None:
+            hear(signum)
             if self._signal is not None:
                 raise KeyboardInterrupt
             self._signal = signum
             self.console.note("Stopping after this update ...")
 
         try:
-            previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+            previous = {number: signal.signal(number, ask) for number in stop_signals()}
         except ValueError:  # not the main thread, which alone receives signals
             yield
             return

@@ -56,6 +56,14 @@ def test_finished_seeds_are_kept_and_interrupted_ones_go_on(tmp_path, monkeypatc
     assert report["final"]["return_mean"]["by_seed"][0] == whole["final"]["return_mean"]["by_seed"][0]
 
 
+def test_seeds_that_the_report_leaves_out_are_named(tmp_path, capsys):
+    words = ["bench", "--seeds", "1", "--out", str(tmp_path / "bench"), *QUICK, "evaluation.episodes=0"]
+    assert main(words) == 0
+    assert "are not in the report" not in capsys.readouterr().out
+    assert main([*words, "seed=4"]) == 0
+    assert f"note: seed0 of {tmp_path}/bench are not in the report" in capsys.readouterr().out
+
+
 def test_other_settings_and_names_of_its_own_are_refused(tmp_path, capsys):
     words = ["bench", "--seeds", "1", "--out", str(tmp_path / "bench"), *QUICK, "evaluation.episodes=0"]
     assert main(words) == 0

@@ -26,7 +26,7 @@ print("not reached")
 """
 
 
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", -signal.SIGINT)])
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", -signal.SIGINT)])
 @pytest.mark.parametrize(("times", "printed"), [(1, "in between\n"), (2, "")])
 def test_a_stop_waits_for_the_next_update(name: str, code: int, times: int, printed: str) -> None:
     program = PROGRAM.format(name=name, times=times)

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ pytest.importorskip("onnxruntime", reason="needs robopolicy[onnx]")
 pytest.importorskip("onnxscript", reason="needs robopolicy[onnx]")
 from tiny_policies import observed, small
 
+from robopolicy.cli.main import main
 from robopolicy.deploy.bundle import (
     Bundle,
     hash_files,
@@ -65,6 +67,17 @@ def test_the_manifest_says_what_the_task_declares(bundle: Bundle) -> None:
     assert manifest.action_names == ("ax [m/s^2]", "ay [m/s^2]")
     assert manifest.action_low == (-1.0, -1.0) and manifest.action_high == (1.0, 1.0)
     assert manifest.noise_shape == (4, 2) and manifest.network_calls == 3
+
+
+def test_the_command_line_verifies_a_bundle_too(
+    folder: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "verified" in printed and "bundle of policy flow, task toy/point_mass, 3 network calls" in printed
+    assert main(["verify", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+    assert "A bundle computes on the CPU" in refused("verify", folder, "--device", "cpu")
 
 
 def test_seeds_repeat_an_episode_and_differ(bundle: Bundle) -> None:

@@ -175,7 +175,7 @@ def test_another_policy_behind_the_same_address_is_noticed() -> None:
     source.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_end_a_server_in_good_order(number: signal.Signals) -> None:
     child = start_server(free_port())
     child.send_signal(number)

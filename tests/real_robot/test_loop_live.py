@@ -145,7 +145,7 @@ def test_it_keeps_its_rate_and_skips_what_it_missed() -> None:
     assert any(tick.state is State.RUN for tick in live.ticks)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_end_in_the_safe_stop(number: int) -> None:
     asked: list[float] = []
 

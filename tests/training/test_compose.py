@@ -14,7 +14,7 @@ from robopolicy.training import build as build_module
 from robopolicy.training.build import build, complete
 from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy.training.compose import PRESETS, compose_config, config_text, read_config
-from robopolicy.training.config import TrainConfig, section
+from robopolicy.training.config import BudgetConfig, TrainConfig, section
 
 
 def test_defaults_are_those_of_the_dataclasses():
@@ -38,6 +38,14 @@ def test_overrides_reach_nested_settings():
     config = compose_config(["algorithm=ppo", "algorithm.lr=3e-4", "algorithm.critic.hidden=[8,8]", "seed=7"])
     assert section("algorithm", config.algorithm)[1].critic.hidden == (8, 8)
     assert (config.algorithm["lr"], config.seed) == (3e-4, 7)
+
+
+def test_a_budget_in_one_unit_replaces_that_of_a_preset_in_the_other():
+    preset = compose_config(["experiment=lift_expo"]).budget
+    assert (preset.updates > 0, preset.env_steps) == (True, 0)
+    assert compose_config(["experiment=lift_expo", "budget.env_steps=2000"]).budget == BudgetConfig(0, 2000)
+    both = compose_config(["experiment=lift_expo", "budget.env_steps=2000", "budget.updates=3"])
+    assert both.budget == BudgetConfig(3, 2000)  # refused when it is completed
 
 
 def test_optional_numbers_can_be_switched_off():
@@ -96,6 +104,7 @@ MISTAKES = {
     "experiment=none_such": "Unknown experiment preset 'none_such'",
     "task=poimt_mass": "Unknown task 'poimt_mass'. Did you mean 'point_mass'",
     "algorithm.lrr=1": "Unknown setting 'algorithm.lrr'. Did you mean 'algorithm.lr'",
+    "algorithm.bogus=1": "Unknown setting 'algorithm.bogus'. Did you mean 'algorithm.",
     "bugdet.updates=1": "Did you mean 'budget.updates'",
     "seed.x=1": "Unknown setting 'seed.x'",
     "budget=5": "'budget' is a section; set one of budget.updates, budget.env_steps",

@@ -117,6 +117,28 @@ def test_plain_output_is_one_line_per_row():
     assert text.getvalue().count("\n") == 1
 
 
+def test_steps_and_critic_are_shown_and_the_clock_goes_on_after_a_resume():
+    text = io.StringIO()
+    console = RunConsole("run", 10, done=5, console=Console(file=text, soft_wrap=True))
+    console.earlier = 60.0
+    console.row(5, {"critic/loss": 0.5, "train/env_steps": 12_000.0})
+    console.row(6, {"actor/loss": 1.0, "train/env_steps": 0})
+    console.close()
+    first, second = text.getvalue().splitlines()
+    assert first.startswith("run  update 5/10  steps 12,000  critic 0.5  60 s, ")
+    assert second.startswith("run  update 6/10  loss 1  60 s, ")
+
+
+def test_a_terminal_that_is_gone_ends_nothing():
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise OSError(5, "Input/output error")
+
+    console = RunConsole("run", 10, console=Console(file=Gone()))
+    console.note("said to nobody")
+    console.close()
+
+
 def test_terminals_get_a_progress_bar():
     text = io.StringIO()
     console = RunConsole("run", 10, done=2, console=Console(file=text, force_terminal=True, width=120))

@@ -1,10 +1,12 @@
 """A run that was killed and resumed ends with the same bits as one that was not."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -110,6 +112,29 @@ def test_interrupt_saves_a_resume_point_and_ends_with_130(task, tmp_path, monkey
     assert [row["update"] for row in rows[0]] == [row["update"] for row in rows[1]]
     losses = [[row["actor/approx_kl"] for row in run if "actor/approx_kl" in row] for run in rows]
     assert losses[0] == losses[1]
+
+
+def test_a_run_whose_terminal_is_closed_saves_a_resume_point(tmp_path):
+    settings = [*PPO, "evaluation.episodes=0", "budget.updates=2000", "checkpoint_every=2000"]
+    master, terminal = os.openpty()
+    command = [sys.executable, "-m", "robopolicy.cli.main", "train", *settings, f"out={tmp_path}", "name=left"]
+    process = subprocess.Popen(
+        command, stdin=terminal, stdout=terminal, stderr=terminal, preexec_fn=lambda: own_terminal(terminal)
+    )
+    os.close(terminal)
+    seen = b""
+    while b"steps" not in seen:  # after an update
+        seen += os.read(master, 1024)
+    os.close(master)  # the kernel sends SIGHUP
+    assert process.wait(60) == 128 + signal.SIGHUP
+    assert (tmp_path / "left" / "checkpoints" / "last" / "manifest.json").exists()
+
+
+def own_terminal(terminal: int) -> None:
+    """Make `terminal` what decides the life of this process, as a login does."""
+    os.setsid()
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it
 
 
 GROUPS = ["task=point_mass", "algorithm=flow_grpo", "sim.num_envs=8", "algorithm.group_size=4", "algorithm.epochs=1"]
