@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from robopolicy.critics.q import Judged, borrow_normalizers
-from robopolicy.errors import UserError
+from robopolicy.critics.q import Judged, borrow_normalizers, borrow_statistics
 from robopolicy.limits import Count, Finite, Ranged
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.mlp import MLP, ResidualMLP
@@ -59,14 +58,10 @@ class ValueNet(nn.Module):
         """A value beside critics of `policy`, which normalises as the policy does unless it sees something else.
 
         Raises:
-            UserError: The settings ask for statistics of a dataset, which it never sees.
+            UserError: The settings ask for statistics of a dataset that the policy does not have.
         """
         value = cls(config, policy.spec)
-        if config.normalization not in ("running", "identity"):
-            raise UserError(
-                f"V learns without a dataset's statistics, so that value.normalization={config.normalization} cannot "
-                "be fitted; leave it at running, which normalises as the policy does, or set identity."
-            )
+        borrow_statistics(value.encoder, policy)
         if config.normalization == "running" and not config.vectors:
             value.encoder = borrow_normalizers(policy, config.vision)[0]
         return value

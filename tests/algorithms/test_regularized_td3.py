@@ -266,6 +266,11 @@ def test_the_vae_learns_the_good_actions_and_not_the_bad_ones() -> None:
         assert float((vae(data.obs, -torch.ones(128, 1, 1))[0] - 0.6).abs().mean()) < 0.15
 
 
+def test_the_value_of_a2pr_normalises_as_it_is_told() -> None:
+    told = [a2pr(value=ValueConfig(hidden=(8,), normalization=mode)).value for mode in ("running", "identity")]
+    assert [value.encoder.normalizer.mode for value in told] == [a2pr().policy.encoder.normalizer.mode, "identity"]
+
+
 def test_settings_of_a2pr_that_make_no_sense_are_refused() -> None:
     with pytest.raises(UserError, match="pull"):
         A2PRConfig(pull=-0.1)
