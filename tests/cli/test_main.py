@@ -67,7 +67,7 @@ def test_version(capsys):
         ([], "the following arguments are required: VERB"),
         (["trian"], "Unknown verb 'trian'. Did you mean 'train'?"),
         (["--verison"], "--help"),
-        (["verify"], "the following arguments are required: checkpoint"),
+        (["verify"], "the following arguments are required: CKPT_OR_BUNDLE"),
         (["verify", "x", "--jsno"], "Unknown argument '--jsno'. Did you mean '--json'?"),
         (["train", "--resum", "x"], "Unknown argument '--resum'. Did you mean '--resume'?"),
         (["doctor", "extra"], "Unknown argument 'extra'."),
