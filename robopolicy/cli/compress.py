@@ -82,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
     narrow = {"removes": args.search == "random" or args.removal_rounds > 0}
     narrow["shrinks"] = args.search == "random" or args.shrink_rounds > 0
     check_reachable(teacher, smallest(widths_of(teacher), **narrow), args.max_parameters)
+    if args.widths is not None:
+        student_of(teacher, tuple(args.widths))  # refused before anything is played
     with closing(open_sim(entry, sim_options(args, players, args.num_envs, args.device), players)) as sim:
         with progress_bars() as add_bar:
             advance = add_bar("teacher", args.seen_episodes)

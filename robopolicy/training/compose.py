@@ -228,7 +228,7 @@ def _set(tree: dict[str, Any], key: str, value: Any) -> None:
 def _unknown_key(base: Mapping[str, Any], key: str, depth: int) -> UserError:
     """Suggest the nearest full key; list the settings of the deepest section that does exist."""
     # The names of policy and algorithm are chosen by policy=... and algorithm=...
-    known = [*GROUPS, *(leaf for leaf in _leaves(base) if leaf not in ("policy.name", "algorithm.name"))]
+    known = [*GROUPS, *(leaf for leaf in leaves(base) if leaf not in ("policy.name", "algorithm.name"))]
     prefix = ".".join(key.split(".")[:depth])
     start = f"{prefix}." if prefix else ""
     siblings = sorted({leaf.removeprefix(start).split(".")[0] for leaf in known if leaf.startswith(start)})
@@ -237,9 +237,10 @@ def _unknown_key(base: Mapping[str, Any], key: str, depth: int) -> UserError:
     return UserError(f"Unknown setting '{key}'.{did_you_mean(key, near)} {place}: {', '.join(siblings)}.")
 
 
-def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The dotted keys of the values in nested mappings."""
     for key, value in node.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"

@@ -6,18 +6,18 @@ is its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from robopolicy.errors import UserError, cannot_write
+from robopolicy.errors import UserError, cannot_write, did_you_mean
 from robopolicy.files import parse_yaml, recover
 from robopolicy.limits import Count, InnerShare, Natural, Ranged
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.training.checkpoint import load_training_state
-from robopolicy.training.compose import config_content, config_file, config_text
+from robopolicy.training.compose import config_content, config_file, config_text, leaves
 from robopolicy.training.config import GuardConfig, LoggingConfig
 from robopolicy.training.loop import Trainer
 from robopolicy.training.manifest import Listing
@@ -121,8 +121,10 @@ def with_settings(config: Settings, settings: Sequence[str]) -> Settings:
         section: Any = plain
         for name in path:
             section = section.get(name) if isinstance(section, dict) else None
-        if not equals or not isinstance(section, dict) or last not in section:
-            raise UserError(f"Unknown setting '{setting}'; settings are KEY=VALUE, e.g. learner.updates=30000.")
+        if not equals:
+            raise UserError(f"A setting is KEY=VALUE, got '{setting}'.")
+        if not isinstance(section, dict) or last not in section:
+            raise UserError(f"Unknown setting '{key}'.{_nearest(key, path, section, plain)}")
         try:
             value = parse_yaml(text)
         except ValueError as error:
@@ -131,3 +133,9 @@ def with_settings(config: Settings, settings: Sequence[str]) -> Settings:
             value = float(value) if isinstance(value, str) else value
         section[last] = value
     return from_plain(type(config), plain, "settings")
+
+
+def _nearest(key: str, path: Sequence[str], section: Any, plain: Mapping[str, Any]) -> str:
+    """What may be meant by the unknown `key`: the nearest one, and all of its section, if there is such a section."""
+    known = [f"{'.'.join(path)}.{name}" for name in section] if path and isinstance(section, Mapping) else list(plain)
+    return f"{did_you_mean(key, leaves(plain))} Known: {', '.join(sorted(known))}."

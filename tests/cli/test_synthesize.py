@@ -89,6 +89,10 @@ def test_bad_input_is_refused_in_one_line(folder, tmp_path, refused):
     assert "keeps its settings" in refused("synthesize", "train", "x", "--resume", folder)
     long = ["synthesize", "train", str(folder / "data"), *out, "--set", "model.length=100000"]
     assert "set model.length=" in refused(*long)
+    train = ["synthesize", "train", str(folder / "data"), *out, "--set"]
+    assert "Unknown setting 'model.lenght'. Did you mean 'model.length'" in refused(*train, "model.lenght=8")
+    assert "Unknown setting 'modl.head'" in refused(*train, "modl.head=8")
+    assert "A setting is KEY=VALUE, got 'updates'" in refused(*train, "updates")
     damaged = tmp_path / "damaged"
     shutil.copytree(model, damaged)
     file = damaged / "model.safetensors"

@@ -128,11 +128,11 @@ def test_a_limit_is_refused_only_where_no_student_of_a_search_keeps_it(teacher, 
             search.tell([1.0] * len(asked))
 
 
-def test_an_unreachable_limit_is_refused_before_anything_is_played(checkpoint, refused, monkeypatch):
+def test_students_that_cannot_be_built_are_refused_before_anything_is_played(checkpoint, refused, monkeypatch):
     monkeypatch.setattr("robopolicy.training.compression.record", None)
-    assert "No student has at most 1 parameters" in refused(
-        "compress", checkpoint, "--out", "small", *QUICK, "--max-parameters", "1"
-    )
+    compress = ["compress", checkpoint, "--out", "small"]
+    assert "No student has at most 1 parameters" in refused(*compress, *QUICK, "--max-parameters", "1")
+    assert "hidden must be at least 1, got 0" in refused(*compress, "--widths", "8", "0")
 
 
 @pytest.mark.parametrize("search", ["n2n", "random"])
