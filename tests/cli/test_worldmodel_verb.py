@@ -127,7 +127,7 @@ def test_half_blocks_show_two_pixels_a_character():
     [
         (["train"], "No films are given"),
         (["train", "nowhere", "--preset", "tini"], "Unknown preset 'tini'"),
-        (["train", "nowhere", "--set", "learner.rate=1"], "Unknown setting 'learner.rate=1'"),
+        (["train", "nowhere", "--set", "learner.rate=1"], "Unknown setting 'learner.rate'. Did you mean 'learner.lr'?"),
         (["train", "nowhere", "--set", "learner.updates=soon"], "learner.updates must be"),
         (["train", "nowhere"], "No LeRobot dataset at nowhere"),
         (["train", "nowhere", "--resume", "run"], "pass --resume RUN alone"),
