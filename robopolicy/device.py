@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from robopolicy.errors import UserError
 
@@ -28,6 +29,11 @@ def usable_device(name: str | torch.device) -> torch.device:
             reason = "it is not a device such as cpu, cuda or cuda:0"
         raise UserError(f"Device '{name}' cannot be used: {reason}; use device cpu.") from error
     return device
+
+
+def home(module: nn.Module) -> torch.device | None:
+    """Where the parameters of a module are, or its buffers; None where it has neither."""
+    return next((tensor.device for tensor in chain(module.parameters(), module.buffers())), None)
 
 
 def move(value: Any, device: torch.device) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robopolicy.device import home
 from robopolicy.errors import UserError
 from robopolicy.nets.modes import evaluation_mode
 from robopolicy.policies.base import Policy, PolicySpec
@@ -61,8 +62,7 @@ class PolicyActor:
         self.obs_horizon = policy.spec.obs_horizon
         self.network_calls = policy.network_calls
         self.policy_calls = 0
-        parameter = next(policy.parameters(), None)
-        self._device = parameter.device if parameter is not None else None
+        self._device = home(policy)
         self._keys = [key for key in policy.spec.observation if key != MEMORY]
         self._memory: dict[int, Tensor] = {}  # episode seed -> (1, M) of a recurrent policy
 

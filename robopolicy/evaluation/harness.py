@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robopolicy.device import home
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import Actor, PolicyActor, check_compatible
 from robopolicy.evaluation.result import Cost, EvalResult
@@ -235,8 +236,8 @@ def _probe(policy: Policy, history: Observation, deterministic: bool) -> Mapping
     size = policy.spec.memory_dim
     history = {**history, MEMORY: torch.zeros(1, 1, size)} if size else history
     first = {key: history[key][:1] for key in policy.spec.observation}
-    device = next((parameter.device for parameter in policy.parameters()), next(iter(first.values())).device)
-    obs = {key: value.to(device) for key, value in first.items()}
+    device = home(policy)
+    obs = first if device is None else {key: value.to(device) for key, value in first.items()}
     times: list[float] = []
     begin = time.perf_counter()
     with torch.inference_mode():

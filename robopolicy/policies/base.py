@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from robopolicy.device import home
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.normalizer import Statistics
 from robopolicy.policies.noise import Randomness
@@ -69,9 +70,8 @@ class Policy(nn.Module, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters are; the CPU where it has none."""
-        parameter = next(self.parameters(), None)
-        return torch.device("cpu") if parameter is None else parameter.device
+        """Where its parameters are, or its buffers; the CPU where it has neither."""
+        return home(self) or torch.device("cpu")
 
     @abstractmethod
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:

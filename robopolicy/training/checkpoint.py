@@ -299,7 +299,7 @@ class _Replay(RowStreams):
 
 @torch.no_grad()
 def _record_golden(policy: Policy, obs_sample: Observation) -> dict[str, Tensor]:
-    obs = {key: value[:GOLDEN_ROWS] for key, value in obs_sample.items()}
+    obs = {key: value[:GOLDEN_ROWS].to(policy.device) for key, value in obs_sample.items()}
     rows = int(next(iter(obs.values())).shape[0])
     recorder = _Recorder(rows)
     with evaluation_mode(policy):

@@ -135,10 +135,12 @@ class ComposedPolicy(Policy):
         self.register_buffer("shift", torch.zeros(shape), persistent=False)
         self.register_buffer("low", torch.zeros(shape[1]), persistent=False)
         self.register_buffer("high", torch.zeros(shape[1]), persistent=False)
+        self.to(sources[0].device)
         self.align()
         self.register_load_state_dict_post_hook(_realign)
         if config.guidance is not None:
-            self.critic = QEnsemble(config.guidance.critic, self) if critic is None else fitting(critic, self)
+            own = QEnsemble(config.guidance.critic, self) if critic is None else fitting(critic, self)
+            self.critic = own.to(self.device)
 
     def _cast_parts(self) -> None:
         """Decide which readings of the parents play a part, from the configuration alone."""

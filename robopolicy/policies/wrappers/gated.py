@@ -73,7 +73,8 @@ class GatedPolicy(ComposedPolicy):
             raise UserError(f"Parents are chosen among weights >= 0; operator '{self.operator.name}' has others.")
         if any(self._private):
             raise UserError("Parents that denoise more than their chunk cannot be chosen among; leave selection out.")
-        self.selector = Selector(config.selection, self, len(self._readings)) if selector is None else selector
+        chosen = Selector(config.selection, self, len(self._readings)) if selector is None else selector
+        self.selector = chosen.to(self.device)
 
     @property
     def network_calls(self) -> int:

@@ -88,7 +88,7 @@ class TreePolicy(Policy):
         self._read = tuple(sorted(self.tree.reads))
         if config.rest and len(config.rest) != self.spec.action_dim:
             raise UserError(f"rest has {len(config.rest)} numbers, but there are {self.spec.action_dim} actions.")
-        rest = torch.tensor(config.rest or [0.0] * self.spec.action_dim)
+        rest = torch.tensor(config.rest or [0.0] * self.spec.action_dim, device=self.device)
         self.register_buffer("rest", rest, persistent=False)
         self.eval()
 
