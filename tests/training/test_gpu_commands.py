@@ -20,7 +20,7 @@ STAGES = {"kind": "selector", "children": [{"kind": "action", "skill": "go", "un
 FLOW, DIFFUSION, GAUSSIAN, JUDGE = (f"runs/{name}/checkpoints/last" for name in ("flow", "diffusion", "gaussian", "qc"))
 MADE = {
     "the weights of a composition": ["compose", FLOW, DIFFUSION, "--search", "grid", *SEARCH],
-    "a selector": ["compose", FLOW, DIFFUSION, "--select", "demos", "--search", "grid", *SEARCH],
+    "a selector": ["compose", FLOW, DIFFUSION, "--select", "demos", "--set", "selection.updates=5"],
     "a guided composition": ["compose", FLOW, DIFFUSION, "--critic", JUDGE, "--set", "guidance.strength=0.1"],
     "the best of several chunks": ["compose", FLOW, DIFFUSION, "--critic", JUDGE, "--set", "candidates=3"],
     "a smaller network": ["compress", GAUSSIAN, "--widths", "4", "--seen-episodes", "2", "--final-updates", "2"],
