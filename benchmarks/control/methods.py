@@ -67,10 +67,9 @@ class Method:
 
 
 LEFT_OUT = {
-    "hamnet": "without named parts of the reward it is `ppo` with another critic, and these tasks name none",
     "hnpg": "it learns from a dataset as well, which no other row has",
     "polychromic": "it plays whole episodes of any length, so its environment steps cannot be those of the others",
-    "ppo_lagrangian": "without costs it is `ppo`, and these tasks name none",
+    "ppo_lagrangian": "it keeps costs below a limit, and without one it is `ppo`; the score here knows no costs",
     "subpo": "it climbs marginal gains of a set function, not the return by which the rows are judged",
 }
 """Learners from rollouts without a row, and why."""
@@ -80,6 +79,7 @@ def _methods() -> tuple[Method, ...]:
     gorl = ("algorithm.stages=[20,10]", "algorithm.decoder_updates=10")  # two decoders within 50 rollouts
     own = {
         "gorl": Method("gorl", ON_POLICY, "flow_decoder", gorl),
+        "hamnet": Method("hamnet", ON_POLICY, settings=("policy.backbone=modular", "algorithm.terms=[forward,ctrl]")),
         "pmoe_ppo": Method("pmoe_ppo", ON_POLICY, "mixture"),
         "stac": Method("stac", OFF_POLICY, settings=("policy.hidden_dropout=0.01",)),  # the published one of the actor
     }

@@ -30,7 +30,8 @@ def modular_layer(x: Tensor, weight: Tensor, bias: Tensor, shares: Tensor, gates
         shares: (B, 2, M) p of weights and biases.
         gates: (B, 2, out) g of weights and biases.
     """
-    mixed = torch.einsum("bm,moi,bi->bo", shares[:, 0], weight, x)
+    # One product over modules and inputs at once: mixing the weights first would make a matrix for every row.
+    mixed = (shares[:, 0, :, None] * x[:, None]).flatten(1) @ weight.mT.flatten(0, 1)
     return gates[:, 0] * mixed + gates[:, 1] * (shares[:, 1] @ bias)
 
 

@@ -6,7 +6,7 @@ every episode under our control.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.errors import SimulatorFailed, UserError
-from robopolicy.sim.contract import Observation, SimSpec, Step
+from robopolicy.sim.contract import TERM_PREFIX, Observation, SimSpec, Step
 from robopolicy.sim.gl import gl_backend
 from robopolicy.sim.host import Arrays, HostSim, copied, fill, finite_rows, tensors
 from robopolicy.sim.spaces import ObservationMap, action_bounds
 
 _DEFAULT_MAX_STEPS = 1000  # for environments that declare no time limit
 _DEFAULT_RATE = 20  # Hz, for environments that declare neither `dt` nor a frame rate
+_PART = "reward_"  # start of the keys of gymnasium's `info` with parts of the reward, e.g. `reward_ctrl`
 
 
 class GymnasiumSim(HostSim):
@@ -34,7 +35,8 @@ class GymnasiumSim(HostSim):
         num_envs: N.
         task: Name to report; the id by default.
 
-    `info["success"]` is there where the environment reports `success` or `is_success`.
+    `info["success"]` is there where the environment reports `success` or `is_success`, and `info["reward.NAME"]` where
+    it reports numbers `reward_NAME`, as gymnasium's robots do for the parts of their reward.
 
     Raises:
         SimulatorFailed: From any call: the environment raised an exception, or starts with numbers that are not finite.
@@ -62,6 +64,7 @@ class GymnasiumSim(HostSim):
             max_episode_steps=(first.spec and first.spec.max_episode_steps) or _DEFAULT_MAX_STEPS,
         )
         super().__init__(spec, num_envs)
+        self._parts: tuple[str, ...] = ()  # of the reward, that an environment has reported so far
 
     @property
     def envs(self) -> list[gymnasium.Env[Any, Any]]:
@@ -84,7 +87,7 @@ class GymnasiumSim(HostSim):
         terminated = np.zeros(self.num_envs, bool)
         truncated = np.zeros(self.num_envs, bool)
         success = np.zeros(self.num_envs, bool)
-        judged = False
+        judged, parts = False, {name: np.zeros(self.num_envs, np.float32) for name in self._parts}
         for row in np.flatnonzero(moving).tolist():
             command = played[row].reshape(self._shape).astype(self._dtype)
             with self._named(row, f"in step {self._steps[row] + 1}"):
@@ -92,9 +95,12 @@ class GymnasiumSim(HostSim):
                 reward[row] = float(earned)
                 fill(final, row, self._map.single(observation))
                 verdict = info.get("success", info.get("is_success"))
+                for name, value in _parts(info):
+                    parts.setdefault(name, np.zeros(self.num_envs, np.float32))[row] = value
             if verdict is not None:
                 judged, success[row] = True, bool(verdict)
         self._steps += moving
+        self._parts = tuple(parts)
         diverged = self._end_diverged(moving, final, reward, terminated, success)
         truncated |= moving & (self._steps >= self.spec.max_episode_steps)
         ended = np.flatnonzero(terminated | truncated)
@@ -106,7 +112,7 @@ class GymnasiumSim(HostSim):
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
             final_obs=tensors(final),
-            info={"diverged": torch.from_numpy(diverged)} | ({"success": torch.from_numpy(success)} if judged else {}),
+            info=tensors(parts | {"diverged": diverged} | ({"success": success} if judged else {})),
         )
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
@@ -146,6 +152,13 @@ class GymnasiumSim(HostSim):
         except (Exception, SystemExit) as error:
             episode = f"{doing} of the episode with seed {self._seeds.current[row]}"
             raise SimulatorFailed.because(self.spec.task, episode, error) from error
+
+
+def _parts(info: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Key in `Step.info` and value of every number that `info` of gymnasium calls a part of the reward."""
+    for key, value in info.items():
+        if key.startswith(_PART) and isinstance(value, float | int | np.number):
+            yield TERM_PREFIX + key.removeprefix(_PART), float(value)
 
 
 def _maker(name: str) -> Callable[[], gymnasium.Env[Any, Any]]:

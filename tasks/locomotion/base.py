@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.behaviour import Behaviour
-from robopolicy.sim.contract import TensorSpec
+from robopolicy.sim.contract import TERM_PREFIX, TensorSpec
 from robopolicy.sim.mujoco.arrays import namespace
 from robopolicy.sim.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome
 from tasks.locomotion.feet import PlanarFeet
@@ -70,8 +70,9 @@ class GymnasiumRobot(MujocoTask):
 
     def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
         """Forward velocity minus control cost; never terminates."""
-        xp, reward = namespace(action), self.forward_velocity(before, after) - self.cost(action)
-        return Outcome(reward, xp.zeros_like(reward, dtype=xp.bool))
+        xp, forward, control = namespace(action), self.forward_velocity(before, after), self.cost(action)
+        reward = forward - control
+        return Outcome(reward, xp.zeros_like(reward, dtype=xp.bool), parts(forward=forward, ctrl=-control))
 
     def behave(self, state: BatchState) -> Array:
         """Feet on the ground `(N, F)`, or else the position in the plane `(N, 2)`."""
@@ -85,6 +86,11 @@ class GymnasiumRobot(MujocoTask):
         """(N,) weighted squared action."""
         xp = namespace(action)
         return self.control_cost * xp.square(xp.asarray(action, dtype=xp.float32)).sum(1)
+
+
+def parts(**terms: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Parts `(N,)` of a reward for `Outcome.info`, under the names that gymnasium gives them: `reward_NAME` there."""
+    return {TERM_PREFIX + name: value for name, value in terms.items()}
 
 
 def _assets() -> Path:

@@ -10,7 +10,7 @@ from robopolicy.behaviour import Behaviour
 from robopolicy.mirror import Mirror, Reflection
 from robopolicy.sim.mujoco.arrays import namespace
 from robopolicy.sim.mujoco.task import Array, BatchState, Initial, Outcome
-from tasks.locomotion.base import GymnasiumRobot
+from tasks.locomotion.base import GymnasiumRobot, parts
 
 
 class HalfCheetah(GymnasiumRobot):
@@ -42,7 +42,8 @@ class InvertedPendulum(GymnasiumRobot):
         """One per step until the pole falls."""
         xp = namespace(after.qpos)
         fallen = xp.abs(after.qpos[:, 1]) > 0.2
-        return Outcome(xp.where(fallen, 0.0, 1.0), fallen)
+        reward = xp.where(fallen, 0.0, 1.0)
+        return Outcome(reward, fallen, parts(survive=reward))
 
 
 class Hopper(GymnasiumRobot):
@@ -63,8 +64,8 @@ class Hopper(GymnasiumRobot):
     def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
         """Forward velocity plus 1 while healthy, minus control cost; a fall ends the episode."""
         healthy = self.healthy(after)
-        reward = self.forward_velocity(before, after) + healthy - self.cost(action)
-        return Outcome(reward, ~healthy)
+        forward, survive, control = self.forward_velocity(before, after), 1.0 * healthy, self.cost(action)
+        return Outcome(forward + survive - control, ~healthy, parts(forward=forward, survive=survive, ctrl=-control))
 
     def healthy(self, state: BatchState) -> NDArray[np.bool_]:
         """(N,) torso height, pitch and state within their ranges."""
@@ -128,11 +129,13 @@ class Ant(GymnasiumRobot):
 
     def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
         """Forward velocity plus 1 while healthy, minus control and contact costs; a fall ends the episode."""
-        velocity = (_stack(after, "xpos")[:, 1, 0] - before.memory["torso_x"].astype(np.float64)) / self.dt
+        forward = (_stack(after, "xpos")[:, 1, 0] - before.memory["torso_x"].astype(np.float64)) / self.dt
         height = after.qpos[:, 2]
         healthy = (height >= 0.2) & (height <= 1.0)
+        survive, control = 1.0 * healthy, self.cost(action)
         contact = self.contact_cost * np.square(self._forces(after)).sum(1)
-        return Outcome(velocity + healthy - (self.cost(action) + contact), ~healthy)
+        reward = forward + survive - (control + contact)
+        return Outcome(reward, ~healthy, parts(forward=forward, survive=survive, ctrl=-control, contact=-contact))
 
     def _forces(self, state: BatchState) -> Array:
         """(N, 6 * bodies) external wrench on every body, clipped to +-1."""
@@ -184,8 +187,9 @@ class Humanoid(GymnasiumRobot):
         healthy = (after.qpos[:, 2] > 1.0) & (after.qpos[:, 2] < 2.0)
         forces = _stack(after, "cfrc_ext").reshape(len(after), -1)
         contact = np.minimum(self.contact_cost * np.square(forces).sum(1), 10.0)
-        control = self.control_cost * np.square(action).sum(1)
-        return Outcome(1.25 * velocity + 5.0 * healthy - (control + contact), ~healthy)
+        forward, survive, control = 1.25 * velocity, 5.0 * healthy, self.control_cost * np.square(action).sum(1)
+        reward = forward + survive - (control + contact)
+        return Outcome(reward, ~healthy, parts(forward=forward, survive=survive, ctrl=-control, contact=-contact))
 
     def _mass_x(self, state: BatchState) -> Array:
         """(N,) x of the centre of mass [m]."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from robopolicy.errors import UserError
+from robopolicy.samplers.rollout import reward_terms
 from robopolicy.sim.registry import SimOptions, make_sim
 
 ROBOTS = {
@@ -17,6 +18,11 @@ ROBOTS = {
     "ant": ("Ant-v5", 40),
     "humanoid": ("Humanoid-v5", 40),
 }
+
+
+def reward_parts(info: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Those of the first environment, as gymnasium calls them."""
+    return {f"reward_{name}": float(value[0]) for name, value in reward_terms(info).items()}
 
 
 @pytest.mark.parametrize("short", ROBOTS)
@@ -32,8 +38,9 @@ def test_exact_engine_is_bit_equal_to_gymnasium(short: str) -> None:
         np.testing.assert_array_equal(obs[0].numpy(), expected.astype(np.float32))
         action = (sim.spec.action_low.numpy() + spans * rng.uniform(size=spans.shape)).astype(np.float32)
         step = sim.step(torch.from_numpy(action).expand(2, -1))
-        expected, reward, terminated, truncated, _ = env.step(action)
+        expected, reward, terminated, truncated, info = env.step(action)
         np.testing.assert_array_equal(step.final_obs["state"][0].numpy(), expected.astype(np.float32))
+        assert reward_parts(step.info) == {key: np.float32(info[key]) for key in info if key.startswith("reward_")}
         assert step.reward[0].item() == np.float32(reward)
         assert (bool(step.terminated[0]), bool(step.truncated[0])) == (terminated, truncated)
         obs = step.obs["state"]
@@ -66,6 +73,8 @@ def test_rollout_engine_starts_equal_and_stays_close(short: str) -> None:
         ours, theirs = fast.step(action), exact.step(action)
         torch.testing.assert_close(ours.final_obs["state"], theirs.final_obs["state"], atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(ours.reward, theirs.reward, atol=1e-4, rtol=1e-4)
+        assert reward_terms(ours.info)
+        torch.testing.assert_close(reward_terms(ours.info), reward_terms(theirs.info), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("short", ROBOTS)
@@ -87,6 +96,21 @@ def test_all_backends_agree_on_the_spec() -> None:
         assert torch.equal(spec.action_low, specs[0].action_low)
         assert spec.control_dt == pytest.approx(specs[0].control_dt)
         assert spec.max_episode_steps == specs[0].max_episode_steps == 1000
+
+
+@pytest.mark.parametrize("backend", ["mujoco", "mujoco-exact", "gymnasium"])
+def test_parts_add_up_to_the_reward_and_rest_with_rows_that_stand_still(backend: str) -> None:
+    sim = make_sim("walker2d", SimOptions(num_envs=2, backend=backend))
+    sim.reset(0)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        step = sim.step(torch.rand(2, 6, generator=generator) * 2 - 1)
+        parts = reward_terms(step.info)
+        assert set(parts) == {"forward", "survive", "ctrl"}
+        torch.testing.assert_close(sum(parts.values()), step.reward)
+    step = sim.step(torch.ones(2, 6), torch.tensor([False, True]))
+    assert all(float(part[0]) == 0.0 for part in reward_terms(step.info).values())
+    assert float(step.info["reward.ctrl"][1]) == pytest.approx(-6e-3)
 
 
 def test_backends_without_cameras_say_so() -> None:
