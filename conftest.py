@@ -1,5 +1,6 @@
 """Its place, beside the packages, is what puts `docs`, `recipes` and `benchmarks` on the import path of the tests."""
 
+import os
 import random
 from collections.abc import Callable
 
@@ -9,10 +10,14 @@ import torch
 
 from robopolicy.cli.main import main
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
+torch.set_num_threads(1)  # networks of tests are small, and threads of tests that run side by side wait for each other
+
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
-    """Every test draws the same numbers, whatever ran before it."""
+def fresh() -> None:
+    """Every test draws the same numbers and has one thread of torch, whatever ran before it."""
+    torch.set_num_threads(1)
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)

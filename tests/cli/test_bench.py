@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 
 from robopolicy.cli.main import main
 from robopolicy.training import bench
@@ -11,14 +10,6 @@ from robopolicy.training.loop import Trainer
 
 PPO = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gaussian", "sim.num_envs=4"]
 QUICK = [*PPO, "algorithm.decisions=8", "budget.updates=2", "evaluation.episodes=2"]
-
-
-@pytest.fixture(autouse=True)
-def torch_settings():
-    """Runs fix the number of torch threads; other tests must not notice."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_seeds_are_trained_and_reported_together(tmp_path, capsys):

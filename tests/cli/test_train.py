@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 import yaml
 from pyarrow import parquet
 
@@ -25,14 +24,6 @@ PPO = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gaussia
 QUICK = ["algorithm.decisions=8", "evaluation.episodes=10"]
 SPOKEN = ["task=text/arithmetic", "budget.updates=1"]
 BC = ["task=point_mass", "budget.updates=2", "evaluation.episodes=0"]
-
-
-@pytest.fixture(autouse=True)
-def torch_settings():
-    """Runs fix the number of torch threads; other tests must not notice."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def dataset(

@@ -44,11 +44,7 @@ def test_ppo_updates_from_the_command_line(tmp_path: Path) -> None:
     ]
     settings += ["sim.num_envs=8", "algorithm.decisions=8", "algorithm.batch_size=32", "budget.updates=2"]
     settings += ["evaluation.episodes=0", "logging.every=1", f"out={tmp_path}", "name=run"]
-    threads = torch.get_num_threads()
-    try:
-        assert main(["train", *settings]) == 0
-    finally:
-        torch.set_num_threads(threads)
+    assert main(["train", *settings]) == 0
     rows = list(read_jsonl(tmp_path / "run" / "metrics.jsonl"))
     assert [row["train/env_steps"] for row in rows] == [64, 128]
 

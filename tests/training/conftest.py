@@ -1,6 +1,6 @@
-"""Small policies, demonstrations of the point mass, and global torch settings put back after each test."""
+"""Small policies and demonstrations of the point mass."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,15 +13,6 @@ from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 
 TASK = "toy/point_mass"
-
-
-@pytest.fixture(autouse=True)
-def torch_settings() -> Iterator[None]:
-    """Runs fix the number of torch threads; other tests must not notice."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ def train(capsys: pytest.CaptureFixture[str], *settings: str) -> str:
 @pytest.fixture(scope="module")
 def bases(demonstrations: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A cloned policy of each kind."""
-    out, threads = tmp_path_factory.mktemp("runs"), torch.get_num_threads()
+    out = tmp_path_factory.mktemp("runs")
     for policy in ("flow", "diffusion"):
         settings = ["task=point_mass", f"policy={policy}", "policy.steps=4", "policy.hidden=[32]", "budget.updates=3"]
         assert (
@@ -47,7 +47,6 @@ def bases(demonstrations: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
             )
             == 0
         )
-    torch.set_num_threads(threads)
     return {name: f"init_from={out}/{'diffusion' if name == 'dppo' else 'flow'}/checkpoints/last" for name in RUNS}
 
 

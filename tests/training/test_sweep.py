@@ -5,7 +5,6 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
-import torch
 
 from robopolicy.cli.main import main
 from robopolicy.sim.contract import TensorSpec
@@ -19,12 +18,9 @@ QUICK = [*POINT_MASS, "budget.updates=2", "evaluation.episodes=0"]
 
 
 @pytest.fixture(autouse=True)
-def folder_and_threads(tmp_path, monkeypatch):
-    """Launchers write to the working folder, and runs fix the number of torch threads."""
+def folder(tmp_path, monkeypatch):
+    """Launchers write to the working folder."""
     monkeypatch.chdir(tmp_path)
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_every_combination_is_a_run_named_after_what_differs():
