@@ -115,6 +115,15 @@ def test_the_entropy_bonus_rewards_a_wider_spread(name: str) -> None:
     torch.testing.assert_close(difference, -0.5 * counted, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("limit", [1e-3, 1e3])
+def test_the_gradient_of_the_actor_is_no_longer_than_its_bound(limit: float) -> None:
+    algorithm = tuner("flow_sde", grad_clip=limit)
+    info = algorithm._actor_step(played(algorithm, signs()))
+    length = torch.stack([p.grad.norm() for p in algorithm.actor_parameters if p.grad is not None]).norm()
+    measured = float(info["actor/grad_norm"])  # before it is cut
+    assert 1e-3 < measured < 1e3 and float(length) == pytest.approx(min(measured, limit), rel=1e-3)
+
+
 EARLY: dict[str, Any] = {"batch_size": ROWS, "epochs": 5, "target_kl": 0.01}
 
 
@@ -156,6 +165,24 @@ def episodes(policy: Policy, reward: Tensor) -> Rollout:
     none, ended = ({key: value[rows] for key, value in obs.items()} for rows in (slice(0, 0), slice(0, shape[1])))
     steps = torch.ones(shape, dtype=torch.int64)
     return Rollout(seen, record, sample.logp.unflatten(0, shape), reward, steps, last, ~last & False, none, ended)
+
+
+@pytest.mark.parametrize(("unit", "inside", "between"), [("step", 0.5, 0.25), ("chunk", 1.0, 0.5)])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_advantages_are_those_of_scaled_rewards_discounted_in_their_unit(
+    unit: str, inside: float, between: float, scaled: bool
+) -> None:
+    algorithm = tuner("flow_sde", gamma=0.5, lam=1.0, discount_unit=unit, normalize_reward=scaled)
+    assert algorithm.step_discount == inside  # of the rewards in a chunk
+    rollout = episodes(algorithm.policy, torch.tensor([[1.0, 0.0], [2.0, 0.0], [4.0, 8.0]]))
+    found, prepare = [], algorithm.prepare
+    algorithm.prepare = lambda rows: found.append(rows) or prepare(rows)
+    algorithm.update(replace(rollout, steps=torch.full((3, 2), 2)))
+    returns = torch.tensor([[1 + between * (2 + between * 4), between**2 * 8], [2 + between * 4, between * 8], [4, 8]])
+    so_far = torch.tensor([[1, 0], [2 + between, 0], [4 + between * (2 + between), 8]])  # what their scale counts
+    factor = 1 / so_far.std(correction=0) if scaled else 1.0
+    torch.testing.assert_close(found[0].value_target, factor * returns.flatten())  # whatever the critic says: lam is 1
+    torch.testing.assert_close(found[0].advantage, found[0].value_target - found[0].value)
 
 
 @pytest.mark.parametrize("lam", [1.0, 0.5])

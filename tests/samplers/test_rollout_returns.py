@@ -105,6 +105,19 @@ def test_advantages_through_termination_truncation_and_early_ends_equal_hand_com
     assert advantage[:, 2].tolist() == pytest.approx([first, second])
 
 
+def test_an_episode_that_terminates_at_its_time_limit_bootstraps_from_nothing() -> None:
+    class BothSim(CountSim):
+        def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+            step = super().step(action, active)
+            return replace(step, truncated=step.terminated | step.truncated)
+
+    rollout = RolloutSampler(ChunkedSim(BothSim([2, 4], [True, False]), execute=2), decisions=2).collect(play)
+    assert rollout.truncated.tolist() == [[True, False], [True, True]]
+    assert rollout.final_obs["state"].flatten().tolist() == [4]  # of the one that is truncated alone
+    rows = rows_with_advantages(rollout, value, gamma=1.0, lam=0.0)
+    assert rows.advantage.view(2, 2).tolist() == [[1 + 2, 1 + 2 + 20], [1 + 2, 3 + 4 + 40 - 20]]
+
+
 def test_a_resumed_sampler_collects_what_the_uninterrupted_one_would() -> None:
     from robopolicy.sim.registry import SimOptions, make_sim
 
