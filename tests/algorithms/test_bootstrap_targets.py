@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import Known, always, batch, flow, output_layer, two_modes
+from chunk_bandit import Known, always, batch, flow, output_layer, seeded, shifted, two_modes
 from chunking_learners import dqc, fql, qc
 from torch import Tensor
 from value_learners import cal_ql, expo, idql, iql, pa_rl, peak
@@ -51,10 +51,14 @@ def rewound(algorithm: OffPolicy, player: SelectedPolicy, batch: Transitions) ->
 
 def test_fql_bootstraps_from_the_mean_value_of_its_one_step_policy() -> None:
     algorithm, seen = fql(), data()
-    always(algorithm.policy, -1.0)
-    always(algorithm.student, 1.0)
-    algorithm.target_critic = Known(lambda _, a: a[:, 0], lambda _, a: 3 * a[:, 0])  # type: ignore[assignment]
-    torch.testing.assert_close(algorithm.target(seen), seen.reward + 0.9 * 2.0)
+    shifted(algorithm.student)
+    algorithm.target_critic = Known(  # type: ignore[assignment]
+        lambda state, a: state[:, 0] + a[:, 0], lambda state, a: state[:, 0] + 3 * a[:, 0]
+    )
+    generator = seeded(algorithm)
+    target = algorithm.target(seen)
+    action = algorithm.student.act(seen.next_obs, generator=generator)[:, 0, 0]
+    torch.testing.assert_close(target, seen.reward + 0.9 * (seen.next_obs["state"][:, -1, 0] + 2 * action))
 
 
 def test_a_one_step_policy_that_maps_every_noise_as_the_flow_does_is_at_no_distance() -> None:
@@ -86,7 +90,8 @@ def test_updates_of_fql_draw_from_its_own_generator_alone() -> None:
 
 def test_dqc_bootstraps_the_long_critic_from_v_within_probabilities() -> None:
     algorithm, seen = dqc(n_step=1), batch(two_modes(4), peak)
-    algorithm.value = lambda obs: torch.tensor([0.0, math.log(3), math.log(3), 9.0])  # type: ignore[assignment]
+    algorithm.value = lambda obs: obs["state"][:, -1, 0]  # type: ignore[assignment]
+    seen.next_obs["state"][:, -1, 0] = torch.tensor([0.0, math.log(3), math.log(3), 9.0])
     seen = replace(seen, reward=torch.tensor([0.0, 0.2, 0.7, 1.0]), discount=torch.tensor([0.9, 0.8, 0.8, 0.0]))
     expected = torch.tensor([0.9 / 2, 0.2 + 0.8 * 3 / 4, 1.0, 1.0])
     torch.testing.assert_close(algorithm.target(seen), expected)

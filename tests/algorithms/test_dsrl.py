@@ -204,19 +204,24 @@ def test_targets_do_not_depend_on_the_noise_behind_an_action() -> None:
         assert torch.equal(loss, algorithm.critic_loss(batch)[0])
 
 
-def test_the_target_is_the_soft_value_of_the_steered_base() -> None:
-    algorithm = make(DSRLNA, CallablePolicy.wrap("linear", linear, LINEAR), temperature=0.2, backup_entropy=True)
-    algorithm.target_critic = ExactQ()
-    batch = replace(bandit(64, 0), discount=torch.full((64,), 0.9))
+@kinds
+@pytest.mark.parametrize("backup_entropy", [True, False])
+def test_the_target_is_the_soft_value_of_what_is_steered_to_next(kind: type[Steering], backup_entropy: bool) -> None:
+    class Known(nn.Module):
+        def forward(self, obs: Observation, chunk: Tensor, members: Tensor | None = None) -> Tensor:
+            worth = obs["state"][:, -1].sum(-1) + value(chunk)
+            return torch.stack([worth + 1, worth])
+
+    base = CallablePolicy.wrap("linear", linear, LINEAR)
+    algorithm = make(kind, base, temperature=0.2, backup_entropy=backup_entropy)
+    algorithm.target_critic = Known()
+    batch = replace(bandit(64, 0), discount=torch.full((64,), 0.9), next_obs=bandit(64, 1).obs)
     algorithm.generator.manual_seed(5)
     actual = algorithm.target(batch)
     w, logp = algorithm.policy.actor.rsample(batch.next_obs, generator=torch.Generator().manual_seed(5))
-    expected = batch.reward + 0.9 * (value(linear(batch.next_obs, w)) - 0.2 * logp)
-    torch.testing.assert_close(actual, expected)
-    without = make(DSRLNA, CallablePolicy.wrap("linear", linear, LINEAR), temperature=0.2)
-    without.target_critic = ExactQ()
-    without.generator.manual_seed(5)
-    torch.testing.assert_close(without.target(batch), expected + 0.9 * 0.2 * logp)
+    judged = linear(batch.next_obs, w) if kind is DSRLNA else w  # critics on actions, or on noise
+    soft = algorithm.target_critic(batch.next_obs, judged)[1] - 0.2 * backup_entropy * logp
+    torch.testing.assert_close(actual, batch.reward + 0.9 * soft)
 
 
 @kinds

@@ -124,6 +124,15 @@ def test_the_gradient_of_the_actor_is_no_longer_than_its_bound(limit: float) -> 
     assert 1e-3 < measured < 1e3 and float(length) == pytest.approx(min(measured, limit), rel=1e-3)
 
 
+def test_the_learning_rate_falls_along_a_cosine_to_its_last_value() -> None:
+    algorithm = tuner("flow_sde", lr=3e-4, lr_final=1e-4, updates=8)
+    found = []
+    for algorithm.updates in (0, 2, 4, 8):
+        algorithm._set_lr()
+        found.append(algorithm.actor_optimizer.param_groups[0]["lr"])
+    assert found == pytest.approx([3e-4, 2e-4 + 1e-4 * math.sqrt(0.5), 2e-4, 1e-4])
+
+
 EARLY: dict[str, Any] = {"batch_size": ROWS, "epochs": 5, "target_kl": 0.01}
 
 
