@@ -123,6 +123,19 @@ def test_the_clamp_stops_the_gradient_of_small_noise_and_says_so() -> None:
         assert ("clamped" in info) == stopped and (not stopped or float(info["clamped"]) == 1.0)
 
 
+def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
+    algorithm = reinflow(bc_coef=0.1)
+    rollout = tools.sampler_for(algorithm).collect(algorithm.act)
+    rows = tools.rows_of(algorithm, rollout)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, info = algorithm.actor_loss(rows)
+    assert bool(loss.isfinite()) and bool(info["bc_loss"].isfinite())
+    rows.record["chain"][3, 2] = math.nan
+    assert bool(algorithm.actor_loss(rows)[0].isnan())
+    rollout.reward[3, 2] = math.nan
+    assert math.isnan(algorithm.update(rollout)["critic/loss"])
+
+
 def test_imitation_of_the_base_is_nothing_at_the_base_and_moves_the_velocity_alone() -> None:
     algorithm = reinflow(bc_coef=1.0)
     obs = {"state": torch.randn(32, 1, 6)}

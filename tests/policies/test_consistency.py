@@ -93,6 +93,21 @@ def test_more_steps_keep_the_distribution(steps: int) -> None:
     torch.testing.assert_close(centred.decode(nothing(50), noise), 0.5 * noise, atol=1e-3, rtol=1e-3)
 
 
+def test_fresh_noise_leaves_room_for_that_of_the_lowest_level_which_estimates_still_hold() -> None:
+    policy, asked = exact(sigma_min=0.3, sigma_max=1.0, steps=3), list[tuple[float, float]]()
+
+    def zero(features: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
+        """Remember the spread of what is estimated, and at which level."""
+        asked.append((float(x.std()), float(sigma[0])))
+        return torch.zeros_like(x)
+
+    policy.denoise = zero  # type: ignore[method-assign]
+    policy.act(nothing(20_000), generator=torch.Generator().manual_seed(0))
+    assert [sigma for _, sigma in asked] == policy.sigmas[:-1].tolist()
+    for spread, sigma in asked[1:]:
+        assert spread == pytest.approx(math.sqrt(sigma**2 - 0.3**2), rel=0.02)
+
+
 def test_with_one_step_acting_is_decoding_and_with_more_it_draws_fresh_noise() -> None:
     noise = torch.randn(64, 5, 2, generator=torch.Generator().manual_seed(7))
     for steps in (1, 2):

@@ -109,6 +109,14 @@ def test_the_decaying_bound_is_held_then_lowered() -> None:
     assert math.exp(float(fixed.noise.log_std_max)) == pytest.approx(0.2)
 
 
+def test_the_noise_of_a_step_is_that_at_its_start() -> None:
+    policy, k = stochastic(), torch.arange(4)
+    features = policy.head.encode({"state": OBS["state"][:4]})
+    found = policy.transition(features, torch.zeros(4, 4, 2), k)[1].flatten(1)
+    torch.testing.assert_close(found, policy.noise(features.flatten(1), torch.tensor([0.0, 0.25, 0.5, 0.75])))
+    assert not torch.allclose(found, policy.noise(features.flatten(1), torch.zeros(4)), atol=1e-4)
+
+
 def test_noise_that_ignores_time_is_the_same_at_every_step() -> None:
     policy = stochastic(NoiseConfig(time_dim=0))
     features = torch.randn(2, 3)
