@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from chunk_bandit import batch, first_actions, flow, two_modes
+from chunk_bandit import Known, batch, first_actions, flow, two_modes
 from value_learners import MAKERS, expo, pa_rl, pa_rl_iql, peak, same, snapshot
 
-from robopolicy.algorithms.expo import selection_bonus
+from robopolicy.algorithms.expo import edit_loss, selection_bonus
 from robopolicy.algorithms.pa_rl import imitation_target
 from robopolicy.policies.wrappers.selected import Candidates
 
@@ -107,6 +109,18 @@ def test_edits_climb_beyond_the_samples_of_the_base() -> None:
     base, played = first_actions(algorithm.ema.module), first_actions(algorithm.deployable())
     assert abs(float(base.mean()) - 0.5) < 0.1
     assert float(played.mean()) > float(base.mean()) + 0.15
+
+
+def test_edits_are_judged_by_the_mean_value_and_their_entropy_in_units_of_beta() -> None:
+    algorithm, data = expo(), batch(two_modes(64), peak)
+    critic: Any = Known(lambda state, a: state[:, 0] + a[:, 0], lambda state, a: 3 * a[:, 0])
+    generators = [torch.Generator().manual_seed(0) for _ in range(2)]
+    loss, logp = edit_loss(algorithm.edit, critic, data.obs, data.chunk, torch.tensor(0.2), generators[0])
+    edited, expected = algorithm.edit.rsample(algorithm.edit.encode(data.obs), data.chunk, generators[1])
+    value = 0.5 * data.obs["state"][:, -1, 0] + 2 * edited[:, 0, 0]
+    torch.testing.assert_close(logp, expected)
+    torch.testing.assert_close(loss, (0.2 * expected - value).mean())
+    assert algorithm.target_entropy == -0.5  # minus half the executed action dimensions
 
 
 def test_no_edits_train_no_edit_policy() -> None:
