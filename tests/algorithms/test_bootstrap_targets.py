@@ -72,6 +72,23 @@ def test_a_one_step_policy_that_maps_every_noise_as_the_flow_does_is_at_no_dista
     assert float(info["distance"].detach()) == pytest.approx(0.3**2, rel=1e-4)
 
 
+@pytest.mark.parametrize("normalize_q", [True, False])
+def test_the_one_step_policy_descends_its_distance_less_the_mean_value(normalize_q: bool) -> None:
+    algorithm, seen = fql(flow(action_clip=0.0), alpha=3.0, normalize_q=normalize_q), data()
+    student: Any = shifted(algorithm.student, 0.1)
+    critic: Any = Known(lambda state, a: state[:, 0] + a[:, 0] - 1, lambda state, a: 3 * a[:, 0].square())
+    generator = seeded(algorithm)
+    loss, _ = actor_loss(student, algorithm.policy, critic, seen.obs, algorithm.config, algorithm.generator)
+    noise = student.draw_noise(ROWS, generator, torch.device("cpu"))
+    chunk, wanted = student.decode(seen.obs, noise), algorithm.policy.decode(seen.obs, noise).detach()
+    value = critic(seen.obs, chunk).mean(0)
+    scale = 1 / value.detach().abs().mean() if normalize_q else 1.0
+    expected = 3.0 * (chunk - wanted).square().mean() - scale * value.mean()
+    torch.testing.assert_close(loss, expected)
+    weights = list(student.backbone.parameters())
+    torch.testing.assert_close(torch.autograd.grad(loss, weights), torch.autograd.grad(expected, weights))
+
+
 def test_updates_of_fql_draw_from_its_own_generator_alone() -> None:
     found = []
     torch.manual_seed(0)
