@@ -27,6 +27,7 @@ from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.noise import RowStreams
 from robopolicy.policies.ode import ode_solve, ode_step
+from robopolicy.policies.schedules import karras_sigmas
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 from robopolicy.training.compose import compose_config
@@ -126,6 +127,24 @@ def test_a_perfect_student_of_a_perfect_teacher_has_nothing_to_learn() -> None:
     untrained = loss(40)
     student.backbone = GaussianConsistency()
     assert loss(40) < 0.01 * untrained and loss(160) < 0.1 * loss(40)
+
+
+def test_the_loss_is_the_squared_distance_to_the_target_one_level_below_over_their_distance() -> None:
+    algorithm, data = Distill(DistillConfig(), exact_flow(), total_updates=1), draws(64, 0)
+    student, target = algorithm.policy.eval(), Distill(DistillConfig(), exact_flow(), total_updates=1).policy.eval()
+    generators = [torch.Generator().manual_seed(3) for _ in range(2)]
+    loss, _ = distillation_loss(student, target, algorithm.teacher, data, 10, generators[0])
+    index, sigmas = torch.randint(9, (64,), generator=generators[1]), karras_sigmas(10, 0.002, 80.0, 7.0)[:-1].float()
+    high, low = sigmas[index].view(-1, 1, 1), sigmas[index + 1].view(-1, 1, 1)
+    x = data.chunk + high * torch.randn(64, 1, 1, generator=generators[1])
+    start, end = 1 / (1 + high), 1 / (1 + low)
+    below = ode_step(algorithm.teacher, data.obs, start * x, start.flatten(), end.flatten()) / end
+    with torch.no_grad():
+        wanted = target.denoise(target.encode(data.obs), below, low)
+    expected = ((student.denoise(student.encode(data.obs), x, high) - wanted).square() / (high - low)).mean()
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    assert all(parameter.grad is None for parameter in target.parameters())
 
 
 @pytest.mark.slow

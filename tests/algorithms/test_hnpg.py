@@ -75,15 +75,18 @@ def test_the_lock_keeps_the_contract() -> None:
 def test_the_bellman_target_is_reward_plus_the_value_of_what_the_policy_does_next() -> None:
     learning = Learning(4)
     algorithm, windows = learning.algorithm, learning.windows
+    algorithm.scale.observe(replace(learning.batch(), reward=5 * torch.rand(4, 32)), 0.99)
+    reward = algorithm.scale.factor * windows.reward  # in the units of what is played
+    assert 0 < algorithm.scale.factor < 0.5
     state = algorithm.generator.get_state()
     target = algorithm.bellman_target(windows)
     algorithm.generator.set_state(state)
     chunk = algorithm.policy.sample(windows.next_obs, generator=algorithm.generator).chunk
     with torch.no_grad():
         after = algorithm.q_target(windows.next_obs, chunk).mean(0)
-    torch.testing.assert_close(target, windows.reward + windows.discount * after)
+    torch.testing.assert_close(target, reward + windows.discount * after)
     last = windows.discount == 0
-    assert bool(last.any()) and torch.equal(target[last], windows.reward[last])
+    assert bool(last.any()) and torch.equal(target[last], reward[last])
 
 
 def test_rows_of_both_halves_start_at_ratio_one_and_those_of_the_dataset_have_no_mean_advantage() -> None:
