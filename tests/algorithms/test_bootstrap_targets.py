@@ -153,6 +153,20 @@ def test_qc_takes_the_best_sample_by_the_mean_of_the_online_critics_and_values_i
     assert torch.equal(played, found.chunks[torch.arange(ROWS), values.argmax(1)])
 
 
+# IDQL.
+
+
+def test_idql_plays_the_sample_of_its_average_that_is_best_by_the_lowest_target_value() -> None:
+    algorithm, obs = idql(), data().obs
+    oppose(algorithm)
+    shifted(algorithm.ema.module, 0.1)
+    played = algorithm.act(obs, generator=torch.Generator().manual_seed(0)).chunk
+    rows = {key: value.repeat_interleave(16, 0) for key, value in obs.items()}
+    chunks = algorithm.ema.module.act(rows, generator=torch.Generator().manual_seed(0)).unflatten(0, (ROWS, 16))
+    best = algorithm.target_critic.of_candidates(obs, chunks).amin(0).argmax(1)
+    assert torch.equal(played, chunks[torch.arange(ROWS), best])
+
+
 # Cal-QL.
 
 
