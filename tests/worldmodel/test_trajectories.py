@@ -90,6 +90,16 @@ def test_without_guidance_or_churn_segments_are_what_the_head_decodes(solver):
     assert torch.equal(model.generate(5, pull=still, generator=seeded()), model.generate(5, generator=seeded()))
 
 
+@pytest.mark.parametrize("solver", ["heun", "euler"])
+def test_a_step_starts_from_the_level_that_churn_has_raised(solver):
+    model = white(solver=solver, steps=1, sigma_max=10.0)
+    model.config = replace(model.config, churn=80.0)
+    generator = seeded()
+    first, again = (torch.randn(5, 2, 4, generator=generator) for _ in range(2))
+    raised = 10 * first + 10 * again  # the largest rise, to the root of two
+    torch.testing.assert_close(model.generate(5, generator=seeded()), raised / (1 + 200), atol=1e-6, rtol=1e-4)
+
+
 @pytest.mark.parametrize(("strength", "churn"), [(0.5, 0.0), (1.0, 0.0), (4.0, 0.0), (1.0, 30.0)])
 def test_guided_actions_follow_the_product_of_data_and_policy(strength, churn):
     model = white(steps=60)
