@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import SMALL, batch, first_actions, flow, gaussian, two_modes
+from chunk_bandit import SMALL, Known, batch, first_actions, flow, gaussian, two_modes
 from chunking_learners import dqc
 from torch import Tensor, nn
 from value_learners import VALUE, cal_ql, expo, idql, iql, peak, same, snapshot
@@ -19,6 +19,7 @@ from robopolicy.algorithms.frames.offline_critic import (
     ImplicitConfig,
     ImplicitRule,
 )
+from robopolicy.critics.losses import conservative_penalty
 from robopolicy.critics.q import QEnsemble
 from robopolicy.critics.value import ValueConfig
 from robopolicy.data.replay import Replay
@@ -92,6 +93,17 @@ def test_chunk_targets_equal_the_return_of_a_deterministic_chain() -> None:
     torch.testing.assert_close(data.returns, gamma ** torch.arange(length - 1, -1, -1.0))
 
 
+def test_iql_weighs_chunks_by_how_far_their_lowest_target_value_exceeds_v() -> None:
+    algorithm, data = iql(beta=2.0, weight_max=3.0), batch(two_modes(64), peak)
+    algorithm.target_critic = Known(lambda _, a: a[:, 0], lambda _, a: 3 * a[:, 0])  # type: ignore[assignment]
+    lowest = torch.minimum(data.chunk[:, 0, 0], 3 * data.chunk[:, 0, 0])
+    assert torch.equal(algorithm.judge(data), lowest)
+    with torch.no_grad():
+        expected = (2 * (lowest - algorithm.rule.value(data.obs))).exp().clamp(max=3.0)
+    torch.testing.assert_close(algorithm.weights(data), expected)
+    assert 0 < int((expected == 3.0).sum()) < 64
+
+
 def test_iql_moves_a_gaussian_to_the_better_mode_and_plain_imitation_does_not() -> None:
     means = []
     for beta in (0.0, 20.0):
@@ -142,6 +154,22 @@ def test_the_penalty_ignores_policy_chunks_valued_below_the_return() -> None:
     assert torch.equal(gradient(100.0, some), gradient(100.0, others))
     for returns in (-100.0, torch.nan):
         assert not torch.allclose(gradient(returns, some), gradient(returns, others))
+
+
+def test_the_penalty_compares_the_data_with_the_policy_and_with_all_of_the_action_space() -> None:
+    critic, data, seen = QEnsemble(SMALL, flow()), batch(two_modes(16), peak), list[Tensor]()
+    judge = critic.of_candidates
+    critic.of_candidates = lambda obs, chunks: seen.append(chunks) or judge(obs, chunks)  # type: ignore[assignment]
+    proposed = 0.1 * torch.randn(16, 3, 2, 1)
+    rule = ConservativeRule(ConservativeConfig(3.0, 50), torch.Generator().manual_seed(0))
+    loss, _ = rule.penalty(data, critic, proposed)
+    own, policy, others = seen[0].split([1, 3, 50], 1)  # the executed actions alone
+    assert torch.equal(own[:, 0], data.chunk[:, :1]) and torch.equal(policy, proposed[:, :, :1])
+    assert -1 <= float(others.min()) < -0.95 and 0.95 < float(others.max()) <= 1
+    assert float(others.std()) == pytest.approx(3**-0.5, rel=0.05)
+    values = judge(data.obs, seen[0])
+    expected = conservative_penalty(values[..., 0], values[..., 1:4], values[..., 4:], data.returns).mean(1).sum()
+    torch.testing.assert_close(loss, 3.0 * expected)
 
 
 def test_the_penalty_pushes_unseen_chunks_down_but_not_the_data() -> None:
