@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from chunk_bandit import Known
 from torch import Tensor, nn
 
 from robopolicy.algorithms.dsrl_na import DSRLNA, DSRLNAConfig, distill_loss
@@ -207,14 +208,9 @@ def test_targets_do_not_depend_on_the_noise_behind_an_action() -> None:
 @kinds
 @pytest.mark.parametrize("backup_entropy", [True, False])
 def test_the_target_is_the_soft_value_of_what_is_steered_to_next(kind: type[Steering], backup_entropy: bool) -> None:
-    class Known(nn.Module):
-        def forward(self, obs: Observation, chunk: Tensor, members: Tensor | None = None) -> Tensor:
-            worth = obs["state"][:, -1].sum(-1) + value(chunk)
-            return torch.stack([worth + 1, worth])
-
     base = CallablePolicy.wrap("linear", linear, LINEAR)
     algorithm = make(kind, base, temperature=0.2, backup_entropy=backup_entropy)
-    algorithm.target_critic = Known()
+    algorithm.target_critic = Known(*(lambda s, a, i=i: s.sum(-1) + value(a[:, None]) - i for i in range(2)))
     batch = replace(bandit(64, 0), discount=torch.full((64,), 0.9), next_obs=bandit(64, 1).obs)
     algorithm.generator.manual_seed(5)
     actual = algorithm.target(batch)
@@ -222,6 +218,13 @@ def test_the_target_is_the_soft_value_of_what_is_steered_to_next(kind: type[Stee
     judged = linear(batch.next_obs, w) if kind is DSRLNA else w  # critics on actions, or on noise
     soft = algorithm.target_critic(batch.next_obs, judged)[1] - 0.2 * backup_entropy * logp
     torch.testing.assert_close(actual, batch.reward + 0.9 * soft)
+
+
+@kinds
+def test_the_target_entropy_is_zero_or_minus_the_free_noise(kind: type[Steering]) -> None:
+    assert make(kind, flow()).target_entropy == 0.0
+    for space, free in ((NoiseSpace("full"), 4 * 2), (NoiseSpace("repeat"), 2), (NoiseSpace("truncated", steps=3), 6)):
+        assert make(kind, flow(), space=space, target_entropy=None).target_entropy == -free
 
 
 @kinds
