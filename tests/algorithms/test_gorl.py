@@ -189,8 +189,8 @@ def test_every_decoder_is_trained_from_scratch() -> None:
     first = snapshot(algorithm.fit.head.backbone)
     run(algorithm, sampler, 4)
     second = snapshot(algorithm.fit.head.backbone)
-    weights = [key for key in first if key.endswith("weight")]
-    assert all(float((first[key] - second[key]).abs().mean()) > 1e-3 for key in weights)
+    assert all(float((first[key] - second[key]).abs().mean()) > 1e-3 for key in first if key.endswith("weight"))
+    assert {int(moments["step"]) for moments in algorithm.fit.optimizer.state.values()} == {QUICK["decoder_steps"]}
 
 
 def test_the_best_encoder_of_the_stage_plays_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
