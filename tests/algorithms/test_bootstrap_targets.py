@@ -86,7 +86,8 @@ def test_the_one_step_policy_descends_its_distance_less_the_mean_value(normalize
     expected = 3.0 * (chunk - wanted).square().mean() - scale * value.mean()
     torch.testing.assert_close(loss, expected)
     weights = list(student.backbone.parameters())
-    torch.testing.assert_close(torch.autograd.grad(loss, weights), torch.autograd.grad(expected, weights))
+    slopes = (torch.autograd.grad(value, weights) for value in (loss, expected))
+    torch.testing.assert_close(*slopes, atol=1e-5, rtol=1e-4)
 
 
 def test_updates_of_fql_draw_from_its_own_generator_alone() -> None:
