@@ -60,11 +60,16 @@ class ObservationMap:
     def _convert(self, key: str, values: NDArray[Any]) -> NDArray[Any]:
         leaf = self._leaves[key]
         if self.specs[key].dtype == torch.uint8:
-            values = values if values.shape[1] == 3 else values.transpose(0, 3, 1, 2)
-            return np.ascontiguousarray(values)
+            pixels = _pixels(key, values, leaf.shape or ())
+            return np.ascontiguousarray(pixels if _channels_first(pixels.shape[1:]) else pixels.transpose(0, 3, 1, 2))
         if isinstance(leaf, spaces.Discrete):
-            return np.eye(int(leaf.n), dtype=np.float32)[values - leaf.start]
-        return values.reshape(len(values), -1).astype(np.float32)
+            if values.size != len(values) or (values < leaf.start).any():  # which numpy would count from the end
+                raise ValueError(f"'{key}' must be a number from {leaf.start} on, found {values[0].tolist()}")
+            return np.eye(int(leaf.n), dtype=np.float32)[values.reshape(-1) - leaf.start]
+        flat = values.reshape(len(values), -1).astype(np.float32)
+        if flat.shape[1:] != self.specs[key].shape:  # numpy would repeat a single number
+            raise ValueError(f"'{key}' must have the shape {leaf.shape}, found {values.shape[1:]}")
+        return flat
 
 
 def action_bounds(space: spaces.Space[Any], task: str) -> tuple[Tensor, Tensor]:
@@ -95,6 +100,24 @@ def _image_size(space: spaces.Space[Any]) -> tuple[int, int] | None:
     """(height, width) of a colour image, channels last or first."""
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) != 3:
         return None
-    if space.shape[2] == 3:
-        return space.shape[0], space.shape[1]
-    return (space.shape[1], space.shape[2]) if space.shape[0] == 3 else None
+    if _channels_first(space.shape):
+        return space.shape[1], space.shape[2]
+    return (space.shape[0], space.shape[1]) if space.shape[2] == 3 else None
+
+
+def _channels_first(shape: tuple[int, ...]) -> bool:
+    """Whether a colour image of this shape is `(3, height, width)`; one of 3 rows is not."""
+    return shape[0] == 3 != shape[2]
+
+
+def _pixels(key: str, values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """A batch of images of `shape`, whatever type has them; what does not fit in a byte is refused, not cut."""
+    if values.shape[1:] != shape:
+        raise ValueError(f"'{key}' must have the shape {shape}, found {values.shape[1:]}")
+    if values.dtype == np.uint8:
+        return values
+    with np.errstate(invalid="ignore"):  # not a number, of which the next line tells
+        pixels = values.astype(np.uint8)
+    if not np.array_equal(pixels, values):
+        raise ValueError(f"'{key}' must hold whole numbers from 0 to 255, found {values.dtype} that are not")
+    return pixels

@@ -106,7 +106,7 @@ def test_an_evaluation_counts_the_episodes_that_diverged(spoil: Any) -> None:
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        ({"obs": np.zeros(3)}, "in step 1 of the episode with seed 7: ValueError: could not broadcast"),
+        ({"obs": np.zeros(3)}, "in step 1 of the episode with seed 7: ValueError: 'state' must have the shape"),
         ({"reward": "good"}, "in step 1 of the episode with seed 7: ValueError: could not convert string to float"),
         ({"reward": None}, "in step 1 of the episode with seed 7: TypeError: float"),
     ],

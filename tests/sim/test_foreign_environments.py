@@ -1,0 +1,79 @@
+"""Gymnasium environments that keep less than their spaces promise: told what is wrong, never played wrongly."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from robopolicy.errors import SimulatorFailed
+from robopolicy.sim.gymnasium import GymnasiumSim
+
+
+class Foreign(gymnasium.Env[Any, Any]):
+    """Shows `shown`, in episodes of five steps."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    observation_space: spaces.Space[Any] = spaces.Box(-9, 9, (2,), np.float32)
+    action_space: spaces.Space[Any] = spaces.Box(-1, 1, (1,), np.float32)
+    shown: Any = np.zeros(2, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.count = 0
+        return self.shown, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.count += 1
+        return self.shown, 1.0, False, self.count == 5, {}
+
+
+def foreign(**attributes: Any) -> type[Foreign]:
+    """An environment that differs from `Foreign` in some attributes."""
+    return type("Other", (Foreign,), attributes)
+
+
+def images(*shape: int) -> spaces.Box:
+    return spaces.Box(0, 255, shape, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "shown", "lesson"),
+    [
+        (spaces.Box(-9, 9, (2,)), 3.0, r"'state' must have the shape \(2,\), found \(\)"),
+        (spaces.Box(-9, 9, (2,)), np.ones(1), r"'state' must have the shape \(2,\), found \(1,\)"),
+        (spaces.Discrete(4), -1, "'state' must be a number from 0 on, found -1"),
+        (spaces.Discrete(4), np.zeros(2, int), "'state' must be a number from 0 on"),
+        (images(4, 5, 3), np.full((4, 5, 3), 0.7), "whole numbers from 0 to 255, found float64 that are not"),
+        (images(4, 5, 3), np.full((4, 5, 3), 300), "whole numbers from 0 to 255, found int64 that are not"),
+        (images(4, 5, 3), np.zeros((1, 5, 3), np.uint8), r"'image.pixels' must have the shape \(4, 5, 3\)"),
+    ],
+)
+def test_observations_that_numpy_would_make_fit_are_refused(space: Any, shown: Any, lesson: str) -> None:
+    sim = GymnasiumSim(foreign(observation_space=space, shown=shown), 1)
+    with pytest.raises(SimulatorFailed, match=lesson):
+        sim.reset(0)
+
+
+def test_a_reset_of_old_that_returns_two_numbers_is_no_pair_of_observation_and_info() -> None:
+    def reset(self: Foreign, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.array([1.0, 2.0])
+
+    with pytest.raises(SimulatorFailed, match=r"'state' must have the shape \(2,\), found \(\)"):
+        GymnasiumSim(foreign(reset=reset), 1).reset(0)
+
+
+@pytest.mark.parametrize(
+    ("space", "shown", "expected"),
+    [
+        (spaces.Box(-9, 9, (2,)), np.ones((1, 2)), torch.ones(2)),
+        (spaces.Discrete(3, start=4), np.array([5]), torch.tensor([0.0, 1.0, 0.0])),
+        (images(3, 5, 3), np.arange(45).reshape(3, 5, 3), torch.arange(45).reshape(3, 5, 3).permute(2, 0, 1)),
+    ],
+)
+def test_observations_of_another_layout_with_the_same_numbers_are_taken(space: Any, shown: Any, expected: Any) -> None:
+    obs: Mapping[str, torch.Tensor] = GymnasiumSim(foreign(observation_space=space, shown=shown), 1).reset(0)
+    (value,) = obs.values()
+    assert torch.equal(value[0], expected.to(value.dtype))
