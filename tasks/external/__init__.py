@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from robopolicy.errors import UserError
+from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, TaskEntry, TaskFamily, register_family
 
@@ -24,8 +25,7 @@ def _gymnasium_entry(env_id: str) -> TaskEntry:
     def make(options: SimOptions) -> VectorSim:
         from robopolicy.sim.gymnasium import GymnasiumSim
 
-        _refuse_cameras(name, options)
-        return GymnasiumSim(env_id, options.num_envs, task=name)
+        return _with_its_views(GymnasiumSim(env_id, options.num_envs, task=name), options)
 
     return TaskEntry(name, make, f"Gymnasium's {env_id}.", backends=("gymnasium",))
 
@@ -36,10 +36,9 @@ def _robotics_entry(env_id: str) -> TaskEntry:
     def make(options: SimOptions) -> VectorSim:
         from robopolicy.sim.gymnasium import GymnasiumSim
 
-        _refuse_cameras(name, options)
         if find_spec(ROBOTICS) is None:
             raise UserError(f"Task {name} needs pip install 'robopolicy[gymnasiumrobotics]'.")
-        return GymnasiumSim(f"gymnasium_robotics:{env_id}", options.num_envs, task=name)
+        return _with_its_views(GymnasiumSim(f"gymnasium_robotics:{env_id}", options.num_envs, task=name), options)
 
     description = f"Gymnasium-Robotics' {env_id}."
     return TaskEntry(name, make, description, backends=("gymnasium",), requires="gymnasiumrobotics", module=ROBOTICS)
@@ -51,10 +50,10 @@ def _envpool_entry(env_id: str) -> TaskEntry:
     def make(options: SimOptions) -> VectorSim:
         from robopolicy.sim.envpool import EnvPoolSim
 
-        _refuse_cameras(name, options)
         # Meta-World hides the goal unless asked.
         extra = {"partially_observable": False} if env_id.startswith("MetaWorld/") else {}
-        return EnvPoolSim(env_id, options.num_envs, threads=options.threads, task=name, options=extra)
+        sim = EnvPoolSim(env_id, options.num_envs, threads=options.threads, task=name, options=extra)
+        return _with_its_views(sim, options)
 
     return TaskEntry(name, make, f"EnvPool's {env_id}.", backends=("envpool",), requires="envpool")
 
@@ -66,9 +65,9 @@ def mjlab_entry(env_id: str, name: str = "", description: str = "") -> TaskEntry
     def make(options: SimOptions) -> VectorSim:
         from robopolicy.sim.mjlab import make_mjlab
 
-        _refuse_cameras(name, options)
         bound = _action_bound(env_id)
-        return make_mjlab(env_id, options.num_envs, device=options.device, task=name, action_bound=bound)
+        sim = make_mjlab(env_id, options.num_envs, device=options.device, task=name, action_bound=bound)
+        return _with_its_views(sim, options)
 
     return TaskEntry(name, make, description or f"mjlab's {env_id}.", backends=("mjlab",), requires="mjlab")
 
@@ -79,9 +78,9 @@ def _isaaclab_entry(env_id: str) -> TaskEntry:
     def make(options: SimOptions) -> VectorSim:
         from robopolicy.sim.isaaclab import make_isaaclab
 
-        _refuse_cameras(name, options)
         bound = _action_bound(env_id)
-        return make_isaaclab(env_id, options.num_envs, device=options.device, task=name, action_bound=bound)
+        sim = make_isaaclab(env_id, options.num_envs, device=options.device, task=name, action_bound=bound)
+        return _with_its_views(sim, options)
 
     return TaskEntry(name, make, f"Isaac Lab's {env_id}.", backends=("isaaclab",), requires="isaaclab")
 
@@ -90,9 +89,14 @@ def _action_bound(env_id: str) -> float:
     return _WALKING if "-Velocity-" in env_id else _ELSEWHERE
 
 
-def _refuse_cameras(name: str, options: SimOptions) -> None:
-    if options.cameras or options.point_clouds:
-        raise UserError(f"Task {name} brings its own observations and cannot add cameras; leave them out.")
+def _with_its_views(sim: VectorSim, options: SimOptions) -> VectorSim:
+    """The simulator, which shows all that it has; policies that see images of its own ask for these by name."""
+    asked = [IMAGE_PREFIX + camera for camera in options.cameras]
+    asked += [CLOUD_PREFIX + camera for camera in options.point_clouds]
+    if not set(asked) <= set(sim.spec.observation):
+        sim.close()
+        raise UserError(f"Task {sim.spec.task} brings its own observations and cannot add cameras; leave them out.")
+    return sim
 
 
 def register() -> None:

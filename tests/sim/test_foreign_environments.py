@@ -1,6 +1,6 @@
 """Gymnasium environments that keep less than their spaces promise: told what is wrong, never played wrongly."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import gymnasium
@@ -9,8 +9,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from robopolicy.errors import SimulatorFailed
+from robopolicy.errors import SimulatorFailed, UserError
 from robopolicy.sim.gymnasium import GymnasiumSim
+from robopolicy.sim.registry import SimOptions, make_sim, views_of
 
 
 class Foreign(gymnasium.Env[Any, Any]):
@@ -33,6 +34,19 @@ class Foreign(gymnasium.Env[Any, Any]):
 def foreign(**attributes: Any) -> type[Foreign]:
     """An environment that differs from `Foreign` in some attributes."""
     return type("Other", (Foreign,), attributes)
+
+
+@pytest.fixture
+def registered() -> Iterator[Callable[..., str]]:
+    """Makes such an environment a task and returns its name."""
+    name = "Foreign-v0"
+
+    def add(**attributes: Any) -> str:
+        gymnasium.register(name, entry_point=lambda: foreign(**attributes)(), disable_env_checker=True)
+        return f"gymnasium/{name}"
+
+    yield add
+    gymnasium.registry.pop(name, None)
 
 
 def images(*shape: int) -> spaces.Box:
@@ -77,3 +91,15 @@ def test_observations_of_another_layout_with_the_same_numbers_are_taken(space: A
     obs: Mapping[str, torch.Tensor] = GymnasiumSim(foreign(observation_space=space, shown=shown), 1).reset(0)
     (value,) = obs.values()
     assert torch.equal(value[0], expected.to(value.dtype))
+
+
+def test_policies_that_see_images_of_a_task_by_id_are_played_in_it(registered: Any) -> None:
+    space = spaces.Dict({"top": images(6, 8, 3), "side": images(4, 4, 3)})
+    name = registered(observation_space=space, shown={"top": np.ones((6, 8, 3), np.uint8), "side": np.ones((4, 4, 3))})
+    shapes = {key: entry.shape for key, entry in make_sim(name, SimOptions(num_envs=1)).spec.observation.items()}
+    assert shapes == {"image.top": (3, 6, 8), "image.side": (3, 4, 4)}
+    for seen in (shapes, {"image.top": (3, 6, 8)}):
+        sim = make_sim(name, SimOptions(num_envs=1, **views_of([seen])))
+        assert sim.reset(0)["image.top"].shape == (1, 3, 6, 8)
+    with pytest.raises(UserError, match="brings its own observations and cannot add cameras"):
+        make_sim(name, SimOptions(num_envs=1, **views_of([{"image.front": (3, 6, 8)}])))
