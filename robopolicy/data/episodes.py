@@ -18,11 +18,9 @@ from numpy.typing import NDArray
 
 from robopolicy.errors import UserError
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
+from robopolicy.spec import STEP_KEYS
 
 Array = NDArray[Any]
-
-STEP_KEYS = ("action", "executed", "reward", "terminated", "success", "closing")
-"""Keys of a frame that are not observations."""
 
 
 def is_image(key: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,16 +13,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.nets.encoder import CLOUD_PREFIX, ENTITY_PREFIX, STOCK_PREFIX
 from robopolicy.sim.contract import TensorSpec
 from robopolicy.sim.host import Arrays
-from robopolicy.spec import IMAGE_PREFIX
+from robopolicy.spec import DESCRIPTOR, IMAGE_PREFIX, MEMORY, MESSAGE_PREFIX, STEP_KEYS
+
+_TAKEN = (*STEP_KEYS, MEMORY, DESCRIPTOR)  # by other parts of an episode, which would silently replace an observation
+_TAKEN_PREFIXES = (IMAGE_PREFIX, STOCK_PREFIX, MESSAGE_PREFIX)
 
 
 class ObservationMap:
     """Flattens observations of one space: vectors become float32, colour images `image.<key>` uint8 `(3, H, W)`.
 
     A space that is a single Box is called `state` (or `image.pixels`); entries of a Dict keep their keys, nested ones
-    joined by dots.
+    joined by dots. Sets, whose keys say so (`point_cloud.`, `entities.`), keep their shape; what holds no number is
+    left out.
+
+    Raises:
+        UserError: An observation has a type that is not supported, or a name that is taken, or there is none.
     """
 
     def __init__(self, space: spaces.Space[Any]) -> None:
@@ -33,11 +42,18 @@ class ObservationMap:
             image = _image_size(leaf)
             if image is not None:
                 key = IMAGE_PREFIX + (key or "pixels")
-                self.specs[key] = TensorSpec((3, *image), torch.uint8)
+                entry = TensorSpec((3, *image), torch.uint8)
             else:
                 key = key or "state"
-                self.specs[key] = TensorSpec((int(spaces.flatdim(leaf)),))
-            self._paths[key], self._leaves[key] = path, leaf
+                grouped = key.startswith((CLOUD_PREFIX, ENTITY_PREFIX)) and len(leaf.shape or ()) == 2
+                entry = TensorSpec(tuple(leaf.shape or ()) if grouped else (int(spaces.flatdim(leaf)),))
+            if 0 in entry.shape:
+                continue
+            if key in self.specs or key in _TAKEN or (image is None and key.startswith(_TAKEN_PREFIXES)):
+                raise UserError(f"Observation '{key}' has a name that something else has already; rename it.")
+            self.specs[key], self._paths[key], self._leaves[key] = entry, path, leaf
+        if not self.specs:
+            raise UserError(f"An environment with the observation space {space} shows nothing to act on.")
 
     def empty(self, num_envs: int) -> Arrays:
         """Fresh arrays `(N, ...)` to be filled."""
@@ -66,10 +82,9 @@ class ObservationMap:
             if values.size != len(values) or (values < leaf.start).any():  # which numpy would count from the end
                 raise ValueError(f"'{key}' must be a number from {leaf.start} on, found {values[0].tolist()}")
             return np.eye(int(leaf.n), dtype=np.float32)[values.reshape(-1) - leaf.start]
-        flat = values.reshape(len(values), -1).astype(np.float32)
-        if flat.shape[1:] != self.specs[key].shape:  # numpy would repeat a single number
+        if values[0].size != math.prod(self.specs[key].shape):  # numpy would repeat a single number
             raise ValueError(f"'{key}' must have the shape {leaf.shape}, found {values.shape[1:]}")
-        return flat
+        return values.reshape(len(values), *self.specs[key].shape).astype(np.float32)
 
 
 def action_bounds(space: spaces.Space[Any], task: str) -> tuple[Tensor, Tensor]:
@@ -80,6 +95,8 @@ def action_bounds(space: spaces.Space[Any], task: str) -> tuple[Tensor, Tensor]:
     """
     if not isinstance(space, spaces.Box):
         raise UserError(f"Task {task} has {type(space).__name__} actions; robot policies need a Box.")
+    if 0 in space.shape:
+        raise UserError(f"Task {task} has no actions to choose: its action space is {space}.")
     low, high = (torch.tensor(bound.reshape(-1), dtype=torch.float32) for bound in (space.low, space.high))
     if not bool(torch.isfinite(torch.stack([low, high])).all()):
         raise UserError(f"Task {task} has unbounded actions; give it finite bounds (gymnasium's RescaleAction).")

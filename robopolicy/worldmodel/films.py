@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.data.episodes import STEP_KEYS, Episodes, is_cloud, is_image
+from robopolicy.data.episodes import Episodes, is_cloud, is_image
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.encoder import IMAGE_PREFIX
+from robopolicy.spec import STEP_KEYS
 from robopolicy.worldmodel.contract import Images, WorldSpec
 
 _RATE_TOLERANCE = 0.05  # relative; whole-number frame rates round the control step a little

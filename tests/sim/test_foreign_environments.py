@@ -42,7 +42,8 @@ def registered() -> Iterator[Callable[..., str]]:
     name = "Foreign-v0"
 
     def add(**attributes: Any) -> str:
-        gymnasium.register(name, entry_point=lambda: foreign(**attributes)(), disable_env_checker=True)
+        made = foreign(**attributes)
+        gymnasium.register(name, entry_point=lambda **options: made(**options), disable_env_checker=True)
         return f"gymnasium/{name}"
 
     yield add
@@ -103,3 +104,36 @@ def test_policies_that_see_images_of_a_task_by_id_are_played_in_it(registered: A
         assert sim.reset(0)["image.top"].shape == (1, 3, 6, 8)
     with pytest.raises(UserError, match="brings its own observations and cannot add cameras"):
         make_sim(name, SimOptions(num_envs=1, **views_of([{"image.front": (3, 6, 8)}])))
+
+
+@pytest.mark.parametrize("name", ["action", "reward", "memory", "descriptor", "stock.1", "message.random", "image.x"])
+def test_observations_called_as_something_else_of_an_episode_are_refused(name: str) -> None:
+    space = spaces.Dict({"state": spaces.Box(-1, 1, (2,)), name: spaces.Box(-1, 1, (1,))})
+    with pytest.raises(UserError, match=f"Observation '{name}' .* rename it"):
+        GymnasiumSim(foreign(observation_space=space), 1)
+
+
+def test_two_observations_with_one_name_are_refused() -> None:
+    box = spaces.Box(-1, 1, (1,))
+    with pytest.raises(UserError, match=r"Observation 'a\.b' .* rename it"):
+        GymnasiumSim(foreign(observation_space=spaces.Dict({"a.b": box, "a": spaces.Dict({"b": box})})), 1)
+
+
+def test_entries_without_numbers_are_left_out_and_nothing_at_all_is_refused() -> None:
+    space = spaces.Dict({"state": spaces.Box(-1, 1, (2,)), "empty": spaces.Box(-1, 1, (0,))})
+    sim = GymnasiumSim(foreign(observation_space=space, shown={"state": np.ones(2), "empty": np.ones(0)}), 1)
+    assert list(sim.reset(0)) == ["state"]
+    for empty in (spaces.Dict({}), spaces.Box(-1, 1, (0,))):
+        with pytest.raises(UserError, match="shows nothing"):
+            GymnasiumSim(foreign(observation_space=empty), 1)
+    with pytest.raises(UserError, match="no actions"):
+        GymnasiumSim(foreign(action_space=spaces.Box(-1, 1, (0,))), 1)
+
+
+@pytest.mark.parametrize("name", ["point_cloud.front", "entities.others"])
+def test_clouds_and_sets_keep_their_shape(name: str) -> None:
+    space = spaces.Dict({name: spaces.Box(-1, 1, (5, 3)), "state": spaces.Box(-1, 1, (5, 3))})
+    value = np.arange(15).reshape(5, 3)
+    obs = GymnasiumSim(foreign(observation_space=space, shown={name: value, "state": value}), 2).reset(0)
+    assert torch.equal(obs[name][1], torch.arange(15.0).reshape(5, 3))
+    assert torch.equal(obs["state"][1], torch.arange(15.0))
