@@ -6,13 +6,16 @@ every episode under our control.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from numbers import Real
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.wrappers import TimeLimit
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -43,27 +46,25 @@ class GymnasiumSim(HostSim):
     """
 
     def __init__(self, env: str | Callable[[], gymnasium.Env[Any, Any]], num_envs: int, *, task: str = "") -> None:
+        if num_envs < 1:
+            raise UserError(f"The number of environments must be at least 1, got {num_envs}.")
         make = _maker(env) if isinstance(env, str) else env
         try:
             self._envs = [make() for _ in range(num_envs)]
+            first = self._envs[0]
+            task = task or (env if isinstance(env, str) else type(first.unwrapped).__name__)
+            if len({id(each.unwrapped) for each in self._envs}) < num_envs:
+                raise UserError(f"What makes {task} returned one environment twice; let every call make a new one.")
+            self._map = ObservationMap(first.observation_space)
+            space = first.action_space
+            low, high = action_bounds(space, task)
+            rate, longest = _control_dt(first), _time_limit(first)
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise SimulatorFailed.because(task or str(env), "at its start", error) from error
-        first = self._envs[0]
-        task = task or (env if isinstance(env, str) else type(first.unwrapped).__name__)
-        self._map = ObservationMap(first.observation_space)
-        self._shape, self._dtype = first.action_space.shape or (), first.action_space.dtype
-        low, high = action_bounds(first.action_space, task)
-        spec = SimSpec(
-            task=task,
-            observation=self._map.specs,
-            action_low=low,
-            action_high=high,
-            control_dt=_control_dt(first),
-            max_episode_steps=(first.spec and first.spec.max_episode_steps) or _DEFAULT_MAX_STEPS,
-        )
-        super().__init__(spec, num_envs)
+        self._shape, self._dtype = space.shape or (), space.dtype
+        super().__init__(SimSpec(task, self._map.specs, low, high, rate, longest), num_envs)
         self._parts: tuple[str, ...] = ()  # of the reward, that an environment has reported so far
 
     @property
@@ -131,7 +132,8 @@ class GymnasiumSim(HostSim):
     def close(self) -> None:
         """Close the environments; safe to call twice."""
         for env in self._envs:
-            env.close()
+            with suppress(Exception):  # what has been played is not lost by what cannot be closed
+                env.close()
 
     def _start(self, rows: NDArray[np.intp], obs: Arrays) -> None:
         """Begin the next episode of each of `rows` and write its first observation into `obs`."""
@@ -165,12 +167,13 @@ def _maker(name: str) -> Callable[[], gymnasium.Env[Any, Any]]:
     """Function that makes `name`, with image rendering where the environment has it."""
     try:
         probe = gymnasium.make(name)
+        drawn = "rgb_array" in probe.metadata.get("render_modes", [])
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise UserError(f"Cannot make the gymnasium environment '{name}': {' '.join(str(error).split())}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SimulatorFailed.because(f"gymnasium/{name}", "at its start", error) from error
-    drawn = "rgb_array" in probe.metadata.get("render_modes", [])
-    probe.close()
+    with suppress(Exception):  # as `close` of those that play
+        probe.close()
     options: dict[str, Any] = {"render_mode": "rgb_array"} if drawn else {}  # not every environment takes the argument
     return lambda: _without_shadows(gymnasium.make(name, **options))
 
@@ -192,5 +195,20 @@ def _without_shadows(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
 
 
 def _control_dt(env: gymnasium.Env[Any, Any]) -> float:
-    dt = getattr(env, "control_dt", None) or getattr(env.unwrapped, "dt", None)
-    return float(dt) if isinstance(dt, float) else 1.0 / float(env.metadata.get("render_fps") or _DEFAULT_RATE)
+    """Seconds between two actions as the environment declares them; what is no positive number declares nothing."""
+    for dt in (getattr(env, "control_dt", None), getattr(env.unwrapped, "dt", None)):
+        if isinstance(dt, Real) and 0 < float(dt) < math.inf:
+            return float(dt)
+    rate = env.metadata.get("render_fps")
+    return 1.0 / float(rate if isinstance(rate, Real) and 0 < float(rate) < math.inf else _DEFAULT_RATE)
+
+
+def _time_limit(env: gymnasium.Env[Any, Any]) -> int:
+    """Longest episode in control steps as the id declares it, or else the wrapper around an environment without one."""
+    if env.spec is not None and env.spec.max_episode_steps:
+        return env.spec.max_episode_steps
+    limits: list[int] = []
+    while isinstance(env, gymnasium.Wrapper):
+        limits += [env._max_episode_steps] if isinstance(env, TimeLimit) else []
+        env = env.env
+    return min(limits, default=_DEFAULT_MAX_STEPS)

@@ -137,3 +137,63 @@ def test_clouds_and_sets_keep_their_shape(name: str) -> None:
     obs = GymnasiumSim(foreign(observation_space=space, shown={name: value, "state": value}), 2).reset(0)
     assert torch.equal(obs[name][1], torch.arange(15.0).reshape(5, 3))
     assert torch.equal(obs["state"][1], torch.arange(15.0))
+
+
+def test_one_environment_cannot_fill_two_rows() -> None:
+    one = Foreign()
+    GymnasiumSim(lambda: one, 1)
+    with pytest.raises(UserError, match="What makes Foreign returned one environment twice"):
+        GymnasiumSim(lambda: one, 2)
+
+
+def leave(self: Foreign) -> None:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("make", "lesson"),
+    [
+        (lambda: None, "failed at its start: AttributeError: 'NoneType'"),
+        (type("Bare", (gymnasium.Env,), {}), "Task Bare failed at its start: AttributeError.* 'observation_space'"),
+        (foreign(metadata=None), "Task Other failed at its start: AttributeError"),
+        (foreign(__init__=leave), "failed at its start: SystemExit: 3"),
+    ],
+)
+def test_what_is_no_environment_is_one_line(make: Any, lesson: str) -> None:
+    with pytest.raises(SimulatorFailed, match=lesson):
+        GymnasiumSim(make, 1)
+    with pytest.raises(UserError, match="at least 1, got 0"):
+        GymnasiumSim(make, 0)
+
+
+def refuse(self: Foreign) -> None:
+    raise RuntimeError("cannot close")
+
+
+def test_an_environment_that_cannot_be_closed_costs_nothing(registered: Any) -> None:
+    sim = make_sim(registered(close=refuse), SimOptions(num_envs=2))
+    sim.reset(0)
+    sim.close()
+
+
+@pytest.mark.parametrize(
+    ("attributes", "seconds"),
+    [
+        ({"dt": 1}, 1.0),
+        ({"dt": np.float32(0.5)}, 0.5),
+        ({"dt": 0.0, "metadata": {"render_fps": 4}}, 0.25),
+        ({"dt": -1.0}, 0.05),
+        ({"metadata": {"render_fps": -5}}, 0.05),
+        ({"metadata": {"render_fps": "fast"}}, 0.05),
+    ],
+)
+def test_the_control_step_is_the_first_declared_number_that_can_be_one(attributes: Any, seconds: float) -> None:
+    assert GymnasiumSim(foreign(**attributes), 1).spec.control_dt == seconds
+
+
+def test_the_time_limit_around_an_environment_without_an_id_counts() -> None:
+    long = foreign(step=lambda self, action: (self.shown, 1.0, False, False, {}))
+    sim = GymnasiumSim(lambda: gymnasium.wrappers.TimeLimit(long(), 1002), 1)
+    assert sim.spec.max_episode_steps == 1002
+    sim.reset(0)
+    assert [bool(sim.step(torch.zeros(1, 1)).truncated) for _ in range(1002)] == [False] * 1001 + [True]
