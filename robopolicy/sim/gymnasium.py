@@ -65,6 +65,9 @@ class GymnasiumSim(HostSim):
             raise SimulatorFailed.because(task or str(env), "at its start", error) from error
         self._shape, self._dtype = space.shape or (), space.dtype
         super().__init__(SimSpec(task, self._map.specs, low, high, rate, longest), num_envs)
+        # The spec's bounds are rounded to float32 and may lie beyond those of the space, which some environments check.
+        box: Any = space
+        self._low, self._high = (bound.reshape(-1).astype(np.float64) for bound in (box.low, box.high))
         self._parts: tuple[str, ...] = ()  # of the reward, that an environment has reported so far
 
     @property
@@ -122,12 +125,23 @@ class GymnasiumSim(HostSim):
             raise UserError(f"Task {self.spec.task} renders its own view; choose no camera.")
         if _mujoco_model(self._envs[0]) is not None:
             gl_backend()
-        frames = [env.render() for env in self._envs[:envs]]
-        if any(frame is None for frame in frames):
-            raise UserError(f"Task {self.spec.task} has no 'rgb_array' rendering.")
-        pixels = torch.from_numpy(np.stack([np.asarray(frame) for frame in frames])).permute(0, 3, 1, 2)
+        frames = [self._picture(row) for row in range(min(envs, self.num_envs))]
+        pixels = torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2)
         scaled = torch.nn.functional.interpolate(pixels.float(), (height, width), mode="area")
         return scaled.round().to(torch.uint8)
+
+    def _picture(self, row: int) -> NDArray[np.uint8]:
+        """What an environment draws of itself, `(height, width, 3)`; an alpha channel is left out."""
+        frame: Any = None
+        with self._named(row, f"while it drew step {self._steps[row]}"), suppress(NotImplementedError):
+            frame = self._envs[row].render()
+        if frame is None:
+            raise UserError(f"Task {self.spec.task} has no 'rgb_array' rendering.")
+        shape = np.shape(frame)
+        if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or len(shape) != 3 or shape[2] not in (3, 4):
+            found = f"{type(frame).__name__} {shape or ''}".strip()
+            raise UserError(f"Task {self.spec.task} must draw uint8 (height, width, 3) and draws {found}; mend it.")
+        return frame[..., :3]
 
     def close(self) -> None:
         """Close the environments; safe to call twice."""

@@ -197,3 +197,53 @@ def test_the_time_limit_around_an_environment_without_an_id_counts() -> None:
     assert sim.spec.max_episode_steps == 1002
     sim.reset(0)
     assert [bool(sim.step(torch.zeros(1, 1)).truncated) for _ in range(1002)] == [False] * 1001 + [True]
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16, np.int16])
+def test_the_largest_action_lies_in_the_space_of_the_environment(kind: Any) -> None:
+    def step(self: Foreign, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        return self.shown, 1.0, False, False, {}
+
+    bound = 3 if kind is np.int16 else 0.1  # which float32 rounds up
+    sim = GymnasiumSim(foreign(action_space=spaces.Box(-bound, bound, (1,), kind), step=step), 1)
+    sim.reset(0)
+    for action in (sim.spec.action_high, sim.spec.action_low, torch.tensor([9.0])):
+        sim.step(action[None])
+
+
+@pytest.mark.parametrize(
+    ("frame", "lesson"),
+    [
+        (None, "has no 'rgb_array' rendering"),
+        (np.zeros((5, 5), np.uint8), r"must draw uint8 \(height, width, 3\) and draws ndarray \(5, 5\)"),
+        (np.zeros((5, 5, 3)), "must draw uint8"),
+        ([np.zeros((5, 5, 3), np.uint8)], r"draws list \(1, 5, 5, 3\)"),
+        ("a picture in words", "draws str"),
+    ],
+)
+def test_what_is_no_picture_is_told(frame: Any, lesson: str) -> None:
+    sim = GymnasiumSim(foreign(render=lambda self: frame), 1)
+    sim.reset(0)
+    with pytest.raises(UserError, match=lesson):
+        sim.render()
+
+
+def test_a_picture_that_cannot_be_drawn_is_one_line() -> None:
+    def render(self: Foreign) -> None:
+        raise RuntimeError("no display")
+
+    sim = GymnasiumSim(foreign(render=render), 1)
+    sim.reset(7)
+    with pytest.raises(SimulatorFailed, match=r"failed while it drew step 0 of the episode with seed 7.* no display"):
+        sim.render()
+    plain = GymnasiumSim(Foreign, 1)
+    plain.reset(0)
+    with pytest.raises(UserError, match="has no 'rgb_array' rendering"):
+        plain.render()
+
+
+def test_pictures_lose_their_alpha_channel() -> None:
+    sim = GymnasiumSim(foreign(render=lambda self: np.full((8, 8, 4), 7, np.uint8)), 2)
+    sim.reset(0)
+    assert torch.equal(sim.render(width=4, height=6, envs=2), torch.full((2, 3, 6, 4), 7, dtype=torch.uint8))
