@@ -2,7 +2,7 @@
 
 What is being written carries a hidden sibling name with the number of the process, so that two writers never mix. A
 process that is killed outright leaves that sibling behind; nobody reads it, and who writes a folder of that name next
-deletes it.
+deletes it. A symbolic link stays: what it points to is replaced, and may be on another disk.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def publish(folder: Path, path: Path) -> None:
     new one exists in full; `recover` puts the old one back when a crash fell between the two renames.
     """
     _sync(folder)
+    path = _real(path)
     try:
         if path.exists():
             path.rename(_previous(path))
@@ -71,7 +72,7 @@ def publish(folder: Path, path: Path) -> None:
 
 def recover(path: Path) -> None:
     """Finish or undo a replacement of `path` that a crash interrupted."""
-    path, previous = _named(path), _previous(path)
+    path, previous = _real(path), _previous(path)
     if not os.path.exists(previous):  # unlike Path.exists, quiet where the parent may not be searched
         return
     if path.exists():
@@ -157,7 +158,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     try:
         temporary.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        temporary.replace(path)
+        temporary.replace(_real(path))
     except OSError as error:
         raise cannot_write(path, error) from error
     finally:
@@ -220,16 +221,21 @@ def _named(path: Path) -> Path:
     return path if path.name else path.absolute()
 
 
+def _real(path: Path) -> Path:
+    """Where `path` is written: what a link points to, there already or not, so that the link remains."""
+    return Path(os.path.realpath(path)) if os.path.islink(path) else _named(path)
+
+
 def _sibling(path: Path, writer: int | str | None = None) -> Path:
     # The suffix is kept, since encoders choose their format by it.
-    path = _named(path)
+    path = _real(path)
     return path.with_name(f".{path.stem}.writing-{writer or os.getpid()}{path.suffix}")
 
 
 def _abandoned(path: Path) -> list[Path]:
     """Folders in which processes that are no more prepared `path`."""
     pattern = re.escape(_sibling(path, "PID").name).replace("PID", r"(\d+)")
-    parent = _named(path).parent
+    parent = _real(path).parent
     named = [(re.fullmatch(pattern, entry.name), entry) for entry in parent.iterdir()] if parent.is_dir() else []
     return [entry for match, entry in named if match and entry.is_dir() and not _lives(int(match[1]))]
 
@@ -246,7 +252,7 @@ def _lives(process: int) -> bool:
 
 
 def _previous(path: Path) -> Path:
-    path = _named(path)
+    path = _real(path)
     return path.with_name(f".{path.name}.previous") if path.name else path / ".previous"
 
 
@@ -281,7 +287,7 @@ def check_writable(path: Path) -> None:
     Raises:
         UserError: It is such a place.
     """
-    folder = next((parent for parent in _named(path).absolute().parents if parent.exists()), path)
+    folder = next((parent for parent in _real(path).absolute().parents if parent.exists()), path)
     if not folder.is_dir():
         raise cannot_write(path, NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -144,3 +144,25 @@ def test_text_that_is_no_yaml_gives_one_line(text, message):
 def test_deep_json_gives_one_line():
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_json("[" * 200_000)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_and_what_it_points_to_is_replaced_as_often_as_wanted(tmp_path: Path, there: bool) -> None:
+    """A link to a larger disk: a second replacement used to fail, and with it whatever had been computed."""
+    disk, here = tmp_path / "disk", tmp_path / "here"
+    for folder in (disk, here):
+        folder.mkdir()
+    if there:
+        (disk / "set").mkdir()
+        (disk / "note").write_text("old")
+    (here / "set").symlink_to(disk / "set")
+    (here / "note").symlink_to(disk / "note")
+    for text in ("first", "second", "third"):
+        with atomic_folder(here / "set") as folder:
+            (folder / "content").write_text(text)
+        write_text(here / "note", text)
+    assert (here / "set").is_symlink() and (here / "note").is_symlink()
+    assert (disk / "set" / "content").read_text() == (disk / "note").read_text() == "third"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == sorted(
+        [*["disk", "here"], *["set", "note"] * 2, "content"]
+    )
