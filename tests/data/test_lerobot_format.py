@@ -327,3 +327,30 @@ def test_episodes_with_other_shapes_are_refused(tmp_path: Path) -> None:
         writer.add(make_episode(3, 0, True))
         writer.add(make_episode(3, 0, True, (8, 8)))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("step", [0.0, -1.0, float("nan"), 1e-9, 86_400.0])
+def test_a_control_step_that_the_format_cannot_tell_is_refused_before_anything_is_played(
+    step: float, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"control steps of 0\.0001 to 10000 s, got"):
+        LeRobotWriter(tmp_path / "set", control_dt=step)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("extra", "lesson"),
+    [
+        (np.array([["a"], ["b"]]), "real numbers, found <U1"),
+        (np.array([[1], [2]], object), "real numbers, found object"),  # was written, and left out when read
+        (np.zeros((2, 1), "datetime64[s]"), "real numbers, found datetime64"),
+        (np.zeros((2, 1), np.complex64), "real numbers, found complex64"),
+        ([[1.0], [2.0]], "real numbers, found list"),
+        (np.zeros((2, 0)), r"frames of shape \(0,\), without numbers"),
+    ],
+)
+def test_what_could_not_be_read_again_is_not_written(extra: Any, lesson: str, tmp_path: Path) -> None:
+    arrays = {"state": np.zeros((2, 1), np.float32), "action": np.zeros((2, 1), np.float32), "extra": extra}
+    with pytest.raises(UserError, match=lesson), LeRobotWriter(tmp_path / "set", control_dt=0.05) as writer:
+        writer.add(Episode(arrays))
+    assert list(tmp_path.iterdir()) == []

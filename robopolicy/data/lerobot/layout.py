@@ -69,14 +69,33 @@ def key_of(feature: str, *, camera: bool) -> str | None:
 
 
 def frame_rate(control_dt: float) -> Fraction:
-    """Frames per second, exact for control steps that are decimal fractions of a second."""
-    return Fraction(1.0 / control_dt).limit_denominator(10_000)
+    """Frames per second, exact for control steps that are decimal fractions of a second.
+
+    Raises:
+        UserError: It is no number of seconds, or one that the format cannot tell.
+    """
+    if not 1e-4 <= control_dt <= 1e4:  # as `info.py` reads it; beyond it the time of a frame is lost
+        raise UserError(f"A LeRobot dataset needs control steps of 0.0001 to 10000 s, got control_dt={control_dt}.")
+    return Fraction(1.0 / float(control_dt)).limit_denominator(10_000)
 
 
 def vector_feature(array: NDArray[Any], names: Sequence[str] = ()) -> dict[str, Any]:
     """Description of a column of scalars `(T,)`, vectors `(T, D)` or larger arrays, e.g. point clouds `(T, N, 3)`."""
     shape = [int(size) for size in array.shape[1:]] or [1]
     return {"dtype": array.dtype.name, "shape": shape, "names": list(names) or None}
+
+
+def check_array(key: str, array: Any) -> None:
+    """Refuse what a column cannot hold, or could not be read from again.
+
+    Raises:
+        UserError: It is no array of numbers, or holds none.
+    """
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+        raise UserError(f"'{key}' of an episode must be a numpy array of real numbers, found {found}.")
+    if 0 in array.shape[1:]:
+        raise UserError(f"'{key}' of an episode has frames of shape {array.shape[1:]}, without numbers; leave it out.")
 
 
 def names_of(feature: Mapping[str, Any]) -> tuple[str, ...]:

@@ -99,6 +99,8 @@ class LeRobotWriter:
 
     def add(self, episode: Episode) -> None:
         """Append one episode; all must have the same keys and shapes."""
+        for key, array in episode.arrays.items():
+            layout.check_array(key, array)
         Episodes.from_list([episode], self._control_dt)  # refuses what could not be read back
         features = self._describe(episode)
         self._features = self._features or features
