@@ -142,5 +142,6 @@ def make_algorithm(name: str, config: Any, policy: Policy, *, total_updates: int
         raise unknown_name("algorithm", name, ALGORITHMS)
     algorithm: Any = ALGORITHMS[name][1]
     if policy.spec.memory_dim and not algorithm.may_remember:
-        raise UserError(f"Algorithm '{name}' cannot train a recurrent '{policy.name}'; use ppo, bpo, mdpo or subpo.")
+        able = ", ".join(sorted(key for key, (_, learner) in ALGORITHMS.items() if learner.may_remember))
+        raise UserError(f"Algorithm '{name}' cannot train a recurrent '{policy.name}'; choose one of {able}.")
     return algorithm(config, policy, total_updates=total_updates)

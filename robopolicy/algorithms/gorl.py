@@ -184,6 +184,7 @@ class GoRL(PPO):
 
     name = "gorl"
     distributed = False
+    may_remember = False  # denoising heads have no memory
     may_fall = True  # when a stage begins
     config: GoRLConfig
     policy: LatentPolicy

@@ -35,7 +35,15 @@ from robopolicy.training.loop import resume_run
 
 ADAPTIVE: dict[str, Any] = {"lr_schedule": "adaptive", "target_kl": 0.01, "entropy_coef": 0.01}
 STOPPED: dict[str, Any] = {"target_kl": 1e-4}
-CASES = [("ppo", {}), ("ppo", ADAPTIVE), ("ppo", STOPPED), ("bpo", {"target_kl": 0.5}), ("mdpo", {}), ("subpo", {})]
+CASES = [
+    ("ppo", {}),
+    ("ppo", ADAPTIVE),
+    ("ppo", STOPPED),
+    ("bpo", {"target_kl": 0.5}),
+    ("mdpo", {}),
+    ("subpo", {}),
+    ("ta_lpo", {"entropy_coef": 0.01}),
+]
 
 
 def learner(name: str, settings: dict[str, Any]) -> Any:
@@ -149,7 +157,7 @@ SETTINGS = ["task=point_mass", "policy=gaussian", "sim.num_envs=4", "budget.upda
     ("settings", "message"),
     [
         (["algorithm=props"], "'props' runs in one process"),
-        (["algorithm=sac", "policy=squashed_gaussian"], "choose one of bpo, mdpo, ppo, subpo"),
+        (["algorithm=sac", "policy=squashed_gaussian"], "choose one of bpo, mdpo, ppo, subpo, ta_lpo"),
         (["algorithm=ppo", "guards.restore_best=true"], "set guards.restore_best=false"),
         (["algorithm=ppo", "sim.num_envs=3"], "sim.num_envs=3 cannot be shared out evenly to 2"),
         (["algorithm=ppo", "algorithm.batch_size=15"], "algorithm.batch_size=15"),
