@@ -18,7 +18,7 @@ from robopolicy.policies.noise import Randomness
 
 @dataclass(frozen=True)
 class ChainTunerConfig(ActorTunerConfig):
-    """How chains are kept; `policies/recomputed_chain.py` gives the bytes."""
+    """How chains are kept; `policies/chains/recomputed_chain.py` gives the bytes."""
 
     chain_dtype: str = "float32"  # of recorded chains: float32 | bfloat16 (half the memory, ratios stay exact)
     recompute_chains: bool = False  # record seeds alone and draw the chains again in the update: slow, tiny
