@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from real_robot.commands import command_message
+from real_robot.embodiment import Embodiment
 from real_robot.intake import Intake
 from real_robot.messages import CATALOGUE, Bool, Message
-from real_robot.playback import Embodied
 from real_robot.policy_source import Wanted, misfits
 from real_robot.robot import QUALITIES, RobotSpec
 from real_robot.simulated.client import Simulation
@@ -49,7 +49,7 @@ class Subject:
 
     robot: RobotSpec
     transport: Transport
-    embodiment: Embodied
+    embodiment: Embodiment
     source: ChunkSource
     wanted: Wanted
     other: Callable[[], Transport]  # another transport of the same kind, as an operator's button would use

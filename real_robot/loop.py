@@ -6,8 +6,8 @@ Nothing is sent before RUN. HOLD and ESTOP send the fastest stop within the limi
 velocity) again and again. A hold ends by itself once its reason is gone, by a ramp from the measured position, unless
 the reason is in `LASTING`; an emergency stop, only by `reset_estop` and `arm`. The loop never waits for the policy.
 
-In the terms of ROS's lifecycle: `configure` connects, `activate` (or `arm`) lets the robot move, `deactivate` holds it,
-`shutdown` (or `stop`) ends.
+In the terms of ROS's lifecycle: `configure` connects, `arm` activates (lets the robot move), `deactivate` holds it,
+`stop` shuts down.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 
 from real_robot.commands import command_message
+from real_robot.embodiment import Embodiment
 from real_robot.intake import Intake
 from real_robot.messages import CATALOGUE, Bool, String
 from real_robot.pace import beats, ended_by_signals, unswept
 from real_robot.parts import Parts
-from real_robot.playback import Embodied, Playback
+from real_robot.playback import Playback
 from real_robot.policy_runner import Runner
 from real_robot.robot import CAMERA, QUALITIES, RobotSpec
 from real_robot.states import IN_PLACE, LASTING, Held, Reason, State, Tick
@@ -56,7 +57,7 @@ class ControlLoop:
     """
 
     def __init__(
-        self, robot: RobotSpec, transport: Transport, embodiment: Embodied, runner: Runner, parts: Parts | None = None
+        self, robot: RobotSpec, transport: Transport, embodiment: Embodiment, runner: Runner, parts: Parts | None = None
     ) -> None:
         self.robot, self.runner, self.parts = robot, runner, parts or Parts()
         self.safety = self.parts.safety or SafetyFilter(robot.limits, robot.filter_config)
@@ -75,7 +76,7 @@ class ControlLoop:
         self._closing = threading.RLock()  # no tick while a stop of another thread brakes
         self.configure(transport, embodiment)
 
-    def configure(self, transport: Transport, embodiment: Embodied) -> None:
+    def configure(self, transport: Transport, embodiment: Embodiment) -> None:
         """Connect; done by the constructor."""
         robot, command = self.robot, self.robot.command
         self.transport = transport  # which lives as long as what is connected through it
@@ -97,8 +98,6 @@ class ControlLoop:
             self.intake.unbind()
             self._enter(State.WAIT_OBS, "")
         self._wanted_running = True
-
-    activate = arm
 
     def deactivate(self) -> None:
         """Hold until it is armed again."""
@@ -185,8 +184,6 @@ class ControlLoop:
         finally:
             if alone:
                 self._closing.release()
-
-    shutdown = stop
 
     def unmet(self, now: float) -> str:
         """The first thing that arming demands and that is not so; empty if all is well."""

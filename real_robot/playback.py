@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from real_robot.embodiment import Embodiment
 from real_robot.policy_runner import Answer, Runner
 from real_robot.robot import RobotSpec
 from real_robot.states import Held, Reason
@@ -24,26 +25,6 @@ from robopolicy.errors import UserError
 Heard = Mapping[str, Received]
 MARGIN, HURRY = 1.5, 0.001  # a chunk is asked for this many of its p95 latencies and these seconds ahead
 QUICK = 0.75  # ticks that this may be at most for a look between two of them
-
-
-class Embodied(Protocol):
-    """What is needed of an embodiment, see `real_robot.embodiment`."""
-
-    sources: Mapping[str, Any]  # what it has to hear, by key
-    joints: tuple[str, ...]  # in the order of its targets
-    control_dt: float  # [s] an action lasts
-
-    def start(self, state: Heard) -> None:
-        """Forget the past."""
-        ...
-
-    def observe(self, state: Heard) -> dict[str, NDArray[Any]]:
-        """What the policy sees."""
-        ...
-
-    def command(self, action: NDArray[Any], state: Heard) -> Array:
-        """Joint targets for an action."""
-        ...
 
 
 class Playback:
@@ -68,7 +49,7 @@ class Playback:
     def __init__(
         self,
         robot: RobotSpec,
-        embodiment: Embodied,
+        embodiment: Embodiment,
         runner: Runner,
         join: str,
         gate: ObservationGate | None = None,

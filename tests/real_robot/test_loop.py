@@ -378,7 +378,7 @@ def test_the_status_is_published(rig: Rig) -> None:
 def test_stopping_brakes_and_lets_go(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("real_robot.loop.time.sleep", lambda seconds: rig.robot.obey())
     rig.running(1.0)
-    rig.loop.shutdown()
+    rig.loop.stop()
     rig.loop.stop()  # twice is once
     assert rig.loop.state is State.STOPPED and rig.runner.closed
     sent = rig.robot.sent
