@@ -62,6 +62,15 @@ class SimOptions:
     skill_bonus: float = 0.0  # of telling the code from observation and action, in units of reward per control step
     world: WorldOptions = WorldOptions()  # of the backend `worldmodel:FOLDER` alone
 
+    def refuse_cameras(self, task: str) -> None:
+        """Refuse images and point clouds, for tasks that can show neither.
+
+        Raises:
+            UserError: Some are asked for.
+        """
+        if self.cameras or self.point_clouds:
+            raise UserError(f"Task {task} has no cameras; leave them out.")
+
 
 def views_of(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str, Any]:
     """Fields of `SimOptions` by which one simulator shows images, clouds, stocks and skills of several policies.

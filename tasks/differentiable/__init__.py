@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from robopolicy.errors import UserError
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.dynamics import Dynamics, DynamicsSim
 from robopolicy.sim.registry import Expert, SimOptions, TaskEntry
@@ -13,9 +12,9 @@ from robopolicy.sim.registry import register as register_entry
 
 def _maker(make: Callable[[], Dynamics]) -> Callable[[SimOptions], VectorSim]:
     def make_sim(options: SimOptions) -> VectorSim:
-        if options.cameras or options.point_clouds:
-            raise UserError("Differentiable tasks have no cameras; leave them out.")
-        return DynamicsSim(make(), options.num_envs)
+        dynamics = make()
+        options.refuse_cameras(dynamics.spec.task)
+        return DynamicsSim(dynamics, options.num_envs)
 
     return make_sim
 

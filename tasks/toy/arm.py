@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from robopolicy.behaviour import BEHAVIOUR, Behaviour
-from robopolicy.errors import UserError
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec
 from robopolicy.sim.registry import SimOptions
 from robopolicy.sim.rows import RowSim
@@ -31,8 +30,7 @@ class ArmSim(RowSim):
 
     def __init__(self, options: SimOptions) -> None:
         """Build `options.num_envs` environments."""
-        if options.cameras or options.point_clouds:
-            raise UserError("Task toy/arm has no cameras; leave them out.")
+        options.refuse_cameras("toy/arm")
         names = (*(f"joint{i} [rad]" for i in range(LINKS)), "time [share of the episode]")
         spec = SimSpec(
             task="toy/arm",

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.errors import UserError
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
 from robopolicy.sim.registry import SimOptions
 from robopolicy.sim.rows import RowSim
@@ -36,8 +35,7 @@ class GatherSim(RowSim):
 
     def __init__(self, task: str, options: SimOptions) -> None:
         """Fill `options.num_envs` rows with worlds of the task's sizes in turn; the last one may be smaller."""
-        if options.cameras or options.point_clouds:
-            raise UserError(f"Task {task} has no cameras; leave them out.")
+        options.refuse_cameras(task)
         spec = SimSpec(
             task=task,
             observation={

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from robopolicy.behaviour import BEHAVIOUR, Behaviour
-from robopolicy.errors import UserError
 from robopolicy.mirror import Mirror, Reflection
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
 from robopolicy.sim.registry import SimOptions
@@ -30,8 +29,7 @@ class PointMassSim(RowSim):
 
     def __init__(self, options: SimOptions) -> None:
         """Build `options.num_envs` environments; `options.reward` is "sparse" or "shaped"."""
-        if options.cameras or options.point_clouds:
-            raise UserError("Task toy/point_mass has no cameras; leave them out.")
+        options.refuse_cameras("toy/point_mass")
         names = ("x [m]", "y [m]", "vx [m/s]", "vy [m/s]", "goal_x [m]", "goal_y [m]")
         spec = SimSpec(
             task="toy/point_mass",
