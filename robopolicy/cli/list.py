@@ -27,6 +27,9 @@ BACKENDS = (
     ("envpool", "EnvPool's compiled environments; fast, but episodes are not repeatable", "envpool", "envpool"),
     ("mjlab", "mjlab's environments on a GPU or, slowly, the CPU; episodes are not repeatable", "mjlab", "mjlab"),
     ("isaaclab", "Isaac Lab's environments on a GPU or, slowly, the CPU; likewise", "isaaclab", "isaaclab"),
+    ("torch", "tasks that are written in torch: toys, and those of known dynamics", "", ""),
+    ("text", "conversations, in this process", "", ""),
+    ("worldmodel:FOLDER", "a learned world model in the place of a task's own simulator", "", ""),
 )
 
 LEARNS = {

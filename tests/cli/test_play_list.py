@@ -70,6 +70,13 @@ def test_list_shows_every_kind(capsys):
         assert f"  {name} " in printed
 
 
+def test_list_knows_every_backend_of_a_task(capsys):
+    assert main(["list", "--json"]) == 0
+    sections = json.loads(capsys.readouterr().out)
+    named = {backend for task in sections["tasks"] for backend in task.get("backends", [])}
+    assert named <= {row["name"] for row in sections["backends"]}
+
+
 def test_list_names_the_missing_extra(capsys, monkeypatch):
     monkeypatch.setattr(list_verb, "_lacks", lambda module: module == "envpool")
     assert main(["list", "backends"]) == 0
