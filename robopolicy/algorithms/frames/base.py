@@ -3,7 +3,7 @@
 An algorithm never imports a logger, a simulator or the command line. `experience` names what its `update` wants and
 the training loop provides: "dataset" (a `ChunkBatch`), "rollout" (a `Rollout`), "hybrid" (a `HybridRollout`), "group"
 (a `GroupRollout`), "vine" (a `VineRollout`), "replay" (`Transitions`), "scenarios" (`Scenarios`), "plans" (`Plans`),
-"population" (a `Generation`) or "individuals" (`Individuals`).
+"population" (a `Generation`) or "individuals" (`Individuals`); `robopolicy.text` adds its own.
 """
 
 from __future__ import annotations
