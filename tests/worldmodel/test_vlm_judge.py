@@ -7,7 +7,9 @@ import io
 import json
 import threading
 import types
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from PIL import Image
 
 from robopolicy.errors import UserError
 from robopolicy.worldmodel.judge import vlm
-from robopolicy.worldmodel.judge.vlm import Local, Scripted, Served, VLMJudge, chosen_frames, parse_answer, pictures
+from robopolicy.worldmodel.judge.vlm import Local, Served, VLMJudge, chosen_frames, parse_answer, pictures
 
 YES, NO = "SUCCESS: yes\nPROGRESS: 90", "SUCCESS: no\nPROGRESS: 30"
 
@@ -24,6 +26,18 @@ YES, NO = "SUCCESS: yes\nPROGRESS: 90", "SUCCESS: no\nPROGRESS: 30"
 def clips(rows: int = 1, length: int = 45) -> dict[str, torch.Tensor]:
     values = torch.arange(rows * length, dtype=torch.uint8).reshape(rows, length, 1, 1, 1)
     return {"front": values.expand(rows, length, 3, 8, 8), "wrist": 255 - values.expand(rows, length, 3, 8, 8)}
+
+
+class Scripted:
+    """Gives prepared answers in turn, from the start again after the last one, and remembers what it was shown."""
+
+    def __init__(self, answers: Sequence[str]) -> None:
+        self.answers = answers
+        self.shown: list[tuple[str, int]] = []  # prompt, number of frames
+
+    def __call__(self, prompt: str, frames: Sequence[Any], seed: int) -> str:
+        self.shown.append((prompt, len(frames)))
+        return self.answers[(len(self.shown) - 1) % len(self.answers)]
 
 
 def judged(answers: list[str], **options) -> tuple[float, float, bool]:

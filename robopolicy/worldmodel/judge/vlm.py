@@ -7,7 +7,7 @@ judge abstains.
 
 No single model is reliable: published ones reach an F1 of 0.7 at best, with biases that point either way. Measure yours
 on labelled clips first (`robopolicy.evaluation.judging`) and correct the rates by what you find. Backends are functions
-from a prompt and frames to text: a served model, a local one, or a script for tests.
+from a prompt and frames to text: a served model, or a local one.
 """
 
 from __future__ import annotations
@@ -121,19 +121,6 @@ def parse_answer(answer: str) -> tuple[bool, float] | None:
         return None
     won = success[-1].lower() == "yes"
     return won, min(float(progress[-1]) / 100, 1.0) if progress else float(won)
-
-
-class Scripted:
-    """Gives prepared answers in turn, for tests and dry runs, and remembers what it was shown."""
-
-    def __init__(self, answers: Sequence[str]) -> None:
-        self.answers = answers
-        self.shown: list[tuple[str, int]] = []  # prompt, number of frames
-
-    def __call__(self, prompt: str, frames: Sequence[Picture], seed: int) -> str:
-        """The next answer, from the start again after the last one."""
-        self.shown.append((prompt, len(frames)))
-        return self.answers[(len(self.shown) - 1) % len(self.answers)]
 
 
 class Served:
