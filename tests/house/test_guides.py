@@ -50,7 +50,8 @@ def test_command_lines_are_valid():
             if words[0] == "train" and arguments.multirun:
                 combinations(arguments.settings)
             elif words[0] in ("train", "bench") and not getattr(arguments, "resume", None):
-                compose_config(arguments.settings)
+                budget = compose_config(arguments.settings).budget
+                assert bool(budget.updates) != bool(budget.env_steps), f"{page}: {shlex.join(words)} sets no budget"
         except UserError as error:
             pytest.fail(f"{page}: robopolicy {shlex.join(words)}: {error}")
 
