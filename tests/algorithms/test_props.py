@@ -8,7 +8,7 @@ from typing import Any
 import fine_tuning_tools as tools
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Normal
 
 from robopolicy.algorithms.frames.on_policy import rows_with_advantages
@@ -16,7 +16,7 @@ from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.props import PROPS, BehaviourConfig, PROPSConfig, push_loss
 from robopolicy.errors import UserError
 from robopolicy.evaluation.sampling_error import sampling_error
-from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.base import DecisionOutput, Observation, Policy, PolicySpec, Record, Sample
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 
 
@@ -56,6 +56,65 @@ def test_pushed_play_leaves_a_smaller_sampling_error_than_play(decisions: int, e
     plain, pushed = ([error_of(decisions, envs, push, seed) for seed in range(trials)] for push in (False, True))
     assert sum(b < a for a, b in zip(plain, pushed, strict=True)) >= 0.7 * trials
     assert sum(pushed) < 0.9 * sum(plain)
+
+
+SEEDS, SIDE = 10, 5
+MOVES = torch.tensor([[0, 1], [0, -1], [1, 0], [-1, 0]])
+
+
+class Table(Policy):
+    """One of four moves in every numbered cell, with the probabilities of a table of logits `(C, 4)`."""
+
+    name = "table"
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.spec = PolicySpec({"state": (1,)}, 1)
+        self.logits = nn.Parameter(logits)
+
+    def log_probabilities(self, obs: Observation) -> Tensor:
+        return self.logits[obs["state"][:, -1, 0].long()].log_softmax(-1)
+
+    def sample(self, obs: Observation, *, generator: Any = None) -> Sample:
+        log = self.log_probabilities(obs).detach()
+        move = torch.multinomial(log.exp(), 1, generator=generator)
+        return Sample(move[:, None].float(), {"move": move}, log.gather(1, move))
+
+    def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
+        log = self.log_probabilities(obs)
+        return DecisionOutput(log.gather(1, record["move"]), -(log.exp() * log).sum(1, keepdim=True))
+
+    def act(self, obs: Observation, *, deterministic: bool = False, generator: Any = None) -> Tensor:
+        return self.sample(obs, generator=generator).chunk
+
+
+def errors_on_a_grid(decisions: int, pushed: bool) -> Tensor:
+    """Sampling errors `(SEEDS,)` of walks by a fixed policy; each has a grid, and cells of the table, of its own."""
+    torch.manual_seed(0)
+    table = Table(0.7 * torch.randn(SEEDS * SIDE**2, 4))
+    learner = PROPS(PROPSConfig(behaviour=BehaviourConfig(every=16, lr=0.1)), table, total_updates=1)
+    place, generator = torch.randint(0, SIDE, (SEEDS, 2)), torch.Generator().manual_seed(0)
+    counts = torch.zeros(SEEDS * SIDE**2, 4)
+    for _ in range(decisions):
+        cell = torch.arange(SEEDS) * SIDE**2 + place @ torch.tensor([SIDE, 1])
+        obs = {"state": cell.float().view(-1, 1, 1)}
+        sample = (learner.act if pushed else table.sample)(obs, generator=generator)
+        move = sample.record["move"][:, 0]
+        counts[cell, move] += 1
+        place = (place + MOVES[move]).clamp(0, SIDE - 1)
+    likeliest = counts / counts.sum(1, keepdim=True).clamp(min=1)
+    excess = likeliest.clamp(min=1e-9).log() - table.logits.detach().log_softmax(-1)
+    return (counts * excess).view(SEEDS, -1).sum(1) / decisions
+
+
+@pytest.mark.parametrize(("decisions", "plain", "pushed", "wins"), [(128, 0.26, 0.20, 8), (512, 0.085, 0.036, 10)])
+def test_on_a_grid_pushed_play_has_the_sampling_error_that_was_measured_for_the_method(
+    decisions: int, plain: float, pushed: float, wins: int
+) -> None:
+    by_play, by_push = (errors_on_a_grid(decisions, push) for push in (False, True))
+    assert float(by_play.mean()) == pytest.approx(plain, rel=0.15)
+    assert float(by_push.mean()) == pytest.approx(pushed, rel=0.15)
+    assert int((by_push < by_play).sum()) >= wins
 
 
 def test_a_push_is_as_large_as_the_gap() -> None:
