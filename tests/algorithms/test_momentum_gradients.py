@@ -211,6 +211,40 @@ def test_a_resumed_run_ends_with_the_same_weights(name: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
 
 
+def regulated(gains: Tensor, generator: torch.Generator, spread: float) -> tuple[Tensor, Tensor]:
+    """One episode of two masses under feedback with noise, for every row of gains `(S, 2)`: return and score."""
+    noise = torch.randn(11, 2, *gains.shape, generator=generator, dtype=torch.float64)
+    place, total, score = noise[0, 0], torch.zeros(len(gains), dtype=torch.float64), torch.zeros_like(gains)
+    for push, drift in noise[1:]:
+        action = gains * place + spread * push
+        total = total - (place.square() + action.square()).sum(1)
+        score = score + push * place / max(spread, 1e-9)
+        place = place + 0.5 * action + 0.1 * drift
+    return total, score
+
+
+def regulation(step_size: float, normalize_step: bool, seeds: int = 4) -> Tensor:
+    """Mean returns `(S,)` after 200 single episodes, each the gradient of one step; -21 at the start, -5.6 at best."""
+    learner: NPGIGT = algorithm("npg_igt", step_size=step_size, normalize_step=normalize_step)
+    traces = [Trace(torch.zeros(2, dtype=torch.float64)) for _ in range(seeds)]
+    generator, baseline = torch.Generator().manual_seed(0), torch.full((seeds,), -20.0, dtype=torch.float64)
+    for learner.updates in range(200):
+        played = torch.stack([look_ahead(trace, learner.share) for trace in traces])
+        total, score = regulated(played, generator, 0.3)
+        gradients, baseline = (total - baseline)[:, None] * score, baseline.lerp(total, 0.1)
+        for trace, gradient in zip(traces, gradients, strict=True):
+            trace.move(trace.direction.lerp(gradient, learner.share), learner.length, normalized=normalize_step)
+    weights = torch.stack([trace.weights for trace in traces])
+    return torch.stack([regulated(weights, torch.Generator().manual_seed(k), 0.0)[0] for k in range(50)]).mean(0)
+
+
+def test_normalised_steps_regulate_over_a_tenfold_range_of_lengths_and_others_diverge_at_ten_times_their_best() -> None:
+    for length in (0.03, 0.3):
+        assert float(regulation(length, True).min()) > -18
+    assert float(regulation(3e-4, False).min()) > -14
+    assert int((regulation(3e-3, False) > -100).sum()) <= 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["npg_igt", "harpg"])
 def test_both_improve_on_the_point_mass(name: str) -> None:
