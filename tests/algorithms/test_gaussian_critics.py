@@ -79,12 +79,13 @@ def test_both_targets_of_dsac_t_are_the_soft_value_of_the_least_mean_under_the_s
     algorithm: DSACT = learner("dsac_t", temperature=0.3, backup_entropy=backup_entropy)
     algorithm.target_critic = Crossing()  # type: ignore[assignment]
     shifted(algorithm.target_policy)
-    data, generator = loop(), seeded(algorithm)
+    data, generator = loop(2048), seeded(algorithm)
     target, sampled = algorithm.targets(data)
     with torch.no_grad():
         chunk, logp = algorithm.target_policy.rsample(data.next_obs, generator=generator)
-    action, z = chunk[:, 0, 0], torch.randn(128, generator=generator).clamp(-3, 3)
-    assert 0 < (action < 0).sum() < 128
+    action, z = chunk[:, 0, 0], torch.randn(2048, generator=generator)
+    assert 0 < (action < 0).sum() < 2048 and float(z.abs().max()) > 3
+    z = z.clamp(-3, 3)
     value = 3 - action.abs() - (0.3 * logp if backup_entropy else 0.0)
     torch.testing.assert_close(target, data.reward + GAMMA * value)
     spread = torch.where(action < 0, 0.5, 2.0)
@@ -138,6 +139,32 @@ def test_the_mean_of_dsac_t_moves_by_its_error_times_the_weight_as_in_the_public
     loss = distribution_loss(mean, std, target, target, torch.full((1, 1), 2.0), config)
     (gradient,) = torch.autograd.grad(loss.sum(), mean)
     torch.testing.assert_close(gradient, torch.tensor([[-3.0, 2.0]]) * 4 / 4.1)
+
+
+def test_the_spread_of_dsac_t_moves_by_its_formula_and_the_weight_of_a_row_is_bounded() -> None:
+    std = torch.tensor([[0.01, 2.0, 100.0]], requires_grad=True)
+    mean, target, sampled = torch.zeros(1, 3, requires_grad=True), torch.ones(3), torch.full((3,), 3.0)
+    loss = distribution_loss(mean, std, target, sampled, torch.full((1, 1), 2.0), DSACTConfig())
+    of_mean, of_std = torch.autograd.grad(loss.sum(), [mean, std])
+    weight = torch.tensor([[10.0, 4 / 4.1, 0.1]])  # of 4 / (std^2 + 0.1), between 0.1 and 10
+    torch.testing.assert_close(of_mean, -weight)
+    torch.testing.assert_close(of_std, weight * (std.detach().square() - 9) / (std.detach() + 0.1))
+
+
+def test_each_member_of_dsac_t_clips_by_its_own_average_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm: DSACT = learner("dsac_t", tau=1.0)
+    limits: list[Tensor] = []
+
+    def spy(mean: Tensor, std: Tensor, *others: Any) -> Tensor:
+        limits.append(others[2])
+        return distribution_loss(mean, std, *others)
+
+    monkeypatch.setattr("robopolicy.algorithms.dsac_t.distribution_loss", spy)
+    data = loop()
+    _, std = algorithm.critic.moments(data.obs, data.chunk)
+    algorithm.critic_loss(data)
+    torch.testing.assert_close(limits[0], std.detach().mean(1, keepdim=True))
+    assert float((limits[0][0] - limits[0][1]).abs()) > 1e-3
 
 
 def test_larger_rewards_leave_the_weight_of_dsac_t_and_grow_its_gradient_in_proportion() -> None:
