@@ -102,6 +102,14 @@ def test_the_actor_of_dsac_t_climbs_the_least_mean() -> None:
     torch.testing.assert_close(loss, (0.3 * logp - mean.min(0).values).mean())
 
 
+def test_the_slow_policy_of_dsac_t_follows_by_tau() -> None:
+    algorithm: DSACT = learner("dsac_t", actor_delay=1, tau=0.25)
+    before = [weights.clone() for weights in algorithm.target_policy.parameters()]
+    algorithm.update(loop())
+    pairs = zip(before, algorithm.policy.parameters(), algorithm.target_policy.parameters(), strict=True)
+    assert all(torch.allclose(slow, old.lerp(new, 0.25)) and not torch.equal(old, new) for old, new, slow in pairs)
+
+
 def test_the_spread_of_dsac_t_is_that_of_the_return() -> None:
     torch.manual_seed(0)
     algorithm: DSACT = learner("dsac_t", temperature=1e-6, temperature_lr=0.0)
