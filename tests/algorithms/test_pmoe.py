@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import SMALL, SPEC, STATISTICS, batch, first_actions, flow, gaussian
+from chunk_bandit import SMALL, SPEC, STATISTICS, batch, first_actions, flow, gaussian, seeded
 from torch import Tensor
 
 from robopolicy.algorithms import make_algorithm
@@ -95,6 +95,20 @@ def test_the_target_is_the_soft_value_of_the_expert_the_router_draws() -> None:
     assert float(distance.detach().min(1).values.max()) < 1e-5
     drawn = torch.bincount(distance.argmin(1), minlength=3) / 256
     assert float((drawn - log_weight.exp().mean(0)).abs().max().detach()) < 0.1
+
+
+def test_the_actor_climbs_the_highest_of_the_least_values_of_its_experts() -> None:
+    algorithm, data = pmoe(router_coef=2.0), played(64)
+    assert algorithm.target_entropy == -2.0  # both steps of a chunk, which an expert scores at once
+    generator = seeded(algorithm)
+    loss, logp, _ = algorithm.actor_loss(data, torch.tensor(0.3))
+    chunks, densities, log_weight = algorithm.policy.rsample_experts(data.obs, generator=generator)
+    values = algorithm.critic.of_candidates(data.obs, chunks).amin(0)
+    best = values.argmax(1)
+    rows = torch.arange(64)
+    torch.testing.assert_close(logp, densities[rows, best].detach())
+    wrong = (log_weight.exp() - torch.eye(3)[best]).square().mean()
+    torch.testing.assert_close(loss, (0.3 * densities - values)[rows, best].mean() + 2 * wrong)
 
 
 def test_the_actor_step_leaves_the_critic_alone() -> None:
