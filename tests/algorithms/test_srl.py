@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import assert_resumes, gaussian, seeded
+from chunk_bandit import assert_resumes, gaussian, seeded, shifted
 from torch import Tensor
 
 from robopolicy.algorithms.srl import SRL, SRLConfig, actor_loss
@@ -101,6 +101,21 @@ def test_every_action_is_judged_where_the_model_puts_it() -> None:
             torch.testing.assert_close(obs[:, 0], seen[j - 1][:, 1])
         place = moved(place, chunk[:, j, 0])
     assert len(seen) == 3 and not seen[-1].requires_grad
+
+
+def test_the_loss_adds_up_over_the_sequence_and_the_slow_model_says_where_actions_are_judged() -> None:
+    algorithm, data, alpha = srl(), pushes(), torch.tensor(0.1)
+    shifted(algorithm.target_critic)
+    generator = seeded(algorithm)
+    loss, mean_logp, _ = algorithm.actor_loss(data, alpha)
+    chunk, logp = algorithm.policy.rsample(data.obs, generator=generator)
+    expected, place = torch.zeros(()), data.obs
+    for j in range(3):
+        action = chunk[:, j : j + 1]
+        expected = expected + (alpha * logp[:, j] - algorithm.critic(place, action).amin(0)).mean()
+        place = algorithm.target_critic.imagine(place, action)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(mean_logp, logp.mean(1))
 
 
 def test_the_temperature_follows_the_entropy_of_a_single_action() -> None:
