@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -130,6 +131,20 @@ def test_the_target_is_the_scaled_reward_and_the_value_of_a_noisy_action() -> No
         chunk, _, _ = algorithm.policy.rsample(data.next_obs, generator=torch.Generator().manual_seed(3))
         value = algorithm.target_critic.lowest(data.next_obs, chunk)
     torch.testing.assert_close(found, data.reward / data.reward.abs().mean() + 0.9 * value)
+
+
+def test_every_node_of_every_member_follows_the_same_target_by_the_symmetric_loss() -> None:
+    algorithm, data = symphony(), played(discount=0.9)
+    data = replace(data, weight=torch.linspace(0.5, 1.5, 128))
+    generator = seeded(algorithm)
+    loss, info = algorithm.critic_loss(data)
+    algorithm.generator.set_state(generator.get_state())
+    with torch.no_grad():
+        target = algorithm.target(data)
+    output = algorithm.critic.output(algorithm.critic.encode(data.obs), data.chunk)  # (M, B, nodes)
+    error = output - target[:, None]
+    torch.testing.assert_close(loss, (error * (error / 2).tanh() * data.weight[:, None]).mean())
+    torch.testing.assert_close(info["errors"], error.detach().abs().mean((0, 2)))
 
 
 # The memory.
