@@ -243,6 +243,23 @@ def test_v_follows_the_lesser_of_two_targets() -> None:
         torch.testing.assert_close(algorithm.value_target(data), data.reward + 0.9 * (online.amin(0) - 1))
 
 
+def test_a_step_teaches_v_its_target_and_the_vae_the_rows_above_v(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm, shown = a2pr(), list[Tensor]()
+    data = replace(drawn(algorithm), reward=torch.full((128,), 0.7))  # episodes of one step
+
+    def spy(decoded: Tensor, action: Tensor, good: Tensor, *others: Any) -> Tensor:
+        shown.append(good)
+        return vae_loss(decoded, action, good, *others)
+
+    monkeypatch.setattr("robopolicy.algorithms.a2pr.vae_loss", spy)
+    for _ in range(50):
+        info = algorithm._critic_step(data)
+    with torch.no_grad():
+        value, own = algorithm.value(data.obs), algorithm.first_value(data.obs, data.chunk)
+    assert torch.equal(shown[-1], own > value) and 0 < float(info["good"]) < 1
+    assert float((value - 0.7).abs().mean()) < 0.2
+
+
 def test_the_vae_pays_for_good_rows_alone_and_its_divergence_by_hand() -> None:
     decoded, action = torch.zeros(2, 1, 1), torch.tensor([1.0, 3.0]).view(2, 1, 1)
     mean, log_std = torch.tensor([[1.0], [0.0]]), torch.zeros(2, 1)
