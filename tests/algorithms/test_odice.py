@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from chunk_bandit import SMALL, assert_resumes, flow, gaussian
+from chunk_bandit import SMALL, assert_resumes, flow, gaussian, shifted
 from mixed_bandit import batches, mixed, regret
 from torch import Tensor
 
@@ -79,6 +79,22 @@ def test_without_eta_it_is_the_semi_gradient() -> None:
     plain = 0.4 * value.mean() + 0.6 * chi_square_conjugate(target - value).mean()
     found = flat_gradient(algorithm.critic_loss(data)[0], learned)
     torch.testing.assert_close(found, flat_gradient(plain, learned), atol=1e-5, rtol=1e-4)
+
+
+def test_each_residual_sees_the_other_state_through_the_slow_twins_and_weights_are_the_mean_of_both() -> None:
+    algorithm = odice(eta=0.5, weight_max=0.8)
+    data = chained(algorithm)
+    shifted(algorithm.target_critic)
+    kept, added, _ = algorithm.residual_losses(data)
+    reward = algorithm.reward_scale * data.reward
+    here, there = (algorithm.critic.values(obs) for obs in (data.obs, data.next_obs))  # (2, B)
+    slow_here, slow_there = (algorithm.target_critic.values(obs).amin(0) for obs in (data.obs, data.next_obs))
+    forward, backward = reward + 0.9 * slow_there - here, reward + 0.9 * there - slow_here
+    torch.testing.assert_close(kept, 0.6 * chi_square_conjugate(forward).mean())
+    torch.testing.assert_close(added, 0.6 * 0.5 * chi_square_conjugate(backward).mean())
+    weight = algorithm.weights(data)
+    torch.testing.assert_close(weight, forward.detach().clamp(0, 0.8).mean(0))
+    assert float((forward[0] - forward[1]).detach().abs().max()) > 0.1 and float(weight.max()) > 0
 
 
 def test_v_of_an_ended_episode_is_not_asked_for() -> None:
