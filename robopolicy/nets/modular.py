@@ -30,8 +30,8 @@ def modular_layer(x: Tensor, weight: Tensor, bias: Tensor, shares: Tensor, gates
         shares: (B, 2, M) p of weights and biases.
         gates: (B, 2, out) g of weights and biases.
     """
-    # One product over modules and inputs at once: mixing the weights first would make a matrix for every row.
-    mixed = (shares[:, 0, :, None] * x[:, None]).flatten(1) @ weight.mT.flatten(0, 1)
+    each = weight @ x.mT  # (M, out, B); mixing the weights first would make a matrix for every row
+    mixed = (shares[:, 0].mT.unsqueeze(1) * each).sum(0).mT
     return gates[:, 0] * mixed + gates[:, 1] * (shares[:, 1] @ bias)
 
 

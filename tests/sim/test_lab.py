@@ -283,8 +283,6 @@ def test_short_names_lead_to_the_environments_of_mjlab() -> None:
     assert get_task("mjlab/Mjlab-Cartpole-Balance").requires == "mjlab"
     with pytest.raises(UserError, match="cameras"):
         make_sim("mjlab/go1_flat", SimOptions(cameras=("front",)))
-    with pytest.raises(UserError, match="cameras"):
-        make_sim("isaaclab/Isaac-Ant", SimOptions(cameras=("front",)))
 
 
 @pytest.mark.parametrize(
