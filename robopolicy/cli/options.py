@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def add_player_options(parser: argparse.ArgumentParser) -> None:
     """Options that `eval` and `play` share."""
     parser.add_argument("--task", help="task id (default: the one the checkpoint was trained on)")
-    parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
+    text = "seed of the first episode (default: 50000; training judges its checkpoints from 10000 on)"
+    parser.add_argument("--seed", type=int, default=50_000, help=text)
     parser.add_argument("--backend", default="auto", help="simulator, or worldmodel:FOLDER[,FOLDER] (default: its own)")
     add_judge_option(parser)
     parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")

@@ -33,11 +33,11 @@ def test_a_checkpoint_is_evaluated_on_its_own_task(make_checkpoint, tmp_path, ca
     checkpoint = make_checkpoint("runs/run/checkpoints/best")
     assert main(["eval", checkpoint, "--episodes", "6", "--num-envs", "3", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
-    assert f"{TASK}, 6 episodes, seeds 10000 to 10005" in printed and "run/best" in printed
+    assert f"{TASK}, 6 episodes, seeds 50000 to 50005" in printed and "run/best" in printed
     assert "No video: Task toy/point_mass has no pictures." in printed
     report = json.loads((out / "report.json").read_text())
     episodes = report["results"]["run/best"]["episodes"]
-    assert episodes["seed"] == list(range(10000, 10006)) and len(episodes["return"]) == 6
+    assert episodes["seed"] == list(range(50000, 50006)) and len(episodes["return"]) == 6
     assert (out / "report.html").is_file() and (out / "report.md").is_file()
 
 
