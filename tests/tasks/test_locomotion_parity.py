@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from robopolicy.errors import UserError
+from robopolicy.evaluation.harness import evaluate
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.samplers.rollout import reward_terms
 from robopolicy.sim.registry import SimOptions, make_sim
 
@@ -111,6 +114,13 @@ def test_parts_add_up_to_the_reward_and_rest_with_rows_that_stand_still(backend:
     step = sim.step(torch.ones(2, 6), torch.tensor([False, True]))
     assert all(float(part[0]) == 0.0 for part in reward_terms(step.info).values())
     assert float(step.info["reward.ctrl"][1]) == pytest.approx(-6e-3)
+
+
+def test_chunks_are_evaluated_though_the_last_steps_of_some_move_nobody_and_tell_no_parts() -> None:
+    config = GaussianConfig(normalization="identity", action_normalization="identity")
+    policy = GaussianPolicy(config, PolicySpec({"state": (11,)}, 3, horizon=4, execute=4))
+    result = evaluate(policy, make_sim("hopper", SimOptions(num_envs=3)), episodes=4, deterministic=False)
+    assert len(result.returns) == 4 and any(int(length) % 4 for length in result.lengths)
 
 
 def test_backends_without_cameras_say_so() -> None:
