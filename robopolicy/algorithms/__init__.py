@@ -136,12 +136,17 @@ ALGORITHMS: dict[str, tuple[type[Any], type[Algorithm]]] = {
 }
 
 
+def names_with(trait: str) -> str:
+    """The algorithms whose class says yes to `trait`, e.g. "distributed", as a list for messages."""
+    return ", ".join(sorted(name for name, (_, learner) in ALGORITHMS.items() if getattr(learner, trait)))
+
+
 def make_algorithm(name: str, config: Any, policy: Policy, *, total_updates: int) -> Algorithm:
     """Build a registered algorithm around `policy`."""
     if name not in ALGORITHMS:
         raise unknown_name("algorithm", name, ALGORITHMS)
     algorithm: Any = ALGORITHMS[name][1]
     if policy.spec.memory_dim and not algorithm.may_remember:
-        able = ", ".join(sorted(key for key, (_, learner) in ALGORITHMS.items() if learner.may_remember))
+        able = names_with("may_remember")
         raise UserError(f"Algorithm '{name}' cannot train a recurrent '{policy.name}'; choose one of {able}.")
     return algorithm(config, policy, total_updates=total_updates)

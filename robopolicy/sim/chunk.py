@@ -105,8 +105,8 @@ class ChunkedSim:
             truncated |= active & step.truncated
             before = info
             info = before | {key: _select(active, value, info.get(key, value)) for key, value in step.info.items()}
-            for key in (key for key in info if key.startswith(TERM_PREFIX)):
-                part = torch.where(active, self.gamma**j * step.info.get(key, torch.zeros_like(reward)), 0.0)
+            for key in (key for key in step.info if key.startswith(TERM_PREFIX)):
+                part = torch.where(active, self.gamma**j * step.info[key], 0.0)
                 info[key] = before.get(key, torch.zeros_like(part)) + part
         return ChunkStep(dict(self._history), reward, earned, steps, terminated, truncated, final, info)
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from robopolicy.algorithms import ALGORITHMS
+from robopolicy.algorithms import ALGORITHMS, names_with
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.core.ranks import gathered, world_size
 from robopolicy.data.rollout import Rollout
@@ -56,7 +56,7 @@ def check_distributed(config: TrainConfig) -> None:
     if ranks == 1:
         return
     if not ALGORITHMS[name][1].distributed:
-        able = ", ".join(sorted(key for key, (_, learner) in ALGORITHMS.items() if learner.distributed))
+        able = names_with("distributed")
         raise UserError(f"Algorithm '{name}' runs in one process; drop torchrun, or choose one of {able}.")
     if config.policy.get("recurrent", {}).get("kind", "none") != "none":
         raise UserError("Recurrent policies train in one process; drop torchrun, or set policy.recurrent.kind=none.")

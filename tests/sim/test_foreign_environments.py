@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 
 from robopolicy.errors import SimulatorFailed, UserError
+from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.gymnasium import GymnasiumSim
 from robopolicy.sim.registry import SimOptions, make_sim, views_of
 
@@ -247,3 +248,16 @@ def test_pictures_lose_their_alpha_channel() -> None:
     sim = GymnasiumSim(foreign(render=lambda self: np.full((8, 8, 4), 7, np.uint8)), 2)
     sim.reset(0)
     assert torch.equal(sim.render(width=4, height=6, envs=2), torch.full((2, 3, 6, 4), 7, dtype=torch.uint8))
+
+
+def test_parts_of_the_reward_that_an_environment_reports_now_and_then_are_0_otherwise() -> None:
+    def step(self: Foreign, action: Any) -> Any:
+        self.count += 1
+        bonus = {"reward_bonus": 2.0, "reward_note": "two"} if self.count == 2 else {}
+        return self.shown, 1.0 + 2.0 * bool(bonus), False, False, bonus
+
+    sim = ChunkedSim(GymnasiumSim(foreign(step=step), 1), execute=3)
+    sim.reset(0)
+    chunks = [sim.step(torch.zeros(1, 3, 1)) for _ in range(2)]
+    assert [float(step.info["reward.bonus"]) for step in chunks] == [2.0, 0.0]
+    assert all("reward.note" not in step.info for step in chunks)

@@ -10,7 +10,6 @@ from gymnasium import spaces
 
 from robopolicy.errors import UserError
 from robopolicy.sim.checker import check_simulator
-from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.gl import gl_backend
 from robopolicy.sim.gymnasium import GymnasiumSim
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
@@ -83,28 +82,6 @@ def test_unbounded_actions_are_refused() -> None:
 
     with pytest.raises(UserError, match="unbounded"):
         GymnasiumSim(Unbounded, 1)
-
-
-def test_parts_of_the_reward_that_an_environment_reports_now_and_then_are_0_otherwise() -> None:
-    class Bonus(gymnasium.Env[Any, Any]):
-        observation_space = spaces.Box(-1, 1, (1,))
-        action_space = spaces.Box(-1, 1, (1,))
-        steps = 0
-
-        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-            self.steps = 0
-            return np.zeros(1, np.float32), {}
-
-        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-            self.steps += 1
-            bonus = {"reward_bonus": 2.0, "reward_note": "two"} if self.steps == 2 else {}
-            return np.zeros(1, np.float32), 1.0 + 2.0 * bool(bonus), False, False, bonus
-
-    sim = ChunkedSim(GymnasiumSim(Bonus, 1), execute=3)
-    sim.reset(0)
-    chunks = [sim.step(torch.zeros(1, 3, 1)) for _ in range(2)]
-    assert [float(step.info["reward.bonus"]) for step in chunks] == [2.0, 0.0]
-    assert all("reward.note" not in step.info for step in chunks)
 
 
 def test_envpool_passes_the_checker() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.data.episodes import is_image
+from robopolicy.data.lerobot.info import MOST_FPS
 from robopolicy.errors import UserError
 from robopolicy.spec import IMAGE_PREFIX
 
@@ -74,9 +75,10 @@ def frame_rate(control_dt: float) -> Fraction:
     Raises:
         UserError: It is no number of seconds, or one that the format cannot tell.
     """
-    if not 1e-4 <= control_dt <= 1e4:  # as `info.py` reads it; beyond it the time of a frame is lost
-        raise UserError(f"A LeRobot dataset needs control steps of 0.0001 to 10000 s, got control_dt={control_dt}.")
-    return Fraction(1.0 / float(control_dt)).limit_denominator(10_000)
+    if not 1 / MOST_FPS <= control_dt <= MOST_FPS:  # beyond it the time of a frame is lost
+        span = f"{1 / MOST_FPS:g} to {MOST_FPS} s"
+        raise UserError(f"A LeRobot dataset needs control steps of {span}, got control_dt={control_dt}.")
+    return Fraction(1.0 / float(control_dt)).limit_denominator(MOST_FPS)
 
 
 def vector_feature(array: NDArray[Any], names: Sequence[str] = ()) -> dict[str, Any]:
