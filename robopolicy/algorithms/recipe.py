@@ -11,12 +11,14 @@ where a specialised one exists: flow_grpo, reinflow and dppo know more about the
 critic). Recipes that need a critic, hidden states or other things that a simulator does not record are refused, with
 the name of what is missing.
 
-Deviations: `rollout` of a recipe (rewards, curricula, interventions) is not read; minibatches hold whole groups and
-have `batch_size` chunks at least, so that the recipe's own number of minibatches is not used.
+Deviations: `rollout` of a recipe (rewards, curricula, interventions) is not played, of which a warning tells;
+minibatches hold whole groups and have `batch_size` chunks at least, so that the recipe's own number of minibatches is
+not used.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -207,6 +209,13 @@ def _recipe(name: str) -> Recipe:
         raise UserError(f"Recipe '{name}': {error}") from error
     if recipe.data != "rollout":
         raise UserError(f"Recipe '{name}' learns from {recipe.data}; this algorithm plays, take a recipe for rollouts.")
+    if recipe.rollout:
+        warnings.warn(
+            f"Recipe '{name}' has a section 'rollout' ({', '.join(recipe.rollout)}), which algorithm=recipe does not "
+            "play: it compares groups of episodes from one start, scored by the task (docs/recipes.md).",
+            UserWarning,
+            stacklevel=3,
+        )
     return recipe
 
 

@@ -137,6 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore", category=UserWarning, module=_SIMULATORS)
     if argv is None:  # as a program
         listen_for_stop()
+        warnings.formatwarning = _warning
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
         if args.verb != "train":
@@ -159,6 +160,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("robopolicy: interrupted", file=sys.stderr)
         return 130
+
+
+def _warning(message: Warning | str, *_: object) -> str:
+    """One line, without the place in the source that Python would show."""
+    return f"robopolicy: warning: {' '.join(str(message).split())}\n"
 
 
 def _refuse(message: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,14 @@ def compared(algorithm: RecipeTuner, rollout: Any) -> Compared:
 
 
 both = pytest.mark.parametrize("head", HEADS)
+
+
+def test_a_recipe_whose_rollout_is_not_played_says_so() -> None:
+    with pytest.warns(UserWarning, match=r"'s037_single_stream' has a section 'rollout' \(sampler\)"):
+        tuner(recipe="s037_single_stream")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tuner(recipe="grpo")
 
 
 @both

@@ -10,6 +10,7 @@ from robopolicy.errors import UserError
 from robopolicy.policies import POLICIES
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.sim.registry import task_names
 from robopolicy.training import build as build_module
 from robopolicy.training.build import build, complete
 from robopolicy.training.checkpoint import save_checkpoint
@@ -60,6 +61,13 @@ def test_paths_may_hold_any_character(path):
 def test_tasks_can_be_presets_full_names_or_last_parts():
     assert compose_config(["task=toy/point_mass"]).task.name == "toy/point_mass"
     assert compose_config(["task=point_mass"]).task.name == "toy/point_mass"
+
+
+@pytest.mark.parametrize("task", [name for name in task_names() if name.startswith("locomotion/")])
+def test_gymnasiums_robots_decide_every_control_step(task: str):
+    config = compose_config([f"task={task.split('/')[1]}"])
+    assert config.task.name == task
+    assert (config.chunk.horizon, config.chunk.execute) == (1, 1)
 
 
 OTHERS = ("experiment", "text")  # presets of whole runs, and recipes
