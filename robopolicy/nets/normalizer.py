@@ -15,6 +15,7 @@ Statistics = Mapping[str, Mapping[str, Any]]
 
 MODES = ("minmax", "meanstd", "running", "identity")
 MIN_RANGE = 1e-4  # dimensions that vary less are constant: they are centred, and keep their unit
+REACH = 3.0  # standard deviations within which nearly all of what was standardised lies
 RUNNING_CLIP = 10.0  # running normalisation bounds its output, as early estimates are poor
 
 
@@ -59,6 +60,11 @@ class Normalizer(nn.Module):
         if key not in statistics:
             raise UserError(f"The statistics lack '{key}'; found {sorted(statistics)}.")
         self.fit(statistics[key])
+
+    @property
+    def reach(self) -> float:
+        """Half the width, in normalised units, of the box of what this was fitted to (standardised: of nearly all)."""
+        return REACH if self.mode in ("meanstd", "running") else 1.0
 
     def normalize(self, x: Tensor) -> Tensor:
         """Map `(..., D)` from raw to normalised units."""

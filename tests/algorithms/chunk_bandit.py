@@ -18,7 +18,10 @@ from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
 
 SPEC = PolicySpec({"state": (2,)}, action_dim=1, horizon=2, execute=1)
-STATISTICS = {"state": {"min": [-1.0] * 2, "max": [1.0] * 2}, "action": {"min": [-1.0], "max": [1.0]}}
+STATISTICS = {
+    "state": {"min": [-1.0] * 2, "max": [1.0] * 2},
+    "action": {"min": [-1.0], "max": [1.0], "mean": [0.1], "std": [0.5]},
+}
 SMALL = CriticConfig(members=2, hidden=(32, 32), activation="relu")
 
 

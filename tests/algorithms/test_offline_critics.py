@@ -156,8 +156,12 @@ def test_the_penalty_ignores_policy_chunks_valued_below_the_return() -> None:
         assert not torch.allclose(gradient(returns, some), gradient(returns, others))
 
 
-def test_the_penalty_compares_the_data_with_the_policy_and_with_all_of_the_action_space() -> None:
-    critic, data, seen = QEnsemble(SMALL, flow()), batch(two_modes(16), peak), list[Tensor]()
+@pytest.mark.parametrize("normalization, reach", [("minmax", 1.0), ("meanstd", 3.0)])
+def test_the_penalty_compares_the_data_with_the_policy_and_with_all_of_the_action_space(
+    normalization: str, reach: float
+) -> None:
+    policy = flow(action_normalization=normalization, action_clip=0.0)
+    critic, data, seen = QEnsemble(SMALL, policy), batch(two_modes(16), peak), list[Tensor]()
     judge = critic.of_candidates
     critic.of_candidates = lambda obs, chunks: seen.append(chunks) or judge(obs, chunks)  # type: ignore[assignment]
     proposed = 0.1 * torch.randn(16, 3, 2, 1)
@@ -165,6 +169,7 @@ def test_the_penalty_compares_the_data_with_the_policy_and_with_all_of_the_actio
     loss, _ = rule.penalty(data, critic, proposed)
     own, policy, others = seen[0].split([1, 3, 50], 1)  # the executed actions alone
     assert torch.equal(own[:, 0], data.chunk[:, :1]) and torch.equal(policy, proposed[:, :, :1])
+    others = critic.action_normalizer.normalize(others) / reach
     assert -1 <= float(others.min()) < -0.95 and 0.95 < float(others.max()) <= 1
     assert float(others.std()) == pytest.approx(3**-0.5, rel=0.05)
     values = judge(data.obs, seen[0])

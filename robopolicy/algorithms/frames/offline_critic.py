@@ -117,7 +117,8 @@ class ConservativeRule(CriticRule):
         """Calibrated penalty on chunks `(B, C, H, A)`, summed over the members as the temporal-difference loss is."""
         chunks = proposed[:, :, : critic.steps]
         shape = (len(chunks), self.config.samples, *chunks.shape[2:])
-        others = critic.action_normalizer.denormalize(2 * uniform(shape, self.generator, chunks.device) - 1)
+        drawn = critic.action_normalizer.reach * (2 * uniform(shape, self.generator, chunks.device) - 1)
+        others = critic.action_normalizer.denormalize(drawn)
         everything = torch.cat([batch.chunk[:, None, : critic.steps], chunks, others], 1)
         with training_mode(critic):
             values = critic.of_candidates(batch.obs, everything)  # (M, B, 1 + C + U)
