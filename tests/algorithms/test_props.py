@@ -9,7 +9,7 @@ import fine_tuning_tools as tools
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributions import Normal
+from torch.distributions import Normal, kl_divergence
 
 from robopolicy.algorithms.frames.on_policy import rows_with_advantages
 from robopolicy.algorithms.ppo import PPO, PPOConfig
@@ -129,6 +129,24 @@ def test_a_push_is_as_large_as_the_gap() -> None:
         learner._push(2000)
         moved = learner.player.distribution(constant(1))[0] - mean
         torch.testing.assert_close(moved.detach(), torch.full((1, 1, 2), -share), rtol=0.5, atol=0.02)
+
+
+def test_the_copy_is_held_by_the_divergence_of_the_policy_from_it() -> None:
+    settings = BehaviourConfig(lr=0.03, steps=5, bound=0.9, kl_coef=0.01, target_kl=10.0)
+    learner: PROPS = algorithm(kept=2, behaviour=settings)
+    learner.policy = GaussianPolicy(GaussianConfig(hidden=()), PolicySpec({"state": (3,)}, 2))
+    learner.player = copy.deepcopy(learner.policy)
+    raw = learner.policy.sample(constant(20_000), generator=learner.generator).record["raw"]
+    learner.kept = [tools.rollout_of(constant(20_000), {"raw": raw}, 4)]
+    learner._push(5000)
+    with torch.no_grad():
+        policy, pushed = (
+            Normal(mean, log_std.exp())
+            for mean, log_std in (net.distribution(constant(1)) for net in (learner.policy, learner.player))
+        )
+    forward, reverse = (float(kl_divergence(*pair).sum()) for pair in ((policy, pushed), (pushed, policy)))
+    assert forward > 1.2 * reverse
+    assert learner.pushes[-1] == pytest.approx(forward, rel=0.05)
 
 
 def test_the_error_of_a_sample_is_that_of_the_likeliest_policy() -> None:
