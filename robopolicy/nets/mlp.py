@@ -28,12 +28,14 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": Tanh,
 }
 
+IN_PLACE = {"elu": nn.ELU, "relu": nn.ReLU}  # whose gradient can be had from their output
+
 
 def make_activation(name: str, *, inplace: bool = False) -> nn.Module:
     """Build an activation by its lower-case name; `inplace` may overwrite its input where that saves time."""
     if name not in ACTIVATIONS:
         raise unknown_name("activation", name, ACTIVATIONS)
-    return nn.ReLU(inplace=True) if inplace and name == "relu" else ACTIVATIONS[name]()
+    return IN_PLACE[name](inplace=True) if inplace and name in IN_PLACE else ACTIVATIONS[name]()
 
 
 def orthogonal_init(network: nn.Module, output: nn.Linear, output_gain: float) -> None:

@@ -57,9 +57,8 @@ class RolloutSampler:
             rows["term"].append(step.terminated)
             rows["trunc"].append(step.truncated)
             rows["parts"].append(reward_terms(step.info))
-            self._tally.observe(step)
-            bootstrap = step.truncated & ~step.terminated
-            if bool(bootstrap.any()):
+            if self._tally.observe(step):
+                bootstrap = step.truncated & ~step.terminated
                 final.append({key: value[bootstrap] for key, value in step.final_obs.items()})
             self._obs = step.obs
         steps = torch.stack(rows["steps"])

@@ -24,13 +24,13 @@ class EpisodeTally:
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}  # total over finished episodes, and their number
         self._exact = sim.spec.final_obs_exact
 
-    def observe(self, step: ChunkStep) -> None:
-        """Count one chunk of every environment."""
+    def observe(self, step: ChunkStep) -> bool:
+        """Count one chunk of every environment; returns whether any episode has ended."""
         self._return += step.earned
         self._length += step.steps
         done = step.done
         if not bool(done.any()):
-            return
+            return False
         ended = {"return": self._return, "length": self._length}
         ended |= {key: value for key, value in step.info.items() if key in OUTCOMES or key.startswith(LOG_PREFIX)}
         nothing = torch.zeros((), dtype=torch.float64, device=done.device)
@@ -40,6 +40,7 @@ class EpisodeTally:
             self._sums[key] = total + torch.where(done, value, 0).sum(dtype=torch.float64), count + done.sum()
         self._return = torch.where(done, 0.0, self._return)
         self._length = torch.where(done, 0, self._length)
+        return True
 
     def pop(self) -> dict[str, float]:
         """Means over the episodes finished since the last call, then forget them; empty when none finished.

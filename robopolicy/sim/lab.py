@@ -101,14 +101,18 @@ class LabSim(VectorSim):
             seen, extras = _flat(result[0]), result[4]
             reward = result[1].to(torch.float32, copy=True).reshape(-1)  # mjlab writes into the same storage every step
             terminated, truncated = (flag.to(torch.bool, copy=True).reshape(-1) for flag in result[2:4])
-            final = self._last(seen, terminated | truncated, extras)
-            sound = _finite_rows(seen)
-            shown = sound if final is seen else sound & _finite_rows(final)
-            diverged = lost | ~(shown & reward.isfinite())
-            ended = terminated | truncated  # restarted by the environment, unless it leaves that to us
-            terminated |= diverged
-            done = ended | diverged
-            restart = done if self._restarts else (done & ~ended) | ~sound
+            if self._restarts:
+                final = seen
+                diverged = lost | _broken_rows(seen, reward)
+                terminated |= diverged
+                restart = done = terminated | truncated
+            else:
+                ended = terminated | truncated  # which the environment has restarted
+                final, broken = self._last(seen, ended, extras), _broken_rows(seen)
+                diverged = lost | broken | _broken_rows(final, reward)
+                terminated |= diverged
+                done = ended | diverged
+                restart = (diverged & ~ended) | broken
             rows = restart.nonzero().flatten()
             obs = where_rows(restart, self._restart(rows), seen) if len(rows) else seen
         info = {"diverged": diverged, **self._logged(extras)}
@@ -131,9 +135,7 @@ class LabSim(VectorSim):
             self.env = None
 
     def _last(self, seen: Observation, done: Tensor, extras: dict[str, Any]) -> Observation:
-        """True successor observations, as far as the environment shows them; `seen` is what it returned."""
-        if self._restarts:
-            return seen
+        """True successor observations, as far as an environment that restarts shows them; it returned `seen`."""
         shown = extras.pop("final_obs", None)  # Isaac Lab leaves it there in the steps that end no episode
         return where_rows(done, self._obs if shown is None else _flat(shown), seen)
 
@@ -250,10 +252,12 @@ def _leaves(obs: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Tensor]]
             yield prefix + key, value
 
 
-def _finite_rows(obs: Observation) -> Tensor:
-    """(N,) bool, rows without a NaN or infinite number."""
+def _broken_rows(obs: Observation, *others: Tensor) -> Tensor:
+    """(N,) bool, rows with a NaN or infinite number in `obs` or in `others` `(N,)`."""
     numbers = [value.flatten(1) for value in obs.values() if value.is_floating_point()]
+    numbers += [value.unsqueeze(1) for value in others]
     if not numbers:  # pictures alone
         first = next(iter(obs.values()))
-        return torch.ones(len(first), dtype=torch.bool, device=first.device)
-    return (numbers[0] if len(numbers) == 1 else torch.cat(numbers, 1)).isfinite().all(1)
+        return torch.zeros(len(first), dtype=torch.bool, device=first.device)
+    # Zero times such a number is NaN, which no sum loses.
+    return (numbers[0] if len(numbers) == 1 else torch.cat(numbers, 1)).mul(0.0).sum(1) != 0.0
