@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
+from robopolicy.core.gradients import clip_gradients
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.limits import Count, Natural, NotNegative, PartialShare, Positive, Ranged
 from robopolicy.nets.ema import EMA
@@ -80,7 +81,7 @@ class BC(Algorithm):
         loss, info = self.loss(batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.grad_clip)
+        norm = clip_gradients(self.policy.parameters(), self.config.grad_clip)
         self.optimizer.step()
         self.updates += 1
         if self.ema is not None:

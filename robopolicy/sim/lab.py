@@ -94,22 +94,21 @@ class LabSim(VectorSim):
         if active is not None:
             raise UserError(f"The environments of {self.spec.task} all move together; play one action per decision.")
         action = action.detach().to(self.device, torch.float32)
-        lost = action.isnan().any(1)  # a diverged policy, whose numbers must not reach the solver
-        played = action.nan_to_num().clamp(self._low, self._high)
+        asked = action.clamp(self._low, self._high)  # still NaN where the policy has diverged
         with self._stream:
-            result = self.env.step(played)
+            result = self.env.step(asked.nan_to_num().clamp(self._low, self._high))
             seen, extras = _flat(result[0]), result[4]
             reward = result[1].to(torch.float32, copy=True).reshape(-1)  # mjlab writes into the same storage every step
             terminated, truncated = (flag.to(torch.bool, copy=True).reshape(-1) for flag in result[2:4])
             if self._restarts:
                 final = seen
-                diverged = lost | _broken_rows(seen, reward)
+                diverged = _broken_rows(seen, asked, reward)
                 terminated |= diverged
                 restart = done = terminated | truncated
             else:
                 ended = terminated | truncated  # which the environment has restarted
                 final, broken = self._last(seen, ended, extras), _broken_rows(seen)
-                diverged = lost | broken | _broken_rows(final, reward)
+                diverged = broken | _broken_rows(final, asked, reward)
                 terminated |= diverged
                 done = ended | diverged
                 restart = (diverged & ~ended) | broken
@@ -253,9 +252,8 @@ def _leaves(obs: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Tensor]]
 
 
 def _broken_rows(obs: Observation, *others: Tensor) -> Tensor:
-    """(N,) bool, rows with a NaN or infinite number in `obs` or in `others` `(N,)`."""
-    numbers = [value.flatten(1) for value in obs.values() if value.is_floating_point()]
-    numbers += [value.unsqueeze(1) for value in others]
+    """(N,) bool, rows with a NaN or infinite number in `obs` or in `others` `(N, ...)`."""
+    numbers = [value.reshape(len(value), -1) for value in (*obs.values(), *others) if value.is_floating_point()]
     if not numbers:  # pictures alone
         first = next(iter(obs.values()))
         return torch.zeros(len(first), dtype=torch.bool, device=first.device)

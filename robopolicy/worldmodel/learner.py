@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from robopolicy.core.gradients import clip_gradients
 from robopolicy.limits import Count, NotNegative, PartialShare, Positive, Ranged
 from robopolicy.nets.ema import EMA
 from robopolicy.worldmodel.latent import LatentWorldModel, to_float
@@ -164,7 +165,7 @@ class WorldLearner:
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        nn.utils.clip_grad_norm_(parameters, config.grad_clip)
+        clip_gradients(parameters, config.grad_clip)
         optimizer.step()
         if isinstance(batch, LatentBatch):
             self.ema.update(nn.ModuleList([model.denoiser, model.outcome]))

@@ -1,4 +1,4 @@
-"""Gradients of two losses: conflicts are taken out of the second, and what does not conflict is kept."""
+"""Gradients: clipped as torch does; of two losses, what conflicts is taken out of the second and the rest is kept."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robopolicy.core.gradients import flat_gradient, group_scores, influence, orthogonal_sum, parallel_share
+from robopolicy.core.gradients import (
+    clip_gradients,
+    flat_gradient,
+    group_scores,
+    influence,
+    orthogonal_sum,
+    parallel_share,
+)
 
 
 def two_losses(seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
@@ -14,6 +21,24 @@ def two_losses(seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
     net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).double()
     here, there = torch.randn(16, 3).double(), torch.randn(16, 3).double()
     return net, (net(here) - 1).square().mean(), (net(there) + 2).square().mean()
+
+
+@pytest.mark.parametrize("limit", [0.3, 100.0])
+def test_clipping_is_that_of_torch(limit: float) -> None:
+    torch.manual_seed(0)
+    ours, theirs = (nn.Sequential(nn.Linear(3, 5), nn.ELU(), nn.Linear(5, 2)) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(7, 3)
+    for net in (ours, theirs):
+        net[0].bias.requires_grad_(False)  # has no gradient
+        net(x).square().sum().backward()
+    before = [p.grad.clone() for p in ours.parameters() if p.grad is not None]
+    norm = clip_gradients(ours.parameters(), limit)
+    torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(theirs.parameters(), limit))
+    after = [p.grad for p in ours.parameters() if p.grad is not None]
+    for mine, other in zip(after, [p.grad for p in theirs.parameters() if p.grad is not None], strict=True):
+        torch.testing.assert_close(mine, other)
+    assert all(map(torch.equal, before, after)) == (float(norm) < limit)
 
 
 def test_what_is_added_is_orthogonal_to_what_is_kept() -> None:

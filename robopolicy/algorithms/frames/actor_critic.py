@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful
 from robopolicy.algorithms.frames.on_policy import Beside, Rows, minibatches, sequences
 from robopolicy.algorithms.frames.rollout_learner import RolloutLearner, RolloutLearnerConfig
 from robopolicy.algorithms.frames.symmetry import Symmetry, SymmetryConfig
+from robopolicy.core.gradients import clip_gradients
 from robopolicy.core.ranks import average_gradients, mean_over_ranks
 from robopolicy.critics.value import ValueNet
 from robopolicy.errors import UserError, unknown_name
@@ -152,7 +153,8 @@ class ActorCritic(RolloutLearner):
     def _step(self, rows: Rows, info: Info, *, steps: int, diagnose: bool) -> bool:
         """One joint gradient step; False, and no step, once the KL is too large."""
         config, limit = self.config, self.config.target_kl
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
         image = self._symmetry.rows(rows) if self._symmetry is not None and config.symmetry.augment else None
         self._beside.start(partial(self._critic_gradient, image=image), rows)
         if isinstance(self.policy, ExplicitPolicy) and self.policy.cell is not None:
@@ -167,7 +169,7 @@ class ActorCritic(RolloutLearner):
         elif limit is not None and kl > 1.5 * limit:
             return False
         average_gradients(self.parameters)
-        nn.utils.clip_grad_norm_(self.parameters, config.grad_clip, foreach=True)
+        clip_gradients(self.parameters, config.grad_clip)
         self.optimizer.step()
         return True
 

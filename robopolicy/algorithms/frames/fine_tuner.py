@@ -25,6 +25,7 @@ from robopolicy.algorithms.frames.on_policy import (
     minibatches,
     rows_with_advantages,
 )
+from robopolicy.core.gradients import clip_gradients
 from robopolicy.core.returns import DISCOUNT_UNITS
 from robopolicy.critics.q import borrow_statistics
 from robopolicy.critics.value import ValueConfig, ValueNet
@@ -120,7 +121,7 @@ class ActorTuner(Algorithm):
             return None
         self.actor_optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        info["grad_norm"] = nn.utils.clip_grad_norm_(self.actor_parameters, self.config.grad_clip)
+        info["grad_norm"] = clip_gradients(self.actor_parameters, self.config.grad_clip)
         self.actor_optimizer.step()
         return {f"actor/{key}": value.detach() for key, value in info.items()}
 

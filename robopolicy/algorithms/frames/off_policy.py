@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Observer, Stateful, frozen_copy
+from robopolicy.core.gradients import clip_gradients
 from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate, random_members
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.transitions import Request, Transitions
@@ -192,5 +193,5 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor, module: nn.Module | 
         parameter.grad = None
     torch.autograd.backward(loss, inputs=learned)
     if module is not None and clip:
-        nn.utils.clip_grad_norm_(module.parameters(), clip)
+        clip_gradients(module.parameters(), clip)
     optimizer.step()

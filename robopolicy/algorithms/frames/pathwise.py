@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
+from robopolicy.core.gradients import clip_gradients
 from robopolicy.data.scenarios import Unrolled
 from robopolicy.errors import UserError
 from robopolicy.limits import Natural, Positive, Ranged
@@ -55,7 +56,7 @@ class Pathwise(Algorithm):
         loss, played, info = self.loss(batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.grad_clip)
+        norm = clip_gradients(self.policy.parameters(), self.config.grad_clip)
         self.optimizer.step()
         self.policy.observe(played.obs)
         self.updates += 1
