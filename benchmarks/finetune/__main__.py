@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 
 from benchmarks.common import finished_cells, print_result, write_result
-from benchmarks.finetune.methods import METHODS
+from benchmarks.finetune.methods import METHODS, notes, standard
 from benchmarks.finetune.runner import cell_name, run_all
 from benchmarks.finetune.table import figures, rows
 from benchmarks.finetune.tasks import TASKS
@@ -41,12 +41,8 @@ def main() -> None:
         run_all(keys, jobs=arguments.jobs, steps=None, keep=True)
     cells = finished_cells(cell_name((m, t, s)) for t in TASKS for m in METHODS for s in range(100))
     print_result("finetune", rows(cells), figures(cells))
-    write_result("finetune", rows(cells), figures(cells), command="python -m benchmarks.finetune")
-
-
-def standard(task: str) -> list[str]:
-    """The methods that run on `task` unless others are asked for."""
-    return [name for name, method in METHODS.items() if task == "lift" or not method.variant]
+    command = "python -m benchmarks.finetune"
+    write_result("finetune", rows(cells), figures(cells), command=command, notes=notes())
 
 
 if __name__ == "__main__":

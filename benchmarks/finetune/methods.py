@@ -72,4 +72,22 @@ def _methods() -> tuple[Method, ...]:
     )
 
 
+LEFT_OUT = {  # by method and task
+    ("dqc", "hopper"): "it learns probabilities of success, from rewards in [0, 1]",
+}
+
 METHODS = {method.name: method for method in _methods()}
+
+
+def standard(task: str) -> list[str]:
+    """The methods that run on `task` unless others are asked for."""
+    return [
+        name
+        for name, method in METHODS.items()
+        if (task == "lift" or not method.variant) and (name, task) not in LEFT_OUT
+    ]
+
+
+def notes() -> list[str]:
+    """Lines below the table: which methods have no row on a task, and why."""
+    return [f"- `{method}` has no row on {task}: {reason}." for (method, task), reason in LEFT_OUT.items()]
