@@ -66,13 +66,25 @@ class Method:
         return self.name == self.family.baseline
 
 
+DATA = "it learns from a dataset as well, which no other row has"
+PRIOR = "it asks for a function or a policy that helps it explore, which no other row has"
+ARCHIVE = "it fills an archive of policies and plays many at a time"
 LEFT_OUT = {
-    "hnpg": "it learns from a dataset as well, which no other row has",
+    "ailboost": DATA,
+    "camel_sac": PRIOR,
+    "camel_td3": PRIOR,
+    "dcg_map_elites": ARCHIVE,
+    "hnpg": DATA,
+    "optimistic_ac": "it is for rewards that random play hardly finds, and starts over whenever its critic is changed",
     "polychromic": "it plays whole episodes of any length, so its environment steps cannot be those of the others",
     "ppo_lagrangian": "it keeps costs below a limit, and without one it is `ppo`; the score here knows no costs",
+    "rlpd": DATA,
+    "stax": ARCHIVE,
+    "stock_ac": "it controls the worst episodes or a total, where the rows are judged by the mean return",
     "subpo": "it climbs marginal gains of a set function, not the return by which the rows are judged",
+    "tscac": "it stays near teachers of side goals, where the score knows the return alone",
 }
-"""Learners from rollouts without a row, and why."""
+"""Learners from scratch without a row, and why."""
 
 
 def _methods() -> tuple[Method, ...]:
@@ -83,15 +95,18 @@ def _methods() -> tuple[Method, ...]:
         "pmoe_ppo": Method("pmoe_ppo", ON_POLICY, "mixture"),
         "stac": Method("stac", OFF_POLICY, settings=("policy.hidden_dropout=0.01",)),  # the published one of the actor
     }
+    flow = ("algorithm.epochs=10", "algorithm.lr=3e-4", "algorithm.critic_lr=3e-4")  # as the others of the family
     single = ("algorithm.utd=1", "algorithm.lr=3e-4", "algorithm.critic_lr=3e-4")  # its own are three of a third
     sequence = ("chunk.horizon=8", "chunk.execute=4", "algorithm.utd=2")  # with single actions it is `sac`
     rollouts = [name for name, (_, learner) in ALGORITHMS.items() if issubclass(learner, RolloutLearner)]
     on_policy = [name for name in rollouts if name not in LEFT_OUT]
-    off_policy = ("sac", "mdpo_off", "dsac_t", "stac", "td3")
+    off_policy = ("sac", "mdpo_off", "dsac_t", "stac", "td3", "sl_mgac")
     return (
         *(Method(family.baseline, family) for family in FAMILIES),
         *(own.get(name, Method(name, ON_POLICY)) for name in on_policy),
         *(own.get(name, Method(name, OFF_POLICY)) for name in off_policy),
+        Method("policyflow", ON_POLICY, "flow_decoder", (*flow, "algorithm.perturbation.std_init=1")),  # as published
+        *(Method(name, ON_POLICY, "flow_decoder", flow) for name in ("fpo", "fpo_pp")),
         Method("pmoe", OFF_POLICY, "squashed_mixture"),
         Method("symphony", OFF_POLICY, "swaddled", single),
         Method("srl", OFF_POLICY, "sequence", sequence),
