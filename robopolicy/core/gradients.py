@@ -17,8 +17,9 @@ def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
     networks the sorting takes longer than the rest.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))  # pyright: ignore[reportPrivateUsage]
-    torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))  # pyright: ignore[reportPrivateUsage]
+    norms: list[Tensor] = list(torch._foreach_norm(gradients))  # type: ignore[attr-defined]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))  # type: ignore[attr-defined]
+    torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))  # type: ignore[attr-defined]
     return norm
 
 
