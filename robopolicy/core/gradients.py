@@ -18,7 +18,7 @@ def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norms: list[Tensor] = list(torch._foreach_norm(gradients))  # type: ignore[attr-defined]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))  # type: ignore[attr-defined]
+    norm: Tensor = torch.stack(norms).square().sum().sqrt()
     torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))  # type: ignore[attr-defined]
     return norm
 
