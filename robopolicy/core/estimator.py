@@ -129,11 +129,7 @@ class Estimator:
         if config.importance_cap is not None:
             losses = losses * importance_weight(decisions, config.importance_level, config.importance_cap)
         loss = self._aggregate(losses, mask, decisions)
-        info: dict[str, Tensor] = {}
-        if diagnose:
-            shown = ratio.detach()
-            ungated = shown if plain is gated else self._bounded(plain.detach())
-            info = _diagnostics(shown, ungated, out.clipped, mask)
+        info = _diagnostics(ratio.detach(), self._bounded(plain.detach()), out.clipped, mask) if diagnose else {}
         penalty = self._regularize(decisions, logp, entropy, ratio, mask, info)
         return (loss if penalty is None else loss + penalty), info
 
@@ -209,7 +205,7 @@ def _diagnostics(ratio: Tensor, plain: Tensor, clipped: Tensor, mask: Tensor | N
     change = torch.expm1(ratio)  # ratio - 1
     largest = change.abs() if mask is None else change.abs().masked_fill(~mask, 0.0)
     return {
-        "approx_kl": masked_mean(change - ratio if plain is ratio else k3(-plain), mask),
+        "approx_kl": masked_mean(k3(-plain), mask),
         "clip_fraction": masked_mean(clipped.to(ratio.dtype), mask),
         "ratio_mean": masked_mean(change, mask) + 1.0,
         "ratio_max": largest.max(),

@@ -13,8 +13,8 @@ SMALLEST = 1e-10  # squared norm of a gradient below which it has no direction
 def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
     """Scale the gradients of `parameters` down to the joint norm `limit`; returns their norm before.
 
-    Equals `torch.nn.utils.clip_grad_norm_` for parameters of one device and type, which that sorts first: for small
-    networks the sorting takes longer than the rest.
+    Equals `torch.nn.utils.clip_grad_norm_` for parameters of one device, some with a gradient. That sorts them by
+    device and type first, which for small networks takes longer than the rest.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norms: list[Tensor] = list(torch._foreach_norm(gradients))  # type: ignore[attr-defined]

@@ -96,7 +96,7 @@ class LabSim(VectorSim):
         action = action.detach().to(self.device, torch.float32)
         asked = action.clamp(self._low, self._high)  # still NaN where the policy has diverged
         with self._stream:
-            result = self.env.step(asked.nan_to_num().clamp(self._low, self._high))
+            result = self.env.step(asked.nan_to_num().clamp(self._low, self._high))  # 0 may lie outside the bounds
             seen, extras = _flat(result[0]), result[4]
             reward = result[1].to(torch.float32, copy=True).reshape(-1)  # mjlab writes into the same storage every step
             terminated, truncated = (flag.to(torch.bool, copy=True).reshape(-1) for flag in result[2:4])
