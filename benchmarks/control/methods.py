@@ -106,7 +106,8 @@ def _methods() -> tuple[Method, ...]:
         *(own.get(name, Method(name, ON_POLICY)) for name in on_policy),
         *(own.get(name, Method(name, OFF_POLICY)) for name in off_policy),
         Method("policyflow", ON_POLICY, "flow_decoder", (*flow, "algorithm.perturbation.std_init=1")),  # as published
-        *(Method(name, ON_POLICY, "flow_decoder", flow) for name in ("fpo", "fpo_pp")),
+        Method("fpo", ON_POLICY, "flow_decoder", flow),
+        Method("fpo_pp", ON_POLICY, "flow_decoder", (*flow, "algorithm.trust_region=aspo")),  # as published
         Method("pmoe", OFF_POLICY, "squashed_mixture"),
         Method("symphony", OFF_POLICY, "swaddled", single),
         Method("srl", OFF_POLICY, "sequence", sequence),

@@ -27,6 +27,7 @@ Runs = Sequence[Sequence[Mapping[str, Any]]]
 """Metric rows, as in `metrics.jsonl`, of every seed."""
 
 PALETTE = ("#8a94a6", "#1f9d8f", "#d9822b", "#5b6ee1", "#c2487d", "#6b9e3f")  # first is the baseline, in grey
+BAND = 8  # columns of a grid before it goes on below
 INK, MUTED, GRID = "#1d2530", "#6a7482", "#e4e8ee"
 BOTH, GAINED, LOST, NEITHER = "#b9e3d8", "#1f9d8f", "#e2544c", "#e9ecf1"
 _STYLE: dict[Any, Any] = {
@@ -190,6 +191,8 @@ def curve_grid(
 ) -> Path:
     """Draw small learning curves side by side, with the mean and its bootstrap interval over runs.
 
+    Columns beyond eight go on in a second band below, with the same axes.
+
     Args:
         grid: Per column and row the labels of a panel with their runs, as in `learning_curves`; all columns have the
             same rows, and a panel may be empty.
@@ -199,15 +202,27 @@ def curve_grid(
         ylabel: Name of the vertical axis, common to the panels of a row.
     """
     rows = list(next(iter(grid.values())))
-    with panels(path, 1.2 + 1.9 * len(grid), 0.8 + 1.7 * len(rows), len(rows), len(grid)) as axes:
-        for (j, (column, cells)), (i, row) in product(enumerate(grid.items()), enumerate(rows)):
-            ax: Axes = axes[i, j]
+    bands = math.ceil(len(grid) / BAND)
+    width = math.ceil(len(grid) / bands)
+    with panels(path, 1.2 + 1.9 * width, 0.8 + 1.7 * len(rows) * bands, len(rows) * bands, width) as axes:
+        for (index, (column, cells)), (i, row) in product(enumerate(grid.items()), enumerate(rows)):
+            band, j = divmod(index, width)
+            ax: Axes = axes[band * len(rows) + i, j]
             for k, (label, runs) in enumerate(cells[row].items()):
                 _draw_curve(ax, _curve(runs, x, y, y, y), _colour(k, 2), label)
             ax.set(title=column if i == 0 else "", ylabel=f"{row}\n{ylabel}" if j == 0 else "")
-            ax.set_xlabel(x.replace("_", " ") if i == len(rows) - 1 else "")
+            if i == len(rows) - 1:
+                ax.set_xlabel(x.replace("_", " "))
+                ax.tick_params(labelbottom=True)
             ax.grid(axis="y")
             ax.xaxis.set_major_formatter(lambda value, _: _short(value))
+        for i in range(len(rows)):
+            same = axes[i :: len(rows), 0]  # of one row in all bands
+            low, high = zip(*(ax.get_ylim() for ax in same), strict=True)
+            for ax in same:
+                ax.set_ylim(min(low), max(high))
+        for ax in axes[-len(rows) :, len(grid) - (bands - 1) * width :].flat:
+            ax.set_axis_off()
         _legend(axes[0, 0])
     return path
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -90,6 +91,29 @@ def test_plots_are_written(tmp_path):
         assert min(picture.shape[:2]) > 300 and picture.std() > 5
     with pytest.raises(ValueError, match="No row has both"):
         plots.learning_curves({"empty": [[{"update": 1}]]}, tmp_path / "none.png")
+
+
+@pytest.mark.parametrize(("columns", "axes"), [(3, (2, 3)), (8, (2, 8)), (9, (4, 5))])
+def test_many_columns_of_curves_go_on_in_a_second_band_with_the_same_axes(tmp_path, monkeypatch, columns, axes):
+    drawn: list[np.ndarray] = []
+    panels = plots.panels
+
+    @contextmanager
+    def keep(*arguments):
+        with panels(*arguments) as found:
+            drawn.append(found)
+            yield found
+
+    monkeypatch.setattr(plots, "panels", keep)
+    curves = [[[{"steps": u, "return": c * u} for u in (0, 10)]] for c in range(columns)]
+    grid = {f"learner {c}": {task: {"own": curves[c]} for task in ("a", "b")} for c in range(columns)}
+    plots.curve_grid(grid, tmp_path / "grid.png", x="steps", y="return", ylabel="return")
+    (found,) = drawn
+    assert found.shape == axes
+    shown = [ax for ax in found.flat if ax.axison]
+    assert len(shown) == 2 * columns
+    assert [title for ax in shown if (title := ax.get_title("left"))] == list(grid)
+    assert len({ax.get_ylim() for ax in found[::2, 0]}) == 1
 
 
 @pytest.mark.parametrize(
