@@ -2,6 +2,7 @@ import subprocess
 import sys
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -62,6 +63,30 @@ def test_pads_press_where_metaworld_says_so() -> None:
             break
     assert all(bool(theirs) == ours for theirs, ours in found)
     assert 0 < sum(ours for _, ours in found) < len(found)
+
+
+def test_a_metaworld_environment_is_the_one_that_gymnasium_makes() -> None:
+    pytest.importorskip("metaworld")
+    from tasks.metaworld.env import MetaworldExpert, make_env
+
+    settings = {"env_name": "door-open-v3", "seed": 0, "max_episode_steps": 500, "disable_env_checker": True}
+    theirs: Any = gymnasium.make("Meta-World/MT1", terminate_on_success=True, **settings)
+    ours, beside = (make_env("door-open-v3", SimOptions(reward="shaped")) for _ in range(2))
+    policy = MetaworldExpert("door-open-v3")._policy
+    for seed in (3, None):  # that of the second episode is the simulator's own
+        if seed is not None:
+            theirs.unwrapped.seed(seed)
+        obs, beside_obs = theirs.reset(seed=seed)[0], beside.reset(seed=7)[0]
+        assert np.array_equal(obs, ours.reset(seed=seed)[0])
+        assert not np.array_equal(obs, beside_obs)  # environments share the benchmark, not the scene
+        ended = False
+        while not ended:
+            action = np.clip(policy.get_action(obs), -1, 1).astype(np.float32)
+            obs, reward, terminated, truncated, _ = theirs.step(action)
+            same_obs, *same, _ = ours.step(action)
+            assert np.array_equal(obs, same_obs) and same == [reward, terminated, truncated]
+            ended = terminated or truncated
+        assert terminated
 
 
 def test_ogbench_oracle_solves_its_task_and_seeds_decide_episodes() -> None:
