@@ -58,12 +58,9 @@ class CalQL(SAC):
         """A chunk of the policy, which has been pretrained offline or imitates."""
         return self.act(obs, generator=generator)
 
-    @torch.no_grad()
     def sampled(self, obs: Observation) -> Tensor:
         """Chunks `(B, C, H, A)` of the policy."""
-        count = self.config.candidates
-        rows = {key: value.repeat_interleave(count, 0) for key, value in obs.items()}
-        return self.policy.act(rows, generator=self.generator).unflatten(0, (-1, count))
+        return self.policy.draws(obs, self.config.candidates, generator=self.generator)
 
     def target(self, batch: Transitions) -> Tensor:
         """Bootstrap from the best of the sampled next chunks."""

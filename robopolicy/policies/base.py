@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from robopolicy.device import home
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.normalizer import Statistics
-from robopolicy.policies.noise import Randomness
+from robopolicy.policies.noise import Randomness, repeated
 from robopolicy.spec import PolicySpec
 
 Observation = dict[str, Tensor]
@@ -80,6 +80,16 @@ class Policy(nn.Module, ABC):
         `deterministic` removes exploration noise. A generative head still draws its initial noise from `generator`:
         with a fixed seed, or one stream per row (`RowStreams`), the chunk is a function of the observation alone.
         """
+
+    @torch.no_grad()
+    def draws(self, obs: Observation, count: int, *, generator: Randomness = None) -> Tensor:
+        """`count` chunks `(B, count, H, A)` for each observation, to choose from; as `act` draws them.
+
+        Heads encode each observation once, which with cameras is most of the work.
+        """
+        rows = {key: value.repeat_interleave(count, 0) for key, value in obs.items()}
+        chunks = self.act(rows, generator=repeated(generator, count))
+        return chunks.view(-1, count, *chunks.shape[1:])
 
     def imitation_loss(
         self,

@@ -29,7 +29,7 @@ from robopolicy.errors import UserError
 from robopolicy.limits import Count, Natural, PositiveShare, Ranged
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.policies.base import Observation, Policy, Sample
-from robopolicy.policies.noise import Randomness, RowStreams, normal, repeated
+from robopolicy.policies.noise import Randomness, RowStreams, normal
 from robopolicy.policies.wrappers.selected import Candidates
 from robopolicy.worldmodel.contract import Judge, VideoWorldModel, first_frames
 
@@ -168,8 +168,7 @@ class ImaginedPolicy(Policy):
     def propose(self, obs: Observation, *, generator: Randomness = None) -> Candidates:
         """All chunks that were tried `(B, C, H, A)`, and what they were worth."""
         count, config = self.config.candidates, self.config
-        rows = {key: value.repeat_interleave(count, 0) for key, value in self._seen(obs).items()}
-        chunks = self.base.act(rows, generator=repeated(generator, count)).unflatten(0, (-1, count))
+        chunks = self.base.draws(self._seen(obs), count, generator=generator)
         low, high = chunks.amin(1, keepdim=True), chunks.amax(1, keepdim=True)
         found = Candidates(chunks, self.imagine(obs, chunks))
         for _ in range(config.rounds):

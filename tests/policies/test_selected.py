@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from torch import Tensor
 
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError
+from robopolicy.policies import POLICIES, make_policy
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import RowStreams, repeated
 from robopolicy.policies.wrappers.edited import EditConfig, EditedConfig, EditedPolicy, EditNet, edit_samples
 from robopolicy.policies.wrappers.optimized import OptimizedConfig, OptimizedPolicy, ascend, optimize
 from robopolicy.policies.wrappers.selected import Candidates, SelectedConfig, SelectedPolicy, draw_index, select
@@ -41,6 +43,27 @@ def gaussian() -> GaussianPolicy:
 
 def critic_of(policy: Policy, **config: Any) -> QEnsemble:
     return QEnsemble(CriticConfig(**{"members": 3, "hidden": (16, 16)} | config), policy)
+
+
+SAMPLED = ("flow", "diffusion", "edm", "consistency", "autoregressive", "gaussian", "mixture")
+SMALL = {"hidden": (16, 16), "transformer_width": 16, "transformer_layers": 1}
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_candidates_are_what_act_draws_and_observations_are_encoded_once(name: str) -> None:
+    torch.manual_seed(0)
+    config_class = POLICIES[name][0]
+    settings = {key: value for key, value in SMALL.items() if key in {field.name for field in fields(config_class)}}
+    policy: Any = make_policy(name, config_class(**settings), SPEC)
+    policy.fit_normalizer({"state": STATE, "action": ACTION})
+    obs, encoded = {"state": torch.randn(4, 1, 3)}, []
+    rows = {"state": obs["state"].repeat_interleave(5, 0)}
+    apart = policy.act(rows, generator=repeated(RowStreams(range(4), [7] * 4), 5)).unflatten(0, (4, 5))
+    policy.encoder.register_forward_pre_hook(lambda _, inputs: encoded.append(len(inputs[0]["state"])))
+    found = policy.draws(obs, 5, generator=RowStreams(range(4), [7] * 4))
+    assert found.shape == (4, 5, 4, 2) and torch.allclose(found, apart, atol=1e-5)
+    assert encoded == [4]
+    assert not found.requires_grad
 
 
 class Analytic(QEnsemble):

@@ -23,7 +23,7 @@ from robopolicy.nets.attention import CausalTransformer, Past
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample, chunk_mean
 from robopolicy.policies.density import choose
 from robopolicy.policies.heads.explicit import ExplicitConfig, ExplicitPolicy
-from robopolicy.policies.noise import Randomness, uniform
+from robopolicy.policies.noise import Randomness, repeated, uniform
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,12 @@ class AutoregressivePolicy(ExplicitPolicy):
         """The likeliest token each time (`deterministic`) or a draw."""
         with torch.no_grad():
             return self._generate(self.features(obs), None if deterministic else generator, greedy=deterministic)[0]
+
+    @torch.no_grad()
+    def draws(self, obs: Observation, count: int, *, generator: Randomness = None) -> Tensor:
+        """Draws of all tokens at features that are computed once."""
+        features = self.features(obs).repeat_interleave(count, 0)
+        return self._generate(features, repeated(generator, count), greedy=False)[0].unflatten(0, (-1, count))
 
     @torch.no_grad()
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:

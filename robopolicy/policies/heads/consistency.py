@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.limits import Count, Finite, Positive, UpTo
-from robopolicy.policies.base import Observation, PolicySpec
+from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.edm import preconditioning
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
@@ -153,15 +153,13 @@ class ConsistencyPolicy(GenerativePolicy):
     def _spread(self, sigma: Tensor) -> Tensor:
         return (sigma.square() + self.config.sigma_data**2).sqrt()
 
-    def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
+    def draw_chunk(self, features: Tensor, generator: Randomness) -> Tensor:
         """One or more estimates with fresh noise in between, which belongs to the sampler."""
-        with torch.no_grad():
-            features = self.encode(obs)
-            batch, device = len(features), features.device
-            x = data = self.begin(self.draw_noise(batch, generator, device))
-            for k, sigma in enumerate(self.sigmas[:-1]):
-                if k:
-                    added = (sigma.square() - self.sigmas[-1].square()).sqrt()
-                    x = data + added * self.draw_noise(batch, generator, device)
-                data = self.clip(self.denoise(features, x, sigma.expand(batch)[:, None, None]))
-            return self.action_normalizer.denormalize(data)
+        batch, device = len(features), features.device
+        x = data = self.begin(self.draw_noise(batch, generator, device))
+        for k, sigma in enumerate(self.sigmas[:-1]):
+            if k:
+                added = (sigma.square() - self.sigmas[-1].square()).sqrt()
+                x = data + added * self.draw_noise(batch, generator, device)
+            data = self.clip(self.denoise(features, x, sigma.expand(batch)[:, None, None]))
+        return self.action_normalizer.denormalize(data)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.limits import Count, InnerShare, Several, UpTo
-from robopolicy.policies.base import Observation, PolicySpec
+from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
 from robopolicy.policies.path import Estimate, estimate, prediction_target, vp_coefficients
@@ -158,16 +158,14 @@ class DiffusionPolicy(GenerativePolicy):
         """DDIM step with eta = 0; `decode` is deterministic whatever the sampler of `act`."""
         return self.posterior(features, x, k, 0.0)[0]
 
-    def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
-        """Run the configured sampler; the noise of DDPM belongs to it and is drawn also when `deterministic`."""
+    def draw_chunk(self, features: Tensor, generator: Randomness) -> Tensor:
+        """The configured sampler; the noise of DDPM belongs to it and is drawn also where `act` is deterministic."""
         if self.config.sampler == "ddim":
-            return super().act(obs, deterministic=deterministic, generator=generator)
-        with torch.no_grad():
-            features = self.encode(obs)
-            batch, device = len(features), features.device
-            x = self.begin(self.draw_noise(batch, generator, device))
-            for k in range(self.config.steps):
-                x, std = self.posterior(features, x, torch.full((batch,), k, device=device))
-                if k < self.config.steps - 1:
-                    x = x + std * self.draw_noise(batch, generator, device)
-            return self.action_normalizer.denormalize(self.clip(x))
+            return super().draw_chunk(features, generator)
+        batch, device = len(features), features.device
+        x = self.begin(self.draw_noise(batch, generator, device))
+        for k in range(self.config.steps):
+            x, std = self.posterior(features, x, torch.full((batch,), k, device=device))
+            if k < self.config.steps - 1:
+                x = x + std * self.draw_noise(batch, generator, device)
+        return self.action_normalizer.denormalize(self.clip(x))

@@ -21,7 +21,7 @@ from robopolicy.nets.backbone import BackboneConfig, make_direct
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample, chunk_mean
 from robopolicy.policies.density import log_tanh_slope, normal_entropy, normal_log_density, squashed_draw
 from robopolicy.policies.heads.explicit import ExplicitConfig, ExplicitPolicy
-from robopolicy.policies.noise import Randomness, normal
+from robopolicy.policies.noise import Randomness, normal, repeated
 
 IMITATION_LOSSES = ("nll", "mse")
 
@@ -72,6 +72,15 @@ class GaussianPolicy(ExplicitPolicy):
             mean, log_std = self.distribution(obs)
             raw = mean if deterministic else mean + log_std.exp() * normal(mean.shape, generator, mean.device)
             return self._to_chunk(raw)
+
+    @torch.no_grad()
+    def draws(self, obs: Observation, count: int, *, generator: Randomness = None) -> Tensor:
+        """Draws from one distribution per observation."""
+        mean, log_std = self.distribution(obs)
+        shape = (count * len(mean), *mean.shape[1:])
+        noise = normal(shape, repeated(generator, count), mean.device).unflatten(0, (-1, count))
+        raw = mean[:, None] + log_std.exp().expand_as(mean)[:, None] * noise
+        return self._to_chunk(raw.flatten(0, 1)).unflatten(0, (-1, count))
 
     @torch.no_grad()
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:

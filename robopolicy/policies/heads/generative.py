@@ -26,7 +26,7 @@ from robopolicy.nets.normalizer import Statistics, make_normalizer
 from robopolicy.nets.point_cloud import PointCloudConfig
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Info, Observation, Policy, PolicySpec, chunk_mean
-from robopolicy.policies.noise import Randomness, normal
+from robopolicy.policies.noise import Randomness, normal, repeated
 
 
 def _uniform(n: Tensor) -> Tensor:
@@ -169,8 +169,17 @@ class GenerativePolicy(Policy):
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
         """Run the sampler from fresh initial noise; there is no other randomness to remove."""
         with torch.no_grad():
-            features = self.encode(obs)
-            return self.integrate(features, self.draw_noise(features.shape[0], generator, features.device))
+            return self.draw_chunk(self.encode(obs), generator)
+
+    @torch.no_grad()
+    def draws(self, obs: Observation, count: int, *, generator: Randomness = None) -> Tensor:
+        """Runs of the sampler at features that are computed once."""
+        features = self.encode(obs).repeat_interleave(count, 0)
+        return self.draw_chunk(features, repeated(generator, count)).unflatten(0, (-1, count))
+
+    def draw_chunk(self, features: Tensor, generator: Randomness) -> Tensor:
+        """Chunk `(B, H, A)` in env units from fresh noise, at features `(B, To, F)`: the sampler of `act`."""
+        return self.integrate(features, self.draw_noise(features.shape[0], generator, features.device))
 
     def decode(self, obs: Observation, noise: Tensor) -> Tensor:
         """Map `noise` `(B, H, A)` to the chunk in env units; differentiable."""

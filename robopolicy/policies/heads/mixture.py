@@ -26,7 +26,7 @@ from robopolicy.nets.mlp import MLP
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample
 from robopolicy.policies.density import choose, log_tanh_slope, normal_log_density
 from robopolicy.policies.heads.explicit import ExplicitConfig, ExplicitPolicy
-from robopolicy.policies.noise import Randomness, normal, uniform
+from robopolicy.policies.noise import Randomness, normal, repeated, uniform
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,16 @@ class MixturePolicy(ExplicitPolicy):
             return self._to_chunk(_pick(experts.mean, experts.log_weight.argmax(1)))
 
     @torch.no_grad()
+    def draws(self, obs: Observation, count: int, *, generator: Randomness = None) -> Tensor:
+        """Draws at features that are computed once."""
+        experts = self.experts(self.features(obs).repeat_interleave(count, 0))
+        return self._to_chunk(_draw(experts, repeated(generator, count))[0]).unflatten(0, (-1, count))
+
+    @torch.no_grad()
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk; the record holds it before tanh and the noise of all experts, for the entropy."""
         experts = self.experts(self.features(obs))
-        noise = normal(experts.mean.shape, generator, experts.mean.device)
-        expert = choose(experts.log_weight, uniform((len(noise), 1), generator, noise.device).squeeze(1))
-        raw = _pick(experts.draws(noise), expert)
+        raw, noise = _draw(experts, generator)
         return Sample(self._to_chunk(raw), {"raw": raw, "noise": noise}, self._logp(experts, raw))
 
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
@@ -192,6 +196,13 @@ class MixturePolicy(ExplicitPolicy):
 
     def _to_chunk(self, raw: Tensor) -> Tensor:
         return self.action_normalizer.denormalize(raw.tanh() if self.config.squash else raw)
+
+
+def _draw(experts: Experts, generator: Randomness) -> tuple[Tensor, Tensor]:
+    """A chunk before tanh `(B, H, A)` of one expert, and the noise `(B, M, H, A)` of all."""
+    noise = normal(experts.mean.shape, generator, experts.mean.device)
+    expert = choose(experts.log_weight, uniform((len(noise), 1), generator, noise.device).squeeze(1))
+    return _pick(experts.draws(noise), expert), noise
 
 
 def _pick(values: Tensor, index: Tensor) -> Tensor:

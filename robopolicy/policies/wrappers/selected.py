@@ -23,7 +23,7 @@ from robopolicy.limits import Count, Positive, Ranged
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Observation, Policy, PolicySpec, Sample
 from robopolicy.policies.density import choose
-from robopolicy.policies.noise import Randomness, repeated, uniform
+from robopolicy.policies.noise import Randomness, uniform
 from robopolicy.policies.wrappers.nested import WrappingPolicy, describe, rebuild
 
 SELECTIONS = ("argmax", "softmax")
@@ -121,8 +121,7 @@ class SelectedPolicy(WrappingPolicy):
         count = self.config.candidates
         if count == 1:
             return self.base.act(obs, deterministic=deterministic, generator=generator)[:, None]
-        rows = {key: value.repeat_interleave(count, 0) for key, value in obs.items()}
-        return self.base.act(rows, generator=repeated(generator, count)).unflatten(0, (-1, count))
+        return self.base.draws(obs, count, generator=generator)
 
     def score(self, obs: Observation, chunks: Tensor) -> Tensor:
         """Values `(B, C)` of `chunks` `(B, C, H, A)`: mean or minimum of the ensemble."""
