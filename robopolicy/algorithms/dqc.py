@@ -81,11 +81,11 @@ class DQC(QChunking):
     def __init__(self, config: DQCConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to clone `policy`; `critic` is Q_p, the only one with a target network."""
         super().__init__(config, policy, total_updates=total_updates)
-        self.long_critic = QEnsemble(config.critic, policy, steps=self.request.steps).eval()
-        self.value = ValueNet.beside(config.value, policy)
+        self.long_critic = QEnsemble(config.critic, self.policy, steps=self.request.steps).eval()
+        self.value = ValueNet.beside(config.value, self.policy)
         learned = [*self.long_critic.parameters(), *self.value.parameters()]
         self.critic_optimizer.add_param_group({"params": learned})
-        self.player = select(policy, self.critic, candidates=config.candidates, reduction="mean")
+        self.player = select(self.policy, self.critic, candidates=config.candidates, reduction="mean")
 
     @property
     def request(self) -> Request:

@@ -95,7 +95,7 @@ class EXPO(OffPolicy):
 
     def __init__(self, config: EXPOConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to fine-tune `policy` in place; critic and edit policy start fresh."""
-        require_imitation(policy, self.name)
+        policy = require_imitation(policy, self.name)
         super().__init__(config, policy.eval(), total_updates=total_updates)
         self.config: EXPOConfig = config
         self.edit = EditNet(config.edit, policy)

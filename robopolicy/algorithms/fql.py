@@ -96,6 +96,11 @@ class FQL(QChunking):
             raise UserError(
                 f"FQL distils a denoising policy into one step, got '{policy.name}'; use sac or rlpd for a Gaussian."
             )
+        if type(policy) is FlowPolicy and policy.config.steps == 1:
+            raise UserError(
+                "FQL distils a flow of several steps into one: read in a single step, a flow that imitates is the mean "
+                "of what it imitates. Start from the flow of several steps that came before, or raise policy.steps."
+            )
         super().__init__(config, policy, total_updates=total_updates)
         self.student = one_step_copy(policy).eval()  # no dropout: it learns from the flow, not from few data
         self.student_optimizer = torch.optim.Adam(self.student.parameters(), lr=config.lr, fused=True)

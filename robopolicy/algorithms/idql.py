@@ -51,7 +51,7 @@ class IDQL(OfflineCritic):
     def __init__(self, config: IDQLConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train `policy` and to act with the best of its averaged weights' samples."""
         super().__init__(config, policy, total_updates=total_updates)
-        self.ema = EMA(policy, config.ema_decay)
+        self.ema = EMA(self.policy, config.ema_decay)
         self.player = select(
             self.ema.module,
             self.target_critic,

@@ -86,7 +86,7 @@ class ODICE(Imitating):
         """Prepare to train `policy` by weighted imitation."""
         super().__init__(config, policy, total_updates=total_updates)
         self.optimizer = torch.optim.Adam(
-            policy.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
+            self.policy.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
         )
         self.reward_scale = 1.0 if config.largest_return else 0.0  # until the dataset is known
 

@@ -87,7 +87,7 @@ class PARL(OfflineCritic):
         """Prepare to fine-tune `policy` in place."""
         super().__init__(config, policy, total_updates=total_updates)
         self.player = optimize(
-            policy,
+            self.policy,
             self.critic,
             candidates=config.candidates,
             top=config.top,

@@ -40,7 +40,7 @@ class QC(QChunking):
     def __init__(self, config: QCConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to clone `policy` and to act with the best of its samples."""
         super().__init__(config, policy, total_updates=total_updates)
-        self.player = select(policy, self.critic, candidates=config.candidates, reduction="mean")
+        self.player = select(self.policy, self.critic, candidates=config.candidates, reduction="mean")
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """The best of N chunks by the mean of the ensemble."""

@@ -10,8 +10,11 @@ policies (steer their noise instead), nor when the base never succeeds under spa
 
 Deviations from the public code: chains are sampled and scored on the same left grid {0, 1/K, ..., (K-1)/K} (the
 published 1-RF head uses two grids, so its first ratio is not 1); truncated episodes bootstrap from the value of their
-last observation and cut the trace; the clamp on the log-probability, which stops the gradient silently once the noise
-is small, is reported as `actor/clamped` and can be switched off.
+last observation and cut the trace. There, the density of the initial noise counts as one more transition: it cancels
+from every ratio, but the K others are divided by K + 1, so that `clip` and `entropy_coef` bite (K + 1) / K times sooner
+here. It also keeps the published clamp on the normalised log-probability (`logp_clamp=1`) away from what the noise
+bounds allow; without it that clamp stops the gradient of small noise, so here it is off, and reported as
+`actor/clamped` where it is on.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ class ReinFlowConfig(ChainTunerConfig, FineTunerConfig):
     clip: Positive = 0.01  # ratio bounds on the normalised log-probability
     entropy_coef: NotNegative = 0.03  # weight of the mean entropy of the chain
     bc_coef: NotNegative = 0.0  # weight of the squared distance to the base policy's deterministic chunk ("W2")
-    logp_clamp: Positive | None = 1.0  # bound on the normalised log-probability; None switches it off
+    logp_clamp: Positive | None = None  # bound on the normalised log-probability; it stops the gradient of small noise
     noise: NoiseConfig = field(default_factory=NoiseConfig)  # bounds and schedule of the injected noise
 
 

@@ -34,7 +34,8 @@ class HLGauss(nn.Module):
 
     def mean(self, logits: Tensor) -> Tensor:
         """Expected value `(...)` of logits `(..., bins)`."""
-        return logits.softmax(-1) @ self.centers
+        # A sum and no product of matrices, which lower precision would round to 8 bits.
+        return (logits.float().softmax(-1) * self.centers).sum(-1)
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy `(...)`."""

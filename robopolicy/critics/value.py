@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from robopolicy.critics.q import Judged, borrow_normalizers, borrow_statistics
@@ -68,7 +69,9 @@ class ValueNet(nn.Module):
 
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
         """Estimate the return from `obs`."""
-        return self.head(self.encoder(obs).flatten(1)).squeeze(-1)
+        features = self.encoder(obs).flatten(1)
+        with torch.autocast(features.device.type, enabled=False):  # of its one output 8 bits would be left
+            return self.head(features.float()).squeeze(-1)
 
     def fit_normalizer(self, statistics: Statistics) -> None:
         """Fit the observation normaliser from dataset statistics."""

@@ -19,6 +19,7 @@ from robopolicy.evaluation.actors import check_compatible
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies import make_policy
 from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.schema import to_plain
 from robopolicy.sim.contract import SimSpec
 from robopolicy.text.imitation import TextSFT
 from robopolicy.text.learner import TextRecipe
@@ -52,10 +53,11 @@ def learner(
     checkpoint = start or (Path(config.init_from) if config.init_from else None)
     if checkpoint is not None:
         policy = load_policy(checkpoint, device)[0].train()
-        if policy.name != config.policy["name"]:
+        given, settings = section("policy", config.policy)
+        if start is not None and (policy.name, to_plain(policy.config)) != (given, to_plain(settings)):
             # A resumed algorithm that deploys another policy than it was given; its state holds what it was given.
             with torch.device(device):
-                policy = make_policy(*section("policy", config.policy), policy.spec)
+                policy = make_policy(given, settings, policy.spec)
             for part in policy.modules():
                 if isinstance(part, Normalizer):
                     part.fitted.fill_(True)  # by what is loaded into it

@@ -248,6 +248,13 @@ def test_histograms_are_read_as_they_are_written() -> None:
     assert -10 <= float(beyond[0]) < -9.5 and 9.5 < float(beyond[1]) <= 10
 
 
+def test_lower_precision_of_products_leaves_histograms_their_digits() -> None:
+    head, logits = HLGauss(101, -100.0, 0.0), 0.1 * torch.randn(512, 101)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert len(head.mean(logits).unique()) > 500  # around -50 bfloat16 counts by quarters
+        torch.testing.assert_close(head.mean(logits.bfloat16()), head.mean(logits), atol=0.2, rtol=0)
+
+
 def test_cross_entropy_is_least_at_the_target() -> None:
     head = HLGauss(31, -1.0, 1.0)
     target = torch.tensor([0.3, -0.8])

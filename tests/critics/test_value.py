@@ -69,3 +69,10 @@ def test_a_critic_fits_a_linear_value() -> None:
         loss.backward()
         optimizer.step()
     assert float(loss.detach()) < 0.05 * float(target.var())
+
+
+def test_lower_precision_of_products_leaves_values_their_digits() -> None:
+    torch.manual_seed(0)
+    value, obs = ValueNet(ValueConfig(bias=3.0), SPEC), observations(256)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert len(value(obs).unique()) > 200  # in bfloat16 the next number after 3 is 3.016

@@ -187,7 +187,12 @@ def test_an_interrupted_run_ends_with_the_same_bits(
         "prioritized": [*RLPD_RUN, data, "replay.prioritized=0.6"],
         "offline": [*SAC_RUN, data, "replay.offline_updates=8", "replay.prioritized=0.6"],
     }[kind]
-    settings = [*settings, "budget.updates=8", "checkpoint_every=3", f"out={tmp_path}", "replay.capacity=300"]
+    assert_interruption_changes_nothing(settings, tmp_path, monkeypatch)
+
+
+def assert_interruption_changes_nothing(settings: list[str], out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight updates, whole and interrupted at the fifth, end with the same bits."""
+    settings = [*settings, "budget.updates=8", "checkpoint_every=3", f"out={out}", "replay.capacity=300"]
     assert main(["train", *settings, "name=whole"]) == 0
     log = JsonlLogger.log
 
@@ -200,8 +205,8 @@ def test_an_interrupted_run_ends_with_the_same_bits(
         patch.setattr(JsonlLogger, "log", interrupt)
         assert main(["train", *settings, "name=stopped"]) == 130
     torch.manual_seed(123)  # a new process starts anywhere
-    assert main(["train", "--resume", str(tmp_path / "stopped")]) == 0
-    assert_identical(tmp_path / "whole", tmp_path / "stopped")
+    assert main(["train", "--resume", str(out / "stopped")]) == 0
+    assert_identical(out / "whole", out / "stopped")
 
 
 @pytest.mark.slow

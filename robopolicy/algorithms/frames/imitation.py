@@ -7,19 +7,25 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Policy
+from robopolicy.policies.wrappers.selected import SelectedPolicy
 
 
-def require_imitation(policy: Policy, algorithm: str) -> None:
-    """Refuse a policy that cannot be trained by imitation.
+def require_imitation(policy: Policy, algorithm: str) -> Policy:
+    """The policy to train by imitation: the one inside, where `policy` plays the best of another one's samples.
+
+    A run that begins with what such a run has saved would otherwise choose among samples of an old choice.
 
     Raises:
         UserError: It has no `imitation_loss`.
     """
+    while isinstance(policy, SelectedPolicy):
+        policy = policy.base
     if type(policy).imitation_loss is Policy.imitation_loss:
         raise UserError(
             f"Algorithm '{algorithm}' trains by imitation_loss, which policy '{policy.name}' lacks; use a flow, "
             "diffusion, autoregressive or Gaussian policy."
         )
+    return policy
 
 
 def imitation_loss(

@@ -147,7 +147,7 @@ class Imitating(OffPolicy):
 
     def __init__(self, config: OfflineCriticConfig, policy: Policy, *, total_updates: int) -> None:
         """Build the critic around `policy`, which is trained in place."""
-        require_imitation(policy, self.name)
+        policy = require_imitation(policy, self.name)
         super().__init__(config, policy.eval(), total_updates=total_updates)
         self.config: OfflineCriticConfig = config
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
@@ -179,7 +179,7 @@ class OfflineCritic(Imitating):
         """Build everything but the rule around `policy`, which is trained in place."""
         super().__init__(config, policy, total_updates=total_updates)
         self.critic.eval()  # dropout is for its own loss: it may also choose what is played
-        self.player = policy
+        self.player = self.policy
         self.rule = self.make_rule()
         learned = list(self.rule.parameters())
         if learned:

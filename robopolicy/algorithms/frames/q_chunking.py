@@ -43,7 +43,7 @@ class QChunking(OffPolicy):
 
     def __init__(self, config: QChunkingConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to clone `policy`, which is trained in place."""
-        require_imitation(policy, self.name)
+        policy = require_imitation(policy, self.name)
         super().__init__(config, policy.eval(), total_updates=total_updates)
         self.critic.eval()  # dropout is for its own loss: it also chooses what is played
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
