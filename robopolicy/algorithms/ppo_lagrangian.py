@@ -131,7 +131,7 @@ class PPOLagrangian(TermCritic, PPO):
         Raises:
             UserError: A cost is not a part of the reward, or rewards instead of punishing.
         """
-        costs = -self.rewards(batch)[..., :-1]  # (T, N, C)
+        costs = self.costs(batch)
         if bool((costs < 0).any()):
             worst = self.config.costs[int(costs.flatten(0, 1).min(0).values.argmin())]
             raise UserError(f"A cost must be a part of the reward that never exceeds 0, but '{worst}' does; drop it.")
@@ -143,6 +143,15 @@ class PPOLagrangian(TermCritic, PPO):
                 metrics[f"cost/{name}"] = float(mean[number])
             metrics[f"multiplier/{name}"] = dual.value
         return metrics | super().update(batch)
+
+    def costs(self, batch: Rollout) -> Tensor:
+        """What the decisions cost `(T, N, C)`, without discount within a chunk either."""
+        self.rewards(batch)  # refuses costs that are not there
+        earned = batch.terms | batch.earned  # the same where a chunk is one action
+        none = batch.reward.new_zeros(*batch.shape, 0)
+        return torch.cat(
+            [none, *(-earned[name].nan_to_num(0.0, 0.0, 0.0)[..., None] for name in self.config.costs)], -1
+        )
 
     def parts(self) -> Mapping[str, Stateful]:
         """PPO's parts, the multipliers and what the running episodes have cost."""

@@ -26,6 +26,7 @@ class Rollout:
     ]  # (M, To, ...) last observations of the M entries that bootstrap: truncated, not terminated; row-major
     last_obs: dict[str, Tensor]  # (N, To, ...) observation after the last decision
     terms: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # (T, N) parts of the reward, where known
+    earned: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # (T, N) the same without discount in a chunk
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from robopolicy.data.rollout import Rollout
 from robopolicy.policies.base import Observation, Sample
 from robopolicy.samplers.tally import EpisodeTally
 from robopolicy.sim.chunk import ChunkedSim, ChunkStep
-from robopolicy.sim.contract import TERM_PREFIX
+from robopolicy.sim.contract import EARNED_PREFIX, TERM_PREFIX
 from robopolicy.spec import MEMORY
 
 Act = Callable[..., Sample]
@@ -42,7 +42,7 @@ class RolloutSampler:
     def collect(self, act: Act) -> Rollout:
         """Play `decisions` chunks per environment; `act(obs, generator=...)` returns a `Sample`."""
         rows: dict[str, list[Any]] = {
-            key: [] for key in ("obs", "record", "logp", "reward", "steps", "term", "trunc", "parts")
+            key: [] for key in ("obs", "record", "logp", "reward", "steps", "term", "trunc", "parts", "earned")
         }
         final: list[Observation] = []
         for _ in range(self.decisions):
@@ -56,7 +56,8 @@ class RolloutSampler:
             rows["steps"].append(step.steps)
             rows["term"].append(step.terminated)
             rows["trunc"].append(step.truncated)
-            rows["parts"].append(reward_terms(step.info))
+            rows["parts"].append(reward_terms(step.info, TERM_PREFIX))
+            rows["earned"].append(reward_terms(step.info, EARNED_PREFIX))
             if self._tally.observe(step):
                 bootstrap = step.truncated & ~step.terminated
                 final.append({key: value[bootstrap] for key, value in step.final_obs.items()})
@@ -74,6 +75,7 @@ class RolloutSampler:
             final_obs=concatenated(final, self._obs),
             last_obs=dict(self._obs),
             terms=stacked(rows["parts"]),
+            earned=stacked(rows["earned"]),
         )
 
     def observations(self) -> Observation:
@@ -117,9 +119,9 @@ class RolloutSampler:
         self.env_steps = int(state["env_steps"])
 
 
-def reward_terms(info: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Parts `(N,)` of the reward by name."""
-    return {key.removeprefix(TERM_PREFIX): value for key, value in info.items() if key.startswith(TERM_PREFIX)}
+def reward_terms(info: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Parts `(N,)` of the reward by name, summed over a chunk as `prefix` says."""
+    return {key.removeprefix(prefix): value for key, value in info.items() if key.startswith(prefix)}
 
 
 def stacked(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.sim.contract import TERM_PREFIX, Observation, Step, VectorSim
+from robopolicy.sim.contract import EARNED_PREFIX, TERM_PREFIX, Observation, Step, VectorSim
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ChunkStep:
     final_obs: Observation  # (N, To, ...) true successor history; equals `obs` where the episode goes on
     info: dict[str, Tensor] = field(
         default_factory=dict[str, Tensor]
-    )  # (N, ...) values of each row's last executed step; parts of the reward are sums as the reward is
+    )  # (N, ...) values of each row's last executed step; parts of the reward are sums as `reward` and `earned` are
 
     @property
     def done(self) -> Tensor:
@@ -106,8 +106,9 @@ class ChunkedSim:
             before = info
             info = before | {key: _select(active, value, info.get(key, value)) for key, value in step.info.items()}
             for key in (key for key in step.info if key.startswith(TERM_PREFIX)):
-                part = torch.where(active, self.gamma**j * step.info[key], 0.0)
-                info[key] = before.get(key, torch.zeros_like(part)) + part
+                part = torch.where(active, step.info[key], 0.0)
+                for name, share in ((key, self.gamma**j * part), (_earned(key), part)):
+                    info[name] = before.get(name, torch.zeros_like(part)) + share
         return ChunkStep(dict(self._history), reward, earned, steps, terminated, truncated, final, info)
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,7 +129,8 @@ class ChunkedSim:
             self._history = where_rows(step.done, self._repeat(step.obs), final)
         ones = torch.ones(self.sim.num_envs, dtype=torch.int64, device=self.sim.device)
         ends = step.terminated, step.truncated
-        return ChunkStep(dict(self._history), step.reward, step.reward, ones, *ends, final, step.info)
+        earned = {_earned(key): value for key, value in step.info.items() if key.startswith(TERM_PREFIX)}
+        return ChunkStep(dict(self._history), step.reward, step.reward, ones, *ends, final, step.info | earned)
 
     def _repeat(self, obs: Observation) -> Observation:
         return {key: value.unsqueeze(1).repeat_interleave(self.obs_horizon, 1) for key, value in obs.items()}
@@ -137,6 +139,10 @@ class ChunkedSim:
         if self.obs_horizon == 1:
             return {key: value.unsqueeze(1) for key, value in obs.items()}
         return {key: torch.cat([self._history[key][:, 1:], value.unsqueeze(1)], 1) for key, value in obs.items()}
+
+
+def _earned(key: str) -> str:
+    return EARNED_PREFIX + key.removeprefix(TERM_PREFIX)
 
 
 def _select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:

@@ -35,6 +35,9 @@ LOG_PREFIX = "log."
 TERM_PREFIX = "reward."
 """Start of the keys of `Step.info` with parts `(N,)` of the reward, whatever they leave of it being one more part."""
 
+EARNED_PREFIX = "earned."
+"""In `ChunkStep.info`, the same parts summed over a chunk without discount."""
+
 Observation = dict[str, Tensor]
 """Flat mapping from a key to a tensor with leading dimension `num_envs`.
 

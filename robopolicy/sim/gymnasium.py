@@ -7,6 +7,7 @@ every episode under our control.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from numbers import Real
@@ -91,20 +92,24 @@ class GymnasiumSim(HostSim):
         terminated = np.zeros(self.num_envs, bool)
         truncated = np.zeros(self.num_envs, bool)
         success = np.zeros(self.num_envs, bool)
+        teleported = np.zeros(self.num_envs, bool)
         judged, parts = False, {name: np.zeros(self.num_envs, np.float32) for name in self._parts}
         for row in np.flatnonzero(moving).tolist():
-            command = played[row].reshape(self._shape).astype(self._dtype)
+            command = self._command(played[row])
             with self._named(row, f"in step {self._steps[row] + 1}"):
+                starts = _fresh_starts(self._envs[row])
                 observation, earned, terminated[row], truncated[row], info = self._envs[row].step(command)
-                reward[row] = float(earned)
+                teleported[row] = _fresh_starts(self._envs[row]) > starts
+                reward[row] = _number(earned, "reward")
                 fill(final, row, self._map.single(observation))
                 verdict = info.get("success", info.get("is_success"))
+                if verdict is not None:
+                    judged, success[row] = True, bool(_number(verdict, "success"))
                 for name, value in _parts(info):
                     parts.setdefault(name, np.zeros(self.num_envs, np.float32))[row] = value
-            if verdict is not None:
-                judged, success[row] = True, bool(verdict)
         self._steps += moving
         self._parts = tuple(parts)
+        reward[teleported] = np.nan  # MuJoCo has lost its state and begun anew: such a step is no experience
         diverged = self._end_diverged(moving, final, reward, terminated, success)
         truncated |= moving & (self._steps >= self.spec.max_episode_steps)
         ended = np.flatnonzero(terminated | truncated)
@@ -118,6 +123,11 @@ class GymnasiumSim(HostSim):
             final_obs=tensors(final),
             info=tensors(parts | {"diverged": diverged} | ({"success": success} if judged else {})),
         )
+
+    def _command(self, action: NDArray[np.float64]) -> NDArray[Any]:
+        """An action in the shape and type of the space; the nearest of its numbers where these are whole."""
+        whole = np.issubdtype(self._dtype, np.integer)
+        return (np.rint(action) if whole else action).reshape(self._shape).astype(self._dtype)
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
         """Return frames `(envs, 3, height, width)` uint8, scaled from the environments' own size."""
@@ -177,6 +187,26 @@ def _parts(info: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield TERM_PREFIX + key.removeprefix(_PART), float(value)
 
 
+def _number(value: Any, name: str) -> float:
+    """A scalar, or an array of one."""
+    if np.size(value) != 1:
+        raise ValueError(f"{name} must be a single number, got shape {np.shape(value)}")
+    return float(np.asarray(value).item())
+
+
+def _fresh_starts(env: gymnasium.Env[Any, Any]) -> int:
+    """How often the MuJoCo simulation inside has found its state lost since the episode began; 0 where there is none.
+
+    It then starts over by itself, and what it shows afterwards is finite.
+    """
+    data: Any = getattr(env.unwrapped, "data", None)
+    mujoco: Any = sys.modules.get("mujoco")
+    if mujoco is None or not isinstance(data, mujoco.MjData):
+        return 0
+    lost = mujoco.mjtWarning
+    return sum(data.warning[kind].number for kind in (lost.mjWARN_BADQPOS, lost.mjWARN_BADQVEL, lost.mjWARN_BADQACC))
+
+
 def _maker(name: str) -> Callable[[], gymnasium.Env[Any, Any]]:
     """Function that makes `name`, with image rendering where the environment has it."""
     try:
@@ -188,8 +218,14 @@ def _maker(name: str) -> Callable[[], gymnasium.Env[Any, Any]]:
         raise SimulatorFailed.because(f"gymnasium/{name}", "at its start", error) from error
     with suppress(Exception):  # as `close` of those that play
         probe.close()
-    options: dict[str, Any] = {"render_mode": "rgb_array"} if drawn else {}  # not every environment takes the argument
-    return lambda: _without_shadows(gymnasium.make(name, **options))
+
+    def make() -> gymnasium.Env[Any, Any]:
+        if drawn:
+            with suppress(TypeError):  # not every environment that draws takes the argument
+                return _without_shadows(gymnasium.make(name, render_mode="rgb_array"))
+        return _without_shadows(gymnasium.make(name))
+
+    return make
 
 
 def _mujoco_model(env: gymnasium.Env[Any, Any]) -> Any:
@@ -210,7 +246,7 @@ def _without_shadows(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
 
 def _control_dt(env: gymnasium.Env[Any, Any]) -> float:
     """Seconds between two actions as the environment declares them; what is no positive number declares nothing."""
-    for dt in (getattr(env, "control_dt", None), getattr(env.unwrapped, "dt", None)):
+    for dt in (getattr(env, "control_dt", None), *(getattr(env.unwrapped, key, None) for key in ("control_dt", "dt"))):
         if isinstance(dt, Real) and 0 < float(dt) < math.inf:
             return float(dt)
     rate = env.metadata.get("render_fps")

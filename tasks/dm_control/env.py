@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from dm_control import suite
+from dm_control.rl.control import PhysicsError
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
@@ -42,8 +43,14 @@ class ControlSuiteEnv(gymnasium.Env[Any, Any]):
         return _vector(self._env.reset().observation), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Play one action; an episode that ends with discount 0 has failed, any other was cut by its time."""
-        step = self._env.step(action)
+        """Play one action; an episode that ends with discount 0 has failed, any other was cut by its time.
+
+        Where the physics diverges nothing is seen that would be a number, as our simulators expect.
+        """
+        try:
+            step = self._env.step(action)
+        except PhysicsError:
+            return np.full(self.observation_space.shape or (), np.nan), 0.0, True, False, {}
         failed = step.last() and step.discount == 0
         return _vector(step.observation), float(step.reward), failed, step.last() and not failed, {}
 

@@ -18,6 +18,9 @@ from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.registry import SimOptions, make_sim
 
 SETTINGS: dict[str, Any] = {"decisions": 45, "epochs": 2, "batch_size": 64, "critic": ValueConfig(hidden=(16,))}
 
@@ -103,6 +106,18 @@ def test_the_multiplier_grows_with_the_costs_and_falls_to_zero_without() -> None
         assert metrics["cost/energy"] == pytest.approx(cost, rel=1e-5)
         found.append(metrics["multiplier/energy"])
     assert found[2] < found[0] < found[1]
+
+
+def test_costs_are_added_up_without_discount_within_chunks() -> None:
+    sim = ChunkedSim(make_sim("half_cheetah", SimOptions(num_envs=2)), execute=5, gamma=0.5)
+    spec = PolicySpec({"state": sim.sim.spec.observation["state"].shape}, sim.sim.spec.action_dim, horizon=5, execute=5)
+    policy = GaussianPolicy(GaussianConfig(hidden=(8,), normalization="identity"), spec)
+    algorithm = PPOLagrangian(PPOLagrangianConfig(costs=("ctrl",), limits=(1.0,)), policy, total_updates=1)
+    batch = RolloutSampler(sim, decisions=3, seed=0).collect(algorithm.act)
+    played = batch.record["raw"].clamp(-1, 1)  # (T, N, H, A)
+    expected = 0.1 * played.square().sum((2, 3))
+    torch.testing.assert_close(algorithm.costs(batch)[..., 0], expected, rtol=1e-4, atol=1e-6)
+    assert bool((-batch.terms["ctrl"] < 0.5 * expected).all())  # discounted, as the reward is
 
 
 def test_without_costs_rows_are_those_of_ppo() -> None:

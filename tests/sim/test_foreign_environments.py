@@ -181,6 +181,7 @@ def test_an_environment_that_cannot_be_closed_costs_nothing(registered: Any) -> 
     ("attributes", "seconds"),
     [
         ({"dt": 1}, 1.0),
+        ({"dt": 0.01, "control_dt": 0.1}, 0.1),
         ({"dt": np.float32(0.5)}, 0.5),
         ({"dt": 0.0, "metadata": {"render_fps": 4}}, 0.25),
         ({"dt": -1.0}, 0.05),
@@ -248,6 +249,44 @@ def test_pictures_lose_their_alpha_channel() -> None:
     sim = GymnasiumSim(foreign(render=lambda self: np.full((8, 8, 4), 7, np.uint8)), 2)
     sim.reset(0)
     assert torch.equal(sim.render(width=4, height=6, envs=2), torch.full((2, 3, 6, 4), 7, dtype=torch.uint8))
+
+
+def test_an_environment_that_draws_without_being_told_so_is_played(registered: Any) -> None:
+    def __init__(self: Foreign) -> None:
+        self.count = 0
+
+    name = registered(__init__=__init__, metadata={"render_modes": ["rgb_array"]})
+    assert bool((make_sim(name).reset(0)["state"] == 0).all())
+
+
+@pytest.mark.parametrize("key", ["success", "is_success"])
+def test_verdicts_and_rewards_of_one_number_are_taken_and_others_are_told(key: str) -> None:
+    def step(verdict: Any, reward: Any) -> Any:
+        return lambda self, action: (self.shown, reward, False, False, {key: verdict})
+
+    sim = GymnasiumSim(foreign(step=step(np.array([True]), np.array([2.5]))), 1)
+    sim.reset(0)
+    found = sim.step(torch.zeros(1, 1))
+    assert bool(found.info["success"]) and float(found.reward) == 2.5
+    for verdict, reward, lesson in ((np.ones(2), 1.0, "success must be"), (True, np.ones(3), "reward must be")):
+        sim = GymnasiumSim(foreign(step=step(verdict, reward)), 1)
+        sim.reset(0)
+        with pytest.raises(SimulatorFailed, match=f"{lesson} a single number, got shape"):
+            sim.step(torch.zeros(1, 1))
+
+
+def test_of_whole_actions_the_nearest_is_played() -> None:
+    played: list[int] = []
+
+    def step(self: Foreign, action: Any) -> Any:
+        played.append(int(action[0]))
+        return self.shown, 0.0, False, False, {}
+
+    sim = GymnasiumSim(foreign(step=step, action_space=spaces.Box(-2, 2, (1,), np.int64)), 1)
+    sim.reset(0)
+    for asked in (1.999, 0.9, -0.9, -1.6, 2.0, 0.2):
+        sim.step(torch.tensor([[asked]]))
+    assert played == [2, 1, -1, -2, 2, 0]
 
 
 def test_parts_of_the_reward_that_an_environment_reports_now_and_then_are_0_otherwise() -> None:

@@ -1,6 +1,7 @@
 """What is not a number ends the episode of its environment alone, or is refused before it is played."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from slider import Slider
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import SimSpec, TensorSpec, VectorSim
 from robopolicy.sim.dynamics import Dynamics, DynamicsSim, Outcome
+from robopolicy.sim.gymnasium import GymnasiumSim
 from robopolicy.sim.mujoco.arrays import namespace
 from robopolicy.sim.mujoco.backend import MujocoSim
 from robopolicy.sim.mujoco.task import Array, BatchState
@@ -82,6 +84,23 @@ class Doubling(Dynamics):
 
     def observe(self, state: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"state": state}
+
+
+@pytest.mark.parametrize("task", ["gymnasium/HalfCheetah-v5", "dm_control/cheetah-run"])
+def test_a_simulation_that_lost_its_state_and_began_anew_is_no_experience(task: str) -> None:
+    if task.startswith("dm_control"):
+        pytest.importorskip("dm_control")
+    sim = make_sim(task, SimOptions(num_envs=2))
+    assert isinstance(sim, GymnasiumSim)
+    sim.reset(0)
+    before = sim.step(torch.zeros(2, 6))
+    inside: Any = sim.envs[0].unwrapped
+    data = inside._env.physics.data if task.startswith("dm_control") else inside.data
+    data.qpos[3] = np.nan  # MuJoCo resets such a state by itself, and shows finite numbers again
+    step = sim.step(torch.zeros(2, 6))
+    assert step.info["diverged"].tolist() == step.terminated.tolist() == [True, False]
+    assert float(step.reward[0]) == 0 and torch.equal(step.final_obs["state"][0], before.obs["state"][0])
+    assert sim.episode_step.tolist() == [0, 2]
 
 
 def test_known_dynamics_that_overflow_end_their_episode_alone() -> None:
