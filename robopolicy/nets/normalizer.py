@@ -40,13 +40,18 @@ class Normalizer(nn.Module):
         self.register_buffer("fitted", torch.tensor(mode == "identity"))
 
     def fit(self, statistics: Mapping[str, Any]) -> None:
-        """Set offset and scale from `{"min", "max"}` or `{"mean", "std"}` arrays `(D,)`, whichever the mode needs."""
+        """Set offset and scale from `{"min", "max"}` or `{"mean", "std"}` arrays `(D,)`, whichever the mode needs.
+
+        Data that hardly vary count as constant and keep their unit, unless `statistics` say that they are `declared`
+        bounds and no measurements.
+        """
+        least = 0.0 if statistics.get("declared") else MIN_RANGE
         if self.mode == "minmax":
             low, high = self._read(statistics, "min"), self._read(statistics, "max")
-            offset, scale, constant = (high + low) / 2, (high - low) / 2, high - low < MIN_RANGE
+            offset, scale, constant = (high + low) / 2, (high - low) / 2, high - low <= least
         elif self.mode == "meanstd":
             offset, scale = self._read(statistics, "mean"), self._read(statistics, "std")
-            constant = scale < MIN_RANGE
+            constant = scale <= least
         else:
             return
         self.offset.copy_(offset)

@@ -145,4 +145,5 @@ def _check_verb(policy: Policy, algorithm: str, experience: str) -> None:
 def _bounds(sim: SimSpec) -> Mapping[str, Mapping[str, Any]]:
     """Action statistics when there is no data: the bounds, and the uniform distribution between them."""
     low, high = sim.action_low.cpu().numpy(), sim.action_high.cpu().numpy()
-    return {"action": {"min": low, "max": high, "mean": (low + high) / 2, "std": (high - low) / math.sqrt(12)}}
+    spread = {"mean": (low + high) / 2, "std": (high - low) / math.sqrt(12)}
+    return {"action": {"min": low, "max": high, **spread, "declared": True}}

@@ -27,6 +27,17 @@ def test_round_trip_is_exact_and_constant_dimensions_are_finite(mode: str) -> No
     torch.testing.assert_close(normalizer.denormalize(y), x, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["minmax", "meanstd"])
+def test_narrow_bounds_are_bounds_where_they_are_declared(mode: str) -> None:
+    narrow = {"min": [-2e-5, 1.0], "max": [2e-5, 1.0], "mean": [0.0, 1.0], "std": [1e-5, 0.0]}
+    measured, declared = Normalizer(2, mode), Normalizer(2, mode)
+    measured.fit(narrow)
+    declared.fit({**narrow, "declared": True})
+    assert measured.scale.tolist() == [1.0, 1.0]
+    assert declared.scale.tolist() == pytest.approx([2e-5 if mode == "minmax" else 1e-5, 1.0])
+    assert float(declared.denormalize(torch.ones(2))[0]) <= 2.1e-5
+
+
 def test_minmax_maps_the_range_to_one_and_constants_to_their_middle() -> None:
     normalizer = Normalizer(3, "minmax")
     normalizer.fit(STATISTICS)
