@@ -96,8 +96,8 @@ class Trained:
         return self.wall - self.simulating
 
 
-def train_ours(contest: Contest, seed: int, num_envs: int, device: str) -> Trained:
-    """Our PPO with mjlab's settings for the task."""
+def train_ours(contest: Contest, seed: int, num_envs: int, device: str, updating: Stopwatch | None = None) -> Trained:
+    """Our PPO with mjlab's settings for the task; `updating` watches its updates."""
     torch.manual_seed(seed)
     settings = _settings(contest.env_id)
     theirs, actor, critic = settings["algorithm"], settings["actor"], settings["critic"]
@@ -140,7 +140,7 @@ def train_ours(contest: Contest, seed: int, num_envs: int, device: str) -> Train
     )
     algorithm = PPO(config, policy, total_updates=contest.iterations)
     sampler = RolloutSampler(ChunkedSim(sim, gamma=algorithm.step_discount), decisions=config.decisions, seed=seed)
-    simulating, updating = Stopwatch(), Stopwatch()
+    simulating, updating = Stopwatch(), updating or Stopwatch()
     simulating.around(sim.env, "step", "reset")
     updating.around(algorithm, "update")
     start = _now()
@@ -155,8 +155,8 @@ def train_ours(contest: Contest, seed: int, num_envs: int, device: str) -> Train
     return _per_iteration(contest, act, simulating, updating, wall)
 
 
-def train_theirs(contest: Contest, seed: int, num_envs: int, device: str) -> Trained:
-    """rsl_rl's runner with mjlab's settings for the task."""
+def train_theirs(contest: Contest, seed: int, num_envs: int, device: str, updating: Stopwatch | None = None) -> Trained:
+    """rsl_rl's runner with mjlab's settings for the task; `updating` watches its updates."""
     from mjlab.envs import ManagerBasedRlEnv
     from mjlab.rl import MjlabOnPolicyRunner, RslRlVecEnvWrapper
     from tensordict import TensorDict
@@ -168,7 +168,7 @@ def train_theirs(contest: Contest, seed: int, num_envs: int, device: str) -> Tra
     with contextlib.redirect_stdout(io.StringIO()):
         env = ManagerBasedRlEnv(config, device=device)
         runner = MjlabOnPolicyRunner(RslRlVecEnvWrapper(env), _settings(contest.env_id), None, device)
-        simulating, updating = Stopwatch(), Stopwatch()
+        simulating, updating = Stopwatch(), updating or Stopwatch()
         simulating.around(env, "step", "reset")
         updating.around(runner.alg, "compute_returns", "update")
         start = _now()
@@ -198,11 +198,13 @@ def judge(act: Act, env_id: str, device: str, episodes: int = 32) -> float:
     return float(total.mean())
 
 
-def train_theirs_on_all_cores(contest: Contest, seed: int, num_envs: int, device: str) -> Trained:
+def train_theirs_on_all_cores(
+    contest: Contest, seed: int, num_envs: int, device: str, updating: Stopwatch | None = None
+) -> Trained:
     """rsl_rl's runner with one thread of torch per core."""
     torch.set_num_threads(core_count())
     try:
-        return train_theirs(contest, seed, num_envs, device)
+        return train_theirs(contest, seed, num_envs, device, updating)
     finally:
         torch.set_num_threads(1)
 

@@ -56,7 +56,7 @@ class RolloutSampler:
             rows["steps"].append(step.steps)
             rows["term"].append(step.terminated)
             rows["trunc"].append(step.truncated)
-            rows["parts"].append(reward_terms(step.info, TERM_PREFIX))
+            rows["parts"].append(reward_terms(step.info))
             rows["earned"].append(reward_terms(step.info, EARNED_PREFIX))
             if self._tally.observe(step):
                 bootstrap = step.truncated & ~step.terminated
@@ -119,7 +119,7 @@ class RolloutSampler:
         self.env_steps = int(state["env_steps"])
 
 
-def reward_terms(info: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def reward_terms(info: Mapping[str, Tensor], prefix: str = TERM_PREFIX) -> dict[str, Tensor]:
     """Parts `(N,)` of the reward by name, summed over a chunk as `prefix` says."""
     return {key.removeprefix(prefix): value for key, value in info.items() if key.startswith(prefix)}
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from value_learners import cal_ql, expo, idql, iql, pa_rl, peak
 
 from robopolicy.algorithms.dqc import quantile_loss
-from robopolicy.algorithms.fql import actor_loss
+from robopolicy.algorithms.fql import actor_loss, one_step_copy
 from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.algorithms.pa_rl import imitation_target
 from robopolicy.data.transitions import Transitions
@@ -62,8 +62,8 @@ def test_fql_bootstraps_from_the_mean_value_of_its_one_step_policy() -> None:
 
 
 def test_a_one_step_policy_that_maps_every_noise_as_the_flow_does_is_at_no_distance() -> None:
-    algorithm, seen = fql(flow(steps=1, action_clip=0.0)), data()
-    teacher, student = algorithm.policy, algorithm.student
+    algorithm, seen = fql(flow(action_clip=0.0)), data()
+    teacher, student = one_step_copy(algorithm.policy), algorithm.student
     _, info = actor_loss(student, teacher, algorithm.critic, seen.obs, algorithm.config)
     assert float(info["distance"].detach()) < 1e-10
     with torch.no_grad():

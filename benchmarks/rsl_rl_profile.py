@@ -1,0 +1,88 @@
+"""Where the time of an update goes, in our PPO and in rsl_rl's, on the environments of `benchmarks.rsl_rl`.
+
+    python -m benchmarks.rsl_rl_profile --quick      # the cart-pole alone, nothing written
+    python -m benchmarks.rsl_rl_profile              # 5 minutes
+
+Both learners play a few iterations with mjlab's settings, and torch's profiler looks at the later updates. Milliseconds
+of a kind of operation are those of all threads together, so that they may add up to more than the time that passes.
+What is left of it where they add up to less is Python and torch's dispatch. The profiler itself makes small operations
+look dearer than they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.common import print_result, write_result
+from benchmarks.rsl_rl import CONTESTS, LEARNERS, Contest, Stopwatch
+
+ENVS, WARM, WATCHED = 64, 2, 4  # environments; updates before the profiler looks, and those that it looks at
+KINDS = {  # by what the name of an operation contains; the first that fits
+    "optimiser": ("adam", "optimizer"),
+    "matrix products": ("mm", "addmv", "linear"),
+    "activations": ("elu", "tanh", "sigmoid", "silu"),
+    "copies and gathers": ("copy", "index", "cat", "gather", "select", "fill", "zero"),
+}
+OTHER = "other small operations"
+
+
+class ProfiledUpdates(Stopwatch):
+    """Profiles the calls of `update` after the first ones; advantages, which rsl_rl computes apart, are not in them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.milliseconds = dict.fromkeys((*KINDS, OTHER), 0.0)  # per update
+
+    def around(self, owner: Any, *names: str) -> None:
+        """Profile `owner.update`."""
+        update: Callable[..., Any] = owner.update
+
+        def profiled(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            if self.calls <= WARM:
+                return update(*args, **kwargs)
+            timed = self._timed(update)
+            with profile(activities=[ProfilerActivity.CPU]) as found:
+                result = timed(*args, **kwargs)
+            for event in found.key_averages():
+                self.milliseconds[kind_of(event.key)] += event.self_cpu_time_total / 1e3 / WATCHED
+            return result
+
+        owner.update = profiled
+
+
+def kind_of(operation: str) -> str:
+    """Which of `KINDS` an operation is."""
+    name = operation.lower()
+    return next((kind for kind, parts in KINDS.items() if any(part in name for part in parts)), OTHER)
+
+
+def main() -> None:
+    """Profile every learner on every environment, then print and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the cart-pole alone, nothing written")
+    quick = parser.parse_args().quick
+    torch.set_num_threads(1)
+    rows: list[dict[str, object]] = []
+    figures: dict[str, Any] = {}
+    for contest in CONTESTS[: 1 if quick else None]:
+        for learner, train in LEARNERS.items():
+            watch = ProfiledUpdates()
+            train(Contest(contest.env_id, WARM + WATCHED, 1), 0, ENVS, "cpu", watch)
+            found = {"passing": 1e3 * watch.seconds / WATCHED, **watch.milliseconds}
+            rounded = {f"{kind} [ms]": round(value, 1) for kind, value in found.items()}
+            rows.append({"environment": contest.env_id, "learner": learner, **rounded})
+            figures.setdefault(contest.env_id, {})[learner] = found
+    print_result("rsl_rl_profile", rows, figures)
+    if not quick:
+        write_result("rsl_rl_profile", rows, figures, command="python -m benchmarks.rsl_rl_profile")
+
+
+if __name__ == "__main__":
+    main()
