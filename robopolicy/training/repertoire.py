@@ -43,13 +43,15 @@ def nearest(run: Path, learner: DCGMAPElites | STAX, descriptor: list[float]) ->
     """The elite whose descriptor is nearest to `descriptor`.
 
     Raises:
-        UserError: The behaviours of this run have no names, or are another number.
+        UserError: The behaviours of this run have no names, are another number, or lie outside [0, 1].
     """
     if isinstance(learner, STAX):
         raise UserError(f"Run {run} learned its behaviours itself, so nobody can name one; pass --rank.")
     size = learner.population.descriptor_dim
     if len(descriptor) != size:
         raise UserError(f"The archive of {run} has descriptors of {size} numbers, got {len(descriptor)}.")
+    if not all(0 <= number <= 1 for number in descriptor):
+        raise UserError(f"Behaviours lie between 0 and 1 in every number, got {', '.join(map(str, descriptor))}.")
     return learner.archive.nearest(torch.tensor(descriptor))
 
 
