@@ -40,13 +40,11 @@ class GroupRollout(Rollout):
 
     group: Tensor  # (N,) int64, equal for episodes from one start
     played: Tensor  # (T, N) bool, False after the episode has ended; the rest of such entries means nothing
-    plain_reward: Tensor | None = None  # (T, N) `reward` without discount within a chunk; None where that is the same
 
     @property
     def returns(self) -> Tensor:
-        """Sum of the rewards of each episode `(N,)`, without any discount."""
-        reward = self.reward if self.plain_reward is None else self.plain_reward
-        return torch.where(self.played, reward, 0.0).sum(0)
+        """Sum of the rewards of each episode `(N,)`."""
+        return torch.where(self.played, self.reward, 0.0).sum(0)
 
 
 @dataclass(frozen=True, kw_only=True)

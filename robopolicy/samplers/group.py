@@ -132,7 +132,6 @@ def play_out(
         record=stacked(rows["record"]),
         logp=torch.stack(rows["logp"]),
         reward=torch.stack([step.reward for step in rows["step"]]),
-        plain_reward=torch.stack([step.earned for step in rows["step"]]),
         steps=torch.stack([step.steps for step in rows["step"]]),
         terminated=torch.stack([step.terminated for step in rows["step"]]),
         truncated=torch.stack([step.truncated for step in rows["step"]]),

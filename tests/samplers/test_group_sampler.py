@@ -18,11 +18,9 @@ from robopolicy.sim.contract import SimSpec
 from robopolicy.sim.registry import SimOptions, make_sim
 
 
-def group_sampler(
-    num_envs: int = 12, group_size: int = 4, execute: int = 3, seed: int = 100, gamma: float = 1.0
-) -> GroupSampler:
+def group_sampler(num_envs: int = 12, group_size: int = 4, execute: int = 3, seed: int = 100) -> GroupSampler:
     sim = make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward="shaped"))
-    return GroupSampler(ChunkedSim(sim, execute=execute, obs_horizon=2, gamma=gamma), group_size=group_size, seed=seed)
+    return GroupSampler(ChunkedSim(sim, execute=execute, obs_horizon=2), group_size=group_size, seed=seed)
 
 
 def towards_goal(obs: dict[str, torch.Tensor], *, generator: Any = None) -> Sample:
@@ -51,12 +49,6 @@ def test_members_of_a_group_start_alike_and_groups_do_not() -> None:
     assert len(set(starts)) == 6
     seed = make_sim("toy/point_mass", SimOptions(num_envs=1)).reset(101)["state"][0].tolist()
     assert starts[1] == pytest.approx(seed)  # group i plays episode seed + i
-
-
-def test_returns_of_chunks_know_no_discount() -> None:
-    plain, discounted = (group_sampler(gamma=gamma).collect(towards_goal) for gamma in (1.0, 0.5))
-    assert bool((discounted.reward.sum(0) > plain.reward.sum(0)).any())  # of rewards below 0
-    torch.testing.assert_close(discounted.returns, plain.returns)
 
 
 def test_every_episode_is_recorded_once_and_whole() -> None:
