@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from threading import Timer
 from types import FrameType
 
 from robopolicy.stopping import hear, stop_signals
 
+AGAIN = 0.05  # [s] after which a request that came while a module was imported is made again
+
+MOST = 600  # how often it is, before it is obeyed all the same
+
+_deferred: list[int] = []  # requests that came while a module was imported
 _requested: list[int] = []  # signals that asked this program to stop
 _bars: list[bool] = []  # not empty while progress bars are shown
 
@@ -27,11 +34,25 @@ def listen_for_stop() -> None:
             signal.signal(number, _stop)
 
 
-def _stop(number: int, _: FrameType | None) -> None:
+def _stop(number: int, frame: FrameType | None) -> None:
+    if len(_deferred) < MOST and _importing(frame):  # there an exception is lost, or leaves half a module behind
+        _deferred.append(number)
+        again = Timer(AGAIN, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
+        return
     hear(number)
     _requested.append(number)
     if not _bars or len(_requested) > 1:
         _obey()
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _obey() -> None:

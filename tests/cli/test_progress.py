@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +34,34 @@ def test_a_stop_waits_for_the_next_update(name: str, code: int, times: int, prin
     program = PROGRAM.format(name=name, times=times)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout == printed
+    assert done.returncode == code
+
+
+SLOW = """
+import os, signal, time
+os.kill(os.getpid(), signal.{name})
+try:
+    for _ in range(20):
+        time.sleep(0.01)
+except BaseException:
+    print("swallowed")
+print("imported")
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", -signal.SIGINT)])
+def test_a_stop_waits_until_modules_are_imported(name: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "slow_module.py").write_text(SLOW.format(name=name))
+    program = (
+        "import signal, time; from robopolicy.cli.progress import listen_for_stop\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "listen_for_stop(); import slow_module\n"
+        "time.sleep(30); print('not reached')"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
+    assert done.stdout == "imported\n"
     assert done.returncode == code
 
 
