@@ -7,8 +7,8 @@ steps and stochastic compositions draw on the way, or the candidates to choose f
 Graphs hold one decision of one robot, with fixed shapes: what does not depend on the observation is then computed once,
 at export. Continuing given actions (`rtc`) adds the inputs `prefix` and `prefix_weight`.
 
-Refused are policies whose code is not torch, operators that ONNX lacks (`and` solves linear systems), and graphs that
-differ from torch by more than `TOLERANCE`.
+Refused are policies whose code is not torch, operators that ONNX lacks, and graphs that differ from torch by more than
+`TOLERANCE`.
 """
 
 from __future__ import annotations

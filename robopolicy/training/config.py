@@ -144,6 +144,16 @@ def section(kind: str, values: dict[str, Any]) -> tuple[str, Any]:
         raise UserError(f"{kind}: {error}") from error
 
 
+def check_run_name(name: str) -> None:
+    """Refuse names of runs that would lie elsewhere.
+
+    Raises:
+        UserError: It is no plain folder name, nor empty.
+    """
+    if name and (Path(name).name != name or name == ".." or "\0" in name or not name.strip()):
+        raise UserError(f"name must be a plain folder name, got '{name}'; out=FOLDER says where it lies.")
+
+
 def check_settings(config: TrainConfig) -> None:
     """Refuse settings that do not fit each other, and those of a policy or algorithm that it does not have or take.
 
@@ -156,7 +166,6 @@ def check_settings(config: TrainConfig) -> None:
         )
     if config.name == "null":
         raise UserError("name=null names no run; leave name out to have it composed.")
-    if config.name and (Path(config.name).name != config.name or config.name == ".." or "\0" in config.name):
-        raise UserError(f"name must be a plain folder name, got '{config.name}'; out=FOLDER says where it lies.")
+    check_run_name(config.name)
     section("policy", config.policy)
     section("algorithm", config.algorithm)

@@ -18,7 +18,7 @@ from robopolicy.limits import Count, InnerShare, Natural, Ranged
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.training.checkpoint import load_training_state
 from robopolicy.training.compose import config_content, config_file, config_text, leaves
-from robopolicy.training.config import GuardConfig, LoggingConfig
+from robopolicy.training.config import GuardConfig, LoggingConfig, check_run_name
 from robopolicy.training.loop import Trainer
 from robopolicy.training.manifest import Listing
 from robopolicy.training.resuming import restore
@@ -60,8 +60,9 @@ def start_model(config: Config, build: Build[Config], trainer: Callable[[Any, Pa
     """Prepare a new run in `config.out / config.name`.
 
     Raises:
-        UserError: The configuration cannot be built, or the folder is taken or cannot be written.
+        UserError: The configuration cannot be built, or the folder is taken, lies elsewhere or cannot be written.
     """
+    check_run_name(config.name)
     folder = Path(config.out) / config.name
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"Run {folder} exists; resume it with --resume {folder}, or choose another --name.")

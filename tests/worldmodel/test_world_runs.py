@@ -66,6 +66,8 @@ def test_runs_that_cannot_be_are_refused(tmp_path):
     config = small_run(tmp_path)
     with pytest.raises(UserError, match="No films are given"):
         start_world(replace(config, dataset=""))
+    with pytest.raises(UserError, match=r"plain folder name, got '\.\./elsewhere'"):
+        start_world(replace(config, name="../elsewhere"))
     with pytest.raises(UserError, match="Unknown preset 'tini'"):
         preset("tini")
     with pytest.raises(UserError, match="updates must be at least 1"):
