@@ -200,13 +200,11 @@ def judge(act: Act, env_id: str, device: str, episodes: int = 32) -> float:
     return float(total.mean())
 
 
-def train_theirs_on_all_cores(
-    contest: Contest, seed: int, num_envs: int, device: str, updating: Stopwatch | None = None
-) -> Trained:
+def train_theirs_on_all_cores(contest: Contest, seed: int, num_envs: int, device: str) -> Trained:
     """rsl_rl's runner with one thread of torch per core."""
     torch.set_num_threads(core_count())
     try:
-        return train_theirs(contest, seed, num_envs, device, updating)
+        return train_theirs(contest, seed, num_envs, device)
     finally:
         torch.set_num_threads(1)
 
