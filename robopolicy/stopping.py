@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import stat
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
@@ -26,3 +28,23 @@ def hear(number: int) -> None:
             if stat.S_ISCHR(os.fstat(stream).st_mode):
                 os.dup2(nowhere, stream)
     os.close(nowhere)
+
+
+@contextmanager
+def on_stop_signals(ask: Callable[[int], None]) -> Iterator[None]:
+    """Call `ask` with the number of each of `stop_signals`, in the main thread, which alone receives them."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        hear(number)
+        ask(number)
+
+    try:
+        previous = {number: signal.signal(number, handler) for number in stop_signals()}
+    except ValueError:  # another thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)

@@ -110,6 +110,7 @@ class PPOLagrangian(TermCritic, PPO):
         start, rate = config.multiplier_init, config.multiplier_lr
         self.multipliers = {n: Dual(start, limit, rate) for n, limit in zip(config.costs, config.limits, strict=True)}
         self.episode_costs = EpisodeCosts()
+        self.constrained = bool(config.costs)
 
     def make_critic(self) -> TermValues:
         """One value per cost and one for the rest of the reward."""

@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from robopolicy.evaluation.intervals import PairedDifference
+
 # Metrics worth a place on the terminal, where they exist, and their short names there.
 HEADLINES = {
     "train/env_steps": "steps",
@@ -76,3 +78,12 @@ def describe_evaluation(summary: Mapping[str, Any]) -> str:
         return f"return {summary['return_mean']:.4g} over {count}"
     low, high = summary["low"], summary["high"]
     return f"success {summary['success']:.1%} [{low:.1%}, {high:.1%}] over {count}"
+
+
+def describe_duel(outcome: PairedDifference, base: Mapping[str, Any], kept: bool) -> str:
+    """One phrase for the best policy of a run beside the base in fresh episodes, and which of them is kept."""
+    gap = outcome.difference
+    what, scale, unit = ("return", 1, "") if base["success"] is None else ("success", 100, " points")
+    size, low, high = (f"{scale * value:+.3g}" for value in (gap.estimate, gap.low, gap.high))
+    verdict = "below its base, which checkpoints/best now holds" if kept else "best against base"
+    return f"{verdict}: {what} {size}{unit} [{low}, {high}] over {gap.n} fresh episodes"

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -22,17 +21,19 @@ from rich.console import Console
 from robopolicy.core.ranks import largest_over_ranks, rank
 from robopolicy.errors import SimulatorFailed, UserError, cannot_write
 from robopolicy.evaluation.harness import evaluate
+from robopolicy.evaluation.intervals import PairedDifference
 from robopolicy.files import check_writable, recover, write_text
 from robopolicy.nets.normalizer import unfitted_normalizers
 from robopolicy.policies.base import Policy
 from robopolicy.provenance import versions
-from robopolicy.stopping import hear, stop_signals
+from robopolicy.stopping import on_stop_signals
 from robopolicy.training.build import Parts, build, complete
 from robopolicy.training.checkpoint import load_policy, load_training_state, save_checkpoint
 from robopolicy.training.compose import config_file, config_text, read_config
 from robopolicy.training.config import TrainConfig
-from robopolicy.training.console import RunConsole, describe_evaluation
+from robopolicy.training.console import RunConsole, describe_duel, describe_evaluation
 from robopolicy.training.distributed import check_distributed
+from robopolicy.training.duel import duel
 from robopolicy.training.guards import Summary, TrainingDiverged, better, check_metrics, check_parameters, collapsed
 from robopolicy.training.loggers import make_loggers
 from robopolicy.training.resuming import claim, load_random_state, random_state, restore
@@ -124,6 +125,7 @@ class Trainer:
         self.best: Summary | None = None
         self.base: Summary | None = None
         self.latest: Summary | None = None
+        self.against_base: PairedDifference | None = None  # of the best, in episodes that chose neither
         self.fresh = False  # whether this process made the folder
         self.restored = 0  # times the guard went back to the best state
         self._seconds = 0.0  # spent before this process
@@ -164,7 +166,7 @@ class Trainer:
 
     def _train(self) -> Report:
         try:
-            with self._signals():
+            with on_stop_signals(self._ask_to_stop):
                 if self.update == 0 and self.config.init_from:
                     policy = self.algorithm.policy
                     if unfitted_normalizers(policy):  # an actor on a black box, which has seen nothing yet
@@ -172,9 +174,9 @@ class Trainer:
                     self.base = self._evaluate_base()
                 while self.update < self.total:
                     self._iterate()
-                    if signum := largest_over_ranks(self._signal or 0):
+                    if largest_over_ranks(self._signal or 0):
                         self._save_last()
-                        raise Interrupted(signum, self.folder)
+                        self._stop_if_asked()
                 return self._finish()
         except SimulatorFailed:
             if self.update:  # between two updates, so that what was learned can be kept
@@ -273,18 +275,34 @@ class Trainer:
 
     @property
     def _reinforces(self) -> bool:
-        """Imitation descends its loss whatever the success does, so only reinforcement learning can collapse."""
-        return self.config.guards.restore_best and self.algorithm.experience != "dataset"
+        """Whether less success is a failure: imitation descends its loss whatever the success does."""
+        imitates = self.algorithm.experience == "dataset"
+        return self.config.guards.restore_best and not (imitates or self.algorithm.constrained)
 
-    def _keep_base(self) -> bool:
-        """Put the base into `checkpoints/best` if nothing came near it; some methods begin far below their base."""
-        if not self._reinforces or self.base is None or self.best is None or not collapsed(self.best, self.base):
+    def _face_base(self) -> bool:
+        """Put the base into `checkpoints/best` if the best policy of the run falls short of it in fresh episodes."""
+        if not self._reinforces or self.base is None or self.best is None or self.parts.eval_sim is None:
             return False
-        base, _ = load_policy(Path(self.config.init_from), self.parts.policy.device)
-        self.best = self.latest = {**self.base, "update": 0}
-        self._save("best", {}, base)
-        self.console.note(f"{self.config.name}  ended below its base, which checkpoints/best now holds")
-        return True
+        if self.best["update"] == 0 and self.algorithm.deployable() is self.parts.policy:  # the best is the base
+            return False
+        folders = Path(self.config.init_from), self._checkpoint("best")
+        base, best = (load_policy(folder, self.parts.policy.device)[0] for folder in folders)
+        settings = self.config.evaluation
+        fresh = settings.seed + settings.episodes
+        self.against_base = outcome = duel(
+            base, best, self.parts.eval_sim, episodes=settings.episodes, seed=fresh, before_round=self._stop_if_asked
+        )
+        kept = outcome.difference.estimate < 0
+        if kept:
+            self.best = self.latest = {**self.base, "update": 0}
+            self._save("best", {}, base)
+        self.console.note(f"{self.config.name}  {describe_duel(outcome, self.base, kept)}")
+        return kept
+
+    def _stop_if_asked(self) -> None:
+        """Stop where the resume point has been saved."""
+        if signum := largest_over_ranks(self._signal or 0):
+            raise Interrupted(signum, self.folder)
 
     def _log(self, row: Mapping[str, float]) -> None:
         for logger in self.loggers:
@@ -322,7 +340,7 @@ class Trainer:
 
     def _finish(self) -> Report:
         final = self.latest
-        kept_base = self._keep_base()
+        kept_base = self._face_base()
         report = {
             **self._about(),
             **self._summary(),
@@ -331,6 +349,7 @@ class Trainer:
             "final": final,
             "restored": self.restored,
             "kept_base": kept_base,
+            "against_base": None if self.against_base is None else asdict(self.against_base),
             "seconds": self._elapsed(),
             "seconds_updating": self._updating,
             "versions": versions(),
@@ -370,24 +389,9 @@ class Trainer:
             self.console.note("This backend cannot save its state: the resumed run plays fresh episodes.")
         load_random_state(state["random"])
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Finish the current update on the first of `stop_signals`; a second one stops at once."""
-
-        def ask(signum: int, frame: FrameType | None) -> None:
-            hear(signum)
-            if self._signal is not None:
-                raise KeyboardInterrupt
-            self._signal = signum
-            self.console.note("Stopping after this update ...")
-
-        try:
-            previous = {number: signal.signal(number, ask) for number in stop_signals()}
-        except ValueError:  # not the main thread, which alone receives signals
-            yield
-            return
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+    def _ask_to_stop(self, signum: int) -> None:
+        """Finish the current update on the first signal; a second one stops at once."""
+        if self._signal is not None:
+            raise KeyboardInterrupt
+        self._signal = signum
+        self.console.note("Stopping after this update ...")

@@ -2,19 +2,25 @@
 
 import copy
 import re
+import signal
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
 from robopolicy.algorithms.ppo import PPO
 from robopolicy.cli.main import main
 from robopolicy.errors import UserError
+from robopolicy.evaluation.result import Cost, EvalResult
+from robopolicy.nets.normalizer import Normalizer
+from robopolicy.training import duel as duels
 from robopolicy.training import loop
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.compose import compose_config
 from robopolicy.training.guards import TrainingDiverged, better, check_parameters, collapsed, named_tensors
 from robopolicy.training.loggers import read_jsonl
-from robopolicy.training.loop import start_run
+from robopolicy.training.loop import Interrupted, resume_run, start_run
 
 PPO_RUN = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gaussian", "sim.num_envs=4"]
 QUICK = ["algorithm.decisions=8", "evaluation.episodes=10", "evaluation.every=1", "logging.every=1"]
@@ -182,18 +188,96 @@ def test_the_guard_can_be_switched_off(tmp_path, monkeypatch):
     assert (report["restored"], report["final"]["success"]) == (0, 0.2)
 
 
-def test_a_run_that_ends_below_its_base_keeps_the_base(tmp_path, monkeypatch):
+def play_duel(monkeypatch, base, best):
+    """Replace the rounds of the last word by episodes of given outcomes; returns the seeds that were played."""
+    starts = []
+
+    def evaluate(policy, sim, *, episodes, seed):
+        starts.append(seed)
+        outcomes = best if len(starts) % 2 == 0 else base
+        wins = np.resize(np.asarray(outcomes, dtype=np.bool_), episodes)
+        seeds = np.arange(seed, seed + episodes)
+        return EvalResult("t", seeds, wins.astype(np.float64), np.ones(episodes, np.int64), wins, Cost(1, 1, 1, 1, 1.0))
+
+    monkeypatch.setattr(duels, "evaluate", evaluate)
+    return starts
+
+
+def test_a_run_that_falls_short_of_its_base_keeps_the_base(tmp_path, monkeypatch, capsys):
     trainer = run_of_a_wrapper(tmp_path, monkeypatch)
-    play_scores(monkeypatch, [0.9, 0.2, 0.3, 0.25])
+    play_scores(monkeypatch, [0.5, 0.2, 0.6, 0.45])  # the best of them came out above the base by chance
+    starts = play_duel(monkeypatch, base=[True] * 6 + [False] * 4, best=[True] * 3 + [False] * 7)
+    capsys.readouterr()
     report = trainer.train()
-    assert (report["base"]["success"], report["best"]["success"], report["best"]["update"]) == (0.9, 0.9, 0)
-    assert (report["final"]["success"], report["kept_base"], report["restored"]) == (0.25, True, 0)
+    assert (report["base"]["success"], report["best"]["success"], report["best"]["update"]) == (0.5, 0.5, 0)
+    assert (report["final"]["success"], report["kept_base"], report["restored"]) == (0.45, True, 0)
     kept, started = (load_policy(tmp_path / folder)[0] for folder in ("run/checkpoints/best", "base/checkpoints/last"))
     assert all(torch.equal(a, b) for a, b in zip(kept.parameters(), started.parameters(), strict=True))
+    against = report["against_base"]
+    assert (against["wins"], against["losses"], against["difference"]["estimate"]) == (0, 6, -0.3)
+    assert starts == [10_010, 10_010, 10_020, 10_020]  # fresh episodes, the same for both, until beyond doubt
+    assert "below its base, which checkpoints/best now holds: success -30 points [" in capsys.readouterr().out
 
 
-def test_a_run_near_its_base_keeps_what_it_learned(tmp_path, monkeypatch):
+def test_a_run_level_with_its_base_keeps_what_it_learned(tmp_path, monkeypatch, capsys):
     trainer = run_of_a_wrapper(tmp_path, monkeypatch)
     play_scores(monkeypatch, [0.6, 0.2, 0.5, 0.45])
+    starts = play_duel(monkeypatch, base=[True, False], best=[False, True])
+    capsys.readouterr()
     report = trainer.train()
     assert (report["best"]["success"], report["kept_base"]) == (0.5, False)
+    assert report["against_base"]["difference"]["n"] == 50 and len(starts) == 2 * duels.ROUNDS
+    assert "best against base: success +0 points [" in capsys.readouterr().out
+
+
+def test_returns_of_few_episodes_do_not_end_the_duel(monkeypatch):
+    def evaluate(policy, sim, *, episodes, seed):
+        returns = np.full(episodes, float(policy))
+        return EvalResult("t", np.arange(episodes), returns, np.ones(episodes, np.int64), None, Cost(1, 1, 1, 1, 1.0))
+
+    monkeypatch.setattr(duels, "evaluate", evaluate)
+    rounds: list[int] = []
+    base, best, sim = cast(list[Any], [1, 0, None])
+    outcome = duels.duel(base, best, sim, episodes=4, seed=0, before_round=lambda: rounds.append(1))
+    assert (outcome.difference.estimate, outcome.difference.n, len(rounds)) == (-1.0, 12, 3)
+
+
+def test_the_base_itself_is_not_played_against(tmp_path, monkeypatch):
+    run(tmp_path, "budget.updates=1", "name=base", "evaluation.episodes=0").train()
+    settings = [setting for setting in PPO_RUN if not setting.startswith("policy=")]
+    start = f"init_from={tmp_path}/base/checkpoints/last"
+    trainer = start_run(compose_config([*settings, *QUICK, f"out={tmp_path}", "name=run", "budget.updates=1", start]))
+    play_scores(monkeypatch, [0.6, 0.6])
+    starts = play_duel(monkeypatch, base=[True], best=[False])
+    report = trainer.train()
+    assert (starts, report["against_base"], report["best"]["update"]) == ([], None, 0)
+
+
+def test_a_stop_during_the_duel_can_be_resumed(tmp_path, monkeypatch):
+    trainer = run_of_a_wrapper(tmp_path, monkeypatch)
+    play_scores(monkeypatch, [0.6, 0.2, 0.5, 0.45])
+
+    def stop(*args, before_round, **kwargs):
+        signal.raise_signal(signal.SIGTERM)
+        before_round()
+
+    monkeypatch.setattr(loop, "duel", stop)
+    with pytest.raises(Interrupted, match="go on with"):
+        trainer.train()
+    assert not (tmp_path / "run" / "report.json").exists()
+    monkeypatch.undo()
+    report = resume_run(tmp_path / "run").train()
+    assert (report["update"], report["base"]["success"]) == (2, 0.6)
+    assert report["against_base"]["difference"]["n"] >= 10
+
+
+@pytest.mark.parametrize("limits, restored", [([1.0], 0), ([], 1)])
+def test_a_constraint_may_cost_success(limits, restored, tmp_path, monkeypatch):
+    play_scores(monkeypatch, [0.9, 0.2])
+    algorithm = ["algorithm=ppo_lagrangian", f"algorithm.costs={['fall'] * len(limits)}", f"algorithm.limits={limits}"]
+    trainer = run(tmp_path, *algorithm, "budget.updates=2")
+    monkeypatch.setattr(trainer.algorithm, "update", lambda batch: {})
+    for part in trainer.algorithm.policy.modules():
+        if isinstance(part, Normalizer):
+            part.fitted.fill_(True)
+    assert trainer.train()["restored"] == restored

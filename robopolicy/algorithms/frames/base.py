@@ -54,6 +54,7 @@ class Algorithm(ABC):
     may_remember: ClassVar[bool] = False  # trains recurrent policies through time
     needs_base: ClassVar[bool] = False  # starts from a trained policy and learns nothing useful from a fresh one
     needs_dataset: ClassVar[bool] = False  # plays, and has nothing to learn from play alone
+    constrained: bool = False  # gives success up where a constraint asks for it: less of it is no collapse
     reach: int = 0  # control steps from an observation of a dataset to the next one that `update` wants; 0 wants none
     step_discount: float = 1.0  # discount per control step inside a chunk, for `ChunkedSim(gamma=...)`
 
