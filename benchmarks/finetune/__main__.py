@@ -7,8 +7,8 @@
 
 A cell is one method on one task with one seed: demonstrations, cloned base, fine-tuning, and 200 held-out episodes of
 the base, of the best checkpoint by the run's own eleven evaluations, which play other episodes and start before the
-first update, and of the last checkpoint. A run whose best lies below its base beyond doubt leaves the base in its
-place, as `robopolicy train` always does. Finished cells are skipped, so the table grows over many runs.
+first update, and of the last checkpoint. A run whose best falls short of its base in fresh episodes leaves the base in
+its place, as `robopolicy train` always does. Finished cells are skipped, so the table grows over many runs.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class GuardConfig:
     """Guard rails."""
 
     finite: bool = True  # stop at the first NaN or infinity and name it
-    restore_best: bool = True  # except when imitating: back to the best weights after a collapse, to the base at worst
+    restore_best: bool = True  # except when imitating: the best after a collapse, the base if the best falls short
 
 
 @dataclass(frozen=True)
