@@ -1,4 +1,4 @@
-"""`robopolicy list`: tasks, policies, algorithms, backends and recipes, and which extra a missing one needs."""
+"""`robopolicy list`: tasks, policies, algorithms, experiments and so on, and which extra a missing one needs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Callable
 from importlib.util import find_spec
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def add_parser(subparsers: Any) -> None:
     """Register the verb."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "list",
-        help="show tasks, policies, algorithms, backends and recipes",
+        help="show tasks, policies, algorithms, experiments, backends and recipes",
         description="Show what can be named on the command line and in configurations.",
         epilog=EXAMPLES,
     )
@@ -122,6 +123,18 @@ def algorithms() -> list[Row]:
     return [_row(name, cls) | {"experience": cls.experience} for name, (_, cls) in sorted(ALGORITHMS.items())]
 
 
+def experiments() -> list[Row]:
+    """Presets for `experiment=`, with the first sentence of their comments."""
+    from robopolicy.training.compose import PRESETS
+
+    rows: list[Row] = []
+    for file in sorted((PRESETS / "experiment").glob("*.yaml")):
+        lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+        text = " ".join(line.lstrip("# ") for line in lines if "@package" not in line)
+        rows.append({"name": file.stem, "description": text.partition(". ")[0].rstrip(".") + ".", "missing": ""})
+    return rows
+
+
 def backends() -> list[Row]:
     """Simulator backends."""
     return [
@@ -151,6 +164,7 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
     "tasks": tasks,
     "policies": policies,
     "algorithms": algorithms,
+    "experiments": experiments,
     "backends": backends,
     "recipes": recipes,
 }

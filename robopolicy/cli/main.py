@@ -124,12 +124,20 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise unknown_name("verb", verb, (*VERBS, *added_verbs()))
     parser, subparsers = build_parser((*VERBS, *added_verbs()) if verb is None else (verb,))
     args, unknown = parser.parse_known_args(argv)
+    if unknown and not any(word.startswith("-") for word in unknown) and _plain(subparsers[args.verb]):
+        # what argparse leaves over: arguments behind an option, when there were some in front of it
+        args, unknown = subparsers[args.verb].parse_known_intermixed_args(argv[1:], argparse.Namespace(verb=args.verb))
     args.given = frozenset(word.partition("=")[0] for word in argv if word.startswith("--"))  # see cli/given.py
     if unknown:
         options = {option for option in subparsers[args.verb]._option_string_actions if option.startswith("--")}
         hint = did_you_mean(unknown[0].split("=")[0], options - {"--help"})
         raise UserError(f"Unknown argument '{unknown[0]}'.{hint} See 'robopolicy {args.verb} --help'.")
     return args
+
+
+def _plain(parser: argparse.ArgumentParser) -> bool:
+    """Whether it has no actions with parsers of their own, among whose arguments options cannot be mixed."""
+    return not any(isinstance(action, argparse._SubParsersAction) for action in parser._actions)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -57,12 +57,16 @@ def run(args: argparse.Namespace) -> int:
 
     from robopolicy.deploy.server import ChunkServer, ServerConfig, serve
     from robopolicy.deploy.wire import is_loopback
+    from robopolicy.errors import UserError
 
     check_numbers(args, positive=("max_batch", "max_clients", "max_mib"), non_negative=())
+    token = os.environ.get(args.token_env, "")
+    if "--token-env" in args.given and not token:
+        raise UserError(f"The variable {args.token_env} of --token-env holds no token.")
     config = ServerConfig(
         host=args.host,
         port=args.port,
-        token=os.environ.get(args.token_env, ""),
+        token=token,
         tls_cert=args.tls_cert,
         tls_key=args.tls_key,
         max_batch=args.max_batch,

@@ -61,6 +61,13 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"robopolicy {__version__}\n"
 
 
+def test_arguments_may_stand_on_either_side_of_an_option(capsys):
+    assert main(["train", "task=point_mass", "--show", "algorithm=ppo", "policy=gaussian"]) == 0
+    assert "name: ppo" in capsys.readouterr().out
+    assert main(["collect", "lift", "--episodes", "1", "--out", "x", "extra"]) == 2
+    assert "Unknown argument 'extra'." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "args, message",
     [

@@ -66,7 +66,7 @@ def test_list_shows_every_kind(capsys):
     assert main(["list"]) == 0
     printed = capsys.readouterr().out
     assert [line for line in printed.splitlines() if not line.startswith(" ")] == list(list_verb.KINDS)
-    for name in (TASK, "manipulation/lift", "gymnasium/<id>", "flow", "reinflow", "mujoco-exact"):
+    for name in (TASK, "manipulation/lift", "gymnasium/<id>", "flow", "reinflow", "lift_reinflow", "mujoco-exact"):
         assert f"  {name} " in printed
 
 
