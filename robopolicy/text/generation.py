@@ -52,13 +52,13 @@ class _Reader:
     def read(cls, model: nn.Module, prompt: Tensor, real: Tensor, copies: Tensor) -> _Reader:
         """Read the prompts, and go on with copies of them."""
         out = call(model, prompt, real, positions(real), None)
-        out.past_key_values.batch_select_indices(copies)
-        return cls(model, out.last_hidden_state[:, -1][copies], out.past_key_values)
+        cache_of(out).batch_select_indices(copies)
+        return cls(model, out.last_hidden_state[:, -1][copies], cache_of(out))
 
     def step(self, chosen: Tensor, seen: Tensor, place: Tensor) -> None:
         """Read the next token `(R,)` of each row."""
         out = call(self.model, chosen[:, None], seen, place[:, None], self.cache)
-        self.hidden, self.cache = out.last_hidden_state[:, -1], out.past_key_values
+        self.hidden, self.cache = out.last_hidden_state[:, -1], cache_of(out)
 
     def logits(self) -> Tensor:
         """`(R, V)` in float32."""
@@ -179,11 +179,11 @@ def behind_prompts(model: nn.Module, tokens: Tensor, start: Tensor, width: int, 
     states = out.last_hidden_state[:, -1][copies][:, None]
     if width == 1:
         return states
-    out.past_key_values.batch_select_indices(copies)
+    cache_of(out).batch_select_indices(copies)
     behind = torch.arange(width - 1, device=tokens.device).expand(len(tokens), -1) + start[:, None]
     written = tokens.gather(1, behind.clamp(max=tokens.shape[1] - 1))
     seen = torch.cat([real[copies], torch.ones_like(written, dtype=torch.bool)], 1)
-    later = call(model, written, seen, behind, out.past_key_values, caching=True).last_hidden_state
+    later = call(model, written, seen, behind, cache_of(out), caching=True).last_hidden_state
     return torch.cat([states, later], 1)
 
 
@@ -191,7 +191,7 @@ def behind_prompts(model: nn.Module, tokens: Tensor, start: Tensor, width: int, 
 def has_plain_cache(model: nn.Module) -> bool:
     """Whether all the model remembers of a prompt are keys and values of every token, which gradients pass."""
     out = call(model, torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device), None, None, None)
-    return all(type(part).__name__ == "DynamicLayer" for part in getattr(out.past_key_values, "layers", [None]))
+    return all(type(part).__name__ == "DynamicLayer" for part in getattr(cache_of(out), "layers", [None]))
 
 
 def call(
@@ -216,14 +216,20 @@ def call(
         caching: Return a cache; None: where no gradient is needed.
     """
     body = body_of(model)
-    places: dict[str, Any] = {}
-    if position is not None and "position_ids" in inspect.signature(body.forward).parameters:
-        places["position_ids"] = position
+    known = inspect.signature(body.forward).parameters
+    given: dict[str, Any] = {"cache" if "cache" in known else "past_key_values": cache}  # its name before 5.24
+    if position is not None and "position_ids" in known:
+        given["position_ids"] = position
     if every_layer:
-        places["output_hidden_states"] = True
+        given["output_hidden_states"] = True
     attention = None if seen is None else seen.long()
     caching = not torch.is_grad_enabled() if caching is None else caching
-    return body(input_ids=tokens, attention_mask=attention, past_key_values=cache, use_cache=caching, **places)
+    return body(input_ids=tokens, attention_mask=attention, use_cache=caching, **given)
+
+
+def cache_of(out: Any) -> Any:
+    """The keys and values that `call` has left in its result, whatever this version of transformers calls them."""
+    return out.cache if hasattr(out, "cache") else out.past_key_values
 
 
 def positions(real: Tensor) -> Tensor:
