@@ -116,6 +116,8 @@ def run(args: argparse.Namespace) -> int:
     if best is not None:
         print(f"best score on the seeds of the search: {best.score:.3g}, found in round {best.round}")
         print(aligned(*table(results)))
+    for complaint in language.complaints(policy)[:3]:  # since the checkpoint keeps what it answers to it
+        print(f"note: The program fails on the first observation: {complaint}.")
     print(f"checkpoint: {args.out}")
     return 0
 

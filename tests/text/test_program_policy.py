@@ -211,7 +211,8 @@ def run(capsys, *words):
 def test_evaluation_tells_that_a_program_failed(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "act.py").write_text("def act(messages):\n    return missing")
-    assert run(capsys, "act.py", "--task", "text/grid", "--out", "out")[0] == 0
+    code, printed, _ = run(capsys, "act.py", "--task", "text/grid", "--out", "out")
+    assert code == 0 and "note: The program fails on the first observation: NameError" in printed
     assert main(["eval", "out", "--episodes", "2", "--out", "seen"]) == 0
     assert "decisions, first with: NameError: name 'missing' is not defined." in capsys.readouterr().out
 
