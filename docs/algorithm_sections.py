@@ -25,7 +25,7 @@ ALGORITHMS = """\
 ## Algorithms
 
 "peer" is a method that is none of the numbered sources, but that they build on or are compared with. Defaults that
-differ from the source's are named under "Deviations", the source's in brackets. Commands start from what these make:
+differ from the source's are named under "Deviations", the source's in brackets. Commands start from what these make, and one from the [world model](world_models.md) of push:
 
 ```bash
 {preparations}
@@ -36,6 +36,7 @@ PREPARATIONS = (
     "robopolicy collect lift --episodes 10 --out data/lift",
     "robopolicy train experiment=lift_flow_bc dataset=data/lift",
     "robopolicy train experiment=lift_diffusion_bc dataset=data/lift",
+    "robopolicy collect point_mass --episodes 100 --out data/point_mass",
     "robopolicy collect lift --policy runs/lift_flow_bc/checkpoints/best --stochastic --keep-failures --out data/mixed",
 )
 
