@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from robopolicy.evaluation.harness import evaluate
+from robopolicy.evaluation.harness import play
 from robopolicy.evaluation.intervals import PairedDifference, paired_difference
 from robopolicy.evaluation.result import EvalResult, joined
 from robopolicy.policies.base import Policy
@@ -34,8 +34,8 @@ def duel(
     played: list[tuple[EvalResult, EvalResult]] = []
     for index in range(ROUNDS):
         before_round()
-        start = seed + index * episodes
-        first, second = (evaluate(policy, sim, episodes=episodes, seed=start) for policy in (base, best))
+        seeds = range(seed + index * episodes, seed + (index + 1) * episodes)
+        first, second = (play(policy, sim, seeds) for policy in (base, best))
         played.append((first, second))
         outcome = _difference(joined([pair[0] for pair in played]), joined([pair[1] for pair in played]))
         interval = outcome.difference

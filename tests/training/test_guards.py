@@ -192,14 +192,14 @@ def play_duel(monkeypatch, base, best):
     """Replace the rounds of the last word by episodes of given outcomes; returns the seeds that were played."""
     starts = []
 
-    def evaluate(policy, sim, *, episodes, seed):
-        starts.append(seed)
-        outcomes = best if len(starts) % 2 == 0 else base
-        wins = np.resize(np.asarray(outcomes, dtype=np.bool_), episodes)
-        seeds = np.arange(seed, seed + episodes)
-        return EvalResult("t", seeds, wins.astype(np.float64), np.ones(episodes, np.int64), wins, Cost(1, 1, 1, 1, 1.0))
+    def play(policy, sim, seeds):
+        starts.append(seeds[0])
+        outcomes, n = best if len(starts) % 2 == 0 else base, len(seeds)
+        wins = np.resize(np.asarray(outcomes, dtype=np.bool_), n)
+        cost = Cost(1, 1, 1, 1, 1.0)
+        return EvalResult("t", np.array(seeds), wins.astype(np.float64), np.ones(n, np.int64), wins, cost)
 
-    monkeypatch.setattr(duels, "evaluate", evaluate)
+    monkeypatch.setattr(duels, "play", play)
     return starts
 
 
@@ -231,11 +231,11 @@ def test_a_run_level_with_its_base_keeps_what_it_learned(tmp_path, monkeypatch, 
 
 
 def test_returns_of_few_episodes_do_not_end_the_duel(monkeypatch):
-    def evaluate(policy, sim, *, episodes, seed):
-        returns = np.full(episodes, float(policy))
-        return EvalResult("t", np.arange(episodes), returns, np.ones(episodes, np.int64), None, Cost(1, 1, 1, 1, 1.0))
+    def play(policy, sim, seeds):
+        returns = np.full(len(seeds), float(policy))
+        return EvalResult("t", np.array(seeds), returns, np.ones(len(seeds), np.int64), None, Cost(1, 1, 1, 1, 1.0))
 
-    monkeypatch.setattr(duels, "evaluate", evaluate)
+    monkeypatch.setattr(duels, "play", play)
     rounds: list[int] = []
     base, best, sim = cast(list[Any], [1, 0, None])
     outcome = duels.duel(base, best, sim, episodes=4, seed=0, before_round=lambda: rounds.append(1))
