@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -68,4 +69,6 @@ def cannot_write(path: Path, error: Exception) -> UserError:
         reason = "a file stands where a folder is needed"
     else:
         reason = (error.strerror if isinstance(error, OSError) else None) or (str(error) or "unknown").splitlines()[0]
-    return UserError(f"Cannot write {path}: {reason}; free some space or choose another place.")
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    todo = "free some space or choose another place" if full else "choose another place"
+    return UserError(f"Cannot write {path}: {reason}; {todo}.")

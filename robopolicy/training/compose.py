@@ -51,8 +51,8 @@ def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
         # Text is taken as it stands, so that paths may hold any character; Hydra reads all other values.
         texts = {key: value for key, value in settings.items() if isinstance(_setting(base, key), str)}
         others = [
-            f"++{key}={value}" for key, value in settings.items() if key not in texts
-        ]  # ++: also into empty sections
+            f"++{key}={_whole(value)}" for key, value in settings.items() if key not in texts
+        ]  # ++: new ones, too
         composed = _compose([*choices, *others])
     for key, value in texts.items():
         _set(composed, key, value)
@@ -133,6 +133,12 @@ def _split(text: str) -> tuple[str, str]:
         kind = match[1].split(".")[0]
         raise UserError(f"{match[1]} follows from the chosen {kind}; set {kind}={match[2]}.")
     return match[1], match[2]
+
+
+def _whole(value: str) -> str:
+    """`1e6`, which is a float in YAML, as the whole number that a count takes; any other value as it is."""
+    number = re.fullmatch(r"\d+(\.\d+)?e\+?\d{1,2}", value, re.IGNORECASE)
+    return str(int(float(value))) if number and float(value).is_integer() else value
 
 
 def _refuse_policy_of_checkpoint(settings: Mapping[str, str]) -> None:

@@ -49,6 +49,15 @@ def test_a_budget_in_one_unit_replaces_that_of_a_preset_in_the_other():
     assert both.budget == BudgetConfig(3, 2000)  # refused when it is completed
 
 
+def test_counts_may_be_powers_of_ten():
+    config = compose_config(
+        ["budget.updates=0", "budget.env_steps=2.5e6", "algorithm=ppo", "algorithm.lr=1e-4", "out=1e3"]
+    )
+    assert (config.budget.env_steps, config.algorithm["lr"], config.out) == (2_500_000, 1e-4, "1e3")
+    with pytest.raises(UserError, match="could not be converted to Integer"):
+        compose_config(["budget.env_steps=2.5"])
+
+
 def test_optional_numbers_can_be_switched_off():
     assert compose_config(["algorithm=reinflow", "algorithm.target_kl=null"]).algorithm["target_kl"] is None
 
