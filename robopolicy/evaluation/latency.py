@@ -55,8 +55,7 @@ class ContinuingActor(PolicyActor):
         ]
         reference = next(iter(obs.values()))
         given, weight = (torch.cat(part).to(reference.device) for part in zip(*parts, strict=True))
-        with torch.inference_mode(False):  # in which nothing could be guided
-            return act_on(self.policy, obs, given.clone(), weight.clone(), generator=streams)
+        return act_on(self.policy, obs, given, weight, generator=streams)
 
 
 class LateActor:

@@ -13,7 +13,7 @@ from robopolicy.deploy.contract import Observed
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.noise import RowStreams
-from robopolicy.spec import MEMORY
+from robopolicy.spec import IMAGE_PREFIX, MEMORY
 
 
 class CheckpointSource:
@@ -62,6 +62,8 @@ class CheckpointSource:
             if found != expected:
                 raise UserError(f"The policy expects '{key}' of shape {expected}, found {found}.")
             value = np.ascontiguousarray(obs[key])
+            if key.startswith(IMAGE_PREFIX) and value.dtype != np.uint8:
+                raise UserError(f"The policy expects '{key}' in uint8, found {value.dtype}.")
             if value.dtype.kind == "f" and not np.isfinite(value).all():  # else remembered for good
                 raise UserError(f"Observation '{key}' is not finite.")
             batch[key] = torch.from_numpy(value)[None].to(self._device)

@@ -1,7 +1,8 @@
 """Scheduler configurations of diffusers as configurations of our heads, and back.
 
 A `scheduler_config.json` says which noise levels a network was trained on and how its output is read; it does not know
-the number of sampler steps, which comes from elsewhere. Whatever our samplers would not reproduce is refused.
+the number of sampler steps, which comes from elsewhere. Whatever our samplers would not reproduce is refused,
+but for the oddity at the end of this text.
 
 diffusers counts time from data to noise: timestep 0 is clean, sigma 1 is noise, and a flow model predicts
 noise - data. `network_time` and `model_output` translate for a network of ours that is driven by its schedulers:
@@ -14,7 +15,7 @@ noise - data. `network_time` and `model_output` translate for a network of ours 
         x = scheduler.step(output, timestep, x, **step_arguments(policy.config)).prev_sample
 
 gives the chunk of our own sampler. One difference is diffusers': a DDIM step always descends by T // K levels, which
-leaves the grid with spacing "linspace", and with "trailing" where K does not divide T.
+leaves the grid with spacing "linspace", and with "trailing" where K does not divide T; ours stays on it.
 """
 
 from __future__ import annotations
@@ -113,7 +114,12 @@ def scheduler_config(config: DiffusionConfig | FlowConfig) -> dict[str, Any]:
     """What to pass to `from_config` of the diffusers scheduler `_class_name`.
 
     A flow scheduler has no bound on its samples, so `action_clip` of a flow head is left out.
+
+    Raises:
+        UserError: The head is a relative of flows that no scheduler of diffusers drives, such as shortcut or MeanFlow.
     """
+    if type(config) not in (DiffusionConfig, FlowConfig):
+        raise UserError(f"No scheduler of diffusers drives the head of a {type(config).__name__}.")
     if isinstance(config, FlowConfig):
         return {"_class_name": FLOW, "num_train_timesteps": 1000, "shift": 1.0}
     named = {value: key for key, value in SAMPLERS.items()}[config.sampler]
@@ -204,6 +210,6 @@ def _translated(settings: Mapping[str, Any], key: str, default: str, names: Mapp
 
 
 def _filled(cls: type[Config], base: Any, fields: Mapping[str, Any], where: str) -> Config:
-    if base is not None and not isinstance(base, cls):
+    if base is not None and type(base) is not cls:
         raise UserError(f"{where} belongs to a {cls.__name__}, got a {type(base).__name__} as base.")
     return from_plain(cls, {**to_plain(base or cls()), **fields}, where)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from robopolicy.errors import UserError
 from robopolicy.limits import Count, Range, Ranged
 from robopolicy.nets.attention import AttentionBlock
+from robopolicy.nets.normalizer import MIN_RANGE
 
 
 @dataclass(frozen=True)
@@ -69,4 +70,5 @@ class EntityNet(nn.Module):
         if not bool(torch.isfinite(low).all() and torch.isfinite(high).all()):
             raise UserError("The statistics of entities are not finite; repair or drop the episode.")
         cast(Tensor, self.centre).copy_((low + high) / 2)
-        cast(Tensor, self.scale).copy_(((high - low) / 2).clamp(min=1e-4))
+        constant = high - low <= MIN_RANGE  # keeps its unit
+        cast(Tensor, self.scale).copy_(torch.where(constant, 1.0, (high - low) / 2))

@@ -143,6 +143,7 @@ class CameraNet(nn.Module):
             self.pool: nn.Module = SpatialEmbedding(self.body.count, config.vit_width, config.vit_features)
             self.feature_dim = config.vit_features
         else:
+            _check_keypoints(self.crop_size, config)
             self.body = _resnet(channels, config)
             self.pool = SpatialSoftmax(config.widths[-1], config.keypoints)
             self.feature_dim = 2 * config.keypoints
@@ -171,6 +172,16 @@ class CameraNet(nn.Module):
         columns = left[:, None] + torch.arange(width, device=image.device)  # (B, w')
         index = torch.arange(batch, device=image.device)[:, None, None]
         return image.permute(0, 2, 3, 1)[index, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def _check_keypoints(size: tuple[int, int], config: VisionConfig) -> None:
+    """Refuse crops of which `_resnet` leaves a single row or column, where every keypoint has the same position."""
+    halvings = 1 + len(config.widths)
+    if min(size) <= 2**halvings:
+        raise UserError(
+            f"A resnet of {len(config.widths)} stages (vision.widths) needs crops of more than {2**halvings} pixels a "
+            f"side, got {min(size)}; use larger images or fewer stages."
+        )
 
 
 def _resnet(channels: int, config: VisionConfig) -> nn.Sequential:

@@ -125,8 +125,10 @@ def _guided(
     kept: float,
 ) -> tuple[Tensor, Tensor]:
     """The iterate after step `k` without guidance, and the change of the estimate by guidance, `(B, H, A)` each."""
-    with torch.enable_grad():
-        start = x.detach().requires_grad_(True)
+    with torch.inference_mode(False), torch.enable_grad():
+        # Tensors made in inference mode cannot be differentiated through; their clones can.
+        features, given, held = features.clone(), given.clone(), held.clone()
+        start = x.detach().clone().requires_grad_(True)
         end = head.advance(features, start, k)
         estimate = (end - kept * start) / gain
         lacking = (held * (given - estimate)).detach()

@@ -57,6 +57,9 @@ def test_what_does_not_fit_is_refused():
             source.chunk(obs)
     with pytest.raises(UserError, match="'state' is not finite"):
         source.chunk({"state": np.full((2, 6), np.nan, np.float32)})
+    seeing = POLICIES["flow"][1](POLICIES["flow"][0](), PolicySpec({"image.a": (3, 24, 24)}, 1, 2))
+    with pytest.raises(UserError, match=r"'image.a' in uint8, found float32"):
+        CheckpointSource(seeing).chunk({"image.a": np.zeros((1, 3, 24, 24), np.float32)})
     with pytest.raises(UserError, match="cannot continue"):
         source.chunk({"state": np.zeros((2, 6), np.float32)}, prefix=np.zeros((1, 2)))
     assert not source.takes_prefix

@@ -24,6 +24,7 @@ from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
+from robopolicy.policies.heads.shortcut import ShortcutConfig
 
 schedulers = pytest.importorskip("diffusers.schedulers")
 
@@ -223,3 +224,7 @@ def test_unreadable_files_and_wrong_bases_are_refused(tmp_path: Path) -> None:
         read_scheduler(tmp_path, steps=10)
     with pytest.raises(UserError, match="belongs to a FlowConfig, got a DiffusionConfig as base"):
         read_scheduler({"_class_name": "FlowMatchEulerDiscreteScheduler"}, steps=4, base=DiffusionConfig())
+    with pytest.raises(UserError, match="belongs to a FlowConfig, got a ShortcutConfig as base"):
+        read_scheduler({"_class_name": "FlowMatchEulerDiscreteScheduler"}, steps=4, base=ShortcutConfig())
+    with pytest.raises(UserError, match="drives the head of a ShortcutConfig"):
+        write_scheduler(ShortcutConfig(), tmp_path)

@@ -68,7 +68,7 @@ def test_each_number_of_an_entity_has_its_own_scale_from_the_data():
     model = net()
     model.fit(torch.tensor([0.0, -1, 0, 0] * 3), torch.tensor([2.0, 1, 4, 0] * 3))
     assert_close(model.centre, torch.tensor([1.0, 0, 2, 0]))
-    assert_close(model.scale, torch.tensor([1.0, 1, 2, 1e-4]))
+    assert_close(model.scale, torch.tensor([1.0, 1, 2, 1]))  # a constant number keeps its unit
     with pytest.raises(UserError, match="not finite"):
         model.fit(torch.zeros(12), torch.full((12,), torch.nan))
 

@@ -57,6 +57,15 @@ def test_bins_cover_the_range_of_the_action() -> None:
     assert sorted(set(chunk[:, 1].tolist())) == [12.5, 17.5, 22.5, 27.5]
 
 
+def test_a_constant_action_comes_back_as_it_was() -> None:
+    bounds = {"min": [-2.0, 0.04], "max": [2.0, 0.04]}
+    policy = tokens(action_normalization="minmax")
+    policy.fit_normalizer({"action": bounds})
+    assert float((policy.act(OBS)[..., 1] - 0.04).abs().max()) <= 1e-4
+    policy.fit_normalizer({"action": bounds | {"declared": True}})
+    assert policy.action_normalizer.scale.tolist() == [2.0, 1.0]
+
+
 def test_a_token_depends_on_earlier_tokens_and_observations_alone() -> None:
     policy = tokens()
     drawn = torch.randint(0, 8, (16, 6))

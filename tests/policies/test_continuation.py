@@ -106,6 +106,8 @@ def test_what_is_given_is_reproduced_and_the_rest_reacts_to_it(kind: str) -> Non
     assert torch.equal(chunk[:, :2], prefix[:, :2])
     with torch.no_grad():
         assert not torch.equal(chunk[:, 2:], policy.decode(obs, noise)[:, 2:])
+    with torch.inference_mode():
+        assert torch.equal(chunk, continue_chunk(policy, obs, *(tensor + 0 for tensor in (noise, prefix, weight))))
     other = continue_chunk(policy, obs, noise, torch.cat([prefix[:, :2], -prefix[:, 2:]], 1), weight)
     assert torch.equal(chunk, other)  # what has no weight does not matter
 

@@ -34,6 +34,14 @@ def zeros(rows: int) -> dict[str, Tensor]:
     return {"state": torch.zeros(rows, 1, 1)}
 
 
+def test_raw_actions_beyond_the_bound_are_refused() -> None:
+    raw = {"normalization": "identity", "action_normalization": "identity"}
+    found = {"action": {"min": [-2.0], "max": [0.5]}}
+    with pytest.raises(UserError, match="Actions reach 2, which action_clip=1 would cut off"):
+        make_policy("flow", FlowConfig(**raw), SPEC).fit_normalizer(found)  # type: ignore[arg-type]
+    make_policy("flow", FlowConfig(**raw, action_clip=2.0), SPEC).fit_normalizer(found)  # type: ignore[arg-type]
+
+
 def test_euler_steps_on_the_exact_field_tend_to_the_gaussian_map() -> None:
     noise = torch.linspace(-2, 2, 9).view(-1, 1, 1)
     errors = []

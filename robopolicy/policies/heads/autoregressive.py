@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from robopolicy.errors import UserError
 from robopolicy.limits import Count, Layers, Several
 from robopolicy.nets.attention import CausalTransformer, Past
+from robopolicy.nets.normalizer import MIN_RANGE, Statistics
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample, chunk_mean
 from robopolicy.policies.density import choose
 from robopolicy.policies.heads.explicit import ExplicitConfig, ExplicitPolicy
@@ -66,6 +67,15 @@ class AutoregressivePolicy(ExplicitPolicy):
         nn.init.normal_(self.token_in.weight, std=0.02)
         nn.init.normal_(self.output.weight, std=0.02)  # nearly uniform to begin with
         nn.init.zeros_(self.output.bias)
+
+    def fit_normalizer(self, statistics: Statistics) -> None:
+        """Fit the normalisers; a constant action comes back as it was, where bins of its unit would miss it."""
+        super().fit_normalizer(statistics)
+        found = statistics.get("action", {})
+        if self.config.action_normalization == "minmax" and not found.get("declared"):
+            scale = self.action_normalizer.scale
+            span = torch.as_tensor(found["max"]).flatten() - torch.as_tensor(found["min"]).flatten()
+            scale[(span <= MIN_RANGE).to(scale.device)] = MIN_RANGE
 
     @property
     def network_calls(self) -> int:

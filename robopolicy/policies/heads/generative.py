@@ -145,7 +145,19 @@ class GenerativePolicy(Policy):
         return self.config.steps
 
     def fit_normalizer(self, statistics: Statistics) -> None:
-        """Fit the observation and action normalisers from dataset statistics."""
+        """Fit the observation and action normalisers from dataset statistics.
+
+        Raises:
+            UserError: Raw actions are wanted, and some are beyond `action_clip`.
+        """
+        clip, found = self.config.action_clip, statistics.get("action", {})
+        if self.config.action_normalization == "identity" and clip > 0:
+            ends = [float(torch.as_tensor(found[name]).abs().max()) for name in ("min", "max") if name in found]
+            if max(ends, default=0.0) > clip + 1e-6:
+                raise UserError(
+                    f"Actions reach {max(ends):.3g}, which action_clip={clip:g} would cut off with "
+                    "action_normalization=identity; set action_clip=0, or use minmax."
+                )
         self.encoder.fit_normalizer(statistics)
         self.action_normalizer.fit_key(statistics, "action")
 
