@@ -111,6 +111,7 @@ class A2PR(RegularizedTD3):
     def __init__(self, config: A2PRConfig, policy: Policy, *, total_updates: int) -> None:
         """Build V and the VAE beside TD3's networks, for a squashed Gaussian `policy`."""
         super().__init__(config, policy, total_updates=total_updates)
+        self.critic.eval()  # it is read as it stands, without dropout
         self.value = ValueNet.beside(config.value, policy)
         self.vae = ChunkVAE(config.vae, policy)
         self.value_optimizer = torch.optim.Adam(self.value.parameters(), lr=config.critic_lr, fused=True)

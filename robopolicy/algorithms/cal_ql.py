@@ -46,6 +46,7 @@ class CalQL(SAC):
     """SAC with a calibrated conservative critic."""
 
     name = "cal_ql"
+    needs_bounds = True
     config: CalQLConfig
 
     def __init__(self, config: CalQLConfig, policy: Policy, *, total_updates: int) -> None:

@@ -43,7 +43,7 @@ from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import DepthBounds
 from robopolicy.critics.value import ValueConfig
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Natural, NotNegative, Positive, Range, Share
+from robopolicy.limits import Count, Natural, NotNegative, Positive, Range, Share, UpTo
 from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.chains.chain import require_family
 from robopolicy.policies.chains.diffusion_chain import LOGP_BOUNDS, DiffusionChain
@@ -70,7 +70,7 @@ class DPPOConfig(ChainTunerConfig, FineTunerConfig):
     entropy_coef: NotNegative = 0.0  # weight of the mean entropy of the steps; without effect unless eta is learned
     bc_coef: NotNegative = 0.0  # weight of minus the log-probability of chains drawn from the base
     lr: Positive = 1e-4  # peak learning rate of the actor
-    lr_final: NotNegative = 1e-4  # learning rate at the last update (cosine)
+    lr_final: Annotated[NotNegative, UpTo("lr")] = 1e-4  # learning rate at the last update (cosine)
     critic_lr: Positive = 1e-3  # learning rate of the critic
     batch_size: Count = 5000  # whole chains per minibatch
     target_kl: Positive | None = 1.0  # stop the epochs when the approximate KL exceeds this

@@ -61,6 +61,7 @@ class DSRLNA(Steering):
     def __init__(self, config: DSRLNAConfig, policy: Policy, *, total_updates: int) -> None:
         """Steer a frozen copy of `policy` for `total_updates` updates."""
         super().__init__(config, policy, total_updates=total_updates)
+        self.critic.eval()  # as a teacher it is read as it stands, without dropout
         self._noise_critic = QEnsemble(config.critic, self.policy.actor)
         self.noise_critic_optimizer = torch.optim.Adam(self._noise_critic.parameters(), lr=config.critic_lr, fused=True)
 

@@ -91,6 +91,7 @@ class EXPO(OffPolicy):
     """Imitated base, learned edits, best candidate."""
 
     name = "expo"
+    needs_bounds = True
     config: EXPOConfig
 
     def __init__(self, config: EXPOConfig, policy: Policy, *, total_updates: int) -> None:

@@ -157,6 +157,10 @@ class EpisodeReturns:
         """Leave the running episodes out, those of another policy."""
         self.fresh = None if self.running is None else torch.zeros_like(self.running, dtype=torch.bool)
 
+    def cut(self) -> None:
+        """Forget the running episodes, of which the rest will not be played."""
+        self.running = self.fresh = None
+
     def observe(self, rollout: Rollout) -> float:
         """Mean return of the episodes that ended, NaN when none did."""
         start = torch.zeros_like(rollout.reward[0])

@@ -80,6 +80,7 @@ class PARL(OfflineCritic):
     """Optimised actions to act with, to bootstrap from and to imitate."""
 
     name = "pa_rl"
+    needs_bounds = True
     config: PARLConfig
     player: OptimizedPolicy
 
@@ -110,6 +111,13 @@ class PARL(OfflineCritic):
     def propose(self, batch: Transitions) -> Tensor:
         """The optimised chunks `(B, k, H, A)`."""
         return self.player.propose(batch.obs, generator=self.generator).chunks
+
+    def observe(self, batch: Transitions) -> None:
+        """The policy's normalisers stay as they are while its weights do."""
+        online = bool(batch.online.any())
+        for network in self.observers():
+            if online or network is not self.policy:
+                network.observe(batch.obs)
 
     def actor_step(self, batch: Transitions) -> Info:
         """Imitation of optimised chunks; nothing while offline."""

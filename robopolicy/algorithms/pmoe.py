@@ -73,11 +73,6 @@ class PMOE(SoftOffPolicy):
         super().__init__(config, policy, total_updates=total_updates)
         self.config: PMOEConfig = config
 
-    @property
-    def entropy_dims(self) -> int:
-        """Those of the whole chunk, which an expert scores at once."""
-        return self.policy.spec.horizon * self.policy.spec.action_dim
-
     def target(self, batch: Transitions) -> Tensor:
         """Soft value of the next observation, at a chunk of the expert that the router draws."""
         chunks, logp, log_weight = self.policy.rsample_experts(batch.next_obs, generator=self.generator)

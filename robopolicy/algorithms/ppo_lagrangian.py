@@ -75,6 +75,10 @@ class EpisodeCosts:
     def __init__(self) -> None:
         self.running: Tensor | None = None  # (N, C) of the episodes that are being played
 
+    def cut(self) -> None:
+        """Forget the running episodes, of which the rest will not be played."""
+        self.running = None
+
     def observe(self, costs: Tensor, done: Tensor) -> Tensor | None:
         """Add `costs` `(T, N, C)`; the mean `(C,)` over episodes that ended, `done` `(T, N)`; None without any."""
         start = torch.zeros_like(costs[0])

@@ -66,10 +66,10 @@ def group_scores(values: Tensor, group: Tensor) -> Tensor:
     """Values `(N, O)` in standard deviations from the mean of their group `(N,)`; 0 where all of a group are equal."""
     places = (group[:, None] == group).int().argmax(1)  # the first row of the group stands for it
 
-    def mean(rows: Tensor) -> Tensor:
+    def mean(rows: Tensor) -> Tensor:  # in double precision, which does not tell apart what is equal
         sums = torch.zeros_like(rows).index_add_(0, places, rows)
         return sums[places] / torch.bincount(places)[places, None]
 
-    centred = values - mean(values)
-    std = mean(centred.square()).sqrt()
+    centred = values - mean(values.double()).to(values.dtype)
+    std = mean(centred.double().square()).sqrt().to(values.dtype)
     return torch.where(std > SMALLEST, centred / std.clamp(min=SMALLEST), 0.0)

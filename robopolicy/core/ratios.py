@@ -16,7 +16,7 @@ from torch import Tensor
 from robopolicy.core.decisions import Decisions, Partition, by_trajectory, by_unit
 from robopolicy.core.segments import Segments
 from robopolicy.core.signals import relative_entropy
-from robopolicy.limits import Count, NotNegative, Share
+from robopolicy.limits import Count, NotNegative, Positive, Share
 
 Bound = float | Tensor  # a number or (N, T)
 Bounds = Callable[[Decisions], tuple[Bound, Bound]]
@@ -153,7 +153,7 @@ class DepthBounds:
     first: NotNegative = 0.001  # half-width at depth 0
     last: NotNegative = 0.01  # half-width at depth steps - 1
     steps: Count = 10  # trained denoising steps
-    rate: NotNegative = 3.0
+    rate: Positive = 3.0
 
     def __call__(self, decisions: Decisions) -> tuple[Bound, Bound]:
         """Bounds `(N, T)` from the depth of each decision."""

@@ -27,7 +27,8 @@ class Segments:
         self.index = index.view(ids.shape).expand(weight.shape)
         self.enters = weight > 0
         self.weight = weight if weight.is_floating_point() else weight.to(torch.get_default_dtype())
-        self.count = self._add(self.weight)  # (S,) weight that entered, the number of entries for a bool weight
+        # (S,) weight that entered, the number of entries for a bool weight
+        self.count = self._add(self.weight).to(self.weight.dtype)
 
     def spread(self, statistic: Tensor) -> Tensor:
         """Per-segment statistic `(S,)` at every entry."""
@@ -35,11 +36,12 @@ class Segments:
 
     def sum(self, entries: Tensor) -> Tensor:
         """Weighted sum `(S,)`; entries that do not enter may hold anything, even NaN."""
-        return self._add(entries.masked_fill(~self.enters, 0.0) * self.weight)
+        return self._exact_sum(entries).to(entries.dtype)
 
     def mean(self, entries: Tensor) -> Tensor:
-        """Weighted mean `(S,)`; 0 for an empty segment."""
-        return self.sum(entries) / torch.where(self.count > 0, self.count, 1.0)
+        """Weighted mean `(S,)`; 0 for an empty segment, and exactly their value where all entries are equal."""
+        count = torch.where(self.count > 0, self._add(self.weight), 1.0)
+        return (self._exact_sum(entries) / count).to(entries.dtype)
 
     def std(self, entries: Tensor, *, unbiased: bool = True) -> Tensor:
         """Standard deviation `(S,)`; 1 where fewer than two entries make it undefined."""
@@ -61,9 +63,8 @@ class Segments:
         """Mean of the other entries, in the shape of the entries; 0 where there is no other."""
         others = torch.where(self.enters, self.spread(self.count) - 1.0, self.spread(self.count))
         own = entries.masked_fill(~self.enters, 0.0)
-        return ((self.spread(self.sum(entries)) - own) / torch.where(others > 0.5, others, 1.0)).masked_fill(
-            others <= 0.5, 0.0
-        )
+        rest = self.spread(self._exact_sum(entries)) - own
+        return (rest / torch.where(others > 0.5, others, 1.0)).to(entries.dtype).masked_fill(others <= 0.5, 0.0)
 
     def median(self, entries: Tensor) -> Tensor:
         """Weighted median `(S,)`, the mean of the two middle entries where the weight splits evenly."""
@@ -82,5 +83,10 @@ class Segments:
         least = flat.new_full((self.size,), torch.inf).scatter_reduce(0, index[chosen], flat[chosen], "amin")
         return least.masked_fill(torch.isinf(least), 0.0)
 
+    def _exact_sum(self, entries: Tensor) -> Tensor:
+        return self._add(entries.masked_fill(~self.enters, 0.0).double() * self.weight)
+
     def _add(self, entries: Tensor) -> Tensor:
-        return entries.new_zeros(self.size).index_add(0, self.index.flatten(), entries.flatten())
+        # In double precision: rounding must not tell apart what is equal.
+        doubled = entries.double()
+        return doubled.new_zeros(self.size).index_add(0, self.index.flatten(), doubled.flatten())

@@ -92,9 +92,11 @@ class EnsembleMLP(nn.Module):
     def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
         """Apply all members, or those at `members` `(m,)`, to `x` `(B, in)`."""
         x = x.expand(self.members if members is None else len(members), *x.shape)
-        for layer in self.layers:
+        *hidden, last = self.layers
+        for layer in hidden:
             x = layer(x, members) if isinstance(layer, EnsembleLinear | EnsembleLayerNorm) else layer(x)
-        return x
+        with torch.autocast(x.device.type, enabled=False):  # of values 8 bits would be left
+            return last(x.float() if x.dtype == torch.bfloat16 else x, members)
 
     def lowest(self, x: Tensor) -> Tensor:
         """Least output `(B,)` of all members at `x` `(B, in)`, to be differentiated in `x`; weights get no gradient."""

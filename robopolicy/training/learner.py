@@ -65,6 +65,8 @@ def learner(
             check_compatible(policy.spec, sim)
     else:
         policy = _new_policy(config, episodes, sim, device, bounds=experience != "dataset")
+    if sim is not None and ALGORITHMS[name][1].needs_bounds:
+        _check_bounds(policy, sim, name)
     updates = _total_updates(config, algorithm_config, experience)
     if any(entry.name == "seed" for entry in fields(algorithm_config)):
         algorithm_config = replace(algorithm_config, seed=algorithm_config.seed + config.seed)
@@ -139,6 +141,19 @@ def _check_verb(policy: Policy, algorithm: str, experience: str) -> None:
         raise UserError(
             f"Algorithm '{algorithm}' needs a policy with {verb}, which '{policy.name}' lacks; "
             "docs/methods.md has a table of which algorithm trains which policy."
+        )
+
+
+def _check_bounds(policy: Policy, sim: SimSpec, algorithm: str) -> None:
+    """Refuse a policy of raw actions, which is taken for one of actions in [-1, 1], where the task has other ones."""
+    normalizer = getattr(policy, "action_normalizer", None)
+    if not isinstance(normalizer, Normalizer) or normalizer.mode != "identity":
+        return
+    low, high = sim.action_low.cpu(), sim.action_high.cpu()
+    if not (torch.allclose(low, -torch.ones_like(low)) and torch.allclose(high, torch.ones_like(high))):
+        raise UserError(
+            f"Algorithm '{algorithm}' has to know the action bounds of {sim.task}, which are not [-1, 1], and a policy "
+            "with action_normalization=identity does not; choose or clone one with policy.action_normalization=minmax."
         )
 
 

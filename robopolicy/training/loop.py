@@ -386,6 +386,7 @@ class Trainer:
         self.restored = int(state["restored"])
         self.algorithm.load_state_dict(state["algorithm"])
         if not self.source.load_state_dict(state["source"]):
+            self.algorithm.cut()
             self.console.note("This backend cannot save its state: the resumed run plays fresh episodes.")
         load_random_state(state["random"])
 

@@ -14,6 +14,7 @@ from robopolicy.algorithms.stax import STAX
 from robopolicy.data.generation import Generation
 from robopolicy.data.individuals import Individuals
 from robopolicy.device import move
+from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
 from robopolicy.policies.population import Population
 from robopolicy.samplers.population import PopulationSampler, ViewSampler
@@ -78,6 +79,8 @@ class PopulationSource(PlayedPopulation):
             settings: Size of the memory.
             seed: First episode seed, and seed of the sampling.
         """
+        if settings.prioritized:
+            raise UserError("What a population played is not drawn from by priority; set replay.prioritized=0.")
         super().__init__(sim, device, algorithm.population, seed)
         self.request = algorithm.request
         self._generator = torch.Generator().manual_seed(seed)

@@ -55,6 +55,8 @@ class ReplaySource:
         """
         if (request.fading or request.mixture) and settings.prioritized:
             raise UserError("A fading or mixed memory is not drawn from by priority; set replay.prioritized=0.")
+        if request.decisions_only and settings.prioritized:
+            raise UserError("A memory of whole decisions is not drawn from by priority; set replay.prioritized=0.")
         self.request, self.settings, self.device = request, settings, device
         self.offline, self.decisions = offline, decisions
         self._seed = seed
@@ -184,7 +186,8 @@ def make_memory(settings: ReplayConfig, request: Request, sim: ChunkedSim) -> Re
         UserError: It is too small to hold a window per environment.
     """
     envs = sim.sim.num_envs
-    least = envs * (max(request.steps, sim.execute) + request.obs_horizon + 2)
+    window = request.steps + sim.execute if request.decisions_only else max(request.steps, sim.execute)
+    least = envs * (window + request.obs_horizon + 2)
     if settings.capacity < least:
         raise UserError(
             f"replay.capacity={settings.capacity} is too small for {envs} environments and windows of "

@@ -123,10 +123,12 @@ def test_the_base_stays_bit_identical_and_the_head_learns(make: Any) -> None:
     assert tools.changed(before, algorithm.policy)
 
 
-def test_groups_that_agree_teach_nothing() -> None:
+@pytest.mark.parametrize("reward", [0.0, 0.7, 1000.1])
+def test_groups_that_agree_teach_nothing(reward: float) -> None:
     algorithm = grpo(kl_coef=0.0)
     rollout = tools.sampler_for(algorithm).collect(algorithm.act)
     rollout.reward.zero_()
+    rollout.reward[0] = reward
     before = tools.snapshot(algorithm.policy)
     assert algorithm.update(rollout)["actor/informative"] == 0.0
     assert not tools.changed(before, algorithm.policy)

@@ -218,6 +218,14 @@ def test_episode_returns_run_on_across_rollouts() -> None:
     assert returns.observe(rollout([[1.0, 1.0]], [[True, True]])) == (6.0 + 1.0) / 2
 
 
+def test_a_resumed_run_on_fresh_episodes_forgets_those_that_ran() -> None:
+    algorithm = gorl()
+    algorithm.returns.running = algorithm.scale.running = torch.ones(2)
+    algorithm.returns.discard()
+    algorithm.cut()
+    assert (algorithm.scale.running, algorithm.returns.running, algorithm.returns.fresh) == (None, None, None)
+
+
 def test_only_episodes_begun_in_a_stage_count_for_it() -> None:
     algorithm = gorl(stages=(2, 100))
     sampler = sampler_for(algorithm)

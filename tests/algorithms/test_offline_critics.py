@@ -175,6 +175,7 @@ def test_the_penalty_compares_the_data_with_the_policy_and_with_all_of_the_actio
     values = judge(data.obs, seen[0])
     expected = conservative_penalty(values[..., 0], values[..., 1:4], values[..., 4:], data.returns).mean(1).sum()
     torch.testing.assert_close(loss, 3.0 * expected)
+    assert float(rule.penalty(replace(data, weight=torch.zeros(16)), critic, proposed)[0]) == 0.0
 
 
 def test_the_penalty_pushes_unseen_chunks_down_but_not_the_data() -> None:

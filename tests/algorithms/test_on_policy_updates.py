@@ -17,6 +17,7 @@ from robopolicy.algorithms.frames.on_policy import (
     Rows,
     explained_variance,
     minibatches,
+    normalize,
     rows_with_advantages,
 )
 from robopolicy.algorithms.ppo import PPO, PPOConfig
@@ -48,6 +49,11 @@ def reinflow(seed: int = 0, **overrides: Any) -> ReinFlow:
     policy.fit_normalizer({"state": FLAT, "action": ACTION})
     settings: dict[str, Any] = {"decisions": 8, "batch_size": 64} | overrides
     return ReinFlow(ReinFlowConfig(**settings), policy, total_updates=20)
+
+
+@pytest.mark.parametrize("value", [0.1, -3.3, 57.7])
+def test_equal_advantages_are_normalised_to_zero(value: float) -> None:
+    assert not normalize(torch.full((1000,), value)).any()  # whose mean is another number in single precision
 
 
 def sampler_for(algorithm: Algorithm, num_envs: int = 16, reward: str = "shaped") -> RolloutSampler:

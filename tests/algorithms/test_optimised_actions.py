@@ -26,6 +26,16 @@ def test_the_policy_is_frozen_offline_and_trained_online() -> None:
         assert not same(before, policy)
 
 
+def test_normalisers_of_the_policy_are_frozen_offline_too() -> None:
+    policy = flow(normalization="running")
+    algorithm = MAKERS["pa_rl"](policy)
+    before, critic = snapshot(policy), snapshot(algorithm.critic)
+    algorithm.update(batch(two_modes(128), peak))
+    assert same(before, policy) and not same(critic, algorithm.critic)
+    algorithm.update(batch(two_modes(128), peak, online=True))
+    assert not torch.equal(before["encoder.normalizer.mean"], snapshot(policy)["encoder.normalizer.mean"])
+
+
 def test_the_imitated_chunk_is_drawn_by_value_and_masked_only_if_it_is_the_batch_s_own() -> None:
     data = batch(two_modes(6), peak)
     data.mask[:, 1] = 0

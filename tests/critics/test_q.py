@@ -191,6 +191,15 @@ def test_losses_are_finite_under_autocast_and_show_a_nan(bins: int) -> None:
 # Subsets and targets.
 
 
+@pytest.mark.parametrize("outputs", [1, 2, 51])
+def test_lower_precision_of_products_leaves_outputs_their_digits(outputs: int) -> None:
+    torch.manual_seed(0)
+    ensemble, x = EnsembleMLP(2, 5, (16,), outputs), torch.randn(256, 5)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        ensemble.layers[-1].bias.fill_(100.0)  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+        assert len(ensemble(x)[0, :, 0].unique()) > 200  # in bfloat16 the next number after 100 is 100.5
+
+
 def test_subsets_are_distinct_members_and_decided_by_the_generator() -> None:
     generator = torch.Generator().manual_seed(0)
     draws = [random_members(10, 2, generator) for _ in range(200)]

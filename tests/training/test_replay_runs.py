@@ -38,6 +38,7 @@ FROM_SCRATCH = {
     "camel_td3": ["algorithm.mask.prior=point_mass_pd"],
     "tscac": ["algorithm.signals=[energy,stillness]", "algorithm.first_stage=0.5"],
 }
+RAW_FLOW = ["policy=flow", "policy.normalization=identity", "policy.action_normalization=identity"]
 AILBOOST_RUN = [*COMMON, "algorithm=ailboost", "algorithm.learner_decisions=2", "algorithm.discriminator_delay=2"]
 RLPD_RUN = [*COMMON, "algorithm=rlpd", "algorithm.utd=2", "algorithm.actor_delay=2"]
 
@@ -280,6 +281,19 @@ def test_only_a_collapse_at_the_end_restores_the_best_state(tmp_path: Path, monk
         ([*SAC_RUN, "budget.updates=1", "algorithm.tau=1.5"], "algorithm.tau must lie in (0, 1]"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.critic.members=0"], "algorithm.critic.members must be at least 1"),
         ([*SAC_RUN, "budget.updates=1", "policy=gaussian"], "pass policy=squashed_gaussian"),
+        (["experiment=arm_dcg_map_elites", "replay.prioritized=0.5"], "played is not drawn from by priority"),
+        (
+            ["algorithm=dsrl_sac", "task=point_mass", "budget.updates=1", "replay.prioritized=0.5", *RAW_FLOW],
+            "whole decisions is not drawn from by priority",
+        ),
+        (
+            ["algorithm=pa_rl", "policy=gaussian", "task=gymnasium/Pendulum-v1", "budget.updates=1"],
+            "has to know the action bounds of gymnasium/Pendulum-v1",
+        ),
+        (
+            ["algorithm=dppo", "algorithm.lr=1e-5", "task=point_mass", "budget.updates=1"],
+            "lr_final must be at most lr=1e-05",
+        ),
         (
             [*COMMON, "algorithm=camel_td3", "budget.updates=1"],
             "pass init_from=CHECKPOINT or algorithm.mask.prior=NAME",

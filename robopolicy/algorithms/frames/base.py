@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -42,6 +42,15 @@ class Observer(Protocol):
         ...
 
 
+@runtime_checkable
+class EpisodeTracker(Protocol):
+    """A part that adds up episodes from rollout to rollout."""
+
+    def cut(self) -> None:
+        """Forget the running episodes, of which the rest will not be played."""
+        ...
+
+
 class Algorithm(ABC):
     """Base class of every algorithm; constructed as `Algorithm(config, policy, total_updates=n)`."""
 
@@ -55,6 +64,7 @@ class Algorithm(ABC):
     needs_base: ClassVar[bool] = False  # starts from a trained policy and learns nothing useful from a fresh one
     needs_dataset: ClassVar[bool] = False  # plays, and has nothing to learn from play alone
     constrained: bool = False  # gives success up where a constraint asks for it: less of it is no collapse
+    needs_bounds: ClassVar[bool] = False  # proposes or judges actions anywhere in the action space
     reach: int = 0  # control steps from an observation of a dataset to the next one that `update` wants; 0 wants none
     step_discount: float = 1.0  # discount per control step inside a chunk, for `ChunkedSim(gamma=...)`
 
@@ -95,6 +105,12 @@ class Algorithm(ABC):
         """States of all parts, the counter and the generator."""
         state: dict[str, Any] = {name: copy.copy(part.state_dict()) for name, part in self.parts().items()}
         return state | {"updates": self.updates, "generator": self.generator.get_state()}
+
+    def cut(self) -> None:
+        """Forget the episodes that were being played, which a resumed run cannot go on with."""
+        for part in self.parts().values():
+            if isinstance(part, EpisodeTracker):
+                part.cut()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""

@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from robopolicy.critics.q import borrow_statistics
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import unknown_name
-from robopolicy.limits import Count, Natural, NotNegative, Positive, Ranged, Share
+from robopolicy.limits import Count, Natural, NotNegative, Positive, Ranged, Share, UpTo
 from robopolicy.policies.base import Info, Policy
 
 
@@ -42,7 +42,7 @@ class ActorTunerConfig(Ranged):
     epochs: Count = 5  # passes over each rollout
     batch_size: Count = 1024  # chunk decisions per minibatch
     lr: Positive = 4.5e-5  # peak learning rate of the actor
-    lr_final: NotNegative = 2e-5  # learning rate at the last update (cosine)
+    lr_final: Annotated[NotNegative, UpTo("lr")] = 2e-5  # learning rate at the last update (cosine)
     grad_clip: Positive = 25.0  # largest gradient norm of the actor
     target_kl: Positive | None = 0.01  # stop the epochs when the approximate KL exceeds this
     seed: Natural = 0  # order of the minibatches

@@ -142,8 +142,7 @@ class OffPolicy(Algorithm):
                 if self.critic_steps % self.config.actor_delay == 0:
                     info |= {f"actor/{key}": value for key, value in self.actor_step(minibatch).items()}
         self.errors = torch.cat(errors)
-        for network in self.observers():
-            network.observe(batch.obs)
+        self.observe(batch)
         self._target_update.copy_buffers()
         self.updates += 1
         return {key: float(value.detach()) for key, value in info.items()}
@@ -151,6 +150,11 @@ class OffPolicy(Algorithm):
     def observers(self) -> tuple[Observer, ...]:
         """Networks whose running normalisers follow what is learned from."""
         return self.policy, self.critic.encoder
+
+    def observe(self, batch: Transitions) -> None:
+        """Merge the observations of `batch` into running normalisers."""
+        for network in self.observers():
+            network.observe(batch.obs)
 
     def _precision(self, device: torch.device) -> torch.autocast:
         # Weights change within the context, so casts of them must not be kept.

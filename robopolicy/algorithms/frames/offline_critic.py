@@ -123,7 +123,8 @@ class ConservativeRule(CriticRule):
         with training_mode(critic):
             values = critic.of_candidates(batch.obs, everything)  # (M, B, 1 + C + U)
         data, policy, elsewhere = values.split([1, chunks.shape[1], self.config.samples], -1)
-        penalty = conservative_penalty(data.squeeze(-1), policy, elsewhere, batch.returns).mean(1)
+        penalty = conservative_penalty(data.squeeze(-1), policy, elsewhere, batch.returns)  # (M, B)
+        penalty = (penalty * batch.weight).mean(1)
         info = {
             "penalty": penalty.detach().mean(),
             "calibrated": (policy.detach() < batch.returns[:, None]).float().mean(),

@@ -170,15 +170,17 @@ def _serve(calls: SimpleQueue[tuple[Work, Rows] | None], results: SimpleQueue[Te
 def normalize(advantage: Tensor) -> Tensor:
     """Advantage with mean 0 and standard deviation 1 over the given rows; unchanged for a single row.
 
-    Several processes count the rows of all of them.
+    Several processes count the rows of all of them. Equal advantages become 0: rounding must not tell them apart.
     """
+    exact = advantage.double()
     if world_size() > 1:
         rows = advantage.numel() * world_size()
-        centred = advantage - mean_over_ranks(advantage.mean())
-        return centred / ((mean_over_ranks(centred.square().mean()) * rows / (rows - 1)).sqrt() + 1e-8)
+        centred = exact - mean_over_ranks(exact.mean())
+        std = (mean_over_ranks(centred.square().mean()) * rows / (rows - 1)).sqrt()
+        return (centred / (std + 1e-8)).to(advantage.dtype)
     if advantage.numel() < 2:
         return advantage
-    return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    return ((exact - exact.mean()) / (exact.std() + 1e-8)).to(advantage.dtype)
 
 
 def explained_variance(rows: Rows) -> float:
@@ -209,6 +211,10 @@ class ReturnScale:
             carried = torch.where(end, 0.0, discount * returns[-1])
         self.running = carried
         self.moments.observe(torch.stack(returns))
+
+    def cut(self) -> None:
+        """Forget the running episodes, of which the rest will not be played."""
+        self.running = None
 
     @property
     def factor(self) -> float:

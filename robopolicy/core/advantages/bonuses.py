@@ -96,7 +96,7 @@ class Rarity:
         """Bonus `(N, 1)`."""
         reward = outcome(decisions)
         groups = ROLLOUTS.segments(reward, decisions)
-        mixed = groups.spread(groups.std(reward, unbiased=False)) > 1e-8
+        mixed = groups.spread(groups.differs(reward))
         prompt = decisions.need_extra("prompt_confidence", per_decision=True)
         return torch.where(mixed, self.scale * (prompt - confidence(decisions, self.share)), 0.0)
 

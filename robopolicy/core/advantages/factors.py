@@ -79,8 +79,7 @@ class OutcomeEntropy:
         entropy = groups.spread(groups.mean(-share.log2()))
         weight = torch.sigmoid(self.sharpness * (entropy - self.middle))
         if self.forced:
-            tied = groups.spread(groups.std(reward, unbiased=False)) < 1e-8
-            weight = weight.masked_fill(tied, 0.0)
+            weight = weight.masked_fill(~groups.spread(groups.differs(reward)), 0.0)
         return 1.0 - weight if self.complement else weight
 
 

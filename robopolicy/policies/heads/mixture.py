@@ -140,14 +140,15 @@ class MixturePolicy(ExplicitPolicy):
     def rsample_experts(self, obs: Observation, *, generator: Randomness = None) -> tuple[Tensor, Tensor, Tensor]:
         """One reparameterised chunk of every expert, `(B, M, H, A)`; its log-density under that expert; the router.
 
-        The last two are `(B, M)`; the router's are log-probabilities. All are differentiable.
+        The last two are `(B, M)`, the density that of the executed actions; the router's are log-probabilities. All
+        are differentiable.
         """
         experts = self.experts(self.features(obs))
         raw = experts.draws(normal(experts.mean.shape, generator, experts.mean.device))
         density = normal_log_density(raw, experts.mean, experts.log_std)
         if self.config.squash:
             density = density - log_tanh_slope(raw)
-        return self._to_chunk(raw), density.flatten(2).sum(2), experts.log_weight
+        return self._to_chunk(raw), density[:, :, : self.spec.execute].flatten(2).sum(2), experts.log_weight
 
     def imitation_loss(
         self,
