@@ -19,7 +19,7 @@ from robopolicy.policies.heads.generative import GenerativePolicy
 
 SPEC = PolicySpec({"state": (2,)}, action_dim=1, horizon=2, execute=1)
 STATISTICS = {
-    "state": {"min": [-1.0] * 2, "max": [1.0] * 2, "mean": [0.0] * 2, "std": [0.6] * 2},
+    "state": {"min": [-1.0] * 2, "max": [1.0] * 2},
     "action": {"min": [-1.0], "max": [1.0], "mean": [0.1], "std": [0.5]},
 }
 SMALL = CriticConfig(members=2, hidden=(32, 32), activation="relu")

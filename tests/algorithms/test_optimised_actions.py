@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import Known, batch, first_actions, flow, two_modes
+from chunk_bandit import SPEC, STATISTICS, Known, batch, first_actions, flow, two_modes
 from value_learners import MAKERS, expo, pa_rl, pa_rl_iql, peak, same, snapshot
 
 from robopolicy.algorithms.expo import edit_loss, selection_bonus
 from robopolicy.algorithms.pa_rl import imitation_target
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.wrappers.selected import Candidates
 
 
@@ -27,7 +28,9 @@ def test_the_policy_is_frozen_offline_and_trained_online() -> None:
 
 
 def test_normalisers_of_the_policy_are_frozen_offline_too() -> None:
-    policy = flow(normalization="running")
+    policy = FlowPolicy(FlowConfig(hidden=(32, 32), normalization="running"), SPEC)
+    policy.fit_normalizer({"action": STATISTICS["action"]})
+    policy.observe({"state": torch.randn(64, 1, 2)})
     algorithm = MAKERS["pa_rl"](policy)
     before, critic = snapshot(policy), snapshot(algorithm.critic)
     algorithm.update(batch(two_modes(128), peak))
