@@ -231,8 +231,6 @@ def test_only_episodes_begun_in_a_stage_count_for_it() -> None:
     assert other.fresh is not None and torch.equal(other.fresh, algorithm.returns.fresh)
     run(algorithm, sampler, 15)
     assert bool(algorithm.returns.fresh.all()) and -math.inf < algorithm.best_return < 1e5
-    algorithm.cut()  # as where a resumed run plays fresh episodes
-    assert algorithm.returns.running is algorithm.returns.fresh is algorithm.scale.running is None
 
 
 def test_fresh_decoders_and_encoders_keep_the_boxes_of_clouds_and_sets() -> None:

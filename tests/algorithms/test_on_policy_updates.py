@@ -20,6 +20,7 @@ from robopolicy.algorithms.frames.on_policy import (
     normalize,
     rows_with_advantages,
 )
+from robopolicy.algorithms.gorl import EpisodeReturns
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
 from robopolicy.data.rollout import Rollout
@@ -49,6 +50,15 @@ def reinflow(seed: int = 0, **overrides: Any) -> ReinFlow:
     policy.fit_normalizer({"state": FLAT, "action": ACTION})
     settings: dict[str, Any] = {"decisions": 8, "batch_size": 64} | overrides
     return ReinFlow(ReinFlowConfig(**settings), policy, total_updates=20)
+
+
+def test_episodes_that_a_resumed_run_cannot_go_on_with_are_forgotten() -> None:
+    algorithm, returns = ppo(), EpisodeReturns()
+    algorithm.scale.running = returns.running = torch.ones(2)
+    returns.discard()
+    algorithm.cut()
+    returns.cut()
+    assert (algorithm.scale.running, returns.running, returns.fresh) == (None, None, None)
 
 
 @pytest.mark.parametrize("value", [0.1, -3.3, 57.7])
