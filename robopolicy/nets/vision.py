@@ -28,7 +28,7 @@ class VisionConfig(Ranged):
     """Kind and sizes of one camera network (one network per camera)."""
 
     kind: str = "resnet"  # resnet | vit
-    widths: tuple[Count, ...] = (32, 64, 128)  # resnet: channels per stage; each stage halves the resolution
+    widths: tuple[Count, ...] = (32, 64, 128)  # resnet: channels per stage; each halves the rows, down to two
     blocks: Layers = 1  # resnet: blocks per stage; widths [64, 128, 256, 512] with 2 blocks is a ResNet-18
     keypoints: Count = 32  # resnet: expected 2-D positions read out by the spatial softmax
     vit_patch: Several = 8  # vit: distance of neighbouring patches [pixels], even
@@ -143,8 +143,7 @@ class CameraNet(nn.Module):
             self.pool: nn.Module = SpatialEmbedding(self.body.count, config.vit_width, config.vit_features)
             self.feature_dim = config.vit_features
         else:
-            _check_keypoints(self.crop_size, config)
-            self.body = _resnet(channels, config)
+            self.body = _resnet(channels, self.crop_size, config)
             self.pool = SpatialSoftmax(config.widths[-1], config.keypoints)
             self.feature_dim = 2 * config.keypoints
 
@@ -174,22 +173,15 @@ class CameraNet(nn.Module):
         return image.permute(0, 2, 3, 1)[index, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-def _check_keypoints(size: tuple[int, int], config: VisionConfig) -> None:
-    """Refuse crops of which `_resnet` leaves a single row or column, where every keypoint has the same position."""
-    halvings = 1 + len(config.widths)
-    if min(size) <= 2**halvings:
-        raise UserError(
-            f"A resnet of {len(config.widths)} stages (vision.widths) needs crops of more than {2**halvings} pixels a "
-            f"side, got {min(size)}; use larger images or fewer stages."
-        )
-
-
-def _resnet(channels: int, config: VisionConfig) -> nn.Sequential:
+def _resnet(channels: int, size: tuple[int, int], config: VisionConfig) -> nn.Sequential:
+    """Stages that halve images of `size`, until a further halving would leave the keypoints one row or column."""
     stem = config.widths[0]
     layers: list[nn.Module] = [nn.Conv2d(channels, stem, 5, 2, 2), nn.GroupNorm(stem // 16, stem), nn.ReLU()]
-    in_channels = stem
+    in_channels, side = stem, -(-min(size) // 2)
     for out_channels in config.widths:
+        stride = 2 if side > 2 else 1
+        side = -(-side // stride)
         for block in range(config.blocks):
-            layers.append(ResidualBlock(in_channels, out_channels, 2 if block == 0 else 1))
+            layers.append(ResidualBlock(in_channels, out_channels, stride if block == 0 else 1))
             in_channels = out_channels
     return nn.Sequential(*layers)

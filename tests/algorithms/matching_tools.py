@@ -32,7 +32,8 @@ def head(name: str = "flow", spec: PolicySpec = SPEC, seed: int = 0, **config: A
     torch.manual_seed(seed)
     policy = make_policy(name, POLICIES[name][0](**({"hidden": (32, 32), "steps": 4} | config)), spec)
     running = config.get("normalization") == "running"
-    policy.fit_normalizer({"action": ACTION} if running else {"state": STATE, "action": ACTION})
+    action = {} if config.get("action_normalization") == "identity" else {"action": ACTION}
+    policy.fit_normalizer(action if running else {"state": STATE, **action})
     return policy
 
 

@@ -98,7 +98,7 @@ def test_every_preset_composes(group, name):
 
 
 def test_config_survives_the_run_folder(tmp_path: Path):
-    config = compose_config(["task=point_mass", "algorithm=reinflow", "dataset=it's ${x}", "algorithm.lr=1e-5"])
+    config = compose_config(["task=point_mass", "algorithm=reinflow", "dataset=it's ${x}", "algorithm.lr=3e-5"])
     file = tmp_path / "config.yaml"
     file.write_text(config_text(config))
     assert read_config(file) == config
