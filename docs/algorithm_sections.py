@@ -25,7 +25,8 @@ ALGORITHMS = """\
 ## Algorithms
 
 "peer" is a method that is none of the numbered sources, but that they build on or are compared with. Defaults that
-differ from the source's are named under "Deviations", the source's in brackets. Commands start from what these make, and one from the [world model](world_models.md) of push:
+differ from the source's are named under "Deviations", the source's in brackets. Commands start from what these make,
+one from the [world model](world_models.md) of push:
 
 ```bash
 {preparations}
