@@ -94,9 +94,10 @@ CUBE = (
 )
 
 LAST_WORD = (
-    "- The last word of a run, in which its best policy plays the base in fresh episodes, decided the cells of cube, "
-    "of EXPO on hopper, and of qc, dqc and pa_rl outside lift and hopper. The others are older: there the base was "
-    "kept only where all evaluations lay below it beyond doubt."
+    "- The last word of a run, in which its best policy plays the base in fresh episodes, decided the cells of cube "
+    "(but for ReinFlow's, DPPO's and DSRL-NA's seeds 1 and 2 and EXPO's seed 1), of EXPO on hopper, and of qc, dqc and "
+    "pa_rl outside lift and hopper. The others are older: there the base was kept only where all evaluations lay below "
+    "it beyond doubt."
 )
 
 METHODS = {method.name: method for method in _methods()}
