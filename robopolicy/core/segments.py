@@ -27,8 +27,9 @@ class Segments:
         self.index = index.view(ids.shape).expand(weight.shape)
         self.enters = weight > 0
         self.weight = weight if weight.is_floating_point() else weight.to(torch.get_default_dtype())
+        self._total = self._add(self.weight)  # (S,) float64
         # (S,) weight that entered, the number of entries for a bool weight
-        self.count = self._add(self.weight).to(self.weight.dtype)
+        self.count = self._total.to(self.weight.dtype)
 
     def spread(self, statistic: Tensor) -> Tensor:
         """Per-segment statistic `(S,)` at every entry."""
@@ -40,8 +41,7 @@ class Segments:
 
     def mean(self, entries: Tensor) -> Tensor:
         """Weighted mean `(S,)`; 0 for an empty segment, and exactly their value where all entries are equal."""
-        count = torch.where(self.count > 0, self._add(self.weight), 1.0)
-        return (self._exact_sum(entries) / count).to(entries.dtype)
+        return (self._exact_sum(entries) / torch.where(self.count > 0, self._total, 1.0)).to(entries.dtype)
 
     def std(self, entries: Tensor, *, unbiased: bool = True) -> Tensor:
         """Standard deviation `(S,)`; 1 where fewer than two entries make it undefined."""

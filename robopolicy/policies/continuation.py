@@ -95,7 +95,10 @@ def continue_chunk(head: GenerativePolicy, obs: Observation, noise: Tensor, pref
         UserError: The head has no sampler of several deterministic steps.
     """
     head = _continuable(head)
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():
+        # Tensors made in inference mode cannot be differentiated through; their clones can.
+        noise, prefix, weight = noise.clone(), prefix.clone(), weight.clone()
+        obs = {key: value.clone() for key, value in obs.items()}
         features = head.encode(obs)
         given, held = head.action_normalizer.normalize(prefix), weight.unsqueeze(-1)  # (B, H, A), (B, H, 1)
         data, noise_level = _coefficients(head)
@@ -125,10 +128,8 @@ def _guided(
     kept: float,
 ) -> tuple[Tensor, Tensor]:
     """The iterate after step `k` without guidance, and the change of the estimate by guidance, `(B, H, A)` each."""
-    with torch.inference_mode(False), torch.enable_grad():
-        # Tensors made in inference mode cannot be differentiated through; their clones can.
-        features, given, held = features.clone(), given.clone(), held.clone()
-        start = x.detach().clone().requires_grad_(True)
+    with torch.enable_grad():
+        start = x.detach().requires_grad_(True)
         end = head.advance(features, start, k)
         estimate = (end - kept * start) / gain
         lacking = (held * (given - estimate)).detach()
