@@ -1,7 +1,8 @@
 """The networks of the heads.
 
 Denoising heads map noisy chunk, time(s) and features to a chunk; direct heads map features to a chunk. Both choose
-among the same four backbones.
+among the same four backbones. Times are `(B,)` or `(B, times)`, or whatever else broadcasts over the iterates: one time
+for all, or `(T,)` for those of chains `(B, T, H, A)`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from robopolicy.errors import UserError, unknown_name
 from robopolicy.limits import Count, Layers, PartialShare, Ranged
 from robopolicy.nets.mlp import MLP, ResidualMLP
 from robopolicy.nets.modular import ModularMLP
-from robopolicy.nets.time import TimeEmbedding
+from robopolicy.nets.time import TimeEmbedding, network_rows
 from robopolicy.nets.transformer import ActionTransformer
 from robopolicy.nets.unet1d import UNet1d
 
@@ -65,7 +66,7 @@ class MLPBackbone(nn.Module):
             self.body = MLP(in_dim, config.hidden, size, activation=config.activation, dropout=config.hidden_dropout)
 
     def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
-        """Map `x` `(B, H, A)`, `t` `(B,)` or `(B, times)` and `features` `(B, To, F)` to `(B, H, A)`."""
+        """Map `x` `(B, ..., H, A)`, `t` and `features` `(B, To, F)` to the shape of `x`; see `network_rows`."""
         return self.body(self._joined(x, t, features)).view_as(x)
 
     def representation(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
@@ -73,7 +74,8 @@ class MLPBackbone(nn.Module):
         return self.body.representation(self._joined(x, t, features))
 
     def _joined(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
-        return torch.cat([x.flatten(1), self.time(t), features.flatten(1)], -1)
+        x, time, features = network_rows(x, self.time(t), features)
+        return torch.cat([x.flatten(1), time, features.flatten(1)], -1)
 
 
 class ModularBackbone(nn.Module):
@@ -86,7 +88,7 @@ class ModularBackbone(nn.Module):
         self.body = make_modular(config, in_dim=in_dim, out_dim=size, context_dim=feature_dim)
 
     def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
-        """Map `x` `(B, H, A)`, `t` `(B,)` or `(B, times)` and `features` `(B, To, F)` to `(B, H, A)`."""
+        """Map `x` `(B, ..., H, A)`, `t` and `features` `(B, To, F)` to the shape of `x`; see `network_rows`."""
         return self.body(*self._joined(x, t, features)).view_as(x)
 
     def representation(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
@@ -94,8 +96,9 @@ class ModularBackbone(nn.Module):
         return self.body.representation(*self._joined(x, t, features))
 
     def _joined(self, x: Tensor, t: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        x, time, features = network_rows(x, self.time(t), features)
         context = features.flatten(1)
-        return torch.cat([x.flatten(1), self.time(t), context], -1), context
+        return torch.cat([x.flatten(1), time, context], -1), context
 
 
 class DirectModular(nn.Module):
@@ -142,8 +145,7 @@ class QueryNet(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """All steps of the chunk at once."""
-        batch = len(features)
-        return self.backbone(self.queries.expand(batch, -1, -1), features.new_zeros(batch), features)
+        return self.backbone(self.queries.expand(len(features), -1, -1), features.new_zeros(1), features)
 
 
 def make_modular(

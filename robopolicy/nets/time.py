@@ -26,19 +26,35 @@ class SinusoidalEmbedding(nn.Module):
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def forward(self, t: Tensor) -> Tensor:
-        """Embed `t` `(B,)` as `(B, dim)`."""
+        """Embed `t` `(...)` as `(..., dim)`."""
         angle = t.unsqueeze(-1) * self.frequencies
         return torch.cat([angle.sin(), angle.cos()], -1)
 
 
 class TimeEmbedding(nn.Module):
-    """Sinusoid -> linear (4x) -> Mish -> linear, several times side by side: `(B, times)` -> `(B, dim)`."""
+    """Sinusoid -> linear (4x) -> Mish -> linear, several times side by side: `(..., times)` -> `(..., dim)`."""
 
     def __init__(self, dim: int, times: int = 1) -> None:
         super().__init__()
         self.sinusoid = SinusoidalEmbedding(dim)
+        self.times = times
         self.mlp = nn.Sequential(nn.Linear(times * dim, 4 * dim), nn.Mish(), nn.Linear(4 * dim, dim))
 
     def forward(self, t: Tensor) -> Tensor:
-        """Embed `t`, `(B,)` for one time."""
-        return self.mlp(self.sinusoid(t).flatten(1))
+        """Embed `t`, `(...)` for one time."""
+        embedded = self.sinusoid(t)
+        return self.mlp(embedded if self.times == 1 else embedded.flatten(-2))
+
+
+def network_rows(x: Tensor, time: Tensor, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What a denoising network sees, one row per iterate: chunks `(R, H, A)`, times `(R, D)`, features `(R, To, F)`.
+
+    Args:
+        x: Iterates `(B, ..., H, A)`.
+        time: Embeddings, which broadcast to `(B, ..., D)`; equal times are embedded once.
+        features: Of the observations, `(B, To, F)`; each serves all iterates of its row.
+    """
+    places = x.shape[:-2]
+    for count in places[1:]:
+        features = features.repeat_interleave(count, 0)
+    return x.flatten(0, -3), time.expand(*places, -1).flatten(0, -2), features

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from robopolicy.nets.time import TimeEmbedding
+from robopolicy.nets.time import TimeEmbedding, network_rows
 
 
 class ActionTransformer(nn.Module):
@@ -69,11 +69,11 @@ class ActionTransformer(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
-        """Predict at `x` `(B, H, A)` and `t` `(B,)` or `(B, times)`, given `features` `(B, To, F)`."""
+        """Predict at `x` `(B, ..., H, A)` and `t`, given `features` `(B, To, F)`; see `network_rows`."""
         queries, condition = self._tokens(x, t, features)
         masks = {"tgt_mask": self.self_mask, "memory_mask": self.condition_mask}
         # Whether the mask is causal is not to be found out by comparing its values, which no export can follow.
-        return self.output(self.decoder(queries, condition, **masks, tgt_is_causal=False))
+        return self.output(self.decoder(queries, condition, **masks, tgt_is_causal=False)).view(x.shape)
 
     def representation(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
         """Activations `(B, H * width)` after half of the layers."""
@@ -84,5 +84,6 @@ class ActionTransformer(nn.Module):
 
     def _tokens(self, x: Tensor, t: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """Queries `(B, H, width)` and condition `(B, 1 + To, width)`."""
-        tokens = torch.cat([self.time(t).unsqueeze(1), self.feature_in(features)], 1)
+        x, time, features = network_rows(x, self.time(t), features)
+        tokens = torch.cat([time.unsqueeze(1), self.feature_in(features)], 1)
         return self.action_in(x) + self.action_position, self.condition_mlp(tokens + self.condition_position)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
-from robopolicy.nets.time import TimeEmbedding
+from robopolicy.nets.time import TimeEmbedding, network_rows
 
 
 class ConvBlock(nn.Sequential):
@@ -116,17 +116,21 @@ class UNet1d(nn.Module):
         self.output = nn.Sequential(ConvBlock(width, width, kernel, groups), nn.Conv1d(width, action_dim, 1))
 
     def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
-        """Predict at `x` `(B, H, A)` and `t` `(B,)` or `(B, times)`, given `features` `(B, To, F)`."""
-        horizon = x.shape[1]
-        condition = torch.cat([self.time(t), features.flatten(1)], -1)
-        h, skips = self._descend(x, condition)
+        """Predict at `x` `(B, ..., H, A)` and `t`, given `features` `(B, To, F)`; see `network_rows`."""
+        rows, condition = self._conditioned(x, t, features)
+        h, skips = self._descend(rows, condition)
         for level in self.up:
             h = level(h, skips.pop(), condition)
-        return self.output(h)[..., :horizon].transpose(1, 2)
+        return self.output(h)[..., : x.shape[-2]].transpose(1, 2).reshape(x.shape)
 
     def representation(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
         """Activations `(B, C * L)` at the lowest resolution."""
-        return self._descend(x, torch.cat([self.time(t), features.flatten(1)], -1))[0].flatten(1)
+        return self._descend(*self._conditioned(x, t, features))[0].flatten(1)
+
+    def _conditioned(self, x: Tensor, t: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Chunks `(R, H, A)` and what they are conditioned on, `(R, D)`."""
+        x, time, features = network_rows(x, self.time(t), features)
+        return x, torch.cat([time, features.flatten(1)], -1)
 
     def _descend(self, x: Tensor, condition: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Activations `(B, C, L)` below the middle blocks, and the skip connections of the levels above."""

@@ -34,6 +34,7 @@ from robopolicy.policies.heads.edm import EDMPolicy
 from robopolicy.policies.heads.flow import FlowPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.noise import Randomness
+from robopolicy.policies.path import step_index
 from robopolicy.policies.wrappers.latent import LatentPolicy
 from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
 
@@ -107,7 +108,7 @@ def continue_chunk(head: GenerativePolicy, obs: Observation, noise: Tensor, pref
             a, b, a_next, b_next = data[k], noise_level[k], data[k + 1], noise_level[k + 1]
             kept = b_next / b
             gain = a_next - kept * a  # the next iterate is `gain estimate + kept x`
-            index = torch.full((len(x),), k, device=x.device)
+            index = step_index(k, x)
             if a < EARLIEST * (a + b):
                 end, change = head.advance(features, x, index), torch.zeros_like(x)
             else:

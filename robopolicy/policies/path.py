@@ -136,3 +136,8 @@ def left_grid(steps: int) -> Tensor:
     The only grid of the flow heads: sampling and scoring both index it.
     """
     return torch.arange(steps) / steps
+
+
+def step_index(k: int, x: Tensor) -> Tensor:
+    """Sampler step `k` `(1,)` of all iterates `x` `(B, H, A)`: what depends on the step alone is computed once."""
+    return torch.full((1,), k, device=x.device)

@@ -15,6 +15,7 @@ from robopolicy.policies import make_policy
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.edm import EDMConfig, EDMPolicy, preconditioning
 from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.path import step_index
 from robopolicy.policies.schedules import karras_sigmas
 
 CHUNK = PolicySpec({"state": (2,)}, action_dim=2, horizon=6, execute=2, obs_horizon=2)
@@ -83,7 +84,7 @@ def test_the_sampler_is_its_steps_and_counts_its_calls(solver: str) -> None:
     assert len(calls) == policy.network_calls == (11 if solver == "heun" else 6)
     features, x = policy.encode(obs), policy.begin(noise)
     for k in range(6):
-        x = policy.advance(features, x, torch.full((4,), k))
+        x = policy.advance(features, x, step_index(k, x))
     assert torch.equal(chunk, x.clamp(-1, 1))
 
 

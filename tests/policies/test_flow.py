@@ -144,7 +144,7 @@ def test_act_decodes_the_noise_it_draws() -> None:
 def test_field_is_the_step_of_the_sampler() -> None:
     policy = FlowPolicy(FlowConfig(hidden=(16,), steps=1, **RAW), SPEC_CHUNK)  # type: ignore[arg-type]
     obs, noise = {"state": torch.rand(4, 1, 2)}, torch.randn(4, 6, 2)
-    assert torch.equal(policy.decode(obs, noise), noise + policy.field(obs, noise, torch.zeros(4)))
+    assert torch.equal(policy.decode(obs, noise), noise + policy.field(obs, noise, torch.zeros(1)))
 
 
 @pytest.mark.parametrize(

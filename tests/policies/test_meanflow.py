@@ -58,7 +58,7 @@ def test_one_step_is_asked_at_noise_alone() -> None:
     policy = exact(steps=1)
     assert policy.grid.tolist() == [0.0]
     policy.act(nothing(2))
-    assert torch.equal(policy.backbone.asked[0], torch.tensor([[0.0, 1.0]] * 2))  # type: ignore[index]
+    assert torch.equal(policy.backbone.asked[0], torch.tensor([[0.0, 1.0]]))  # type: ignore[index]
 
 
 @pytest.mark.parametrize("derivative", ["exact", "difference"])

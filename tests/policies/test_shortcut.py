@@ -40,7 +40,7 @@ def test_one_step_is_asked_at_noise_alone_and_with_length_one() -> None:
     policy = exact(steps=1)
     assert policy.grid.tolist() == [0.0]
     policy.act(nothing(3))
-    assert torch.equal(policy.backbone.asked[0], torch.tensor([[0.0, 1.0]] * 3))  # type: ignore[index]
+    assert torch.equal(policy.backbone.asked[0], torch.tensor([[0.0, 1.0]]))  # type: ignore[index]
 
 
 def test_with_length_zero_and_no_delta_the_loss_is_that_of_a_rectified_flow() -> None:

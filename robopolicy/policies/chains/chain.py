@@ -17,6 +17,7 @@ from robopolicy.policies.chains.wrapped import WrappedHead
 from robopolicy.policies.density import normal_entropy, normal_log_density
 from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
+from robopolicy.policies.path import step_index
 from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
 
 
@@ -31,7 +32,7 @@ class ChainPolicy(WrappedHead):
 
     @abstractmethod
     def transition(self, features: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log standard deviation `(B, H, A)` of the iterate after `x` `(B, H, A)` and step `k` `(B,)`."""
+        """Means and log standard deviations of the iterates after `x` and steps `k`; shapes as in `advance`."""
 
     def step_logp(self, x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
         """Log-probability `(B,)` of one transition to `x` `(B, H, A)`: the sum over all dimensions."""
@@ -62,7 +63,7 @@ class ChainPolicy(WrappedHead):
         x = self._stored(self.prologue(obs, self.head.draw_noise(batch, generator, features.device), generator))
         chain, logp = [x], []
         for k in range(self.first, self.head.config.steps):
-            mean, log_std = self.transition(features, x.float(), torch.full((batch,), k, device=features.device))
+            mean, log_std = self.transition(features, x.float(), step_index(k, x))
             noise = normal(mean.shape, generator, mean.device)
             if self.noise_clip:
                 noise = noise.clamp(-self.noise_clip, self.noise_clip)
@@ -78,12 +79,9 @@ class ChainPolicy(WrappedHead):
 
     def transitions(self, obs: Observation, record: Record) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation `(B, T, H, A)` of the recorded transitions."""
-        chain = record["chain"].float()
-        batch, count = chain.shape[0], chain.shape[1] - 1
-        features = self.head.encode(obs).repeat_interleave(count, 0)  # (B * T, To, F)
-        k = torch.arange(self.first, self.first + count, device=chain.device).repeat(batch)
-        mean, log_std = self.transition(features, chain[:, :-1].flatten(0, 1), k)
-        return mean.unflatten(0, (batch, count)), log_std.unflatten(0, (batch, count))
+        before = record["chain"][:, :-1].float()
+        k = torch.arange(self.first, self.first + before.shape[1], device=before.device)
+        return self.transition(self.head.encode(obs), before, k)
 
     def score(self, record: Record, mean: Tensor, log_std: Tensor) -> DecisionOutput:
         """Log-probability and entropy `(B, T)` of recorded transitions with these moments `(B, T, H, A)`."""

@@ -21,6 +21,7 @@ from robopolicy.policies.chains.chain import ChainPolicy
 from robopolicy.policies.density import normal_entropy, normal_log_density
 from robopolicy.policies.heads.diffusion import DiffusionPolicy
 from robopolicy.policies.noise import Randomness, normal
+from robopolicy.policies.path import step_index
 from robopolicy.policies.wrappers.staged_diffusion import StagedDiffusion
 
 LOGP_BOUNDS = (-5.0, 2.0)  # of the log-density per dimension; a standard deviation below 0.054 exceeds the upper one
@@ -89,7 +90,7 @@ class DiffusionChain(ChainPolicy):
         """The steps of the frozen base, with the noise of the trained ones."""
 
         def step(head: DiffusionPolicy, features: Tensor, x: Tensor, k: int) -> Tensor:
-            mean, log_std = self._gaussian(head, features, x, torch.full((len(x),), k, device=x.device))
+            mean, log_std = self._gaussian(head, features, x, step_index(k, x))
             draw = normal(mean.shape, generator, mean.device)
             return mean + log_std.exp() * (draw.clamp(-self.noise_clip, self.noise_clip) if self.noise_clip else draw)
 

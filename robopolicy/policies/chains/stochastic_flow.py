@@ -45,7 +45,7 @@ class NoiseConfig(Ranged):
 
 
 class NoiseNet(nn.Module):
-    """Log standard deviation `(B, H * A)` of each transition, between fixed bounds, from features and time."""
+    """Log standard deviations of transitions, between fixed bounds, from features and time."""
 
     log_std_max: Tensor
 
@@ -58,9 +58,15 @@ class NoiseNet(nn.Module):
         self.requires_grad_(config.schedule != "constant")
 
     def forward(self, features: Tensor, t: Tensor) -> Tensor:
-        """Interpolate the log-variance between its bounds by `(tanh(y) + 1) / 2`."""
+        """Interpolate the log-variance `(..., H * A)` between its bounds by `(tanh(y) + 1) / 2`.
+
+        Args:
+            features: Of the observations, `(..., F)`.
+            t: Times, which broadcast with the leading dimensions of the features.
+        """
         if self.time is not None:
-            features = torch.cat([features, self.time(t)], -1)
+            places = torch.broadcast_shapes(features.shape[:-1], t.shape)
+            features = torch.cat([features.expand(*places, -1), self.time(t).expand(*places, -1)], -1)
         y = self.body(features)
         if self.config.schedule == "constant":
             return self.log_std_max.expand_as(y)
@@ -93,7 +99,9 @@ class StochasticFlow(ChainPolicy):
     def transition(self, features: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """The head's own step as mean, the noise network as log standard deviation."""
         mean = self.head.advance(features, x, k)
-        return mean, self.noise(features.flatten(1), k / self.head.config.steps).view_as(mean)
+        seen = features.flatten(1).unflatten(0, (len(features), *(1 for _ in x.shape[1:-2])))  # (B, ..., To * F)
+        log_std = self.noise(seen, k / self.head.config.steps).unflatten(-1, x.shape[-2:])
+        return mean, log_std.expand_as(mean)
 
     def set_progress(self, progress: float) -> None:
         """Advance the noise schedule, and the head's."""

@@ -161,5 +161,5 @@ class ConsistencyPolicy(GenerativePolicy):
             if k:
                 added = (sigma.square() - self.sigmas[-1].square()).sqrt()
                 x = data + added * self.draw_noise(batch, generator, device)
-            data = self.clip(self.denoise(features, x, sigma.expand(batch)[:, None, None]))
+            data = self.clip(self.denoise(features, x, sigma.view(1, 1, 1)))
         return self.action_normalizer.denormalize(data)

@@ -29,7 +29,7 @@ from robopolicy.limits import Count, InnerShare, Several, UpTo
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
-from robopolicy.policies.path import Estimate, estimate, prediction_target, vp_coefficients
+from robopolicy.policies.path import Estimate, estimate, prediction_target, step_index, vp_coefficients
 from robopolicy.policies.schedules import alpha_bars, level_at, spaced_levels
 
 SAMPLERS = ("ddim", "ddpm")
@@ -140,7 +140,7 @@ class DiffusionPolicy(GenerativePolicy):
         return self.level_times[(draw * count).long().clamp(max=count - 1)]
 
     def posterior(self, features: Tensor, x: Tensor, k: Tensor, eta: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation `(B, H, A)` of the iterate after sampler step `k` `(B,)`.
+        """Mean and standard deviation of the iterates after sampler steps `k`; shapes as in `advance`.
 
         `eta` 0 is DDIM, 1 is DDPM; a tensor must broadcast against `(B, 1, 1)` and may be learned. The standard
         deviation of the last step is 0: whoever needs a density bounds it from below.
@@ -165,7 +165,7 @@ class DiffusionPolicy(GenerativePolicy):
         batch, device = len(features), features.device
         x = self.begin(self.draw_noise(batch, generator, device))
         for k in range(self.config.steps):
-            x, std = self.posterior(features, x, torch.full((batch,), k, device=device))
+            x, std = self.posterior(features, x, step_index(k, x))
             if k < self.config.steps - 1:
                 x = x + std * self.draw_noise(batch, generator, device)
         return self.action_normalizer.denormalize(self.clip(x))

@@ -28,7 +28,7 @@ from robopolicy.limits import Count, Finite, Positive, UpTo
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
-from robopolicy.policies.path import Estimate, edm_sigma
+from robopolicy.policies.path import Estimate, edm_sigma, step_index
 from robopolicy.policies.schedules import karras_sigmas
 
 SOLVERS = ("heun", "euler")
@@ -122,8 +122,7 @@ class EDMPolicy(GenerativePolicy):
         """All steps, without the correction that the last one does not use."""
         x, last = self.begin(noise), self.config.steps - 1
         for k in range(self.config.steps):
-            index = torch.full((len(x),), k, device=x.device)
-            x = self._step(features, x, index, correct=self.config.solver == "heun" and k < last)
+            x = self._step(features, x, step_index(k, x), correct=self.config.solver == "heun" and k < last)
         return self.action_normalizer.denormalize(self.clip(x))
 
     def _step(self, features: Tensor, x: Tensor, k: Tensor, *, correct: bool) -> Tensor:

@@ -27,6 +27,7 @@ from robopolicy.nets.point_cloud import PointCloudConfig
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Info, Observation, Policy, PolicySpec, chunk_mean
 from robopolicy.policies.noise import Randomness, normal, repeated
+from robopolicy.policies.path import step_index
 
 
 def _uniform(n: Tensor) -> Tensor:
@@ -127,7 +128,10 @@ class GenerativePolicy(Policy):
 
     @abstractmethod
     def advance(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
-        """Iterate `(B, H, A)` after sampler step `k` `(B,)` int64 in 0..K-1, without injected noise."""
+        """Iterates `(B, ..., H, A)` after sampler steps `k` int64 in 0..K-1, without injected noise.
+
+        `k` has the shape `(B,)`, `(1,)` for one step of all, or `(T,)` for iterates `(B, T, H, A)` of a chain.
+        """
 
     @abstractmethod
     def draw_times(self, batch: int, generator: Randomness) -> Tensor:
@@ -225,5 +229,5 @@ class GenerativePolicy(Policy):
         """All K steps from `noise` `(B, H, A)` to the chunk in env units."""
         x = self.begin(noise)
         for k in range(self.config.steps):
-            x = self.advance(features, x, torch.full((len(x),), k, device=x.device))
+            x = self.advance(features, x, step_index(k, x))
         return self.action_normalizer.denormalize(self.clip(x))

@@ -19,6 +19,7 @@ from robopolicy.nets.normalizer import Statistics
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.heads.diffusion import DiffusionPolicy
 from robopolicy.policies.noise import Randomness
+from robopolicy.policies.path import step_index
 from robopolicy.policies.wrappers.nested import describe, rebuild
 
 Step = Callable[[DiffusionPolicy, Tensor, Tensor, int], Tensor]
@@ -65,7 +66,7 @@ class StagedDiffusion(Policy):
         """Run the sampler the stages are configured for; the noise of DDPM belongs to it."""
 
         def ancestral(head: DiffusionPolicy, features: Tensor, x: Tensor, k: int) -> Tensor:
-            mean, std = head.posterior(features, x, _rows(x, k))
+            mean, std = head.posterior(features, x, step_index(k, x))
             return mean + std * normal_like(mean) if k < self.network_calls - 1 else mean
 
         def normal_like(x: Tensor) -> Tensor:
@@ -118,8 +119,4 @@ def _checked(starts: Sequence[int], policies: Sequence[Policy]) -> list[Diffusio
 
 
 def _ddim(head: DiffusionPolicy, features: Tensor, x: Tensor, k: int) -> Tensor:
-    return head.advance(features, x, _rows(x, k))
-
-
-def _rows(x: Tensor, k: int) -> Tensor:
-    return torch.full((len(x),), k, device=x.device)
+    return head.advance(features, x, step_index(k, x))
