@@ -12,7 +12,7 @@ Not for heads with learned step lengths (shortcut, MeanFlow), and not offline: n
 Mapping and deviations: prompts become observations and group-normalised rewards GAE advantages, normalised per
 minibatch; losses come from stored pairs also in the first step; times are stratified over the whole law (there: over
 0.9 of 14 sampler steps); the delayed average moves once per rollout, with the warm-up of the average that evaluation
-uses elsewhere.
+uses elsewhere; the gradient is cut at norm 25 (there: 1).
 """
 
 from __future__ import annotations

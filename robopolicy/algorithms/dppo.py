@@ -20,8 +20,9 @@ Deviations from the public code: truncated episodes bootstrap from their last ob
 `std_min` for sampling and density (the published furniture runs use two, so that their density is not the sampler's);
 the sampler ddpm evaluates without a floor (there: 1e-3), far below the noise of the steps of a squared-cosine grid; the
 last iterate is scored as drawn and clipped after; K' = 1 clips at `clip` instead of dividing 0 by 0; the entropy bonus
-is on the entropy of the steps, not on eta, and moves something only where eta is learned; the share of clamped
-log-densities, which carry no gradient, is reported as `actor/clamped`.
+is on the entropy of the steps, not on eta, and moves something only where eta is learned; the imitation of `bc_coef`
+scores the executed actions alone (there: the whole chunk); the share of clamped log-densities, which carry no gradient,
+is reported as `actor/clamped`.
 """
 
 from __future__ import annotations

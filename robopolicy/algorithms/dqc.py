@@ -12,7 +12,8 @@ played.
 
 Deviations from the public code: goals are part of the observation rather than relabelled, so the cloned policy sees
 them; long chunks that end in success count although they are shorter, because no tail can change their value; the
-prefixes are chosen by the mean of the logits.
+prefixes are chosen by the mean of the logits, and targets take the least of the ensemble (there a setting: the least
+for cubes, the mean for puzzles and humanoids); V has no LayerNorm; the gradient of the policy is cut at norm 1.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ Deviations from the public forks of the code (the official repository could not 
 mean of the target ensemble rather than by the minimum of a random pair, so that acting is deterministic given the
 samples; the entropy of an edit is measured in units of beta, as in the flow variant of Li et al., since a target of
 -dims/2 is out of reach for small beta otherwise; edits stay within the action bounds; the entropy bonus of the softmax
-variant is relative to a uniform choice, so that equal values get none.
+variant is relative to a uniform choice, so that equal values get none; the temperature's gradient is that of
+Stable-Baselines3, in its logarithm, without the temperature as a factor; the gradient of the base is cut at norm 1.
 """
 
 from __future__ import annotations
@@ -161,8 +162,8 @@ class EXPO(OffPolicy):
         return {"edit_loss": loss, "entropy": -logp.mean(), "temperature": alpha}
 
     def observers(self) -> tuple[Observer, ...]:
-        """The shared ones and the edit policy."""
-        return *super().observers(), self.edit.encoder
+        """The shared ones, the averaged base and the edit policy."""
+        return *super().observers(), self.ema.module, self.edit.encoder
 
     def deployable(self) -> Policy:
         """The on-the-fly policy with the averaged base."""

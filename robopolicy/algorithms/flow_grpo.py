@@ -7,7 +7,8 @@ dimensions, and a KL penalty holds the means near those of the frozen base.
 
 Use it when episodes can be restarted from the same state, are short, and a critic would be hard to learn, as with
 images and few environments. Not for long episodes, in which one return says little about one decision (flow_sde,
-reinflow), nor where groups succeed or fail as one: their advantage is 0.
+reinflow), nor where groups succeed or fail as one: their advantage is 0, and, as in the public code, nothing is learned
+from them, the KL penalty included.
 
 Deviations from the public code, which tunes text-to-image models: the condition is the start state instead of a prompt;
 the KL is the Gaussian one of a step, so that the published weight, on a KL without the step size, corresponds to one K
@@ -111,7 +112,7 @@ class FlowGRPO(ChainTuner):
             rows = self.prepare(rows_of(batch, advantage))
         rate = self._set_lr()
         info, epochs = self._epochs(rows)
-        self.policy.observe(rows.obs)
+        self.policy.observe({key: value[batch.played] for key, value in batch.obs.items()})
         self.updates += 1
         metrics = {key: float(value) for key, value in info.items()}
         metrics["actor/informative"] = float((advantage != 0).float().mean())
@@ -123,12 +124,13 @@ class FlowGRPO(ChainTuner):
 
 
 def rows_of(batch: GroupRollout, advantage: Tensor) -> Rows:
-    """The B decisions that were played, each with the advantage of its episode `(N,)`."""
+    """The B decisions of the groups that disagree, each with the advantage of its episode `(N,)`."""
+    every = advantage.expand(batch.shape)
+    chosen = batch.played & (every != 0)
 
     def pick(value: Tensor) -> Tensor:
-        return value[batch.played]
+        return value[chosen]
 
-    every = advantage.expand(batch.shape)
     returns = batch.returns.expand(batch.shape)
     obs = {key: pick(value) for key, value in batch.obs.items()}
     record = {key: pick(value) for key, value in batch.record.items()}

@@ -13,7 +13,8 @@ ways of solving the task must survive deployment.
 Deviations from the public code: Huber's rule is applied to the root mean square error of each action of a chunk, not to
 each dimension, so that it fits any head's loss; both the old and the new loss are bounded, as in the published
 locomotion code (its manipulation code bounds the old one alone, and first ratios are not 1); all executed steps count,
-also when the episode ends within the chunk.
+also when the episode ends within the chunk; values and GAE are per decision (there: per control step, so that the
+published lambda of 0.99 is 0.85 per chunk of 16 steps); the gradient is cut at norm 25 (there: 1).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ TRUST_REGIONS = ("clip", "aspo")
 
 @dataclass(frozen=True)
 class FPOPlusPlusConfig(MatchingConfig):
-    """Settings of FPO++; its own are the paper's for manipulation, what it inherits is not: lam .95 (paper: .99)."""
+    """Settings of FPO++; its own are the paper's for manipulation, what it inherits is not."""
 
     reduction: str = "sum"  # of the loss over the executed steps of a chunk: mean | sum
     clip: Positive = 0.02  # ratio bounds of every pair; the paper tunes it between 0.01 and 0.03

@@ -10,7 +10,8 @@ only imitates.
 
 Deviations from the public code: the base may be any denoising head with `decode`; the distance is measured in
 normalised units; the one-step policy starts as a copy of the base where both have the same network; critic, flow and
-one-step policy have an optimiser each (there: one for all).
+one-step policy have an optimiser each (there: one for all); gradients of both policies are cut at norm 1; critics
+normalise before their activations (there: behind them).
 """
 
 from __future__ import annotations

@@ -8,7 +8,9 @@ Use it on offline data with an expressive policy, before trying anything that ch
 tight control budgets, as every decision costs N samples, nor where the data never contains a good action.
 
 Deviations from the public code: the candidate is chosen by the ensemble mean or minimum of the target critics (there:
-the minimum of two), a softmax over Q stands in for the weights that follow from V, and chunks replace single actions.
+the minimum of two), a softmax over Q stands in for the weights that follow from V, and chunks replace single actions;
+the policy learns with Adam at a constant rate, its gradient cut at norm 1 (there: AdamW and a cosine over two million
+steps).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from robopolicy.algorithms.frames.base import Stateful
+from robopolicy.algorithms.frames.base import Observer, Stateful
 from robopolicy.algorithms.frames.offline_critic import ImplicitConfig, ImplicitRule, OfflineCritic, OfflineCriticConfig
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.transitions import Transitions
@@ -70,6 +72,10 @@ class IDQL(OfflineCritic):
         loss = self.imitate(batch.obs, batch.chunk, None, batch.mask)
         self.ema.update(self.policy)
         return {"loss": loss}
+
+    def observers(self) -> tuple[Observer, ...]:
+        """The shared ones and the averaged policy."""
+        return *super().observers(), self.ema.module
 
     def parts(self) -> Mapping[str, Stateful]:
         """The shared parts and the averaged policy."""

@@ -12,7 +12,8 @@ one costs m samples, and every critic step as many.
 Deviations from the public code: the penalty of Cal-QL is put on the k optimised candidates at the observation (there:
 on copies of the best one, here and at the next observation); the critic regresses a scalar unless `critic.bins` is set,
 as the support of a histogram depends on the rewards; the policy stays frozen for as long as a batch holds no played
-step; rewards are the task's (there: with 1 subtracted).
+step; rewards are the task's (there: with 1 subtracted); candidates are drawn from the policy itself (there, with
+diffusion, from a slow average of its weights); the gradient of the policy is cut at norm 1.
 """
 
 from __future__ import annotations

@@ -14,8 +14,10 @@ with learned step lengths (shortcut, MeanFlow).
 Checked against the authors' code. Deviations: times are drawn once per rollout and kept (published: afresh in every
 minibatch), several may be averaged, and the final time, where the sampler never reads the velocity, is left out;
 published policies start from scratch with a zero-initialised output layer and unit noise, here any head and less noise;
-the learning rate does not adapt to the KL, which ends the epochs instead. The paper's equation is reported to have the
-present velocity on both sides of the regulariser; the code has the old one in the target, as is the default here.
+the learning rate does not adapt to the KL, which ends the epochs instead; advantages are normalised per minibatch
+(published: per rollout), values are not clipped, and the gradient is cut at norm 25 (published: 1). The paper's
+equation is reported to have the present velocity on both sides of the regulariser; the code has the old one in the
+target, as is the default here.
 """
 
 from __future__ import annotations

@@ -7,7 +7,9 @@ With chunks of one action it is best-of-N temporal-difference learning.
 Use it with demonstrations of mixed quality and sparse rewards, offline first and then online. Not where control must
 react within a chunk, as chunks run open loop, nor with a tight budget of network calls: every decision costs N samples.
 
-Deviations from the public code: the policy may be any head that can be cloned.
+Deviations from the public code: the policy may be any head that can be cloned; its gradient is cut at norm 1; chunks
+that the end of the episode cuts short weigh as much as whole ones (there: as much as they have steps); critics
+normalise before their activations (there: behind them).
 """
 
 from __future__ import annotations

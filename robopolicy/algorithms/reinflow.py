@@ -36,6 +36,7 @@ from robopolicy.limits import NotNegative, Positive
 from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.chains.chain import require_family
 from robopolicy.policies.chains.stochastic_flow import NoiseConfig, StochasticFlow
+from robopolicy.policies.heads.generative import GenerativePolicy
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,13 @@ def actor_loss(
     return loss, info
 
 
-def bc_loss(policy: Policy, base: Policy, obs: Observation) -> Tensor:
-    """Squared distance of the deterministic chunks of both policies from zero noise, in action units."""
+def bc_loss(policy: GenerativePolicy, base: Policy, obs: Observation) -> Tensor:
+    """Squared distance of the deterministic chunks of both policies from zero noise, in normalised units."""
     batch = next(iter(obs.values())).shape[0]
     noise = next(policy.parameters()).new_zeros(batch, policy.spec.horizon, policy.spec.action_dim)
     with torch.no_grad():
-        target = base.decode(obs, noise)
-    return nn.functional.mse_loss(policy.decode(obs, noise), target)
+        target = policy.action_normalizer.normalize(base.decode(obs, noise))
+    return nn.functional.mse_loss(policy.action_normalizer.normalize(policy.decode(obs, noise)), target)
 
 
 class ReinFlow(ChainTuner, FineTuner):

@@ -10,7 +10,9 @@ or pa_rl: this policy is a Gaussian, it starts untrained, and never imitates.
 
 Deviations from the public code: several environments may play at once, so the settings count per decision of one
 environment; the loss sums over the critics where the code averages, which Adam does not notice; networks start from
-torch's initialisation.
+torch's initialisation; the temperature's gradient is that of Stable-Baselines3, in its logarithm, without the
+temperature as a factor, so that high temperatures move less and low ones more; the lowest log standard deviation is
+that of the policy (-5 by default; there -20).
 """
 
 from __future__ import annotations

@@ -103,7 +103,8 @@ class SRL(SoftOffPolicy):
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
         """Temporal-difference loss of single actions, and the loss of the model; they share no weights."""
         loss, info = super().critic_loss(batch)
-        model = self.critic.model_loss(batch.obs, batch.chunk, batch.next_obs).mean()
+        errors = self.critic.model_loss(batch.obs, batch.chunk, batch.next_obs)
+        model = (errors * batch.followed).sum() / batch.followed.sum().clamp(min=1)
         return loss + model, {**info, "model_loss": model}
 
     def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:

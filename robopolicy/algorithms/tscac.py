@@ -43,10 +43,10 @@ def energy(batch: Transitions, policy: GaussianPolicy) -> Tensor:
 
 
 def stillness(batch: Transitions, policy: GaussianPolicy) -> Tensor:
-    """Minus the mean square `(B,)` of the change of the observed vectors, normalised."""
+    """Minus the mean square `(B,)` of the change of the observed vectors, normalised; 0 where it was not seen."""
     encoder = policy.encoder
     after, before = (encoder.normalizer.normalize(encoder.vectors(obs)[:, -1]) for obs in (batch.next_obs, batch.obs))
-    return -(after - before).square().mean(1)
+    return -(after - before).square().mean(1) * batch.followed
 
 
 SIGNALS: dict[str, Callable[[Transitions, GaussianPolicy], Tensor]] = {"energy": energy, "stillness": stillness}
@@ -134,19 +134,20 @@ class TSCAC(TD3):
         chunk = self.policy.mode(batch.obs)
         with torch.no_grad():
             lessons = [teacher.policy.mode(batch.obs) for teacher in self.teachers.values()]
-        distance = torch.stack([self._distance(chunk, lesson) for lesson in lessons])
+        distance = torch.stack([self._distance(chunk, lesson).mean(1) for lesson in lessons])
+        seen = chunk_mean(self._distance(chunk, batch.chunk), batch.mask[:, : self.policy.spec.execute])
         value = self.critic(batch.obs, chunk, first)[0]
-        loss = main_loss(value, distance, self._distance(chunk, batch.chunk), self.config)
+        loss = main_loss(value, distance, seen, self.config)
         descend(self.optimizer, loss)
         self._policy_update.step(self.config.tau)
         self._policy_update.copy_buffers()
         return {"loss": loss, "distance": distance.mean()}
 
     def _distance(self, chunk: Tensor, other: Tensor) -> Tensor:
-        """Mean squared difference `(B,)` of the executed actions, normalised."""
+        """Mean squared difference `(B, Ta)` of the executed actions, normalised."""
         normalizer, executed = self.policy.action_normalizer, slice(self.policy.spec.execute)
         difference = normalizer.normalize(chunk[:, executed]) - normalizer.normalize(other[:, executed])
-        return difference.square().mean((1, 2))
+        return difference.square().mean(-1)
 
     def parts(self) -> Mapping[str, Stateful]:
         """TD3's parts, and every teacher."""

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.training.bench import ENOUGH, draw_curves, run_seeds, summarise
     from robopolicy.training.build import complete
     from robopolicy.training.compose import compose_config, config_text
-    from robopolicy.training.loop import Interrupted
+    from robopolicy.training.resuming import Interrupted
 
     check_numbers(args, positive=("seeds", "jobs"), non_negative=())
     if any(setting.split("=")[0] in ("out", "name") for setting in args.settings):

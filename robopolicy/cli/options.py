@@ -85,7 +85,7 @@ def train_model(
     Raises:
         UserError: The run cannot be made.
     """
-    from robopolicy.training.loop import Interrupted
+    from robopolicy.training.resuming import Interrupted
 
     if args.resume is not None and (args.dataset or args.set):
         raise UserError("A resumed run keeps its settings; pass --resume RUN alone.")

@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
         check_alone("train --multirun")
     from robopolicy.training.compose import compose_config, config_file, config_text, read_config
     from robopolicy.training.distributed import processes
-    from robopolicy.training.loop import Interrupted, resume_run, start_run
+    from robopolicy.training.loop import resume_run, start_run
+    from robopolicy.training.resuming import Interrupted
 
     if args.multirun:
         return _multirun(args)

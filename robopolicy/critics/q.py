@@ -179,12 +179,12 @@ def borrow_normalizers(policy: Judged, vision: VisionConfig) -> tuple[Observatio
     Raises:
         UserError: The policy hides its normalisers.
     """
-    encoder = next((part for part in policy.modules() if isinstance(part, ObservationEncoder)), None)
+    encoders = [part for part in policy.modules() if isinstance(part, ObservationEncoder)]
     normalizer = next((p.action_normalizer for p in policy.modules() if hasattr(p, "action_normalizer")), None)
-    if encoder is None or not isinstance(normalizer, Normalizer):
+    if not encoders or not isinstance(normalizer, Normalizer):
         raise UserError(f"A critic needs the normalisers of its policy, and '{policy.name}' shows none.")
-    own = ObservationEncoder(policy.spec.observation, normalization=encoder.normalizer.mode, vision=vision)
-    own.borrow(encoder)
+    own = ObservationEncoder(policy.spec.observation, normalization=encoders[0].normalizer.mode, vision=vision)
+    own.borrow(*encoders)
     action = make_normalizer(policy.spec.action_dim, normalizer.mode)
     action.load_state_dict(normalizer.state_dict())
     return own, action

@@ -46,6 +46,11 @@ class Transitions:
     def __len__(self) -> int:
         return len(self.reward)
 
+    @property
+    def followed(self) -> Tensor:
+        """Whether `next_obs` `(B,)` was seen: the last step of a dataset's episode that terminated stands in for it."""
+        return self.online | (self.discount > 0)
+
     def split(self, size: int) -> Iterator[Transitions]:
         """Consecutive minibatches of `size` rows."""
         if len(self) <= size:

@@ -204,9 +204,12 @@ class ObservationEncoder(nn.Module):
             joined["count"] = _statistic(statistics, (*self.layout.vectors, *self.layout.stocks)[0], "count", 1)
         self.normalizer.fit(joined)
 
-    def borrow(self, other: ObservationEncoder) -> None:
-        """Take over all that was fitted of `other`, which sees the same: statistics, boxes and the first stock."""
-        theirs = dict(other.named_buffers())
+    def borrow(self, *others: ObservationEncoder) -> None:
+        """Take over all that was fitted of `others`, which see the same: statistics, boxes and the first stock.
+
+        Of a composition each may know a part; where several know the same, the first one's counts.
+        """
+        theirs = {name: buffer for other in reversed(others) for name, buffer in other.named_buffers()}
         for name, buffer in self.named_buffers():
             if not name.startswith("cameras."):
                 buffer.copy_(theirs[name])

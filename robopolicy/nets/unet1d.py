@@ -18,7 +18,7 @@ class ConvBlock(nn.Sequential):
     def __init__(self, in_channels: int, out_channels: int, kernel: int, groups: int) -> None:
         super().__init__(
             nn.Conv1d(in_channels, out_channels, kernel, padding=kernel // 2),
-            nn.GroupNorm(groups, out_channels),
+            nn.GroupNorm(min(groups, out_channels // 2), out_channels),  # of one number nothing would be left
             nn.Mish(),
         )
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,11 +73,11 @@ def _leading(levels: int, steps: int) -> list[int]:
 
 
 def _trailing(levels: int, steps: int) -> list[int]:
-    return [round(levels - i * levels / steps) - 1 for i in range(steps)]
+    return (np.arange(levels, 0, -levels / steps)[:steps].round().astype(int) - 1).tolist()
 
 
 def _linspace(levels: int, steps: int) -> list[int]:
-    return [round(i * (levels - 1) / max(steps - 1, 1)) for i in reversed(range(steps))]
+    return np.linspace(0, levels - 1, steps).round()[::-1].astype(int).tolist()
 
 
 SPACINGS: dict[str, Callable[[int, int], list[int]]] = {

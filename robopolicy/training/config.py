@@ -62,7 +62,7 @@ class BudgetConfig(Ranged):
     """When to stop; set exactly one."""
 
     updates: Natural = 0  # calls of the algorithm's update
-    env_steps: Natural = 0  # control steps of all environments together
+    env_steps: Natural = 0  # control steps of all environments together, every chunk counted as if played in full
 
 
 @dataclass(frozen=True)

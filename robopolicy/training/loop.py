@@ -27,6 +27,7 @@ from robopolicy.nets.normalizer import unfitted_normalizers
 from robopolicy.policies.base import Policy
 from robopolicy.provenance import versions
 from robopolicy.stopping import on_stop_signals
+from robopolicy.training import aside
 from robopolicy.training.build import Parts, build, complete
 from robopolicy.training.checkpoint import load_policy, load_training_state, save_checkpoint
 from robopolicy.training.compose import config_file, config_text, read_config
@@ -36,21 +37,10 @@ from robopolicy.training.distributed import check_distributed
 from robopolicy.training.duel import duel
 from robopolicy.training.guards import Summary, TrainingDiverged, better, check_metrics, check_parameters, collapsed
 from robopolicy.training.loggers import make_loggers
-from robopolicy.training.resuming import claim, load_random_state, random_state, restore
+from robopolicy.training.resuming import Interrupted, claim, load_random_state, random_state, restore
 
 Report = dict[str, Any]
 MADE = ("config.yaml", "metrics.jsonl", "metrics.csv", "tensorboard", "wandb", "checkpoints")  # by every run
-
-
-class Interrupted(Exception):
-    """The user or the system asked the run to stop; its resume point has been saved."""
-
-    def __init__(self, signum: int, folder: Path) -> None:
-        super().__init__(signum, folder)  # what it is made from, so that it can come from another process
-        self.exit_code, self.folder = 128 + signum, folder
-
-    def __str__(self) -> str:
-        return f"Stopped; go on with: robopolicy train --resume {self.folder}"
 
 
 def start_run(config: TrainConfig) -> Trainer:
@@ -109,6 +99,8 @@ def resume_run(folder: Path) -> Trainer:
         trainer.console.note(f"{last} is not there, so the run begins again at its first update.")
         return trainer
     state = load_training_state(last)
+    if rank() == 0:
+        aside.bring_back(folder / "checkpoints" / "best", state["best"])
     trainer = Trainer(build(config, start=last), folder, resume_at=int(state["update"]))
     restore(trainer, state)
     return trainer
@@ -267,6 +259,7 @@ class Trainer:
         if not self._reinforces or (self.algorithm.may_fall and self.update < self.total):
             return
         self.algorithm.load_state_dict(load_training_state(self._checkpoint("best"))["algorithm"])
+        self.algorithm.cut()  # what it knew of running episodes was of those of that time
         self.latest = best
         self.restored += 1
         self._log({"guard/restored": float(self.restored)})
@@ -314,6 +307,8 @@ class Trainer:
     def _save(self, name: str, state: Mapping[str, Any], policy: Policy | None = None) -> None:
         if not self.writes:
             return
+        if name == "best":
+            aside.keep(self._checkpoint("best"))
         save_checkpoint(
             self._checkpoint(name),
             policy or self.algorithm.deployable(),
@@ -325,6 +320,8 @@ class Trainer:
 
     def _save_last(self) -> None:
         self._save("last", self.state_dict())
+        if self.writes:
+            aside.forget(self._checkpoint("best"))
 
     def _about(self) -> dict[str, Any]:
         return {"run": self.config.name, "task": self.config.task.name, "policy": self.config.policy["name"]}
@@ -356,6 +353,7 @@ class Trainer:
         }
         if self.writes:
             write_text(self.folder / "report.json", json.dumps(report, indent=2) + "\n")
+            aside.forget(self._checkpoint("best"))
         return report
 
     def _elapsed(self) -> float:

@@ -19,6 +19,17 @@ CAUSES = (UserError, AttributeError, IndexError, KeyError, RuntimeError, TypeErr
 """What parts raise that are given the state of others."""
 
 
+class Interrupted(Exception):
+    """The user or the system asked the run to stop; its resume point has been saved."""
+
+    def __init__(self, signum: int, folder: Path) -> None:
+        super().__init__(signum, folder)  # what it is made from, so that it can come from another process
+        self.exit_code, self.folder = 128 + signum, folder
+
+    def __str__(self) -> str:
+        return f"Stopped; go on with: robopolicy train --resume {self.folder}"
+
+
 class Resumable(Protocol):
     """A run that goes on; a `Trainer`."""
 

@@ -25,8 +25,8 @@ from robopolicy.training.bench import run_to_end
 from robopolicy.training.build import complete
 from robopolicy.training.compose import PRESETS, compose_config, config_text
 from robopolicy.training.config import TrainConfig
-from robopolicy.training.loop import Interrupted
 from robopolicy.training.rehearsal import rehearse
+from robopolicy.training.resuming import Interrupted
 
 LAUNCHERS = {  # name -> plugin that brings it, and the extra of robopolicy that installs the plugin
     "basic": None,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms import ALGORITHMS, make_algorithm
-from robopolicy.algorithms.frames.on_policy import Rows
+from robopolicy.algorithms.frames.on_policy import ReturnScale, Rows
 from robopolicy.critics.value import ValueConfig
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
@@ -206,3 +206,11 @@ def test_the_critic_learns_the_discounted_returns(lam: float) -> None:
     with torch.no_grad():
         torch.testing.assert_close(algorithm.critic(observations(6)), expected, atol=0.1, rtol=0)
     assert metrics["critic/loss"] < 0.01 and metrics["critic/explained_variance"] > 0.99
+
+
+def test_scaled_rewards_end_at_ten_deviations_and_unscaled_ones_nowhere() -> None:
+    scale = ReturnScale()
+    assert scale(torch.tensor([300.0])).item() == 300.0
+    scale.moments.observe(torch.tensor([0.0, 0.2]))
+    expected = torch.tensor([0.5 * scale.factor, 10.0, -10.0])
+    torch.testing.assert_close(scale(torch.tensor([0.5, 300.0, -300.0])), expected)

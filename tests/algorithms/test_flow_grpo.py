@@ -57,10 +57,10 @@ def test_returns_are_standardised_within_their_group() -> None:
 def test_each_decision_of_an_episode_has_its_advantage() -> None:
     algorithm = grpo()
     rollout = tools.sampler_for(algorithm).collect(algorithm.act)
-    advantage = torch.arange(16.0)
+    advantage = torch.arange(16.0) + 1
     rows = rows_of(rollout, advantage)
     assert len(rows) == int(rollout.played.sum()) and rows.logp.shape == (len(rows), 4)
-    states = {tuple(row): n for n in range(16) for row in rollout.obs["state"][rollout.played[:, n], n, 0].tolist()}
+    states = {tuple(row): n + 1 for n in range(16) for row in rollout.obs["state"][rollout.played[:, n], n, 0].tolist()}
     later = [i for i, row in enumerate(rows.obs["state"][:, 0].tolist()) if tuple(row) in states and i >= 16]
     assert later and all(rows.advantage[i] == states[tuple(rows.obs["state"][i, 0].tolist())] for i in later)
 
@@ -125,13 +125,25 @@ def test_the_base_stays_bit_identical_and_the_head_learns(make: Any) -> None:
 
 @pytest.mark.parametrize("reward", [0.0, 0.7, 1000.1])
 def test_groups_that_agree_teach_nothing(reward: float) -> None:
-    algorithm = grpo(kl_coef=0.0)
+    algorithm = grpo(kl_coef=1.0)
     rollout = tools.sampler_for(algorithm).collect(algorithm.act)
+    algorithm.update(rollout)  # from now on there is a penalty to follow, and Adam has a momentum
     rollout.reward.zero_()
     rollout.reward[0] = reward
     before = tools.snapshot(algorithm.policy)
     assert algorithm.update(rollout)["actor/informative"] == 0.0
     assert not tools.changed(before, algorithm.policy)
+
+
+def test_only_groups_that_disagree_are_learned_from() -> None:
+    algorithm = grpo()
+    rollout = tools.sampler_for(algorithm).collect(algorithm.act)
+    one = rollout.group == rollout.group[0]
+    rollout.reward[:, ~one] = 0.0
+    advantage = group_advantage(rollout.returns, rollout.group, 5.0)
+    rows = rows_of(rollout, advantage)
+    assert len(rows) == int(rollout.played[:, one & (advantage != 0)].sum()) > 0
+    assert bool((rows.advantage != 0).all())
 
 
 @both

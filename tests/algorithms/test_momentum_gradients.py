@@ -105,7 +105,7 @@ def test_the_second_part_of_the_carried_gradient_is_a_finite_difference() -> Non
 def test_the_first_step_has_the_given_length_along_the_policy_gradient(name: str) -> None:
     learner = algorithm(name, step_size=0.03)
     rollout = tools.sampler_for(learner, 8).collect(learner.act)
-    rows = rows_with_advantages(rollout, learner.critic, gamma=0.99, lam=0.95, reward_scale=1.0)
+    rows = rows_with_advantages(rollout, learner.critic, gamma=0.99, lam=0.95)
     before = learner.trace.weights.clone()
     if name == "harpg":
         rows = rows[torch.arange(8).expand(16, 8).flatten() < 4]

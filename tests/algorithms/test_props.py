@@ -187,10 +187,8 @@ def test_kept_decisions_have_the_advantages_of_their_own_rollout() -> None:
         rollouts.append(sampler.collect(learner.act))
         learner.update(rollouts[-1])
     rollouts.append(sampler.collect(learner.act))
-    rows, scale = learner.rows_of(rollouts[-1]), learner.scale.factor
-    scored = [
-        rows_with_advantages(rollout, learner.critic, gamma=0.99, lam=0.95, reward_scale=scale) for rollout in rollouts
-    ]
+    rows, scale = learner.rows_of(rollouts[-1]), learner.scale
+    scored = [rows_with_advantages(rollout, learner.critic, gamma=0.99, lam=0.95, scale=scale) for rollout in rollouts]
     for name in ("advantage", "value_target"):
         torch.testing.assert_close(getattr(rows, name), torch.cat([getattr(part, name) for part in scored]))
 

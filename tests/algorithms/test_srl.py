@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,6 +137,19 @@ def test_the_model_learns_the_next_observation() -> None:
     found = algorithm.critic.imagine(data.obs, data.chunk)["state"]
     assert float((found - data.next_obs["state"]).abs().max()) < 0.05
     assert metrics["critic/model_loss"] < 1e-3
+
+
+def test_the_model_is_not_taught_what_nobody_saw() -> None:
+    learner, data = srl(), pushes()
+    end = torch.arange(len(data)) % 2 == 0  # the last step of a dataset's episode stands in for what followed it
+    wrong = replace(
+        data,
+        online=~end,
+        discount=torch.where(end, 0.0, data.discount),
+        next_obs={"state": torch.where(end.view(-1, 1, 1), 100.0, data.next_obs["state"])},
+    )
+    expected = learner.critic.model_loss(data.obs, data.chunk, data.next_obs)[~end].mean()
+    torch.testing.assert_close(learner.critic_loss(wrong)[1]["model_loss"], expected)
 
 
 def test_a_sequence_stops_the_carriage_that_a_held_action_overshoots() -> None:

@@ -11,14 +11,23 @@ import torch
 from chunk_bandit import SMALL, assert_resumes, batch, first_actions, flow, gaussian
 from torch import Tensor
 
+from robopolicy.algorithms import tscac as tscac_module
 from robopolicy.algorithms.tscac import TSCAC, TSCACConfig, energy, main_loss, stillness
 from robopolicy.errors import UserError
+from robopolicy.policies.heads.gaussian import GaussianPolicy
 
 
 def tscac(seed: int = 0, total: int = 10, **config: Any) -> TSCAC:
     torch.manual_seed(seed)
     settings = {"critic": SMALL, "batch_size": 128, "lr": 3e-3, "critic_lr": 3e-3, "tau": 0.05} | config
     return TSCAC(TSCACConfig(**settings), gaussian(), total_updates=total)
+
+
+def of_two_steps() -> GaussianPolicy:
+    policy = gaussian()
+    whole = GaussianPolicy(policy.config, replace(policy.spec, execute=2))
+    whole.load_state_dict(policy.state_dict())
+    return whole
 
 
 def peak(action: Tensor) -> Tensor:
@@ -39,11 +48,25 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 def test_signals_are_what_their_names_say() -> None:
-    data, policy = played(), gaussian()
+    data, policy = replace(played(), online=torch.ones(128, dtype=torch.bool)), gaussian()
     torch.testing.assert_close(energy(data, policy), -data.chunk[:, 0, 0].square())
     moved = data.next_obs["state"][:, 0] - data.obs["state"][:, 0]
     torch.testing.assert_close(stillness(data, policy), -moved.square().mean(1))
     assert bool((stillness(replace(data, next_obs=data.obs), policy) == 0).all())
+    end = replace(data, online=torch.zeros(128, dtype=torch.bool), discount=torch.zeros(128))
+    assert bool((stillness(end, policy) == 0).all())  # what followed the end of a dataset's episode nobody has seen
+
+
+def test_steps_after_the_end_are_no_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    learner = TSCAC(TSCACConfig(critic=SMALL, nearness=0.0, data_coef=1.0), of_two_steps(), total_updates=10)
+    seen: list[Tensor] = []
+    monkeypatch.setattr(tscac_module, "main_loss", lambda value, distance, data, _: seen.append(data) or value.mean())
+    data = played()
+    repeated = replace(data, chunk=torch.cat([learner.policy.mode(data.obs)[:, :1], torch.ones(128, 1, 1)], 1).detach())
+    learner.actor_step(replace(repeated, mask=torch.tensor([[1.0, 0.0]]).expand(128, 2)))
+    learner.actor_step(replace(repeated, mask=torch.ones(128, 2)))
+    assert float(seen[0].detach().abs().max()) < 1e-6 < 0.01 < float(seen[1].detach().min())
 
 
 def test_the_loss_is_a_climb_held_back_by_distances() -> None:

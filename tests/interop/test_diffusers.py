@@ -25,6 +25,7 @@ from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.heads.shortcut import ShortcutConfig
+from robopolicy.policies.schedules import spaced_levels
 
 schedulers = pytest.importorskip("diffusers.schedulers")
 
@@ -138,6 +139,15 @@ def test_a_whole_chunk_is_that_of_the_loop_in_the_documentation(sampler: str) ->
         x = scheduler.step(output, timestep, x, **arguments).prev_sample
     ours = policy.act(OBS, generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close(ours, x.detach(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("levels", [50, 100, 1000])
+@pytest.mark.parametrize("spacing", ["trailing", "linspace", "leading"])
+def test_samplers_visit_the_levels_of_diffusers(spacing: str, levels: int) -> None:
+    scheduler = schedulers.DDIMScheduler(levels, timestep_spacing=spacing)
+    for steps in [*range(1, min(levels, 120) + 1), *range(121, levels, 37)]:
+        scheduler.set_timesteps(steps)
+        assert spaced_levels(spacing, levels, steps) == scheduler.timesteps.tolist()[:steps], steps
 
 
 def test_noisy_samples_of_training_are_those_of_diffusers() -> None:

@@ -86,3 +86,12 @@ def test_times_that_fit_no_row_are_refused() -> None:
 def test_embeddings_keep_the_shape_of_their_times(times: int) -> None:
     shape = (4, 3) if times == 1 else (4, 3, times)
     assert TimeEmbedding(16, times)(torch.rand(shape)).shape == (4, 3, 16)
+
+
+def test_a_level_of_one_step_keeps_its_values() -> None:
+    torch.manual_seed(0)
+    config = BackboneConfig(backbone="unet", unet_channels=(8,))
+    network = make_backbone(config, action_dim=A, horizon=1, feature_dim=F, obs_horizon=1)
+    x, features = torch.randn(1, 1, A), torch.randn(1, 1, F)
+    one, other = (network(value, torch.zeros(1), features) for value in (x, -x))
+    assert not torch.allclose(one, other, atol=1e-3)

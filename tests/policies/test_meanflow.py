@@ -24,6 +24,7 @@ from average_forms import (
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.generative import TIME_LAWS
 from robopolicy.policies.heads.meanflow import (
     TIME_SCALE,
@@ -211,3 +212,16 @@ def test_a_learned_meanflow_maps_noise_to_the_gaussian_in_one_call() -> None:
 def test_bad_settings_are_refused_in_one_line(settings: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         MeanFlowConfig(**settings)
+
+
+@pytest.mark.parametrize("backbone", ["mlp", "unet", "transformer"])
+def test_differences_keep_their_digits_under_autocast(backbone: str) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden": (32, 32), "unet_channels": (16, 16), "transformer_width": 16, "transformer_layers": 1}
+    config = MeanFlowConfig(backbone=backbone, derivative="difference", **RAW, **sizes)  # type: ignore[arg-type]
+    policy = MeanFlowPolicy(config, PolicySpec({"state": (3,)}, 2, horizon=4, execute=4))
+    features, x, tangent = torch.randn(6, 1, 3), torch.randn(6, 4, 2), torch.randn(6, 4, 2)
+    t, length = torch.rand(6), torch.rand(6) / 2
+    exact = policy.total_derivative(features, x, t, length, tangent)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(policy.total_derivative(features, x, t, length, tangent), exact)

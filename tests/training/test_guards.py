@@ -20,7 +20,8 @@ from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.compose import compose_config
 from robopolicy.training.guards import TrainingDiverged, better, check_parameters, collapsed, named_tensors
 from robopolicy.training.loggers import read_jsonl
-from robopolicy.training.loop import Interrupted, resume_run, start_run
+from robopolicy.training.loop import resume_run, start_run
+from robopolicy.training.resuming import Interrupted
 
 PPO_RUN = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gaussian", "sim.num_envs=4"]
 QUICK = ["algorithm.decisions=8", "evaluation.episodes=10", "evaluation.every=1", "logging.every=1"]
@@ -176,6 +177,7 @@ def test_a_collapse_restores_the_best_state(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer.algorithm, "load_state_dict", spy)
     report = trainer.train()
     assert states == [2]  # not at 0.75, which may be chance
+    assert trainer.algorithm.scale.running is None  # the rewards so far were those of other episodes
     assert (report["restored"], report["final"]["success"], report["best"]["update"]) == (1, 0.9, 2)
     assert [
         row["guard/restored"] for row in read_jsonl(trainer.folder / "metrics.jsonl") if "guard/restored" in row

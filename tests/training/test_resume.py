@@ -20,7 +20,9 @@ from robopolicy.errors import UserError
 from robopolicy.sim.contract import VectorSim
 from robopolicy.training.compose import compose_config, config_text
 from robopolicy.training.loggers import JsonlLogger, read_jsonl
-from robopolicy.training.loop import Interrupted, resume_run, start_run
+from robopolicy.training.loop import Trainer, resume_run, start_run
+from robopolicy.training.manifest import read_manifest
+from robopolicy.training.resuming import Interrupted
 from tasks.toy.point_mass import PointMassSim
 
 COMMON = ["task=point_mass", "evaluation.episodes=10", "evaluation.every=4", "checkpoint_every=3", "logging.every=1"]
@@ -112,6 +114,31 @@ def test_interrupt_saves_a_resume_point_and_ends_with_130(task, tmp_path, monkey
     assert [row["update"] for row in rows[0]] == [row["update"] for row in rows[1]]
     losses = [[row["actor/approx_kl"] for row in run if "actor/approx_kl" in row] for run in rows]
     assert losses[0] == losses[1]
+
+
+def test_a_resumed_run_goes_back_to_the_best_of_then(tmp_path, monkeypatch):
+    scores = {2: 0.5, 4: 0.6, 6: 0.1, 8: 0.9, 10: 0.85, 12: 0.88}  # after 8 updates better, but that is not known yet
+
+    def played(trainer, policy):
+        rate = scores[trainer.update]
+        ends = {"low": rate - 0.05, "high": rate + 0.05, "return_low": rate - 0.05, "return_high": rate + 0.05}
+        return {"success": rate, "return_mean": rate, "n": 100, **ends}
+
+    monkeypatch.setattr(Trainer, "_played", played)
+    shape = ["task=point_mass", "task.reward=shaped", "policy=gaussian", "policy.hidden=[8]", "algorithm=ppo"]
+    sizes = ["algorithm.critic.hidden=[8]", "sim.num_envs=2", "algorithm.decisions=7", f"out={tmp_path}"]
+    pace = ["budget.updates=12", "evaluation.every=2", "checkpoint_every=5"]
+    straight = start_run(compose_config([*shape, *sizes, *pace, "name=straight"]))
+    straight.train()
+    killed = start_run(compose_config([*shape, *sizes, *pace, "name=killed"]))
+    while killed.update < 9:
+        killed._iterate()
+    killed.close()
+    aside = killed.folder / "checkpoints" / "best.before"
+    assert read_manifest(aside).training["update"] == 4
+    resume_run(killed.folder).train()
+    assert_identical(straight.folder, killed.folder)
+    assert not aside.exists() and not (straight.folder / "checkpoints" / "best.before").exists()
 
 
 def test_a_run_whose_terminal_is_closed_saves_a_resume_point(tmp_path):

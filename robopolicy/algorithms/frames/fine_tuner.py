@@ -157,7 +157,7 @@ class FineTuner(ActorTuner):
             gamma=config.gamma,
             lam=config.lam,
             discount_unit=config.discount_unit,
-            reward_scale=self.scale.factor,
+            scale=self.scale,
         )
         with torch.no_grad():
             rows = self.prepare(rows)

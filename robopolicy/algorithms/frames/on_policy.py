@@ -66,7 +66,13 @@ def flatten(tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def rows_with_advantages(
-    rollout: Rollout, value: Value, *, gamma: float, lam: float, discount_unit: str = "step", reward_scale: float = 1.0
+    rollout: Rollout,
+    value: Value,
+    *,
+    gamma: float,
+    lam: float,
+    discount_unit: str = "step",
+    scale: Callable[[Tensor], Tensor] | None = None,
 ) -> Rows:
     """Score a rollout with the critic and compute GAE.
 
@@ -76,7 +82,7 @@ def rows_with_advantages(
         gamma: Discount, per control step or per chunk.
         lam: GAE lambda, per decision.
         discount_unit: "step" or "chunk", see `robopolicy.core.returns.chunk_discount`.
-        reward_scale: Factor on the rewards.
+        scale: Maps the rewards to those that are learned from; None learns from them as they are.
     """
     shape = rollout.shape
     obs = flatten(rollout.obs)
@@ -84,9 +90,8 @@ def rows_with_advantages(
     bootstrap = rollout.truncated & ~rollout.terminated
     successor = successor_values(values, value(rollout.last_obs), bootstrap, value(rollout.final_obs))
     discount = chunk_discount(gamma, rollout.steps, discount_unit)
-    advantage, target = gae(
-        rollout.reward * reward_scale, values, successor, rollout.terminated, rollout.truncated, discount, lam
-    )
+    reward = rollout.reward if scale is None else scale(rollout.reward)
+    advantage, target = gae(reward, values, successor, rollout.terminated, rollout.truncated, discount, lam)
     return Rows(
         obs,
         flatten(rollout.record),
@@ -192,8 +197,12 @@ def explained_variance(rows: Rows) -> float:
 class ReturnScale:
     """Running standard deviation of the discounted return, to divide rewards by (state in `state_dict`).
 
-    The discounted return runs on from rollout to rollout and is cut at episode ends.
+    The discounted return runs on from rollout to rollout and is cut at episode ends. Where hardly any episode is
+    rewarded the deviation is small, and a reward many times as large: it is cut at 10, as in the public code of DPPO
+    and ReinFlow.
     """
+
+    LARGEST = 10.0  # scaled reward
 
     def __init__(self) -> None:
         self.running: Tensor | None = None  # (N,) return so far, discounted to the next decision
@@ -215,6 +224,11 @@ class ReturnScale:
     def cut(self) -> None:
         """Forget the running episodes, of which the rest will not be played."""
         self.running = None
+
+    def __call__(self, reward: Tensor) -> Tensor:
+        """Scaled rewards, of any shape."""
+        factor = self.factor
+        return reward if factor == 1.0 else (reward * factor).clamp(-self.LARGEST, self.LARGEST)
 
     @property
     def factor(self) -> float:

@@ -54,7 +54,7 @@ class TermCritic(ActorCritic):
             return x.unsqueeze(-1).expand(values.shape).flatten(1)
 
         advantage, target = gae(
-            (self.rewards(batch) * self.scale.factor).flatten(1),
+            self.scale(self.rewards(batch)).flatten(1),
             values.flatten(1),
             successor.flatten(1),
             wide(batch.terminated),

@@ -62,8 +62,8 @@ class RolloutLearner(Algorithm):
 
     def rows_of(self, batch: Rollout) -> Rows:
         """The decisions to learn from, with advantages."""
-        config, scale = self.config, self.scale.factor
-        return rows_with_advantages(batch, self.critic, gamma=config.gamma, lam=config.lam, reward_scale=scale)
+        config = self.config
+        return rows_with_advantages(batch, self.critic, gamma=config.gamma, lam=config.lam, scale=self.scale)
 
     def update(self, batch: Rollout) -> Metrics:
         """Learn from one rollout."""

@@ -115,28 +115,32 @@ def joint_encoder(policies: Sequence[Policy], spec: PolicySpec) -> ObservationEn
 
     Where several parents know an observation, the first one's statistics count.
     """
-    vectors = {key: spec.observation[key] for key in Layout.of(spec.observation).vectors}
-    if vectors.keys() <= policies[0].spec.observation.keys():
+    layout = Layout.of(spec.observation)
+    known = {key: spec.observation[key] for key in (*layout.vectors, *layout.stocks)}
+    if known.keys() <= policies[0].spec.observation.keys():
         return None
-    return ObservationEncoder(vectors, normalization="meanstd")
+    return ObservationEncoder(known, normalization="meanstd")
 
 
 def gather_statistics(joint: ObservationEncoder, policies: Sequence[Policy]) -> None:
     """Copy the statistics of `policies` into the `joint_encoder`."""
-    start = 0
-    for key in joint.layout.vectors:
-        size = joint.sizes[key]
-        encoder, first = next(
-            (part, sum(part.sizes[before] for before in part.layout.vectors if before < key))
-            for policy in policies
-            for part in policy.modules()
-            if isinstance(part, ObservationEncoder) and key in part.layout.vectors
-        )
+    encoders = [part for policy in policies for part in policy.modules() if isinstance(part, ObservationEncoder)]
+    for key, columns in _columns(joint).items():
+        source = next(encoder for encoder in encoders if key in _columns(encoder))
         for name in ("offset", "scale"):
-            source = getattr(encoder.normalizer, name)[first : first + size]
-            getattr(joint.normalizer, name)[start : start + size] = source
-        start += size
+            getattr(joint.normalizer, name)[columns] = getattr(source.normalizer, name)[_columns(source)[key]]
+        if key in joint.layout.stocks:
+            joint.start.copy_(source.start)
     joint.normalizer.fitted.fill_(not any(unfitted_normalizers(policy) for policy in policies))
+
+
+def _columns(encoder: ObservationEncoder) -> dict[str, slice]:
+    """Where in the vector of its normaliser each observation stands: vectors, then stocks of one number."""
+    columns: dict[str, slice] = {}
+    start = 0
+    for key in (*encoder.layout.vectors, *encoder.layout.stocks):
+        columns[key] = slice(start, start := start + encoder.sizes.get(key, 1))
+    return columns
 
 
 # What comes out.

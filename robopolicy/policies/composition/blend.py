@@ -23,7 +23,7 @@ from torch import Tensor
 
 from robopolicy.policies.composition.algebra import orthonormal
 from robopolicy.policies.composition.operators import SAME_VELOCITY, Adaptive, And, Outlook, Weights
-from robopolicy.policies.heads.meanflow import DIFFERENCE, forward_mode
+from robopolicy.policies.heads.meanflow import DIFFERENCE, forward_mode, full_precision
 from robopolicy.policies.noise import Randomness, normal
 
 Field = Callable[[Tensor, Tensor], Tensor]
@@ -82,7 +82,8 @@ class Blend:
         if how != "difference":
             return self._forward_mode(x, t, tangents)
         around = torch.cat([x, *(x + step * tangent for tangent in tangents for step in (DIFFERENCE, -DIFFERENCE))])
-        found = [u.float().split(len(x)) for u in self.velocities(around, t.repeat(1 + 2 * len(tangents)))]
+        with full_precision(x.device):
+            found = [u.split(len(x)) for u in self.velocities(around.float(), t.repeat(1 + 2 * len(tangents)))]
         pairs = range(1, 1 + 2 * len(tangents), 2)
         return [u[0] for u in found], [[(u[i] - u[i + 1]) / (2 * DIFFERENCE) for u in found] for i in pairs]
 

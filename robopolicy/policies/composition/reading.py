@@ -157,6 +157,8 @@ def read(policy: Policy, obs: Observation, length: float = 0.0) -> Callable[[Ten
     if not isinstance(policy, Encoding):
         return _one_by_one(lambda x, t: policy.field(obs, x, t), len(next(iter(obs.values()))))
     features = policy.encode(obs)
+    if isinstance(features, Tensor):
+        features = features.float()  # autocast leaves those of cameras in bfloat16, which differences could not read
     if length:
         assert isinstance(policy, AverageVelocityPolicy)
         return lambda x, t: policy.average(_stacked(features, len(x)), x, t, torch.full_like(t, length))

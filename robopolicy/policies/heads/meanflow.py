@@ -96,7 +96,9 @@ class MeanFlowPolicy(AverageVelocityPolicy):
 
         ones = torch.ones_like(t)
         if self.config.derivative == "difference":
-            return central_difference(network, (x, t, length), (tangent, ones, -ones))
+            features = features.float()  # which `network` reads when it is called
+            with full_precision(x.device):
+                return central_difference(network, (x, t, length), (tangent, ones, -ones))
         with forward_mode():
             return torch.func.jvp(network, (x, t, length), (tangent, ones, -ones))[1]
 
@@ -113,6 +115,17 @@ def central_difference(
     """Directional derivative of `network` from two calls."""
     ahead, behind = (network(*(x + s * v for x, v in zip(at, along, strict=True))) for s in (step, -step))
     return (ahead.float() - behind.float()) / (2 * step)
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Products with all their digits, whatever autocast says: the last ones are what differences are made of."""
+    cudnn = torch.backends.cudnn
+    exact = cudnn.flags(
+        enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False
+    )
+    with torch.autocast(device.type, enabled=False), exact:
+        yield
 
 
 @contextmanager

@@ -137,12 +137,12 @@ class LatentPolicy(Policy):
                 f"Steering chooses the noise of a generative policy, and '{base.name}' takes none; train it with ppo "
                 "or sac, or wrap a function of observation and noise in a CallablePolicy."
             )
-        encoder = next((part for part in base.modules() if isinstance(part, ObservationEncoder)), None)
-        if encoder is not None:
-            actor = replace(actor, normalization=encoder.normalizer.mode)
+        encoders = [part for part in base.modules() if isinstance(part, ObservationEncoder)]
+        if encoders:
+            actor = replace(actor, normalization=encoders[0].normalizer.mode)
         policy = cls(LatentConfig(describe(base), space, actor), base.spec, copy.deepcopy(base))
-        if encoder is not None:
-            policy.actor.encoder.borrow(encoder)
+        if encoders:
+            policy.actor.encoder.borrow(*encoders)
         return policy
 
     def play(self, obs: Observation, w: Tensor, generator: Randomness = None) -> Tensor:

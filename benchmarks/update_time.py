@@ -1,0 +1,107 @@
+"""Wall time of an update of the fine-tuners that learn from rollouts, beside DPPO's: equal steps, network and epochs.
+
+    python -m benchmarks.update_time --quick      # the narrow network, few turns, nothing written
+    python -m benchmarks.update_time              # on an idle machine: 6 minutes
+
+Every learner has the settings of its row in `benchmarks.finetune` (eight chunk decisions of 64 environments on lift,
+ten epochs) and never stops early. It learns one rollout of its own untrained policy again and again; an update is all
+that follows a rollout: advantages, and the steps of actor and critic. The learners take turns, so that a drift of the
+machine's speed touches all. One thread of torch, the critic beside the actor on a second one, as in training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from benchmarks.common import print_result, write_result
+from benchmarks.finetune.methods import METHODS
+from benchmarks.finetune.tasks import TASKS
+from benchmarks.sac_vs_sb3 import ratio
+from robopolicy.training.build import Parts, build, complete
+from robopolicy.training.compose import compose_config
+
+PEER = "dppo"
+LEARNERS = (  # rows of `benchmarks.finetune`
+    PEER,
+    *("reinflow-flow-1", "reinflow-flow-2", "reinflow", "reinflow-flow-10", "reinflow-shortcut-2", "flow_sde"),
+    *("fpo", "fpo_pp", "awm", "policyflow"),
+)
+WIDTHS = (128, 512)  # of the three hidden layers: that of the table of fine-tuners, and the published one
+RAW = ("policy.normalization=identity", "policy.action_normalization=identity", "policy.action_clip=1.0")
+
+
+def parts_of(name: str, width: int) -> Parts:
+    """Learner and simulator of one row, around an untrained policy."""
+    method, task = METHODS[name], TASKS["lift"]
+    assert method.base is not None
+    config = compose_config(
+        [
+            *(f"experiment={method.preset}", f"task={task.task}", *method.settings),
+            *(*method.base.settings, f"policy.hidden=[{width},{width},{width}]", *RAW, *task.chunk),
+            *(f"sim.num_envs={task.num_envs}", f"algorithm.decisions={task.rollout // task.horizon}"),
+            *("algorithm.target_kl=null", "algorithm.critic_warmup=0", "budget.updates=1000", "evaluation.episodes=0"),
+        ]
+    )
+    return build(complete(config))
+
+
+def updates_of(parts: Parts) -> Callable[[], float]:
+    """A function that learns the same rollout once more and returns the seconds it took."""
+    rollout = parts.source.next(parts.algorithm)
+
+    def update() -> float:
+        start = time.perf_counter()
+        parts.algorithm.update(rollout)
+        return time.perf_counter() - start
+
+    return update
+
+
+def measure(width: int, learners: tuple[str, ...], turns: int) -> dict[str, list[float]]:
+    """Seconds of every learner in every turn, the first of which warms up and is left out."""
+    made = {name: parts_of(name, width) for name in learners}
+    updates = {name: updates_of(parts) for name, parts in made.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in learners}
+    for turn in range(turns + 1):
+        for name, update in updates.items():
+            taken = update()
+            if turn:
+                seconds[name].append(taken)
+    for parts in made.values():
+        parts.close()
+    return seconds
+
+
+def summarise(width: int, seconds: dict[str, list[float]]) -> tuple[list[dict[str, object]], dict[str, Any]]:
+    """Rows and figures of one width: median times, and paired ratios to the peer's."""
+    rows: list[dict[str, object]] = []
+    figures: dict[str, Any] = {}
+    for name, taken in seconds.items():
+        share = ratio(taken, seconds[PEER])
+        figures[name] = {"seconds": median(taken), "of_dppo": share}
+        text = f"{share['value']:.2f}x [{share['low']:.2f}, {share['high']:.2f}]"
+        rows.append({"width": width, "method": name, "ms per update": 1e3 * median(taken), "of DPPO's": text})
+    return rows, figures
+
+
+def main() -> None:
+    """Measure both widths, then print and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the narrow network, few turns, nothing written")
+    quick = parser.parse_args().quick
+    rows: list[dict[str, object]] = []
+    figures: dict[str, Any] = {}
+    for width in WIDTHS[: 1 if quick else None]:
+        found, figures[f"width_{width}"] = summarise(width, measure(width, LEARNERS, 3 if quick else 15))
+        rows += found
+    print_result("update_time", rows, figures)
+    if not quick:
+        write_result("update_time", rows, figures, command="python -m benchmarks.update_time")
+
+
+if __name__ == "__main__":
+    main()
