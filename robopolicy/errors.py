@@ -69,6 +69,7 @@ def cannot_write(path: Path, error: Exception) -> UserError:
         reason = "a file stands where a folder is needed"
     else:
         reason = (error.strerror if isinstance(error, OSError) else None) or (str(error) or "unknown").splitlines()[0]
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    codes = (errno.ENOSPC, errno.EDQUOT)  # safetensors tells them in its text alone
+    full = getattr(error, "errno", None) in codes or any(f"(os error {code})" in str(error) for code in codes)
     todo = "free some space or choose another place" if full else "choose another place"
     return UserError(f"Cannot write {path}: {reason}; {todo}.")

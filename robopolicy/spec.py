@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,6 +12,8 @@ DESCRIPTOR = "descriptor"  # observation that says which behaviour is wanted, ea
 MESSAGE_PREFIX = "message."  # of observations that somebody else makes up (`sim/message.py`)
 STEP_KEYS = ("action", "executed", "reward", "terminated", "success", "closing")  # of a frame that are no observations
 MEMORY = "memory"  # observation of a recurrent policy: what it returned as memory one decision ago, zeros at the start
+
+LARGEST_CHUNK, LARGEST_INPUT = 2**17, 2**26  # numbers; a damaged manifest must not exhaust the memory
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,11 @@ class PolicySpec:
             raise ValueError(f"execute must lie in [1, horizon={self.horizon}], got {self.execute}.")
         if self.obs_horizon < 1 or self.action_dim < 1:
             raise ValueError("obs_horizon and action_dim must be at least 1.")
+        if self.horizon * self.action_dim > LARGEST_CHUNK:
+            raise ValueError(f"a chunk may have {LARGEST_CHUNK} numbers, got {self.horizon} x {self.action_dim}.")
+        for key, shape in self.observation.items():
+            if self.obs_horizon * math.prod(shape) > LARGEST_INPUT:
+                raise ValueError(f"observation '{key}' may have {LARGEST_INPUT} numbers, got {list(shape)}.")
 
     @property
     def memory_dim(self) -> int:

@@ -102,7 +102,11 @@ class DQC(QChunking):
         """Probability `(B,)` that Q_h regresses on: `reward + discount * V(next_obs)`, within [0, 1]."""
         value = batch.reward + batch.discount * self.value(batch.next_obs).sigmoid()
         if float(batch.reward.max()) > 1 or float(batch.reward.min()) < 0:
-            raise UserError("DQC learns probabilities of success: it needs rewards in [0, 1], e.g. task.reward=sparse.")
+            raise UserError(
+                "DQC learns probabilities of success: it needs rewards in [0, 1], and found "
+                f"{float(batch.reward.min()):.3g} to {float(batch.reward.max()):.3g}; take a sparse reward or another "
+                "algorithm, e.g. qc."
+            )
         return value.clamp(0.0, 1.0)
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:

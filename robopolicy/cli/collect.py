@@ -98,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
     from robopolicy.cli.progress import progress_bars
     from robopolicy.data.collect import CollectReport, collect
+    from robopolicy.data.episodes import is_image
     from robopolicy.data.lerobot import LeRobotWriter
     from robopolicy.errors import UserError
     from robopolicy.evaluation.actors import PolicyExpert, check_compatible
@@ -117,6 +118,8 @@ def run(args: argparse.Namespace) -> int:
     )
     with closing(make_sim(entry.name, options)) as sim:
         spec = sim.spec
+        if not any(is_image(key) for key in spec.observation):
+            check_idle(args, "without images; add --cameras", "--images")
         demonstrators = [part.make() for part in parts]
         for demonstrator in demonstrators:
             if isinstance(demonstrator, PolicyExpert):
@@ -222,8 +225,6 @@ def _check(args: argparse.Namespace) -> None:
     acting = args.behaviours if args.render else [args.policy or "expert"]
     if all(name.partition("+")[0] in ("expert", "random") for name in acting):
         check_idle(args, "on experts and random actions", "--stochastic")
-    if not args.cameras:
-        check_idle(args, "without --cameras", "--images")
     if not (args.cameras or args.point_clouds):
         check_idle(args, "without --cameras", "--image-size")
     if not args.point_clouds:

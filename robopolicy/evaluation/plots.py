@@ -16,6 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from robopolicy.evaluation.compare import Comparison
@@ -83,15 +84,16 @@ def success_bars(results: Mapping[str, Interval], path: Path, *, title: str = "S
             ax.hlines([100 * interval.low, 100 * interval.high], i - 0.06, i + 0.06, color=INK, linewidth=1.6)
             ax.annotate(
                 f"{100 * interval.estimate:.0f} %",
-                (i, 100 * interval.high),
-                (0, 6),
+                (i + 0.07, 100 * interval.estimate),
+                (0, 4),
                 textcoords="offset points",
-                ha="center",
+                ha="left",
                 fontweight="bold",
             )
             ax.text(i, -14, f"n = {interval.n}", ha="center", color=MUTED, fontsize=8.5)
             ax.text(i, -7, label, ha="center", va="center", fontsize=10)
-        ax.set(ylim=(0, 112), xlim=(-0.6, len(results) - 0.4), yticks=range(0, 101, 25), xticks=[], title=title)
+        ax.set(ylim=(0, 112), xlim=(-0.6, len(results) - 0.4), yticks=range(0, 101, 25), xticks=[])
+        ax.set_title(f"{title} (lines: 95 % interval)")
         ax.set_yticks(range(0, 101, 25), [f"{tick} %" for tick in range(0, 101, 25)])
         ax.set_xlabel(" \n ")  # room for the names
         ax.grid(axis="y")
@@ -127,18 +129,21 @@ def paired_outcomes(comparison: Comparison, first: str, second: str, path: Path)
 def histogram(values: Mapping[str, NDArray[Any]], path: Path, *, title: str, xlabel: str) -> Path:
     """Draw the distribution of one number per episode and policy, with the mean and its interval above."""
     everything = np.concatenate(list(values.values()))
-    bins = np.histogram_bin_edges(everything, bins=min(30, max(8, everything.size // 8))).tolist()
+    edges, colours = _bins(everything), [_colour(i, len(values)) for i in range(len(values))]
     with figure(path, 5, 3.4) as ax:
-        tops = []
-        for i, (label, data) in enumerate(values.items()):
-            counts, _, _ = ax.hist(data, bins, color=_colour(i, len(values)), alpha=0.45, label=label)
-            ax.hist(data, bins, histtype="step", color=_colour(i, len(values)), linewidth=1.4)
-            tops.append(float(np.max(np.asarray(counts))))
-        for i, data in enumerate(values.values()):
-            mean, colour, height = bootstrap_mean(data), _colour(i, len(values)), max(tops) * (1.1 + 0.09 * i)
+        counts, _, _ = ax.hist(list(values.values()), edges, color=colours, label=list(values), rwidth=0.9)
+        top = float(np.max(np.asarray(counts)))
+        for i, (data, colour) in enumerate(zip(values.values(), colours, strict=True)):
+            mean, height = bootstrap_mean(data), top * (1.1 + 0.09 * i)
             ax.hlines(height, mean.low, mean.high, color=colour, linewidth=2)
             ax.plot(mean.estimate, height, "o", color=colour, markersize=6)
         ax.set(title=title, xlabel=f"{xlabel} (dots: mean with 95 % interval)", ylabel="episodes")
+        room = max((edges[-1] - edges[0]) / 20, float(len(edges) == 2))
+        ax.set(xlim=(edges[0] - room, edges[-1] + room), ylim=(0, top * (1.15 + 0.09 * len(values))))
+        ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        ax.set_yticks([tick for tick in ax.get_yticks() if tick <= top])  # the means above count no episodes
+        if np.issubdtype(everything.dtype, np.integer):
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.grid(axis="y")
         if len(values) > 1:
             _legend(ax)
@@ -180,6 +185,7 @@ def learning_curves(
         if percent:
             ax.set(ylim=(-2, 103), yticks=range(0, 101, 25))
         ax.grid(axis="y")
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.xaxis.set_major_formatter(lambda value, _: _short(value))
         if len(runs) > 1:
             _legend(ax)
@@ -256,6 +262,16 @@ def reliability_diagram(curves: Mapping[str, Reliability], path: Path) -> Path:
         ax.grid()
         _legend(ax)
     return path
+
+
+def _bins(values: NDArray[Any]) -> list[float]:
+    """Edges of at most thirty bins, between which whole numbers stand."""
+    count = min(30, max(8, values.size // 8))
+    if not np.issubdtype(values.dtype, np.integer):
+        return np.histogram_bin_edges(values, bins=count).tolist()
+    low, high = int(values.min()), int(values.max())
+    width = math.ceil((high - low + 1) / count)
+    return [low - 0.5 + width * i for i in range((high - low) // width + 2)]
 
 
 def _draw_curve(ax: Axes, curve: tuple[np.ndarray, ...], colour: str, label: str, scale: float = 1.0) -> None:

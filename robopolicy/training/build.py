@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +26,7 @@ from robopolicy.interop import POLICIES
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.schema import filling, to_plain
 from robopolicy.sim.contract import SimSpec, VectorSim
-from robopolicy.sim.registry import WorldOptions, get_task, views_of
+from robopolicy.sim.registry import WorldOptions, get_task, task_names, views_of
 from robopolicy.spec import MEMORY
 from robopolicy.text.imitation import TextLearner
 from robopolicy.text.learner import TextRecipe
@@ -41,6 +42,7 @@ from robopolicy.training.world_sims import is_world
 
 MOVED_TOGETHER = {"mjlab", "isaaclab"}
 """Backends that step all environments or none."""
+BEYOND = 0.05  # share of actions outside the bounds that raises a doubt about a dataset
 
 
 @dataclass
@@ -264,6 +266,23 @@ def _check_dataset(episodes: Episodes, sim: SimSpec, path: str) -> None:
         raise UserError(
             f"Dataset {path} was recorded every {episodes.control_dt:g} s, but {sim.task} acts every "
             f"{sim.control_dt:g} s; collect it again."
+        )
+    _warn_of_other_task(episodes, sim, path)
+
+
+def _warn_of_other_task(episodes: Episodes, sim: SimSpec, path: str) -> None:
+    """Say so if the data are of another task, or act beyond the bounds of this one; mixing may be what is wanted."""
+    known = set(task_names())
+    others = sorted({task for task in episodes.tasks if task in known and task != sim.task})
+    if others and sim.task not in episodes.tasks:
+        warnings.warn(f"Dataset {path} was recorded on {others[0]}, and this run plays {sim.task}.", stacklevel=2)
+    action = torch.as_tensor(episodes.arrays["action"])
+    low, high = sim.action_low.cpu(), sim.action_high.cpu()
+    beyond = ((action < low - 0.01 * (high - low)) | (action > high + 0.01 * (high - low))).any(-1).float().mean()
+    if beyond > BEYOND:
+        warnings.warn(
+            f"{beyond:.0%} of the actions of dataset {path} lie outside the bounds of {sim.task}; is it of that task?",
+            stacklevel=2,
         )
 
 

@@ -17,10 +17,12 @@ HEADLINES = {
     "train/env_steps": "steps",
     "rollout/success": "success",
     "rollout/return": "return",
+    "rollout/diverged": "diverged",
     "actor/loss": "loss",
     "critic/loss": "critic",
     "actor/approx_kl": "kl",
 }
+UNUSUAL = ("steps", "diverged")  # not worth a word where they are 0
 
 
 class RunConsole:
@@ -49,7 +51,9 @@ class RunConsole:
 
     def row(self, update: int, row: Mapping[str, float]) -> None:
         """Show the headline numbers of a logged row."""
-        shown = {label: row[key] for key, label in HEADLINES.items() if key in row and (row[key] or label != "steps")}
+        shown = {
+            label: row[key] for key, label in HEADLINES.items() if key in row and (row[key] or label not in UNUSUAL)
+        }
         text = "  ".join(f"{label} {value:{',.0f' if label == 'steps' else '.3g'}}" for label, value in shown.items())
         if self._progress is not None:
             self._progress.update(self._task, completed=update, row=text)
@@ -74,6 +78,8 @@ class RunConsole:
 def describe_evaluation(summary: Mapping[str, Any]) -> str:
     """One phrase for an evaluation: success with its interval, or the return."""
     count = f"{summary['n']} episode{'' if summary['n'] == 1 else 's'}"
+    if lost := summary.get("diverged", 0):
+        count += f", of which {lost} ended because the simulation diverged"
     if summary["success"] is None:
         return f"return {summary['return_mean']:.4g} over {count}"
     low, high = summary["low"], summary["high"]

@@ -20,6 +20,7 @@ class TrainingDiverged(UserError):
 
 
 ENOUGH = 10  # episodes, of whose returns a bootstrap gives an interval to rely on
+TOLERATED = 0.1  # share of episodes in which the simulation may diverge
 
 
 def check_metrics(metrics: Metrics, algorithm: Algorithm, update: int) -> None:
@@ -66,10 +67,22 @@ def score(summary: Summary) -> float:
 
 
 def better(new: Summary, best: Summary | None) -> bool:
-    """Whether `new` replaces `best`; a tie in success goes to the higher return, then to the earlier one."""
+    """Whether `new` replaces `best`; a tie in success goes to the higher return, then to the earlier one.
+
+    Returns are compared between policies under which the simulation diverges alike: where rewards are costs, breaking
+    it would end them.
+    """
     if best is None:
         return True
-    return (score(new), new["return_mean"]) > (score(best), best["return_mean"])
+    first, second = ((-_broken(each), score(each), each["return_mean"]) for each in (new, best))
+    return first > second
+
+
+def _broken(summary: Summary) -> float:
+    """Share of the episodes that diverged beyond what is tolerated; success judges them by itself."""
+    if summary["success"] is not None:
+        return 0.0
+    return max(summary.get("diverged", 0) / summary["n"] - TOLERATED, 0.0)
 
 
 def collapsed(new: Summary, best: Summary) -> bool:

@@ -37,7 +37,7 @@ from robopolicy.training.distributed import check_distributed
 from robopolicy.training.duel import duel
 from robopolicy.training.guards import Summary, TrainingDiverged, better, check_metrics, check_parameters, collapsed
 from robopolicy.training.loggers import make_loggers
-from robopolicy.training.resuming import Interrupted, claim, load_random_state, random_state, restore
+from robopolicy.training.resuming import Interrupted, claim, load_random_state, random_state, restore, taken
 
 Report = dict[str, Any]
 MADE = ("config.yaml", "metrics.jsonl", "metrics.csv", "tensorboard", "wandb", "checkpoints")  # by every run
@@ -53,9 +53,8 @@ def start_run(config: TrainConfig) -> Trainer:
     folder = Path(config.out) / config.name
     if rank() > 0:  # process 0 makes the folder
         return Trainer(build(config), folder)
-    taken = UserError(f"Run {folder} exists; resume it with --resume {folder}, or choose another name=NAME.")
     if folder.exists() and any(folder.iterdir()):
-        raise taken
+        raise taken(folder)
     check_writable(folder)
     parts = build(config)
     try:
@@ -64,7 +63,7 @@ def start_run(config: TrainConfig) -> Trainer:
     except OSError as error:
         parts.close()
         if (folder / "config.yaml").exists():  # another process was faster
-            raise taken from error
+            raise taken(folder) from error
         shutil.rmtree(folder, ignore_errors=True)
         raise cannot_write(folder, error) from error
     try:

@@ -30,6 +30,17 @@ class Interrupted(Exception):
         return f"Stopped; go on with: robopolicy train --resume {self.folder}"
 
 
+def taken(folder: Path) -> UserError:
+    """Build the error for a place of a new run where something stands already."""
+    if not (folder / "config.yaml").exists():
+        todo = f"{folder} is taken, by something that is no run; empty it"
+    elif (folder / "report.json").exists():
+        todo = f"Run {folder} has ended; go on from what it learned with init_from={folder}/checkpoints/last"
+    else:
+        todo = f"Run {folder} exists; resume it with --resume {folder}"
+    return UserError(f"{todo}, or choose another name=NAME.")
+
+
 class Resumable(Protocol):
     """A run that goes on; a `Trainer`."""
 

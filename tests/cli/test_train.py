@@ -102,8 +102,11 @@ def test_show_prints_the_configuration_of_a_run(tmp_path, capsys):
 def test_runs_do_not_overwrite_each_other(tmp_path, refused):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    line = refused("train", *PPO, "budget.updates=1", f"out={tmp_path}", "name=run")
-    assert "exists; resume it with --resume" in line
+    expected = {"notes.txt": "by something that is no run", "config.yaml": "exists; resume it with --resume"}
+    for file, words in (expected | {"report.json": "has ended; go on from what it learned with init_from="}).items():
+        (tmp_path / "run" / file).touch()
+        line = refused("train", *PPO, "budget.updates=1", f"out={tmp_path}", "name=run")
+        assert words in line and "name=NAME" in line
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_anything_is_built(tmp_path, refused, monkeypatch):

@@ -188,6 +188,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         for value in (None, "state", 6, [6], {"state": "six"}, {"state": [None]})
     },
     "wrong spec": (lambda path: edit_manifest(path, lambda data: data["spec"].update(execute=9)), "execute must lie"),
+    "vast chunk": (lambda path: edit_manifest(path, lambda data: data["spec"].update(action_dim=10**9)), "may have"),
+    "vast input": (
+        lambda path: edit_manifest(path, lambda data: data["spec"].update(observation={"state": [10**9]})),
+        "observation 'state' may have",
+    ),
     "missing weight": (
         lambda path: edit_model(path, lambda weights: weights.pop(sorted(weights)[-1])),
         "lacks weight|no normaliser statistics",

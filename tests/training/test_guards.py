@@ -50,6 +50,14 @@ def test_best_is_the_return_where_no_success_is_defined():
     assert better(summary(None, ret=2), summary(None, ret=1))
 
 
+def test_breaking_the_simulation_is_no_way_to_end_costs():
+    honest, escaping = summary(None, ret=-20.0, n=20), summary(None, ret=0.0, n=20) | {"diverged": 20}
+    assert not better(escaping, honest) and better(honest, escaping)
+    rare = summary(None, ret=-10.0, n=20) | {"diverged": 2}  # which may be chance
+    assert better(rare, honest)
+    assert better(summary(0.9, n=20) | {"diverged": 3}, summary(0.5, n=20))  # success judges those by itself
+
+
 def test_collapse_needs_intervals_that_do_not_touch():
     best = summary(0.8, low=0.7, high=0.9)
     assert collapsed(summary(0.5, low=0.4, high=0.6), best)

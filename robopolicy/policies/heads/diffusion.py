@@ -59,9 +59,10 @@ class DiffusionConfig(GenerativeConfig):
         first = self.levels()[0]
         signal = float(self.alpha_bars()[first].sqrt())
         if signal > MOST_SIGNAL:
+            softer = "" if self.schedule == "squared_cosine" else ", or policy.schedule=squared_cosine"
             raise UserError(
                 f"The sampler would start from noise at level {first} of {self.train_steps}, which is {signal:.0%} "
-                "data; take more steps, spacing=trailing, or a schedule that ends in noise (squared_cosine)."
+                f"data; take more policy.steps, or policy.spacing=trailing{softer}."
             )
 
     def alpha_bars(self) -> Tensor:

@@ -1,0 +1,58 @@
+"""Datasets that fit a task by their shapes and yet are not of it: the run says so and goes on."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from robopolicy.data.episodes import Episodes
+from robopolicy.data.lerobot import read_lerobot
+from robopolicy.training import build as builder
+from robopolicy.training.build import build, complete
+from robopolicy.training.compose import compose_config
+
+
+def build_with(data: Path, change: Callable[[Episodes], Episodes], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The warnings of a run of imitation on the changed dataset."""
+    episodes = change(read_lerobot(data).played())
+    builder.episodes_of.cache_clear()
+    monkeypatch.setattr(builder, "read_lerobot", lambda _: _Read(episodes))
+    settings = ["task=point_mass", "policy=flow", "policy.hidden=[8]", f"dataset={data}", "budget.updates=1"]
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        build(complete(compose_config([*settings, "algorithm=bc", "evaluation.episodes=2"]))).close()
+    return [str(warning.message) for warning in found if warning.category is UserWarning]
+
+
+class _Read:
+    def __init__(self, episodes: Episodes) -> None:
+        self.episodes = episodes
+
+    def played(self) -> Episodes:
+        return self.episodes
+
+
+def test_a_dataset_of_the_task_or_of_no_known_one_is_taken(
+    demonstrations: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not build_with(demonstrations, lambda data: data, monkeypatch)
+    named = lambda data: replace(data, tasks=("go to the goal",) * len(data.tasks))  # noqa: E731
+    assert not build_with(demonstrations, named, monkeypatch)
+    mixed = lambda data: replace(data, tasks=("manipulation/lift", *data.tasks[1:]))  # noqa: E731
+    assert not build_with(demonstrations, mixed, monkeypatch)
+
+
+def test_a_dataset_of_another_task_is_told_of(demonstrations: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = lambda data: replace(data, tasks=("manipulation/lift",) * len(data.tasks))  # noqa: E731
+    (line,) = build_with(demonstrations, other, monkeypatch)
+    assert "was recorded on manipulation/lift, and this run plays toy/point_mass" in line
+
+
+def test_actions_beyond_the_bounds_are_told_of(demonstrations: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wild = lambda data: replace(data, arrays={**data.arrays, "action": data.arrays["action"] + 5.0})  # noqa: E731
+    (line,) = build_with(demonstrations, wild, monkeypatch)
+    assert "100% of the actions" in line and "lie outside the bounds of toy/point_mass" in line
