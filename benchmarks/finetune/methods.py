@@ -24,6 +24,7 @@ FLOW_2 = Base("flow-2", ("policy=flow", SMALL, "policy.steps=2"))
 FLOW_10 = Base("flow-10", ("policy=flow", SMALL, "policy.steps=10"))
 SHORTCUT_2 = Base("shortcut-2", ("policy=shortcut", SMALL, "policy.steps=2"))
 MEANFLOW_1 = Base("meanflow-1", ("policy=meanflow", SMALL, "policy.steps=1"))
+MEANFLOW_2 = Base("meanflow-2", ("policy=meanflow", SMALL, "policy.steps=2"))
 DIFFUSION = Base("diffusion", ("policy=diffusion", SMALL, "policy.sampler=ddpm", "policy.steps=10"))
 
 
@@ -65,6 +66,8 @@ def _methods() -> tuple[Method, ...]:
         _reinflow(FLOW_2, 0.12, 0.24),
         _reinflow(FLOW_10, 0.08, 0.16),
         _reinflow(SHORTCUT_2, 0.12, 0.24),
+        _reinflow(MEANFLOW_1, 0.16, 0.32),
+        _reinflow(MEANFLOW_2, 0.12, 0.24),
         Method("dsrl_na-diffusion", "lift_dsrl_na", DIFFUSION),
         Method("dsrl_na-meanflow-1", "lift_dsrl_na", MEANFLOW_1, variant=True),
         Method("pa_rl-diffusion", "lift_pa_rl", DIFFUSION, demonstrations=True, settings=LIGHT, variant=True),
