@@ -99,6 +99,12 @@ def finished_cells(names: Iterable[str]) -> list[dict[str, Any]]:
     return [cell for cell in map(load_cell, names) if cell is not None]
 
 
+def cells_named(beginning: str) -> list[dict[str, Any]]:
+    """The finished cells whose names begin like this, in the order of their names."""
+    folder = RESULTS / "cells"
+    return [json.loads(path.read_text()) for path in sorted(folder.glob(f"{beginning}*.json"))]
+
+
 def save_cell(name: str, cell: Mapping[str, Any]) -> None:
     """Keep a finished cell, so that an interrupted table goes on where it stopped."""
     path = RESULTS / "cells" / f"{name}.json"

@@ -6,14 +6,16 @@
 
 Both get the same networks, batch, learning rates, discount, warm-up and one gradient step per environment step, on one
 thread of the CPU; an update includes drawing its batch. Repetitions of the rates alternate between the learners, so
-that a drift of the machine's speed touches all; the runs are for the returns. `update_ratio` is our rate over theirs in
-float32; `update_ratio_bfloat16` has matrix products in half precision, which is worth while where the processor
-computes them natively. The final policy of each run is judged by the same 20 deterministic episodes.
+that a drift of the machine's speed touches all; the runs are for the returns. A ratio is our rate over theirs, in
+float32 or with matrix products in half precision, which is worth while where the processor computes them natively;
+rates of every processor that was measured stay in the table. The final policy of each run is judged by the same 20
+deterministic episodes.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +26,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common import finished_cells, load_cell, print_result, save_cell, write_result
+from benchmarks.common import (
+    cells_named,
+    finished_cells,
+    load_cell,
+    machine,
+    print_result,
+    save_cell,
+    write_result,
+)
 from benchmarks.parallel import run_cells
 from benchmarks.ppo_vs_sb3 import judge
 from robopolicy.algorithms.sac import SAC, SACConfig
@@ -39,6 +49,7 @@ from robopolicy.sim.registry import SimOptions, make_sim
 
 TASKS = {"InvertedPendulum-v5": "locomotion/inverted_pendulum", "HalfCheetah-v5": "locomotion/half_cheetah"}
 OURS, HALF, THEIRS = "robopolicy", "robopolicy bfloat16", "stable-baselines3"
+RATES = "sac_vs_sb3/rates-"  # cells, one per processor
 OBSERVATION, ACTION = 17, 6  # dimensions of HalfCheetah, at which the rates are measured
 
 
@@ -155,6 +166,15 @@ def measure_rates(settings: Settings, repetitions: int, updates: int) -> dict[st
     return rates
 
 
+def rates_by_processor(settings: Settings, *, again: bool) -> dict[str, dict[str, list[float]]]:
+    """Rates on this processor, measured if they were not or `again`, and on all that were measured before."""
+    processor = str(machine()["cpu"])
+    name = RATES + re.sub("[^a-z0-9]+", "-", processor.lower()).strip("-")
+    if again or load_cell(name) is None:
+        save_cell(name, {"processor": processor, "rates": measure_rates(settings, 40, 100)})
+    return {cell["processor"]: cell["rates"] for cell in cells_named(RATES)}
+
+
 def ratio(ours: list[float], theirs: list[float]) -> dict[str, float]:
     """Median of the paired ratios, and its 95 % bootstrap interval."""
     pairs = np.array(ours) / np.array(theirs)
@@ -232,10 +252,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     settings = replace(Settings(), steps=(3_000,)) if arguments.quick else Settings()
-    known = None if arguments.quick or arguments.rates else load_cell("sac_vs_sb3/rates")
-    rates = known or measure_rates(settings, *((10, 30) if arguments.quick else (40, 100)))
-    if known is None and not arguments.quick:
-        save_cell("sac_vs_sb3/rates", rates)
+    if arguments.quick:
+        rates = {str(machine()["cpu"]): measure_rates(settings, 10, 30)}
+    else:
+        rates = rates_by_processor(settings, again=arguments.rates)
     cells: list[dict[str, Any]] = []
     seeds = range(1 if arguments.quick else arguments.seeds)
     for env_id, steps in zip(TASKS, settings.steps, strict=False):
@@ -257,35 +277,28 @@ def _progress(cell: dict[str, Any]) -> str:
 
 
 def summarise(
-    rates: dict[str, list[float]], cells: list[dict[str, Any]], settings: Settings
-) -> tuple[list[dict[str, object]], dict[str, object]]:
-    """Table rows (per task and learner) and the figures: paired ratios of the rates, IQM of the returns."""
-    figures: dict[str, Any] = {
-        "settings": asdict(settings),
-        "update_ratio": ratio(rates[OURS], rates[THEIRS]),
-        "update_ratio_bfloat16": ratio(rates[HALF], rates[THEIRS]),
-        "updates_per_second": {name: float(np.median(values)) for name, values in rates.items()},
-    }
-    rows: list[dict[str, object]] = []
-    for task in list(dict.fromkeys(cell["task"] for cell in cells)) or ["-"]:
-        entry: dict[str, Any] = {}
-        for name, values in rates.items():
-            runs = [cell for cell in cells if cell["task"] == task and cell["learner"] == name]
-            score = stratified_iqm([[run["return"] for run in runs]]) if runs else None
-            if score is not None:
-                entry[name] = {"iqm": score.estimate, "low": score.low, "high": score.high, "seeds": len(runs)}
-            rows.append(
-                {
-                    "task": task,
-                    "learner": name,
-                    "seeds": len(runs),
-                    "return, IQM [95 %]": "-" if score is None else f"{score:.0f}",
-                    "updates/s": round(float(np.median(values)), 1),
-                    "update_ratio": round(ratio(values, rates[THEIRS])["value"], 3),
-                }
-            )
-        if entry:
-            figures[task] = entry
+    rates: dict[str, dict[str, list[float]]], cells: list[dict[str, Any]], settings: Settings
+) -> tuple[list[dict[str, object]], dict[str, Any]]:
+    """One row per learner, and the figures: paired ratios of the rates per processor, IQM of the returns per task."""
+    figures: dict[str, Any] = {"settings": asdict(settings)}
+    rows: list[dict[str, object]] = [{"learner": name} for name in LEARNERS]
+    for processor, found in rates.items():
+        figures[processor] = {}
+        for row, name in zip(rows, LEARNERS, strict=True):
+            rate, share = float(np.median(found[name])), ratio(found[name], found[THEIRS])
+            figures[processor][name] = {"updates_per_second": rate, "ratio": share}
+            interval = f" [{share['low']:.2f}, {share['high']:.2f}]" if name != THEIRS else ""
+            row[f"updates/s, {processor}"] = f"{rate:.0f}, {share['value']:.2f}x{interval}"
+    for task in dict.fromkeys(cell["task"] for cell in cells):
+        figures[task] = {}
+        for row, name in zip(rows, LEARNERS, strict=True):
+            runs = [cell["return"] for cell in cells if (cell["task"], cell["learner"]) == (task, name)]
+            row[column := f"return, IQM [95 %], {task}"] = "-"
+            if not runs:
+                continue
+            score = stratified_iqm([runs])
+            figures[task][name] = {"iqm": score.estimate, "low": score.low, "high": score.high, "seeds": len(runs)}
+            row[column] = f"{score:.0f} ({len(runs)} seeds)"
     return rows, figures
 
 

@@ -46,7 +46,8 @@ def run_cell(method: Method, task: BenchTask, seed: int, *, steps: int | None = 
         settings.append(f"init_from={base}")
     if method.demonstrations:
         settings.append(f"dataset={data}")
-    settings += _pace(settings, method.times * (steps or task.env_steps), task)
+    before = judge(base, task.task)
+    settings += _pace(settings, method.times * (steps or task.env_steps), task, before)
     settings.append(f"evaluation.episodes={task.evaluated}")
     folder = WORK / "runs" / name
     last = train_anew(folder, *settings, f"seed={seed}")
@@ -55,7 +56,7 @@ def run_cell(method: Method, task: BenchTask, seed: int, *, steps: int | None = 
         "method": method.name,
         "task": task.name,
         "seed": seed,
-        "base": judge(base, task.task),
+        "base": before,
         "finetuned": judge(folder / "checkpoints" / "best", task.task),
         "last": judge(last, task.task),
         "env_steps": report["env_steps"],
@@ -145,19 +146,19 @@ def _first_crossing(folder: Path) -> float | None:
     return None
 
 
-def _pace(settings: Sequence[str], steps: int, task: BenchTask) -> list[str]:
+def _pace(settings: Sequence[str], steps: int, task: BenchTask, before: dict[str, Any] | None) -> list[str]:
     """Budget in environment steps, and how they are played: environments and rollouts, or critic steps per decision.
 
-    Groups play whole episodes, which may end early: their budget is the updates that play as many steps at most.
+    Groups play whole episodes: their budget is the updates that play as many steps while episodes are as long as the
+    base's.
     """
     experience = ALGORITHMS[compose_config(settings).algorithm["name"]][1].experience
     if experience == "replay":
         return ["budget.updates=0", f"budget.env_steps={steps}", f"algorithm.utd={task.utd}"]
     wide = f"sim.num_envs={task.num_envs}"
     if experience == "group":
-        with closing(make_sim(task.task, SimOptions(num_envs=1))) as sim:
-            updates = steps // (task.num_envs * sim.spec.max_episode_steps)
-        return [wide, f"budget.updates={max(1, updates)}"]
+        assert before is not None
+        return [wide, f"budget.updates={max(1, round(steps / (task.num_envs * before['length_mean'])))}"]
     decisions = task.rollout // task.horizon
     return [wide, f"algorithm.decisions={decisions}", "budget.updates=0", f"budget.env_steps={steps}"]
 

@@ -276,9 +276,10 @@ def _warn_of_other_task(episodes: Episodes, sim: SimSpec, path: str) -> None:
     others = sorted({task for task in episodes.tasks if task in known and task != sim.task})
     if others and sim.task not in episodes.tasks:
         warnings.warn(f"Dataset {path} was recorded on {others[0]}, and this run plays {sim.task}.", stacklevel=2)
-    action = torch.as_tensor(episodes.arrays["action"])
-    low, high = sim.action_low.cpu(), sim.action_high.cpu()
-    beyond = ((action < low - 0.01 * (high - low)) | (action > high + 0.01 * (high - low))).any(-1).float().mean()
+    action = episodes.arrays["action"]
+    low, high = sim.action_low.cpu().numpy(), sim.action_high.cpu().numpy()
+    slack = 0.01 * (high - low)
+    beyond = ((action < low - slack) | (action > high + slack)).any(-1).mean()
     if beyond > BEYOND:
         warnings.warn(
             f"{beyond:.0%} of the actions of dataset {path} lie outside the bounds of {sim.task}; is it of that task?",

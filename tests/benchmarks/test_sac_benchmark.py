@@ -17,13 +17,17 @@ def test_ratios_are_paired_and_returns_pooled() -> None:
         for name in rates
         for seed in range(3)
     ]
-    rows, figures = sac_vs_sb3.summarise(rates, cells, Settings())
-    assert figures["update_ratio"] == {"value": 1.5, "low": 1.5, "high": 1.5}
-    assert figures["update_ratio_bfloat16"]["value"] == 2.0  # type: ignore[index]
-    assert [row["update_ratio"] for row in rows] == [1.5, 2.0, 1.0]
-    assert figures["HalfCheetah-v5"][OURS]["seeds"] == 3  # type: ignore[index]
-    alone, _ = sac_vs_sb3.summarise(rates, [], Settings())
-    assert (alone[0]["seeds"], alone[0]["return, IQM [95 %]"], alone[0]["update_ratio"]) == (0, "-", 1.5)
+    rows, figures = sac_vs_sb3.summarise(
+        {"one": rates, "other": {**rates, OURS: [20.0, 40.0, 20.0]}}, cells, Settings()
+    )
+    assert figures["one"][OURS]["ratio"] == {"value": 1.5, "low": 1.5, "high": 1.5}
+    assert figures["one"][HALF]["ratio"]["value"] == 2.0
+    assert [row["updates/s, one"] for row in rows] == ["30, 1.50x [1.50, 1.50]", "40, 2.00x [2.00, 2.00]", "20, 1.00x"]
+    assert str(rows[0]["updates/s, other"]).startswith("20, 1.00x")
+    assert figures["HalfCheetah-v5"][OURS]["seeds"] == 3
+    half_done = [cell for cell in cells if cell["learner"] == HALF]
+    rows, _ = sac_vs_sb3.summarise({"one": rates}, half_done, Settings())
+    assert [row["return, IQM [95 %], HalfCheetah-v5"] == "-" for row in rows] == [True, False, True]
 
 
 @pytest.mark.slow
