@@ -81,23 +81,27 @@ class MessageSim(WrappedSim):
 
 
 def speaker(kind: str, width: int, size: int, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """The function from observations `(N, width)` to messages `(N, size)`; equal arguments give equal functions."""
+    """The function from observations `(N, width)` to messages `(N, size)`; equal arguments give equal functions.
+
+    Products are taken in double precision: the last digit of single ones may depend on the number of rows.
+    """
     if kind == "constant":
         return lambda vectors: vectors.new_zeros(len(vectors), size)
     generator = torch.Generator().manual_seed(SEED)
 
     def layer(inputs: int, outputs: int, std: float) -> Tensor:
-        return std * torch.randn(inputs, outputs, generator=generator).to(device)
+        return std * torch.randn(inputs, outputs, generator=generator).to(device, torch.float64)
 
     if kind == "high_frequency":
         weight = layer(width, size, FREQUENCY)
-        return lambda vectors: SCALE * (vectors @ weight).sin()
+        return lambda vectors: SCALE * (vectors.double() @ weight).sin().float()
     sizes = (width, 64, 64, size)
     weights = [layer(a, b, 1 / math.sqrt(a)) for a, b in pairwise(sizes)]
 
     def speak(vectors: Tensor) -> Tensor:
+        hidden = vectors.double()
         for weight in weights[:-1]:
-            vectors = nn.functional.relu(vectors @ weight)
-        return SCALE * (vectors @ weights[-1]).tanh()
+            hidden = nn.functional.relu(hidden @ weight)
+        return SCALE * (hidden @ weights[-1]).tanh().float()
 
     return speak

@@ -277,7 +277,7 @@ def test_the_schedule_is_no_part_of_the_weights() -> None:
         ({"steps": 101}, "steps must be at most train_steps=100"),
         ({"beta_start": 0.0}, r"beta_start must lie in \(0, 1\)"),
         ({"steps": 2}, "start from noise at level 50 of 100, which is 69% data"),
-        ({"schedule": "linear"}, "a schedule that ends in noise"),
+        ({"schedule": "linear"}, "or policy.schedule=squared_cosine"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(settings: dict[str, Any], message: str) -> None:
