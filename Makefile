@@ -20,7 +20,7 @@ help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
 
 demo: $(VENV)/.setup  ## demonstrations -> flow policy -> RL fine-tuning -> report, plot and video in runs/demo
-	$(BIN)/python -m recipes.demo --out $(RUNS)/demo --seed $(SEED)
+	$(BIN)/python -m examples.demo --out $(RUNS)/demo --seed $(SEED)
 
 test: $(VENV)/.setup-dev  ## the whole test suite (no network, no GPU)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" -n 2 --dist loadfile

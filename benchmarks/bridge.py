@@ -33,21 +33,21 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.common import print_result, write_result
-from real_robot.loop import ControlLoop
-from real_robot.pace import prioritise
-from real_robot.parts import Parts
-from real_robot.policy_runner import PolicyRunner
-from real_robot.robot import load_robot
-from real_robot.simulated.node import build, node_parser, task_of
-from real_robot.states import State, Tick
-from real_robot.task_embodiment import TaskEmbodiment
-from real_robot.transports.base import open_transport
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.intervals import paired_rates, wilson
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import PolicySpec
 from robopolicy.training.checkpoint import load_policy
+from robopolicy_robots.loop import ControlLoop
+from robopolicy_robots.pace import prioritise
+from robopolicy_robots.parts import Parts
+from robopolicy_robots.policy_runner import PolicyRunner
+from robopolicy_robots.robot import load_robot
+from robopolicy_robots.simulated.node import build, node_parser, task_of
+from robopolicy_robots.states import State, Tick
+from robopolicy_robots.task_embodiment import TaskEmbodiment
+from robopolicy_robots.transports.base import open_transport
 
 TASK, SEED = "manipulation/lift", 10_000
 SOAK_RATE = 200.0  # [Hz]

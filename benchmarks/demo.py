@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import load_cell, print_result, save_cell, write_result
-from recipes import demo
+from examples import demo
 
 
 def run(seed: int) -> dict[str, Any]:

@@ -30,8 +30,8 @@ from robopolicy.policies.base import Policy
 from robopolicy.sim.mujoco.make import make_mujoco
 from robopolicy.sim.registry import SimOptions
 from robopolicy.training.checkpoint import load_policy
-from tasks.velocity.go1 import SEGMENTS, STROKE, Go1
-from tasks.velocity.randomization import NOMINAL, TRAINING, Randomization
+from robopolicy_tasks.velocity.go1 import SEGMENTS, STROKE, Go1
+from robopolicy_tasks.velocity.randomization import NOMINAL, TRAINING, Randomization
 
 SEED = 70_000  # first held-out episode
 SETTLE = 1.0  # [s] from the start, not counted

@@ -7,8 +7,9 @@ from typing import Any
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import parse_yaml
+from robopolicy.resources import folder
 
-FOLDER = Path(__file__).resolve().parents[1] / "configs" / "text"
+FOLDER = folder("configs") / "text"
 
 
 def recipe_names() -> list[str]:

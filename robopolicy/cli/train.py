@@ -9,6 +9,7 @@ from typing import Any
 
 from robopolicy.cli.options import check_alone, describe_end
 from robopolicy.errors import UserError
+from robopolicy.resources import folder
 
 EXAMPLES = """\
 examples:
@@ -94,15 +95,14 @@ def _multirun(args: argparse.Namespace) -> int:
         return 0
     with hint_when_stopped(lambda: "Stopped; call the same command again to go on."):
         folders = launch(configs, launcher)
-    for folder in folders:
-        print(f"Done: {folder}")
+    for run in folders:
+        print(f"Done: {run}")
     return 0
 
 
 def _presets() -> str:
     """Names of the presets, read from the file names to keep `--help` quick."""
-    folder = Path(__file__).resolve().parents[2] / "configs"
-    groups = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    groups = sorted(path for path in folder("configs").iterdir() if path.is_dir())
     names = {group.name: sorted(file.stem for file in group.glob("*.yaml")) for group in groups}
     recipes = len(names.pop("text", ()))
     lines = [f"{group}: {', '.join(options)}" for group, options in names.items() if options]

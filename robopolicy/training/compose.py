@@ -22,11 +22,12 @@ from robopolicy.errors import UserError, did_you_mean, unknown_name
 from robopolicy.extensions import load_extensions
 from robopolicy.files import parse_yaml
 from robopolicy.interop import POLICIES
+from robopolicy.resources import folder
 from robopolicy.schema import from_plain, open_schema, to_plain
 from robopolicy.sim.registry import get_task, task_names
 from robopolicy.training.config import TrainConfig, check_settings
 
-PRESETS = Path(__file__).resolve().parents[2] / "configs"
+PRESETS = folder("configs")
 GROUPS = ("experiment", "task", "policy", "algorithm", "sim")
 BUDGETS = ("budget.updates", "budget.env_steps")
 

@@ -14,8 +14,8 @@ from robopolicy.algorithms.hdpo import HDPO, HDPOConfig, hdpo_loss
 from robopolicy.data.scenarios import Scenarios, unroll
 from robopolicy.errors import UserError
 from robopolicy.sim.dynamics import Dynamics
-from tasks.differentiable.cart_pole import CartPole
-from tasks.differentiable.inventory import LOST_SALES, NEWSVENDOR, BaseStock, Store
+from robopolicy_tasks.differentiable.cart_pole import CartPole
+from robopolicy_tasks.differentiable.inventory import LOST_SALES, NEWSVENDOR, BaseStock, Store
 
 
 def scenarios(dynamics: Dynamics, first: int, count: int) -> Scenarios:

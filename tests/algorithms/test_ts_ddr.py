@@ -16,7 +16,7 @@ from robopolicy.sim.linear import Array, LinearDynamics, LinearSystem
 
 pytest.importorskip("clarabel")
 
-from tasks.differentiable.reservoir import MONTHS, Reservoir
+from robopolicy_tasks.differentiable.reservoir import MONTHS, Reservoir
 
 DT, STEPS = 0.5, 4
 

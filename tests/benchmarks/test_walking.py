@@ -8,8 +8,8 @@ import torch
 from benchmarks.walking import ROBOTS, _smoothness, row, walk
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from tasks.velocity.go1 import STROKE, Go1
-from tasks.velocity.randomization import NOMINAL, TRAINING
+from robopolicy_tasks.velocity.go1 import STROKE, Go1
+from robopolicy_tasks.velocity.randomization import NOMINAL, TRAINING
 
 
 def test_smoothness_is_that_of_the_joint_targets_per_second() -> None:

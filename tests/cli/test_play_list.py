@@ -12,7 +12,7 @@ import torch
 
 from robopolicy.cli import list as list_verb
 from robopolicy.cli.main import main
-from tasks.toy.point_mass import PointMassSim
+from robopolicy_tasks.toy.point_mass import PointMassSim
 
 TASK = "toy/point_mass"
 PYPROJECT = Path(list_verb.__file__).parents[2] / "pyproject.toml"

@@ -15,7 +15,7 @@ from robopolicy.deploy.wire import TOKEN
 from robopolicy.evaluation.actors import ExpertActor
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, make_sim
-from tasks.toy.push import PushExpert
+from robopolicy_tasks.toy.push import PushExpert
 
 client = pytest.importorskip("websockets.sync.client", reason="needs robopolicy[remote]")
 exceptions = pytest.importorskip("websockets.exceptions")

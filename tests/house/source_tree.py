@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CODE = ("robopolicy", "tasks", "real_robot", "recipes", "benchmarks", "docs")
+CODE = ("robopolicy", "tasks", "real_robot", "examples", "benchmarks", "docs")
 FOLDERS = (*CODE, "sim_assets", "configs", "tests", "typings", ".ci")
 TEXT = {".py", ".pyi", ".md", ".toml", ".yaml", ".yml", ".json", ".xml", ".txt", ".cfg", ".sh", ""}
 
@@ -38,6 +38,7 @@ def parse(path: Path) -> ast.Module:
 def module_name(path: Path) -> str:
     """Dotted name of a Python file: `robopolicy/sim/chunk.py` is `robopolicy.sim.chunk`."""
     parts = path.with_suffix("").parts
+    parts = parts[1:] if parts[0] in ("tasks", "real_robot") else parts  # folders that hold a package
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 

@@ -66,7 +66,7 @@ def test_make_targets_exist():
 def test_modules_to_run_exist():
     for page, words in commands("python -m "):
         module = Path(*words[0].split("."))
-        if module.parts[0] in ("recipes", "benchmarks", "docs", "robopolicy"):
+        if module.parts[0] in ("examples", "benchmarks", "docs", "robopolicy"):
             found = (ROOT / module).with_suffix(".py").is_file() or (ROOT / module / "__main__.py").is_file()
             assert found, f"{page}: no module {words[0]}"
 

@@ -27,7 +27,7 @@ from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import Observation, Step, TensorSpec
 from robopolicy.sim.registry import SimOptions
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
-from tasks.toy.point_mass import PointMassSim
+from robopolicy_tasks.toy.point_mass import PointMassSim
 
 ACTOR = replace(STEERING_ACTOR, hidden=(16, 16))
 

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from scripted import NAMES
 
-from real_robot.loop import ControlLoop, Parts
-from real_robot.policy_runner import PolicyRunner
-from real_robot.robot import RobotSpec, load_robot
-from real_robot.states import State, Tick
-from real_robot.task_embodiment import TaskEmbodiment
-from real_robot.transports.base import Transport, open_transport
 from robopolicy.deploy.contract import ChunkSource
 from robopolicy.spec import PolicySpec
-from tasks.manipulation.lift import Lift
+from robopolicy_robots.loop import ControlLoop, Parts
+from robopolicy_robots.policy_runner import PolicyRunner
+from robopolicy_robots.robot import RobotSpec, load_robot
+from robopolicy_robots.states import State, Tick
+from robopolicy_robots.task_embodiment import TaskEmbodiment
+from robopolicy_robots.transports.base import Transport, open_transport
+from robopolicy_tasks.manipulation.lift import Lift
 
 
 class Sway:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from real_robot.transports.base import Transport, open_transport
+from robopolicy_robots.transports.base import Transport, open_transport
 
 _domains = itertools.count(os.getpid())
 
@@ -79,7 +79,7 @@ def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     for package in NEEDS.get(request.param, ()):
         pytest.importorskip(package, reason="needs robopolicy[ros]")
     monkeypatch.delenv("CYCLONEDDS_URI", raising=False)  # the transport itself keeps to this machine
-    monkeypatch.setattr("real_robot.transports.rosbridge.ASKING", 0.05)
+    monkeypatch.setattr("robopolicy_robots.transports.rosbridge.ASKING", 0.05)
     made = Network(request.param)
     yield made
     made.close()

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from real_robot.codecs.definitions import FieldType, describe
-from real_robot.message import Message
+from robopolicy_robots.codecs.definitions import FieldType, describe
+from robopolicy_robots.message import Message
 
 LETTERS = string.ascii_letters + string.digits + ' _/"\\ä€机😀'
 RANGES = {"int8": 7, "uint8": 8, "byte": 7, "char": 8, "int16": 15, "uint16": 16, "int32": 31, "uint32": 32}

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from real_robot.loop import ControlLoop, Parts
-from real_robot.messages import Bool, Header, Image, JointState, JointTrajectory, Time
-from real_robot.policy_runner import Answer, ask
-from real_robot.robot import Camera, Guard, Joint, RobotSpec, Topic
-from real_robot.states import State, Tick
-from real_robot.transports import loopback
-from real_robot.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, Received
-from real_robot.transports.faults import Faults, FaultTransport
-from real_robot.transports.loopback import LoopbackTransport
 from robopolicy.spec import PolicySpec
+from robopolicy_robots.loop import ControlLoop, Parts
+from robopolicy_robots.messages import Bool, Header, Image, JointState, JointTrajectory, Time
+from robopolicy_robots.policy_runner import Answer, ask
+from robopolicy_robots.robot import Camera, Guard, Joint, RobotSpec, Topic
+from robopolicy_robots.states import State, Tick
+from robopolicy_robots.transports import loopback
+from robopolicy_robots.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, Received
+from robopolicy_robots.transports.faults import Faults, FaultTransport
+from robopolicy_robots.transports.loopback import LoopbackTransport
 
 EPOCH = 1.7e9
 DT = 0.02  # [s] of the loop, and of the robot's messages

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from robopolicy.policies.base import Policy
 from robopolicy.spec import PolicySpec
-from tasks.manipulation.experts import quarter_turn
-from tasks.manipulation.lift import CUBE_HALF, Lift
-from tasks.manipulation.panda_task import POSITION_STEP, YAW_STEP
+from robopolicy_tasks.manipulation.experts import quarter_turn
+from robopolicy_tasks.manipulation.lift import CUBE_HALF, Lift
+from robopolicy_tasks.manipulation.panda_task import POSITION_STEP, YAW_STEP
 
 NAMES = Lift().observation["state"].names
 TOOL, LEAD, CUBE = (NAMES.index(f"{what}_x [m]") for what in ("tool", "commanded_minus_tool", "cube"))

@@ -17,18 +17,18 @@ import pytest
 from rig import robot_spec
 from scripted import ScriptedLift
 
-from real_robot.browser_view import TRACE, BrowserView
-from real_robot.figures import WINDOW, Figures
-from real_robot.messages import CompressedImage, Header, Image
-from real_robot.states import State, Tick
-from real_robot.transports.base import IMAGE
-from real_robot.transports.loopback import LoopbackTransport
 from robopolicy.cli import main as cli
 from robopolicy.deploy.page import parse_address
 from robopolicy.deploy.safety.interventions import Intervention
 from robopolicy.deploy.wire import TOKEN
 from robopolicy.errors import UserError
 from robopolicy.interop.checkpoint_source import CheckpointSource
+from robopolicy_robots.browser_view import TRACE, BrowserView
+from robopolicy_robots.figures import WINDOW, Figures
+from robopolicy_robots.messages import CompressedImage, Header, Image
+from robopolicy_robots.states import State, Tick
+from robopolicy_robots.transports.base import IMAGE
+from robopolicy_robots.transports.loopback import LoopbackTransport
 
 client = pytest.importorskip("websockets.sync.client", reason="needs robopolicy[ros]")
 exceptions = pytest.importorskip("websockets.exceptions")
@@ -301,7 +301,7 @@ def test_a_port_that_is_taken_is_one_line(view: BrowserView) -> None:
 def test_the_button_stops_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
     monkeypatch.delenv(TOKEN, raising=False)
     source, pages = CheckpointSource(ScriptedLift(8, 4)), []
-    monkeypatch.setattr("real_robot.deployment.open_source", lambda name, device: source)
+    monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
 
     class Pressing(BrowserView):
         """Somebody looks, and presses once the robot runs."""
@@ -314,7 +314,7 @@ def test_the_button_stops_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
                 pages.append(tick.now)
                 pages[0].send('{"estop": true}')
 
-    monkeypatch.setattr("real_robot.live_view.BrowserView", Pressing)
+    monkeypatch.setattr("robopolicy_robots.live_view.BrowserView", Pressing)
     words = ["--robot", "sim_panda", "--task", "lift", "--policy", "scripted", "--transport", "loopback", "--plain"]
     words += ["--domain", str(100 + os.getpid() % 100), "--out", str(tmp_path / "r.json"), "--browser", "0"]
     assert cli.main(["deploy", *words]) == 1

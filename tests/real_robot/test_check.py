@@ -13,12 +13,12 @@ import pytest
 import yaml
 from scripted import NAMES, ScriptedLift
 
-from real_robot import check as checks
-from real_robot import deploy_verb
-from real_robot.policy_source import Wanted
-from real_robot.robot import SHIPPED
 from robopolicy.cli import main as cli
 from robopolicy.interop.checkpoint_source import CheckpointSource
+from robopolicy_robots import check as checks
+from robopolicy_robots import deploy_verb
+from robopolicy_robots.policy_source import Wanted
+from robopolicy_robots.robot import SHIPPED
 
 DOMAIN = 100 + os.getpid() % 100
 WORDS = ["deploy", "--task", "lift", "--policy", "scripted", "--transport", "loopback", "--check"]
@@ -37,7 +37,7 @@ def quick(monkeypatch):
 def run(monkeypatch, capsys, robot: str = "sim_panda", source: Any = None) -> tuple[int, dict[str, str]]:
     """Exit code, and the line of every check by its name."""
     source = source or CheckpointSource(ScriptedLift())
-    monkeypatch.setattr("real_robot.deployment.open_source", lambda name, device: source)
+    monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
     code = cli.main([*WORDS, "--robot", robot, "--domain", str(DOMAIN)])
     rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     return code, {f"{row[1].strip()} {row[2].strip()}": row[3].strip() for row in rows}
@@ -72,8 +72,8 @@ def test_a_time_out_that_is_not_stated_or_not_kept_fails(monkeypatch, capsys, tm
 
 def test_silence_is_named(monkeypatch, capsys, tmp_path):
     topic = {"topic": "/nowhere", "kind": "geometry_msgs/msg/PoseStamped", "qos": "sensor"}
-    monkeypatch.setattr("real_robot.simulated.node.SimNode._report", lambda self: None)
-    monkeypatch.setattr("real_robot.simulated.client.Simulation.reset", lambda self, seed: None)
+    monkeypatch.setattr("robopolicy_robots.simulated.node.SimNode._report", lambda self: None)
+    monkeypatch.setattr("robopolicy_robots.simulated.client.Simulation.reset", lambda self, seed: None)
     code, rows = run(monkeypatch, capsys, other(tmp_path, sources={"object.cube": topic}))
     assert code == 2 and rows["source object.cube FAIL"] == "1 publishers of /nowhere, 0 Hz"
     assert "no joint state yet" in rows["joints FAIL"]
@@ -96,7 +96,7 @@ def test_a_policy_for_something_else_fails(changes, name, found, monkeypatch, ca
 def test_a_camera_that_the_robot_has_not_is_one_line(monkeypatch, capsys):
     source = CheckpointSource(ScriptedLift())
     source.policy.spec = replace(source.policy.spec, observation={"image.top": (3, 8, 8)})
-    monkeypatch.setattr("real_robot.deployment.open_source", lambda name, device: source)
+    monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
     assert cli.main([*WORDS, "--robot", "sim_panda", "--domain", str(DOMAIN)]) == 2
     assert "Unknown source 'image.top' of robot sim_panda" in capsys.readouterr().err
 

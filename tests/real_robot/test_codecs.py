@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from random_messages import random_message
 
-from real_robot.codecs import CodecError, cdr, json, message_type, native, register, ros1
-from real_robot.codecs.definitions import describe, prepare, type_hash
-from real_robot.message import CATALOGUE, Message
-from real_robot.messages import (
+from robopolicy.errors import UserError
+from robopolicy_robots.codecs import CodecError, cdr, json, message_type, native, register, ros1
+from robopolicy_robots.codecs.definitions import describe, prepare, type_hash
+from robopolicy_robots.message import CATALOGUE, Message
+from robopolicy_robots.messages import (
     CameraInfo,
     DiagnosticStatus,
     Header,
@@ -27,10 +28,9 @@ from real_robot.messages import (
     String,
     Time,
 )
-from robopolicy.errors import UserError
 
 typesys = pytest.importorskip("rosbags.typesys", reason="needs robopolicy[ros]")
-SHIPPED = sorted((kind for name, kind in CATALOGUE.items() if kind.__module__ == "real_robot.messages"), key=str)
+SHIPPED = sorted((kind for name, kind in CATALOGUE.items() if kind.__module__ == "robopolicy_robots.messages"), key=str)
 STORES = [store for store in typesys.Stores if store.name.startswith("ROS2")]
 
 

@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 from rig import DT, robot_spec
 
-from real_robot.commands import command_message, targets_of
-from real_robot.messages import Duration, Float64MultiArray, JointState, JointTrajectory, JointTrajectoryPoint, String
-from real_robot.robot import RobotSpec, Topic
 from robopolicy.errors import UserError
+from robopolicy_robots.commands import command_message, targets_of
+from robopolicy_robots.messages import (
+    Duration,
+    Float64MultiArray,
+    JointState,
+    JointTrajectory,
+    JointTrajectoryPoint,
+    String,
+)
+from robopolicy_robots.robot import RobotSpec, Topic
 
 COMMAND = np.array([0.1, -0.2, 0.3])
 

@@ -9,8 +9,8 @@ import pytest
 from networks import Network, until
 from random_messages import random_message
 
-from real_robot.message import Message
-from real_robot.messages import (
+from robopolicy_robots.message import Message
+from robopolicy_robots.messages import (
     Bool,
     CompressedImage,
     Float64MultiArray,
@@ -24,7 +24,7 @@ from real_robot.messages import (
     Time,
     Twist,
 )
-from real_robot.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, TransportError
+from robopolicy_robots.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, TransportError
 
 pytest.importorskip("rosbags", reason="needs robopolicy[ros]")
 pytestmark = pytest.mark.parametrize("network", ["loopback", "dds", "zenoh", "rosbridge"], indirect=True)

@@ -17,12 +17,12 @@ import pytest
 from networks import free_domain, until
 from random_messages import random_message
 
-from real_robot.codecs import cdr
-from real_robot.codecs.definitions import describe, type_hash
-from real_robot.message import CATALOGUE, Message
-from real_robot.messages import Image, JointState, String
-from real_robot.transports.base import COMMAND, LATCHED, SENSOR, QoS, TransportError, unmet
-from real_robot.transports.names import dds_topic, dds_type, ros1_type
+from robopolicy_robots.codecs import cdr
+from robopolicy_robots.codecs.definitions import describe, type_hash
+from robopolicy_robots.message import CATALOGUE, Message
+from robopolicy_robots.messages import Image, JointState, String
+from robopolicy_robots.transports.base import COMMAND, LATCHED, SENSOR, QoS, TransportError, unmet
+from robopolicy_robots.transports.names import dds_topic, dds_type, ros1_type
 
 pytest.importorskip("rosbags", reason="needs robopolicy[ros]")
 pytest.importorskip("cyclonedds", reason="needs robopolicy[ros]")
@@ -37,10 +37,10 @@ from cyclonedds.sub import DataReader
 from cyclonedds.topic import Topic
 from cyclonedds.util import duration
 
-from real_robot.transports.dds import DdsTransport, loopback_settings
 from robopolicy.errors import UserError
+from robopolicy_robots.transports.dds import DdsTransport, loopback_settings
 
-SHIPPED = sorted((kind for kind in CATALOGUE.values() if kind.__module__ == "real_robot.messages"), key=str)
+SHIPPED = sorted((kind for kind in CATALOGUE.values() if kind.__module__ == "robopolicy_robots.messages"), key=str)
 RELIABLE = {True: Policy.Reliability.Reliable(duration(milliseconds=10)), False: Policy.Reliability.BestEffort}
 KEPT = {True: Policy.Durability.TransientLocal, False: Policy.Durability.Volatile}
 
@@ -189,9 +189,9 @@ def test_what_is_malformed_is_counted(transport: DdsTransport, monkeypatch: pyte
 
 PEER = """
 import sys
-from real_robot.messages import Image
-from real_robot.transports.base import COMMAND
-from real_robot.transports.dds import DdsTransport
+from robopolicy_robots.messages import Image
+from robopolicy_robots.transports.base import COMMAND
+from robopolicy_robots.transports.dds import DdsTransport
 with DdsTransport(int(sys.argv[1])) as transport:
     transport.subscribe("/camera", Image, COMMAND)
     print("ready", flush=True)

@@ -14,10 +14,6 @@ import numpy as np
 import pytest
 from scripted import NAMES, ScriptedLift
 
-from real_robot import deploy_verb
-from real_robot.filter_log import refilter
-from real_robot.recorder import read
-from real_robot.robot import load_robot
 from robopolicy.cli import main as cli
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.data.lerobot import write_lerobot
@@ -25,6 +21,10 @@ from robopolicy.deploy.safety.filter import SafetyFilter
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.interop.checkpoint_source import CheckpointSource
 from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy_robots import deploy_verb
+from robopolicy_robots.filter_log import refilter
+from robopolicy_robots.recorder import read
+from robopolicy_robots.robot import load_robot
 
 DOMAIN = 100 + os.getpid() % 100
 FAST = ["--robot", "sim_panda", "--task", "manipulation/lift", "--policy", "scripted"]
@@ -48,7 +48,7 @@ def verb(monkeypatch):
 
 def play(monkeypatch, out: Path, *words: str, horizon: int = 8, execute: int = 4) -> dict:
     source = CheckpointSource(ScriptedLift(horizon, execute))
-    monkeypatch.setattr("real_robot.deployment.open_source", lambda name, device: source)
+    monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
     assert cli.main(["deploy", *FAST, "--out", str(out), *words]) == 0
     return json.loads(out.read_text())
 
@@ -109,7 +109,7 @@ def test_the_support_of_a_dataset_is_watched(monkeypatch, tmp_path, capsys):
     report = play(monkeypatch, tmp_path / "r.json", *words)
     assert report["holds"] >= 1 and report["interventions"]["support"] >= 1
     source = CheckpointSource(ScriptedLift(8, 4))
-    monkeypatch.setattr("real_robot.deployment.open_source", lambda name, device: source)
+    monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
     for folder, message in ((lift_data(tmp_path / "short", 3), "knows 8 numbers"), (tmp_path / "none", "No LeRobot")):
         assert cli.main(["deploy", *FAST, "--transport", "loopback", "--support", str(folder)]) == 2
         assert message in capsys.readouterr().err
@@ -159,7 +159,9 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(words, message, capsys):
 
 
 def test_a_policy_that_cannot_continue_chunks_is_refused_before_anything_starts(monkeypatch, capsys):
-    monkeypatch.setattr("real_robot.deployment.open_source", lambda name, device: CheckpointSource(ScriptedLift()))
+    monkeypatch.setattr(
+        "robopolicy_robots.deployment.open_source", lambda name, device: CheckpointSource(ScriptedLift())
+    )
     for words in ([], ["--check"]):
         assert cli.main(["deploy", *FAST, "--join", "rtc", *words]) == 2
         assert "--join rtc needs a policy that continues what is being played" in capsys.readouterr().err
@@ -184,7 +186,7 @@ def test_a_policy_for_something_else_is_refused_before_anything_starts(
     source.policy.spec = replace(source.policy.spec, **spec)
     known = {"task": "manipulation/lift", "control_dt": 0.05, "action_low": (-1.0,) * 5, "action_high": (1.0,) * 5}
     source.manifest = SimpleNamespace(**known | manifest)
-    monkeypatch.setattr("real_robot.deployment.open_source", lambda name, device: source)
+    monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
     out, recording = tmp_path / "deploy" / "report.json", tmp_path / "run.mcap"
     words = ["--transport", "loopback", "--out", str(out), "--record", str(recording)]
     assert cli.main(["deploy", *FAST, *words]) == 2
@@ -195,7 +197,9 @@ def test_a_policy_for_something_else_is_refused_before_anything_starts(
 
 @pytest.mark.parametrize("option", ["--out", "--record"])
 def test_a_place_that_cannot_be_written_is_said_before_the_run(option, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("real_robot.deployment.open_source", lambda name, device: CheckpointSource(ScriptedLift()))
+    monkeypatch.setattr(
+        "robopolicy_robots.deployment.open_source", lambda name, device: CheckpointSource(ScriptedLift())
+    )
     (tmp_path / "file").write_text("")
     for place, reason in ((tmp_path, "Is a directory"), (tmp_path / "file" / "x", "a file stands where a folder")):
         assert cli.main(["deploy", *FAST, "--transport", "loopback", option, str(place)]) == 2
@@ -207,13 +211,13 @@ def test_help_is_cheap_and_shows_examples(capsys):
     with pytest.raises(SystemExit):
         cli.main(["deploy", "--help"])
     assert "robopolicy deploy --robot sim_panda" in capsys.readouterr().out.split("examples:")[1]
-    code = "import sys, real_robot.deploy_verb; assert not {'torch', 'mujoco', 'rich'} & sys.modules.keys()"
+    code = "import sys, robopolicy_robots.deploy_verb; assert not {'torch', 'mujoco', 'rich'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 @pytest.mark.slow
 def test_wrong_arguments_of_the_node_are_one_line():
-    command = [sys.executable, "-m", "real_robot.simulated.node", "--robot", "nobody"]
+    command = [sys.executable, "-m", "robopolicy_robots.simulated.node", "--robot", "nobody"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and done.stderr.startswith("simulated robot: error: Unknown robot 'nobody'")
     assert done.stderr.count("\n") == 1

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import sim_assets
-from real_robot.describe import main
-from real_robot.robot import RobotSpec, load_robot
+from robopolicy.resources import folder
+from robopolicy_robots.describe import main
+from robopolicy_robots.robot import RobotSpec, load_robot
 
-PANDA = Path(sim_assets.__file__).parent / "panda.xml"
+PANDA = folder("sim_assets") / "panda.xml"
 URDF = """
 <robot name="arm">
   <link name="base"/><link name="l1"/><link name="l2"/><link name="l3"/><link name="l4"/><link name="l5"/>

@@ -15,14 +15,6 @@ import pytest
 import torch
 import yaml
 
-from real_robot import deploy_verb
-from real_robot.embodiment import picture
-from real_robot.messages import CompressedImage, Header, Image, Imu, JointState, Time, TwistStamped
-from real_robot.robot import SHIPPED
-from real_robot.simulated.node import png
-from real_robot.task_embodiment import TaskEmbodiment
-from real_robot.transports.base import Received
-from real_robot.wiring import twist_of
 from robopolicy.cli import main as cli
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import evaluate
@@ -32,8 +24,16 @@ from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies import POLICIES
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.sim.registry import SimOptions, make_sim
-from tasks.manipulation.lift import Lift
-from tasks.velocity.go1 import Go1
+from robopolicy_robots import deploy_verb
+from robopolicy_robots.embodiment import picture
+from robopolicy_robots.messages import CompressedImage, Header, Image, Imu, JointState, Time, TwistStamped
+from robopolicy_robots.robot import SHIPPED
+from robopolicy_robots.simulated.node import png
+from robopolicy_robots.task_embodiment import TaskEmbodiment
+from robopolicy_robots.transports.base import Received
+from robopolicy_robots.wiring import twist_of
+from robopolicy_tasks.manipulation.lift import Lift
+from robopolicy_tasks.velocity.go1 import Go1
 
 DOMAIN = 100 + os.getpid() % 100
 STATE = Lift().observation["state"].shape[0]
@@ -73,7 +73,7 @@ def over_the_bridge(monkeypatch: Any, out: Path, policy: Policy, *words: str) ->
     monkeypatch.setattr(
         cli, "added_verbs", lambda: {"deploy": SimpleNamespace(name="deploy", load=lambda: deploy_verb)}
     )
-    monkeypatch.setattr("real_robot.deployment.open_source", lambda name, device: source)
+    monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
     line = ["deploy", "--policy", "given", "--transport", "loopback", "--domain", str(DOMAIN), "--plain", "--lockstep"]
     assert cli.main([*line, "--seed", "50", "--out", str(out), *words]) == 0
     report = json.loads(out.read_text())

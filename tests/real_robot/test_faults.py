@@ -7,10 +7,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from real_robot.messages import Header, JointState, JointTrajectory, JointTrajectoryPoint, String, Time
-from real_robot.transports.base import SENSOR, Received
-from real_robot.transports.faults import Faults, FaultTransport
-from real_robot.transports.loopback import LoopbackTransport
+from robopolicy_robots.messages import Header, JointState, JointTrajectory, JointTrajectoryPoint, String, Time
+from robopolicy_robots.transports.base import SENSOR, Received
+from robopolicy_robots.transports.faults import Faults, FaultTransport
+from robopolicy_robots.transports.loopback import LoopbackTransport
 
 pytest.importorskip("rosbags", reason="needs robopolicy[ros]")
 

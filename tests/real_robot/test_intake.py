@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from rig import EPOCH, Rig, robot_spec
 
-from real_robot.intake import Intake
-from real_robot.messages import Header, JointState, Time
-from real_robot.transports.base import SENSOR, Publisher
-from real_robot.transports.loopback import LoopbackTransport
 from robopolicy.errors import UserError
+from robopolicy_robots.intake import Intake
+from robopolicy_robots.messages import Header, JointState, Time
+from robopolicy_robots.transports.base import SENSOR, Publisher
+from robopolicy_robots.transports.loopback import LoopbackTransport
 
 _domains = itertools.count(20_000)
 

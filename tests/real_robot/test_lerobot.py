@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from networks import until
 
-from real_robot.embodiment import JointEmbodiment
-from real_robot.loop import ControlLoop, Parts
-from real_robot.messages import Bool, Float64MultiArray, Image, JointState, JointTrajectory, JointTrajectoryPoint
-from real_robot.policy_runner import PolicyRunner
-from real_robot.robot import Camera, Joint, RobotSpec, Topic, load_robot
-from real_robot.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, TransportError, open_transport
-from real_robot.transports.lerobot import Units
 from robopolicy.errors import UserError
 from robopolicy.spec import PolicySpec
+from robopolicy_robots.embodiment import JointEmbodiment
+from robopolicy_robots.loop import ControlLoop, Parts
+from robopolicy_robots.messages import Bool, Float64MultiArray, Image, JointState, JointTrajectory, JointTrajectoryPoint
+from robopolicy_robots.policy_runner import PolicyRunner
+from robopolicy_robots.robot import Camera, Joint, RobotSpec, Topic, load_robot
+from robopolicy_robots.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, TransportError, open_transport
+from robopolicy_robots.transports.lerobot import Units
 
 ARM: dict[str, Any] = {"type": "still_arm", "port": "/dev/null"}
 DEGREES = np.array([90.0, -45.0, 180.0 / np.pi, 0.0, -180.0, 50.0])

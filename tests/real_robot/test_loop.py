@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from rig import DT, EPOCH, HORIZON, Rig, RobotSide, follow_wave, wave
 
-from real_robot.loop import Parts
-from real_robot.messages import Bool, String
-from real_robot.robot import Guard
-from real_robot.states import Reason, State
-from real_robot.transports.base import LATCHED
-from real_robot.transports.faults import Faults
-from real_robot.transports.loopback import LoopbackTransport
 from robopolicy.deploy.safety.fallback import go_home
 from robopolicy.deploy.safety.gate import Familiar, ObservationGate
 from robopolicy.errors import UserError
+from robopolicy_robots.loop import Parts
+from robopolicy_robots.messages import Bool, String
+from robopolicy_robots.robot import Guard
+from robopolicy_robots.states import Reason, State
+from robopolicy_robots.transports.base import LATCHED
+from robopolicy_robots.transports.faults import Faults
+from robopolicy_robots.transports.loopback import LoopbackTransport
 
 STALE = 0.1  # [s]
 FIRST_STEP = 20.0 * DT**2 * (1 + 1e-6)  # [rad] of the first period of a ramp
@@ -376,7 +376,7 @@ def test_the_status_is_published(rig: Rig) -> None:
 
 
 def test_stopping_brakes_and_lets_go(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("real_robot.loop.time.sleep", lambda seconds: rig.robot.obey())
+    monkeypatch.setattr("robopolicy_robots.loop.time.sleep", lambda seconds: rig.robot.obey())
     rig.running(1.0)
     rig.loop.stop()
     rig.loop.stop()  # twice is once

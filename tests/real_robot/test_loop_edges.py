@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from rig import DT, HORIZON, Rig, follow_wave
 
-from real_robot.loop import REPEAT
-from real_robot.robot import Guard
-from real_robot.states import State
 from robopolicy.deploy.safety.fallback import go_home
+from robopolicy_robots.loop import REPEAT
+from robopolicy_robots.robot import Guard
+from robopolicy_robots.states import State
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_stop_repeats_the_last_position(monkeypatch: pytest.MonkeyPatch) -> No
     sent: list[np.ndarray] = []
     publish = rig.loop._publisher.publish
     monkeypatch.setattr(rig.loop._publisher, "publish", lambda message: (sent.append(message), publish(message)))
-    monkeypatch.setattr("real_robot.loop.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("robopolicy_robots.loop.time.sleep", lambda seconds: None)
     rig.loop.stop()
     places = [message.points[0].positions for message in sent]  # type: ignore[attr-defined]
     assert len(places) > REPEAT == 5

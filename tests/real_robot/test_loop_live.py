@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from rig import DT, HORIZON, Embodiment, RobotSide, robot_spec
 
-from real_robot.loop import ControlLoop, Parts
-from real_robot.pace import prioritise, unswept
-from real_robot.policy_runner import Answer, PolicyRunner
-from real_robot.states import State, Tick
-from real_robot.transports.loopback import LoopbackTransport
 from robopolicy.errors import UserError
 from robopolicy.spec import PolicySpec
+from robopolicy_robots.loop import ControlLoop, Parts
+from robopolicy_robots.pace import prioritise, unswept
+from robopolicy_robots.policy_runner import Answer, PolicyRunner
+from robopolicy_robots.states import State, Tick
+from robopolicy_robots.transports.loopback import LoopbackTransport
 
 SPEC = PolicySpec({"state": (3,)}, action_dim=3, horizon=HORIZON, execute=8)
 

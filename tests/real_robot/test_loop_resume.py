@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from rig import DT, VELOCITY, Rig, follow_wave
 
-from real_robot.messages import Bool
-from real_robot.robot import Guard, Joint
-from real_robot.states import State
-from real_robot.transports.base import SENSOR
-from real_robot.transports.loopback import LoopbackTransport
+from robopolicy_robots.messages import Bool
+from robopolicy_robots.robot import Guard, Joint
+from robopolicy_robots.states import State
+from robopolicy_robots.transports.base import SENSOR
+from robopolicy_robots.transports.loopback import LoopbackTransport
 
 SLUGGISH = 2.0  # [rad/s^2]: about half a second to stop
 

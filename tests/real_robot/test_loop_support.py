@@ -7,10 +7,10 @@ import pytest
 import torch
 from rig import Rig, wave
 
-from real_robot.loop import Parts
-from real_robot.states import State
 from robopolicy.data.support import SupportConfig, SupportGate
 from robopolicy.deploy.safety.support import SupportCheck, SupportCheckConfig
+from robopolicy_robots.loop import Parts
+from robopolicy_robots.states import State
 
 
 @pytest.mark.parametrize("response", ["hold", "slow", "refuse"])

@@ -10,8 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from real_robot.messages import Bool, Header, JointState, String, Time
-from real_robot.transports.base import (
+from robopolicy.errors import UserError
+from robopolicy_robots.messages import Bool, Header, JointState, String, Time
+from robopolicy_robots.transports.base import (
     COMMAND,
     IMAGE,
     LATCHED,
@@ -22,8 +23,7 @@ from real_robot.transports.base import (
     open_transport,
     unmet,
 )
-from real_robot.transports.loopback import LoopbackTransport
-from robopolicy.errors import UserError
+from robopolicy_robots.transports.loopback import LoopbackTransport
 
 
 def test_the_newest_message_arrives_and_is_ones_own() -> None:
@@ -153,7 +153,7 @@ def test_opening_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_robot_needs_neither_torch_nor_mujoco() -> None:
-    modules = ", ".join(f"real_robot.transports.{name}" for name in (*TRANSPORTS, "faults"))
-    codecs = ", ".join(f"real_robot.codecs.{name}" for name in ("cdr", "ros1", "json", "native"))
+    modules = ", ".join(f"robopolicy_robots.transports.{name}" for name in (*TRANSPORTS, "faults"))
+    codecs = ", ".join(f"robopolicy_robots.codecs.{name}" for name in ("cdr", "ros1", "json", "native"))
     check = "assert not {'torch', 'mujoco', 'rosbags', 'cyclonedds', 'zenoh', 'websockets'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", f"import sys, {modules}, {codecs}; {check}"], check=True, timeout=60)

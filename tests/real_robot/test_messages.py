@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from real_robot import messages
-from real_robot.message import CATALOGUE, field_names
-from real_robot.messages import Duration, Header, Image, Imu, JointState, JointTrajectory, Quaternion, Time
+from robopolicy_robots import messages
+from robopolicy_robots.message import CATALOGUE, field_names
+from robopolicy_robots.messages import Duration, Header, Image, Imu, JointState, JointTrajectory, Quaternion, Time
 
 
 def test_every_type_is_found_by_its_ros_name() -> None:

@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 from networks import free_domain, free_port, until
 
-from real_robot.codecs.definitions import describe
-from real_robot.message import Message
-from real_robot.messages import Duration, Header, JointState, JointTrajectory, String, Time
-from real_robot.transports.base import COMMAND, LATCHED, SENSOR, Transport, open_transport
+from robopolicy_robots.codecs.definitions import describe
+from robopolicy_robots.message import Message
+from robopolicy_robots.messages import Duration, Header, JointState, JointTrajectory, String, Time
+from robopolicy_robots.transports.base import COMMAND, LATCHED, SENSOR, Transport, open_transport
 
 pytest.importorskip("rosbags", reason="needs robopolicy[ros]")
 pytestmark = pytest.mark.slow
@@ -161,7 +161,7 @@ def test_fast_dds(folder: Path, start: Callable[..., Any], monkeypatch: pytest.M
 
 def test_cyclone_in_c(folder: Path, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cyclonedds", reason="needs robopolicy[ros]")
-    from real_robot.transports.dds import loopback_settings
+    from robopolicy_robots.transports.dds import loopback_settings
 
     require("cyclone", "idlc", "gcc")
     build(folder, "idlc", "messages.idl")

@@ -10,11 +10,11 @@ import pytest
 from numpy.typing import NDArray
 from rig import robot_spec
 
-from real_robot.playback import Playback
-from real_robot.policy_runner import Answer
-from real_robot.states import Held
 from robopolicy.deploy.safety.support import Support
 from robopolicy.spec import PolicySpec
+from robopolicy_robots.playback import Playback
+from robopolicy_robots.policy_runner import Answer
+from robopolicy_robots.states import Held
 
 ACTION, TICK = 0.05, 0.02  # [s]
 

@@ -23,13 +23,13 @@ import pytest
 from children import Sway, bridge
 from networks import free_domain, free_port, until
 
-from real_robot.messages import Header, JointState, Time
-from real_robot.robot import RobotSpec, load_robot
-from real_robot.simulated.client import Simulation, simulated
-from real_robot.states import State, Tick
-from real_robot.transports.base import SENSOR, open_transport
-from real_robot.transports.faults import Faults, FaultTransport
 from robopolicy.deploy.client import ClientConfig, ServerSource
+from robopolicy_robots.messages import Header, JointState, Time
+from robopolicy_robots.robot import RobotSpec, load_robot
+from robopolicy_robots.simulated.client import Simulation, simulated
+from robopolicy_robots.states import State, Tick
+from robopolicy_robots.transports.base import SENSOR, open_transport
+from robopolicy_robots.transports.faults import Faults, FaultTransport
 
 pytest.importorskip("cyclonedds", reason="needs robopolicy[ros]")
 pytestmark = pytest.mark.slow

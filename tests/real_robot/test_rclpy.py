@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from networks import until
 
-from real_robot.codecs import native
-from real_robot.messages import JointState, String
-from real_robot.transports.base import COMMAND, LATCHED, SENSOR, TransportError, open_transport
+from robopolicy_robots.codecs import native
+from robopolicy_robots.messages import JointState, String
+from robopolicy_robots.transports.base import COMMAND, LATCHED, SENSOR, TransportError, open_transport
 
 pytest.importorskip("rosbags", reason="needs robopolicy[ros]")
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from real_robot import reach
-from real_robot.robot import RobotSpec, load_robot
-from real_robot.transports.base import ros_domain
 from robopolicy.errors import UserError
+from robopolicy_robots import reach
+from robopolicy_robots.robot import RobotSpec, load_robot
+from robopolicy_robots.transports.base import ros_domain
 
 
 def arguments(*words: str) -> argparse.Namespace:

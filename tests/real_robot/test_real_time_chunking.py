@@ -14,13 +14,13 @@ import pytest
 import torch
 from scripted import NAMES, ScriptedLift, lift_chunk
 
-from real_robot import deploy_verb
 from robopolicy.cli import main as cli
 from robopolicy.deploy.bundle import open_bundle
 from robopolicy.policies import POLICIES
 from robopolicy.policies.base import PolicySpec
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import save_checkpoint
+from robopolicy_robots import deploy_verb
 
 pytest.importorskip("onnxruntime", reason="needs robopolicy[onnx]")
 SPEC = PolicySpec({"state": (len(NAMES),)}, action_dim=5, horizon=8, execute=4)
@@ -90,7 +90,7 @@ def test_a_trained_policy_continues_what_is_being_played(monkeypatch: Any, tmp_p
     words += ["--policy", str(tmp_path / "bundle"), "--domain", str(100 + os.getpid() % 100)]
     assert cli.main([*words, "--check"]) == 0
     source = Slow(tmp_path / "bundle", 0.06)  # longer than an action, so at least one is committed
-    monkeypatch.setattr("real_robot.deployment.open_source", lambda name, device: source)
+    monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
     assert cli.main([*words, "--out", str(tmp_path / "r.json"), "--seconds", "3"]) == 0
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["ticks"] > 40 and not any(kind.startswith("policy") for kind in report["interventions"])

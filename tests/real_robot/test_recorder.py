@@ -10,8 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from real_robot.filter_log import TOPIC, RecordedFilter, refilter
-from real_robot.messages import (
+from robopolicy.deploy.safety.filter import FilterState, Measured, SafetyFilter
+from robopolicy.deploy.safety.limits import JointLimits
+from robopolicy.errors import UserError
+from robopolicy_robots.filter_log import TOPIC, RecordedFilter, refilter
+from robopolicy_robots.messages import (
     Float64MultiArray,
     Header,
     Image,
@@ -22,12 +25,9 @@ from real_robot.messages import (
     String,
     Time,
 )
-from real_robot.recorder import Recorded, RecordedTransport, Recorder, read
-from real_robot.transports.base import COMMAND, SENSOR
-from real_robot.transports.loopback import LoopbackTransport
-from robopolicy.deploy.safety.filter import FilterState, Measured, SafetyFilter
-from robopolicy.deploy.safety.limits import JointLimits
-from robopolicy.errors import UserError
+from robopolicy_robots.recorder import Recorded, RecordedTransport, Recorder, read
+from robopolicy_robots.transports.base import COMMAND, SENSOR
+from robopolicy_robots.transports.loopback import LoopbackTransport
 
 pytest.importorskip("mcap", reason="needs robopolicy[record]")
 pytest.importorskip("rosbags", reason="needs robopolicy[ros]")
@@ -108,7 +108,7 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path):
 
 
 def test_messages_that_come_too_fast_are_counted_and_never_waited_for(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("real_robot.recorder.BACKLOG", 5)
+    monkeypatch.setattr("robopolicy_robots.recorder.BACKLOG", 5)
     recorder, disk = Recorder(tmp_path / "x.mcap"), threading.Event()
     channel = recorder._channel
     monkeypatch.setattr(recorder, "_channel", lambda *key: disk.wait() and channel(*key))

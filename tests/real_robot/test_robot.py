@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-import sim_assets
-from real_robot.robot import SHIPPED, load_robot, robot_names
 from robopolicy.errors import UserError
+from robopolicy.resources import folder
+from robopolicy_robots.robot import SHIPPED, load_robot, robot_names
 
 MINIMAL = """
 name: one
@@ -64,7 +64,7 @@ def test_shipped_robots_cite_their_sources(name: str) -> None:
 @pytest.mark.parametrize("name", ["sim_panda", "franka_panda"])
 def test_pandas_agree_with_the_model(name: str) -> None:
     robot = load_robot(name)
-    root = ElementTree.parse(Path(sim_assets.__file__).parent / "panda.xml").getroot()
+    root = ElementTree.parse(folder("sim_assets") / "panda.xml").getroot()
     default = next(node for node in root.iter("default") if node.get("class") == "panda")
     usual = str(default.find("joint").get("range"))  # type: ignore[union-attr]
     ranges = {str(joint.get("name")): joint.get("range", usual) for joint in root.iter("joint") if joint.get("name")}

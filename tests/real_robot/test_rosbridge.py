@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 from networks import free_port, until
 
-from real_robot.codecs import json
-from real_robot.messages import Bool, Header, JointState, String, Time
-from real_robot.transports.base import LATCHED, SENSOR, TransportError
+from robopolicy_robots.codecs import json
+from robopolicy_robots.messages import Bool, Header, JointState, String, Time
+from robopolicy_robots.transports.base import LATCHED, SENSOR, TransportError
 
 pytest.importorskip("rosbags", reason="needs robopolicy[ros]")
 pytest.importorskip("websockets", reason="needs robopolicy[ros]")
 from rosbridge_hub import Hub
 
-from real_robot.transports.rosbridge import RosbridgeTransport
+from robopolicy_robots.transports.rosbridge import RosbridgeTransport
 
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let it ask and try again sooner than it would."""
     for name in ("ASKING", "RETRY"):
-        monkeypatch.setattr(f"real_robot.transports.rosbridge.{name}", 0.05)
+        monkeypatch.setattr(f"robopolicy_robots.transports.rosbridge.{name}", 0.05)
 
 
 @pytest.mark.parametrize(("ros1", "name"), [(True, "sensor_msgs/JointState"), (False, "sensor_msgs/msg/JointState")])
@@ -61,7 +61,7 @@ def test_nonsense_is_counted_or_ignored() -> None:
 
 
 def test_without_rosapi_publishers_are_those_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("real_robot.transports.rosbridge.ALIVE", 0.3)
+    monkeypatch.setattr("robopolicy_robots.transports.rosbridge.ALIVE", 0.3)
     hub = Hub(rosapi=False)
     with RosbridgeTransport(hub.url) as transport:
         publisher = transport.advertise("/command", Bool, SENSOR)

@@ -7,8 +7,9 @@ import time
 import numpy as np
 import pytest
 
-from real_robot.commands import targets_of
-from real_robot.messages import (
+from robopolicy.errors import UserError
+from robopolicy_robots.commands import targets_of
+from robopolicy_robots.messages import (
     Float64MultiArray,
     Header,
     Image,
@@ -18,13 +19,12 @@ from real_robot.messages import (
     PoseStamped,
     String,
 )
-from real_robot.simulated.node import SimNode
-from real_robot.simulated.robot import SimulatedRobot
-from real_robot.simulated.topics import EPISODE, FAULT, RESET, Reset, Status
-from real_robot.transports.base import COMMAND, LATCHED, SENSOR
-from real_robot.transports.loopback import LoopbackTransport
-from robopolicy.errors import UserError
-from tasks.manipulation.lift import Lift
+from robopolicy_robots.simulated.node import SimNode
+from robopolicy_robots.simulated.robot import SimulatedRobot
+from robopolicy_robots.simulated.topics import EPISODE, FAULT, RESET, Reset, Status
+from robopolicy_robots.transports.base import COMMAND, LATCHED, SENSOR
+from robopolicy_robots.transports.loopback import LoopbackTransport
+from robopolicy_tasks.manipulation.lift import Lift
 
 TOPICS = {"joints": "/joint_states", "object.cube": "/objects/cube/pose"}
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from real_robot.messages import JointState, Time
-from real_robot.simulated.robot import Imperfections, SimulatedRobot
-from real_robot.task_embodiment import TaskEmbodiment
-from real_robot.transports.base import Received
 from robopolicy.errors import UserError
 from robopolicy.sim.mujoco.backend import MujocoSim
-from tasks.manipulation.experts import LiftExpert
-from tasks.manipulation.lift import Lift
+from robopolicy_robots.messages import JointState, Time
+from robopolicy_robots.simulated.robot import Imperfections, SimulatedRobot
+from robopolicy_robots.task_embodiment import TaskEmbodiment
+from robopolicy_robots.transports.base import Received
+from robopolicy_tasks.manipulation.experts import LiftExpert
+from robopolicy_tasks.manipulation.lift import Lift
 
 
 def received(robot: SimulatedRobot):

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from real_robot.messages import JointState, PoseStamped, Time
-from real_robot.task_embodiment import TaskEmbodiment
-from real_robot.transports.base import Received
-from real_robot.wiring import Wiring
 from robopolicy.errors import UserError
 from robopolicy.sim.mujoco.backend import MujocoSim
-from tasks.manipulation.drawer import Drawer
-from tasks.manipulation.experts import DrawerExpert, LiftExpert, PickPlaceExpert
-from tasks.manipulation.lift import Lift
-from tasks.manipulation.panda_task import PandaTask
-from tasks.manipulation.pick_place import PickPlace
+from robopolicy_robots.messages import JointState, PoseStamped, Time
+from robopolicy_robots.task_embodiment import TaskEmbodiment
+from robopolicy_robots.transports.base import Received
+from robopolicy_robots.wiring import Wiring
+from robopolicy_tasks.manipulation.drawer import Drawer
+from robopolicy_tasks.manipulation.experts import DrawerExpert, LiftExpert, PickPlaceExpert
+from robopolicy_tasks.manipulation.lift import Lift
+from robopolicy_tasks.manipulation.panda_task import PandaTask
+from robopolicy_tasks.manipulation.pick_place import PickPlace
 
 
 def received(messages):

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from networks import free_port, until
 
-from real_robot.codecs import cdr
-from real_robot.codecs.definitions import type_hash
-from real_robot.messages import JointState, String
-from real_robot.transports.base import IMAGE, LATCHED, SENSOR, TransportError
+from robopolicy_robots.codecs import cdr
+from robopolicy_robots.codecs.definitions import type_hash
+from robopolicy_robots.messages import JointState, String
+from robopolicy_robots.transports.base import IMAGE, LATCHED, SENSOR, TransportError
 
 pytest.importorskip("rosbags", reason="needs robopolicy[ros]")
 pytest.importorskip("zenoh", reason="needs robopolicy[ros]")
 import zenoh
 
-from real_robot.transports.zenoh import ZenohTransport
+from robopolicy_robots.transports.zenoh import ZenohTransport
 
 HASH = type_hash(String)
 KEY = f"7/arm/status/std_msgs::msg::dds_::String_/{HASH}"
@@ -130,9 +130,9 @@ def test_no_router(router: str) -> None:
 
 SCRIPT = """
 import sys
-from real_robot.messages import String
-from real_robot.transports.base import SENSOR
-from real_robot.transports.zenoh import ZenohTransport
+from robopolicy_robots.messages import String
+from robopolicy_robots.transports.base import SENSOR
+from robopolicy_robots.transports.zenoh import ZenohTransport
 transport = ZenohTransport(listen=sys.argv[1])
 transport.subscribe("/status", String, SENSOR)
 raise SystemExit(3)

@@ -15,7 +15,7 @@ from robopolicy.samplers.replay import ReplaySampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import Step
 from robopolicy.sim.registry import SimOptions
-from tasks.toy.point_mass import PointMassSim
+from robopolicy_tasks.toy.point_mass import PointMassSim
 
 ENVS, EXECUTE = 5, 3
 

@@ -12,8 +12,8 @@ from robopolicy.errors import UserError
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, make_sim, views_of
-from tasks.locomotion.robots import HalfCheetah, Hopper, Walker2d
-from tasks.toy.arm import LINKS, hand
+from robopolicy_tasks.locomotion.robots import HalfCheetah, Hopper, Walker2d
+from robopolicy_tasks.toy.arm import LINKS, hand
 
 
 def asked(name: str, num_envs: int = 3, backend: str = "auto") -> VectorSim:

@@ -12,8 +12,8 @@ from robopolicy.evaluation.actors import ExpertActor
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
-from tasks.differentiable.cart_pole import CartPole
-from tasks.differentiable.inventory import LOST_SALES, NEWSVENDOR, BaseStock, Store
+from robopolicy_tasks.differentiable.cart_pole import CartPole
+from robopolicy_tasks.differentiable.inventory import LOST_SALES, NEWSVENDOR, BaseStock, Store
 
 TASKS = ("newsvendor", "lost_sales", "cart_pole", "reservoir")
 

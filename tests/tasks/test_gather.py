@@ -10,7 +10,7 @@ from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 from robopolicy.spec import PolicySpec
-from tasks.toy.gather import MOST, OTHERS, GatherExpert, GatherSim, worlds
+from robopolicy_tasks.toy.gather import MOST, OTHERS, GatherExpert, GatherSim, worlds
 
 
 def open_sim(name: str = "toy/gather", num_envs: int = 9, reward: str = "sparse") -> GatherSim:

@@ -9,9 +9,9 @@ from robopolicy.errors import UserError
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.mujoco.backend import MujocoSim
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
-from tasks.manipulation import kinematics
-from tasks.manipulation.lift import Lift
-from tasks.manipulation.scene import ASSETS
+from robopolicy_tasks.manipulation import kinematics
+from robopolicy_tasks.manipulation.lift import Lift
+from robopolicy_tasks.manipulation.scene import ASSETS
 
 TASKS = ("manipulation/lift", "manipulation/pick_place", "manipulation/drawer")
 
@@ -49,7 +49,7 @@ def grasped_cube(num_envs: int) -> MujocoSim:
 
 
 def test_registering_the_family_imports_no_simulator():
-    code = "import sys, tasks; tasks.register_tasks(); print('mujoco' in sys.modules)"
+    code = "import sys, robopolicy_tasks; robopolicy_tasks.register_tasks(); print('mujoco' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 

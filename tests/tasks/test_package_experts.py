@@ -48,7 +48,7 @@ def test_metaworld_expert_solves_its_task_and_seeds_decide_episodes() -> None:
 
 def test_pads_press_where_metaworld_says_so() -> None:
     pytest.importorskip("metaworld")
-    from tasks.metaworld.env import MetaworldExpert, make_env, touching
+    from robopolicy_tasks.metaworld.env import MetaworldExpert, make_env, touching
 
     env, expert = make_env("push-v3", SimOptions()), MetaworldExpert("push-v3")
     simulator: Any = env.unwrapped
@@ -67,7 +67,7 @@ def test_pads_press_where_metaworld_says_so() -> None:
 
 def test_a_metaworld_environment_is_the_one_that_gymnasium_makes() -> None:
     pytest.importorskip("metaworld")
-    from tasks.metaworld.env import MetaworldExpert, make_env
+    from robopolicy_tasks.metaworld.env import MetaworldExpert, make_env
 
     settings = {"env_name": "door-open-v3", "seed": 0, "max_episode_steps": 500, "disable_env_checker": True}
     theirs: Any = gymnasium.make("Meta-World/MT1", terminate_on_success=True, **settings)
@@ -112,7 +112,7 @@ def test_an_expert_plays_though_the_policies_beside_it_are_shown_more(task: str,
 
 def test_ogbench_compiles_the_models_of_a_task_once_and_every_environment_has_its_own(monkeypatch) -> None:
     pytest.importorskip("ogbench")
-    from tasks.ogbench import env as ogbench_env
+    from robopolicy_tasks.ogbench import env as ogbench_env
 
     monkeypatch.setattr(ogbench_env, "_compiled", {})
     first, second = (ogbench_env.OGBenchEnv("cube-single-v0") for _ in range(2))
@@ -126,7 +126,7 @@ def test_ogbench_compiles_the_models_of_a_task_once_and_every_environment_has_it
 
 def test_every_metaworld_policy_has_a_task() -> None:
     policies = pytest.importorskip("metaworld.policies")
-    from tasks.metaworld import TASKS
+    from robopolicy_tasks.metaworld import TASKS
 
     assert {f"{task}-v3" for task in TASKS} == set(policies.ENV_POLICY_MAP)
 
@@ -135,13 +135,13 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named '{name}'")
 
-    monkeypatch.setattr("tasks.packages.import_module", missing)
+    monkeypatch.setattr("robopolicy_tasks.packages.import_module", missing)
     with pytest.raises(UserError, match=r"pip install 'robopolicy\[metaworld\]'"):
         make_sim("metaworld/reach-v3")
 
 
 def test_registering_imports_no_package() -> None:
-    code = "import sys, tasks; tasks.register_tasks(); print({'metaworld', 'ogbench', 'mujoco'} & set(sys.modules))"
+    code = "import sys, robopolicy_tasks; robopolicy_tasks.register_tasks(); print({'metaworld', 'ogbench', 'mujoco'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 

@@ -5,10 +5,10 @@ import mujoco
 import numpy as np
 import pytest
 
-from tasks.manipulation import kinematics
-from tasks.manipulation.kinematics import Pose
-from tasks.manipulation.panda_task import WORKSPACE_HIGH, WORKSPACE_LOW
-from tasks.manipulation.scene import ASSETS
+from robopolicy_tasks.manipulation import kinematics
+from robopolicy_tasks.manipulation.kinematics import Pose
+from robopolicy_tasks.manipulation.panda_task import WORKSPACE_HIGH, WORKSPACE_LOW
+from robopolicy_tasks.manipulation.scene import ASSETS
 
 READY = np.array([0.0, -0.13, 0.0, -2.526, 0.0, 2.396, np.pi / 4])
 

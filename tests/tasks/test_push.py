@@ -8,7 +8,7 @@ from robopolicy.evaluation.actors import ExpertActor, RandomActor
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
-from tasks.toy.push import BLOCK, COLOURS, GRIPPER, draw, push
+from robopolicy_tasks.toy.push import BLOCK, COLOURS, GRIPPER, draw, push
 
 
 @pytest.mark.parametrize("cameras", [(), ("top",)])

@@ -9,7 +9,7 @@ import torch
 from robopolicy.errors import UserError
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, make_sim
-from tasks.push_t import planner, tee
+from robopolicy_tasks.push_t import planner, tee
 
 BELOW = np.array([[0.0, -45.0 - tee.FINGER]])  # touches the middle of the bar from below, block at angle 0
 
@@ -173,7 +173,7 @@ def test_shaped_returns_are_the_best_coverage() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("gym_pusht")
 def test_the_expert_covers_the_mark() -> None:
-    from tasks.push_t.expert import PushTExpert
+    from robopolicy_tasks.push_t.expert import PushTExpert
 
     sim, expert = make_sim("push_t", SimOptions(num_envs=4)), PushTExpert()
     obs, solved = sim.reset(0), 0
@@ -190,6 +190,6 @@ def test_without_gym_pusht_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named '{name}'")
 
-    monkeypatch.setattr("tasks.packages.import_module", missing)
+    monkeypatch.setattr("robopolicy_tasks.packages.import_module", missing)
     with pytest.raises(UserError, match=r"pip install 'robopolicy\[pusht\]'"):
         make_sim("push_t/push_t")

@@ -8,8 +8,8 @@ from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.mujoco.backend import MujocoSim
 from robopolicy.sim.mujoco.task import Initial
 from robopolicy.sim.registry import SimOptions, make_sim
-from tasks.locomotion import robots
-from tasks.toy.point_mass import PointMassSim
+from robopolicy_tasks.locomotion import robots
+from robopolicy_tasks.toy.point_mass import PointMassSim
 
 ROBOTS = {"ant": robots.Ant, "swimmer": robots.Swimmer}
 

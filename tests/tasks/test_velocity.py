@@ -13,12 +13,12 @@ from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.mujoco.backend import MujocoSim
 from robopolicy.sim.mujoco.task import Initial
 from robopolicy.sim.registry import SimOptions, make_sim
-from tasks.velocity import rewards
-from tasks.velocity.go1 import GOOD, HOME, Go1
-from tasks.velocity.motion import Motion, matrix, read
-from tasks.velocity.randomization import NOMINAL, TRAINING, Randomization
-from tasks.velocity.rewards import ControlStep
-from tasks.velocity.scene import FEET
+from robopolicy_tasks.velocity import rewards
+from robopolicy_tasks.velocity.go1 import GOOD, HOME, Go1
+from robopolicy_tasks.velocity.motion import Motion, matrix, read
+from robopolicy_tasks.velocity.randomization import NOMINAL, TRAINING, Randomization
+from robopolicy_tasks.velocity.rewards import ControlStep
+from robopolicy_tasks.velocity.scene import FEET
 
 
 def open_sim(ranges: Randomization = NOMINAL, num_envs: int = 2, reward: str = "sparse", command=(0.0, 0.0, 0.0)):

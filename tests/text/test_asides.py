@@ -36,9 +36,9 @@ from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Episode, Question, TextTask, Turn
 from robopolicy.text.world import TextWorld, score
 from robopolicy.training.attempt_sources import AttemptSource
-from tasks.text.arithmetic import Arithmetic
-from tasks.text.calculator import Calculator
-from tasks.text.grid import Grid, Waypoints
+from robopolicy_tasks.text.arithmetic import Arithmetic
+from robopolicy_tasks.text.calculator import Calculator
+from robopolicy_tasks.text.grid import Grid, Waypoints
 
 READERS = {  # recipe -> what is found for it beside its attempts
     "remax": ["greedy"],

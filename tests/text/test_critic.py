@@ -17,7 +17,7 @@ from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.text.world import score
 from robopolicy.training.attempt_sources import AttemptSource
-from tasks.text.grid import Grid
+from robopolicy_tasks.text.grid import Grid
 
 SPEC = PolicySpec({"text": (Grid.prompt_bytes,)}, Grid.completion_bytes)
 

@@ -20,7 +20,7 @@ from robopolicy.text.sim import TextSim
 from robopolicy.text.wire import unpack
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.text_sources import text_source
-from tasks.text.arithmetic import Arithmetic
+from robopolicy_tasks.text.arithmetic import Arithmetic
 
 SMALL = ["policy.width=16", "policy.layers=1", "policy.heads=2", "evaluation.episodes=0", "logging.every=1"]
 PAIRS = [{"prompt": f"{i}?", "chosen": "yes", "rejected": "no"} for i in range(6)]

@@ -17,7 +17,7 @@ from robopolicy.text.engines import ENGINES, VLLM, corrected
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.training.attempt_sources import AttemptSource
-from tasks.text.arithmetic import Arithmetic
+from robopolicy_tasks.text.arithmetic import Arithmetic
 
 SHIFT = 1.1  # nats by which the stand-in is less sure of every second token
 

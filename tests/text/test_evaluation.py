@@ -10,7 +10,7 @@ from robopolicy.text import TextConfig, TextPolicy
 from robopolicy.text.evaluation import Sampled, powers, sample_attempts
 from robopolicy.text.wire import pack
 from robopolicy.training.checkpoint import save_checkpoint
-from tasks.text.arithmetic import Arithmetic
+from robopolicy_tasks.text.arithmetic import Arithmetic
 
 
 def policy():

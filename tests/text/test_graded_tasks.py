@@ -17,13 +17,13 @@ from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.task import Inquiry
 from robopolicy.text.world import TextWorld
 from robopolicy.training.text_sources import text_source
-from tasks.text.arithmetic import Arithmetic
-from tasks.text.calculator import Calculator
-from tasks.text.critique import Critique
-from tasks.text.decompose import Decompose, consistency, plan, solved
-from tasks.text.grid import SIZE, Grid, Pits, Waypoints, distances
-from tasks.text.nim import Nim, divided, played, value
-from tasks.text.review import Review
+from robopolicy_tasks.text.arithmetic import Arithmetic
+from robopolicy_tasks.text.calculator import Calculator
+from robopolicy_tasks.text.critique import Critique
+from robopolicy_tasks.text.decompose import Decompose, consistency, plan, solved
+from robopolicy_tasks.text.grid import SIZE, Grid, Pits, Waypoints, distances
+from robopolicy_tasks.text.nim import Nim, divided, played, value
+from robopolicy_tasks.text.review import Review
 
 ASKING = {
     "s001_craft_gui": "critique",

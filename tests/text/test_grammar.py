@@ -15,11 +15,11 @@ from robopolicy.text.task import Question, TextTask
 from robopolicy.text.tokenizers import ByteTokenizer
 from robopolicy.text.world import TextWorld, score
 from robopolicy.training.attempt_sources import AttemptSource
-from tasks.text.arithmetic import Arithmetic
-from tasks.text.commands import parse
-from tasks.text.countdown import Countdown, value_of
-from tasks.text.grid import MOVES, Grid
-from tasks.text.panda import Panda, PandaTurns
+from robopolicy_tasks.text.arithmetic import Arithmetic
+from robopolicy_tasks.text.commands import parse
+from robopolicy_tasks.text.countdown import Countdown, value_of
+from robopolicy_tasks.text.grid import MOVES, Grid
+from robopolicy_tasks.text.panda import Panda, PandaTurns
 
 
 class Formless(TextTask):

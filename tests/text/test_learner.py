@@ -21,8 +21,8 @@ from robopolicy.text.task import Question, TextTask
 from robopolicy.text.world import TextWorld, score
 from robopolicy.training.attempt_sources import AttemptSource, OverlappedSource
 from robopolicy.training.text_sources import conversations
-from tasks.text.arithmetic import Arithmetic
-from tasks.text.grid import Grid
+from robopolicy_tasks.text.arithmetic import Arithmetic
+from robopolicy_tasks.text.grid import Grid
 
 SMALL = ["policy.width=16", "policy.layers=1", "policy.heads=2", "evaluation.episodes=10", "logging.every=1"]
 FIXED = [word.split("=")[0] for word in SMALL]

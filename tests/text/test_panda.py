@@ -11,8 +11,8 @@ from robopolicy.text import TextConfig, TextPolicy
 from robopolicy.text.wire import pack
 from robopolicy.text.world import TextWorld
 from robopolicy.training.text_sources import conversations
-from tasks.text.commands import Command, Place, ProgramError, parse
-from tasks.text.panda import Panda, PandaTurns
+from robopolicy_tasks.text.commands import Command, Place, ProgramError, parse
+from robopolicy_tasks.text.panda import Panda, PandaTurns
 
 PROGRAMS = ("lift", "grasp", "grasp;carry pad left 7;release", "carry start; release ;grasp")
 

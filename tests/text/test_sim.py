@@ -15,7 +15,7 @@ from robopolicy.text.guard import Guard
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Question, TextTask, Turn
 from robopolicy.text.wire import pack, unpack
-from tasks.text.countdown import value_of
+from robopolicy_tasks.text.countdown import value_of
 
 NAMES = ["text/arithmetic", "text/countdown", "text/grid", "reasoning_gym/chain_sum"]
 

@@ -24,7 +24,7 @@ from robopolicy.text.summaries import (
     written_features,
 )
 from robopolicy.training.attempt_sources import AttemptSource
-from tasks.text.arithmetic import Arithmetic
+from robopolicy_tasks.text.arithmetic import Arithmetic
 
 
 def rows_of(policy):

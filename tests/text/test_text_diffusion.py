@@ -23,8 +23,8 @@ from robopolicy.text.wire import pack, unpack
 from robopolicy.text.world import TextWorld, score
 from robopolicy.text.worlds import make_world
 from robopolicy.training.attempt_sources import AttemptSource
-from tasks.text.arithmetic import Arithmetic
-from tasks.text.grid import Grid
+from robopolicy_tasks.text.arithmetic import Arithmetic
+from robopolicy_tasks.text.grid import Grid
 
 
 class Few(ByteTokenizer):

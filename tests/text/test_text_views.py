@@ -19,7 +19,7 @@ from robopolicy.text.world import score
 from robopolicy.training.attempt_sources import AttemptSource, OverlappedSource
 from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy.training.text_sources import text_source
-from tasks.text.grid import Grid
+from robopolicy_tasks.text.grid import Grid
 
 SPEC = PolicySpec({"text": (Grid.prompt_bytes,)}, Grid.completion_bytes)
 UNREAD: dict[str, str] = {}  # key of rollout -> why a recipe sets it although nothing reads it

@@ -31,9 +31,9 @@ from robopolicy.text.datasets import PromptTask
 from robopolicy.text.task import Episode, Question, TextTask, Turn
 from robopolicy.text.wire import shortened
 from robopolicy.text.world import TextWorld, score
-from tasks.text.arithmetic import Arithmetic
-from tasks.text.calculator import CALL, Calculator
-from tasks.text.grid import Grid
+from robopolicy_tasks.text.arithmetic import Arithmetic
+from robopolicy_tasks.text.calculator import CALL, Calculator
+from robopolicy_tasks.text.grid import Grid
 
 
 def world_of(task, seed=0):
@@ -260,8 +260,8 @@ def test_gates_are_beginnings_of_messages():
 
 
 def test_problems_have_kinds_and_answers_have_progress():
-    from tasks.text.countdown import Countdown
-    from tasks.text.critique import Critique
+    from robopolicy_tasks.text.countdown import Countdown
+    from robopolicy_tasks.text.critique import Critique
 
     arithmetic = Arithmetic()
     assert {arithmetic.category(seed) for seed in range(60)} == {0, 1, 2}

@@ -32,7 +32,7 @@ from robopolicy.training.remote import (
     packed_weights,
     tensors_to_arrays,
 )
-from tasks.text.arithmetic import Arithmetic
+from robopolicy_tasks.text.arithmetic import Arithmetic
 
 
 class Here(Line):

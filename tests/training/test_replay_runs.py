@@ -24,7 +24,7 @@ from robopolicy.training import build, loop
 from robopolicy.training.compose import compose_config
 from robopolicy.training.loggers import JsonlLogger, read_jsonl
 from robopolicy.training.loop import Trainer, resume_run, start_run
-from tasks.toy.point_mass import PointMassSim
+from robopolicy_tasks.toy.point_mass import PointMassSim
 
 SMALL = ["policy=squashed_gaussian", "policy.hidden=[16]", "algorithm.critic.hidden=[16]", "algorithm.batch_size=16"]
 QUICK = ["evaluation.episodes=0", "logging.every=1", "sim.num_envs=4", "replay.warmup_steps=100"]

@@ -23,7 +23,7 @@ from robopolicy.training.loggers import JsonlLogger, read_jsonl
 from robopolicy.training.loop import Trainer, resume_run, start_run
 from robopolicy.training.manifest import read_manifest
 from robopolicy.training.resuming import Interrupted
-from tasks.toy.point_mass import PointMassSim
+from robopolicy_tasks.toy.point_mass import PointMassSim
 
 COMMON = ["task=point_mass", "evaluation.episodes=10", "evaluation.every=4", "checkpoint_every=3", "logging.every=1"]
 BC = [*COMMON, "policy.hidden=[32]", "algorithm.batch_size=64"]

@@ -4,7 +4,7 @@ from robopolicy.data.collect import collect
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.evaluation.actors import RandomExpert
 from robopolicy.sim.registry import SimOptions, make_sim
-from tasks.toy.push import DT, PushExpert
+from robopolicy_tasks.toy.push import DT, PushExpert
 
 ACTIONS = ("gripper_vx [m/s]", "gripper_vy [m/s]")
 

@@ -23,7 +23,7 @@ from robopolicy.training.world_sims import doubts
 from robopolicy.worldmodel.backend import Guard, LoggedStarts, SimStarts, WorldSim, WorldSimConfig
 from robopolicy.worldmodel.contract import Images, Judgement
 from robopolicy.worldmodel.films import Films
-from tasks.toy.push import GOAL, RADIUS, PushExpert
+from robopolicy_tasks.toy.push import GOAL, RADIUS, PushExpert
 
 
 class TrueJudge:

@@ -10,7 +10,7 @@ from robopolicy.errors import UserError
 from robopolicy.worldmodel.contract import Frames, Images, WorldSpec, WorldState
 from robopolicy.worldmodel.diagnostics import effects, failure_share, follow, frame_psnr, judge, table
 from robopolicy.worldmodel.films import Films, spec_of
-from tasks.toy.push import draw, push
+from robopolicy_tasks.toy.push import draw, push
 
 
 class TrueWorld:

@@ -31,7 +31,7 @@ from robopolicy.worldmodel.judge import (
     save_judge,
 )
 from robopolicy.worldmodel.judge.probe import disagreement
-from tasks.toy.push import GOAL, RADIUS
+from robopolicy_tasks.toy.push import GOAL, RADIUS
 
 CONFIG = JudgeConfig(members=2, hidden=(32,), vision=VisionConfig(widths=(16, 32), keypoints=8, crop=1.0))
 FIT = FitConfig(steps=150, batch_size=64, learning_rate=3e-3)

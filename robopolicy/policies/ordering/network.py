@@ -100,6 +100,6 @@ def load_visits(folder: str | Path) -> VisitPolicy:
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
-            f"{place} holds no network for visits ({reason}); train one by recipes.order_visits."
+            f"{place} holds no network for visits ({reason}); train one by examples.order_visits."
         ) from error
     return policy.eval()

@@ -1,0 +1,158 @@
+"""Definitions of message types, from rosbags: what their fields are, their hash, and types from `.msg` text.
+
+The typestore holds the definitions of ROS 2 Jazzy. Those of our types are the same in every release since Foxy, and
+in ROS 1 but for the sequence number of a header, which its codec adds.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, make_dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from robopolicy.errors import UserError
+from robopolicy.extras import need
+from robopolicy_robots.message import CATALOGUE, Message, array
+
+_SCALARS = {"bool": False, "string": "", "float32": 0.0, "float64": 0.0}  # all others are integers
+_DTYPES = {"bool": np.bool_, "byte": np.uint8, "char": np.uint8}  # the others are named as in numpy
+
+
+class CodecError(ValueError):
+    """Data that is no message of its type, or a message that its type cannot hold; one line."""
+
+
+@dataclass(frozen=True)
+class FieldType:
+    """One field of a definition."""
+
+    name: str
+    base: str | type[Message]  # "float64", "string", ..., or the type of a nested message
+    many: bool = False  # an array or a sequence
+    size: int | None = None  # of an array
+
+    @property
+    def dtype(self) -> type[np.generic] | None:
+        """Type of its numbers in an array; None for a single value, strings and messages."""
+        if not self.many or self.base == "string" or not isinstance(self.base, str):
+            return None
+        return _DTYPES.get(self.base) or getattr(np, self.base)
+
+
+@cache
+def _store() -> Any:
+    typesys = need("rosbags.typesys", "ros")
+    return typesys.get_typestore(typesys.Stores.ROS2_JAZZY)
+
+
+@cache
+def describe(kind: type[Message]) -> tuple[FieldType, ...]:
+    """Fields of a message type, in order.
+
+    Raises:
+        CodecError: The type is unknown, or our dataclass is not what its definition says.
+    """
+    described = _defined(kind.ros_name)
+    found = tuple((each.name, each.metadata.get("dtype"), each.metadata.get("size")) for each in fields(kind))  # type: ignore[arg-type]
+    expected = tuple((each.name, each.dtype, each.size if each.dtype else None) for each in described)
+    if found != expected:
+        raise CodecError(f"The fields of {kind.__name__} are not those of {kind.ros_name}: {expected}.")
+    return described
+
+
+@cache
+def prepare(kind: type[Message]) -> Any:
+    """The typestore, with its codec for `kind` compiled; the first call takes some 10 ms."""
+    store = _store()
+    for each in describe(kind):
+        if isinstance(each.base, type):
+            prepare(each.base)
+    store.types[kind.ros_name] = kind  # so that rosbags reads into our dataclasses
+    store.get_msgdef(kind.ros_name)
+    return store
+
+
+@cache
+def type_hash(kind: type[Message]) -> str:
+    """Hash of the definition by which ROS 2 (Iron and later) compares types: "RIHS01_..."."""
+    return prepare(kind).hash_rihs01(kind.ros_name)
+
+
+def message_type(name: str) -> type[Message]:
+    """The type with a ROS name: one of ours, or one made from its definition.
+
+    Raises:
+        UserError: There is no definition of it.
+    """
+    if name in CATALOGUE:
+        return CATALOGUE[name]
+    if name not in _store().fielddefs:
+        raise UserError(f"Unknown message type '{name}'; register its .msg text with codecs.register.")
+    members = [(each.name, Any, _default(each)) for each in _defined(name)]
+    short = name.rsplit("/", 1)[-1]
+    return make_dataclass(short, members, bases=(Message,), namespace={"ros_name": name}, frozen=True, eq=False)
+
+
+def register(name: str, text: str) -> type[Message]:
+    """Add a message type.
+
+    Args:
+        name: Its ROS name ("control_msgs/msg/JointJog").
+        text: Its `.msg` file; types it names have to be known or registered before.
+
+    Raises:
+        UserError: The text is no definition, or another one of that name is known.
+    """
+    typesys = need("rosbags.typesys", "ros")
+    if name.count("/") != 2 or name.split("/")[1] != "msg":
+        raise UserError(f"Expected a name like 'package/msg/Type', found '{name}'.")
+    try:
+        _store().register(typesys.get_types_from_msg(text, name))
+        return message_type(name)
+    except (typesys.TypesysError, KeyError) as error:
+        line = " ".join(str(error).split())
+        raise UserError(f"The definition of {name} cannot be used: {line}") from error
+
+
+@contextmanager
+def reading(kind: type[Message]) -> Iterator[None]:
+    """Turn whatever goes wrong with foreign data into a `CodecError`."""
+    try:
+        yield
+    except CodecError:
+        raise
+    except Exception as error:  # of whatever type: what arrives from a network must not stop its reader
+        reason = " ".join(f"{error}".split()) or type(error).__name__
+        raise CodecError(f"No {kind.ros_name}: {reason[:200]}") from error
+
+
+def _defined(name: str) -> tuple[FieldType, ...]:
+    try:
+        _, entries = _store().fielddefs[name]
+    except KeyError as error:
+        raise CodecError(f"Unknown message type '{name}'.") from error
+    return tuple(_field(field_name, description) for field_name, description in entries)
+
+
+def _field(name: str, description: Any) -> FieldType:
+    kind, detail = description
+    node = need("rosbags.interfaces", "ros").Nodetype
+    name += "_" if keyword.iskeyword(name) else ""
+    if kind == node.BASE:
+        return FieldType(name, detail[0])
+    if kind == node.NAME:
+        return FieldType(name, message_type(detail))
+    item = _field(name, detail[0])
+    return FieldType(name, item.base, True, detail[1] if kind == node.ARRAY else None)
+
+
+def _default(each: FieldType) -> Any:
+    if each.dtype is not None:
+        return array(each.dtype, each.size)
+    single = each.base if isinstance(each.base, type) else lambda: _SCALARS.get(str(each.base), 0)
+    return field(default_factory=(lambda: (single(),) * (each.size or 0)) if each.many else single)

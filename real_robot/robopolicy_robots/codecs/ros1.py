@@ -1,0 +1,46 @@
+"""Messages as ROS 1 sends them: packed, little endian, headers with a sequence number (0 here, ignored when read)."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TypeVar
+
+from robopolicy.extras import need
+from robopolicy_robots.codecs import cdr
+from robopolicy_robots.codecs.definitions import prepare, reading
+from robopolicy_robots.message import Message
+
+M = TypeVar("M", bound=Message)
+
+
+def encode(message: Message) -> bytes:
+    """Bytes of a message.
+
+    Raises:
+        CodecError: A field holds what its type cannot.
+    """
+    kind = type(message)
+    with reading(kind):
+        return bytes(prepare(kind).cdr_to_ros1(cdr.encode(message), kind.ros_name))
+
+
+def decode(kind: type[M], data: bytes) -> M:
+    """Read a message.
+
+    Raises:
+        CodecError: `data` is none.
+    """
+    with reading(kind):
+        return cdr.decode(kind, prepare(kind).ros1_to_cdr(memoryview(data), kind.ros_name))
+
+
+@cache
+def definition(kind: type[Message]) -> tuple[str, str]:
+    """Text of the ROS 1 definition and its MD5 sum, by which ROS 1 compares types.
+
+    Raises:
+        CodecError: ROS 1 (Noetic) has no such type.
+    """
+    typesys = need("rosbags.typesys", "ros")
+    with reading(kind):
+        return typesys.get_typestore(typesys.Stores.ROS1_NOETIC).generate_msgdef(kind.ros_name)

@@ -1,0 +1,49 @@
+"""From a safe command to the message that a robot obeys, and back."""
+
+from __future__ import annotations
+
+from robopolicy.deploy.safety.limits import Array
+from robopolicy.errors import UserError
+from robopolicy_robots.message import Message
+from robopolicy_robots.messages import Duration, Float64MultiArray, JointState, JointTrajectory, JointTrajectoryPoint
+from robopolicy_robots.robot import RobotSpec
+
+
+def command_message(robot: RobotSpec, command: Array) -> Message:
+    """The message for `command` `(J,)`: positions, or velocities where the robot is driven by those.
+
+    Trajectories carry a stamp of zero ("from now"), since clocks need not agree, and one point, due in one period.
+    """
+    velocity = robot.mode == "velocity"
+    if robot.command.kind == JointTrajectory.ros_name:
+        due = Duration.from_seconds(robot.dt)
+        point = (
+            JointTrajectoryPoint(velocities=command, time_from_start=due)
+            if velocity
+            else JointTrajectoryPoint(positions=command, time_from_start=due)
+        )
+        return JointTrajectory(joint_names=robot.names, points=(point,))
+    if robot.command.kind == Float64MultiArray.ros_name:
+        return Float64MultiArray(data=command)
+    if robot.command.kind == JointState.ros_name:
+        return (
+            JointState(name=robot.names, velocity=command)
+            if velocity
+            else JointState(name=robot.names, position=command)
+        )
+    raise UserError(f"There is no command of type {robot.command.kind}.")
+
+
+def targets_of(message: Message, order: tuple[str, ...]) -> tuple[tuple[str, ...], Array]:
+    """Joints and their targets in a command; `order` is that of the joints where it names none.
+
+    Raises:
+        UserError: It holds no positions.
+    """
+    if isinstance(message, JointTrajectory) and message.points:
+        return message.joint_names, message.points[-1].positions
+    if isinstance(message, JointState):
+        return message.name, message.position
+    if isinstance(message, Float64MultiArray) and len(message.data) == len(order):
+        return order, message.data
+    raise UserError(f"A command of type {message.ros_name} without a position for every joint.")

@@ -1,0 +1,266 @@
+"""A robot description (YAML) from a URDF or an MJCF file: joints in order, ranges, velocities, efforts.
+
+    python -m robopolicy_robots.describe arm.urdf --name my_arm --out my_arm.yaml
+    python -m robopolicy_robots.describe sim_assets/panda.xml --name panda --prefix panda_ --velocity 2.175
+
+URDF says everything that the safety filter has to know. MJCF knows no velocities, so they have to be given. What is
+missing is an error and never guessed; accelerations and jerks are in neither and are left out, which means unlimited.
+Only MJCF needs MuJoCo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import numpy as np
+import yaml
+
+from robopolicy.cli.outputs import add_overwrite_option
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.files import check_new_file, write_text
+from robopolicy_robots.messages import JointState, JointTrajectory
+from robopolicy_robots.robot import Joint, RobotSpec, Topic
+
+if TYPE_CHECKING:
+    import mujoco
+
+MOVING = ("revolute", "continuous", "prismatic")  # types of joints in URDF that can be commanded
+XACRO = "ros.org/wiki/xacro"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a file says of a joint; None where it says nothing."""
+
+    name: str
+    low: float | None
+    high: float | None
+    velocity: float | None
+    effort: float | None
+    home: float
+    unit: str
+    gripper: bool = False
+
+
+def read(path: Path, prefix: str = "") -> list[Found]:
+    """The joints of a URDF or MJCF file that can be commanded, with `prefix` before their names.
+
+    Raises:
+        UserError: It is neither.
+    """
+    try:
+        root = ElementTree.parse(path).getroot()
+    except (OSError, ElementTree.ParseError) as error:
+        raise UserError(f"Cannot read {path}: {error}.") from error
+    if any(XACRO in node.tag for node in root.iter()):
+        raise UserError(f"{path.name} is a xacro file; run: xacro {path.name} > robot.urdf")
+    if root.tag == "robot":
+        return [_of_urdf(node, prefix) for node in root.findall("joint") if _moves(node)]
+    if root.tag == "mujoco":
+        return _of_mjcf(path, prefix)
+    raise UserError(f"{path.name} is neither URDF (<robot>) nor MJCF (<mujoco>), found <{root.tag}>.")
+
+
+def _moves(node: ElementTree.Element) -> bool:
+    return node.get("type") in MOVING and node.find("mimic") is None
+
+
+def _of_urdf(node: ElementTree.Element, prefix: str) -> Found:
+    name, limit = prefix + node.get("name", ""), node.find("limit")
+    numbers: dict[str, float | None] = {}
+    for key in ("lower", "upper", "velocity", "effort"):
+        text = None if limit is None else limit.get(key)
+        try:
+            numbers[key] = None if text is None else float(text)
+        except ValueError as error:
+            raise UserError(f"The limit '{key}' of joint '{name}' is no number: '{text}'.") from error
+    low, high = numbers["lower"], numbers["upper"]
+    if node.get("type") == "continuous":
+        low, high = -math.inf, math.inf
+    elif limit is not None:  # in URDF a bound that is left out is 0
+        low, high = low or 0.0, high or 0.0
+    home = 0.0 if low is None or high is None else min(max(0.0, low), high)
+    unit = "m" if node.get("type") == "prismatic" else "rad"
+    return Found(name, low, high, numbers["velocity"], numbers["effort"], home, unit)
+
+
+def _of_mjcf(path: Path, prefix: str) -> list[Found]:
+    import mujoco
+
+    from robopolicy_robots.wiring import Wiring
+
+    try:
+        model = mujoco.MjModel.from_xml_path(str(path))
+    except ValueError as error:
+        raise UserError(f"MuJoCo cannot read {path.name}: {' '.join(str(error).split())}") from error
+    wiring, found = Wiring(model), []
+    pose = model.key_qpos[0] if model.nkey else model.qpos0
+    rows = zip(wiring.commanded, wiring.actuators, wiring.targets, wiring.grips, strict=True)
+    for name, actuator, place, grips in rows:
+        joint = model.joint(name)
+        low, high = joint.range if model.jnt_limited[joint.id] else (None, None)
+        home = float(pose[place])
+        if low is not None and high is not None:
+            low, high = float(low), float(high)
+            home = min(max(home, low), high)
+        slides = model.jnt_type[joint.id] == mujoco.mjtJoint.mjJNT_SLIDE
+        found.append(
+            Found(prefix + name, low, high, None, _effort(model, actuator), home, "m" if slides else "rad", bool(grips))
+        )
+    return found
+
+
+def _effort(model: mujoco.MjModel, actuator: int) -> float | None:
+    """Largest force or torque on its joint of an actuator that moves one; None if there is no limit."""
+    import mujoco
+
+    if model.actuator_trntype[actuator] != mujoco.mjtTrn.mjTRN_JOINT:
+        return None
+    limits = []
+    if model.actuator_forcelimited[actuator]:
+        limits.append(np.abs(model.actuator_forcerange[actuator]).max() * abs(model.actuator_gear[actuator, 0]))
+    joint = model.actuator_trnid[actuator, 0]
+    if model.jnt_actfrclimited[joint]:
+        limits.append(np.abs(model.jnt_actfrcrange[joint]).max())
+    return float(min(limits)) if limits else None
+
+
+def described(found: Sequence[Found], args: argparse.Namespace) -> RobotSpec:
+    """The description, with what the command line adds.
+
+    Raises:
+        UserError: A joint is unknown or lacks a limit; one line that names it and the option.
+    """
+    known = {joint.name: joint for joint in found}
+    names = args.joints or list(known)
+    if not names:
+        raise UserError("The file has no joints that can be commanded.")
+    velocities = {name: _numbers(text, 1)[0] for name, text in map(_named, args.velocity)}
+    ranges = {name: _numbers(text, 2) for name, text in map(_named, args.range)}
+    usual = velocities.pop("", None)
+    for name in (*names, *velocities, *ranges, *args.gripper):
+        if name not in known:
+            raise unknown_name("joint", name, known)
+    joints: list[Joint] = []
+    for name in names:
+        joint = known[name]
+        low, high = ranges.get(name, (joint.low, joint.high))
+        velocity = velocities.get(name, usual if usual is not None and joint.unit == "rad" else joint.velocity)
+        if low is None or high is None:
+            raise UserError(f"Joint '{name}' has no range; give it with --range {name}=LOW,HIGH.")
+        if not velocity:  # exporters write 0 where they know nothing
+            raise UserError(f"Joint '{name}' has no velocity limit; give it with --velocity {name}=VALUE.")
+        effort = joint.effort or math.inf
+        home, gripper = min(max(joint.home, low), high), joint.gripper or name in args.gripper
+        joints.append(Joint(name, velocity, low, high, effort=effort, home=home, unit=joint.unit, gripper=gripper))
+    state = Topic(args.state, JointState.ros_name)
+    return RobotSpec(args.name, tuple(joints), state, Topic(args.command, args.kind, "command"), rate=args.rate)
+
+
+def _named(word: str) -> tuple[str, str]:
+    name, _, text = word.rpartition("=")
+    return name, text
+
+
+def _numbers(text: str, count: int) -> tuple[float, ...]:
+    try:
+        numbers = tuple(float(each) for each in text.split(","))
+    except ValueError:
+        numbers = ()
+    if len(numbers) != count or any(map(math.isnan, numbers)):
+        raise UserError(f"Expected {'JOINT=LOW,HIGH' if count == 2 else 'JOINT=NUMBER'}, got '{text}'.")
+    return numbers
+
+
+def text_of(robot: RobotSpec, source: str) -> str:
+    """The YAML file."""
+    needed, usual = ("name", "low", "high", "velocity"), Joint("", 0.0)
+    rows = [
+        {
+            key: getattr(joint, key)
+            for key in (*needed, "effort", "home", "unit", "gripper")
+            if key in needed or getattr(joint, key) != getattr(usual, key)
+        }
+        for joint in robot.joints
+    ]
+    return "\n".join(
+        [
+            f"# {robot.name}, made from {source} by robopolicy_robots.describe.",
+            "#",
+            "# Limits: those of that file and of the command line. Accelerations and jerks are unknown, hence not",
+            "# limited; add them (acceleration, jerk) if its maker publishes them. Check the topics and the home pose.",
+            f"name: {_flow(robot.name)}",
+            "joints:",
+            *(f"  - {_flow(row)}" for row in rows),
+            f"state: {_flow(asdict(robot.state))}",
+            f"command: {_flow(asdict(robot.command))}",
+            f"rate: {_flow(robot.rate)}",
+            "",
+        ]
+    )
+
+
+def _flow(value: Any) -> str:
+    """YAML in one line, whole numbers as such."""
+    if isinstance(value, Mapping):
+        value = {key: int(v) if isinstance(v, float) and v.is_integer() else v for key, v in value.items()}
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf).removesuffix("...\n").strip()
+
+
+def parser() -> argparse.ArgumentParser:
+    """Arguments of the program."""
+    found = argparse.ArgumentParser(
+        "python -m robopolicy_robots.describe", description="A robot description from URDF, MJCF."
+    )
+    found.add_argument("file", type=Path, help="URDF or MJCF file")
+    found.add_argument("--name", required=True, help="what the robot is called")
+    found.add_argument("--prefix", default="", help="what messages put before the names of its joints")
+    found.add_argument("--joints", nargs="+", help="joints in the order of commands (default: all, as in the file)")
+    found.add_argument(
+        "--velocity",
+        nargs="+",
+        default=[],
+        metavar="[JOINT=]V",
+        help="limits: of one joint [rad/s, m/s], or of all that turn",
+    )
+    found.add_argument("--range", nargs="+", default=[], metavar="JOINT=LOW,HIGH", help="range of a joint [rad, m]")
+    found.add_argument("--gripper", nargs="+", default=[], metavar="JOINT", help="joints that are part of a gripper")
+    found.add_argument("--state", default="/joint_states", metavar="TOPIC", help="of its JointState (/joint_states)")
+    found.add_argument(
+        "--command", default="/joint_trajectory_controller/joint_trajectory", metavar="TOPIC", help="what it obeys"
+    )
+    found.add_argument("--kind", default=JointTrajectory.ros_name, help=f"type of that ({JointTrajectory.ros_name})")
+    found.add_argument("--rate", type=float, default=50.0, help="commands per second (default: 50)")
+    found.add_argument("--out", type=Path, metavar="FILE.yaml", help="where to write it (default: the terminal)")
+    add_overwrite_option(found)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the description; 0, or 2 for bad input."""
+    args = parser().parse_args(argv)
+    try:
+        if args.overwrite and args.out is None:
+            raise UserError("--overwrite has no effect without --out; leave it out.")
+        if args.out is not None:
+            check_new_file(args.out, ".yaml", ".yml", overwrite=args.overwrite)
+        text = text_of(described(read(args.file, args.prefix), args), args.file.name)
+        if args.out is not None:
+            write_text(args.out, text)
+        else:
+            sys.stdout.write(text)
+    except UserError as error:
+        sys.stderr.write(f"describe: error: {' '.join(str(error).split())}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Between messages and policies: what a policy sees of a robot, and what a robot does for an action."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.errors import UserError
+from robopolicy_robots.message import Message
+from robopolicy_robots.messages import CompressedImage, Image, JointState
+from robopolicy_robots.robot import CAMERA, JOINTS
+from robopolicy_robots.transports.base import Received
+
+Array = NDArray[np.float64]
+FORMATS = ("PNG", "JPEG")  # of a CompressedImage
+LARGEST = 2**24  # pixels of a picture
+
+
+class Embodiment(Protocol):
+    """One robot doing one task."""
+
+    sources: Mapping[str, type[Message]]  # what it has to receive: {"joints": JointState, "object.cube": PoseStamped}
+    joints: tuple[str, ...]  # (J,) joints that `command` moves, in this order
+    control_dt: float  # [s] an action lasts
+
+    def start(self, state: Mapping[str, Received]) -> None:
+        """Forget the past; called before an episode and before the robot moves again after a stop."""
+        ...
+
+    def observe(self, state: Mapping[str, Received]) -> dict[str, NDArray[Any]]:
+        """What the policy sees of the newest messages `{source: Received}`, without history: `{key: (...)}`."""
+        ...
+
+    def command(self, action: NDArray[Any], state: Mapping[str, Received]) -> Array:
+        """Joint targets `(J,)` [rad, m] for `action` `(A,)`; called once an action, not once a tick."""
+        ...
+
+
+class JointEmbodiment:
+    """A robot whose policy sees joint positions and cameras, and whose actions are joint position targets.
+
+    Args:
+        joints: Joints in the order of the policy's actions and of its observation `state`.
+        control_dt: Seconds that an action lasts.
+        images: Cameras that the policy sees and their sizes `{"front": (height, width)}`.
+        velocities: Whether joint velocities follow the positions in `state`.
+    """
+
+    def __init__(
+        self,
+        joints: Sequence[str],
+        control_dt: float,
+        images: Mapping[str, tuple[int, int]] | None = None,
+        *,
+        velocities: bool = False,
+    ) -> None:
+        self.joints = tuple(joints)
+        self.control_dt = control_dt
+        self.images = dict(images or {})
+        self.velocities = velocities
+        self.sources: Mapping[str, type[Message]] = {
+            JOINTS: JointState,
+            **{CAMERA + name: Image for name in self.images},
+        }
+
+    def start(self, state: Mapping[str, Received]) -> None:
+        """Nothing is remembered."""
+
+    def observe(self, state: Mapping[str, Received]) -> dict[str, NDArray[Any]]:
+        """`state` `(J,)` or `(2J,)` float32 and `image.<camera>` `(3, height, width)` uint8.
+
+        Raises:
+            UserError: A joint or a camera is missing, or an image cannot be read.
+        """
+        message = state[JOINTS].message if JOINTS in state else JointState()
+        assert isinstance(message, JointState)
+        place = {name: i for i, name in enumerate(message.name)}
+        absent = [name for name in self.joints if name not in place] + [
+            CAMERA + name for name in self.images if CAMERA + name not in state
+        ]
+        if absent:
+            raise UserError(f"The robot does not report {', '.join(absent)}.")
+        order = [place[name] for name in self.joints]
+        parts = [message.position, message.velocity] if self.velocities else [message.position]
+        if any(len(part) != len(message.name) for part in parts):
+            raise UserError("The joint state reports names without positions or velocities.")
+        found: dict[str, NDArray[Any]] = {"state": np.concatenate([part[order] for part in parts]).astype(np.float32)}
+        return found | {
+            CAMERA + name: picture(state[CAMERA + name].message, size) for name, size in self.images.items()
+        }
+
+    def command(self, action: NDArray[Any], state: Mapping[str, Received]) -> Array:
+        """The action itself.
+
+        Raises:
+            UserError: It has another length than there are joints.
+        """
+        if np.shape(action) != (len(self.joints),):
+            raise UserError(f"Expected {len(self.joints)} joint targets, found an action of shape {np.shape(action)}.")
+        return np.asarray(action, np.float64)
+
+
+def picture(message: Message, size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Pixels `(3, height, width)` of an image, scaled to `size` where it has another one.
+
+    Raises:
+        UserError: It cannot be read, or claims to be larger than any camera's.
+    """
+    from PIL import Image as pillow
+
+    if isinstance(message, CompressedImage):
+        try:
+            seen = pillow.open(BytesIO(message.data.tobytes()), formats=FORMATS)
+            if seen.width * seen.height > LARGEST:  # a damaged header may claim gigabytes
+                raise ValueError(f"{seen.width} x {seen.height} pixels")
+            seen = seen.convert("RGB")
+        except Exception as error:  # decoders raise whatever they like; what a camera sends must not stop the loop
+            raise UserError(f"A camera sent a picture that cannot be read: {' '.join(str(error).split())}.") from error
+    elif isinstance(message, Image):
+        try:
+            seen = pillow.fromarray(_rgb(message))
+        except ValueError as error:
+            raise UserError(str(error)) from error
+    else:
+        raise UserError(f"Expected an image, found {message.ros_name}.")
+    if (seen.height, seen.width) != size:
+        seen = seen.resize((size[1], size[0]), pillow.Resampling.BOX)
+    return np.ascontiguousarray(np.asarray(seen).transpose(2, 0, 1))
+
+
+def _rgb(message: Image) -> NDArray[np.uint8]:
+    pixels = message.pixels
+    if message.encoding == "mono8":
+        return np.repeat(pixels, 3, axis=2)
+    return np.ascontiguousarray(
+        pixels[:, :, :3][:, :, ::-1] if message.encoding.startswith("bgr") else pixels[:, :, :3]
+    )

@@ -1,0 +1,102 @@
+"""What the safety filter was asked and answered in every tick, so that a recording can be filtered again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from robopolicy.deploy.safety.filter import FilterConfig, FilterState, Measured, SafetyFilter, Workspace
+from robopolicy.deploy.safety.interventions import Intervention
+from robopolicy.deploy.safety.limits import Array, JointLimits
+from robopolicy.deploy.safety.stop import Motion
+from robopolicy.errors import UserError
+from robopolicy.files import parse_json
+from robopolicy_robots.messages import String
+from robopolicy_robots.recorder import Recorded, Recorder
+
+TOPIC = "/robopolicy/filter"
+
+
+class RecordedFilter(SafetyFilter):
+    """A safety filter whose steps are noted; it decides as one that is not."""
+
+    def __init__(
+        self,
+        limits: JointLimits,
+        config: FilterConfig | None = None,
+        workspace: Workspace | None = None,
+        *,
+        recorder: Recorder,
+    ) -> None:
+        super().__init__(limits, config, workspace)
+        self._recorder = recorder
+
+    def step(
+        self, command: Any, state: FilterState, measured: Measured, dt: float
+    ) -> tuple[Array, FilterState, tuple[Intervention, ...]]:
+        """As the filter."""
+        sent, after, done = super().step(command, state, measured, dt)
+        self._keep(state, dt, sent, after, asked=_plain(command), measured=_plain(measured), done=done)
+        return sent, after, done
+
+    def hold(self, state: FilterState, dt: float) -> tuple[Array, FilterState]:
+        """As the filter."""
+        sent, after = super().hold(state, dt)
+        self._keep(state, dt, sent, after)
+        return sent, after
+
+    def _keep(self, state: FilterState, dt: float, sent: Array, after: FilterState, **more: Any) -> None:
+        done = [asdict(each) for each in more.pop("done", ())]
+        entry = {"dt": dt, "state": _plain(state), "sent": _plain(sent), "after": _plain(after), "done": done, **more}
+        self._recorder.write(TOPIC, String(json.dumps(entry)))
+
+
+def refilter(recording: Iterable[Recorded], safety: SafetyFilter) -> tuple[int, list[int]]:
+    """Ask `safety` again what a recorded filter was asked.
+
+    Returns:
+        The number of ticks, and those of them, from 0, in which the command sent is another one now.
+
+    Raises:
+        UserError: A note is damaged, or of a robot with other joints.
+    """
+    ticks, other = 0, []
+    for each in recording:
+        if each.topic != TOPIC or not isinstance(each.message, String):
+            continue
+        try:
+            entry = parse_json(each.message.data)
+            state, dt, wanted = _state(entry["state"]), entry["dt"], np.array(entry["sent"])
+            if "measured" in entry:
+                now = Measured(entry["measured"][0], *(np.array(value) for value in entry["measured"][1:]))
+                sent, after, _ = safety.step(_array(entry["asked"]), state, now, dt)
+            else:
+                sent, after = safety.hold(state, dt)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise UserError(f"The note of tick {ticks} on {TOPIC} cannot be used: {error}.") from error
+        if not np.array_equal(sent, wanted) or _plain(after) != entry["after"]:
+            other.append(ticks)
+        ticks += 1
+    return ticks, other
+
+
+def _plain(value: Any) -> Any:
+    """Numbers as lists; JSON keeps every bit of a float."""
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return value if value is None or isinstance(value, bool | int | float | list | str) else repr(value)
+
+
+def _array(value: Any) -> Any:
+    return np.array(value) if isinstance(value, list) else value
+
+
+def _state(value: Any) -> FilterState:
+    motion, target = value
+    return FilterState(Motion(*(np.array(each) for each in motion)), np.array(target))

@@ -1,0 +1,121 @@
+"""Where chunks come from: a bundle, a checkpoint or a server, by one word of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.deploy.bundle import MANIFEST, open_bundle
+from robopolicy.deploy.contract import ChunkSource, Observed
+from robopolicy.errors import UserError
+from robopolicy.spec import IMAGE_PREFIX, MEMORY
+from robopolicy_robots.policy_runner import Answer, ask
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a policy has to fit, known before any robot is there."""
+
+    task: str  # registered name
+    observation: Mapping[str, tuple[int, ...]]  # shapes of all but the cameras' pictures
+    low: NDArray[Any]  # (A,) bounds of the actions
+    high: NDArray[Any]
+    control_dt: float  # [s] an action lasts
+
+
+def misfits(source: ChunkSource, wanted: Wanted) -> list[str]:
+    """Everything about a policy that does not go with its task; a bundle also says what it was trained for."""
+    spec = source.spec
+    wrong: list[str] = []
+    own = {key: tuple(shape) for key, shape in spec.observation.items() if key != MEMORY}
+    for key, shape in own.items():
+        found = wanted.observation.get(key)
+        if found != shape and not key.startswith(IMAGE_PREFIX):
+            wrong.append(f"it expects '{key}' of shape {shape}, the task gives {found or 'nothing'}")
+    if spec.action_dim != len(wanted.low):
+        wrong.append(f"it has {spec.action_dim} actions and the task {len(wanted.low)}")
+    manifest: Any = getattr(source, "manifest", None)
+    if manifest is None:
+        return wrong
+    if manifest.task != wanted.task:
+        wrong.append(f"it was trained on {manifest.task}")
+    if manifest.control_dt is not None and abs(manifest.control_dt - wanted.control_dt) > 1e-9:
+        wrong.append(f"its actions last {1e3 * manifest.control_dt:g} ms, the task's {1e3 * wanted.control_dt:g} ms")
+    bounds = (manifest.action_low, wanted.low), (manifest.action_high, wanted.high)
+    if any(len(theirs) and not (len(theirs) == len(ours) and np.allclose(theirs, ours)) for theirs, ours in bounds):
+        wrong.append("its actions have other bounds")
+    return wrong
+
+
+def open_source(name: str, device: str = "cpu") -> ChunkSource:
+    """The policy `name`: `ws://HOST:PORT` or `wss://HOST:PORT`, the folder of a bundle, or that of a checkpoint.
+
+    Only a checkpoint needs torch.
+
+    Raises:
+        UserError: There is none, or it cannot be used here.
+    """
+    if name.startswith(("ws://", "wss://")):
+        from robopolicy.deploy.client import ServerSource
+
+        return ServerSource(name)
+    if "://" in name:
+        raise UserError(f"A policy server has an address like ws://HOST:PORT, got {name}.")
+    if (Path(name) / MANIFEST).is_file():
+        return open_bundle(name)
+    if not Path(name).is_dir():
+        raise UserError(f"There is no policy {name}: pass the folder of a bundle or a checkpoint, or ws://HOST:PORT.")
+    from robopolicy.interop.checkpoint_source import CheckpointSource
+    from robopolicy.training.checkpoint import load_policy
+
+    policy, _ = load_policy(name, device)
+    return CheckpointSource(policy)
+
+
+def start_episode(source: ChunkSource, seed: int) -> None:
+    """Tell a source that remembers, or draws noise, that the episode `seed` begins; a server knows of no episodes."""
+    reset = getattr(source, "reset", None)
+    if reset is not None:
+        reset(seed)
+
+
+class Kept:
+    """A source that several runners use, one after the other: closing a runner leaves it open."""
+
+    def __init__(self, source: ChunkSource) -> None:
+        self.spec, self.takes_prefix = source.spec, source.takes_prefix
+        self.chunk = source.chunk
+
+    def close(self) -> None:
+        """Whoever opened the source closes it."""
+
+
+class InlineRunner:
+    """Computes a chunk at once, for a robot in lockstep: time does not pass meanwhile."""
+
+    busy = False
+    latency = 0.0
+
+    def __init__(self, source: ChunkSource) -> None:
+        self.spec, self.takes_prefix = source.spec, source.takes_prefix
+        self._source = source
+        self._answer: Answer | None = None
+
+    def request(self, obs: Observed, observed: float, prefix: NDArray[Any] | None = None) -> bool:
+        """Compute the chunk for `obs`."""
+        self._answer = ask(self._source, {key: np.asarray(value) for key, value in obs.items()}, observed, prefix)
+        return True
+
+    def poll(self) -> Answer | None:
+        """The answer, once."""
+        answer, self._answer = self._answer, None
+        return answer
+
+    def close(self) -> None:
+        """Close the source."""
+        self._source.close()

@@ -1,0 +1,178 @@
+"""Recording a run to MCAP (profile `ros2`), which ROS 2's own tools, Foxglove and rosbags open, and reading it again.
+
+A run is recorded from outside: `RecordedTransport` notes every message that the loop takes or sends. Writing happens in
+a thread of its own; the control loop only hands over.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from robopolicy.errors import UserError, cannot_write
+from robopolicy.extras import need
+from robopolicy_robots.codecs import cdr
+from robopolicy_robots.codecs.definitions import message_type, prepare
+from robopolicy_robots.message import Message
+from robopolicy_robots.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport
+from robopolicy_robots.transports.wrapped import WrappedPublisher, WrappedSubscription, WrappedTransport
+
+log = logging.getLogger(__name__)
+BACKLOG = 10_000  # messages that may wait to be written; more are counted and left out, the loop never waits
+FLUSH = 1.0  # [s] after which what has been written can be read, should the process be killed
+NANO = 10**9
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One message of a recording."""
+
+    topic: str
+    message: Message
+    time: float  # [s since the epoch] when it was noted
+
+
+class Recorder:
+    """Writes one file; a context manager that completes it.
+
+    Args:
+        path: The file; it is replaced.
+
+    Raises:
+        UserError: It cannot be written, or the package mcap is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        mcap = need("mcap.writer", "record")
+        self.path = path
+        self.left_out = 0  # messages that came faster than the disk takes them
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("wb")
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        self._writer: Any = mcap.Writer(self._file)
+        self._writer.start(profile="ros2", library="robopolicy")
+        self._channels: dict[tuple[str, str], int] = {}
+        self._failure: Exception | None = None
+        self._queue: queue.Queue[tuple[str, Message, int] | None] = queue.Queue(BACKLOG)
+        self._thread = threading.Thread(target=self._write, name="recorder", daemon=True)
+        self._thread.start()
+
+    def write(self, topic: str, message: Message) -> None:
+        """Note a message; never waits."""
+        try:
+            self._queue.put_nowait((topic, message, time.time_ns()))
+        except queue.Full:
+            self.left_out += 1
+
+    def close(self) -> None:
+        """Complete the file; may be called twice.
+
+        Raises:
+            UserError: It could not be written in full.
+        """
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+        if not self._file.closed:
+            if self.left_out:
+                log.warning(
+                    "%s lacks %d messages, which came faster than the disk takes them", self.path, self.left_out
+                )
+            try:
+                self._writer.finish()
+                self._file.close()
+            except OSError as error:
+                self._failure = self._failure or error
+        if self._failure is not None:
+            raise cannot_write(self.path, self._failure) from self._failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self) -> None:
+        flushed = time.monotonic()
+        while (entry := self._queue.get()) is not None:
+            topic, message, moment = entry
+            try:
+                channel = self._channel(topic, type(message))
+                self._writer.add_message(channel, moment, cdr.encode(message), moment)
+                if time.monotonic() - flushed > FLUSH:
+                    self._writer.flush()
+                    flushed = time.monotonic()
+            except (OSError, ValueError) as error:  # the robot goes on; `close` tells
+                self._failure = self._failure or error
+
+    def _channel(self, topic: str, kind: type[Message]) -> int:
+        key = (topic, kind.ros_name)
+        if key not in self._channels:
+            text = prepare(kind).generate_msgdef(kind.ros_name, ros_version=2)[0]
+            schema = self._writer.register_schema(name=kind.ros_name, encoding="ros2msg", data=text.encode())
+            self._channels[key] = self._writer.register_channel(topic, "cdr", schema)
+        return self._channels[key]
+
+
+def read(path: Path) -> Iterator[Recorded]:
+    """Messages of a recording in the order of their times.
+
+    Raises:
+        UserError: The file is no recording.
+    """
+    reader, exceptions = need("mcap.reader", "record"), need("mcap.exceptions", "record")
+    try:
+        with path.open("rb") as file:
+            for schema, channel, message in reader.make_reader(file).iter_messages():
+                decoded = cdr.decode(message_type(schema.name), message.data)
+                yield Recorded(channel.topic, decoded, message.log_time / NANO)
+    except (OSError, ValueError, struct.error, exceptions.McapError) as error:
+        raise UserError(f"{path} cannot be read as a recording: {error}.") from error
+
+
+class RecordedTransport(WrappedTransport):
+    """Another transport, all of whose messages are noted; the recorder stays open when it is closed."""
+
+    def __init__(self, inner: Transport, recorder: Recorder) -> None:
+        super().__init__(inner)
+        self._recorder = recorder
+
+    def _publisher(self, topic: str, kind: type[M], qos: QoS) -> Publisher[M]:
+        return _RecordedPublisher(self._inner.advertise(topic, kind, qos), self._recorder)
+
+    def _subscription(self, topic: str, kind: type[M], qos: QoS) -> Subscription[M]:
+        return _RecordedSubscription(self._inner.subscribe(topic, kind, qos), self._recorder)
+
+
+class _RecordedPublisher(WrappedPublisher[M]):
+    def __init__(self, inner: Publisher[M], recorder: Recorder) -> None:
+        super().__init__(inner)
+        self._recorder = recorder
+
+    def _send(self, message: M) -> None:
+        super()._send(message)
+        self._recorder.write(self.topic, message)
+
+
+class _RecordedSubscription(WrappedSubscription[M]):
+    def __init__(self, inner: Subscription[M], recorder: Recorder) -> None:
+        super().__init__(inner)
+        self._recorder = recorder
+
+    def _arrived(self) -> list[Arrival]:
+        arrived = super()._arrived()
+        for arrival in arrived:
+            self._recorder.write(self.topic, arrival.data)
+        return arrived

@@ -1,0 +1,322 @@
+"""What a robot is, as far as the bridge needs to know: one YAML file per robot, `robots/*.yaml` or one of your own.
+
+Joints are listed in the order of commands; units are SI (rad, m, s, Nm, N). A limit that is not published is left out
+and counts as infinite, except for velocity, which has to be known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+
+from robopolicy.deploy.safety.filter import FilterConfig
+from robopolicy.deploy.safety.limits import Array, JointLimits
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.files import parse_yaml
+from robopolicy.schema import from_plain
+from robopolicy_robots.messages import (
+    CATALOGUE,
+    Bool,
+    CompressedImage,
+    Float64MultiArray,
+    Image,
+    JointState,
+    JointTrajectory,
+    String,
+)
+from robopolicy_robots.transports.base import COMMAND, IMAGE, LARGEST_DOMAIN, LATCHED, SENSOR, TOPIC, TRANSPORTS, QoS
+
+SHIPPED = Path(__file__).parent / "robots"
+QUALITIES: dict[str, QoS] = {"sensor": SENSOR, "image": IMAGE, "command": COMMAND, "latched": LATCHED}
+COMMANDS = (JointTrajectory.ros_name, Float64MultiArray.ros_name, JointState.ros_name)
+PICTURES = (Image.ros_name, CompressedImage.ros_name)
+JOINTS, CAMERA = "joints", "image."  # keys of what the embodiment reads
+# {unit: largest position and velocity of a joint}; what lies beyond was meant in degrees or millimetres
+PLAUSIBLE = {"rad": (8 * math.pi, 100.0), "m": (10.0, 10.0)}
+
+
+@dataclass(frozen=True)
+class Topic:
+    """Where something is said, and how."""
+
+    topic: str  # "/joint_states"
+    kind: str  # "sensor_msgs/msg/JointState"
+    qos: str = "sensor"  # one of QUALITIES
+
+
+@dataclass(frozen=True)
+class Joint:
+    """One joint that is commanded."""
+
+    name: str
+    velocity: float  # [rad/s or m/s]
+    low: float = -math.inf  # [rad or m]
+    high: float = math.inf
+    acceleration: float = math.inf  # [rad/s^2 or m/s^2]
+    jerk: float = math.inf  # [rad/s^3 or m/s^3]
+    effort: float = math.inf  # [Nm or N] measured effort beyond which the motion stops
+    home: float = 0.0  # [rad or m]
+    unit: str = "rad"  # or m
+    gripper: bool = False  # part of a gripper
+
+
+@dataclass(frozen=True)
+class Camera:
+    """One camera."""
+
+    name: str
+    topic: str
+    height: int  # [pixels]
+    width: int
+    kind: str = "sensor_msgs/msg/Image"
+    qos: str = "image"
+
+    def __post_init__(self) -> None:
+        if self.kind not in PICTURES:
+            raise UserError(f"Camera '{self.name}': kind must be one of {', '.join(PICTURES)}, found '{self.kind}'.")
+        if not self.name or min(self.height, self.width) < 1:
+            raise UserError(
+                f"A camera needs a name and at least one pixel, found '{self.name}' of {self.height} x {self.width}."
+            )
+
+
+@dataclass(frozen=True)
+class Guard:
+    """When the control loop holds, and when it stops for good; nothing of it can be switched off."""
+
+    stale: float = 0.1  # [s] age of joint states and other small messages
+    stale_camera: float = 0.25  # [s] age of images
+    estop_after: float = 1.0  # [s] age at which a hold becomes an emergency stop
+    tracking: float = 0.5  # [rad or m] distance between command and measurement that is a fault
+    first_command: float = 0.5  # [rad or m] the first target may be away from where the robot is
+    saturation: float = 0.5  # part of the ticks within `window` whose command had to be changed that is a fault
+    window: float = 2.0  # [s]
+    overruns: int = 5  # late ticks in a row that are a fault
+    heartbeat: float = 0.0  # [s] an operator has to be heard of within; 0 for no operator
+    margin: float = 0.002  # of a joint's range, kept free at either end
+    lead: float = 0.25  # [s] of motion at full speed that a command may be ahead of the robot
+    step: float = math.inf  # [rad or m] largest change of a command per tick
+
+    def __post_init__(self) -> None:
+        for name in ("stale", "stale_camera", "estop_after", "tracking", "first_command", "window"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(f"guard: {name} must be a positive number, got {getattr(self, name):g}.")
+        if self.window > 60:
+            raise UserError(f"guard: window must be at most 60 s, got {self.window:g}.")
+        if not 0 <= self.heartbeat < math.inf:
+            raise UserError(f"guard: heartbeat must be 0 (no operator) or a positive number, got {self.heartbeat:g}.")
+        if not 0 < self.saturation <= 1:
+            raise UserError(f"guard: saturation must lie in (0, 1], got {self.saturation:g}.")
+        if self.overruns < 1:
+            raise UserError(f"guard: overruns must be at least 1, got {self.overruns}.")
+
+
+@dataclass(frozen=True)
+class RobotSpec:
+    """A robot and how to reach it."""
+
+    name: str
+    joints: tuple[Joint, ...]  # in the order of commands
+    state: Topic  # a JointState with at least these joints, in any order
+    command: Topic  # what it obeys, of a type in COMMANDS
+    mode: str = "absolute"  # what the robot takes: positions (absolute) or velocities (velocity)
+    interpolate: bool = True  # move straight from one action's target to the next instead of jumping there
+    rate: float = 50.0  # [Hz] of the control loop
+    command_timeout: float | None = None  # [s] after which the robot's own side stops without commands; None: unknown
+    transport: str = "dds"  # how it is reached, see `robopolicy_robots.transports`
+    connections: dict[str, dict[str, Any]] = field(default_factory=dict)  # settings of transports, by their names
+    domain: int | None = None  # ROS_DOMAIN_ID; None: that of the environment, or 0
+    simulated: bool = False  # `robopolicy_robots.simulated.node` plays it
+    estop: Topic = Topic("/estop", "std_msgs/msg/Bool", "latched")
+    status: Topic = Topic("/robopolicy/status", "std_msgs/msg/String", "latched")
+    heartbeat: Topic = Topic("/operator/heartbeat", "std_msgs/msg/Bool", "sensor")
+    cameras: tuple[Camera, ...] = ()
+    sources: dict[str, Topic] = field(default_factory=dict)  # further messages for the embodiment, by its keys
+    guard: Guard = Guard()
+
+    def __post_init__(self) -> None:
+        self._check_topics()
+        if self.state.kind != JointState.ros_name:
+            raise UserError(f"{self.name}: state must be of type {JointState.ros_name}, found {self.state.kind}.")
+        if self.command.kind not in COMMANDS:
+            raise UserError(f"{self.name}: command must be one of {', '.join(COMMANDS)}, found {self.command.kind}.")
+        if not 0 < self.rate <= 2000:
+            raise UserError(f"{self.name}: rate must lie in (0, 2000] Hz, got {self.rate:g}.")
+        if self.command_timeout is not None and not 1.0 / self.rate < self.command_timeout < math.inf:
+            raise UserError(
+                f"{self.name}: command_timeout must be longer than a control period (1 / {self.rate:g} s) and finite, "
+                f"got {self.command_timeout:g}."
+            )
+        for transport in (self.transport, *self.connections):
+            if transport not in (*TRANSPORTS, "auto"):
+                raise UserError(f"{self.name}: {unknown_name('transport', transport, (*TRANSPORTS, 'auto'))}")
+        if not all(isinstance(settings, Mapping) for settings in self.connections.values()):
+            raise UserError(f"{self.name}: connections are written {{transport: {{setting: value}}}}.")
+        if self.mode not in ("absolute", "velocity"):
+            raise UserError(f"{self.name}: mode must be absolute or velocity, found '{self.mode}'.")
+        if self.domain is not None and not 0 <= self.domain <= LARGEST_DOMAIN:
+            raise UserError(f"{self.name}: domain must lie in [0, {LARGEST_DOMAIN}], got {self.domain}.")
+        for joint in self.joints:
+            _check_joint(joint, self.name)
+        if not self.limits.inside(self.home).all():
+            raise UserError(f"{self.name}: home of '{self._first_outside()}' lies outside the joint's range.")
+        _ = self.filter_config
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the joints `(J,)`."""
+        return tuple(joint.name for joint in self.joints)
+
+    @property
+    def dt(self) -> float:
+        """Control period [s]."""
+        return 1.0 / self.rate
+
+    @property
+    def home(self) -> Array:
+        """Home position `(J,)`."""
+        return self._column("home")
+
+    @property
+    def limits(self) -> JointLimits:
+        """Limits of the joints."""
+        columns = (self._column(name) for name in ("low", "high", "velocity", "acceleration", "jerk", "effort"))
+        return JointLimits(self.names, *columns)
+
+    @property
+    def filter_config(self) -> FilterConfig:
+        """How the safety filter treats its commands."""
+        guard = self.guard
+        return FilterConfig(self.mode, guard.margin, guard.lead, guard.step)  # type: ignore[arg-type]
+
+    def source(self, key: str) -> Topic:
+        """Where to hear what an embodiment calls `key`: `joints`, `image.<camera>`, or one of `sources`.
+
+        Raises:
+            UserError: The robot does not say that.
+        """
+        known = self.heard
+        if key not in known:
+            unknown = unknown_name("source", key, known, f"of robot {self.name}")
+            raise UserError(f"{unknown} Name its topic in the robot's YAML file, under sources or cameras.")
+        return known[key]
+
+    @property
+    def heard(self) -> dict[str, Topic]:
+        """Everything that an embodiment can read, by its key."""
+        images = {CAMERA + camera.name: Topic(camera.topic, camera.kind, camera.qos) for camera in self.cameras}
+        return {JOINTS: self.state, **images, **self.sources}
+
+    def deadline(self, key: str) -> float:
+        """Largest age [s] of what an embodiment calls `key`."""
+        return self.guard.stale_camera if key.startswith(CAMERA) else self.guard.stale
+
+    def _check_topics(self) -> None:
+        """Every topic is one, of the right type, and nothing that we say is what we hear."""
+        names = [camera.name for camera in self.cameras]
+        if len(set(names)) != len(names):
+            raise UserError(f"{self.name}: each camera needs a name of its own, found {', '.join(names)}.")
+        for key in self.sources:
+            if key == JOINTS or key.startswith(CAMERA):
+                place = "state" if key == JOINTS else "cameras"
+                raise UserError(f"{self.name}: the source '{key}' belongs under {place}.")
+        own = {"estop": self.estop, "heartbeat": self.heartbeat, "command": self.command, "status": self.status}
+        for key, topic in (self.heard | own).items():
+            _check_topic(topic, f"{self.name}: {key}")
+        for key, kind in (("estop", Bool), ("heartbeat", Bool), ("status", String)):
+            if own[key].kind != kind.ros_name:
+                raise UserError(f"{self.name}: {key} must be of type {kind.ros_name}, found {own[key].kind}.")
+        used: dict[str, str] = {}
+        for key, topic in (self.heard | own).items():  # sources may share a topic, nothing else may
+            other = used.setdefault(topic.topic, key)
+            if other != key and key in own:
+                raise UserError(f"{self.name}: {other} and {key} must be different topics, both are {topic.topic}.")
+
+    def _column(self, name: str) -> Array:
+        return np.array([getattr(joint, name) for joint in self.joints], np.float64)
+
+    def _first_outside(self) -> str:
+        return self.names[int(np.flatnonzero(~self.limits.inside(self.home))[0])]
+
+
+def load_robot(name: str) -> RobotSpec:
+    """The robot of a shipped name ("franka_panda") or of a YAML file.
+
+    Raises:
+        UserError: There is none, or it says something wrong; one line that names the file and the field.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else SHIPPED / f"{name}.yaml"
+    if not path.is_file() and path.parent == SHIPPED:
+        raise unknown_name("robot", name, robot_names())
+    try:
+        data = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"Cannot read the robot {path}: {error}.") from error
+    try:
+        return from_plain(RobotSpec, _completed(RobotSpec, data, path.name), path.name)
+    except UserError as error:
+        raise UserError(str(error) if path.name in str(error) else f"{path.name}: {error}") from error
+
+
+def robot_names() -> tuple[str, ...]:
+    """Robots that are shipped."""
+    return tuple(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
+
+
+def _completed(cls: type[Any], data: Any, where: str) -> Any:
+    """`data` with the defaults of the dataclass `cls` filled in; what has none and is missing is an error."""
+    if not isinstance(data, Mapping):
+        return data  # refused by `from_plain`
+    hints, full = get_type_hints(cls), dict(data)
+    for entry in dataclasses.fields(cls):
+        here = f"{where}.{entry.name}"
+        if entry.name not in data:
+            if entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING:
+                raise UserError(f"{here} is missing.")
+            default = entry.default_factory() if entry.default is dataclasses.MISSING else entry.default  # type: ignore[misc]
+            full[entry.name] = dataclasses.asdict(default) if dataclasses.is_dataclass(default) else default  # type: ignore[arg-type]
+            continue
+        value, hint = data[entry.name], hints[entry.name]
+        inner = next((each for each in (hint, *get_args(hint)) if dataclasses.is_dataclass(each)), None)
+        if inner is None:
+            continue
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            full[entry.name] = [_completed(inner, item, f"{here}[{i}]") for i, item in enumerate(value)]  # type: ignore[arg-type]
+        elif dataclasses.is_dataclass(hint):
+            full[entry.name] = _completed(inner, value, here)  # type: ignore[arg-type]
+        elif isinstance(value, Mapping):
+            full[entry.name] = {str(key): _completed(inner, item, f"{here}.{key}") for key, item in value.items()}  # type: ignore[arg-type]
+    return full
+
+
+def _check_joint(joint: Joint, where: str) -> None:
+    if not joint.name:
+        raise UserError(f"{where}: every joint needs a name.")
+    if joint.unit not in PLAUSIBLE:
+        raise UserError(f"{where}: the unit of a joint must be rad or m, found '{joint.unit}' of '{joint.name}'.")
+    ends = [abs(end) for end in (joint.low, joint.high) if math.isfinite(end)]
+    furthest, fastest = PLAUSIBLE[joint.unit]
+    other = "degrees" if joint.unit == "rad" else "millimetres"
+    for value, most, unit in (
+        (max(ends, default=0.0), furthest, joint.unit),
+        (joint.velocity, fastest, f"{joint.unit}/s"),
+    ):
+        if most < value < math.inf:
+            raise UserError(
+                f"{where}: '{joint.name}' goes to {value:g}, which is not plausible in {unit}; was it meant in {other}?"
+            )
+
+
+def _check_topic(topic: Topic, where: str) -> None:
+    if topic.kind not in CATALOGUE:
+        raise UserError(f"{where}: {unknown_name('message type', topic.kind, CATALOGUE)}")
+    if topic.qos not in QUALITIES:
+        raise UserError(f"{where}: {unknown_name('QoS', topic.qos, QUALITIES)}")
+    if not TOPIC.fullmatch(topic.topic):
+        raise UserError(f"{where}: a topic looks like '/arm/joint_states', found '{topic.topic}'.")

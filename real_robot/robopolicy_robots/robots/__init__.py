@@ -1,0 +1,1 @@
+"""Descriptions of robots, one YAML file each; see `robopolicy_robots.robot`."""

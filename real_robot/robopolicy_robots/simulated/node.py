@@ -1,0 +1,319 @@
+"""A simulated robot in a process of its own: MuJoCo in real time behind the topics of the real one.
+
+    python -m robopolicy_robots.simulated.node --robot sim_panda --task manipulation/lift --transport dds
+
+Its own topics, by which episodes are started and faults are made, are in `robopolicy_robots.simulated.topics`. With
+`--lockstep` time passes only when a command arrives, one period for each, so that an episode does not depend on how
+fast anybody computes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+
+from robopolicy.errors import UserError
+from robopolicy.limits import check_count
+from robopolicy.sim.mujoco.backend import MujocoSim
+from robopolicy.sim.mujoco.task import MujocoTask
+from robopolicy.sim.registry import SimOptions, get_task, make_sim
+from robopolicy.stopping import stop_signals
+from robopolicy_robots.codecs.definitions import message_type
+from robopolicy_robots.commands import targets_of
+from robopolicy_robots.message import Message
+from robopolicy_robots.messages import CompressedImage, Header, Image, JointState, JointTrajectory, String, Time
+from robopolicy_robots.reach import add_options, connect
+from robopolicy_robots.robot import JOINTS, load_robot
+from robopolicy_robots.simulated.client import NODE
+from robopolicy_robots.simulated.robot import Imperfections, SimulatedRobot
+from robopolicy_robots.simulated.topics import EPISODE, FAULT, LOCKSTEP_ORIGIN, READY, RESET, Reset, Status
+from robopolicy_robots.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, Publisher, Transport
+from robopolicy_robots.transports.faults import Faults, FaultTransport
+from robopolicy_robots.wiring import prefix_of
+
+STATUS_PERIOD = 0.05  # [s]
+_POLL = 1e-4  # [s] between looks for a command in lockstep
+_LATE = 5  # periods behind which the robot gives up catching up: its time then passes slower
+
+
+class SimNode:
+    """Connects a simulated robot to topics.
+
+    Args:
+        robot: The robot.
+        transport: How it is reached.
+        topics: Where each source is published `{source: topic}`; sources without a topic are not.
+        command: Topic of the joint targets.
+        kind: Their type: JointTrajectory (its last point counts), JointState, or Float64MultiArray in the order of
+            `robot.wiring.commanded`.
+        cameras: Cameras that are rendered and published, `{camera: topic}`.
+        compressed: Those of them that send PNG files instead of pixels.
+        image_size: Their height and width [pixels].
+        camera_period: Seconds between two pictures.
+        lockstep: Whether time waits for commands.
+    """
+
+    def __init__(
+        self,
+        robot: SimulatedRobot,
+        transport: Transport,
+        topics: Mapping[str, str],
+        command: str,
+        kind: type[Message] = JointTrajectory,
+        *,
+        cameras: Mapping[str, str] | None = None,
+        compressed: Collection[str] = (),
+        image_size: int = 64,
+        camera_period: float = 0.05,
+        lockstep: bool = False,
+    ) -> None:
+        self.robot, self.lockstep, self.status = robot, lockstep, Status()
+        self._transport = transport
+        sources = robot.messages(Time())
+        self._sources = {
+            key: transport.advertise(topic, type(sources[key]), SENSOR)
+            for key, topic in topics.items()
+            if key in sources
+        }
+        self._cameras = {
+            camera: transport.advertise(topic, CompressedImage if camera in compressed else Image, IMAGE)
+            for camera, topic in (cameras or {}).items()
+        }
+        self._image_size, self._camera_period, self._pictured = image_size, camera_period, -np.inf
+        self._episode: Publisher[String] = transport.advertise(EPISODE, String, LATCHED)
+        self._command = transport.subscribe(command, kind, COMMAND)
+        self._reset = transport.subscribe(RESET, String, COMMAND)
+        self._fault = transport.subscribe(FAULT, String, COMMAND)
+        self._taken = dict.fromkeys((self._command, self._reset, self._fault), 0)  # sequence of the newest message used
+        self._until = dict.fromkeys(("mute", "nan"), 0.0)  # [s] monotonic, when a fault ends
+        self._told, self._announced = -np.inf, Status()
+
+    def run(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Run until `stopped`, in real time or, in lockstep, as fast as commands come."""
+        while self.lockstep and not stopped():
+            if not self.tick():
+                time.sleep(_POLL)
+        due = time.monotonic()
+        while not stopped():
+            self.tick()
+            due += self.robot.period
+            rest = due - time.monotonic()
+            if rest < -_LATE * self.robot.period:
+                due = time.monotonic()
+                self.status = replace(self.status, late=self.status.late + 1)
+            time.sleep(max(rest, 0.0))
+
+    def tick(self) -> bool:
+        """One period: obey, let time pass, report. In lockstep without a command, time does not pass; False then."""
+        self._fail()
+        started, commanded = self._start_episode(), self._obey()
+        if commanded or not self.lockstep:
+            self.robot.advance()
+        if started or commanded or not self.lockstep or time.monotonic() - self._told >= STATUS_PERIOD:
+            self._report()
+        return started or commanded
+
+    def close(self) -> None:
+        """Leave the transport and free the robot."""
+        self._transport.close()
+        self.robot.close()
+
+    def _new(self, subscription: Any) -> Any:
+        """The newest message of a subscription, once."""
+        received = subscription.latest()
+        if received is None or received.sequence == self._taken[subscription]:
+            return None
+        self._taken[subscription] = received.sequence
+        return received.message
+
+    def _start_episode(self) -> bool:
+        message = self._new(self._reset)
+        if message is None:
+            return False
+        try:
+            reset = Reset.read(message)
+            if reset.request == self.status.request:
+                return False
+            self.robot.reset(reset.seed)
+        except UserError:
+            self.status = replace(self.status, refused=self.status.refused + 1)
+            return False
+        self._new(self._command)  # one of the last episode is none of this
+        self.status = replace(self.status, request=reset.request)
+        return True
+
+    def _obey(self) -> bool:
+        message = self._new(self._command)
+        if message is None:
+            return False
+        try:
+            self.robot.command(*targets_of(message, self.robot.wiring.commanded))
+        except UserError:
+            self.status = replace(self.status, refused=self.status.refused + 1)
+            return False
+        return True
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        episode = self.robot.episode
+        self.status = replace(
+            self.status,
+            seed=episode.seed,
+            steps=episode.steps,
+            success=episode.success,
+            done=episode.done,
+            holding=self.robot.holding,
+            time=self.robot.time,
+        )
+        if now < self._until["mute"]:
+            return
+        stamp = Time.from_seconds(LOCKSTEP_ORIGIN + self.robot.time if self.lockstep else time.time())
+        messages = self.robot.messages(stamp)
+        if now < self._until["nan"]:
+            joints = messages[JOINTS]
+            assert isinstance(joints, JointState)
+            messages[JOINTS] = replace(joints, position=np.full(len(joints.name), np.nan))
+        if self.robot.time - self._pictured >= self._camera_period - 1e-9 or self.robot.time < self._pictured:
+            self._pictured = self.robot.time
+            for camera, publisher in self._cameras.items():
+                pixels = self.robot.picture(camera, self._image_size, self._image_size)
+                header = Header(stamp, camera)
+                packed = publisher.kind is CompressedImage
+                publisher.publish(png(pixels, header) if packed else Image.from_pixels(pixels, header))
+        for key in sorted(self._sources, key=lambda key: key == JOINTS):  # joints last: they say that all is there
+            self._sources[key].publish(messages[key])
+        # The status follows the state it speaks of: whoever hears that an episode has begun has seen its start.
+        if self.lockstep or self.status.changed(self._announced) or now - self._told >= STATUS_PERIOD:
+            self._episode.publish(self.status.message())
+            self._told, self._announced = now, self.status
+
+    def _fail(self) -> None:
+        message = self._new(self._fault)
+        if message is None:
+            return
+        kind, _, seconds = message.data.partition(" ")
+        try:
+            duration = float(seconds or 0.0)
+        except ValueError:
+            return
+        if kind == "exit":
+            os._exit(1)
+        if kind == "freeze":
+            time.sleep(duration)
+        elif kind in self._until:
+            self._until[kind] = time.monotonic() + duration
+
+
+def png(pixels: np.ndarray, header: Header) -> CompressedImage:
+    """A picture `(height, width, 3)` uint8 as a file, without loss."""
+    from PIL import Image as pillow
+
+    file = BytesIO()
+    pillow.fromarray(pixels).save(file, "png")
+    return CompressedImage(header, "png", np.frombuffer(file.getvalue(), np.uint8))
+
+
+def task_of(name: str) -> MujocoTask:
+    """The task with a registered name, without its simulator.
+
+    Raises:
+        UserError: It is unknown, or does not run on the native MuJoCo backend.
+    """
+    entry = get_task(name)
+    sim = make_sim(name, SimOptions(num_envs=1, backend="mujoco", threads=1)) if "mujoco" in entry.backends else None
+    if not isinstance(sim, MujocoSim):
+        raise UserError(f"Task {entry.name} has no robot to drive: it is no task of this project on native MuJoCo.")
+    sim.close()
+    return sim.task
+
+
+def build(args: argparse.Namespace) -> SimNode:
+    """The node that the arguments describe.
+
+    Raises:
+        UserError: Something does not fit.
+    """
+    check_count("--seed", args.seed, 0)
+    if not 0 < args.rate < np.inf:
+        raise UserError(f"--rate must be a positive number, got {args.rate:g}.")
+    robot, task = load_robot(args.robot), task_of(args.task)
+    simulated = SimulatedRobot(
+        task,
+        prefix_of(task.model, robot.names),
+        period=1.0 / args.rate,
+        timeout=robot.command_timeout or np.inf,
+        imperfections=Imperfections(**{name: getattr(args, name) for name in Imperfections.__dataclass_fields__}),
+        seed=args.seed,
+    )
+    transport = connect(args, robot)
+    if args.drop or args.reorder:
+        transport = FaultTransport(transport, Faults(drop=args.drop, reorder=args.reorder), args.seed)
+    cameras = {camera.name: camera for camera in robot.cameras if camera.name in args.cameras}
+    return SimNode(
+        simulated,
+        transport,
+        {key: topic.topic for key, topic in robot.heard.items()},
+        robot.command.topic,
+        message_type(robot.command.kind),
+        cameras={name: camera.topic for name, camera in cameras.items()},
+        compressed=[name for name, camera in cameras.items() if camera.kind == CompressedImage.ros_name],
+        image_size=max((camera.height for camera in cameras.values()), default=0),
+        camera_period=0.0 if args.lockstep else 0.05,  # in lockstep everything that is reported is of one moment
+        lockstep=args.lockstep,
+    )
+
+
+def node_parser() -> argparse.ArgumentParser:
+    """Arguments of the process."""
+    parser = argparse.ArgumentParser(f"python -m {NODE}", description="A simulated robot behind topics.")
+    parser.add_argument("--robot", default="sim_panda", help="shipped robot or YAML file (default: sim_panda)")
+    parser.add_argument("--task", default="manipulation/lift", help="MuJoCo task (default: manipulation/lift)")
+    add_options(parser)
+    parser.add_argument("--rate", type=float, default=100.0, help="states per second (default: 100)")
+    parser.add_argument("--lockstep", action="store_true", help="time passes with commands, 1 / rate for each")
+    parser.add_argument("--cameras", nargs="*", default=[], help="cameras to publish")
+    parser.add_argument("--seed", type=int, default=0, help="seed of noise and faults (default: 0)")
+    for name, unit in (
+        ("delay", "s from a command to the motors"),
+        ("encoder_step", "rad or m, resolution of joint positions"),
+        ("position_noise", "rad or m, of joint positions"),
+        ("velocity_noise", "rad/s or m/s, of joint velocities"),
+        ("pose_noise", "m, of where objects are seen"),
+        ("drop", "probability that a message is lost"),
+        ("reorder", "probability that a message arrives after the next one"),
+    ):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=0.0, help=f"{unit} (default: 0)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the node; 0 when it is told to stop, 2 for wrong arguments."""
+    args = node_parser().parse_args(argv)
+    stopped: list[int] = []
+    for number in stop_signals():
+        signal.signal(number, lambda number, _: stopped.append(number))
+    try:
+        node = build(args)
+    except UserError as error:
+        sys.stderr.write(f"simulated robot: error: {error}\n")
+        return 2
+    sys.stdout.write(f"{READY}\n")
+    sys.stdout.flush()
+    try:
+        node.run(lambda: bool(stopped))
+    finally:
+        node.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,342 @@
+"""The one interface of every transport: publish, ask for the newest message, see who is there.
+
+Nothing here calls back: a control loop asks when it wants to know, and neither `publish` nor `latest` makes it wait for
+a peer. What arrives malformed is counted and otherwise ignored, so that the watchdog sees silence, not an exception.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import signature
+from typing import Any, Generic, Self, TypeVar
+
+from robopolicy.errors import UserError, unknown_name
+from robopolicy_robots.codecs.definitions import CodecError
+from robopolicy_robots.message import Message
+
+M = TypeVar("M", bound=Message)
+Item = TypeVar("Item")
+TOPIC = re.compile(r"(/[A-Za-z_][A-Za-z0-9_]*)+")  # names that every kind of ROS allows
+BLOCKING = 0.010  # most seconds that publishing may wait
+LARGEST_DOMAIN = 232  # largest ROS_DOMAIN_ID; beyond it DDS has no ports
+TRANSPORTS = (
+    "loopback",
+    "dds",
+    "zenoh",
+    "rosbridge",
+    "ros1",
+    "rclpy",
+    "lerobot",
+)  # a module each that names its class TRANSPORT
+
+
+class TransportError(UserError):
+    """A transport cannot be opened or used; one line."""
+
+
+@dataclass(frozen=True)
+class QoS:
+    """What is promised about delivery, in the terms of ROS 2. Publishers keep only the newest message.
+
+    A publisher offers and a subscription asks; they match if no more is asked than is offered. Deadline, lifespan and
+    liveliness are never asked for: publishers with ROS's defaults offer none, and would never match.
+    """
+
+    offers_reliable: bool  # our publishers send lost messages again
+    asks_reliable: bool  # our subscriptions take only from publishers that do
+    latched: bool = False  # who subscribes later still gets the newest message ("transient local")
+    depth: int = 1  # messages that a subscription keeps until it is asked
+
+
+SENSOR = QoS(offers_reliable=True, asks_reliable=False)  # joint states, odometry: matches whoever publishes
+IMAGE = QoS(offers_reliable=False, asks_reliable=False)
+COMMAND = QoS(offers_reliable=True, asks_reliable=True)
+LATCHED = QoS(offers_reliable=True, asks_reliable=True, latched=True, depth=16)  # emergency stop, status, description
+
+
+def unmet(asks: QoS, offers: QoS) -> tuple[str, ...]:
+    """Policies by which a subscription with `asks` does not match a publisher with `offers`; empty if they match."""
+    reliability = ("reliability",) if asks.asks_reliable and not offers.offers_reliable else ()
+    return (("durability",) if asks.latched and not offers.latched else ()) + reliability
+
+
+@dataclass(frozen=True)
+class Received(Generic[M]):
+    """A message and how it came."""
+
+    message: M
+    received: float  # on the monotonic clock [s]: when it arrived, or was taken where the transport is polled
+    stamp: float | None  # time in its header [s since the epoch]; None without a header or with a stamp of zero
+    publisher: str  # who sent it; a publisher that is started again is another one
+    sequence: int  # counts the messages this subscription has taken; a new number is a new message
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One of our publishers or subscriptions, and who is at the other end."""
+
+    topic: str
+    kind: str  # ROS name of the message type
+    publishes: bool
+    matched: tuple[str, ...]  # identities of the peers, where the transport tells; else numbered
+    unmet: tuple[str, ...] = ()  # what kept peers from matching, each once: "reliability", "durability", "type", ...
+    malformed: int = 0  # messages that could not be read
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Our endpoints, in the order they were made."""
+
+    endpoints: tuple[Endpoint, ...]
+
+
+class _End(ABC, Generic[M]):
+    """Our end of a topic: what publishers and subscriptions share."""
+
+    publishes: bool
+
+    def __init__(self, topic: str, kind: type[M]) -> None:
+        self.topic, self.kind = topic, kind
+        self.malformed = 0  # messages that arrived and could not be read
+        self._closed = False
+
+    def describe(self) -> Endpoint:
+        """Who is at the other end, and who could not be."""
+        ends = self._others()
+        return Endpoint(self.topic, self.kind.ros_name, self.publishes, ends, self._unmet(), self.malformed)
+
+    def close(self) -> None:
+        """Leave; may be called twice."""
+        if not self._closed:
+            self._closed = True
+            self._leave()
+
+    def _others(self) -> tuple[str, ...]:
+        if self._closed:
+            raise TransportError("The transport is closed.")
+        return self._peers()
+
+    @abstractmethod
+    def _peers(self) -> tuple[str, ...]:
+        """Identities of the other ends."""
+
+    def _unmet(self) -> tuple[str, ...]:
+        return ()
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """Free what is held."""
+
+
+class Publisher(_End[M]):
+    """Sends the messages of one topic."""
+
+    publishes = True
+
+    def publish(self, message: M) -> None:
+        """Send; waits at most `BLOCKING` seconds, and gives the message up rather than wait longer.
+
+        Raises:
+            TransportError: The transport is closed, or the message is of another type than the topic.
+            CodecError: The message holds what its type cannot.
+        """
+        if self._closed:
+            raise TransportError("The transport is closed.")
+        if type(message) is not self.kind:
+            raise TransportError(f"{self.topic} carries {self.kind.ros_name}, not {type(message).__name__}.")
+        self._send(message)
+
+    @property
+    def matched(self) -> int:
+        """Subscriptions at the other end; where the transport cannot tell, 1 while connected."""
+        return len(self._others())
+
+    @abstractmethod
+    def _send(self, message: M) -> None:
+        """Send a message of the right type."""
+
+
+class Subscription(_End[M]):
+    """Holds the newest message of one topic, and the last `depth` that nobody has read."""
+
+    publishes = False
+
+    def __init__(self, topic: str, kind: type[M], depth: int = 1) -> None:
+        super().__init__(topic, kind)
+        self.depth = depth
+        self._received: Received[M] | None = None
+        self._unread: deque[Received[M]] = deque(maxlen=depth)
+
+    def latest(self) -> Received[M] | None:
+        """The newest message since the start; never waits."""
+        if self._closed:
+            raise TransportError("The transport is closed.")
+        for arrival in self._arrived()[-self.depth :]:
+            try:
+                message = self._read(arrival.data)
+            except CodecError:
+                self.malformed += 1
+            else:
+                sequence = self._received.sequence + 1 if self._received else 1
+                stamp = stamp_of(message)
+                self._received = Received(message, arrival.received, stamp, arrival.publisher, sequence)
+                self._unread.append(self._received)
+        return self._received
+
+    def unread(self) -> tuple[Received[M], ...]:
+        """The messages since this was last asked, oldest first, at most `depth`; never waits."""
+        self.latest()
+        found = tuple(self._unread)
+        self._unread.clear()
+        return found
+
+    @property
+    def publishers(self) -> int:
+        """Publishers at the other end; where the transport cannot tell, those heard of within the last second."""
+        return len(self._others())
+
+    @abstractmethod
+    def _arrived(self) -> list[Arrival]:
+        """What arrived since this was last asked, oldest first; of more than `depth`, the last ones count."""
+
+    @abstractmethod
+    def _read(self, data: Any) -> M:
+        """The message in what arrived; raises `CodecError` if it is none."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What a transport took from its network."""
+
+    data: Any  # in the form of the transport
+    received: float  # monotonic [s]
+    publisher: str
+
+
+def drain(queue: deque[Item]) -> list[Item]:
+    """Take what a queue holds, oldest first, while another thread may append."""
+    return [queue.popleft() for _ in range(len(queue))]
+
+
+class Transport(ABC):
+    """A way to reach a robot; a context manager that closes it."""
+
+    def __init__(self) -> None:
+        self._ends: list[Publisher[Any] | Subscription[Any]] = []
+        self._closed = False
+
+    def advertise(self, topic: str, kind: type[M], qos: QoS) -> Publisher[M]:
+        """Announce that we publish `topic` ("/joint_states").
+
+        Raises:
+            TransportError: The transport is closed, or the topic cannot be used.
+        """
+        publisher = self._publisher(self._checked(topic), kind, qos)
+        self._ends.append(publisher)
+        return publisher
+
+    def subscribe(self, topic: str, kind: type[M], qos: QoS) -> Subscription[M]:
+        """Ask for what others publish on `topic`.
+
+        Raises:
+            TransportError: The transport is closed, or the topic cannot be used.
+        """
+        subscription = self._subscription(self._checked(topic), kind, qos)
+        self._ends.append(subscription)
+        return subscription
+
+    def graph(self) -> Graph:
+        """Who is connected to what."""
+        if self._closed:
+            raise TransportError("The transport is closed.")
+        return Graph(tuple(end.describe() for end in self._ends))
+
+    def close(self) -> None:
+        """Leave; may be called twice. Publishers and subscriptions are of no use afterwards."""
+        if not self._closed:
+            self._closed = True
+            for end in self._ends:
+                end.close()
+            self._ends.clear()
+            self._leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _checked(self, topic: str) -> str:
+        if self._closed:
+            raise TransportError("The transport is closed.")
+        if not TOPIC.fullmatch(topic):
+            raise TransportError(f"Expected an absolute topic like '/arm/joint_states', found '{topic}'.")
+        return topic
+
+    @abstractmethod
+    def _publisher(self, topic: str, kind: type[M], qos: QoS) -> Publisher[M]:
+        """Make a publisher."""
+
+    @abstractmethod
+    def _subscription(self, topic: str, kind: type[M], qos: QoS) -> Subscription[M]:
+        """Make a subscription."""
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """Free what is held, after its publishers and subscriptions."""
+
+
+def stamp_of(message: Message) -> float | None:
+    """Time in the header [s since the epoch]; None without a header or if its stamp is zero ("not given")."""
+    header = getattr(message, "header", None)
+    return header.stamp.seconds or None if header is not None else None
+
+
+def ros_domain(domain: int | None) -> int:
+    """A domain of ROS 2: the one given, else that of the environment, else 0.
+
+    Raises:
+        TransportError: It is none.
+    """
+    text = os.environ.get("ROS_DOMAIN_ID", "").strip() or "0" if domain is None else str(domain)
+    if not text.isdecimal() or int(text) > LARGEST_DOMAIN:
+        raise TransportError(f"A ROS_DOMAIN_ID is a number from 0 to {LARGEST_DOMAIN}, got '{text}'.")
+    return int(text)
+
+
+def open_transport(name: str, **settings: Any) -> Transport:
+    """Open a transport by its name.
+
+    Args:
+        name: One of `TRANSPORTS`, or "auto" for `rclpy` where a ROS 2 environment is set up. It never falls back: a
+            robot must not hear from another network than its owner thinks.
+        **settings: Arguments of its class.
+
+    Raises:
+        TransportError: It cannot be opened.
+        UserError: The name is unknown, a package is missing, or a setting is.
+    """
+    if name == "auto":
+        name = _ros_environment()
+    if name not in TRANSPORTS:
+        raise unknown_name("transport", name, (*TRANSPORTS, "auto"))
+    make: Callable[..., Transport] = import_module(f"robopolicy_robots.transports.{name}").TRANSPORT
+    known = signature(make).parameters
+    for setting in settings:
+        if setting not in known and "settings" not in known:  # which takes any
+            raise unknown_name("setting", setting, known, f"of transport {name}")
+    return make(**settings)
+
+
+def _ros_environment() -> str:
+    if os.environ.get("ROS_DISTRO") and find_spec("rclpy") is not None:
+        return "rclpy"
+    choices = ", ".join(TRANSPORTS)
+    raise TransportError(f"No ROS 2 is set up here (ROS_DISTRO and rclpy); name the transport: {choices}.")

@@ -1,0 +1,245 @@
+"""Transport to ROS 2 over DDS without ROS: Cyclone DDS with ROS 2's names, types and qualities of service.
+
+The names, type hashes and bytes are those of `rmw_cyclonedds` and `rmw_fastrtps`; node names, services and actions are
+not announced. Readers are polled and there are no listeners: a Python listener swallows its exceptions and may crash
+while it is taken down. `Received.received` is the time of the poll, so that ages are right to one control period.
+
+DDS notices only after its lease (10 s) that a peer died, and a new process on the same topic is just another publisher:
+watch ages and identities, not the count of publishers alone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import weakref
+from functools import cache
+from typing import Any
+
+from robopolicy.extras import need
+from robopolicy_robots.codecs import cdr
+from robopolicy_robots.codecs.definitions import describe, prepare, type_hash
+from robopolicy_robots.message import Message
+from robopolicy_robots.transports.base import (
+    BLOCKING,
+    Arrival,
+    M,
+    Publisher,
+    QoS,
+    Subscription,
+    Transport,
+    TransportError,
+    ros_domain,
+)
+from robopolicy_robots.transports.names import dds_topic, dds_type
+
+NANO = 10**9
+TIMEOUT = -10  # return code of a write that would have to wait longer
+POLICIES = {
+    2: "durability",
+    4: "deadline",
+    8: "liveliness",
+    11: "reliability",
+    23: "representation",
+}  # ids of the standard
+BATCH = 16  # samples taken at once; more than one only if a peer left, since readers keep the last
+
+
+def loopback_settings() -> str:
+    """Settings of Cyclone DDS, for `CYCLONEDDS_URI`, that keep everything on this machine."""
+    return _settings("lo")
+
+
+def _settings(interface: str) -> str:
+    local = interface == "lo"
+    peers = '<Peers><Peer Address="127.0.0.1"/></Peers>' if local else ""
+    multicast = f"<AllowMulticast>{str(not local).lower()}</AllowMulticast>"
+    index = "<ParticipantIndex>auto</ParticipantIndex><MaxAutoParticipantIndex>40</MaxAutoParticipantIndex>"
+    return (
+        f'<CycloneDDS><Domain id="any"><General><Interfaces><NetworkInterface name="{interface}"/></Interfaces>'
+        f"{multicast}</General><Discovery>{index if local else ''}{peers}</Discovery></Domain></CycloneDDS>"
+    )
+
+
+class _Participant:
+    """This process in a domain; one for all transports, since more of them multiply the traffic of discovery."""
+
+    def __init__(self, domain: int, interface: str) -> None:
+        dds, core = need("cyclonedds.domain", "ros"), need("cyclonedds.core", "ros")
+        self.interface = interface
+        decided = os.environ.get("CYCLONEDDS_URI")
+        if not decided and interface not in (known := [name for _, name in socket.if_nameindex()]):
+            raise TransportError(f"There is no network interface '{interface}' here; there are {', '.join(known)}.")
+        try:
+            self._domain = None if decided else dds.Domain(domain, _settings(interface))
+            self.entity = dds.DomainParticipant(domain, qos=core.Qos(core.Policy.Userdata(b"enclave=/;")))
+        except core.DDSException as error:
+            raise TransportError(
+                f"DDS cannot join domain {domain} on interface '{interface}': {_line(error)}"
+            ) from error
+        self.topics: dict[str, Any] = {}
+
+    def topic(self, name: str, kind: type[Message]) -> Any:
+        """The topic, made when it is first asked for."""
+        if name not in self.topics:
+            self.topics[name] = need("cyclonedds.topic", "ros").Topic(self.entity, dds_topic(name), idl_type(kind))
+        if (topic := self.topics[name]).data_type is not idl_type(kind):
+            raise TransportError(f"{name} carries {topic.data_type.ros_name} in this process, not {kind.ros_name}.")
+        return topic
+
+
+_participants: weakref.WeakValueDictionary[int, _Participant] = weakref.WeakValueDictionary()  # {domain: it}
+
+
+class _Raw:
+    """What readers take: bytes, read only when they are asked for, and where they came from."""
+
+    sample_info: Any
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+class DdsPublisher(Publisher[M]):
+    """A writer of DDS."""
+
+    def __init__(self, participant: _Participant, topic: str, kind: type[M], qos: QoS) -> None:
+        super().__init__(topic, kind)
+        entity = participant.topic(topic, kind)
+        self._sample = object.__new__(entity.data_type)
+        settings = _quality(kind, qos.offers_reliable, qos.latched)
+        self._writer: Any = need("cyclonedds.pub", "ros").DataWriter(participant.entity, entity, qos=settings)
+        self._failure = need("cyclonedds.core", "ros").DDSException
+
+    def _send(self, message: M) -> None:
+        self._sample.data = cdr.encode(message)
+        try:
+            self._writer.write(self._sample)
+        except self._failure as error:
+            if error.code != TIMEOUT:
+                raise TransportError(f"DDS cannot write to {self.topic}: {_line(error)}") from error
+
+    def _peers(self) -> tuple[str, ...]:
+        return tuple(map(_identity, self._writer.get_matched_subscriptions()))
+
+    def _unmet(self) -> tuple[str, ...]:
+        return _policy(self._writer.get_offered_incompatible_qos_status())
+
+    def _leave(self) -> None:
+        self._writer = None
+
+
+class DdsSubscription(Subscription[M]):
+    """A reader of DDS."""
+
+    def __init__(self, participant: _Participant, topic: str, kind: type[M], qos: QoS) -> None:
+        super().__init__(topic, kind, qos.depth)
+        settings = _quality(kind, qos.asks_reliable, qos.latched, qos.depth)
+        entity = participant.topic(topic, kind)
+        self._reader: Any = need("cyclonedds.sub", "ros").DataReader(participant.entity, entity, qos=settings)
+
+    def _arrived(self) -> list[Arrival]:
+        now = time.monotonic()
+        return [
+            Arrival(sample.data, now, _identity(sample.sample_info.publication_handle))
+            for sample in self._reader.take(BATCH)
+            if isinstance(sample, _Raw)  # one without data tells that a peer left
+        ]
+
+    def _read(self, data: bytes) -> M:
+        return cdr.decode(self.kind, data)
+
+    def _peers(self) -> tuple[str, ...]:
+        return tuple(map(_identity, self._reader.get_matched_publications()))
+
+    def _unmet(self) -> tuple[str, ...]:
+        return _policy(self._reader.get_requested_incompatible_qos_status())
+
+    def _leave(self) -> None:
+        self._reader = None
+
+
+class DdsTransport(Transport):
+    """ROS 2 over DDS.
+
+    Args:
+        domain: As ROS_DOMAIN_ID, which it is by default, or 0.
+        interface: Of the network; by default this machine alone. `CYCLONEDDS_URI`, where set, decides instead.
+    """
+
+    def __init__(self, domain: int | None = None, interface: str = "lo") -> None:
+        super().__init__()
+        need("rosbags.typesys", "ros")  # whose codecs every message needs
+        domain = ros_domain(domain)
+        participant = _participants.get(domain) or _Participant(domain, interface)
+        if participant.interface != interface:
+            raise TransportError(f"Domain {domain} is already used on interface '{participant.interface}'.")
+        _participants[domain] = participant
+        self._participant: Any = participant
+
+    def _publisher(self, topic: str, kind: type[M], qos: QoS) -> DdsPublisher[M]:
+        return DdsPublisher(self._participant, topic, kind, qos)
+
+    def _subscription(self, topic: str, kind: type[M], qos: QoS) -> DdsSubscription[M]:
+        return DdsSubscription(self._participant, topic, kind, qos)
+
+    def _leave(self) -> None:
+        self._participant = None  # entities of DDS are deleted with their last reference
+
+
+TRANSPORT = DdsTransport
+
+
+@cache
+def idl_type(kind: type[Message]) -> Any:
+    """The type as Cyclone DDS registers it; it carries bytes, since its own codec is a hundred times slower than ours.
+
+    Its extensibility is final, as ROS's: an appendable type would offer XCDR2, and never match.
+    """
+    idl, annotations = need("cyclonedds.idl", "ros"), need("cyclonedds.idl.annotations", "ros")
+    prepare(kind)
+    members = {each.name: _member(each) for each in describe(kind)}
+    struct = annotations.final(idl.make_idl_struct(f"{kind.__name__}_", dds_type(kind), members))
+    struct.ros_name = kind.ros_name
+    struct.serialize = lambda self, **_: self.data
+    struct.deserialize = staticmethod(lambda data, **_: _Raw(data))
+    struct.deserialize_key = staticmethod(lambda data, **_: None)
+    return struct
+
+
+def _member(each: Any) -> Any:
+    types = need("cyclonedds.idl.types", "ros")
+    if isinstance(each.base, type):
+        base = idl_type(each.base)
+    else:
+        base = {"string": str, "bool": bool, "byte": types.uint8, "char": types.uint8}.get(each.base)
+        base = base or getattr(types, each.base)
+    if not each.many:
+        return base
+    return types.sequence[base] if each.size is None else types.array[base, each.size]
+
+
+def _quality(kind: type[Message], reliable: bool, latched: bool, depth: int = 1) -> Any:
+    core = need("cyclonedds.core", "ros")
+    policy = core.Policy
+    return core.Qos(
+        policy.Reliability.Reliable(round(BLOCKING * NANO)) if reliable else policy.Reliability.BestEffort,
+        policy.Durability.TransientLocal if latched else policy.Durability.Volatile,
+        policy.History.KeepLast(depth),
+        policy.DataRepresentation(use_cdrv0_representation=True),
+        policy.Userdata(f"typehash={type_hash(kind)};".encode()),
+    )
+
+
+def _policy(status: Any) -> tuple[str, ...]:
+    policy = status.last_policy_id
+    return (POLICIES.get(policy, f"policy {policy}"),) if status.total_count else ()
+
+
+def _identity(handle: int) -> str:
+    return f"{handle & 2**64 - 1:016x}"
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,137 @@
+"""Transport within one process: for tests, and for a simulated robot that runs beside its controller.
+
+Transports of the same `domain` see each other, as with ROS_DOMAIN_ID.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from robopolicy_robots.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport, drain, unmet
+
+
+class _Bus:
+    """The ends of all topics of a domain; every access holds `lock`."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.publishers: list[LoopbackPublisher[Any]] = []
+        self.subscriptions: list[LoopbackSubscription[Any]] = []
+
+
+_buses: weakref.WeakValueDictionary[int, _Bus] = weakref.WeakValueDictionary()  # {domain: its bus}
+_numbers = itertools.count(1)
+
+
+class LoopbackPublisher(Publisher[M]):
+    """Hands messages to the subscriptions of its bus."""
+
+    def __init__(self, bus: _Bus, topic: str, kind: type[M], qos: QoS) -> None:
+        super().__init__(topic, kind)
+        self.qos = qos
+        self.identity = f"loopback-{next(_numbers)}"
+        self.last: M | None = None  # for subscriptions that come later
+        self._bus = bus
+        with bus.lock:
+            bus.publishers.append(self)
+
+    def _send(self, message: M) -> None:
+        message = message.copy()
+        with self._bus.lock:
+            self.last = message
+            for subscription in self._bus.subscriptions:
+                if _joined(self, subscription):
+                    subscription.keep(message, self.identity)
+
+    def _peers(self) -> tuple[str, ...]:
+        with self._bus.lock:
+            return tuple(each.identity for each in self._bus.subscriptions if _joined(self, each))
+
+    def _unmet(self) -> tuple[str, ...]:
+        with self._bus.lock:
+            return _names(_unmet(self, each) for each in self._bus.subscriptions)
+
+    def _leave(self) -> None:
+        with self._bus.lock:
+            self._bus.publishers.remove(self)
+
+
+class LoopbackSubscription(Subscription[M]):
+    """Keeps the newest messages."""
+
+    def __init__(self, bus: _Bus, topic: str, kind: type[M], qos: QoS) -> None:
+        super().__init__(topic, kind, qos.depth)
+        self.qos = qos
+        self.identity = f"loopback-{next(_numbers)}"
+        self._kept: deque[Arrival] = deque(maxlen=qos.depth)
+        self._bus = bus
+        with bus.lock:
+            bus.subscriptions.append(self)
+            for publisher in bus.publishers:
+                if qos.latched and publisher.last is not None and _joined(publisher, self):
+                    self.keep(publisher.last, publisher.identity)
+
+    def keep(self, message: M, publisher: str) -> None:
+        """Keep a message; the bus is locked."""
+        self._kept.append(Arrival(message, time.monotonic(), publisher))
+
+    def _arrived(self) -> list[Arrival]:
+        with self._bus.lock:
+            return drain(self._kept)
+
+    def _read(self, data: M) -> M:
+        return data
+
+    def _peers(self) -> tuple[str, ...]:
+        with self._bus.lock:
+            return tuple(each.identity for each in self._bus.publishers if _joined(each, self))
+
+    def _unmet(self) -> tuple[str, ...]:
+        with self._bus.lock:
+            return _names(_unmet(each, self) for each in self._bus.publishers)
+
+    def _leave(self) -> None:
+        with self._bus.lock:
+            self._bus.subscriptions.remove(self)
+
+
+class LoopbackTransport(Transport):
+    """Topics of this process; `domain` says which transports see each other."""
+
+    def __init__(self, domain: int = 0) -> None:
+        super().__init__()
+        self._bus = _buses.setdefault(domain, _Bus())
+
+    def _publisher(self, topic: str, kind: type[M], qos: QoS) -> LoopbackPublisher[M]:
+        return LoopbackPublisher(self._bus, topic, kind, qos)
+
+    def _subscription(self, topic: str, kind: type[M], qos: QoS) -> LoopbackSubscription[M]:
+        return LoopbackSubscription(self._bus, topic, kind, qos)
+
+    def _leave(self) -> None:
+        pass  # the bus goes with its last transport
+
+
+TRANSPORT = LoopbackTransport
+
+
+def _joined(publisher: LoopbackPublisher[Any], subscription: LoopbackSubscription[Any]) -> bool:
+    return publisher.topic == subscription.topic and not _unmet(publisher, subscription)
+
+
+def _unmet(publisher: LoopbackPublisher[Any], subscription: LoopbackSubscription[Any]) -> tuple[str, ...]:
+    if publisher.topic != subscription.topic:
+        return ()
+    if publisher.kind is not subscription.kind:
+        return ("type",)
+    return unmet(subscription.qos, publisher.qos)
+
+
+def _names(policies: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(sorted({policy for each in policies for policy in each}))

@@ -1,0 +1,131 @@
+"""Transport to ROS 2 through `rclpy`, where ROS 2 is installed and its shell is set up.
+
+A thread spins the node and leaves the newest message of each topic where `latest` finds it, as an object of rclpy that
+is read only when it is asked for. Which middleware is used is ROS's affair (RMW_IMPLEMENTATION).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from importlib import import_module
+from typing import Any
+
+from robopolicy_robots.codecs import native
+from robopolicy_robots.codecs.definitions import prepare
+from robopolicy_robots.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport, TransportError, drain
+
+SPIN = 0.1  # seconds after which the spinning thread looks whether it should end
+
+
+class RclpyPublisher(Publisher[M]):
+    """A publisher of rclpy."""
+
+    def __init__(self, node: Any, topic: str, kind: type[M], qos: QoS) -> None:
+        super().__init__(topic, kind)
+        prepare(kind)
+        profile = _profile(qos.offers_reliable, qos.latched)
+        self._node = node
+        self._inner: Any = node.create_publisher(native.native_type(kind), topic, profile)
+
+    def _send(self, message: M) -> None:
+        self._inner.publish(native.encode(message))  # whether that waits for a slow peer is up to the middleware
+
+    def _peers(self) -> tuple[str, ...]:
+        # The graph also knows those that do not match, but not which; their count is what counts.
+        known = _identities(self._node.get_subscriptions_info_by_topic(self.topic))
+        return known[: self._inner.get_subscription_count()]
+
+    def _leave(self) -> None:
+        self._node.destroy_publisher(self._inner)
+
+
+class RclpySubscription(Subscription[M]):
+    """A subscription of rclpy that keeps the newest messages."""
+
+    def __init__(self, node: Any, topic: str, kind: type[M], qos: QoS) -> None:
+        super().__init__(topic, kind, qos.depth)
+        prepare(kind)
+        self._node = node
+        self._kept: deque[tuple[Any, float]] = deque(maxlen=qos.depth)  # object, when [s]
+        profile = _profile(qos.asks_reliable, qos.latched, qos.depth)
+        self._inner: Any = node.create_subscription(native.native_type(kind), topic, self._keep, profile)
+
+    def _arrived(self) -> list[Arrival]:
+        if not self._kept:
+            return []
+        peers = "+".join(self._peers())  # rclpy does not say which of several
+        return [Arrival(message, received, peers) for message, received in drain(self._kept)]
+
+    def _read(self, data: Any) -> M:
+        return native.decode(self.kind, data)
+
+    def _peers(self) -> tuple[str, ...]:
+        return _identities(self._node.get_publishers_info_by_topic(self.topic))
+
+    def _leave(self) -> None:
+        self._node.destroy_subscription(self._inner)
+
+    def _keep(self, message: Any) -> None:
+        self._kept.append((message, time.monotonic()))
+
+
+class RclpyTransport(Transport):
+    """ROS 2 itself.
+
+    Args:
+        domain: As ROS_DOMAIN_ID, which it is by default.
+        node: Name of ours.
+    """
+
+    def __init__(self, domain: int | None = None, node: str = "robopolicy") -> None:
+        super().__init__()
+        try:
+            rclpy = import_module("rclpy")
+        except ImportError as error:
+            raise TransportError(
+                "ROS 2 is not set up here; source its setup.bash, in a Python it was made for."
+            ) from error
+        self._context: Any = import_module("rclpy.context").Context()
+        rclpy.init(context=self._context, domain_id=domain)
+        self._node: Any = rclpy.create_node(node, context=self._context)
+        self._executor = import_module("rclpy.executors").SingleThreadedExecutor(context=self._context)
+        self._executor.add_node(self._node)
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._spin, daemon=True)
+        self._thread.start()
+
+    def _publisher(self, topic: str, kind: type[M], qos: QoS) -> RclpyPublisher[M]:
+        return RclpyPublisher(self._node, topic, kind, qos)
+
+    def _subscription(self, topic: str, kind: type[M], qos: QoS) -> RclpySubscription[M]:
+        return RclpySubscription(self._node, topic, kind, qos)
+
+    def _leave(self) -> None:
+        self._ending.set()
+        self._thread.join(10 * SPIN)
+        self._executor.shutdown()
+        self._node.destroy_node()
+        self._context.shutdown()
+
+    def _spin(self) -> None:
+        while not self._ending.is_set():
+            self._executor.spin_once(timeout_sec=SPIN)
+
+
+TRANSPORT = RclpyTransport
+
+
+def _profile(reliable: bool, latched: bool, depth: int = 1) -> Any:
+    qos = import_module("rclpy.qos")
+    return qos.QoSProfile(
+        history=qos.HistoryPolicy.KEEP_LAST,
+        depth=depth,
+        reliability=qos.ReliabilityPolicy.RELIABLE if reliable else qos.ReliabilityPolicy.BEST_EFFORT,
+        durability=qos.DurabilityPolicy.TRANSIENT_LOCAL if latched else qos.DurabilityPolicy.VOLATILE,
+    )
+
+
+def _identities(endpoints: Any) -> tuple[str, ...]:
+    return tuple(sorted(bytes(each.endpoint_gid).hex() for each in endpoints))

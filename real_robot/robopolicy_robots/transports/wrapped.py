@@ -1,0 +1,67 @@
+"""A transport around another one, which everything passes unchanged: derive from it to watch or to alter."""
+
+from __future__ import annotations
+
+from robopolicy_robots.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport
+
+
+class WrappedPublisher(Publisher[M]):
+    """Sends through `inner`."""
+
+    def __init__(self, inner: Publisher[M]) -> None:
+        super().__init__(inner.topic, inner.kind)
+        self._inner = inner
+
+    def _send(self, message: M) -> None:
+        self._inner.publish(message)
+
+    def _peers(self) -> tuple[str, ...]:
+        return self._inner.describe().matched
+
+    def _unmet(self) -> tuple[str, ...]:
+        return self._inner.describe().unmet
+
+    def _leave(self) -> None:
+        pass  # the inner transport closes it
+
+
+class WrappedSubscription(Subscription[M]):
+    """Receives through `inner`."""
+
+    def __init__(self, inner: Subscription[M]) -> None:
+        super().__init__(inner.topic, inner.kind, inner.depth)
+        self._inner = inner
+
+    def _arrived(self) -> list[Arrival]:
+        found = self._inner.unread()
+        self.malformed = self._inner.malformed
+        return [Arrival(each.message, each.received, each.publisher) for each in found]
+
+    def _read(self, data: M) -> M:
+        return data
+
+    def _peers(self) -> tuple[str, ...]:
+        return self._inner.describe().matched
+
+    def _unmet(self) -> tuple[str, ...]:
+        return self._inner.describe().unmet
+
+    def _leave(self) -> None:
+        pass  # the inner transport closes it
+
+
+class WrappedTransport(Transport):
+    """Publishers and subscriptions through `inner`, which it closes with itself."""
+
+    def __init__(self, inner: Transport) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def _publisher(self, topic: str, kind: type[M], qos: QoS) -> Publisher[M]:
+        return WrappedPublisher(self._inner.advertise(topic, kind, qos))
+
+    def _subscription(self, topic: str, kind: type[M], qos: QoS) -> Subscription[M]:
+        return WrappedSubscription(self._inner.subscribe(topic, kind, qos))
+
+    def _leave(self) -> None:
+        self._inner.close()

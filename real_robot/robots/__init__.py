@@ -1,1 +1,0 @@
-"""Descriptions of robots, one YAML file each; see `real_robot.robot`."""

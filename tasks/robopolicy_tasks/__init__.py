@@ -1,0 +1,36 @@
+"""Built-in tasks, one folder a family. Importing this package imports no simulator."""
+
+
+def register_tasks() -> None:
+    """Entry point `robopolicy.tasks`: register every family."""
+    from robopolicy_tasks import (
+        differentiable,
+        dm_control,
+        external,
+        locomotion,
+        manipulation,
+        metaworld,
+        mjlab,
+        ogbench,
+        push_t,
+        robosuite,
+        text,
+        toy,
+        velocity,
+        volley,
+    )
+
+    differentiable.register()
+    dm_control.register()
+    external.register()
+    locomotion.register()
+    toy.register()
+    manipulation.register()
+    metaworld.register()
+    mjlab.register()
+    ogbench.register()
+    push_t.register()
+    robosuite.register()
+    text.register()
+    velocity.register()
+    volley.register()

@@ -1,0 +1,43 @@
+"""Gymnasium's MuJoCo robots (v5) on the native backend, bit-equal to gymnasium with the exact engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from robopolicy.sim.contract import VectorSim
+from robopolicy.sim.registry import SimOptions, TaskEntry
+from robopolicy.sim.registry import register as register_entry
+
+_TASKS = {
+    "ant": ("Ant-v5", "Walk forward on four legs (contact forces are observed)."),
+    "half_cheetah": ("HalfCheetah-v5", "Run forward with a planar two-legged robot."),
+    "hopper": ("Hopper-v5", "Hop forward on one leg without falling."),
+    "humanoid": ("Humanoid-v5", "Walk forward with a humanoid (inertias and forces are observed)."),
+    "inverted_pendulum": ("InvertedPendulum-v5", "Keep a pole upright on a cart."),
+    "swimmer": ("Swimmer-v5", "Swim forward with three links."),
+    "walker2d": ("Walker2d-v5", "Walk forward on two planar legs without falling."),
+}
+_FORCES = ("ant", "humanoid")  # observe what only a persistent MjData has
+
+
+def _maker(name: str, env_id: str) -> Callable[[SimOptions], VectorSim]:
+    def make(options: SimOptions) -> VectorSim:
+        from robopolicy_tasks.locomotion.make import make_locomotion
+
+        return make_locomotion(name, env_id, options)
+
+    return make
+
+
+def register() -> None:
+    """Register the family without importing MuJoCo."""
+    for short, (env_id, description) in _TASKS.items():
+        name = f"locomotion/{short}"
+        register_entry(
+            TaskEntry(
+                name=name,
+                make=_maker(name, env_id),
+                description=description,
+                backends=("mujoco", "mujoco-exact", *(() if short in _FORCES else ("warp",)), "envpool", "gymnasium"),
+            )
+        )

@@ -1,0 +1,113 @@
+"""What gymnasium's MuJoCo robots have in common: their own model files, reset noise and forward reward, batched.
+
+Observations, rewards, terminations and first states equal gymnasium's v5 environments number by number; gymnasium
+computes the control cost in float32 (its actions are), and so do we.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.behaviour import Behaviour
+from robopolicy.sim.contract import TERM_PREFIX, TensorSpec
+from robopolicy.sim.mujoco.arrays import namespace
+from robopolicy.sim.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome
+from robopolicy_tasks.locomotion.feet import PlanarFeet
+
+_UNITS = {
+    mujoco.mjtJoint.mjJNT_FREE: (("x [m]", "y [m]", "z [m]", "qw", "qx", "qy", "qz"), ("vx", "vy", "vz")),
+    mujoco.mjtJoint.mjJNT_SLIDE: (("position [m]",), ("velocity [m/s]",)),
+    mujoco.mjtJoint.mjJNT_HINGE: (("position [rad]",), ("velocity [rad/s]",)),
+}
+
+
+class GymnasiumRobot(MujocoTask):
+    """One robot of gymnasium's v5 family; subclasses state their numbers and their reward."""
+
+    xml: str  # file in gymnasium's assets
+    noise: float  # half width of the uniform start noise on positions
+    velocity_noise: Literal["uniform", "normal"] = "uniform"  # start noise on velocities, same scale
+    skipped: int = 1  # leading positions (world x, y) the policy does not see
+    array_api = True
+    max_episode_steps = 1000
+    control_cost: float = 0.0  # weight of the squared action
+    feet: tuple[str, ...] = ()  # geoms of a planar robot whose time on the ground is its behaviour
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.model = mujoco.MjModel.from_xml_path(str(_assets() / self.xml))
+        self.dt = self.frame_skip * float(self.model.opt.timestep)
+        self.action_low, self.action_high = self.model.actuator_ctrlrange.T.copy()
+        self.action_names = tuple(self.model.actuator(i).name or f"motor{i}" for i in range(self.model.nu))
+        self.cameras = tuple(self.model.camera(i).name for i in range(self.model.ncam) if self.model.camera(i).name)
+        if self.feet:
+            self._feet = PlanarFeet(self.model, self.feet)
+            names = tuple(f"{foot} on the ground [share of time]" for foot in self.feet)
+            self.behaviour = Behaviour(names, [0.0] * len(names), [1.0] * len(names), "mean")
+        self.observation = {"state": TensorSpec((len(self.state_names()),), names=self.state_names())}
+
+    def state_names(self) -> tuple[str, ...]:
+        """One name per element of the observation."""
+        positions, velocities = _joint_names(self.model)
+        return (*positions[self.skipped :], *velocities)
+
+    def initial(self, rng: np.random.Generator) -> Initial:
+        """Draw the start of one episode, with gymnasium's numbers for the same seed."""
+        qpos = self.model.qpos0 + rng.uniform(-self.noise, self.noise, self.model.nq)
+        if self.velocity_noise == "normal":
+            return Initial(qpos, self.noise * rng.standard_normal(self.model.nv))
+        return Initial(qpos, rng.uniform(-self.noise, self.noise, self.model.nv))
+
+    def observe(self, state: BatchState) -> dict[str, Array]:
+        """Positions without world x (and y), then velocities."""
+        return {"state": namespace(state.qpos).concat([state.qpos[:, self.skipped :], state.qvel], axis=1)}
+
+    def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
+        """Forward velocity minus control cost; never terminates."""
+        xp, forward, control = namespace(action), self.forward_velocity(before, after), self.cost(action)
+        reward = forward - control
+        return Outcome(reward, xp.zeros_like(reward, dtype=xp.bool), parts(forward=forward, ctrl=-control))
+
+    def behave(self, state: BatchState) -> Array:
+        """Feet on the ground `(N, F)`, or else the position in the plane `(N, 2)`."""
+        return self._feet.touching(state.qpos) if self.feet else state.qpos[:, :2]
+
+    def forward_velocity(self, before: BatchState, after: BatchState) -> Array:
+        """(N,) mean velocity along x during the step [m/s]."""
+        return (after.qpos[:, 0] - before.qpos[:, 0]) / self.dt
+
+    def cost(self, action: Array) -> NDArray[np.float32]:
+        """(N,) weighted squared action."""
+        xp = namespace(action)
+        return self.control_cost * xp.square(xp.asarray(action, dtype=xp.float32)).sum(1)
+
+
+def parts(**terms: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Parts `(N,)` of a reward for `Outcome.info`, under the names that gymnasium gives them: `reward_NAME` there."""
+    return {TERM_PREFIX + name: value for name, value in terms.items()}
+
+
+def _assets() -> Path:
+    spec = find_spec("gymnasium")
+    assert spec is not None and spec.submodule_search_locations, "gymnasium is a dependency of this package"
+    return Path(spec.submodule_search_locations[0]) / "envs" / "mujoco" / "assets"
+
+
+def _joint_names(model: mujoco.MjModel) -> tuple[list[str], list[str]]:
+    """Names with units of every position and velocity of the model."""
+    positions: list[str] = []
+    velocities: list[str] = []
+    for i in range(model.njnt):
+        joint = model.joint(i)
+        names, rates = _UNITS[mujoco.mjtJoint(int(joint.type[0]))]
+        if len(rates) == 3:
+            rates = (*(f"{rate} [m/s]" for rate in rates), *(f"{rate} [rad/s]" for rate in ("wx", "wy", "wz")))
+        positions += [f"{joint.name} {name}" for name in names]
+        velocities += [f"{joint.name} {rate}" for rate in rates]
+    return positions, velocities

@@ -1,0 +1,48 @@
+"""Franka Panda manipulation on the native MuJoCo backends: lift, pick_place, drawer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from robopolicy.sim.contract import VectorSim
+from robopolicy.sim.registry import Expert, SimOptions, TaskEntry
+from robopolicy.sim.registry import register as register_entry
+
+_TASKS = {
+    "lift": ("Lift", "Pick a cube up from the table."),
+    "pick_place": ("PickPlace", "Carry a cube to a pad on the table and let go of it."),
+    "drawer": ("Drawer", "Grasp the handle of a drawer and pull it open."),
+}
+
+
+def _maker(module: str, task: str) -> Callable[[SimOptions], VectorSim]:
+    def make(options: SimOptions) -> VectorSim:
+        from robopolicy.sim.mujoco.make import make_mujoco
+
+        return make_mujoco(
+            getattr(import_module(f"robopolicy_tasks.manipulation.{module}"), task)(options.reward), options
+        )
+
+    return make
+
+
+def _expert_maker(task: str) -> Callable[[], Expert]:
+    def make() -> Expert:
+        return getattr(import_module("robopolicy_tasks.manipulation.experts"), f"{task}Expert")()
+
+    return make
+
+
+def register() -> None:
+    """Register the family without importing MuJoCo."""
+    for module, (task, description) in _TASKS.items():
+        register_entry(
+            TaskEntry(
+                name=f"manipulation/{module}",
+                make=_maker(module, task),
+                description=description,
+                make_expert=_expert_maker(task),
+                backends=("mujoco", "mujoco-exact", "warp"),
+            )
+        )

@@ -1,0 +1,77 @@
+"""Lift: pick a cube up from the table."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.sim.mujoco.arrays import namespace
+from robopolicy.sim.mujoco.task import Array, BatchState
+from robopolicy_tasks.manipulation.objects import distance, nearness, rotation_6d, upright
+from robopolicy_tasks.manipulation.panda_task import Arm, PandaTask
+
+CUBE_HALF = 0.02  # [m]
+CUBE_LOW: Array = np.array([0.40, -0.15])  # [m] where the cube starts
+CUBE_HIGH: Array = np.array([0.60, 0.15])  # [m]
+CUBE_YAW = np.pi / 5  # [rad] largest start yaw; a quarter turn looks the same
+LIFT_HEIGHT = 0.10  # [m] above the table, lower face of the cube
+GRASP_RADIUS = 0.025  # [m] largest distance between tool and centre of a held cube
+CUBE_NAMES = (
+    *(f"cube_{axis} [m]" for axis in "xyz"),
+    *(f"cube_rotation_{column}{row}" for column in "xy" for row in "xyz"),
+    *(f"cube_minus_tool_{axis} [m]" for axis in "xyz"),
+)
+
+
+class CubeTask(PandaTask):
+    """A Panda task about one cube; shared by lift and pick_place."""
+
+    def __init__(self, reward: Literal["sparse", "shaped"] = "sparse") -> None:
+        super().__init__(reward)
+        self._cube = self.qpos_range("cube")
+
+    def cube(self, state: BatchState) -> tuple[Array, Array]:
+        """Position `(N, 3)` [m] and quaternion `(N, 4)` of the cube."""
+        pose = state.qpos[:, self._cube]
+        return pose[:, :3], pose[:, 3:]
+
+    def describe_cube(self, arm: Arm, state: BatchState) -> Array:
+        """What `CUBE_NAMES` says `(N, 12)`."""
+        position, quaternion = self.cube(state)
+        return namespace(position).concat([position, rotation_6d(quaternion), position - arm.tool.position], axis=1)
+
+    def held(self, arm: Arm, state: BatchState) -> NDArray[np.bool_]:
+        """Whether the cube is between the finger pads and they press on it `(N,)`."""
+        near = distance(self.cube(state)[0], arm.tool.position) < GRASP_RADIUS
+        return near & (arm.width < 2 * CUBE_HALF + 0.01)
+
+
+class Lift(CubeTask):
+    """A cube at a random place and yaw on the table; solved when held 10 cm above the table for three steps."""
+
+    name = "manipulation/lift"
+    scene = "lift"
+    scene_names = CUBE_NAMES
+    max_episode_steps = 60
+
+    def place(self, rng: np.random.Generator) -> dict[str, Array]:
+        """Draw the cube's pose."""
+        x, y = rng.uniform(CUBE_LOW, CUBE_HIGH)
+        return {"cube": upright(x, y, CUBE_HALF, rng.uniform(-CUBE_YAW, CUBE_YAW))}
+
+    def describe(self, arm: Arm, state: BatchState) -> Array:
+        """The cube's pose and its offset from the tool `(N, 12)`."""
+        return self.describe_cube(arm, state)
+
+    def achieved(self, arm: Arm, state: BatchState) -> NDArray[np.bool_]:
+        """Cube held high enough."""
+        return self.held(arm, state) & (self.cube(state)[0][:, 2] > LIFT_HEIGHT + CUBE_HALF)
+
+    def progress(self, arm: Arm, state: BatchState) -> Array:
+        """A third each for reaching, grasping and lifting."""
+        position, _ = self.cube(state)
+        held = self.held(arm, state)
+        height = namespace(position).clip((position[:, 2] - CUBE_HALF) / LIFT_HEIGHT, 0.0, 1.0)
+        return (nearness(distance(position, arm.tool.position), 0.15) + held + held * height) / 3.0

@@ -1,0 +1,186 @@
+"""What all Panda tasks share: the scene, the controller, the arm's part of the observation and the reward.
+
+A task adds a scene file, where things start, what to observe of them, and when it is solved; see `lift.py`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar, Literal, NamedTuple, cast
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.errors import UserError
+from robopolicy.sim.contract import TensorSpec
+from robopolicy.sim.mujoco.arrays import constant, namespace
+from robopolicy.sim.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome
+from robopolicy_tasks.manipulation import kinematics
+from robopolicy_tasks.manipulation.kinematics import Pose
+from robopolicy_tasks.manipulation.scene import ARM_JOINTS, FINGER_JOINTS, build_model
+
+POSITION_STEP = 0.03  # [m] of an action of 1, so at most 0.6 m/s along each axis
+YAW_STEP = 0.12  # [rad] of an action of 1, so at most 2.4 rad/s
+FINGER_STEP = 0.012  # [m] the finger servos may pull ahead; sets closing speed (0.2 m/s) and grip force (18 N)
+MAX_LEAD = 0.04  # [m] the commanded position may run ahead of the tool along each axis
+WORKSPACE_LOW: Array = np.array([0.30, -0.35, 0.012])  # [m] of the tool; fingertips stay 2 mm above the table
+WORKSPACE_HIGH: Array = np.array([0.70, 0.35, 0.35])  # [m]
+YAW_LIMIT = 1.3  # [rad] either way, within reach of the last joint
+
+ARM_NAMES = (
+    *(f"panda_joint{i} [rad]" for i in range(1, 8)),
+    *(f"panda_joint{i} [rad/s]" for i in range(1, 8)),
+    *(f"tool_{axis} [m]" for axis in "xyz"),
+    *(f"tool_rotation_{column}{row}" for column in "xy" for row in "xyz"),
+    "gripper_width [m]",
+    *(f"commanded_minus_tool_{axis} [m]" for axis in "xyz"),
+)
+
+
+class Arm(NamedTuple):
+    """The robot's configuration, derived from positions alone (no sensor lag)."""
+
+    joints: Array  # (N, 7) [rad]
+    velocities: Array  # (N, 7) [rad/s]
+    tool: Pose
+    width: Array  # (N,) [m] between the finger pads
+
+
+def commanded(state: BatchState) -> dict[str, Array]:
+    """The controller's memory: `position` `(N, 3)` [m], `yaw` `(N,)` [rad], `joints` `(N, 7)` [rad], `held` `(N,)`."""
+    return cast(dict[str, Array], state.memory)
+
+
+class PandaTask(MujocoTask):
+    """Base class. The action moves the tool: dx, dy, dz, yaw and gripper (-1 open, 1 closed), all in [-1, 1].
+
+    The tool points straight down. Actions move a commanded tool position and heading, kept in memory, which inverse
+    kinematics turns into joint position targets within joint and velocity limits.
+
+    Args:
+        reward: `sparse` gives 1 on the step that solves the task. `shaped` adds the change of `progress`, a
+            potential difference (Ng et al. 1999), so that it never pays to put success off.
+    """
+
+    scene: ClassVar[str]  # file in `sim_assets`
+    scene_names: ClassVar[tuple[str, ...]]  # names of what `describe` returns
+    posture: ClassVar[Array] = np.array([0.0, -0.13, 0.0, -2.526, 0.0, 2.396, np.pi / 4])  # [rad] tool at 0.45, 0, 0.22
+    hold_steps: ClassVar[int] = 3  # consecutive control steps for which `achieved` must hold
+
+    array_api = True
+    frame_skip = 10  # at 5 ms, so 20 Hz
+    max_episode_steps = 60
+    action_low: Array = -np.ones(5)
+    action_high: Array = np.ones(5)
+    action_names = ("tool_dx [0.03 m]", "tool_dy [0.03 m]", "tool_dz [0.03 m]", "tool_dyaw [0.12 rad]", "gripper")
+    cameras = ("front", "wrist")
+    workspace = (np.array([0.2, -0.4, 0.004]), np.array([0.85, 0.4, 0.35]))  # without the table
+
+    def __init__(self, reward: Literal["sparse", "shaped"] = "sparse") -> None:
+        self.model = build_model(self.scene)
+        self.shaped = reward == "shaped"
+        names = (*ARM_NAMES, *self.scene_names)
+        self.observation = {"state": TensorSpec((len(names),), names=names)}
+        self._joint_step = kinematics.JOINT_VELOCITY * self.frame_skip * self.model.opt.timestep  # [rad]
+        self._arm_qpos = self.qpos_range(*ARM_JOINTS)
+        self._arm_qvel = _consecutive([self.model.joint(name).dofadr[0] for name in ARM_JOINTS])
+        self._finger_qpos = self.qpos_range(*FINGER_JOINTS)
+        self._arm_actuators = _consecutive([self.model.actuator(f"actuator{i}").id for i in range(1, 8)])
+        self._gripper = int(self.model.actuator("actuator8").id)
+
+    @abstractmethod
+    def place(self, rng: np.random.Generator) -> dict[str, Array]:
+        """Draw where the scene's joints start: `{joint name: (nq of that joint,)}`."""
+
+    @abstractmethod
+    def describe(self, arm: Arm, state: BatchState) -> Array:
+        """The scene's part of the observation `(N, len(scene_names))`."""
+
+    @abstractmethod
+    def achieved(self, arm: Arm, state: BatchState) -> NDArray[np.bool_]:
+        """Whether the goal holds now `(N,)`; success is this for `hold_steps` control steps in a row."""
+
+    @abstractmethod
+    def progress(self, arm: Arm, state: BatchState) -> Array:
+        """How far the task has come `(N,)`, from 0 to 1."""
+
+    def qpos_range(self, *joints: str) -> slice:
+        """Where the coordinates of `joints`, which must be neighbours, lie in qpos."""
+        width = {mujoco.mjtJoint.mjJNT_FREE: 7, mujoco.mjtJoint.mjJNT_BALL: 4}
+        handles = [self.model.joint(name) for name in joints]
+        places = [h.qposadr[0] + np.arange(width.get(mujoco.mjtJoint(h.type[0]), 1)) for h in handles]
+        return _consecutive(np.concatenate(places).tolist())
+
+    def arm(self, state: BatchState) -> Arm:
+        """The robot's configuration."""
+        joints = state.qpos[:, self._arm_qpos]
+        width = state.qpos[:, self._finger_qpos].sum(axis=1)
+        return Arm(joints, state.qvel[:, self._arm_qvel], kinematics.forward(joints), width)
+
+    def initial(self, rng: np.random.Generator) -> Initial:
+        """Draw the arm about `posture`, the gripper open, and the scene."""
+        qpos = self.model.qpos0.copy()
+        joints = self.posture + rng.uniform(-0.06, 0.06, 7)
+        qpos[self._arm_qpos] = joints
+        qpos[self._finger_qpos] = kinematics.FINGER_TRAVEL
+        for name, value in self.place(rng).items():
+            qpos[self.qpos_range(name)] = value
+        qvel = np.zeros(self.model.nv)
+        state = BatchState(self.model, qpos[None], qvel[None], np.zeros(1), np.zeros((1, self.model.nsensordata)), {})
+        return Initial(qpos, qvel, {key: value[0] for key, value in self.started(state).items()})
+
+    def started(self, state: BatchState) -> dict[str, NDArray[np.generic]]:
+        """The controller's memory, commanding the pose in which the arm is."""
+        arm = self.arm(state)
+        return {
+            "joints": arm.joints.copy(),
+            "position": arm.tool.position,
+            "yaw": arm.tool.yaw,
+            "held": np.zeros(len(state)),
+        }
+
+    def control(self, action: Array, state: BatchState) -> Array:
+        """Move the commanded tool pose by `action` `(N, 5)` and return actuator controls `(N, nu)`."""
+        memory, arm = commanded(state), self.arm(state)
+        xp, tool = namespace(state.qpos), arm.tool.position
+        low, high = constant(WORKSPACE_LOW, tool), constant(WORKSPACE_HIGH, tool)
+        memory["held"] = xp.where(self.achieved(arm, state), memory["held"] + 1.0, 0.0)
+        position = xp.clip(memory["position"] + POSITION_STEP * action[:, :3], low, high)
+        position = tool + xp.clip(position - tool, -MAX_LEAD, MAX_LEAD)
+        yaw = xp.clip(memory["yaw"] + YAW_STEP * action[:, 3], -YAW_LIMIT, YAW_LIMIT)
+        joints = kinematics.inverse(memory["joints"], Pose(position, kinematics.downward(yaw)), self.posture)
+        step = constant(self._joint_step, joints)
+        joints = xp.clip(joints, memory["joints"] - step, memory["joints"] + step)
+        memory["position"], memory["yaw"], memory["joints"] = position, yaw, joints
+        control = xp.zeros((len(state), self.model.nu), dtype=joints.dtype, device=joints.device)
+        control[:, self._arm_actuators] = joints
+        finger = 0.5 * arm.width
+        wanted = 0.5 * (1.0 - action[:, 4]) * kinematics.FINGER_TRAVEL
+        control[:, self._gripper] = xp.clip(wanted, finger - FINGER_STEP, finger + FINGER_STEP)
+        return control
+
+    def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
+        """Reward 1 and termination on success."""
+        arm = self.arm(after)
+        success = self.achieved(arm, after) & (commanded(after)["held"] >= self.hold_steps - 1)
+        reward = namespace(success).where(success, 1.0, 0.0)
+        if self.shaped:
+            reward += self.progress(arm, after) - self.progress(self.arm(before), before)
+        return Outcome(reward, success, {"success": success})
+
+    def observe(self, state: BatchState) -> dict[str, Array]:
+        """The observation `state`: the arm, then the scene."""
+        arm = self.arm(state)
+        rotation = arm.tool.rotation.mT[:, :2].reshape(len(state), 6)
+        lead = commanded(state)["position"] - arm.tool.position
+        parts = (arm.joints, arm.velocities, arm.tool.position, rotation, arm.width[:, None], lead)
+        return {"state": namespace(lead).concat([*parts, self.describe(arm, state)], axis=1)}
+
+
+def _consecutive(numbers: list[int]) -> slice:
+    """`numbers` as a range: indexing by one makes a view, whatever the library and the device."""
+    first = int(numbers[0])
+    if [int(number) for number in numbers] != list(range(first, first + len(numbers))):
+        raise UserError(f"The robot's joints and actuators must be numbered one after the other, got {numbers}.")
+    return slice(first, first + len(numbers))

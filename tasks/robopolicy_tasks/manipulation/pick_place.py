@@ -1,0 +1,69 @@
+"""Pick and place: carry a cube to a pad on the table and let go of it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.sim.mujoco.arrays import namespace
+from robopolicy.sim.mujoco.task import Array, BatchState
+from robopolicy_tasks.manipulation.lift import CUBE_HALF, CUBE_HIGH, CUBE_LOW, CUBE_NAMES, CUBE_YAW, CubeTask
+from robopolicy_tasks.manipulation.objects import distance, nearness, upright
+from robopolicy_tasks.manipulation.panda_task import Arm
+
+PAD_RADIUS = 0.03  # [m] largest distance between the centres of cube and pad for success
+APART = 0.14  # [m] least distance between cube and pad at the start
+RESTING = 0.006  # [m] largest height of a resting cube above the table
+RELEASED = 0.055  # [m] least width of the gripper once it has let go
+CARRY_HEIGHT = 0.08  # [m] of the cube above the table while it is carried, for `progress`
+
+
+class PickPlace(CubeTask):
+    """A cube and a pad at random places; solved when the cube rests on the pad, released, for three steps."""
+
+    name = "manipulation/pick_place"
+    scene = "pick_place"
+    scene_names = (*CUBE_NAMES, "pad_x [m]", "pad_y [m]", *(f"pad_minus_cube_{axis} [m]" for axis in "xyz"))
+    max_episode_steps = 100
+
+    def __init__(self, reward: Literal["sparse", "shaped"] = "sparse") -> None:
+        super().__init__(reward)
+        self._pad = self.qpos_range("pad_x", "pad_y")
+
+    def place(self, rng: np.random.Generator) -> dict[str, Array]:
+        """Draw the cube's pose and the pad's place, well apart."""
+        cube = rng.uniform(CUBE_LOW, CUBE_HIGH)
+        pad = rng.uniform(CUBE_LOW, CUBE_HIGH)
+        while np.hypot(*(pad - cube)) < APART:
+            pad = rng.uniform(CUBE_LOW, CUBE_HIGH)
+        yaw = rng.uniform(-CUBE_YAW, CUBE_YAW)
+        return {"cube": upright(cube[0], cube[1], CUBE_HALF, yaw), "pad_x": pad[:1], "pad_y": pad[1:]}
+
+    def goal(self, state: BatchState) -> Array:
+        """Where the cube's centre should come to rest `(N, 3)` [m]."""
+        pad = state.qpos[:, self._pad]
+        xp = namespace(pad)
+        return xp.concat([pad, xp.full_like(pad[:, :1], CUBE_HALF)], axis=1)
+
+    def describe(self, arm: Arm, state: BatchState) -> Array:
+        """The cube, the pad and the way from one to the other `(N, 17)`."""
+        goal, cube = self.goal(state), self.describe_cube(arm, state)
+        return namespace(goal).concat([cube, goal[:, :2], goal - self.cube(state)[0]], axis=1)
+
+    def achieved(self, arm: Arm, state: BatchState) -> NDArray[np.bool_]:
+        """Cube at rest on the pad and let go of."""
+        cube, _ = self.cube(state)
+        on_pad = distance(cube[:, :2], self.goal(state)[:, :2]) < PAD_RADIUS
+        return on_pad & (cube[:, 2] < CUBE_HALF + RESTING) & (arm.width > RELEASED)
+
+    def progress(self, arm: Arm, state: BatchState) -> Array:
+        """A fifth for reaching, grasping and lifting each, two for nearing the goal."""
+        cube, _ = self.cube(state)
+        xp, held = namespace(cube), self.held(arm, state)
+        off = distance(cube[:, :2], self.goal(state)[:, :2])
+        arrived = off < PAD_RADIUS
+        reach = xp.where(arrived, 1.0, nearness(distance(cube, arm.tool.position), 0.15))
+        height = xp.where(arrived, 1.0, held * xp.clip((cube[:, 2] - CUBE_HALF) / CARRY_HEIGHT, 0.0, 1.0))
+        return (reach + (held | arrived) + height + 2.0 * nearness(off, 0.15)) / 5.0

@@ -1,0 +1,38 @@
+"""Puts the Panda into a scene: our own primitive model, or the user's mesh model from MuJoCo Menagerie."""
+
+from __future__ import annotations
+
+import mujoco
+
+from robopolicy_tasks.menagerie import ASSETS, robot_file
+
+ARM_JOINTS = tuple(f"joint{i}" for i in range(1, 8))
+FINGER_JOINTS = ("finger_joint1", "finger_joint2")
+
+
+def build_model(scene: str) -> mujoco.MjModel:
+    """Compile `sim_assets/<scene>.xml` with the robot attached at its frame "robot".
+
+    With the environment variable `MENAGERIE_ROOT` set, the robot is `franka_emika_panda/panda.xml` of that folder.
+    """
+    spec = mujoco.MjSpec.from_file(str(ASSETS / f"{scene}.xml"))
+    robot = mujoco.MjSpec.from_file(str(robot_file("panda.xml", "franka_emika_panda/panda.xml")))
+    robot.option.integrator = spec.option.integrator
+    _tune(robot)
+    spec.attach(robot, prefix="", frame=spec.frame("robot"))
+    spec.body("hand").add_camera(name="wrist", pos=[0.085, 0.0, 0.02], quat=[0.123, 0.696, 0.696, 0.123], fovy=75)
+    return spec.compile()
+
+
+def _tune(robot: mujoco.MjSpec) -> None:
+    """Give a mesh model the servo gains and rotor inertias of our own, on which the controller and time step rely."""
+    ours = mujoco.MjSpec.from_file(str(ASSETS / "panda.xml"))
+    for joint in ours.joints:
+        other = robot.joint(joint.name)
+        other.armature, other.damping = joint.armature, joint.damping
+    for actuator in ours.actuators:
+        other = robot.actuator(actuator.name)
+        other.gainprm, other.biasprm = actuator.gainprm, actuator.biasprm
+        other.ctrlrange, other.forcerange = actuator.ctrlrange, actuator.forcerange
+    for body in robot.bodies[1:]:
+        body.gravcomp = 1.0

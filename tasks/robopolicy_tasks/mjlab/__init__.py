@@ -1,0 +1,23 @@
+"""Tasks of mjlab under short names: legged robots that follow a velocity, an arm that lifts a cube, cart-poles."""
+
+from __future__ import annotations
+
+from robopolicy.sim.registry import register as register_entry
+from robopolicy_tasks.external import mjlab_entry
+
+# Name -> mjlab's id, what is to be done.
+TASKS = {
+    "cartpole_balance": ("Mjlab-Cartpole-Balance", "Keep the pole of a cart upright."),
+    "cartpole_swingup": ("Mjlab-Cartpole-Swingup", "Swing the pole of a cart up and keep it there."),
+    "go1_flat": ("Mjlab-Velocity-Flat-Unitree-Go1", "Walk a Unitree Go1 at the commanded velocity on flat ground."),
+    "go1_rough": ("Mjlab-Velocity-Rough-Unitree-Go1", "Walk a Unitree Go1 at the commanded velocity on rough ground."),
+    "g1_flat": ("Mjlab-Velocity-Flat-Unitree-G1", "Walk a Unitree G1 at the commanded velocity on flat ground."),
+    "g1_rough": ("Mjlab-Velocity-Rough-Unitree-G1", "Walk a Unitree G1 at the commanded velocity on rough ground."),
+    "lift_cube": ("Mjlab-Lift-Cube-Yam", "Lift a cube to a commanded place with an i2rt YAM arm."),
+}
+
+
+def register() -> None:
+    """Register every task without importing mjlab."""
+    for task, (env_id, description) in TASKS.items():
+        register_entry(mjlab_entry(env_id, f"mjlab/{task}", description))

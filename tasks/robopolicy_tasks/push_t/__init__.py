@@ -1,0 +1,17 @@
+"""PushT: push a T-shaped block onto its mark with a round finger (Florence et al. 2021, Chi et al. 2023)."""
+
+from __future__ import annotations
+
+from robopolicy_tasks.packages import register_package_task
+
+
+def register() -> None:
+    """Register the tasks without importing gym-pusht."""
+    described = {
+        "push_t": "PushT: push a T onto its mark, which it must cover by 95 %.",
+        "near": "PushT with the T near its mark from the start: within 60 px and 35 degrees.",
+    }
+    for task, description in described.items():
+        register_package_task(
+            "push_t", task, description, rewards=("sparse", "shaped"), cameras=("top",), module_name="gym_pusht"
+        )

@@ -1,0 +1,97 @@
+"""A scripted demonstrator for PushT.
+
+It plans a push in the closed-form model of `tee.py`, walks around the block to where the push begins, pushes, draws
+back and plans again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.sim.contract import Observation, VectorSim
+from robopolicy.sim.gymnasium import GymnasiumSim
+from robopolicy_tasks.push_t import tee
+from robopolicy_tasks.push_t.env import PushTEnv
+from robopolicy_tasks.push_t.planner import CLEAR, Push, plan, way_point
+from robopolicy_tasks.push_t.tee import Array
+
+WALK_LEAD = 70.0  # [px] the finger is sent ahead while walking, for about 350 px/s
+PUSH_LEAD = 30.0  # [px] the same while pushing
+ARRIVED = 5.0  # [px] from the start of a push at which it begins
+DONE = 1.0  # [px] from its end at which it ends
+MIDDLE = np.array([256.0, 256.0])  # [px] of the arena
+PATIENCE = 60  # steps after which a push is given up
+_STREAM = 0x7EE  # keeps the expert's randomness apart from that of the episode's start
+
+
+@dataclass
+class _Stroke:
+    """What one episode is about to do."""
+
+    rng: np.random.Generator
+    push: Push | None = None
+    pushing: bool = False
+    steps: int = 0  # since the push was planned
+
+
+class PushTExpert:
+    """Decides for each row by itself; an episode depends on its seed alone."""
+
+    def __init__(self) -> None:
+        self._strokes: dict[int, _Stroke] = {}  # by row
+
+    def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
+        """Return targets of the fingers `(N, 2)` [px]."""
+        if not isinstance(sim, GymnasiumSim) or not isinstance(sim.envs[0], PushTEnv):
+            raise UserError("The PushT expert needs the task push_t/push_t.")
+        targets: list[Array] = []
+        fresh, seeds = (sim.episode_step == 0).tolist(), sim.episode_seed.tolist()
+        for row, env in enumerate(sim.envs):
+            assert isinstance(env, PushTEnv)
+            if fresh[row] or row not in self._strokes:
+                self._strokes[row] = _Stroke(np.random.default_rng([_STREAM, seeds[row]]))
+            finger, block = np.array(env.inside.agent.position), env.inside.block
+            pose = tee.pose_of(np.array(block.position), float(block.angle))
+            targets.append(_decide(self._strokes[row], finger, pose))
+        return torch.from_numpy(np.stack(targets).astype(np.float32))
+
+
+def _decide(stroke: _Stroke, finger: Array, pose: Array) -> Array:
+    """Target of the finger `(2,)`, from its place `(2,)` and the block's pose `(3,)`."""
+    clear = float(tee.clearance(tee.to_block(finger[None, None], pose[None]))[0, 0])
+    if stroke.push is not None and stroke.pushing:
+        push, stroke.steps = stroke.push, stroke.steps + 1
+        made = float((finger - push.start) @ push.direction)
+        if push.length - made > DONE and stroke.steps < PATIENCE:
+            return push.start + min(made + PUSH_LEAD, push.length) * push.direction
+        stroke.push = None
+    if stroke.push is None:
+        if clear < CLEAR:
+            return finger + 25.0 * _away(finger, pose)
+        stroke.push, stroke.pushing, stroke.steps = plan(pose, finger, stroke.rng), False, 0
+        if stroke.push is None:
+            return MIDDLE  # walled in: push through to where all ways are open
+    if np.linalg.norm(finger - stroke.push.start) < ARRIVED or stroke.steps > PATIENCE:
+        stroke.pushing, stroke.steps = True, 0
+        return _decide(stroke, finger, pose)
+    stroke.steps += 1
+    point = way_point(finger, stroke.push.start, pose)
+    if point is None:  # the block has moved
+        stroke.push = None
+        return finger
+    way = point - finger
+    far = float(np.linalg.norm(way))
+    lead = min(far, WALK_LEAD) if point is stroke.push.start else WALK_LEAD  # no stop at the corners of the way
+    return finger + way * lead / far
+
+
+def _away(finger: Array, pose: Array) -> Array:
+    """Unit vector `(2,)` from the closest point of the block to the finger."""
+    touched = tee.closest(tee.to_block(finger[None, None], pose[None]))
+    apart = finger - tee.to_world(touched, pose[None])[0, 0]
+    return apart / max(float(np.linalg.norm(apart)), 1e-9)

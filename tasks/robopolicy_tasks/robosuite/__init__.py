@@ -1,0 +1,18 @@
+"""robosuite's tasks (Zhu et al. 2020) with one arm, as `robosuite/<Task>` or `robosuite/<Task>-<Robot>`."""
+
+from __future__ import annotations
+
+from robopolicy_tasks.packages import register_package_family
+
+# Its metadata asks for a release of mink that asks for numpy below 2.
+INSTALL = "pip install numba termcolor opencv-python; pip install --no-deps robosuite==1.5.2"
+
+
+def register() -> None:
+    """Register the family without importing robosuite."""
+    register_package_family(
+        "robosuite",
+        "A task of robosuite, with a Panda unless another arm is named, e.g. robosuite/Lift-Sawyer.",
+        rewards=("sparse", "shaped"),
+        install=INSTALL,
+    )

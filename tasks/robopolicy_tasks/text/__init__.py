@@ -1,0 +1,105 @@
+"""Text tasks with verifiable rewards; also any of reasoning-gym, `reasoning_gym/<id>`, and files, `prompts/<path>`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from torch import Tensor
+
+from robopolicy.sim.contract import Observation, VectorSim
+from robopolicy.sim.registry import Expert, SimOptions, TaskEntry, TaskFamily, register_family
+from robopolicy.sim.registry import register as register_entry
+
+BUILT_IN = {
+    "arithmetic": ("Arithmetic", "Add two numbers below 30: dense success after a little imitation."),
+    "calculator": ("Calculator", "Add with a calculator at hand, whose calls are counted."),
+    "countdown": ("Countdown", "Reach a number with three others, each used once: sparse success."),
+    "critique": ("Critique", "Add two numbers, or say whether another's sum is right."),
+    "decompose": ("Decompose", "Plan two steps for a solver that does one thing at a time."),
+    "grid": ("Grid", "Walk to the goal of a small grid world by words, one move a turn."),
+    "nim": ("Nim", "Find the winning move among three heaps, and say whether there is one."),
+    "panda": ("Panda", "Write a program of commands that makes a simulated Panda do as it is told."),
+    "panda_turns": ("PandaTurns", "The same with one command a turn, after each of which the hand reports."),
+    "pits": ("Pits", "The grid world with a pit to walk around."),
+    "program": ("Program", "Write a Python expression that continues a table; it runs in a separate process."),
+    "review": ("Review", "Say whether another's sum is right, then answer it."),
+    "waypoints": ("Waypoints", "The grid world with places announced before they are gone to."),
+}
+
+MODULES = {"panda_turns": "panda", "pits": "grid", "waypoints": "grid"}  # of tasks that share one
+
+
+class DemonstrationExpert:
+    """Says what the task's own solution says."""
+
+    def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
+        """Messages `(N, A)` in bytes; empty where the task knows none."""
+        from robopolicy.text.wire import pack
+
+        solutions = [episode.demonstration() for episode in sim.episodes]  # type: ignore[attr-defined]
+        texts = [solution[0] if solution else "" for solution in solutions]
+        return pack(texts, sim.spec.action_dim)
+
+
+def _expert() -> Expert:
+    return DemonstrationExpert()
+
+
+def _maker(module: str, name: str) -> Callable[[SimOptions], VectorSim]:
+    def make(options: SimOptions) -> VectorSim:
+        from robopolicy.text.sim import TextSim
+
+        return TextSim(getattr(import_module(f"robopolicy_tasks.text.{module}"), name)(), options)
+
+    return make
+
+
+def _gym_entry(name: str) -> TaskEntry:
+    def make(options: SimOptions) -> VectorSim:
+        from robopolicy.text.sim import TextSim
+        from robopolicy_tasks.text.gym import GymTask
+
+        return TextSim(GymTask(name), options)
+
+    return TaskEntry(
+        name=f"reasoning_gym/{name}",
+        make=make,
+        description="A generated problem of reasoning-gym.",
+        make_expert=_expert,
+        backends=("text",),
+        requires="text",
+        module="reasoning_gym",
+    )
+
+
+def _prompts_entry(name: str) -> TaskEntry:
+    from robopolicy.text.datasets import PromptTask
+
+    task = PromptTask(name)
+
+    def make(options: SimOptions) -> VectorSim:
+        from robopolicy.text.sim import TextSim
+
+        return TextSim(task, options)
+
+    return TaskEntry(
+        name=task.name, make=make, description="The prompts of a file.", make_expert=_expert, backends=("text",)
+    )
+
+
+def register() -> None:
+    """Register the text family."""
+    for task, (name, description) in BUILT_IN.items():
+        register_entry(
+            TaskEntry(
+                name=f"text/{task}",
+                make=_maker(MODULES.get(task, task), name),
+                description=description,
+                make_expert=_expert,
+                backends=("text",),
+            )
+        )
+    generators = "Any generator of reasoning-gym by its own id."
+    register_family("reasoning_gym", TaskFamily(_gym_entry, generators, requires="text", module="reasoning_gym"))
+    register_family("prompts", TaskFamily(_prompts_entry, "The prompts of a file of yours, .jsonl or .parquet."))

@@ -1,0 +1,206 @@
+"""Commands as motions of a simulated Panda: one controller per verb, many episodes at once.
+
+A `Moment` is a whole simulated world at one instant, so that any episode goes on where it was left, in whatever row of
+the simulator is free. What a command leads to depends on the moment and on the command alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from robopolicy.sim.mujoco.backend import MujocoSim
+from robopolicy.sim.mujoco.task import Array, BatchState, Outcome
+from robopolicy_tasks.manipulation.experts import CLOSE, OPEN, Style, funnel, grasping, over, quarter_turn, steer
+from robopolicy_tasks.manipulation.lift import CUBE_HALF, LIFT_HEIGHT
+from robopolicy_tasks.manipulation.objects import distance, yaw_of
+from robopolicy_tasks.manipulation.panda_task import Arm, commanded
+from robopolicy_tasks.manipulation.pick_place import RELEASED, RESTING, PickPlace
+from robopolicy_tasks.text.commands import VERBS, Command
+
+LIMITS = {"grasp": 60, "lift": 20, "carry": 50, "release": 30}  # control steps after which a command is given up
+HOVER = 0.08  # [m] above the cube before the hand sinks, and of the cube above the table while it is carried
+RAISED = LIFT_HEIGHT + CUBE_HALF + 0.02  # [m] height of the tool at which "lift" ends
+ARRIVED = 0.004  # [m] from the place at which "carry" ends
+LOWERED = CUBE_HALF + 0.003  # [m] height of the tool at which "release" opens
+OPENING, EMPTY = 0.045, 0.01  # [m] width of a hand that has let go, and of one that closed on nothing
+STILL = 0.006  # [m] by which the commanded tool may be ahead of the real one when "carry" ends
+REOPENED = 8  # control steps after which a hand that was closed has opened again
+AWAY = 0.10  # [m] height of the tool at which "release" ends
+
+
+class Bench(PickPlace):
+    """Pick and place without an end: the text task says when an episode is over."""
+
+    max_episode_steps = max(LIMITS.values()) + 1
+
+    def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
+        """Nothing is earned and nothing ends."""
+        return Outcome(np.zeros(len(after)), np.zeros(len(after), bool))
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One simulated world at one instant."""
+
+    row: dict[str, Any]  # its part of the simulator's state
+    cube: Array  # (3,) [m]
+    pad: Array  # (2,) [m]
+    width: float  # [m] between the fingers
+    held: bool  # whether they hold the cube
+
+    def rests_at(self, place: Array, radius: float) -> bool:
+        """Whether the cube lies, released, within `radius` [m] of a place `(2,)` on the table."""
+        low = self.cube[2] < CUBE_HALF + RESTING
+        return bool(low and self.width > RELEASED and np.hypot(*(self.cube[:2] - place)) < radius)
+
+    @property
+    def lifted(self) -> bool:
+        """Whether the cube is held high above the table."""
+        return bool(self.held and self.cube[2] > LIFT_HEIGHT + CUBE_HALF)
+
+
+@dataclass(frozen=True)
+class Order:
+    """A command to be carried out."""
+
+    start: Moment
+    command: Command
+    target: Array  # (2,) [m] where "carry" goes
+    error: Array  # (2,) [m] by which "grasp" misjudges the place of the cube
+
+
+class Workcell:
+    """A batched simulator that starts episodes and carries out orders."""
+
+    def __init__(self, rows: int = 64) -> None:
+        self.task = Bench()
+        self.sim = MujocoSim(self.task, rows)
+
+    def start(self, seeds: Sequence[int]) -> list[Moment]:
+        """The first moments of episodes."""
+        found: list[Moment] = []
+        for begin in range(0, len(seeds), self.sim.num_envs):
+            block = list(seeds[begin : begin + self.sim.num_envs])
+            self.sim.reset(block + block[:1] * (self.sim.num_envs - len(block)))
+            found += self._moments(len(block))
+        return found
+
+    def play(self, orders: Sequence[Order]) -> list[Moment]:
+        """The moments to which orders lead."""
+        found: list[Moment] = []
+        for begin in range(0, len(orders), self.sim.num_envs):
+            block = orders[begin : begin + self.sim.num_envs]
+            self._place(block)
+            self._run(block)
+            found += self._moments(len(block))
+        return found
+
+    def close(self) -> None:
+        """End the threads of the simulator."""
+        self.sim.close()
+
+    def _run(self, orders: Sequence[Order]) -> None:
+        count, rows = len(orders), self.sim.num_envs
+        verb = np.array([VERBS.index(order.command.verb) for order in orders])
+        limit = np.array([LIMITS[order.command.verb] for order in orders])
+        target, error = (np.array([getattr(order, name) for order in orders]) for name in ("target", "error"))
+        style = Style(np.zeros(count, np.int64), np.full(count, HOVER), np.ones(count), error)
+        running = np.ones(count, bool)
+        action, active = np.zeros((rows, self.task.action_low.size)), np.zeros(rows, bool)
+        every = np.arange(count)
+        for step in range(int(limit.max())):
+            state = self.sim.state(every)
+            arm = self.task.arm(state)
+            options = [move(self.task, arm, state, target, style, step) for move in MOVES]
+            done = np.choose(verb, [finished for _, finished in options])
+            running &= ~done & (step < limit)
+            if not running.any():
+                break
+            action[:count] = np.choose(verb[:, None], [chosen for chosen, _ in options])
+            active[:count] = running
+            self.sim.step(torch.from_numpy(action).float(), torch.from_numpy(active))
+
+    def _place(self, orders: Sequence[Order]) -> None:
+        """Put the moments at which the orders begin into the rows of the simulator."""
+        idle = [orders[0]] * (self.sim.num_envs - len(orders))
+        rows = [order.start.row for order in (*orders, *idle)]
+        parts = {
+            part: {key: torch.stack([row[part][key] for row in rows]) for key in rows[0][part]} for part in rows[0]
+        }
+        seeds = {"current": torch.zeros(len(rows), dtype=torch.int64), "next": 0}
+        self.sim.load_state_dict({**parts, "seeds": seeds, "steps": torch.zeros(len(rows), dtype=torch.int64)})
+
+    def _moments(self, count: int) -> list[Moment]:
+        whole = self.sim.state_dict()
+        parts = {part: whole[part] for part in ("engine", "memory", "obs")}
+        state = self.sim.state()
+        arm = self.task.arm(state)
+        (cube, _), pad, held = self.task.cube(state), self.task.goal(state), self.task.held(arm, state)
+        return [
+            Moment(
+                {part: {key: value[row].clone() for key, value in values.items()} for part, values in parts.items()},
+                cube[row].copy(),
+                pad[row, :2].copy(),
+                float(arm.width[row]),
+                bool(held[row]),
+            )
+            for row in range(count)
+        ]
+
+
+Motion = tuple[Array, NDArray[np.bool_]]
+"""Actions `(N, 5)` of a controller, and whether it has finished `(N,)`."""
+
+
+def grasp(task: Bench, arm: Arm, state: BatchState, target: Array, style: Style, step: int) -> Motion:
+    """Over the cube, or where it is believed to be, sink and close."""
+    held = task.held(arm, state)
+    cube, quaternion = task.cube(state)
+    believed = over(cube, style)
+    goal, turn = believed.copy(), quarter_turn(yaw_of(quaternion) - commanded(state)["yaw"])
+    goal[:, 2] = funnel(believed, turn, arm, style)
+    missed = (arm.width < EMPTY) & (step > REOPENED)
+    return steer(goal, turn, grasping(believed, arm), state, style), held | missed
+
+
+def lift(task: Bench, arm: Arm, state: BatchState, target: Array, style: Style, step: int) -> Motion:
+    """Raise the hand, open or closed as it is."""
+    goal = commanded(state)["position"] + np.array([0.0, 0.0, 0.1])
+    return steer(goal, np.zeros(len(goal)), _as_it_is(arm), state, style), arm.tool.position[:, 2] > RAISED
+
+
+def carry(task: Bench, arm: Arm, state: BatchState, target: Array, style: Style, step: int) -> Motion:
+    """Rise, travel once clear of the table, and stop above the place; a held cube keeps its offset in the hand."""
+    tool, (cube, _) = arm.tool.position, task.cube(state)
+    held = task.held(arm, state)
+    point = np.where(held[:, None], cube, tool)
+    clear = np.clip((point[:, 2] - CUBE_HALF) / (0.5 * HOVER), 0.0, 1.0)[:, None]
+    goal = tool.copy()
+    goal[:, :2] += clear * (target - point[:, :2])
+    goal[:, 2] += CUBE_HALF + HOVER - point[:, 2]
+    still = distance(commanded(state)["position"], tool) < STILL
+    there = still & (distance(point[:, :2], target) < ARRIVED) & (clear[:, 0] == 1.0)
+    return steer(goal, np.zeros(len(goal)), _as_it_is(arm), state, style), there
+
+
+def release(task: Bench, arm: Arm, state: BatchState, target: Array, style: Style, step: int) -> Motion:
+    """Sink, open and withdraw."""
+    tool = arm.tool.position
+    opening = (tool[:, 2] < LOWERED) | (arm.width > OPENING)
+    goal = commanded(state)["position"].copy()
+    goal[:, 2] = np.where(arm.width > RELEASED, tool[:, 2] + 0.1, np.where(opening, tool[:, 2], CUBE_HALF - 0.002))
+    away = (tool[:, 2] > AWAY) & (arm.width > RELEASED)
+    return steer(goal, np.zeros(len(goal)), np.where(opening, OPEN, CLOSE), state, style), away
+
+
+MOVES = (grasp, lift, carry, release)  # in the order of VERBS
+
+
+def _as_it_is(arm: Arm) -> Array:
+    return np.where(arm.width > RELEASED, OPEN, CLOSE)

@@ -1,0 +1,114 @@
+"""Tiny tasks that need no physics engine: smoke runs, tests, first steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.policies.wrappers.callable import provide
+from robopolicy.sim.contract import Observation, VectorSim
+from robopolicy.sim.registry import Expert, SimOptions, TaskEntry
+from robopolicy.sim.registry import register as register_entry
+
+_GATHER = {
+    "toy/gather": "Meet in one place: worlds of 2 to 4 point masses that one policy moves, a row for each.",
+    "toy/gather_more": "The same in worlds of 6, to play policies among more than they have met.",
+}
+
+
+def _make_point_mass(options: SimOptions) -> VectorSim:
+    from robopolicy_tasks.toy.point_mass import PointMassSim
+
+    return PointMassSim(options)
+
+
+def _make_point_mass_expert() -> Expert:
+    from robopolicy_tasks.toy.point_mass import PointMassExpert
+
+    return PointMassExpert()
+
+
+def _make_arm(options: SimOptions) -> VectorSim:
+    from robopolicy_tasks.toy.arm import ArmSim
+
+    return ArmSim(options)
+
+
+def _make_push(options: SimOptions) -> VectorSim:
+    from robopolicy_tasks.toy.push import PushSim
+
+    return PushSim(options)
+
+
+def _make_push_expert() -> Expert:
+    from robopolicy_tasks.toy.push import PushExpert
+
+    return PushExpert()
+
+
+def _push_solved(obs: Observation) -> Tensor:
+    from robopolicy_tasks.toy.push import solved
+
+    return solved(obs["block"])
+
+
+def _gather_maker(task: str) -> Callable[[SimOptions], VectorSim]:
+    def make(options: SimOptions) -> VectorSim:
+        from robopolicy_tasks.toy.gather import GatherSim
+
+        return GatherSim(task, options)
+
+    return make
+
+
+def _make_gather_expert() -> Expert:
+    from robopolicy_tasks.toy.gather import GatherExpert
+
+    return GatherExpert()
+
+
+def _point_mass_pd(obs: Observation) -> Tensor:
+    from robopolicy_tasks.toy.point_mass import STATE_DIM, steer
+
+    found = obs["state"].shape[-1] if "state" in obs else "nothing"
+    if found != STATE_DIM:
+        raise UserError(
+            f"The prior 'point_mass_pd' is for toy/point_mass, whose state has {STATE_DIM} numbers; found {found}."
+        )
+    return steer(obs["state"][:, -1:])
+
+
+def register() -> None:
+    """Register the toy family, and its controller as a prior."""
+    provide("point_mass_pd", _point_mass_pd)
+    register_entry(
+        TaskEntry(
+            name="toy/arm",
+            make=_make_arm,
+            description="Bring the hand of a planar arm anywhere with little motion; behaviours for archives.",
+            backends=("torch",),
+        )
+    )
+    register_entry(
+        TaskEntry(
+            name="toy/point_mass",
+            make=_make_point_mass,
+            description="Accelerate a point mass to a goal in the plane; seconds to train.",
+            make_expert=_make_point_mass_expert,
+            backends=("torch",),
+        )
+    )
+    for task, description in _GATHER.items():
+        register_entry(TaskEntry(task, _gather_maker(task), description, _make_gather_expert, backends=("torch",)))
+    register_entry(
+        TaskEntry(
+            name="toy/push",
+            make=_make_push,
+            description="Push a disc to a mark with another one, seen from above; films by the thousand.",
+            make_expert=_make_push_expert,
+            backends=("torch",),
+            solved=_push_solved,
+        )
+    )

@@ -1,0 +1,32 @@
+"""Legged robots that follow commanded velocities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from robopolicy.sim.contract import VectorSim
+from robopolicy.sim.registry import SimOptions, TaskEntry
+from robopolicy.sim.registry import register as register_entry
+
+_TASKS = {
+    "go1": ("NOMINAL", "Follow velocity commands with a Unitree Go1 on level ground."),
+    "go1_randomized": ("TRAINING", "The same with random friction, payload, motors, sensor noise and pushes."),
+}
+
+
+def _maker(name: str, ranges: str) -> Callable[[SimOptions], VectorSim]:
+    def make(options: SimOptions) -> VectorSim:
+        from robopolicy.sim.mujoco.make import make_mujoco
+        from robopolicy_tasks.velocity import randomization
+        from robopolicy_tasks.velocity.go1 import Go1
+
+        return make_mujoco(Go1(name, options.reward, getattr(randomization, ranges)), options)
+
+    return make
+
+
+def register() -> None:
+    """Register the family without importing MuJoCo."""
+    for short, (ranges, description) in _TASKS.items():
+        name = f"velocity/{short}"
+        register_entry(TaskEntry(name, _maker(name, ranges), description, backends=("mujoco", "mujoco-exact")))

@@ -1,0 +1,212 @@
+"""A Unitree Go1 that follows velocity commands on level ground."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.mirror import Mirror, Reflection
+from robopolicy.sim.contract import TensorSpec
+from robopolicy.sim.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome
+from robopolicy_tasks.velocity import rewards
+from robopolicy_tasks.velocity.motion import Motion, feet_on_ground, read
+from robopolicy_tasks.velocity.randomization import NOMINAL, Randomization, edited_fields
+from robopolicy_tasks.velocity.rewards import ControlStep
+from robopolicy_tasks.velocity.scene import FEET, JOINTS, PUSHES, TRUNK, build_model
+
+HOME: Array = np.array([-0.1, 0.9, -1.8, 0.1, 0.9, -1.8] * 2)  # [rad] joints of a standing robot
+HEIGHT = 0.29  # [m] of the trunk then
+STROKE = 0.5  # [rad] of an action of 1, from home
+COMMAND_LOW: Array = np.array([-1.0, -0.5, -1.0])  # [m/s, m/s, rad/s] backwards, to the right, clockwise
+COMMAND_HIGH: Array = np.array([1.0, 0.5, 1.0])
+SEGMENTS, SEGMENT = 4, 5.0  # commands per episode, [s] each
+STANDING = 0.1  # share of the commands that are to stand
+PUSH_TIME = 0.1  # [s] a push lasts; there is one in every segment
+GOOD = 0.25  # [m/s] mean error of the velocity with which an episode counts as a success
+SPEED_SCALE = 0.05  # of joint speeds in the observation
+
+# Largest sensor error of each element of the observation, as on the robot's IMU and encoders.
+NOISE: Array = np.concatenate([np.full(3, 0.2), np.full(3, 0.05), np.full(12, 0.02), np.full(12, 1.5 * SPEED_SCALE)])
+_BANK = np.random.default_rng(0).uniform(-1, 1, (8192, NOISE.size))  # sensor errors, entered at random by each episode
+
+STATE_NAMES = (
+    *(f"turning_{axis} [rad/s]" for axis in "xyz"),
+    *(f"gravity_{axis}" for axis in "xyz"),
+    *(f"{joint} minus home [rad]" for joint in JOINTS),
+    *(f"{joint} [20 rad/s]" for joint in JOINTS),
+    *(f"last_action_{joint}" for joint in JOINTS),
+    *("command_x [m/s]", "command_y [m/s]", "command_turning [rad/s]"),
+)
+PRIVILEGED_NAMES = (*(f"velocity_{axis} [m/s]" for axis in "xyz"), "height [m]", *(f"{foot}_contact" for foot in FEET))
+
+
+def _mirror() -> Mirror:
+    """Left and right exchanged, which the trunk's centre of mass (2 mm to the left) and its inertia miss a little."""
+    exchanged = [(3 * right + joint, 3 * (right + 1) + joint) for right in (0, 2) for joint in range(3)]
+    legs = Reflection.of([-1, 1, 1] * 4, exchanged)  # hips turn the other way
+    body = Reflection.of([-1, 1, -1, 1, -1, 1])  # turning, gravity
+    feet = Reflection.of([1] * 4, [(0, 1), (2, 3)])
+    state = Reflection.joined(body, legs, legs, legs, Reflection.of([1, -1, -1]))
+    privileged = Reflection.joined(Reflection.of([1, -1, 1, 1]), feet)  # velocity and height, contacts
+    return Mirror({"state": state, "privileged": privileged}, legs)
+
+
+class Go1(MujocoTask):
+    """Actions are position targets of the 12 motors about the standing posture; 50 Hz, 20 s, four commands.
+
+    `state` is what the real robot measures, the last action and the command. `privileged` is what only the simulator
+    knows, for critics. A fall ends the episode. Success is to follow to the end with a mean error below 0.25 m/s.
+
+    Args:
+        name: Registered id.
+        reward: `sparse` pays for following the command alone, up to 1.5 per second. `shaped` adds `rewards.STYLE`,
+            never less than 0 in all, and a cost for falling.
+        ranges: What is drawn anew for each episode beside start and commands.
+        commands: Replaces the random commands by these `(4, 3)`.
+    """
+
+    frame_skip = 4  # at 5 ms, so 50 Hz
+    max_episode_steps = 1000
+    action_low: Array = -np.ones(12)
+    action_high: Array = np.ones(12)
+    action_names = tuple(f"{joint} target [{STROKE} rad]" for joint in JOINTS)
+    cameras = ("side", "front")
+    steered = True
+    mirror = _mirror()
+
+    def __init__(
+        self, name: str, reward: str = "sparse", ranges: Randomization = NOMINAL, commands: Array | None = None
+    ) -> None:
+        self.name = name
+        self.model = build_model()
+        self.shaped = reward == "shaped"
+        self.ranges = ranges
+        self.commands = commands
+        self.dt = self.frame_skip * float(self.model.opt.timestep)
+        self.observation = {
+            "state": TensorSpec((len(STATE_NAMES),), names=STATE_NAMES),
+            "privileged": TensorSpec((len(PRIVILEGED_NAMES),), names=PRIVILEGED_NAMES),
+        }
+        self._motors = np.array([self.model.actuator(name.removesuffix("_joint")).id for name in JOINTS])
+        self._pushes = np.array([self.model.actuator(name).id for name in PUSHES])
+        self._mass = float(self.model.body(TRUNK).subtreemass[0])  # [kg]
+
+    def initial(self, rng: np.random.Generator) -> Initial:
+        """Draw posture, heading and velocity, the commands, and what `ranges` leave open."""
+        heading = rng.uniform(-np.pi, np.pi)
+        joints = HOME + rng.uniform(-0.1, 0.1, 12)
+        pose = [0.0, 0.0, HEIGHT, np.cos(heading / 2), 0.0, 0.0, np.sin(heading / 2)]
+        speeds = np.concatenate([rng.uniform(-0.2, 0.2, 6), np.zeros(12)])
+        commands = rng.uniform(COMMAND_LOW, COMMAND_HIGH, (SEGMENTS, 3)) * (rng.random((SEGMENTS, 1)) >= STANDING)
+        angle = rng.uniform(-np.pi, np.pi, SEGMENTS)
+        force = rng.uniform(0, self.ranges.push, SEGMENTS) * self._mass / PUSH_TIME  # [N]
+        memory = {
+            "commands": commands if self.commands is None else self.commands,
+            "push": force[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1),
+            "push_start": rng.uniform(1.0, SEGMENT - PUSH_TIME, SEGMENTS),  # [s] after the segment's
+            "noise": rng.integers(len(_BANK)),
+            "action": np.zeros(12),
+            "last_action": np.zeros(12),
+            "air_time": np.zeros(len(FEET)),
+            "error": 0.0,
+        }
+        edits = edited_fields(self.ranges, self.model, rng)
+        return Initial(np.concatenate([pose, joints]), speeds, memory, edits)
+
+    def control(self, action: Array, state: BatchState) -> Array:
+        """Targets of the motors `(N, 14)`, and the force of a push while there is one."""
+        memory = _memory(state)
+        memory["last_action"], memory["action"] = memory["action"], action
+        memory["air_time"] = np.where(feet_on_ground(state), 0.0, memory["air_time"] + self.dt)
+        control = np.zeros((len(state), self.model.nu))
+        control[:, self._motors] = HOME + STROKE * action
+        rows, segment = np.arange(len(state)), _segment(state)
+        since = state.time - segment * SEGMENT - memory["push_start"][rows, segment]
+        control[:, self._pushes] = memory["push"][rows, segment] * ((since >= 0) & (since < PUSH_TIME))[:, None]
+        return control
+
+    def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
+        """Reward for following the command that was seen; a fall terminates."""
+        memory, motion, command = _memory(after), read(after), _command(before)
+        step = ControlStep(
+            motion, command, action, memory["last_action"], self._torque(action, motion), memory["air_time"],
+            motion.joints - HOME,
+        )  # fmt: skip
+        reward = tracking = rewards.total(rewards.TRACKING, step)
+        fallen = (motion.gravity[:, 2] > -0.5) | (motion.height < 0.14)
+        if self.shaped:
+            reward = (reward + rewards.total(rewards.STYLE, step)).clip(min=0.0)
+            reward += np.where(fallen, rewards.FALL / self.dt, 0.0)
+        error = np.sqrt(np.square(command[:, :2] - motion.velocity[:, :2]).sum(1))
+        memory["error"] = memory["error"] + error
+        last = np.rint(after.time / self.dt) >= self.max_episode_steps
+        success = last & ~fallen & (memory["error"] < GOOD * self.max_episode_steps)
+        turning_error = np.abs(command[:, 2] - motion.turning[:, 2])
+        info = {
+            "success": success,
+            "velocity_error": error,
+            "turning_error": turning_error,
+            "power": rewards.power(step),
+            "reward.tracking": tracking * self.dt,
+        }
+        return Outcome(reward * self.dt, fallen, info)
+
+    def observe(self, state: BatchState) -> dict[str, Array]:
+        """What the robot measures, and what only the simulator knows."""
+        motion, memory = read(state), _memory(state)
+        measured = np.concatenate(
+            [motion.turning, motion.gravity, motion.joints - HOME, SPEED_SCALE * motion.speeds], axis=1
+        )
+        if self.ranges.noise:
+            now = np.rint(state.time / self.dt).astype(np.int64)
+            measured = (
+                measured + self.ranges.noise * NOISE * _BANK[(memory["noise"].astype(np.int64) + now) % len(_BANK)]
+            )
+        privileged = np.concatenate([motion.velocity, motion.height[:, None], motion.contact.astype(float)], axis=1)
+        return {
+            "state": np.concatenate([measured, memory["action"], _command(state)], axis=1),
+            "privileged": privileged,
+        }
+
+    def started(self, state: BatchState) -> dict[str, NDArray[np.generic]]:
+        """The memory of a robot that stands, nobody pushes and whose noise is its own; `want` says where to go."""
+        rows = len(state)
+        return {
+            "commands": np.zeros((rows, SEGMENTS, 3)),
+            "push": np.zeros((rows, SEGMENTS, 2)),
+            "push_start": np.zeros((rows, SEGMENTS)),
+            "noise": np.zeros(rows, np.int64),
+            "action": np.zeros((rows, 12)),
+            "last_action": np.zeros((rows, 12)),
+            "air_time": np.zeros((rows, len(FEET))),
+            "error": np.zeros(rows),
+        }
+
+    def wanted(self, state: BatchState) -> Array:
+        """The command that holds now."""
+        return _command(state)
+
+    def want(self, memory: dict[str, NDArray[np.generic]], wanted: Array) -> None:
+        """One command for every segment."""
+        memory["commands"] = np.repeat(wanted[:, None], SEGMENTS, axis=1)
+
+    def _torque(self, action: Array, motion: Motion) -> Array:
+        """Torques of the nominal motors at the end of the step `(N, 12)` [N m]."""
+        gain, limit = self.model.actuator_gainprm[self._motors, 0], self.model.actuator_forcerange[self._motors, 1]
+        return np.clip(gain * (HOME + STROKE * action - motion.joints), -limit, limit)
+
+
+def _memory(state: BatchState) -> dict[str, Array]:
+    return cast(dict[str, Array], state.memory)
+
+
+def _segment(state: BatchState) -> np.ndarray:
+    """(N,) number of the command that holds at this time."""
+    return np.minimum((state.time + 1e-6) // SEGMENT, SEGMENTS - 1).astype(np.int64)
+
+
+def _command(state: BatchState) -> Array:
+    """(N, 3) the command that holds now."""
+    return _memory(state)["commands"][np.arange(len(state)), _segment(state)]

@@ -1,0 +1,37 @@
+"""The juggler's gains are tuned by agents, end to end."""
+
+import json
+
+import pytest
+import torch
+
+from examples import tune_juggler
+from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy_tasks.volley.juggler import Style
+
+
+def test_a_style_has_the_settings_of_the_agents():
+    values = [float(i) for i in range(len(tune_juggler.NAMES))]
+    style = tune_juggler.style_of(values)
+    made = {**vars(style), **vars(style.gains)}
+    assert [made[name] for name in tune_juggler.NAMES] == values
+    assert style.gains.heading == Style().gains.heading and style.apex == Style().apex
+
+
+def test_every_hand_made_setting_lies_within_the_range_that_is_searched():
+    made = {**vars(Style()), **vars(Style().gains)}
+    for parameter in (parameter for group in tune_juggler.AGENTS for parameter in group):
+        assert parameter.low <= made[parameter.name] <= parameter.high
+
+
+def test_bad_gains_earn_less_on_the_same_seeds():
+    sim = make_sim("volley/bump", SimOptions(num_envs=4, threads=1))
+    limp = tune_juggler.style_of([4.0, 2.5, 50.0, 36.0, 0.6, 0.2, 0.08, 1.0])
+    good, again, bad = (tune_juggler.returns(sim, style, 0, 120) for style in (Style(), Style(), limp))
+    assert torch.equal(good, again) and bad.mean() < good.mean()
+
+
+def test_quick_path_from_trials_to_a_comparison(tmp_path, capsys: pytest.CaptureFixture[str]):
+    tune_juggler.main(["--task", "volley/hit", "--quick", "--out", str(tmp_path)])
+    assert set(json.loads((tmp_path / "style.json").read_text())) == set(tune_juggler.NAMES)
+    assert "round 2" in (text := capsys.readouterr().out) and "held-out episodes" in text
