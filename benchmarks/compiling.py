@@ -29,8 +29,8 @@ from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.device import usable_device
 from robopolicy.nets.normalizer import Normalizer
-from robopolicy.policies import POLICIES
 from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.registry import POLICIES
 
 SPECS = {"gaussian": PolicySpec({"state": (32,)}, 7), "flow": PolicySpec({"state": (32,)}, 7, horizon=8, execute=8)}
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -59,7 +59,8 @@ def head(network: str, device: torch.device) -> Policy:
     kind, settings = NETWORKS[network]
     torch.manual_seed(0)
     raw = {"normalization": "identity", "action_normalization": "identity"}
-    config_class, policy_class = POLICIES[kind]
+    policy_class = POLICIES[kind]
+    config_class = policy_class.config_class
     policy = policy_class(config_class(**(raw | settings)), SPECS[kind]).eval()  # type: ignore[call-arg]
     for part in policy.modules():
         if isinstance(part, Normalizer):

@@ -36,8 +36,8 @@ from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.data.statistics import dataset_statistics
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.intervals import wilson
-from robopolicy.policies import POLICIES, make_policy
 from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.registry import POLICIES, make_policy
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 
 TASK, TASK_NAME = "manipulation/lift", "lift"
@@ -129,7 +129,7 @@ def train(name: str, seed: int, settings: Settings) -> tuple[Policy, float]:
         spent, start = 0.0, time.perf_counter()
         shapes = {key: tuple(data.arrays[key].shape[1:]) for key in data.observation_keys}
         spec = PolicySpec(shapes, data.arrays["action"].shape[1], settings.horizon, settings.execute)
-        policy = make_policy(learner.policy, POLICIES[learner.policy][0](**learner.settings), spec)
+        policy = make_policy(learner.policy, POLICIES[learner.policy].config_class(**learner.settings), spec)
         policy.fit_normalizer(dataset_statistics(data))
         algorithm = BC(BCConfig(**common), policy, total_updates=settings.updates)
     batches = ChunkSampler(data, horizon=settings.horizon, batch_size=settings.batch_size, seed=seed)

@@ -40,8 +40,8 @@ from robopolicy.deploy.bundle import Bundle, open_bundle
 from robopolicy.deploy.export import TaskFacts, export_bundle
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.nets.recurrent import RecurrentConfig
-from robopolicy.policies import POLICIES
 from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.registry import POLICIES
 from robopolicy.policies.wrappers.composed import compose
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
 from robopolicy.policies.wrappers.selected import select
@@ -68,7 +68,8 @@ PEAK = "print(next(line.split()[1] for line in open('/proc/self/status') if line
 
 def head(kind: str, spec: PolicySpec = SPEC, **settings: Any) -> Any:
     """An untrained policy of default size, in raw units."""
-    config_class, policy_class = POLICIES[kind]
+    policy_class = POLICIES[kind]
+    config_class = policy_class.config_class
     return policy_class(config_class(**(RAW | settings)), spec)  # type: ignore[call-arg]
 
 

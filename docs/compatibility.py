@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from robopolicy.algorithms import ALGORITHMS
+from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.data.episodes import Episode
 from robopolicy.data.lerobot import LeRobotWriter
 from robopolicy.errors import UserError
 from robopolicy.nets.recurrent import RecurrentConfig
-from robopolicy.policies import make_policy
 from robopolicy.policies.base import Policy, PolicySpec
-from robopolicy.policies.registry import POLICIES
+from robopolicy.policies.registry import POLICIES, make_policy
 from robopolicy.schema import to_plain
 from robopolicy.training.build import Parts, build, complete
 from robopolicy.training.checkpoint import save_checkpoint
@@ -175,9 +174,9 @@ class Outcome:
 def policy_of(head: str, spec: PolicySpec = SPEC) -> Policy:
     """A tiny policy of one of `HEADS`, its normalisers fitted."""
     name, settings = HEADS[head]
-    known = POLICIES[name][0].__dataclass_fields__
+    known = POLICIES[name].config_class.__dataclass_fields__
     small = {key: value for key, value in SMALL.items() if key in known}
-    policy = make_policy(name, POLICIES[name][0](**(small | settings)), spec)
+    policy = make_policy(name, POLICIES[name].config_class(**(small | settings)), spec)
     policy.fit_normalizer(statistics_of(spec))
     return policy
 
@@ -223,7 +222,8 @@ def opened(place: Path, algorithm: str, head: str, device: str = "cpu") -> Itera
     Raises:
         UserError: They do not go together.
     """
-    config_class, kind = ALGORITHMS[algorithm]
+    kind = ALGORITHMS[algorithm]
+    config_class = kind.config_class
     default = config_class()
     chosen = {key: value for key, value in SETTINGS.items() if getattr(default, key, 0)}  # what is off stays off
     learns_from_data = kind.experience == "dataset" or kind.needs_dataset

@@ -14,8 +14,8 @@ from robopolicy.data.collect import collect
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.lerobot import LeRobotWriter, read_lerobot
 from robopolicy.data.statistics import dataset_statistics
-from robopolicy.policies import POLICIES, make_policy
 from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.registry import POLICIES, make_policy
 from robopolicy.sim.contract import SimSpec
 from robopolicy.sim.registry import get_task, make_sim
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
@@ -46,7 +46,7 @@ def train_parent(task: PairTask, side: int, data: Episodes, sim: SimSpec, seed: 
     torch.manual_seed(1000 * seed + side)
     shapes = {key: tuple(half.arrays[key].shape[1:]) for key in parent.keys}
     spec = PolicySpec(shapes, sim.action_dim, task.horizon, task.horizon)
-    policy = make_policy(parent.head, POLICIES[parent.head][0](**parent.settings), spec)
+    policy = make_policy(parent.head, POLICIES[parent.head].config_class(**parent.settings), spec)
     bounds = {"action": {"min": sim.action_low.numpy(), "max": sim.action_high.numpy()}}  # the same for both parents
     policy.fit_normalizer({**dataset_statistics(half), **bounds})
     algorithm = BC(BCConfig(batch_size=parent.batch_size), policy, total_updates=parent.updates)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from robopolicy.algorithms import ALGORITHMS
 from robopolicy.algorithms.frames.rollout_learner import RolloutLearner
+from robopolicy.algorithms.registry import ALGORITHMS
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _methods() -> tuple[Method, ...]:
     from_scratch = ("algorithm.trust_region=aspo", "algorithm.clip=0.1")
     single = ("algorithm.utd=1", "algorithm.lr=3e-4", "algorithm.critic_lr=3e-4")  # its own are three of a third
     sequence = ("chunk.horizon=8", "chunk.execute=4", "algorithm.utd=2")  # with single actions it is `sac`
-    rollouts = [name for name, (_, learner) in ALGORITHMS.items() if issubclass(learner, RolloutLearner)]
+    rollouts = [name for name in ALGORITHMS if issubclass(ALGORITHMS[name], RolloutLearner)]
     on_policy = [name for name in rollouts if name not in LEFT_OUT]
     off_policy = ("sac", "mdpo_off", "dsac_t", "stac", "td3", "sl_mgac")
     return (

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.finetune.methods import Base, Method
 from benchmarks.finetune.tasks import BenchTask
-from robopolicy.algorithms import ALGORITHMS
+from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.cli.main import main as robopolicy
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.result import EvalResult
@@ -152,7 +152,7 @@ def _pace(settings: Sequence[str], steps: int, task: BenchTask, before: dict[str
     Groups play whole episodes: their budget is the updates that play as many steps while episodes are as long as the
     base's.
     """
-    experience = ALGORITHMS[compose_config(settings).algorithm["name"]][1].experience
+    experience = ALGORITHMS[compose_config(settings).algorithm["name"]].experience
     if experience == "replay":
         return ["budget.updates=0", f"budget.env_steps={steps}", f"algorithm.utd={task.utd}"]
     wide = f"sim.num_envs={task.num_envs}"

@@ -106,6 +106,7 @@ class A2PR(RegularizedTD3):
     """TD3 that is pulled towards good actions alone."""
 
     name = "a2pr"
+    config_class = A2PRConfig
     config: A2PRConfig
 
     def __init__(self, config: A2PRConfig, policy: Policy, *, total_updates: int) -> None:

@@ -70,6 +70,7 @@ class ACFlow(MatchingTuner):
     """Critic-weighted matching on own chunks with a pull towards the pretrained policy."""
 
     name = "ac_flow"
+    config_class = ACFlowConfig
     config: ACFlowConfig
 
     def __init__(self, config: ACFlowConfig, policy: Policy, *, total_updates: int) -> None:

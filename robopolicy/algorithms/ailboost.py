@@ -93,6 +93,7 @@ class AILBoost(SAC):
     """SAC on the reward of a discriminator that compares demonstrations with a mixture of learners."""
 
     name = "ailboost"
+    config_class = AILBoostConfig
     needs_dataset: ClassVar[bool] = True
     needs_reward: ClassVar[bool] = False
 

@@ -86,6 +86,7 @@ class AWM(MatchingTuner):
     """Policy gradients on per-sample ratios of matching losses, held by velocity penalties."""
 
     name = "awm"
+    config_class = AWMConfig
     config: AWMConfig
 
     def __init__(self, config: AWMConfig, policy: Policy, *, total_updates: int) -> None:

@@ -52,6 +52,7 @@ class BC(Algorithm):
     """Behaviour cloning of chunks from a dataset."""
 
     name = "bc"
+    config_class = BCConfig
     experience = "dataset"
 
     def __init__(self, config: BCConfig, policy: Policy, *, total_updates: int) -> None:

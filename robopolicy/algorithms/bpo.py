@@ -55,6 +55,7 @@ class BPO(ActorCritic):
     """Actor-critic with bounded target ratios and a second critic for their threshold."""
 
     name = "bpo"
+    config_class = BPOConfig
     distributed = True
     config: BPOConfig
 

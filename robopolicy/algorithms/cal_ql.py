@@ -46,6 +46,7 @@ class CalQL(SAC):
     """SAC with a calibrated conservative critic."""
 
     name = "cal_ql"
+    config_class = CalQLConfig
     needs_bounds = True
     config: CalQLConfig
 

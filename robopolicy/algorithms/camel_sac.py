@@ -32,3 +32,4 @@ class CAMELSAC(MaskedPlay, SAC):
     """SAC whose play is masked."""
 
     name = "camel_sac"
+    config_class = CAMELSACConfig

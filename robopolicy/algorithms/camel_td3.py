@@ -25,3 +25,4 @@ class CAMELTD3(MaskedPlay, TD3):
     """TD3 whose play is masked."""
 
     name = "camel_td3"
+    config_class = CAMELTD3Config

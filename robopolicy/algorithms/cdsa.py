@@ -64,6 +64,7 @@ class CDSA(Algorithm):
     """Fits a `DataModel` to a dataset around a frozen copy of the policy."""
 
     name: ClassVar[str] = "cdsa"
+    config_class = CDSAConfig
     experience: ClassVar[str] = "dataset"
     needs_base = True
     policy: CorrectedPolicy

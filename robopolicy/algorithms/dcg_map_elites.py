@@ -115,6 +115,7 @@ class DCGMAPElites(TD3):
     """MAP-Elites whose variations follow a descriptor-conditioned critic."""
 
     name = "dcg_map_elites"
+    config_class = DCGMAPElitesConfig
     experience: ClassVar[str] = "population"
     decisions_only: ClassVar[bool] = True  # records say which behaviour a window belongs to
 

@@ -89,6 +89,7 @@ class Distill(BC):
     """Distils the given policy; trains and deploys the student."""
 
     name: ClassVar[str] = "distill"
+    config_class = DistillConfig
     needs_base = True
     config: DistillConfig
     policy: ConsistencyPolicy

@@ -113,6 +113,7 @@ class DPPO(ChainTuner, FineTuner):
     """Fine-tunes a diffusion policy by PPO on its last denoising steps."""
 
     name = "dppo"
+    config_class = DPPOConfig
     config: DPPOConfig
     policy: DiffusionChain
     base: StagedDiffusion

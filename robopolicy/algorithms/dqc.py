@@ -77,6 +77,7 @@ class DQC(QChunking):
     """Long-chunk critic, prefix critic, implicit values, best-of-N prefixes."""
 
     name = "dqc"
+    config_class = DQCConfig
     config: DQCConfig
 
     def __init__(self, config: DQCConfig, policy: Policy, *, total_updates: int) -> None:

@@ -88,6 +88,7 @@ class DSACT(SAC):
     """SAC with Gaussian critics and a slow copy of the policy in its targets."""
 
     name = "dsac_t"
+    config_class = DSACTConfig
     whole_ensemble = True
     critic: GaussianQ
     target_critic: GaussianQ

@@ -56,6 +56,7 @@ class DSRLNA(Steering):
     """Actor on noise, temporal differences on actions, and a distillation between them."""
 
     name = "dsrl_na"
+    config_class = DSRLNAConfig
     config: DSRLNAConfig
 
     def __init__(self, config: DSRLNAConfig, policy: Policy, *, total_updates: int) -> None:

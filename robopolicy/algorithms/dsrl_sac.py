@@ -36,6 +36,7 @@ class DSRLSAC(Steering):
     """SAC whose actions are noise."""
 
     name = "dsrl_sac"
+    config_class = DSRLSACConfig
     decisions_only = True  # the noise is known where a chunk was chosen
     config: DSRLSACConfig
 

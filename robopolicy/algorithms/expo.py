@@ -92,6 +92,7 @@ class EXPO(OffPolicy):
     """Imitated base, learned edits, best candidate."""
 
     name = "expo"
+    config_class = EXPOConfig
     needs_bounds = True
     config: EXPOConfig
 

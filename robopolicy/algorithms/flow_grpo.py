@@ -90,6 +90,7 @@ class FlowGRPO(ChainTuner):
     """Fine-tunes a flow policy by group-relative policy gradients on its stochastic sampler."""
 
     name = "flow_grpo"
+    config_class = FlowGRPOConfig
     experience: ClassVar[str] = "group"
     config: FlowGRPOConfig
     policy: SDEChain

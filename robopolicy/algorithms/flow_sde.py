@@ -43,6 +43,7 @@ class FlowSDE(ChainTuner, FineTuner):
     """Fine-tunes a flow policy by PPO on its stochastic sampler."""
 
     name = "flow_sde"
+    config_class = FlowSDEConfig
     config: FlowSDEConfig
     policy: SDEChain
 

@@ -50,6 +50,7 @@ class FPO(MatchingTuner):
     """PPO on ratios of flow-matching losses."""
 
     name = "fpo"
+    config_class = FPOConfig
     config: FPOConfig
 
     def __init__(self, config: FPOConfig, policy: Policy, *, total_updates: int) -> None:

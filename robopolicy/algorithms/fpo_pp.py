@@ -73,6 +73,7 @@ class FPOPlusPlus(MatchingTuner):
     """Per-sample ratios of bounded Huber losses, clipped or with ASPO."""
 
     name = "fpo_pp"
+    config_class = FPOPlusPlusConfig
     config: FPOPlusPlusConfig
 
     def __init__(self, config: FPOPlusPlusConfig, policy: Policy, *, total_updates: int) -> None:

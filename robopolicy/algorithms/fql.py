@@ -88,6 +88,7 @@ class FQL(QChunking):
     """A flow that imitates and a one-step policy that improves on it."""
 
     name = "fql"
+    config_class = FQLConfig
     config: FQLConfig
     policy: GenerativePolicy
 

@@ -187,6 +187,7 @@ class GoRL(PPO):
     """PPO on the noise of a decoder that is trained anew between stages."""
 
     name = "gorl"
+    config_class = GoRLConfig
     distributed = False
     may_remember = False  # denoising heads have no memory
     may_fall = True  # when a stage begins

@@ -52,6 +52,7 @@ class HAMNet(TermCritic, PPO):
     """PPO on vectors of rewards; `Rows` hold `(B, R)` advantages, values and targets."""
 
     name = "hamnet"
+    config_class = HAMNetConfig
     distributed = False
     config: HAMNetConfig
     critic: VectorValueNet

@@ -63,6 +63,7 @@ class HARPG(MomentumGradient):
     """Averages gradients that are carried along by Hessian-vector products; `policy` plays between two steps."""
 
     name = "harpg"
+    config_class = HARPGConfig
     config: HARPGConfig
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:

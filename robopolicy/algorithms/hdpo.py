@@ -38,6 +38,7 @@ class HDPO(Pathwise):
     """Hindsight differentiable policy optimisation."""
 
     name = "hdpo"
+    config_class = HDPOConfig
     experience = "scenarios"
 
     def loss(self, batch: Scenarios) -> tuple[Tensor, Unrolled, Info]:

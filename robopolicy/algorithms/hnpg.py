@@ -47,6 +47,7 @@ class HNPG(PPO):
     """PPO with a hybrid critic, in states of the rollout and of a dataset."""
 
     name = "hnpg"
+    config_class = HNPGConfig
     distributed = False
     experience = "hybrid"
     needs_dataset = True

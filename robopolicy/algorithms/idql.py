@@ -47,6 +47,7 @@ class IDQL(OfflineCritic):
     """Expectile critics, imitation, best-of-N."""
 
     name = "idql"
+    config_class = IDQLConfig
     config: IDQLConfig
     rule: ImplicitRule
 

@@ -42,6 +42,7 @@ class IQL(OfflineCritic):
     """Expectile critics, advantage-weighted imitation."""
 
     name = "iql"
+    config_class = IQLConfig
     config: IQLConfig
     rule: ImplicitRule
 

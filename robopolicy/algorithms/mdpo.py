@@ -38,6 +38,7 @@ class MDPO(ActorCritic):
     """Actor-critic with a proximal KL in place of a clip."""
 
     name = "mdpo"
+    config_class = MDPOConfig
     distributed = True
     config: MDPOConfig
 

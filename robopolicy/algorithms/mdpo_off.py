@@ -41,6 +41,7 @@ class MDPOOff(SAC):
     """SAC whose actor stays near a lagged copy of itself."""
 
     name = "mdpo_off"
+    config_class = MDPOOffConfig
 
     def __init__(self, config: MDPOOffConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a squashed Gaussian `policy`, which is the first pi_k."""

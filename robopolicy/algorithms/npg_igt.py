@@ -35,6 +35,7 @@ class NPGIGT(MomentumGradient):
     """Averages gradients that are taken ahead of the weights."""
 
     name = "npg_igt"
+    config_class = NPGIGTConfig
     config: NPGIGTConfig
 
     def averaged(self, rows: Rows, shape: tuple[int, int]) -> Tensor:

@@ -76,6 +76,7 @@ class ODICE(Imitating):
     """Orthogonal-gradient V, weighted imitation."""
 
     name = "odice"
+    config_class = ODICEConfig
     whole_ensemble = True
     needs_dataset: ClassVar[bool] = True
     config: ODICEConfig

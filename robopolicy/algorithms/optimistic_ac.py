@@ -75,6 +75,7 @@ class OptimisticAC(SAC):
     """SAC that climbs an optimistic critic, changes it rarely, and then starts over."""
 
     name = "optimistic_ac"
+    config_class = OptimisticACConfig
     whole_ensemble = True
 
     def __init__(self, config: OptimisticACConfig, policy: Policy, *, total_updates: int) -> None:

@@ -81,6 +81,7 @@ class PARL(OfflineCritic):
     """Optimised actions to act with, to bootstrap from and to imitate."""
 
     name = "pa_rl"
+    config_class = PARLConfig
     needs_bounds = True
     config: PARLConfig
     player: OptimizedPolicy

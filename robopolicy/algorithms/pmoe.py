@@ -64,6 +64,7 @@ class PMOE(SoftOffPolicy):
     """Soft actor-critic for a mixture of experts."""
 
     name = "pmoe"
+    config_class = PMOEConfig
     policy: MixturePolicy
 
     def __init__(self, config: PMOEConfig, policy: Policy, *, total_updates: int) -> None:

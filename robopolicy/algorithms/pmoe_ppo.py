@@ -49,6 +49,7 @@ class PMOEPPO(PPO):
     """PPO for a mixture of experts, and a Q network that trains its router."""
 
     name = "pmoe_ppo"
+    config_class = PMOEPPOConfig
     distributed = False
     may_remember = False  # Q judges observations alone
     config: PMOEPPOConfig

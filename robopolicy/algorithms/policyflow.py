@@ -72,6 +72,7 @@ class PolicyFlow(StoredPoints):
     """PPO on the perturbed endpoint of a flow."""
 
     name = "policyflow"
+    config_class = PolicyFlowConfig
     config: PolicyFlowConfig
     policy: PerturbedFlow
 

@@ -86,6 +86,7 @@ class Polychromic(PPO):
     """PPO on rollouts and sets of vines."""
 
     name = "polychromic"
+    config_class = PolychromicConfig
     distributed = False
     may_remember = False  # vines begin without memories
     experience: ClassVar[str] = "vine"

@@ -43,6 +43,7 @@ class PPO(ActorCritic):
     """PPO with a separate value network."""
 
     name = "ppo"
+    config_class = PPOConfig
     distributed = True
     config: PPOConfig
 

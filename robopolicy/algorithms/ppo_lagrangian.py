@@ -105,6 +105,7 @@ class PPOLagrangian(TermCritic, PPO):
     """PPO on reward minus multipliers times costs."""
 
     name = "ppo_lagrangian"
+    config_class = PPOLagrangianConfig
     distributed = False
     config: PPOLagrangianConfig
 

@@ -49,6 +49,7 @@ class PRDC(RegularizedTD3):
     """TD3 that stays near pairs of the data."""
 
     name = "prdc"
+    config_class = PRDCConfig
     config: PRDCConfig
 
     def __init__(self, config: PRDCConfig, policy: Policy, *, total_updates: int) -> None:

@@ -67,6 +67,7 @@ class PROPS(PPO):
     """PPO on several kept rollouts, which a pushed copy of the policy has played."""
 
     name = "props"
+    config_class = PROPSConfig
     distributed = False
     may_remember = False  # rollouts that are kept have no order in time
     config: PROPSConfig

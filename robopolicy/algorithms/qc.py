@@ -37,6 +37,7 @@ class QC(QChunking):
     """Best-of-N over chunks."""
 
     name = "qc"
+    config_class = QCConfig
     config: QCConfig
 
     def __init__(self, config: QCConfig, policy: Policy, *, total_updates: int) -> None:

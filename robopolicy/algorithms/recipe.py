@@ -123,6 +123,7 @@ class RecipeTuner(ActorTuner):
     """Fine-tunes a flow or diffusion policy by a recipe."""
 
     name = "recipe"
+    config_class = RecipeTunerConfig
     experience: ClassVar[str] = "group"
     config: RecipeTunerConfig
     policy: ChainPolicy

@@ -59,6 +59,7 @@ class Reflow(BC):
     """Trains a flow on its own trajectories."""
 
     name: ClassVar[str] = "reflow"
+    config_class = ReflowConfig
     needs_base = True
     config: ReflowConfig
     policy: GenerativePolicy

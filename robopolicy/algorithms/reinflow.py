@@ -83,6 +83,7 @@ class ReinFlow(ChainTuner, FineTuner):
     """Fine-tunes a flow policy by PPO on its noise-injected denoising chain."""
 
     name = "reinflow"
+    config_class = ReinFlowConfig
     config: ReinFlowConfig
     policy: StochasticFlow
 

@@ -55,6 +55,7 @@ class RLPD(SAC):
     """SAC with a large ensemble on mixed batches; the actor maximises the mean of all critics."""
 
     name = "rlpd"
+    config_class = RLPDConfig
     needs_dataset: ClassVar[bool] = True
     config: RLPDConfig
 

@@ -29,6 +29,7 @@ class SAC(SoftOffPolicy):
     """Soft actor-critic on chunks."""
 
     name = "sac"
+    config_class = SACConfig
     policy: GaussianPolicy
 
     def __init__(self, config: SACConfig, policy: Policy, *, total_updates: int) -> None:

@@ -50,6 +50,7 @@ class SLMGAC(SAC):
     """SAC whose critic predicts rewards as well."""
 
     name = "sl_mgac"
+    config_class = SLMGACConfig
     critic: SupervisedQ
     target_critic: SupervisedQ
 

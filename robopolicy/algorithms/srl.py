@@ -70,6 +70,7 @@ class SRL(SoftOffPolicy):
     """Soft actor-critic on sequences."""
 
     name = "srl"
+    config_class = SRLConfig
     policy: SequencePolicy
     critic: ModelledQ
     target_critic: ModelledQ

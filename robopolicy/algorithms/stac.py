@@ -52,6 +52,7 @@ class STAC(SAC):
     """SAC with one critic of mean and spread."""
 
     name = "stac"
+    config_class = STACConfig
     whole_ensemble = True
     critic: GaussianQ
     target_critic: GaussianQ

@@ -86,6 +86,7 @@ class STAX(Algorithm):
     """Novelty search in a learned space, and emitters where something was paid."""
 
     name = "stax"
+    config_class = STAXConfig
     experience: ClassVar[str] = "individuals"
     may_fall: ClassVar[bool] = True  # who earns most on its own starts is not always best on others
 

@@ -75,6 +75,7 @@ class StockAC(TD3):
     """TD3 with quantile critics over stocks."""
 
     name = "stock_ac"
+    config_class = StockACConfig
     whole_ensemble = True
     critic: QuantileQ
     target_critic: QuantileQ

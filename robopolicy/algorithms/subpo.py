@@ -122,6 +122,7 @@ class SubPO(PPO):
     """PPO on marginal gains."""
 
     name = "subpo"
+    config_class = SubPOConfig
     config: SubPOConfig
 
     def __init__(self, config: SubPOConfig, policy: Policy, *, total_updates: int) -> None:

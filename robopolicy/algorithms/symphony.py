@@ -100,6 +100,7 @@ class Symphony(OffPolicy):
     """Swaddled actor, sorted critic, fading memory."""
 
     name = "symphony"
+    config_class = SymphonyConfig
     whole_ensemble = True
     critic: SortedQ
     target_critic: SortedQ

@@ -44,6 +44,7 @@ class TALPO(ActorCritic):
     """Actor-critic with a drift that knows how much of the training is left."""
 
     name = "ta_lpo"
+    config_class = TALPOConfig
     distributed = True
     config: TALPOConfig
 

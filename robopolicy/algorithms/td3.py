@@ -50,6 +50,7 @@ class TD3(OffPolicy):
     """Deterministic actor-critic."""
 
     name = "td3"
+    config_class = TD3Config
 
     def __init__(self, config: TD3Config, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train the mode of a squashed Gaussian `policy`."""

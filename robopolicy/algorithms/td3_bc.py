@@ -31,6 +31,7 @@ class TD3BC(RegularizedTD3):
     """TD3 that imitates its batch."""
 
     name = "td3_bc"
+    config_class = TD3BCConfig
     config: TD3BCConfig
 
     def penalty(self, batch: Transitions, chunk: Tensor) -> tuple[Tensor, Info]:

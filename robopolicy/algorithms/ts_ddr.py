@@ -42,6 +42,7 @@ class TSDDR(Pathwise):
     """Two-stage deep decision rules, trained on plans of whole episodes."""
 
     name = "ts_ddr"
+    config_class = TSDDRConfig
     experience = "plans"
 
     def loss(self, batch: Plans) -> tuple[Tensor, Unrolled, Info]:

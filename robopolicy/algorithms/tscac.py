@@ -92,6 +92,7 @@ class TSCAC(TD3):
     """TD3 near teachers that are TD3s themselves."""
 
     name = "tscac"
+    config_class = TSCACConfig
 
     def __init__(self, config: TSCACConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a squashed Gaussian `policy`; the teachers start as copies of it."""

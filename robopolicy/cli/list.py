@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from robopolicy.plugins import Registry
     from robopolicy.sim.registry import TaskEntry, TaskFamily
 
 EXAMPLES = """\
@@ -105,22 +106,16 @@ def tasks() -> list[Row]:
 
 def policies() -> list[Row]:
     """Registered policies."""
-    import robopolicy.text  # noqa: F401 - makes its policies known
-    from robopolicy.extensions import load_extensions
-    from robopolicy.interop import POLICIES
+    from robopolicy.policies.registry import POLICIES
 
-    load_extensions()
-    return [_row(name, policy) for name, (_, policy) in sorted(POLICIES.items())]
+    return [_row(name, POLICIES) for name in POLICIES]
 
 
 def algorithms() -> list[Row]:
     """Registered algorithms, with the experience they learn from."""
-    import robopolicy.text  # noqa: F401 - makes its algorithms known
-    from robopolicy.algorithms import ALGORITHMS
-    from robopolicy.extensions import load_extensions
+    from robopolicy.algorithms.registry import ALGORITHMS
 
-    load_extensions()
-    return [_row(name, cls) | {"experience": cls.experience} for name, (_, cls) in sorted(ALGORITHMS.items())]
+    return [_row(name, ALGORITHMS) | {"experience": ALGORITHMS[name].experience} for name in ALGORITHMS]
 
 
 def experiments() -> list[Row]:
@@ -170,8 +165,8 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
 }
 
 
-def _row(name: str, cls: type) -> Row:
-    return {"name": name, "description": (cls.__doc__ or "").strip().split("\n")[0], "missing": ""}
+def _row(name: str, registry: Registry[Any]) -> Row:
+    return {"name": name, "description": registry.summary(name), "missing": "", "ring": registry.ring(name)}
 
 
 def _remarks(row: Row) -> str:

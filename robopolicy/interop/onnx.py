@@ -58,6 +58,7 @@ class OnnxPolicy(BlackBoxPolicy):
     """An ONNX graph as a policy."""
 
     name: ClassVar[str] = "onnx"
+    config_class = OnnxConfig
     config: OnnxConfig
     graph: Tensor
 

@@ -38,6 +38,7 @@ class RemotePolicy(BlackBoxPolicy):
     """A policy that another process or machine computes."""
 
     name: ClassVar[str] = "remote"
+    config_class = RemoteConfig
     config: RemoteConfig
 
     def __init__(self, config: RemoteConfig, spec: PolicySpec) -> None:

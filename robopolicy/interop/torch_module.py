@@ -40,6 +40,7 @@ class ModulePolicy(BlackBoxPolicy):
     """A torch module as a policy."""
 
     name: ClassVar[str] = "module"
+    config_class = ModuleConfig
     config: ModuleConfig
 
     def __init__(self, config: ModuleConfig, spec: PolicySpec, module: nn.Module | None = None) -> None:

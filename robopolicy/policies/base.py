@@ -64,7 +64,8 @@ def chunk_mean(value: Tensor, mask: Tensor | None) -> Tensor:
 class Policy(nn.Module, ABC):
     """Base class of every policy. Subclasses implement the verbs that make sense for them."""
 
-    name: ClassVar[str]  # key in `robopolicy.policies.POLICIES`
+    name: ClassVar[str]  # key in `POLICIES`
+    config_class: ClassVar[type[Any]]  # frozen dataclass of its settings
     plainer: ClassVar[str] = ""  # of a policy made of others: what to do where only one of them will do
     spec: PolicySpec
 

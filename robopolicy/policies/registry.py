@@ -1,10 +1,59 @@
-"""Names of policies; filled by `robopolicy.policies`, read by whatever rebuilds a policy from its description."""
+"""Policies by name: heads, wrappers and those of other libraries, imported when they are chosen."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from robopolicy.policies.base import Policy
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.plugins import Registry
+from robopolicy.policies.base import Policy, PolicySpec
 
-POLICIES: dict[str, tuple[type[Any], type[Policy]]] = {}
-"""Name -> (config class, policy class), constructed as `policy_class(config, spec)`."""
+POLICIES: Registry[type[Policy]] = Registry(
+    "policies",
+    {
+        "autoregressive": "robopolicy.policies.heads.autoregressive:AutoregressivePolicy",
+        "callable": "robopolicy.policies.wrappers.callable:CallablePolicy",
+        "composed": "robopolicy.policies.wrappers.composed:ComposedPolicy",
+        "consistency": "robopolicy.policies.heads.consistency:ConsistencyPolicy",
+        "corrected": "robopolicy.policies.wrappers.corrected:CorrectedPolicy",
+        "diffusion": "robopolicy.policies.heads.diffusion:DiffusionPolicy",
+        "edited": "robopolicy.policies.wrappers.edited:EditedPolicy",
+        "edm": "robopolicy.policies.heads.edm:EDMPolicy",
+        "flow": "robopolicy.policies.heads.flow:FlowPolicy",
+        "gated": "robopolicy.policies.wrappers.gated:GatedPolicy",
+        "gaussian": "robopolicy.policies.heads.gaussian:GaussianPolicy",
+        "latent": "robopolicy.policies.wrappers.latent:LatentPolicy",
+        "lerobot_diffusion": "robopolicy.interop.lerobot.diffusion:LeRobotDiffusion",
+        "lerobot_vla": "robopolicy.interop.lerobot.vla:LeRobotVLA",
+        "meanflow": "robopolicy.policies.heads.meanflow:MeanFlowPolicy",
+        "mixture": "robopolicy.policies.heads.mixture:MixturePolicy",
+        "module": "robopolicy.interop.torch_module:ModulePolicy",
+        "onnx": "robopolicy.interop.onnx:OnnxPolicy",
+        "optimized": "robopolicy.policies.wrappers.optimized:OptimizedPolicy",
+        "program": "robopolicy.text.program:ProgramPolicy",
+        "remote": "robopolicy.interop.remote:RemotePolicy",
+        "selected": "robopolicy.policies.wrappers.selected:SelectedPolicy",
+        "sequence": "robopolicy.policies.heads.sequence:SequencePolicy",
+        "shortcut": "robopolicy.policies.heads.shortcut:ShortcutPolicy",
+        "staged_decoder": "robopolicy.policies.wrappers.staged_decoder:StagedDecoder",
+        "staged_diffusion": "robopolicy.policies.wrappers.staged_diffusion:StagedDiffusion",
+        "swaddled": "robopolicy.policies.heads.swaddled:SwaddledPolicy",
+        "text": "robopolicy.text.policy:TextPolicy",
+        "text_diffusion": "robopolicy.text.diffusion:DiffusionTextPolicy",
+        "tree": "robopolicy.policies.wrappers.tree:TreePolicy",
+        "zero_noise": "robopolicy.policies.wrappers.zero_noise:ZeroNoisePolicy",
+    },
+)
+"""Name -> class; constructed as `cls(cls.config_class(...), spec)`."""
+
+
+def make_policy(name: str, config: Any, spec: PolicySpec) -> Policy:
+    """Build the policy `name`; `config` None takes its defaults."""
+    if name not in POLICIES:
+        raise unknown_name("policy", name, POLICIES)
+    policy_class: Any = POLICIES[name]
+    config = policy_class.config_class() if config is None else config
+    if not isinstance(config, policy_class.config_class):
+        wanted = policy_class.config_class.__name__
+        raise UserError(f"Policy '{name}' needs a {wanted}, got {type(config).__name__}.")
+    return policy_class(config, spec)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.extensions import TASKS, load_extensions
 from robopolicy.limits import Natural, NotNegative, Ranged
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX, STOCK_PREFIX
+from robopolicy.plugins import installed, load_entry_point
 from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.descriptor import DescriptorSim
 from robopolicy.sim.message import MessageSim
@@ -174,21 +175,28 @@ def register_family(prefix: str, family: TaskFamily) -> None:
     _FAMILIES[prefix] = family
 
 
+@cache
+def _register_installed() -> None:
+    """Call the functions of the entry-point group `robopolicy.tasks`, which register tasks."""
+    for point in installed("tasks").values():
+        load_entry_point(point)()
+
+
 def task_names() -> list[str]:
     """Every registered task id, sorted."""
-    load_extensions(TASKS)
+    _register_installed()
     return sorted(_TASKS)
 
 
 def task_families() -> dict[str, TaskFamily]:
     """The families by prefix, sorted."""
-    load_extensions(TASKS)
+    _register_installed()
     return dict(sorted(_FAMILIES.items()))
 
 
 def get_task(name: str) -> TaskEntry:
     """Look a task up by its id, or by its last part where that is unique ("lift")."""
-    load_extensions(TASKS)
+    _register_installed()
     if name in _TASKS:
         return _TASKS[name]
     prefix, _, rest = name.partition("/")

@@ -58,6 +58,7 @@ class DiffusionTextPolicy(TextPolicy):
     """Writes messages by filling masks."""
 
     name = "text_diffusion"
+    config_class = DiffusionTextConfig
     config: DiffusionTextConfig
     causal: ClassVar[bool] = False
     marks: ClassVar[int] = 1  # the mask

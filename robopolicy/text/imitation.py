@@ -91,6 +91,7 @@ class TextSFT(TextLearner):
     """Imitation of solved conversations."""
 
     name = "text_sft"
+    config_class = TextSFTConfig
     experience: ClassVar[str] = "text_demonstrations"
     config: TextSFTConfig
 

@@ -88,6 +88,7 @@ class TextRecipe(TextLearner):
     """Any recipe of the catalogue."""
 
     name = "text_recipe"
+    config_class = TextRecipeConfig
     experience: ClassVar[str] = "text_rollout"
     config: TextRecipeConfig
 

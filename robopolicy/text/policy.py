@@ -65,6 +65,7 @@ class TextPolicy(Policy):
     """Writes messages with a transformers causal language model."""
 
     name = "text"
+    config_class = TextConfig
     config: TextConfig
     causal: ClassVar[bool] = True  # a token is chosen from the hidden state behind those before it
     marks: ClassVar[int] = 0  # tokens of its own beside those of the tokenizer

@@ -50,6 +50,7 @@ class ProgramPolicy(BlackBoxPolicy):
     """A Python program; verb `act`."""
 
     name: ClassVar[str] = "program"
+    config_class = ProgramConfig
     config: ProgramConfig
 
     def __init__(self, config: ProgramConfig, spec: PolicySpec) -> None:

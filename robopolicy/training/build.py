@@ -12,18 +12,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from robopolicy.algorithms import ALGORITHMS
 from robopolicy.algorithms.frames.actor_critic import ActorCritic
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.core.ranks import rank, world_size
 from robopolicy.critics.value import ValueNet
 from robopolicy.data.episodes import Episodes, is_cloud, is_image
 from robopolicy.data.lerobot import read_lerobot
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError
-from robopolicy.interop import POLICIES
 from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.registry import POLICIES
 from robopolicy.schema import filling, to_plain
 from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.registry import WorldOptions, get_task, task_names, views_of
@@ -86,7 +86,7 @@ def complete(config: TrainConfig) -> TrainConfig:
         config = replace(config, policy={**to_plain(policy), "name": name}, chunk=chunk)
         config = replace(config, task=_with_views(config.task, spec))
         task = task or manifest.task
-    if not config.init_from and (wanted := ALGORITHMS[algorithm][1].wanted_base(settings)):
+    if not config.init_from and (wanted := ALGORITHMS[algorithm].wanted_base(settings)):
         raise UserError(f"Algorithm '{algorithm}' starts from a trained policy; pass {wanted}.")
     _check_experience(config, algorithm)
     check_distributed(config)
@@ -95,7 +95,7 @@ def complete(config: TrainConfig) -> TrainConfig:
     if not task:
         raise UserError("No task is given; pass e.g. task=lift ('robopolicy list tasks' shows all).")
     task = get_task(task).name
-    plays = _plays(config, ALGORITHMS[algorithm][1].experience) and not is_world(config.sim.backend)
+    plays = _plays(config, ALGORITHMS[algorithm].experience) and not is_world(config.sim.backend)
     if plays and set(get_task(task).backends) <= MOVED_TOGETHER:
         _check_one_action(config, task)
     _check_speech(task, str(config.policy["name"]), algorithm)
@@ -115,7 +115,7 @@ def _check_one_action(config: TrainConfig, task: str) -> None:
 
 def _check_speech(task: str, policy: str, algorithm: str) -> None:
     """Refuse text without what writes it, and what writes text where a robot is to act."""
-    writes = (issubclass(POLICIES[policy][1], TextPolicy), issubclass(ALGORITHMS[algorithm][1], TextLearner))
+    writes = (issubclass(POLICIES[policy], TextPolicy), issubclass(ALGORITHMS[algorithm], TextLearner))
     if "text" in get_task(task).backends:
         if not all(writes):
             raise UserError(
@@ -137,7 +137,7 @@ def _with_views(task: TaskConfig, spec: PolicySpec) -> TaskConfig:
 
 def _check_experience(config: TrainConfig, name: str) -> None:
     """Refuse settings that contradict what the algorithm learns from."""
-    algorithm = ALGORITHMS[name][1]
+    algorithm = ALGORITHMS[name]
     if algorithm.experience == "dataset":
         if not config.dataset:
             raise UserError(f"Algorithm '{name}' learns from demonstrations; pass dataset=FOLDER (see collect).")
@@ -205,7 +205,7 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
     seed_everything(config)
     device = usable_device(config.device)
     name, settings = section("algorithm", config.algorithm)
-    experience = ALGORITHMS[name][1].experience
+    experience = ALGORITHMS[name].experience
     episodes = episodes_of(config.dataset) if config.dataset else None
     episodes_of.cache_clear()
     judges = config.evaluation.episodes > 0 and rank() == 0

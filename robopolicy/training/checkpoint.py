@@ -19,16 +19,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-import robopolicy.text  # noqa: F401 - makes its policy and algorithms known
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.extensions import load_extensions
 from robopolicy.files import atomic_folder, recover, refuse_foreign, write_text
-from robopolicy.interop import POLICIES
 from robopolicy.nets.modes import evaluation_mode
 from robopolicy.nets.normalizer import Normalizer, unfitted_normalizers
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.registry import POLICIES
 from robopolicy.schema import filling, from_plain, to_plain
 from robopolicy.spec import MEMORY
 from robopolicy.training.manifest import (
@@ -116,10 +114,10 @@ def load_policy(path: str | Path, device: str | torch.device = "cpu") -> tuple[P
         if name not in manifest.files:
             raise UserError(f"Manifest of {folder} does not list {name}; copy the checkpoint again in full.")
         check_files(folder, manifest, name)
-    load_extensions()
     if manifest.policy not in POLICIES:
         raise unknown_name("policy", manifest.policy, POLICIES, f"in {folder}")
-    config_class, policy_class = POLICIES[manifest.policy]
+    policy_class = POLICIES[manifest.policy]
+    config_class = policy_class.config_class
     with filling() as filled:
         config = from_plain(config_class, manifest.config, f"policy config of {folder}")
         try:

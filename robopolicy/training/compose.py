@@ -17,11 +17,10 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from robopolicy.algorithms import ALGORITHMS
+from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.errors import UserError, did_you_mean, unknown_name
-from robopolicy.extensions import load_extensions
 from robopolicy.files import parse_yaml
-from robopolicy.interop import POLICIES
+from robopolicy.policies.registry import POLICIES
 from robopolicy.resources import folder
 from robopolicy.schema import from_plain, open_schema, to_plain
 from robopolicy.sim.registry import get_task, task_names
@@ -108,11 +107,10 @@ def config_text(config: Any) -> str:
 
 def _register() -> None:
     """Make the dataclasses known to Hydra: one option per registered policy and algorithm."""
-    load_extensions()
     _store_schema()
     for group, registry in (("policy", POLICIES), ("algorithm", ALGORITHMS)):
-        for name, (config_class, _) in registry.items():
-            _store(group, name, config_class)
+        for name in registry:
+            _store(group, name, registry[name].config_class)
 
 
 @cache

@@ -28,9 +28,9 @@ from robopolicy.evaluation.actors import DisturbedActor, PolicyActor, RandomActo
 from robopolicy.evaluation.harness import play
 from robopolicy.nets.modes import evaluation_mode
 from robopolicy.nets.normalizer import Normalizer
-from robopolicy.policies import make_policy
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.noise import Randomness
+from robopolicy.policies.registry import make_policy
 from robopolicy.samplers.architectures import Widths
 from robopolicy.sim.contract import VectorSim
 

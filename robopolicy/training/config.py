@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import robopolicy.text  # noqa: F401 - makes its policy and algorithms known
-from robopolicy.algorithms import ALGORITHMS
+from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.extensions import load_extensions
-from robopolicy.interop import POLICIES
 from robopolicy.limits import Count, Natural, NotNegative, Ranged, Share
+from robopolicy.policies.registry import POLICIES
 from robopolicy.schema import from_plain
 from robopolicy.sim.registry import WorldOptions
 
@@ -132,14 +130,13 @@ class TrainConfig(Ranged):
 
 def section(kind: str, values: dict[str, Any]) -> tuple[str, Any]:
     """Name and config object of the `policy` or `algorithm` section."""
-    load_extensions()
     registry = {"policy": POLICIES, "algorithm": ALGORITHMS}[kind]
     settings = dict(values)
     name = settings.pop("name", "")
     if name not in registry:
         raise unknown_name(kind, str(name), registry)
     try:
-        return name, from_plain(registry[name][0], settings, kind)
+        return name, from_plain(registry[name].config_class, settings, kind)
     except ValueError as error:
         raise UserError(f"{kind}: {error}") from error
 

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from robopolicy.algorithms import ALGORITHMS, names_with
 from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.algorithms.registry import ALGORITHMS, names_with
 from robopolicy.core.ranks import gathered, world_size
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
@@ -55,7 +55,7 @@ def check_distributed(config: TrainConfig) -> None:
     ranks, name = world_size(), config.algorithm["name"]
     if ranks == 1:
         return
-    if not ALGORITHMS[name][1].distributed:
+    if not ALGORITHMS[name].distributed:
         able = names_with("distributed")
         raise UserError(f"Algorithm '{name}' runs in one process; drop torchrun, or choose one of {able}.")
     if config.policy.get("recurrent", {}).get("kind", "none") != "none":

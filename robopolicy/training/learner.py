@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from robopolicy.algorithms import ALGORITHMS, make_algorithm
 from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.statistics import dataset_statistics
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.evaluation.actors import check_compatible
 from robopolicy.nets.normalizer import Normalizer
-from robopolicy.policies import make_policy
 from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.registry import make_policy
 from robopolicy.schema import to_plain
 from robopolicy.sim.contract import SimSpec
 from robopolicy.text.imitation import TextSFT
@@ -49,7 +49,7 @@ def learner(
         UserError: They do not fit each other.
     """
     name, algorithm_config = section("algorithm", config.algorithm)
-    experience = ALGORITHMS[name][1].experience
+    experience = ALGORITHMS[name].experience
     checkpoint = start or (Path(config.init_from) if config.init_from else None)
     if checkpoint is not None:
         policy = load_policy(checkpoint, device)[0].train()
@@ -65,7 +65,7 @@ def learner(
             check_compatible(policy.spec, sim)
     else:
         policy = _new_policy(config, episodes, sim, device, bounds=experience != "dataset")
-    if sim is not None and ALGORITHMS[name][1].needs_bounds:
+    if sim is not None and ALGORITHMS[name].needs_bounds:
         _check_bounds(policy, sim, name)
     updates = _total_updates(config, algorithm_config, experience)
     if any(entry.name == "seed" for entry in fields(algorithm_config)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from robopolicy.algorithms import ALGORITHMS
+from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.device import usable_device
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX, STOCK_PREFIX
 from robopolicy.sim.contract import SimSpec, TensorSpec
@@ -28,7 +28,7 @@ def rehearse(config: TrainConfig) -> None:
         UserError: The run cannot be built.
     """
     device = usable_device(config.device)
-    if issubclass(ALGORITHMS[str(config.algorithm["name"])][1], TextLearner):
+    if issubclass(ALGORITHMS[str(config.algorithm["name"])], TextLearner):
         return
     episodes = episodes_of(config.dataset) if config.dataset else None
     sim = None if config.init_from or episodes is not None else stand_in(config.task)

@@ -21,7 +21,6 @@ import torch
 from safetensors.torch import load, save
 
 from robopolicy.core.decisions import Decisions
-from robopolicy.extensions import load_extensions
 from robopolicy.extras import need
 from robopolicy.policies.registry import POLICIES
 from robopolicy.samplers.attempts import from_plain, to_plain
@@ -59,8 +58,7 @@ class Player:
     """Lives in the other process."""
 
     def __init__(self, role: Role) -> None:
-        load_extensions()
-        policy = POLICIES[role.policy][1](role.config, role.spec)
+        policy = POLICIES[role.policy](role.config, role.spec)
         sim = make_sim(role.task, SimOptions(num_envs=1))
         assert isinstance(sim, TextSim) and isinstance(policy, TextPolicy)
         self.world = make_world(policy, sim.task, torch.Generator().manual_seed(role.seed))

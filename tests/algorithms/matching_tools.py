@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms import ALGORITHMS
 from robopolicy.algorithms.frames.matching import StoredPoints
 from robopolicy.algorithms.frames.on_policy import Rows, rows_with_advantages
+from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.critics.value import ValueConfig
 from robopolicy.data.rollout import Rollout
-from robopolicy.policies import POLICIES, make_policy
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.registry import POLICIES, make_policy
 from robopolicy.samplers.rollout import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
@@ -30,7 +30,7 @@ BARE: dict[str, Any] = {"normalization": "identity", "action_normalization": "id
 
 def head(name: str = "flow", spec: PolicySpec = SPEC, seed: int = 0, **config: Any) -> Any:
     torch.manual_seed(seed)
-    policy = make_policy(name, POLICIES[name][0](**({"hidden": (32, 32), "steps": 4} | config)), spec)
+    policy = make_policy(name, POLICIES[name].config_class(**({"hidden": (32, 32), "steps": 4} | config)), spec)
     running = config.get("normalization") == "running"
     action = {} if config.get("action_normalization") == "identity" else {"action": ACTION}
     policy.fit_normalizer(action if running else {"state": STATE, **action})
@@ -40,7 +40,8 @@ def head(name: str = "flow", spec: PolicySpec = SPEC, seed: int = 0, **config: A
 def tuner(name: str, policy: Policy | None = None, *, updates: int = 20, **config: Any) -> Any:
     policy = head() if policy is None else policy
     settings = {"batch_size": 64, "critic": ValueConfig(hidden=(8,))} | config
-    config_class, algorithm_class = ALGORITHMS[name]
+    algorithm_class = ALGORITHMS[name]
+    config_class = algorithm_class.config_class
     algorithm: Any = algorithm_class
     return algorithm(config_class(**settings), policy, total_updates=updates)
 

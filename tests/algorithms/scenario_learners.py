@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from robopolicy.algorithms import ALGORITHMS
+from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.contract import SimSpec
@@ -26,5 +26,6 @@ def small_policy(sim: SimSpec, **settings: Any) -> GaussianPolicy:
 
 
 def learner(name: str, sim: SimSpec, **settings: Any) -> Any:
-    config, algorithm = ALGORITHMS[name]
+    algorithm = ALGORITHMS[name]
+    config = algorithm.config_class
     return algorithm(config(**settings), small_policy(sim), total_updates=100)

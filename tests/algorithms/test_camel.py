@@ -10,9 +10,9 @@ import torch
 from chunk_bandit import SMALL, assert_resumes, batch, flow, gaussian
 from torch import Tensor
 
-from robopolicy.algorithms import ALGORITHMS, make_algorithm
 from robopolicy.algorithms.camel_sac import CAMELSAC, CAMELSACConfig
 from robopolicy.algorithms.frames.masked_play import MaskConfig
+from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
 from robopolicy.data.replay import Replay
 from robopolicy.errors import UserError
 from robopolicy.nets.normalizer import make_normalizer
@@ -41,7 +41,7 @@ def learner(name: str, seed: int = 0, mask: MaskConfig | None = None, **config: 
     settings = {"critic": SMALL, "batch_size": 64, "lr": 3e-3, "critic_lr": 3e-3, "tau": 0.05} | config
     if name in BANDS:
         settings["mask"] = mask or MaskConfig("lean", width=0.2)
-    return make_algorithm(name, ALGORITHMS[name][0](**settings), gaussian(), total_updates=100)
+    return make_algorithm(name, ALGORITHMS[name].config_class(**settings), gaussian(), total_updates=100)
 
 
 def played() -> Any:

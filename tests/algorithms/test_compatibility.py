@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from docs.compatibility import ALLOWED, HEADS, Outcome, try_pair, workplace
-from robopolicy.algorithms import ALGORITHMS
+from robopolicy.algorithms.registry import ALGORITHMS
 
 PACKAGES = {"dcg_map_elites": "ribs", "ts_ddr": "clarabel"}  # of optional extras
 

@@ -19,7 +19,6 @@ from robopolicy.data.chunks import ChunkBatch
 from robopolicy.data.collect import collect
 from robopolicy.data.lerobot import LeRobotWriter
 from robopolicy.errors import UserError
-from robopolicy.policies import POLICIES
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.consistency import ConsistencyPolicy
 from robopolicy.policies.heads.edm import preconditioning
@@ -27,6 +26,7 @@ from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.noise import RowStreams
 from robopolicy.policies.ode import ode_solve, ode_step
+from robopolicy.policies.registry import POLICIES
 from robopolicy.policies.schedules import karras_sigmas
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
@@ -78,7 +78,8 @@ def draws(rows: int, seed: int | None = None) -> ChunkBatch:
 
 def teacher(name: str = "flow", **settings: Any) -> GenerativePolicy:
     torch.manual_seed(0)
-    config_class, policy_class = POLICIES[name]
+    policy_class = POLICIES[name]
+    config_class = policy_class.config_class
     policy = policy_class(config_class(hidden=(16,), **settings), CHUNK)  # type: ignore[call-arg]
     policy.fit_normalizer(
         {"state": {"min": [-1.0] * 3, "max": [2.0] * 3}, "action": {"min": [-2.0] * 2, "max": [1, 3]}}
@@ -295,7 +296,8 @@ def test_what_is_deployed_survives_a_checkpoint(algorithm: str, tmp_path: Path) 
 
 
 def test_policies_that_cannot_teach_or_be_straightened_are_refused() -> None:
-    config_class, policy_class = POLICIES["gaussian"]
+    policy_class = POLICIES["gaussian"]
+    config_class = policy_class.config_class
     gaussian = policy_class(config_class(), CHUNK)  # type: ignore[call-arg]
     for policy in (gaussian, teacher("consistency")):
         with pytest.raises(UserError, match=f"flow, diffusion or edm policy as teacher, got '{policy.name}'"):

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
-from robopolicy.policies import make_policy
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.chains.stochastic_flow import NoiseConfig, StochasticFlow
 from robopolicy.policies.heads.meanflow import MeanFlowConfig
 from robopolicy.policies.heads.shortcut import ShortcutConfig
+from robopolicy.policies.registry import make_policy
 from robopolicy.samplers.rollout import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms import ALGORITHMS, make_algorithm
 from robopolicy.algorithms.frames.on_policy import ReturnScale, Rows
+from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
 from robopolicy.critics.value import ValueConfig
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
@@ -32,7 +32,7 @@ CLIPS = {"reinflow": 0.01, "policyflow": 0.2, "flow_grpo": 0.005, "flow_sde": 0.
 def tuner(name: str, *, updates: int = 20, **config: Any) -> Any:
     policy = tools.diffusion_head() if name == "dppo" else tools.flow_head()
     settings = SURROGATE_ALONE[name] | config
-    return make_algorithm(name, ALGORITHMS[name][0](**settings), policy, total_updates=updates)
+    return make_algorithm(name, ALGORITHMS[name].config_class(**settings), policy, total_updates=updates)
 
 
 def observations(rows: int = ROWS) -> Observation:
@@ -52,7 +52,7 @@ def test_a_critic_that_normalises_as_the_policy_takes_its_statistics(name: str) 
     policy = (tools.diffusion_head if name == "dppo" else tools.flow_head)(normalization="minmax")
     with torch.no_grad():
         policy.encoder.normalizer.offset.copy_(torch.arange(6.0))
-    config = ALGORITHMS[name][0]
+    config = ALGORITHMS[name].config_class
     algorithm: Any = make_algorithm(name, config(critic=ValueConfig(normalization="minmax")), policy, total_updates=9)
     assert torch.equal(algorithm.critic.encoder.normalizer.offset, torch.arange(6.0))
     assert bool(algorithm.critic.encoder.normalizer.fitted) and float(algorithm.critic.encoder.normalizer.scale[0]) == 2
@@ -64,7 +64,7 @@ def test_a_critic_that_normalises_as_the_policy_takes_its_statistics(name: str) 
 @pytest.mark.parametrize("name", ["reinflow", "dppo", "fpo", "ac_flow"])
 def test_an_unknown_discount_unit_is_refused_at_once(name: str) -> None:
     with pytest.raises(UserError, match="discount unit 'steps'"):
-        ALGORITHMS[name][0](discount_unit="steps")
+        ALGORITHMS[name].config_class(discount_unit="steps")
 
 
 def signs() -> Tensor:

@@ -11,10 +11,10 @@ import torch
 from chunk_bandit import SPEC, batch, first_actions, gaussian, seeded, shifted
 from torch import Tensor, nn
 
-from robopolicy.algorithms import make_algorithm
 from robopolicy.algorithms.dsac_t import DSACT, DSACTConfig, Spread, distribution_loss
 from robopolicy.algorithms.frames.soft import actor_loss
 from robopolicy.algorithms.mdpo_off import MDPOOff, MDPOOffConfig
+from robopolicy.algorithms.registry import make_algorithm
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.algorithms.stac import FLOOR, STAC, STACConfig, likelihood_loss
 from robopolicy.critics.gaussian import GaussianQ

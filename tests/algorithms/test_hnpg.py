@@ -11,9 +11,9 @@ import pytest
 import torch
 from lock import LockSim, dataset, rows
 
-from robopolicy.algorithms import make_algorithm
 from robopolicy.algorithms.hnpg import HNPG, HNPGConfig
 from robopolicy.algorithms.ppo import PPOConfig
+from robopolicy.algorithms.registry import make_algorithm
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.replay import Replay
 from robopolicy.data.rollout import HybridRollout

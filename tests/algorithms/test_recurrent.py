@@ -11,22 +11,22 @@ import torch
 from cue import BEST, LENGTH, CueSim
 from torch import Tensor
 
-from robopolicy.algorithms import make_algorithm
 from robopolicy.algorithms.bpo import BPOConfig
 from robopolicy.algorithms.frames.on_policy import sequences
 from robopolicy.algorithms.mdpo import MDPOConfig
 from robopolicy.algorithms.npg_igt import NPGIGTConfig
 from robopolicy.algorithms.ppo import PPOConfig
 from robopolicy.algorithms.props import PROPSConfig
+from robopolicy.algorithms.registry import make_algorithm
 from robopolicy.critics.value import ValueConfig
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.nets.recurrent import RecurrentCell, RecurrentConfig
-from robopolicy.policies import make_policy
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.autoregressive import AutoregressiveConfig
 from robopolicy.policies.heads.gaussian import GaussianConfig
 from robopolicy.policies.heads.mixture import MixtureConfig
+from robopolicy.policies.registry import make_policy
 from robopolicy.samplers.rollout import RolloutSampler
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.chunk import ChunkedSim

@@ -24,12 +24,12 @@ from chunk_bandit import (
 from torch import Tensor, nn
 from value_learners import MAKERS, peak, same, snapshot
 
-from robopolicy.algorithms import make_algorithm
 from robopolicy.algorithms.expo import EXPOConfig
 from robopolicy.algorithms.frames.offline_critic import ConservativeConfig, ImplicitConfig
 from robopolicy.algorithms.idql import IDQLConfig
 from robopolicy.algorithms.iql import IQLConfig
 from robopolicy.algorithms.pa_rl import PARLConfig
+from robopolicy.algorithms.registry import make_algorithm
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy
 from robopolicy.policies.heads.autoregressive import AutoregressiveConfig, AutoregressivePolicy

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from robopolicy.cli.main import main
-from robopolicy.policies import POLICIES
 from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.registry import POLICIES
 from robopolicy.training.checkpoint import save_checkpoint
 
 TASK = "toy/point_mass"
@@ -18,7 +18,8 @@ TASK = "toy/point_mass"
 @pytest.fixture
 def make_checkpoint(tmp_path):
     def make(name, task=TASK, state=6):
-        config_class, policy_class = POLICIES["gaussian"]
+        policy_class = POLICIES["gaussian"]
+        config_class = policy_class.config_class
         policy = policy_class(config_class(), PolicySpec({"state": (state,)}, 2))
         seen = {"state": torch.randn(4, 1, state)}
         policy.encoder.normalizer.update(seen["state"][:, 0])

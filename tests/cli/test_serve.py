@@ -21,9 +21,9 @@ from robopolicy.cli.main import main, parse
 from robopolicy.deploy.bundle import MANIFEST
 from robopolicy.deploy.client import ServerSource
 from robopolicy.deploy.wire import TOKEN, Greeting
-from robopolicy.policies import POLICIES
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.registry import POLICIES
 from robopolicy.training.checkpoint import save_checkpoint
 
 pytest.importorskip("msgpack", reason="needs robopolicy[remote]")
@@ -33,7 +33,8 @@ SPEC = PolicySpec({"state": (6,)}, 2)
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    config_class, policy_class = POLICIES["gaussian"]
+    policy_class = POLICIES["gaussian"]
+    config_class = policy_class.config_class
     policy = policy_class(config_class(), SPEC)
     seen = {"state": torch.randn(4, 1, 6)}
     policy.encoder.normalizer.update(seen["state"][:, 0])

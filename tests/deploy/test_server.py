@@ -25,8 +25,8 @@ from robopolicy.errors import UserError
 from robopolicy.interop.remote import open_remote
 from robopolicy.interop.served import ServedPolicy
 from robopolicy.nets.recurrent import RecurrentConfig
-from robopolicy.policies import POLICIES
 from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.registry import POLICIES
 
 pytest.importorskip("msgpack", reason="needs robopolicy[remote]")
 pytest.importorskip("websockets", reason="needs robopolicy[remote]")
@@ -35,7 +35,8 @@ NOISE = np.random.default_rng(0).normal(size=(1, 4, 2)).astype(np.float32)
 
 
 def flow() -> Any:
-    config_class, policy_class = POLICIES["flow"]
+    policy_class = POLICIES["flow"]
+    config_class = policy_class.config_class
     policy = policy_class(config_class(), SPEC)
     policy.fit_normalizer(
         {key: {"min": -torch.ones(n), "max": torch.ones(n)} for key, n in (("state", 6), ("action", 2))}
@@ -238,7 +239,8 @@ def test_a_policy_that_cannot_answer_never_listens() -> None:
 
     with pytest.raises(UserError, match=r"returned shape \(1, 3, 2\)"), running(Broken()):
         pass
-    config_class, policy_class = POLICIES["gaussian"]
+    policy_class = POLICIES["gaussian"]
+    config_class = policy_class.config_class
     recurrent = policy_class(config_class(recurrent=RecurrentConfig(kind="gru")), SPEC)
     with pytest.raises(UserError, match="recurrent policy cannot be served"):
         ServedPolicy(recurrent)

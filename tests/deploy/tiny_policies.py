@@ -11,9 +11,9 @@ from torch import Tensor
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.nets.recurrent import RecurrentConfig
 from robopolicy.nets.vision import VisionConfig
-from robopolicy.policies import POLICIES
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.composition.operators import And, Or
+from robopolicy.policies.registry import POLICIES
 from robopolicy.policies.wrappers.callable import CallablePolicy
 from robopolicy.policies.wrappers.composed import compose
 from robopolicy.policies.wrappers.corrected import Correction, DataModel, DataModelConfig, correct
@@ -38,7 +38,8 @@ TRANSFORMER: dict[str, Any] = {"transformer_width": 8, "transformer_layers": 1, 
 
 def head(kind: str, spec: PolicySpec = SPEC, **settings: Any) -> Any:
     """An untrained head with fitted normalisers."""
-    config_class, policy_class = POLICIES[kind]
+    policy_class = POLICIES[kind]
+    config_class = policy_class.config_class
     policy = policy_class(config_class(**settings), spec)  # type: ignore[call-arg]
     policy.fit_normalizer(STATISTICS)
     return policy.eval()

@@ -12,8 +12,8 @@ from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import RandomActor
 from robopolicy.evaluation.harness import evaluate, play
 from robopolicy.evaluation.result import EvalResult
-from robopolicy.policies import POLICIES
 from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.registry import POLICIES
 from robopolicy.sim.registry import SimOptions, make_sim
 
 
@@ -42,7 +42,8 @@ def test_result_is_bitwise_the_same_with_1_7_and_64_environments(make_sim, make_
 def test_mujoco_episodes_are_bitwise_the_same_with_1_7_and_64_environments(task, name, chunk):
     sims = [make_sim(task, SimOptions(num_envs=n, threads=1)) for n in (1, 7, 64)]
     observation = {key: tuple(spec.shape) for key, spec in sims[0].spec.observation.items()}
-    config_class, policy_class = POLICIES[name]
+    policy_class = POLICIES[name]
+    config_class = policy_class.config_class
     torch.manual_seed(0)
     policy = policy_class(config_class(), PolicySpec(observation, sims[0].spec.action_dim, *chunk))
     one, seven, many = (evaluate(policy, sim, episodes=10, seed=100) for sim in sims)

@@ -14,9 +14,9 @@ from robopolicy.errors import UserError
 from robopolicy.evaluation import latency
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.latency import ContinuingActor, LateActor, latency_curve, latency_facts, latency_table
-from robopolicy.policies import POLICIES
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.noise import Randomness
+from robopolicy.policies.registry import POLICIES
 from robopolicy.sim.contract import SimSpec, Step, TensorSpec, VectorSim
 
 DT, RATE, LAG = 0.02, 1.5, 0.04  # [s], [rad/s], [s] time constant of the joint
@@ -160,7 +160,8 @@ def test_what_makes_no_sense_is_refused(latencies, join, message) -> None:
 
 
 def test_real_time_chunks_begin_as_the_last_ones_go_on_for_any_number_of_environments(make_sim) -> None:
-    config_class, policy_class = POLICIES["flow"]
+    policy_class = POLICIES["flow"]
+    config_class = policy_class.config_class
     policy = policy_class(config_class(), PolicySpec({"state": (7,)}, 3, horizon=8, execute=4))
     policy.fit_normalizer({k: {"min": -torch.ones(n), "max": torch.ones(n)} for k, n in (("state", 7), ("action", 3))})
     found = []

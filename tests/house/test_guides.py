@@ -8,10 +8,10 @@ from unittest.mock import patch
 import pytest
 from source_tree import ROOT, project_files, python_files, read
 
-from robopolicy.algorithms import ALGORITHMS
+from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.cli.main import parse
 from robopolicy.errors import UserError
-from robopolicy.policies import POLICIES
+from robopolicy.policies.registry import POLICIES
 from robopolicy.training.compose import compose_config
 from robopolicy.training.sweep import combinations
 
@@ -35,7 +35,7 @@ def commands(start: str) -> list[tuple[Path, list[str]]]:
 @pytest.mark.parametrize("page", [page for page in PAGES if "```python" in read(page)], ids=str)
 def test_python_blocks_run(page):
     scope: dict[str, object] = {}
-    with patch.dict(ALGORITHMS), patch.dict(POLICIES):  # a guide adds to them
+    with patch.dict(ALGORITHMS._rows), patch.dict(POLICIES._rows):  # a guide adds to them
         for block in re.findall(r"```python\n(.*?)```", read(page), re.S):
             exec(compile(block, str(page), "exec"), scope)
 

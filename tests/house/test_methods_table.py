@@ -15,8 +15,8 @@ from docs.algorithm_sections import PREPARATIONS, AlgorithmRow
 from docs.compatibility import ALLOWED, HEADS
 from docs.generate_methods import PAGE, STATUSES, load, render
 from docs.measured import measured, recipes_measured
-from robopolicy.algorithms import ALGORITHMS
 from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.cli.main import parse as parse_command
 from robopolicy.training.compose import compose_config
 
@@ -114,7 +114,7 @@ def test_algorithm_rows_are_filled_in():
 
 def dataset_use(algorithm: str) -> tuple[bool, bool]:
     """Whether an algorithm needs a dataset, and whether it accepts one."""
-    kind = ALGORITHMS[algorithm][1]
+    kind = ALGORITHMS[algorithm]
     if issubclass(kind, OffPolicy):
         return kind.needs_dataset, not kind.decisions_only
     needs = kind.experience == "dataset" or kind.needs_dataset

@@ -7,13 +7,16 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 
-from robopolicy.algorithms import ALGORITHMS
+from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.errors import UserError
 from robopolicy.limits import Range, Ranged, UpTo
-from robopolicy.policies import POLICIES
+from robopolicy.policies.registry import POLICIES
 from robopolicy.training.config import TrainConfig
 
-CONFIGS = {"a run": TrainConfig, **{name: config for name, (config, _) in (ALGORITHMS | POLICIES).items()}}
+CONFIGS = {
+    "a run": TrainConfig,
+    **{name: registry[name].config_class for registry in (ALGORITHMS, POLICIES) for name in registry},
+}
 
 
 def unranged(hint: object, where: str) -> list[str]:

@@ -9,15 +9,16 @@ import torch
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import PolicyActor
 from robopolicy.interop.checkpoint_source import CheckpointSource
-from robopolicy.policies import POLICIES
 from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.registry import POLICIES
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 
 
 def build(name: str, **settings) -> CheckpointSource:
     torch.manual_seed(0)
-    config, kind = POLICIES[name]
+    kind = POLICIES[name]
+    config = kind.config_class
     spec = PolicySpec({"state": (6,)}, 2, horizon=4, execute=2, obs_horizon=2)
     return CheckpointSource(kind(config(**settings), spec))
 
@@ -57,7 +58,7 @@ def test_what_does_not_fit_is_refused():
             source.chunk(obs)
     with pytest.raises(UserError, match="'state' is not finite"):
         source.chunk({"state": np.full((2, 6), np.nan, np.float32)})
-    seeing = POLICIES["flow"][1](POLICIES["flow"][0](), PolicySpec({"image.a": (3, 24, 24)}, 1, 2))
+    seeing = POLICIES["flow"](POLICIES["flow"].config_class(), PolicySpec({"image.a": (3, 24, 24)}, 1, 2))
     with pytest.raises(UserError, match=r"'image.a' in uint8, found float32"):
         CheckpointSource(seeing).chunk({"image.a": np.zeros((1, 3, 24, 24), np.float32)})
     with pytest.raises(UserError, match="cannot continue"):

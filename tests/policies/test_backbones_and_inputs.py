@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from robopolicy.nets.backbone import BACKBONES, BackboneConfig
 from robopolicy.nets.encoder import EmbeddingConfig, ObservationEncoder, without_embeddings
 from robopolicy.nets.vision import VisionConfig
-from robopolicy.policies import POLICIES, make_policy
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.heads.explicit import ExplicitPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
+from robopolicy.policies.registry import POLICIES, make_policy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 SHAPES = {
@@ -49,7 +49,8 @@ CAMERAS = {
 
 
 def heads() -> Iterator[tuple[str, str]]:
-    for name, (config, policy) in sorted(POLICIES.items()):
+    for name, policy in POLICIES.items():
+        config = policy.config_class
         if issubclass(policy, ExplicitPolicy | GenerativePolicy):
             backbones = BACKBONES if issubclass(config, BackboneConfig) else ("its own",)
             yield from ((name, backbone) for backbone in backbones)
@@ -60,7 +61,7 @@ every_head = pytest.mark.parametrize(("name", "backbone"), list(heads()))
 
 def make(name: str, backbone: str, camera: str = "resnet", spec: PolicySpec = SPEC, **settings: Any) -> Policy:
     torch.manual_seed(0)
-    config_class = POLICIES[name][0]
+    config_class = POLICIES[name].config_class
     names = {entry.name for entry in fields(config_class)}
     chosen = {key: value for key, value in (SMALL | {"backbone": backbone}).items() if key in names}
     config = config_class(vision=CAMERAS[camera], **(chosen | settings))

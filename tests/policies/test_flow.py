@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
-from robopolicy.policies import make_policy
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.generative import TIME_LAWS
+from robopolicy.policies.registry import make_policy
 
 SPEC = PolicySpec({"state": (1,)}, action_dim=1)
 RAW = {"normalization": "identity", "action_normalization": "identity", "action_clip": 0.0}

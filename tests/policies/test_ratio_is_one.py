@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from robopolicy.nets.vision import VisionConfig
-from robopolicy.policies import make_policy
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.chains.stochastic_flow import NoiseConfig, StochasticFlow
 from robopolicy.policies.heads.autoregressive import AutoregressiveConfig, AutoregressivePolicy
@@ -20,6 +19,7 @@ from robopolicy.policies.heads.mixture import MixtureConfig, MixturePolicy
 from robopolicy.policies.heads.sequence import SequenceConfig, SequencePolicy
 from robopolicy.policies.heads.shortcut import ShortcutConfig, ShortcutPolicy
 from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.registry import make_policy
 
 STATE = PolicySpec({"state": (7,)}, action_dim=2, horizon=5, execute=3, obs_horizon=2)
 SMALL = {"hidden": (32, 32), "unet_channels": (8, 16), "transformer_width": 16, "transformer_layers": 1}

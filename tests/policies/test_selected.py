@@ -13,11 +13,11 @@ from torch import Tensor
 
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError
-from robopolicy.policies import POLICIES, make_policy
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.noise import RowStreams, repeated
+from robopolicy.policies.registry import POLICIES, make_policy
 from robopolicy.policies.wrappers.edited import EditConfig, EditedConfig, EditedPolicy, EditNet, edit_samples
 from robopolicy.policies.wrappers.optimized import OptimizedConfig, OptimizedPolicy, ascend, optimize
 from robopolicy.policies.wrappers.selected import Candidates, SelectedConfig, SelectedPolicy, draw_index, select
@@ -52,7 +52,7 @@ SMALL = {"hidden": (16, 16), "transformer_width": 16, "transformer_layers": 1}
 @pytest.mark.parametrize("name", SAMPLED)
 def test_candidates_are_what_act_draws_and_observations_are_encoded_once(name: str) -> None:
     torch.manual_seed(0)
-    config_class = POLICIES[name][0]
+    config_class = POLICIES[name].config_class
     settings = {key: value for key, value in SMALL.items() if key in {field.name for field in fields(config_class)}}
     policy: Any = make_policy(name, config_class(**settings), SPEC)
     policy.fit_normalizer({"state": STATE, "action": ACTION})

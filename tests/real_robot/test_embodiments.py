@@ -21,8 +21,8 @@ from robopolicy.evaluation.harness import evaluate
 from robopolicy.interop.checkpoint_source import CheckpointSource
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.nets.vision import VisionConfig
-from robopolicy.policies import POLICIES
 from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.registry import POLICIES
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy_robots import deploy_verb
 from robopolicy_robots.embodiment import picture
@@ -58,7 +58,8 @@ class Logged(CheckpointSource):
 def untrained(spec: PolicySpec, **settings: Any) -> Policy:
     """A flow with noise of its own in raw units."""
     torch.manual_seed(0)
-    kind, policy = POLICIES["flow"]
+    policy = POLICIES["flow"]
+    kind = policy.config_class
     raw = {"normalization": "identity", "action_normalization": "identity", "hidden": (16,), "steps": 2}
     made: Any = policy(kind(**(raw | settings)), spec)  # type: ignore[call-arg]
     for part in made.modules():

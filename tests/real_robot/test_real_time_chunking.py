@@ -16,8 +16,8 @@ from scripted import NAMES, ScriptedLift, lift_chunk
 
 from robopolicy.cli import main as cli
 from robopolicy.deploy.bundle import open_bundle
-from robopolicy.policies import POLICIES
 from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.registry import POLICIES
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy_robots import deploy_verb
@@ -42,7 +42,8 @@ def train(folder: Path) -> None:
     """A small flow policy, trained for a few seconds."""
     torch.manual_seed(0)
     seen, played = map(torch.from_numpy, demonstrations())
-    kind, policy_class = POLICIES["flow"]
+    policy_class = POLICIES["flow"]
+    kind = policy_class.config_class
     policy: Any = policy_class(kind(hidden=(64, 64), steps=4), SPEC)  # type: ignore[call-arg]
     rows = {"state": seen, "action": played.reshape(-1, 5)}
     policy.fit_normalizer(

@@ -141,7 +141,10 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_registering_imports_no_package() -> None:
-    code = "import sys, robopolicy_tasks; robopolicy_tasks.register_tasks(); print({'metaworld', 'ogbench', 'mujoco'} & set(sys.modules))"
+    code = (
+        "import sys, robopolicy_tasks; robopolicy_tasks.register_tasks(); "
+        "print({'metaworld', 'ogbench', 'mujoco'} & set(sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 

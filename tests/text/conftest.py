@@ -11,7 +11,7 @@ from text_forms import CHAT, SPEC
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedTokenizerFast
 
-from robopolicy.text import TextConfig, TextPolicy
+from robopolicy.text.policy import TextConfig, TextPolicy
 
 
 @pytest.fixture

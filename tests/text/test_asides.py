@@ -18,7 +18,6 @@ from robopolicy.errors import UserError
 from robopolicy.samplers.protocols import Task
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text import TextConfig, TextPolicy
 from robopolicy.text.asides import (
     BETA,
     ROLLOUTS,
@@ -32,6 +31,7 @@ from robopolicy.text.asides import (
     moments_of,
 )
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Episode, Question, TextTask, Turn
 from robopolicy.text.world import TextWorld, score

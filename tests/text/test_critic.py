@@ -11,9 +11,9 @@ from robopolicy.core.recipe import Recipe
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text import TextConfig, TextPolicy
 from robopolicy.text.critic import ValueHead, score_with_value
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.sim import TextSim
 from robopolicy.text.world import score
 from robopolicy.training.attempt_sources import AttemptSource

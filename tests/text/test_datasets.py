@@ -12,10 +12,11 @@ from robopolicy.cli.main import main
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import PolicySpec
-from robopolicy.text import DiffusionTextConfig, DiffusionTextPolicy, TextConfig, TextPolicy
 from robopolicy.text.datasets import read_demonstrations, read_offline, read_pairs, read_rows
+from robopolicy.text.diffusion import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.text.imitation import TextSFT, TextSFTConfig
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.sim import TextSim
 from robopolicy.text.wire import unpack
 from robopolicy.training.checkpoint import load_policy

@@ -12,9 +12,9 @@ from robopolicy.core.ratios import importance_weight
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text import TextConfig, TextPolicy
 from robopolicy.text.engines import ENGINES, VLLM, corrected
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.sim import TextSim
 from robopolicy.training.attempt_sources import AttemptSource
 from robopolicy_tasks.text.arithmetic import Arithmetic

@@ -6,8 +6,8 @@ import torch
 
 from robopolicy.cli.main import main
 from robopolicy.spec import PolicySpec
-from robopolicy.text import TextConfig, TextPolicy
 from robopolicy.text.evaluation import Sampled, powers, sample_attempts
+from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.wire import pack
 from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy_tasks.text.arithmetic import Arithmetic

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from robopolicy.policies.noise import RowStreams
-from robopolicy.text import TextConfig, TextPolicy
+from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.wire import pack
 
 PROMPTS = ("1+1=", "a much longer prompt than the first one", "x")

@@ -10,10 +10,10 @@ from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.samplers.protocols import Task
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy.text import TextConfig, TextPolicy
 from robopolicy.text.diffusion import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.text.judge import Judge
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.task import Inquiry
 from robopolicy.text.world import TextWorld
 from robopolicy.training.text_sources import text_source

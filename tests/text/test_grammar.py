@@ -7,9 +7,9 @@ from robopolicy.errors import UserError
 from robopolicy.samplers.protocols import Task
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text import TextConfig, TextPolicy
 from robopolicy.text.grammar import Grammar
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Question, TextTask
 from robopolicy.text.tokenizers import ByteTokenizer

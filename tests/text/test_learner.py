@@ -14,8 +14,8 @@ from robopolicy.core.surrogates import SURROGATES
 from robopolicy.samplers.protocols import POLICY, REPLAYED, TEACHER, Task
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text import TextConfig, TextPolicy
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Question, TextTask
 from robopolicy.text.world import TextWorld, score

@@ -7,7 +7,7 @@ import torch
 from robopolicy.samplers.protocols import Task
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import PolicySpec
-from robopolicy.text import TextConfig, TextPolicy
+from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.wire import pack
 from robopolicy.text.world import TextWorld
 from robopolicy.training.text_sources import conversations

@@ -55,7 +55,7 @@ def test_demonstrations_succeed(name):
 def test_a_text_policy_is_evaluated_like_any_other(policy):
     sim = make_sim("text/grid", SimOptions(num_envs=3))
     from robopolicy.spec import PolicySpec
-    from robopolicy.text import TextConfig, TextPolicy
+    from robopolicy.text.policy import TextConfig, TextPolicy
 
     walker = TextPolicy(TextConfig(width=16, layers=1, heads=1), PolicySpec({"text": (96,)}, 3))
     few = evaluate(walker, sim, episodes=5, deterministic=False)

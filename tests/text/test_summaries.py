@@ -9,8 +9,9 @@ from robopolicy.core.decisions import Decisions
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text import DiffusionTextConfig, DiffusionTextPolicy, TextConfig, TextPolicy
+from robopolicy.text.diffusion import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.sim import TextSim
 from robopolicy.text.summaries import (
     attention,

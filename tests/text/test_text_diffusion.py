@@ -14,7 +14,7 @@ from robopolicy.samplers.protocols import Inpainting, Task
 from robopolicy.samplers.topologies import Flat
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text import DiffusionTextConfig, DiffusionTextPolicy
+from robopolicy.text.diffusion import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Question, TextTask

@@ -11,8 +11,8 @@ from robopolicy.errors import UserError
 from robopolicy.samplers.collector import DEFAULTS, OF_LEARNERS
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text import TextConfig, TextPolicy
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.sim import TextSim
 from robopolicy.text.views import Views
 from robopolicy.text.world import score

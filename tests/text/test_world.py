@@ -25,9 +25,9 @@ from robopolicy.samplers.protocols import (
 )
 from robopolicy.samplers.topologies import Flat, Segments
 from robopolicy.spec import PolicySpec
-from robopolicy.text import TextConfig, TextPolicy
 from robopolicy.text.asides import to_come
 from robopolicy.text.datasets import PromptTask
+from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.task import Episode, Question, TextTask, Turn
 from robopolicy.text.wire import shortened
 from robopolicy.text.world import TextWorld, score

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from robopolicy.algorithms import ALGORITHMS
+from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.errors import UserError
-from robopolicy.policies import POLICIES
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.registry import POLICIES
 from robopolicy.sim.registry import task_names
 from robopolicy.training import build as build_module
 from robopolicy.training.build import build, complete
@@ -21,8 +21,8 @@ from robopolicy.training.config import BudgetConfig, TrainConfig, section
 def test_defaults_are_those_of_the_dataclasses():
     config = compose_config()
     assert (config.policy["name"], config.algorithm["name"]) == ("flow", "bc")
-    assert section("policy", config.policy) == ("flow", POLICIES["flow"][0]())
-    assert section("algorithm", config.algorithm) == ("bc", ALGORITHMS["bc"][0]())
+    assert section("policy", config.policy) == ("flow", POLICIES["flow"].config_class())
+    assert section("algorithm", config.algorithm) == ("bc", ALGORITHMS["bc"].config_class())
     assert config.sim == TrainConfig().sim
 
 
@@ -31,7 +31,7 @@ def test_defaults_are_those_of_the_dataclasses():
 )
 def test_every_policy_and_algorithm_can_be_chosen(group, name):
     config = compose_config([f"{group}={name}"])
-    defaults = {"policy": POLICIES, "algorithm": ALGORITHMS}[group][name][0]()
+    defaults = {"policy": POLICIES, "algorithm": ALGORITHMS}[group][name].config_class()
     assert section(group, getattr(config, group)) == (name, defaults)
 
 

@@ -10,9 +10,9 @@ import torch
 
 from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.data.chunks import ChunkBatch
-from robopolicy.policies import POLICIES
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.registry import POLICIES
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 SPEC = PolicySpec({"state": (6,)}, 2, horizon=4, execute=2, obs_horizon=2)
@@ -30,7 +30,8 @@ heads = pytest.mark.parametrize("head", HEADS)
 
 def make(head: str) -> Policy:
     name, settings = HEADS[head]
-    config_class, policy_class = POLICIES[name]
+    policy_class = POLICIES[name]
+    config_class = policy_class.config_class
     torch.manual_seed(0)
     policy = policy_class(config_class(hidden=(16,), **settings), SPEC)  # type: ignore[call-arg]
     policy.fit_normalizer({key: {"min": [-1.0] * n, "max": [2.0] * n} for key, n in (("state", 6), ("action", 2))})

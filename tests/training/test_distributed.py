@@ -17,14 +17,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import start_processes
 
-from robopolicy.algorithms import ALGORITHMS, make_algorithm
+from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
 from robopolicy.cli.main import main
 from robopolicy.core import ranks
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
-from robopolicy.policies import make_policy
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig
+from robopolicy.policies.registry import make_policy
 from robopolicy.samplers.rollout import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
@@ -49,7 +49,7 @@ CASES = [
 def learner(name: str, settings: dict[str, Any]) -> Any:
     torch.manual_seed(0)
     policy = make_policy("gaussian", GaussianConfig(hidden=(8,)), PolicySpec({"state": (6,)}, action_dim=2))
-    config = ALGORITHMS[name][0](epochs=3, batch_size=16, lr=3e-3, **settings)
+    config = ALGORITHMS[name].config_class(epochs=3, batch_size=16, lr=3e-3, **settings)
     return make_algorithm(name, config, policy, total_updates=4)
 
 
@@ -180,7 +180,7 @@ def test_a_run_of_one_process_is_not_resumed_by_several(monkeypatch, tmp_path: P
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_algorithm_is_shared_out_or_refused(monkeypatch, name: str):
     monkeypatch.setattr("robopolicy.training.distributed.world_size", lambda: 2)
-    learner = ALGORITHMS[name][1]
+    learner = ALGORITHMS[name]
     config = compose_config([*SETTINGS, f"algorithm={name}"])
     if learner.distributed:
         assert learner.experience == "rollout"  # what `SharedRollouts` puts together

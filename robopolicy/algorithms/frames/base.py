@@ -54,7 +54,8 @@ class EpisodeTracker(Protocol):
 class Algorithm(ABC):
     """Base class of every algorithm; constructed as `Algorithm(config, policy, total_updates=n)`."""
 
-    name: ClassVar[str]  # key in `robopolicy.algorithms.ALGORITHMS`
+    name: ClassVar[str]  # key in `ALGORITHMS`
+    config_class: ClassVar[type[Any]]  # frozen dataclass of its settings
     experience: ClassVar[str]  # what `update` wants, see above
     may_fall: ClassVar[bool] = False  # success falls for a while when all is well: a collapse shows at the end only
     distributed: ClassVar[bool] = False  # its updates can be shared by several processes (`training/distributed.py`)

@@ -32,6 +32,7 @@ class LeRobotDiffusion(LeRobotPolicy):
     """A diffusion policy of LeRobot; verbs `act`, `decode` and `field`."""
 
     name: ClassVar[str] = "lerobot_diffusion"
+    config_class = LeRobotConfig
     kinds: ClassVar[dict[str, str]] = {"diffusion": "num_inference_steps"}
     level_times: Tensor  # (T,) linear time of each level
     level_log_snr: Tensor  # (T,) log(signal power / noise power), falling

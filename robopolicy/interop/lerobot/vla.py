@@ -21,6 +21,7 @@ class LeRobotVLA(LeRobotPolicy):
     """A vision-language-action policy of LeRobot; verbs `act` and `decode`."""
 
     name: ClassVar[str] = "lerobot_vla"
+    config_class = LeRobotConfig
     kinds: ClassVar[dict[str, str]] = {
         "smolvla": "num_steps",
         "pi0": "num_inference_steps",

@@ -49,6 +49,7 @@ class AutoregressivePolicy(ExplicitPolicy):
     """One categorical decision per token, T = H * A; verbs `act`, `sample`, `decisions`, `imitation_loss`."""
 
     name: ClassVar[str] = "autoregressive"
+    config_class = AutoregressiveConfig
     config: AutoregressiveConfig
 
     def __init__(self, config: AutoregressiveConfig, spec: PolicySpec) -> None:

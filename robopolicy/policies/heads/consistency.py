@@ -62,6 +62,7 @@ class ConsistencyPolicy(GenerativePolicy):
     """Action chunks of a consistency function."""
 
     name: ClassVar[str] = "consistency"
+    config_class = ConsistencyConfig
     family: ClassVar[str] = "consistency"
     config: ConsistencyConfig
     sigmas: Tensor  # (K + 1,) falling noise levels of the sampler; the last is sigma_min

@@ -78,6 +78,7 @@ class DiffusionPolicy(GenerativePolicy):
     """DDIM or DDPM action chunks."""
 
     name: ClassVar[str] = "diffusion"
+    config_class = DiffusionConfig
     family: ClassVar[str] = "diffusion"
     config: DiffusionConfig
     level_times: Tensor  # (T,) linear time of each level

@@ -63,6 +63,7 @@ class EDMPolicy(GenerativePolicy):
     """Action chunks of a preconditioned denoiser."""
 
     name: ClassVar[str] = "edm"
+    config_class = EDMConfig
     family: ClassVar[str] = "edm"
     config: EDMConfig
     sigmas: Tensor  # (K + 1,) falling noise levels; the last is 0

@@ -36,6 +36,7 @@ class FlowPolicy(GenerativePolicy):
     """Rectified-flow action chunks."""
 
     name: ClassVar[str] = "flow"
+    config_class = FlowConfig
     family: ClassVar[str] = "flow"
     config: FlowConfig
     grid: Tensor

@@ -51,6 +51,7 @@ class GaussianPolicy(ExplicitPolicy):
     """Diagonal Gaussian over the chunk; one decision; verbs `act`, `sample`, `decisions`, `imitation_loss`."""
 
     name: ClassVar[str] = "gaussian"
+    config_class = GaussianConfig
     config: GaussianConfig
 
     def __init__(self, config: GaussianConfig, spec: PolicySpec) -> None:

@@ -62,6 +62,7 @@ class MeanFlowPolicy(AverageVelocityPolicy):
     """Flow with a learned average velocity between any two times."""
 
     name: ClassVar[str] = "meanflow"
+    config_class = MeanFlowConfig
     config: MeanFlowConfig
 
     def times_of(self, t: Tensor, length: Tensor) -> Tensor:

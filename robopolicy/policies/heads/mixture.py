@@ -81,6 +81,7 @@ class MixturePolicy(ExplicitPolicy):
     """Mixture density over the chunk; one decision; verbs `act`, `sample`, `decisions`, `imitation_loss`."""
 
     name: ClassVar[str] = "mixture"
+    config_class = MixtureConfig
     config: MixtureConfig
 
     def __init__(self, config: MixtureConfig, spec: PolicySpec) -> None:

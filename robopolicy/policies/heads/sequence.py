@@ -44,6 +44,7 @@ class SequencePolicy(ExplicitPolicy):
     """One decision, the whole chunk; verbs `act`, `sample`, `decisions`, `imitation_loss`."""
 
     name: ClassVar[str] = "sequence"
+    config_class = SequenceConfig
     config: SequenceConfig
 
     def __init__(self, config: SequenceConfig, spec: PolicySpec) -> None:

@@ -48,6 +48,7 @@ class ShortcutPolicy(AverageVelocityPolicy):
     """Flow with a learned step for every length 1, 1/2, 1/4, ..."""
 
     name: ClassVar[str] = "shortcut"
+    config_class = ShortcutConfig
     config: ShortcutConfig
 
     def times_of(self, t: Tensor, length: Tensor) -> Tensor:

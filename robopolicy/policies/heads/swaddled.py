@@ -37,6 +37,7 @@ class SwaddledPolicy(ExplicitPolicy):
     """Verbs `act`, `sample` (without decisions) and `imitation_loss`."""
 
     name: ClassVar[str] = "swaddled"
+    config_class = SwaddledConfig
     config: SwaddledConfig
 
     def __init__(self, config: SwaddledConfig, spec: PolicySpec) -> None:

@@ -58,6 +58,7 @@ class CallablePolicy(BlackBoxPolicy):
     """A function as a policy."""
 
     name: ClassVar[str] = "callable"
+    config_class = CallableConfig
     config: CallableConfig
 
     def __init__(self, config: CallableConfig, spec: PolicySpec) -> None:

@@ -87,6 +87,7 @@ class ComposedPolicy(Policy):
     """Parents that share one chunk; verbs `act`, `decode` and `field`."""
 
     name: ClassVar[str] = "composed"
+    config_class = ComposedConfig
     plainer: ClassVar[str] = "fine-tune one of its parents, or steer it by dsrl_na or dsrl_sac"
     config: ComposedConfig
     ratio: Tensor  # (M, A) of the units of the readings that play a part, see `alignment.Frame`

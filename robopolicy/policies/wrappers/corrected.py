@@ -166,6 +166,7 @@ class CorrectedPolicy(WrappingPolicy):
     """A frozen policy with corrected actions; verbs `act`, `sample`, and `decode` where the base has it."""
 
     name: ClassVar[str] = "corrected"
+    config_class = CorrectedConfig
 
     def __init__(
         self,

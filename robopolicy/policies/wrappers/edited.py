@@ -93,6 +93,7 @@ class EditedPolicy(SelectedPolicy):
     """Best of samples and edited samples; verbs of `SelectedPolicy`."""
 
     name: ClassVar[str] = "edited"
+    config_class = EditedConfig
     config: EditedConfig
 
     def __init__(

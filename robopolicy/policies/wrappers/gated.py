@@ -45,6 +45,7 @@ class GatedPolicy(ComposedPolicy):
     """`ComposedPolicy` of those parents that its selector chooses."""
 
     name: ClassVar[str] = "gated"
+    config_class = GatedConfig
     config: GatedConfig
 
     def __init__(

@@ -108,6 +108,7 @@ class LatentPolicy(Policy):
     """A base that never changes, played with chosen noise; verbs `act`, `sample`, `decisions`, `decode`."""
 
     name: ClassVar[str] = "latent"
+    config_class = LatentConfig
     plainer: ClassVar[str] = "fine-tune the policy that it steers, or go on steering by dsrl_na or dsrl_sac"
 
     def __init__(self, config: LatentConfig, spec: PolicySpec, base: Policy | None = None) -> None:

@@ -57,7 +57,8 @@ def rebuild(description: Mapping[str, Any]) -> Policy:
         raise UserError("A wrapped policy is described by name, config and spec; build the wrapper from a checkpoint.")
     if description["name"] not in POLICIES:
         raise unknown_name("policy", str(description["name"]), POLICIES)
-    config_class, policy_class = POLICIES[description["name"]]
+    policy_class = POLICIES[description["name"]]
+    config_class = policy_class.config_class
     config = from_plain(config_class, description["config"], f"wrapped policy '{description['name']}'")
     return policy_class(config, PolicySpec.from_dict(description["spec"]))  # type: ignore[call-arg]
 

@@ -71,6 +71,7 @@ class OptimizedPolicy(SelectedPolicy):
     """Best of the improved samples; verbs of `SelectedPolicy`."""
 
     name: ClassVar[str] = "optimized"
+    config_class = OptimizedConfig
     config: OptimizedConfig
 
     @property

@@ -87,6 +87,7 @@ class SelectedPolicy(WrappingPolicy):
     """Best-of-N (or softmax) over samples of `base`; verbs `act`, `sample` and the base's `imitation_loss`."""
 
     name: ClassVar[str] = "selected"
+    config_class = SelectedConfig
     config: SelectedConfig
 
     def __init__(

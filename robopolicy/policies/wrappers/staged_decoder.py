@@ -30,6 +30,7 @@ class StagedDecoder(Policy):
     """The identity, then a head; verbs `act` and `decode`."""
 
     name: ClassVar[str] = "staged_decoder"
+    config_class = StagedDecoderConfig
     identity: Tensor
 
     def __init__(self, config: StagedDecoderConfig, spec: PolicySpec, head: GenerativePolicy | None = None) -> None:

@@ -37,6 +37,7 @@ class StagedDiffusion(Policy):
     """Diffusion heads that take turns along one chain; verbs `act`, `decode` and `field`."""
 
     name: ClassVar[str] = "staged_diffusion"
+    config_class = StagedDiffusionConfig
 
     def __init__(self, config: StagedDiffusionConfig, spec: PolicySpec) -> None:
         super().__init__()

@@ -53,6 +53,7 @@ class TreePolicy(Policy):
     """A behaviour tree; verbs `act`, `sample` and, where it remembers, `remember`."""
 
     name: ClassVar[str] = "tree"
+    config_class = TreeConfig
     config: TreeConfig
     rest: Tensor  # (A,)
 

@@ -29,6 +29,7 @@ class ZeroNoisePolicy(WrappingPolicy):
     """Verbs of the wrapped policy; `act` decodes zeros."""
 
     name: ClassVar[str] = "zero_noise"
+    config_class = ZeroNoiseConfig
 
     def __init__(self, config: ZeroNoiseConfig, spec: PolicySpec, base: Policy | None = None) -> None:
         """Wrap a fresh policy of the described kind, or `base` itself."""

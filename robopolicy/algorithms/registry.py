@@ -1,0 +1,97 @@
+"""Algorithms by name; each is one file, imported when it is chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.plugins import Registry
+from robopolicy.policies.base import Policy
+
+ALGORITHMS: Registry[type[Algorithm]] = Registry(
+    "algorithms",
+    {
+        "a2pr": "robopolicy.algorithms.a2pr:A2PR",
+        "ac_flow": "robopolicy.algorithms.ac_flow:ACFlow",
+        "ailboost": "robopolicy.algorithms.ailboost:AILBoost",
+        "awm": "robopolicy.algorithms.awm:AWM",
+        "bc": "robopolicy.algorithms.bc:BC",
+        "bpo": "robopolicy.algorithms.bpo:BPO",
+        "cal_ql": "robopolicy.algorithms.cal_ql:CalQL",
+        "camel_sac": "robopolicy.algorithms.camel_sac:CAMELSAC",
+        "camel_td3": "robopolicy.algorithms.camel_td3:CAMELTD3",
+        "cdsa": "robopolicy.algorithms.cdsa:CDSA",
+        "dcg_map_elites": "robopolicy.algorithms.dcg_map_elites:DCGMAPElites",
+        "distill": "robopolicy.algorithms.distill:Distill",
+        "dppo": "robopolicy.algorithms.dppo:DPPO",
+        "dqc": "robopolicy.algorithms.dqc:DQC",
+        "dsac_t": "robopolicy.algorithms.dsac_t:DSACT",
+        "dsrl_na": "robopolicy.algorithms.dsrl_na:DSRLNA",
+        "dsrl_sac": "robopolicy.algorithms.dsrl_sac:DSRLSAC",
+        "expo": "robopolicy.algorithms.expo:EXPO",
+        "flow_grpo": "robopolicy.algorithms.flow_grpo:FlowGRPO",
+        "flow_sde": "robopolicy.algorithms.flow_sde:FlowSDE",
+        "fpo": "robopolicy.algorithms.fpo:FPO",
+        "fpo_pp": "robopolicy.algorithms.fpo_pp:FPOPlusPlus",
+        "fql": "robopolicy.algorithms.fql:FQL",
+        "gorl": "robopolicy.algorithms.gorl:GoRL",
+        "hamnet": "robopolicy.algorithms.hamnet:HAMNet",
+        "harpg": "robopolicy.algorithms.harpg:HARPG",
+        "hdpo": "robopolicy.algorithms.hdpo:HDPO",
+        "hnpg": "robopolicy.algorithms.hnpg:HNPG",
+        "idql": "robopolicy.algorithms.idql:IDQL",
+        "iql": "robopolicy.algorithms.iql:IQL",
+        "mdpo": "robopolicy.algorithms.mdpo:MDPO",
+        "mdpo_off": "robopolicy.algorithms.mdpo_off:MDPOOff",
+        "npg_igt": "robopolicy.algorithms.npg_igt:NPGIGT",
+        "odice": "robopolicy.algorithms.odice:ODICE",
+        "optimistic_ac": "robopolicy.algorithms.optimistic_ac:OptimisticAC",
+        "pa_rl": "robopolicy.algorithms.pa_rl:PARL",
+        "pmoe": "robopolicy.algorithms.pmoe:PMOE",
+        "pmoe_ppo": "robopolicy.algorithms.pmoe_ppo:PMOEPPO",
+        "policyflow": "robopolicy.algorithms.policyflow:PolicyFlow",
+        "polychromic": "robopolicy.algorithms.polychromic:Polychromic",
+        "ppo": "robopolicy.algorithms.ppo:PPO",
+        "ppo_lagrangian": "robopolicy.algorithms.ppo_lagrangian:PPOLagrangian",
+        "prdc": "robopolicy.algorithms.prdc:PRDC",
+        "props": "robopolicy.algorithms.props:PROPS",
+        "qc": "robopolicy.algorithms.qc:QC",
+        "recipe": "robopolicy.algorithms.recipe:RecipeTuner",
+        "reflow": "robopolicy.algorithms.reflow:Reflow",
+        "reinflow": "robopolicy.algorithms.reinflow:ReinFlow",
+        "rlpd": "robopolicy.algorithms.rlpd:RLPD",
+        "sac": "robopolicy.algorithms.sac:SAC",
+        "sl_mgac": "robopolicy.algorithms.sl_mgac:SLMGAC",
+        "srl": "robopolicy.algorithms.srl:SRL",
+        "stac": "robopolicy.algorithms.stac:STAC",
+        "stax": "robopolicy.algorithms.stax:STAX",
+        "stock_ac": "robopolicy.algorithms.stock_ac:StockAC",
+        "subpo": "robopolicy.algorithms.subpo:SubPO",
+        "symphony": "robopolicy.algorithms.symphony:Symphony",
+        "ta_lpo": "robopolicy.algorithms.ta_lpo:TALPO",
+        "td3": "robopolicy.algorithms.td3:TD3",
+        "td3_bc": "robopolicy.algorithms.td3_bc:TD3BC",
+        "text_recipe": "robopolicy.text.learner:TextRecipe",
+        "text_sft": "robopolicy.text.imitation:TextSFT",
+        "ts_ddr": "robopolicy.algorithms.ts_ddr:TSDDR",
+        "tscac": "robopolicy.algorithms.tscac:TSCAC",
+    },
+)
+"""Name -> class; constructed as `cls(cls.config_class(...), policy, total_updates=n)`."""
+
+
+def names_with(trait: str) -> str:
+    """The product's algorithms whose class says yes to `trait`, e.g. "distributed", as a list for messages."""
+    return ", ".join(name for name in ALGORITHMS.product() if getattr(ALGORITHMS[name], trait))
+
+
+def make_algorithm(name: str, config: Any, policy: Policy, *, total_updates: int) -> Algorithm:
+    """Build a registered algorithm around `policy`."""
+    if name not in ALGORITHMS:
+        raise unknown_name("algorithm", name, ALGORITHMS)
+    algorithm: Any = ALGORITHMS[name]
+    if policy.spec.memory_dim and not algorithm.may_remember:
+        able = names_with("may_remember")
+        raise UserError(f"Algorithm '{name}' cannot train a recurrent '{policy.name}'; choose one of {able}.")
+    return algorithm(config, policy, total_updates=total_updates)

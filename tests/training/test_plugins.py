@@ -1,0 +1,87 @@
+"""Algorithms of installed packages: found by name, configured and trained as ours are."""
+
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from robopolicy import plugins
+from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.algorithms.registry import ALGORITHMS
+from robopolicy.errors import UserError
+from robopolicy.training.checkpoint import load_policy
+from robopolicy.training.compose import compose_config
+from robopolicy.training.loop import start_run
+
+
+@dataclass(frozen=True)
+class TimidConfig(PPOConfig):
+    """PPO with a setting of its own."""
+
+    courage: float = 0.5  # nothing reads it
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.courage <= 0:
+            raise ValueError(f"courage must be positive, got {self.courage}")
+
+
+class Timid(PPO):
+    """PPO under another name."""
+
+    name = "timid"
+    config_class = TimidConfig
+    config: TimidConfig
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes an entry point known for the time of a test."""
+    found = dict(plugins.installed("algorithms"))
+    original = plugins.installed
+    monkeypatch.setattr(plugins, "installed", lambda kind: found if kind == "algorithms" else original(kind))
+
+    def add(name: str, value: str) -> None:
+        found[name] = EntryPoint(name, value, "robopolicy.algorithms")
+
+    return add
+
+
+def settings(*more: str) -> list[str]:
+    small = ("sim.num_envs=2", "algorithm.decisions=8", "algorithm.batch_size=8", "evaluation.episodes=1")
+    return ["task=locomotion/hopper", "policy=gaussian", "algorithm=timid", "budget.updates=1", *small, *more]
+
+
+def test_an_algorithm_of_another_package_trains_and_is_configured_as_ours(install: Any, tmp_path: Any) -> None:
+    install("timid", f"{__name__}:Timid")
+    assert "timid" in list(ALGORITHMS)
+    assert ALGORITHMS.summary("timid") == "PPO under another name."
+    config = compose_config(settings("algorithm.courage=0.25", f"out={tmp_path}", "name=run"))
+    assert config.algorithm["courage"] == 0.25
+    start_run(config).train()
+    assert load_policy(tmp_path / "run" / "checkpoints" / "last")[0].name == "gaussian"
+    with pytest.raises(UserError, match="courage must be positive"):
+        compose_config(settings("algorithm.courage=-1"))
+
+
+def test_an_entry_point_that_cannot_be_imported_is_named_when_it_is_chosen(install: Any) -> None:
+    install("timid", "missing_package.timid:Timid")
+    assert "timid" in ALGORITHMS  # listing names imports nothing
+    with pytest.raises(
+        UserError, match=r"^timid = missing_package.timid:Timid of robopolicy.algorithms failed: No module"
+    ):
+        compose_config(settings())
+
+
+def test_a_name_is_taken_once() -> None:
+    with pytest.raises(ValueError, match="algorithms 'ppo' is already registered"):
+        ALGORITHMS.register("ppo", PPO)
+
+
+def test_summaries_are_read_without_importing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(module: str) -> None:
+        raise AssertionError(module)
+
+    monkeypatch.setattr(plugins.importlib, "import_module", refuse)
+    assert all(ALGORITHMS.summary(name).endswith(".") for name in ALGORITHMS.product())
