@@ -3,26 +3,22 @@
 import pytest
 import torch
 
-from robopolicy.core.advantages import (
+from robopolicy.core.advantages.factors import DepthDiscount
+from robopolicy.core.advantages.pipeline import Pipeline, Scope, outcome
+from robopolicy.core.advantages.stages import (
     Baseline,
-    BetaTracker,
     Broadcast,
     Clip,
     ConstantScale,
-    DepthDiscount,
     GivenBaseline,
-    MeanTracker,
     Mix,
     Modulate,
-    Pipeline,
-    RunningMoments,
     RunningScale,
     Scale,
-    Scope,
     Shape,
     TrackerBaseline,
-    outcome,
 )
+from robopolicy.core.advantages.trackers import BetaTracker, MeanTracker, RunningMoments
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, by_unit, everything
 
 PER_ROLLOUT = Scope(by_group, per=by_trajectory)

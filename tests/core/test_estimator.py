@@ -5,7 +5,9 @@ import itertools
 import pytest
 import torch
 
-from robopolicy.core.advantages import Baseline, Broadcast, DepthDiscount, Modulate, Pipeline, Scale, Scope, outcome
+from robopolicy.core.advantages.factors import DepthDiscount
+from robopolicy.core.advantages.pipeline import Pipeline, Scope, outcome
+from robopolicy.core.advantages.stages import Baseline, Broadcast, Modulate, Scale
 from robopolicy.core.aggregate import AGGREGATES
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, by_unit
 from robopolicy.core.estimator import Estimator, EstimatorConfig

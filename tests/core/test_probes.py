@@ -9,7 +9,7 @@ import pytest
 import torch
 from tabular import rewards, tabular
 
-from robopolicy.core.advantages import outcome
+from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.probes import (
     coverage_shrinks,

@@ -10,7 +10,8 @@ import torch
 from tabular import EXTRAS, check_recipe, ppo, recipe_of, rewards, seq_mean, standardised, tabular
 
 from robopolicy.core import surrogates
-from robopolicy.core.advantages import Baseline, BetaTracker, Mix, TrackerBaseline
+from robopolicy.core.advantages.stages import Baseline, Mix, TrackerBaseline
+from robopolicy.core.advantages.trackers import BetaTracker
 from robopolicy.core.decisions import by_group, by_trajectory
 from robopolicy.core.estimator import SURROGATES, EstimatorConfig
 from robopolicy.core.parts import REGISTRIES, build

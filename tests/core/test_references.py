@@ -6,7 +6,7 @@ import pytest
 import torch
 from tabular import rewards, standardised, tabular
 
-from robopolicy.core.advantages import outcome
+from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.core.advantages.smooth import SmoothStandardize
 from robopolicy.core.references import geometric_mixture, move_towards, soup, tempered
 

@@ -9,26 +9,10 @@ from torch.testing import assert_close
 
 from robopolicy.core.gradients import influence
 from robopolicy.samplers.protocols import Outcomes
-from robopolicy.samplers.rewards import (
-    REWARDS,
-    Composition,
-    Criterion,
-    Debate,
-    Gated,
-    GradientWeights,
-    HypervolumeFactor,
-    Least,
-    ParetoRank,
-    Product,
-    Rank,
-    RankFailures,
-    Refinement,
-    Sum,
-    ToolCalls,
-    ZeroSum,
-    outcomes_of,
-)
-from robopolicy.samplers.rewards.adaptive import hypervolume
+from robopolicy.samplers.rewards.adaptive import GradientWeights, HypervolumeFactor, ToolCalls, hypervolume
+from robopolicy.samplers.rewards.composition import REWARDS, Composition, outcomes_of
+from robopolicy.samplers.rewards.ranks import ParetoRank, Rank, RankFailures
+from robopolicy.samplers.rewards.terms import Criterion, Debate, Gated, Least, Product, Refinement, Sum, ZeroSum
 
 
 def outcomes(reward, key=None, **metrics) -> Outcomes:
