@@ -12,7 +12,7 @@ from robopolicy.samplers.protocols import Outcomes
 from robopolicy.samplers.rewards.adaptive import GradientWeights, HypervolumeFactor, ToolCalls, hypervolume
 from robopolicy.samplers.rewards.composition import REWARDS, Composition, outcomes_of
 from robopolicy.samplers.rewards.ranks import ParetoRank, Rank, RankFailures
-from robopolicy.samplers.rewards.terms import Criterion, Debate, Gated, Least, Product, Refinement, Sum, ZeroSum
+from robopolicy.samplers.rewards.terms import Criterion, Debate, Gated, Least, Refinement, Sum, ZeroSum
 
 
 def outcomes(reward, key=None, **metrics) -> Outcomes:
@@ -39,10 +39,6 @@ def test_improvement_of_the_next_episode():
     """I (5.15): a constant return earns the coach nothing."""
     coach = Sum({"refined": 1.0, "first": -1.0})
     gives(coach, [0.0, 0.0, 1.0], [0.5, 0.0, 0.0], first=[0.5, 0.0, 0.0], refined=[0.5, 0.0, 1.0])
-
-
-def test_products():
-    gives(Product(["reward", "safe"]), [0.5, 0.0], [1.0, 1.0], safe=[0.5, 0.0])
 
 
 def test_gates():

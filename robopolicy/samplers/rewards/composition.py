@@ -12,11 +12,10 @@ from torch import Tensor
 from robopolicy.samplers.protocols import Attempt, Outcomes, Reward
 from robopolicy.samplers.rewards.adaptive import GradientWeights, HypervolumeFactor, ToolCalls
 from robopolicy.samplers.rewards.ranks import ParetoRank, Rank, RankFailures
-from robopolicy.samplers.rewards.terms import Criterion, Debate, Gated, Least, Product, Refinement, Sum, ZeroSum
+from robopolicy.samplers.rewards.terms import Criterion, Debate, Gated, Least, Refinement, Sum, ZeroSum
 
 REWARDS: dict[str, type[Reward]] = {
     "sum": Sum,
-    "product": Product,
     "gated": Gated,
     "least": Least,
     "criterion": Criterion,
