@@ -17,7 +17,10 @@ import torch
 from benchmarks.composition.parents import demonstrations, train_parent
 from benchmarks.composition.tasks import PairTask
 from robopolicy.evaluation.result import EvalResult
-from robopolicy.evaluation.search import Ledger, SimEvaluator, Weights, hold_out, make_search, search_weights
+from robopolicy.evaluation.search.evaluators import SimEvaluator
+from robopolicy.evaluation.search.ledger import Ledger
+from robopolicy.evaluation.search.simplex import Weights
+from robopolicy.evaluation.search.weights import hold_out, make_search, search_weights
 from robopolicy.nets.modes import evaluation_mode
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.composition.operators import And, Convex, Operator, Or

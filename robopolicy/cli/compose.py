@@ -16,7 +16,7 @@ from robopolicy.errors import UserError
 if TYPE_CHECKING:
     from robopolicy.cli.composition import Outcome, Request
     from robopolicy.cli.recipe import Recipe
-    from robopolicy.evaluation.search import Ledger
+    from robopolicy.evaluation.search.ledger import Ledger
 
 SETTINGS = ("episodes", "candidates", "divisions")  # of the search methods, by the names of the options
 
@@ -137,7 +137,7 @@ def _requested(args: argparse.Namespace) -> Request:
     from robopolicy.cli.composition import LEDGER, Request
     from robopolicy.cli.players import short_names
     from robopolicy.cli.recipe import read_recipe
-    from robopolicy.evaluation.search import check_disjoint
+    from robopolicy.evaluation.search.weights import check_disjoint
     from robopolicy.policies.composition.selection import Selection
     from robopolicy.training.manifest import read_manifest
     from robopolicy.training.parents import record_parent
@@ -243,7 +243,7 @@ def _check_options(args: argparse.Namespace, recipe: Recipe) -> dict[str, int]:
 def _resumed(args: argparse.Namespace) -> tuple[Path, Request, Ledger]:
     """The output folder, the request and the record of something interrupted."""
     from robopolicy.cli.composition import LEDGER, Request
-    from robopolicy.evaluation.search import Ledger
+    from robopolicy.evaluation.search.ledger import Ledger
     from robopolicy.schema import from_plain
     from robopolicy.training.manifest import MANIFEST
     from robopolicy.training.parents import check_parents

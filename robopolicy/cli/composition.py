@@ -17,17 +17,11 @@ from robopolicy.evaluation import plots
 from robopolicy.evaluation.compare import Comparison
 from robopolicy.evaluation.report import Report, table, write_report
 from robopolicy.evaluation.result import EvalResult
-from robopolicy.evaluation.search import (
-    Ledger,
-    SearchMethod,
-    SimEvaluator,
-    WeightSearch,
-    against,
-    hold_out,
-    make_search,
-    search_weights,
-)
+from robopolicy.evaluation.search.evaluators import SimEvaluator
+from robopolicy.evaluation.search.ledger import Ledger
+from robopolicy.evaluation.search.methods import SearchMethod
 from robopolicy.evaluation.search.present import search_summary, search_table, weight_curve, write_table
+from robopolicy.evaluation.search.weights import WeightSearch, against, hold_out, make_search, search_weights
 from robopolicy.files import atomic_folder
 from robopolicy.policies.base import Policy
 from robopolicy.provenance import versions

@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.cli.players import load_players, open_sim, sim_options
     from robopolicy.cli.progress import progress_bars
     from robopolicy.evaluation.report import aligned, table
-    from robopolicy.evaluation.search import SimEvaluator, hold_out
+    from robopolicy.evaluation.search.evaluators import SimEvaluator
+    from robopolicy.evaluation.search.weights import hold_out
     from robopolicy.policies.base import Policy
     from robopolicy.samplers.architectures import smallest
     from robopolicy.training.compression import check_reachable, distil, parameters_of, record, student_of, widths_of
@@ -245,7 +246,7 @@ def _named(widths: Widths) -> str:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse numbers and places that make no sense."""
-    from robopolicy.evaluation.search import check_disjoint
+    from robopolicy.evaluation.search.weights import check_disjoint
 
     counted = ("population", "updates", "final_updates", "seen_episodes", "episodes", "report_episodes", "num_envs")
     others = ("removal_rounds", "shrink_rounds", "max_parameters", "seed", "report_seed", "seen_seed")

@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
     from robopolicy.cli.players import Player, open_sim, sim_options
     from robopolicy.evaluation.report import aligned, table
-    from robopolicy.evaluation.search import check_disjoint
+    from robopolicy.evaluation.search.weights import check_disjoint
 
     counted = ("population", "parents", "episodes", "num_envs", "report_episodes")
     check_numbers(args, positive=counted, non_negative=("rounds", "seed", "report_seed"))
@@ -141,7 +141,8 @@ def _improve(
     """The best program of a search, and beside the original on other episodes."""
     from robopolicy.cli.languages import author, feedback
     from robopolicy.cli.progress import progress_bars
-    from robopolicy.evaluation.search import SimEvaluator, hold_out
+    from robopolicy.evaluation.search.evaluators import SimEvaluator
+    from robopolicy.evaluation.search.weights import hold_out
     from robopolicy.samplers.programs import ProgramSearch, refine
 
     args.out.mkdir(parents=True, exist_ok=True)

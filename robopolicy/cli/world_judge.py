@@ -19,8 +19,9 @@ def fit(args: argparse.Namespace) -> int:
     from robopolicy.files import check_new_folder
     from robopolicy.training.world_checkpoint import load_world
     from robopolicy.worldmodel.films import Films, split
-    from robopolicy.worldmodel.judge import Examples, FitConfig, JudgeConfig, SuccessClassifier, save_judge
-    from robopolicy.worldmodel.judge.store import FACTS
+    from robopolicy.worldmodel.judge.classifier import SuccessClassifier
+    from robopolicy.worldmodel.judge.clips import Examples, FitConfig, JudgeConfig
+    from robopolicy.worldmodel.judge.store import FACTS, save_judge
 
     check_numbers(args, positive=("steps", "members", "frames"), non_negative=("seed",))
     if args.kind not in KINDS:
@@ -52,7 +53,8 @@ def fit(args: argparse.Namespace) -> int:
 def _fitted(kind: str, task: str, train: Any, held_out: Any, settings: dict[str, Any]) -> Any:
     from robopolicy.errors import UserError
     from robopolicy.sim.registry import get_task
-    from robopolicy.worldmodel.judge import fit_classifier, fit_probe
+    from robopolicy.worldmodel.judge.classifier import fit_classifier
+    from robopolicy.worldmodel.judge.probe import fit_probe
 
     if kind == "classifier":
         return fit_classifier(train, held_out, **settings)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from robopolicy.core.decisions import Decisions, by_group, by_trajectory, by_unit
+from robopolicy.core.decisions import Decisions, by_trajectory, by_unit
 from robopolicy.core.segments import Segments
 
 Aggregate = Callable[[Tensor, Tensor | None, Decisions, float], Tensor]
@@ -54,12 +54,6 @@ def const(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float
     return seq_sum(loss, mask, decisions) / length
 
 
-def group_mean(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
-    """Mean over groups of the mean over all decisions of the group."""
-    segments = Segments(by_group(decisions), _weights(loss, mask))
-    return segments.mean(loss).sum() / (segments.count > 0).sum().clamp(min=1)
-
-
 AGGREGATES: dict[str, Aggregate] = {
     "tok": tok,
     "seq_sum": seq_sum,
@@ -67,7 +61,6 @@ AGGREGATES: dict[str, Aggregate] = {
     "unit_sum": unit_sum,
     "unit_mean": unit_mean,
     "const": const,
-    "group_mean": group_mean,
 }
 
 

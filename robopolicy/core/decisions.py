@@ -161,12 +161,6 @@ def cat(batches: Sequence[Decisions]) -> Decisions:
     return Decisions(**stacked)
 
 
-def episode_ids(done: Tensor) -> Tensor:
-    """Trajectory ids `(T, N)` of a rollout from its `(T, N)` bool episode ends; unique over the environments."""
-    before = torch.cumsum(done.long(), 0) - done.long()  # (T, N) episodes finished so far in the environment
-    return before * done.shape[1] + torch.arange(done.shape[1], device=done.device)
-
-
 def row_numbers(decisions: Decisions) -> Tensor:
     """Number (N,) of each row within its trajectory; rows of one trajectory stand in order of time."""
     rows = torch.arange(len(decisions), device=decisions.logp_old.device)
@@ -216,11 +210,6 @@ def by_trajectory(decisions: Decisions) -> Tensor:
     return torch.arange(len(decisions), device=decisions.logp_old.device).unsqueeze(1)
 
 
-def by_domain(decisions: Decisions) -> Tensor:
-    """Rows of one task or data domain."""
-    return decisions.need("domain").unsqueeze(1)
-
-
 def by_unit(decisions: Decisions) -> Tensor:
     """Decisions of one unit (chunk or turn); unit ids count within the trajectory."""
     if decisions.unit is None:
@@ -246,11 +235,9 @@ def by_group_source(decisions: Decisions) -> Tensor:
 PARTITIONS: dict[str, Callable[..., Tensor]] = {
     "all": everything,
     "group": by_group,
-    "group_depth": by_group_depth,
     "group_unit": by_group_unit,
     "group_source": by_group_source,
     "trajectory": by_trajectory,
-    "domain": by_domain,
     "unit": by_unit,
     "key": by_key,
 }

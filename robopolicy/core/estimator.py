@@ -42,7 +42,7 @@ class EstimatorConfig:
     masks: tuple[MaskRule, ...] = ()  # rules beyond the validity mask
     importance_cap: Positive | None = None  # truncates the weight old / behaviour; None: no correction
     importance_level: str = "token"  # token | unit | sequence
-    aggregate: str = "tok"  # tok | seq_sum | seq_mean | const | group_mean
+    aggregate: str = "tok"  # tok | seq_sum | seq_mean | const
     length: Positive = 1.0  # divisor of "const"
     kl: str = "k3"  # estimator of the KL to logp_ref: k1 | k2 | k3
     kl_coef: NotNegative = 0.0

@@ -35,20 +35,6 @@ def compose(rules: Sequence[MaskRule], decisions: Decisions, advantage: Tensor, 
 
 
 @dataclass(frozen=True)
-class DepthRange:
-    """Keep decisions with depth in [first, last), e.g. the trained denoising steps or the first turns."""
-
-    first: Natural = 0
-    last: Natural | None = None
-
-    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
-        """Bool `(N, T)`."""
-        depth = decisions.depths()
-        keep = depth >= self.first
-        return keep if self.last is None else keep & (depth < self.last)
-
-
-@dataclass(frozen=True)
 class FirstUnits:
     """Keep the first units of trajectories: what follows a reflection or a critique is another's (S064, S145)."""
 
@@ -57,17 +43,6 @@ class FirstUnits:
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
         return unit_numbers(decisions) < self.count
-
-
-@dataclass(frozen=True)
-class RatioOutlier:
-    """Drop decisions whose log-ratio lies beyond `limit` nats in either direction."""
-
-    limit: NotNegative = 5.0
-
-    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
-        """Bool `(N, T)`."""
-        return log_ratio.abs() <= self.limit
 
 
 @dataclass(frozen=True)
@@ -227,11 +202,9 @@ class PredictedStep:
 
 MASKS: dict[str, Callable[..., MaskRule]] = {
     "blamed": Blamed,
-    "depth_range": DepthRange,
     "first_units": FirstUnits,
     "informative": Informative,
     "predicted_step": PredictedStep,
-    "ratio_outlier": RatioOutlier,
     "shielded": Shielded,
     "source": Source,
     "spread": Spread,

@@ -58,22 +58,6 @@ def entropy_drift(logp: Tensor, advantage: Tensor, decisions: Decisions) -> Tens
     return masked_mean(covariance(logp.detach(), advantage, decisions), decisions.valid())
 
 
-def effective_samples(log_ratio: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Effective share of the sample `(sum w)^2 / (n sum w^2)` of importance weights, in (0, 1]; 1 on fresh data."""
-    keep = torch.ones_like(log_ratio, dtype=torch.bool) if mask is None else mask
-    chosen = log_ratio.detach()[keep]
-    if chosen.numel() == 0:
-        return log_ratio.new_ones(())
-    weight = (chosen - chosen.max()).exp()
-    return weight.sum() ** 2 / (weight.numel() * weight.square().sum())
-
-
-def degenerate_share(decisions: Decisions, outcome: Tensor) -> Tensor:
-    """Share of the groups whose outcomes `(N, 1)` are all equal, from which group-relative methods learn nothing."""
-    group = Segments(by_group(decisions), torch.ones_like(outcome, dtype=torch.bool))
-    return (~group.differs(outcome)).to(outcome.dtype).mean()
-
-
 def interference(before: Tensor, after: Tensor, decisions: Decisions, trained: Tensor) -> Tensor:
     """What an update on some groups did to known answers of the others: mean change of their log-probability (S122).
 

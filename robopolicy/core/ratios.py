@@ -204,7 +204,6 @@ class EntropyBounds:
 
 BOUNDS: dict[str, Callable[..., Bounds]] = {
     "constant": ConstantBounds,
-    "depth": DepthBounds,
     "entropy": EntropyBounds,
     "probability": ProbabilityBounds,
 }

@@ -33,11 +33,6 @@ def soup(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None
     return {key: mean(key) for key in states[0]}
 
 
-def move_towards(reference: Mapping[str, Tensor], policy: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
-    """Parameters of the reference moved a share towards the policy: 1 a copy, 0.6 TR-DPO's step, 0.01 an average."""
-    return soup([policy, reference], [share, 1.0 - share])
-
-
 def tempered(logits: Tensor, temperature: float) -> Tensor:
     """Log-probabilities `(..., V)` of the policy sharpened (temperature below 1) or flattened (above 1)."""
     return (logits / temperature).log_softmax(-1)

@@ -216,7 +216,6 @@ class Adaptive(Controller):
 
 
 CONTROLLERS: dict[str, Callable[..., Controller]] = {
-    "constant": Constant,
     "anneal": Anneal,
     "adaptive": Adaptive,
     "dual": Dual,

@@ -1,4 +1,4 @@
-"""Returns and advantages over time: discounted sums, GAE, chunk-aware discounts and the two clocks.
+"""Returns and advantages over time: GAE, chunk-aware discounts and the two clocks.
 
 Time is the first dimension, `(T, N)`; token rows `(N, T)` have their own entry, `sequence_gae`. One rule everywhere:
 terminated cuts the bootstrap, truncated bootstraps from the true successor, both cut the trace. The successor of an
@@ -43,18 +43,6 @@ def successor_values(value: Tensor, last_value: Tensor, bootstrap: Tensor, final
     successor = torch.cat([value[1:], last_value.unsqueeze(0)])
     successor[bootstrap] = final_value
     return successor
-
-
-def discounted_sum(reward: Tensor, discount: float | Tensor, done: Tensor | None = None) -> Tensor:
-    """Discounted return-to-go.
-
-    Args:
-        reward: (T, N) or (T,).
-        discount: A number, or one per entry: the factor between the entry and its successor.
-        done: Bool, True where an episode ends with the entry; the sum stops there.
-    """
-    decay = torch.as_tensor(discount, dtype=reward.dtype, device=reward.device).expand_as(reward)
-    return _reverse_scan(reward, decay if done is None else decay.masked_fill(done, 0.0))
 
 
 def gae(

@@ -1,7 +1,7 @@
 """Policy-gradient surrogates: all with one signature, all with gradient `-advantage * grad log_ratio` at ratio 1.
 
-Away from it they differ in how far, and with which force, a decision may still be pushed. Those in `STRAIGHT_THROUGH`
-have a gradient that is on purpose not that of their value.
+Away from it they differ in how far, and with which force, a decision may still be pushed. `preserve`, `stopgrad`,
+`nft` and `nft_scaled` have a gradient that is on purpose not that of their value.
 """
 
 from __future__ import annotations
@@ -205,7 +205,6 @@ SURROGATES: dict[str, Surrogate] = {
     "linear_bound": linear_bound,
 }
 LINEAR = frozenset({"pg", "stopgrad"})  # in the log-ratio, which needs no limit: its gradient is never cut
-STRAIGHT_THROUGH = frozenset({"preserve", "stopgrad", "nft", "nft_scaled"})
 
 
 def _negative_aware(log_ratio: Tensor, advantage: Tensor, success: Tensor, floor: float) -> SurrogateOut:

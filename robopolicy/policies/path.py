@@ -28,19 +28,10 @@ class Estimate:
         """Velocity of the linear path, data - noise."""
         return self.data - self.noise
 
-    def score(self, b: Tensor) -> Tensor:
-        """Gradient of the log-density of the noisy sample, given its noise coefficient."""
-        return -self.noise / b
-
 
 def interpolate(noise: Tensor, data: Tensor, t: Tensor) -> Tensor:
     """Point of the linear path at `t`: `(1 - t) * noise + t * data`."""
     return noise + t * (data - noise)
-
-
-def linear_coefficients(t: Tensor) -> tuple[Tensor, Tensor]:
-    """(a, b) of the linear path (rectified flow) at time `t`."""
-    return t, 1 - t
 
 
 def vp_coefficients(alpha_bar: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,24 +39,9 @@ def vp_coefficients(alpha_bar: Tensor) -> tuple[Tensor, Tensor]:
     return alpha_bar.sqrt(), (1 - alpha_bar).sqrt()
 
 
-def edm_coefficients(sigma: Tensor) -> tuple[Tensor, Tensor]:
-    """(a, b) of the variance-exploding path (EDM) at noise level `sigma`."""
-    return torch.ones_like(sigma), sigma
-
-
-def vp_alpha_bar(t: Tensor) -> Tensor:
-    """Cumulative signal level of the variance-preserving path at linear time `t`."""
-    return t.square() / (t.square() + (1 - t).square())
-
-
 def edm_sigma(t: Tensor) -> Tensor:
     """Noise level of EDM at linear time `t` in (0, 1]."""
     return (1 - t) / t
-
-
-def put_on_linear_path(x_t: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return linear time `t = a / (a + b)` and the point `x_t / (a + b)`; multiply by `a + b` to go back."""
-    return a / (a + b), x_t / (a + b)
 
 
 def _from_noise(y: Tensor, x_t: Tensor, a: Tensor, b: Tensor) -> Estimate:
@@ -104,8 +80,6 @@ _WRITERS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "v": lambda data, noise, a, b: a * noise - b * data,
     "score": lambda data, noise, a, b: -noise / b,
 }
-
-PREDICTIONS = tuple(_READERS)
 
 
 def estimate(kind: str, prediction: Tensor, x_t: Tensor, a: Tensor, b: Tensor) -> Estimate:

@@ -27,7 +27,7 @@ from robopolicy.samplers.protocols import (
     World,
     rewards_of,
 )
-from robopolicy.samplers.rewards import Composition, outcomes_of
+from robopolicy.samplers.rewards.composition import Composition, outcomes_of
 
 DEFAULTS: dict[str, Any] = {
     "reward": [],  # composition of rewards, left to right; none: the verdict of the world

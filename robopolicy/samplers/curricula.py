@@ -231,27 +231,6 @@ class Regret(Tracked):
         self.best = state["best"].clone()
 
 
-class Budgeted(Tracked):
-    """Tasks uniformly, attempts in proportion to `sqrt(p (1 - p)) + floor` (V_0, S004); their total stays.
-
-    Every task gets at least `least` attempts; equal rates give equal budgets.
-    """
-
-    def __init__(self, least: Natural = 2, floor: NotNegative = 0.05, tracker: Tracker | None = None) -> None:
-        super().__init__(tracker or BetaTracker())
-        self.least, self.floor = least, floor
-
-    def propose(self, n: int) -> list[Task]:
-        """Budgets by largest remainder."""
-        places = self.draw(n)
-        tasks = [self.pool.tasks[place] for place in places]
-        rates = self.rates()[torch.tensor(places)]
-        weight = (rates * (1.0 - rates)).sqrt() + self.floor
-        least = min(self.least, min(task.budget for task in tasks))
-        extras = shared_out(weight, sum(task.budget for task in tasks) - least * n)
-        return [replace(task, budget=least + extra) for task, extra in zip(tasks, extras, strict=True)]
-
-
 class Staged(Uniform):
     """Stages of rising difficulty (CRAFT-GUI, S001): the next opens when the mean reward reaches `threshold`.
 
@@ -393,7 +372,6 @@ SAMPLERS: dict[str, type[Sampler]] = {
     "frontier": Frontier,
     "regret": Regret,
     "uncertain": Uncertain,
-    "budgeted": Budgeted,
     "staged": Staged,
     "shares": Shares,
     "instructions": Instructions,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from robopolicy.core.parts import NESTED, REGISTRIES, build
 from robopolicy.samplers.curricula import SAMPLERS
 from robopolicy.samplers.interventions import INTERVENTIONS
-from robopolicy.samplers.rewards import REWARDS
+from robopolicy.samplers.rewards.composition import REWARDS
 from robopolicy.samplers.staleness import STALENESS
 from robopolicy.samplers.topologies import TOPOLOGIES
 

@@ -64,7 +64,7 @@ class Attempt:
 
 
 class World(Protocol):
-    """Tasks and the policy that is trained, together; a text environment or a simulator."""
+    """Tasks and the policy that is trained, together, e.g. a text environment."""
 
     def play(self, tasks: Sequence[Task], *, units: int | None = None) -> list[Attempt]:
         """Attempt every task once, in order.

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from robopolicy.core.decisions import Decisions, episode_ids
+from robopolicy.core.decisions import Decisions
 
 
 def token_batch() -> Decisions:
@@ -36,8 +36,6 @@ def denoising_chain() -> Decisions:
     """3 chunks of 4 environments with 4 denoising steps each; episodes of environments 0 and 2 end on the way."""
     generator = torch.Generator().manual_seed(1)
     draw = lambda: torch.randn(3, 4, 4, generator=generator, dtype=torch.float64)  # noqa: E731
-    done = torch.zeros(3, 4, dtype=torch.bool)
-    done[0, 0] = done[1, 2] = True
     logp = -draw().abs()
     return Decisions.from_chain(
         logp,
@@ -47,7 +45,7 @@ def denoising_chain() -> Decisions:
         value=draw(),
         entropy=draw().abs(),
         group=torch.tensor([0, 0, 1, 1]).expand(3, 4),
-        trajectory=episode_ids(done),
+        trajectory=torch.tensor([[0, 1, 2, 3], [4, 1, 2, 3], [4, 1, 6, 3]]),
         domain=torch.tensor([0, 0, 1, 1]).expand(3, 4),
         source=torch.tensor([0, 1, 0, 0]).expand(3, 4),
         version=torch.zeros(3, 4, dtype=torch.long),

@@ -3,26 +3,21 @@
 import pytest
 import torch
 
-from robopolicy.core.advantages import (
+from robopolicy.core.advantages.factors import DepthDiscount
+from robopolicy.core.advantages.pipeline import Pipeline, Scope, outcome
+from robopolicy.core.advantages.stages import (
     Baseline,
-    BetaTracker,
     Broadcast,
     Clip,
     ConstantScale,
-    DepthDiscount,
     GivenBaseline,
-    MeanTracker,
     Mix,
     Modulate,
-    Pipeline,
-    RunningMoments,
-    RunningScale,
     Scale,
-    Scope,
     Shape,
     TrackerBaseline,
-    outcome,
 )
+from robopolicy.core.advantages.trackers import BetaTracker, MeanTracker, RunningMoments
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, by_unit, everything
 
 PER_ROLLOUT = Scope(by_group, per=by_trajectory)
@@ -186,19 +181,10 @@ def test_constant_scale_and_clip(decisions):
     assert Clip(0.3)(raw, decisions).abs().max() <= 0.3
 
 
-def test_running_scale_sees_valid_entries_of_all_batches(decisions):
-    stage = RunningScale(eps=0.0)
-    raw, valid = decisions.need("reward"), decisions.valid()
-    stage(raw, decisions)
-    found = stage(3 * raw, decisions)
-    seen = torch.cat([raw[valid], 3 * raw[valid]])
-    torch.testing.assert_close(found, 3 * raw / seen.std(correction=0))
-
-
 def test_memory_survives_a_checkpoint(decisions):
     def build() -> Pipeline:
         tracked = Pipeline([TrackerBaseline(BetaTracker())])
-        return Pipeline([Mix([tracked, Pipeline([])], [0.5, 0.5]), Baseline("mean", PER_ROLLOUT), RunningScale()])
+        return Pipeline([Mix([tracked, Pipeline([])], [0.5, 0.5]), Baseline("mean", PER_ROLLOUT)])
 
     first, raw = build(), outcome(decisions)
     tracker = first.stages[0].branches[0].stages[0].tracker  # type: ignore[attr-defined]

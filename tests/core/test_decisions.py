@@ -13,7 +13,6 @@ from robopolicy.core.decisions import (
     by_trajectory,
     by_unit,
     cat,
-    episode_ids,
     everything,
 )
 
@@ -79,14 +78,6 @@ def test_cat_refuses_rows_that_do_not_fit(decisions):
         cat([])
 
 
-def test_episode_ids_change_after_each_end():
-    done = torch.tensor([[True, False], [False, False], [False, True]])
-    ids = episode_ids(done)
-    assert ids[0, 0] != ids[1, 0] and ids[1, 0] == ids[2, 0]
-    assert ids[0, 1] == ids[1, 1] == ids[2, 1]
-    assert ids.unique().numel() == 3
-
-
 @pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"key"}))
 def test_partitions_give_one_id_per_row_or_decision(decisions, name):
     ids = PARTITIONS[name](decisions)
@@ -108,6 +99,11 @@ def test_group_and_depth_are_told_apart():
     decisions = Decisions(torch.zeros(3, 2), group=torch.tensor([5, 5, -1]))
     ids = by_group_depth(decisions)
     assert torch.equal(ids[0], ids[1]) and ids.unique().numel() == 4
+
+
+def test_recorded_depths_are_read_and_columns_stand_in_for_them():
+    assert Decisions(torch.zeros(1, 3), depth=torch.tensor([[4, 5, 6]])).depths().tolist() == [[4, 5, 6]]
+    assert Decisions(torch.zeros(1, 3)).depths().tolist() == [[0, 1, 2]]
 
 
 def test_unit_ids_count_within_the_trajectory(decisions):

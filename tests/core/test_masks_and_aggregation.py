@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from robopolicy.core.aggregate import AGGREGATES, masked_mean
-from robopolicy.core.decisions import Decisions, by_group, by_trajectory, by_unit
-from robopolicy.core.masks import DepthRange, FirstUnits, Informative, RatioOutlier, Spread, compose, most_varied
+from robopolicy.core.decisions import Decisions, by_trajectory, by_unit
+from robopolicy.core.masks import FirstUnits, Informative, Spread, compose, most_varied
 
 
 def test_rules_are_composed_by_product(decisions, shift):
-    rules = [DepthRange(1, 3), RatioOutlier(0.1)]
+    rules = [lambda d, a, z: (d.depths() >= 1) & (d.depths() < 3), lambda d, a, z: z.abs() <= 0.1]
     keep = compose(rules, decisions, decisions.reward, shift)
     column = torch.arange(decisions.shape[1])
     expected = decisions.valid() & (column >= 1) & (column < 3) & (shift.abs() <= 0.1)
@@ -43,11 +43,6 @@ def test_no_rule_and_no_mask_costs_nothing():
     assert compose([], Decisions(torch.zeros(2, 3)), torch.zeros(2, 1), torch.zeros(2, 3)) is None
 
 
-def test_depth_range_reads_recorded_depths():
-    decisions = Decisions(torch.zeros(1, 3), depth=torch.tensor([[4, 5, 6]]))
-    assert DepthRange(5)(decisions, decisions.logp_old, decisions.logp_old).tolist() == [[False, True, True]]
-
-
 def test_first_units_are_turns_of_a_row_or_rows_of_a_trajectory():
     unit = torch.tensor([[0, 0, 1, 2]])
     turns = Decisions(torch.zeros(1, 4), unit=unit)
@@ -60,9 +55,7 @@ def test_first_units_are_turns_of_a_row_or_rows_of_a_trajectory():
 def test_aggregation_equals_a_loop(decisions, name):
     loss, valid = decisions.reward, decisions.valid()
     trajectory = by_trajectory(decisions).expand(valid.shape)
-    group = by_group(decisions).expand(valid.shape)
     rows = [loss[valid & (trajectory == key)] for key in trajectory[valid].unique()]
-    groups = [loss[valid & (group == key)] for key in group[valid].unique()]
     unit = by_unit(decisions).expand(valid.shape)
     units = [loss[valid & (unit == key)] for key in unit[valid].unique()]
     mean = lambda values: sum(values) / len(values)  # noqa: E731
@@ -73,7 +66,6 @@ def test_aggregation_equals_a_loop(decisions, name):
         "unit_sum": mean([row.sum() for row in units]),
         "unit_mean": mean([row.mean() for row in units]),
         "const": mean([row.sum() for row in rows]) / 40.0,
-        "group_mean": mean([row.mean() for row in groups]),
     }[name]
     found = AGGREGATES[name](loss.masked_fill(~valid, torch.nan), decisions.mask, decisions, 40.0)
     torch.testing.assert_close(found, expected)

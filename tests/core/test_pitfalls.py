@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from robopolicy.core.advantages import Baseline, Modulate, Pipeline, Scale, Scope, Shape, outcome
+from robopolicy.core.advantages.pipeline import Pipeline, Scope, outcome
+from robopolicy.core.advantages.stages import Baseline, Modulate, Scale, Shape
 from robopolicy.core.aggregate import AGGREGATES
 from robopolicy.core.decisions import Decisions, by_group, by_group_depth, by_trajectory, cat
 from robopolicy.core.estimator import Estimator, EstimatorConfig

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from robopolicy.catalogue import read_recipe
-from robopolicy.core.advantages import outcome
+from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.core.decisions import Decisions, by_trajectory
 from robopolicy.core.preferences import logistic_pair, preference_pairs, scores, squared_difference
 from robopolicy.core.recipe import Recipe

@@ -7,14 +7,10 @@ import math
 
 import pytest
 import torch
-from tabular import rewards, tabular
 
-from robopolicy.core.advantages import outcome
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.probes import (
     coverage_shrinks,
-    degenerate_share,
-    effective_samples,
     entropy_drift,
     entropy_law,
     interference,
@@ -71,23 +67,6 @@ def test_entropy_of_a_softmax_table_falls_by_the_covariance() -> None:
     eta = 1e-5
     change = (entropy(logits + eta * advantage) - entropy(logits)) / eta
     assert drift.item() == pytest.approx(-change.item(), abs=0.01)
-
-
-def test_effective_samples_are_all_on_fresh_data_and_one_of_n_at_worst() -> None:
-    assert effective_samples(torch.zeros(3, 4)).item() == pytest.approx(1.0)
-    lone = torch.zeros(2, 5)
-    lone[0, 0] = 80.0
-    assert effective_samples(lone).item() == pytest.approx(0.1)
-    assert effective_samples(lone, lone == 0).item() == pytest.approx(1.0)
-    assert effective_samples(lone, torch.zeros(2, 5, dtype=torch.bool)).item() == 1.0
-
-
-def test_degenerate_groups_are_those_that_agree() -> None:
-    case = tabular()
-    value, group = rewards(case), case.decisions.need("group")
-    expected = sum(value[group == key].unique().numel() == 1 for key in group.unique()) / 4
-    assert degenerate_share(case.decisions, outcome(case.decisions)).item() == pytest.approx(expected)
-    assert 0 < expected < 1
 
 
 def test_interference_looks_at_the_prompts_that_were_not_trained() -> None:

@@ -10,7 +10,8 @@ import torch
 from tabular import EXTRAS, check_recipe, ppo, recipe_of, rewards, seq_mean, standardised, tabular
 
 from robopolicy.core import surrogates
-from robopolicy.core.advantages import Baseline, BetaTracker, Mix, TrackerBaseline
+from robopolicy.core.advantages.stages import Baseline, Mix, TrackerBaseline
+from robopolicy.core.advantages.trackers import BetaTracker
 from robopolicy.core.decisions import by_group, by_trajectory
 from robopolicy.core.estimator import SURROGATES, EstimatorConfig
 from robopolicy.core.parts import REGISTRIES, build
@@ -26,7 +27,7 @@ def test_a_stage_is_built_with_its_nested_parts() -> None:
     assert isinstance(tracked, TrackerBaseline) and isinstance(tracked.tracker, BetaTracker)
     mixed = build(
         "stage",
-        {"name": "mix", "weights": [0.25, 0.75], "branches": [[], [{"name": "clip", "limit": 1.0}]]},
+        {"name": "mix", "weights": [0.25, 0.75], "branches": [[], [{"name": "constant_scale", "divisor": 2.0}]]},
     )
     assert isinstance(mixed, Mix) and mixed.weights == (0.25, 0.75) and len(mixed.branches[1].stages) == 1
 
@@ -42,7 +43,7 @@ def test_an_estimator_is_built_with_its_parts() -> None:
             "level": "hierarchical",
             "hierarchy": {"budget_up": 0.5},
             "bounds": {"name": "constant", "low": 0.3},
-            "masks": [{"name": "ratio_outlier", "limit": 2.0}, "depth_range"],
+            "masks": [{"name": "uncertain", "below": 0.5}, "first_units"],
         },
     )
     assert isinstance(config, EstimatorConfig) and config.bounds == ConstantBounds(0.3)
@@ -54,11 +55,11 @@ def test_an_estimator_is_built_with_its_parts() -> None:
     [
         ("stage", {"name": "baselin"}, "Unknown stage 'baselin'; known: .*baseline"),
         ("stage", {"name": "baseline"}, "Option 'kind' of stage 'baseline' is missing"),
-        ("stage", {"name": "clip", "limt": 1}, "Unknown option 'limt' of stage 'clip'; known: limit"),
+        ("stage", {"name": "given_baseline", "kye": "a"}, "Unknown option 'kye' of stage 'given_baseline'; known: key"),
         ("stage", {"name": "broadcast", "partition": "grup"}, "Unknown partition 'grup'; known: all, "),
         ("scope", {"partitions": "group"}, "Unknown option 'partitions' of scope; known: partition, per, source"),
         ("scope", "group", "Expected a mapping of options for scope, found 'group'"),
-        ("pipeline", {"name": "clip"}, "Expected a list for pipeline"),
+        ("pipeline", {"name": "indicator"}, "Expected a list for pipeline"),
         ("partition", {"name": "group", "size": 3}, "Unknown option 'size' of partition 'group'; known: none"),
         ("surrogate", "clap", "Unknown surrogate 'clap'"),
         ("stages", "clip", "Unknown slot 'stages'"),
@@ -73,7 +74,7 @@ def test_an_estimator_is_built_with_its_parts() -> None:
         ("bounds", {"name": "constant", "low": "1e-3"}, "got '1e-3', a text to YAML; write it with a point, e.g. 1.0e"),
         ("bounds", {"name": "constant", "low": None}, "must be a number, got None"),
         ("bounds", {"name": "constant", "low": True}, "must be a number, got True"),
-        ("bounds", {"name": "depth", "steps": 2.5}, "must be a whole number, got 2.5"),
+        ("bounds", {"name": "probability", "dims": 2.5}, "must be a whole number, got 2.5"),
         ("estimator", {"kl_coef": float("nan")}, "'kl_coef' of estimator must be a number, at most .*, got nan"),
         (
             "estimator",
@@ -132,7 +133,10 @@ def test_unknown_names_and_options_are_refused_in_one_line(slot: str, plain: obj
         ({"rollout": []}, r"'rollout' of a recipe must be a mapping, got \[\]"),
         ({"data": "offline", "rollout": {"refill": 1}}, "with data: offline plays nothing; leave out 'rollout'"),
         ({"estimator": None}, "A recipe needs an estimator or an objective"),
-        ({"controllers": {"kll": {"name": "constant", "value": 1}}}, "No term for controller 'kll'; terms: kl, "),
+        (
+            {"controllers": {"kll": {"name": "anneal", "start": 1, "end": 0, "steps": 1}}},
+            "No term for controller 'kll'; terms: kl, ",
+        ),
     ],
 )
 def test_what_a_recipe_refuses(plain: dict[str, object], message: str) -> None:
@@ -205,16 +209,16 @@ def test_controllers_move_the_weights_of_their_terms(monkeypatch: pytest.MonkeyP
 
 def test_trackers_see_each_trajectory_once_and_after_the_update() -> None:
     case = tabular()
-    recipe = Recipe.from_plain({"advantage": [{"name": "tracker_baseline", "tracker": {"name": "mean", "prior": 0.5}}]})
+    recipe = Recipe.from_plain({"advantage": [{"name": "tracker_baseline", "tracker": "beta"}]})
     before = recipe.advantage(case.decisions)
     torch.testing.assert_close(before[:, 0], rewards(case) - 0.5)
     torch.testing.assert_close(recipe.advantage(case.decisions), before)
     recipe.observe(case.decisions, {})
     first = rewards(case)[:4]
-    average = first[0]
-    for value in first[1:]:
-        average = 0.9 * average + 0.1 * value
-    torch.testing.assert_close(recipe.advantage(case.decisions)[:4, 0], first - average)
+    won = lost = 1.0
+    for value in first.tolist():
+        won, lost = 0.96 * won + value, 0.96 * lost + 1.0 - value
+    torch.testing.assert_close(recipe.advantage(case.decisions)[:4, 0], first - won / (won + lost))
 
 
 def test_weights_multiply_the_losses_without_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,9 +246,11 @@ def test_the_guide_names_every_extra_that_a_part_can_ask_for() -> None:
 
 def test_a_tracker_may_hold_one_estimate_per_task() -> None:
     case = tabular()
-    stage = {"name": "tracker_baseline", "per": "domain", "tracker": {"name": "beta", "forgetting": 1.0}}
-    recipe = Recipe.from_plain({"advantage": [stage]})
-    recipe.observe(case.decisions, {})
-    reward, domain = rewards(case), case.decisions.need("domain")
-    rate = torch.stack([(1.0 + reward[domain == key].sum()) / (2.0 + (domain == key).sum()) for key in domain])
-    torch.testing.assert_close(recipe.advantage(case.decisions)[:, 0], reward - rate)
+    task = case.decisions.need("group") // 2
+    decisions = case.decisions.with_fields(extra={"task": task})
+    per, tracker = {"name": "key", "key": "task"}, {"name": "beta", "forgetting": 1.0}
+    recipe = Recipe.from_plain({"advantage": [{"name": "tracker_baseline", "per": per, "tracker": tracker}]})
+    recipe.observe(decisions, {})
+    reward = rewards(case)
+    rate = torch.stack([(1.0 + reward[task == key].sum()) / (2.0 + (task == key).sum()) for key in task])
+    torch.testing.assert_close(recipe.advantage(decisions)[:, 0], reward - rate)

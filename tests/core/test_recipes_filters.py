@@ -135,7 +135,7 @@ def test_nlpo_with_a_full_support_is_ppo() -> None:
     case = tabular(drift=0.0)
     support = top_p_support(case.logits.detach(), 1.0)
     assert bool(support.all())
-    free = {"kl": {"name": "constant", "value": 0.0}}
+    free = {"kl": {"name": "anneal", "start": 0.0, "end": 0.0, "steps": 1}}
     torch.testing.assert_close(gradients("s083_nlpo", case, controllers=free), gradients("ppo", case))
 
 

@@ -110,7 +110,7 @@ def test_kdrl() -> None:
 
 def test_kdrl_limits() -> None:
     case = tabular()
-    none = {"kl_to": {"name": "constant", "value": 0.0}}
+    none = {"kl_to": {"name": "anneal", "start": 0.0, "end": 0.0, "steps": 1}}
     torch.testing.assert_close(gradients("s080_kdrl", case, controllers=none), gradients("grpo", case, estimator={}))
     unrewarded = tabular(reward=torch.zeros(16, 6, dtype=torch.float64))
     gap = unrewarded.logp() - unrewarded.decisions.extra["logp_teacher"]

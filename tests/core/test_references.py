@@ -6,17 +6,15 @@ import pytest
 import torch
 from tabular import rewards, standardised, tabular
 
-from robopolicy.core.advantages import outcome
+from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.core.advantages.smooth import SmoothStandardize
-from robopolicy.core.references import geometric_mixture, move_towards, soup, tempered
+from robopolicy.core.references import geometric_mixture, soup, tempered
 
 
 def test_a_soup_is_the_weighted_mean_and_refuses_strangers() -> None:
     first, second = ({"w": torch.tensor([value])} for value in (1.0, 3.0))
     assert soup([first, second])["w"].item() == 2.0
     assert soup([first, second], [3.0, 1.0])["w"].item() == 1.5
-    assert move_towards(first, second, 0.25)["w"].item() == pytest.approx(1.5)
-    assert torch.equal(move_towards(first, second, 1.0)["w"], second["w"])
     with pytest.raises(ValueError, match="same parameters"):
         soup([first, {"v": torch.ones(1)}])
     with pytest.raises(ValueError, match="as many weights"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from robopolicy.core.returns import chunk_discount, discounted_sum, gae, sequence_gae, successor_values, two_clock
+from robopolicy.core.returns import chunk_discount, gae, sequence_gae, successor_values, two_clock
 
 
 def column(*values: float) -> torch.Tensor:
@@ -16,12 +16,6 @@ def flags(*values: int) -> torch.Tensor:
 
 def assert_column(found: torch.Tensor, *expected: float) -> None:
     torch.testing.assert_close(found, column(*expected))
-
-
-def test_discounted_sum_stops_where_an_episode_ends():
-    assert_column(discounted_sum(column(1, 2, 4), 0.5), 3, 4, 4)
-    assert_column(discounted_sum(column(1, 2, 4), 0.5, flags(0, 1, 0)), 2, 2, 4)
-    assert_column(discounted_sum(column(1, 2, 4), column(0.5, 0.25, 0.5)), 2.5, 3, 4)
 
 
 def test_gae_without_an_end_bootstraps_from_the_last_value():
@@ -95,7 +89,8 @@ def test_one_discount_per_chunk_is_a_choice():
 def test_chunks_with_lambda_one_give_the_step_level_return():
     generator = torch.Generator().manual_seed(0)
     reward = torch.rand(8, 1, generator=generator, dtype=torch.float64)
-    returns = discounted_sum(reward, 0.9)
+    no_value, no_end = torch.zeros_like(reward), flags(*[0] * 8)
+    returns, _ = gae(reward, no_value, no_value, no_end, no_end, 0.9, 1.0)
     chunked = torch.stack([sum(0.9**j * reward[start + j] for j in range(4)) for start in (0, 4)])
     never = flags(0, 0)
     value = torch.zeros_like(chunked)
@@ -116,7 +111,7 @@ def test_lambda_one_is_the_return_and_lambda_zero_the_residual():
     never = flags(0, 0, 0)
     reward, value, successor = column(1, 2, 3), column(1, 4, 2), column(4, 2, 0)
     _, target = gae(reward, value, successor, never, never, 0.5, 1.0)
-    torch.testing.assert_close(target, discounted_sum(reward, 0.5))
+    assert_column(target, 1 + 0.5 * 3.5, 2 + 0.5 * 3, 3)
     advantage, _ = gae(reward, value, successor, never, never, 0.5, 0.0)
     torch.testing.assert_close(advantage, reward + 0.5 * successor - value)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from robopolicy.catalogue import read_recipe
-from robopolicy.core.advantages import outcome
+from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.core.decisions import Decisions, by_trajectory
 from robopolicy.core.parts import build
 from robopolicy.core.recipe import Recipe

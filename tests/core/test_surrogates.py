@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from robopolicy.core.surrogates import (
-    STRAIGHT_THROUGH,
     SURROGATES,
     aspo,
     best_ratio,
@@ -23,6 +22,7 @@ from robopolicy.core.surrogates import (
 )
 
 LOW, HIGH = 0.8, 1.2
+STRAIGHT_THROUGH = {"preserve", "stopgrad", "nft", "nft_scaled"}
 SMOOTH = sorted(set(SURROGATES) - STRAIGHT_THROUGH)
 GRID = torch.tensor([-3.0, -0.5, -0.1, 0.05, 0.1, 0.5, 3.0], dtype=torch.float64)  # log-ratios away from the kinks
 Z = GRID.repeat(2).unsqueeze(0)

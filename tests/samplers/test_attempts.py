@@ -6,7 +6,7 @@ import pytest
 import torch
 from playground import Playground
 
-from robopolicy.core.advantages import outcome
+from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.errors import UserError
 from robopolicy.samplers.attempts import from_plain, groups_of, stack, to_plain
 from robopolicy.samplers.protocols import (

@@ -8,7 +8,6 @@ from robopolicy.core.advantages.trackers import MeanTracker
 from robopolicy.errors import UserError
 from robopolicy.samplers.curricula import (
     SAMPLERS,
-    Budgeted,
     CategoryBandit,
     Frontier,
     Instructions,
@@ -147,26 +146,6 @@ def test_the_single_stream_draws_prompts_by_the_spread_of_their_outcomes():
     drawn = torch.bincount(torch.tensor([sampler.propose(1)[0].key - 100 for _ in range(600)]), minlength=COUNT) / 600
     assert weight[0] < 0.15 and weight[-1] > 0.5
     assert (drawn - weight / weight.sum()).abs().max() < 0.06
-
-
-def test_budgets_are_shared_out():
-    """I (1.04): equal rates give equal budgets; whatever they are, the total stays."""
-    sampler = started(Budgeted(floor=0.0))
-    assert [task.budget for task in sampler.propose(6)] == [4] * 6
-    for _ in range(60):
-        outcome(sampler, POOL.tasks, lambda task: 0.5 if task.key < 103 else 1.0, lambda task: 0.0)
-    tasks = sampler.propose(12)
-    assert sum(task.budget for task in tasks) == 48
-    assert min(task.budget for task in tasks if task.key < 103) > max(task.budget for task in tasks if task.key > 102)
-    assert min(task.budget for task in tasks) >= 2
-
-
-def test_a_solved_task_keeps_the_floor_of_its_budget():
-    """sqrt(p (1 - p)) + 0.05 for p = 1 and 1/2, of what is left over two attempts each."""
-    sampler = started(Budgeted(tracker=MeanTracker()), Pool([Task(0, budget=14), Task(1, budget=14)]))
-    outcome(sampler, [Task(0), Task(1)], lambda task: 1.0 if task.key == 0 else 0.5, lambda task: 0.0)
-    budgets = {task.key: task.budget for task in sampler.propose(2)}
-    assert budgets == {0: 2 + 2, 1: 2 + 22}  # 24 * 0.05 / 0.6
 
 
 def test_one_stage_is_uniform():

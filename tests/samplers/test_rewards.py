@@ -9,26 +9,10 @@ from torch.testing import assert_close
 
 from robopolicy.core.gradients import influence
 from robopolicy.samplers.protocols import Outcomes
-from robopolicy.samplers.rewards import (
-    REWARDS,
-    Composition,
-    Criterion,
-    Debate,
-    Gated,
-    GradientWeights,
-    HypervolumeFactor,
-    Least,
-    ParetoRank,
-    Product,
-    Rank,
-    RankFailures,
-    Refinement,
-    Sum,
-    ToolCalls,
-    ZeroSum,
-    outcomes_of,
-)
-from robopolicy.samplers.rewards.adaptive import hypervolume
+from robopolicy.samplers.rewards.adaptive import GradientWeights, HypervolumeFactor, ToolCalls, hypervolume
+from robopolicy.samplers.rewards.composition import REWARDS, Composition, outcomes_of
+from robopolicy.samplers.rewards.ranks import ParetoRank, Rank, RankFailures
+from robopolicy.samplers.rewards.terms import Criterion, Debate, Gated, Least, Refinement, Sum, ZeroSum
 
 
 def outcomes(reward, key=None, **metrics) -> Outcomes:
@@ -55,10 +39,6 @@ def test_improvement_of_the_next_episode():
     """I (5.15): a constant return earns the coach nothing."""
     coach = Sum({"refined": 1.0, "first": -1.0})
     gives(coach, [0.0, 0.0, 1.0], [0.5, 0.0, 0.0], first=[0.5, 0.0, 0.0], refined=[0.5, 0.0, 1.0])
-
-
-def test_products():
-    gives(Product(["reward", "safe"]), [0.5, 0.0], [1.0, 1.0], safe=[0.5, 0.0])
 
 
 def test_gates():

@@ -14,7 +14,7 @@ from robopolicy.data.support import SupportConfig, SupportGate, support_gate
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import ExpertActor, RandomActor
 from robopolicy.evaluation.harness import evaluate
-from robopolicy.evaluation.search import SimEvaluator
+from robopolicy.evaluation.search.evaluators import SimEvaluator
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.checker import check_simulator

@@ -23,7 +23,8 @@ from robopolicy.training.world_checkpoint import SCHEMA, WorldManifest, save_wor
 from robopolicy.training.world_sims import load_worlds, open_task
 from robopolicy.worldmodel.backend import WorldSim
 from robopolicy.worldmodel.ensemble import EnsembleWorldModel
-from robopolicy.worldmodel.judge import StateProbe, SuccessClassifier
+from robopolicy.worldmodel.judge.classifier import SuccessClassifier
+from robopolicy.worldmodel.judge.probe import StateProbe
 from robopolicy.worldmodel.latent import LatentWorldModel
 
 NO = "SUCCESS: no\nPROGRESS: 25"

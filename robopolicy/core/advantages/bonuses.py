@@ -17,9 +17,6 @@ from robopolicy.core.ratios import log_ratio
 from robopolicy.core.segments import Segments
 from robopolicy.limits import Share
 
-Bonus = Callable[[Decisions], Tensor]
-"""`decisions -> (N, 1) per row or (N, T) per decision`."""
-
 
 @dataclass(frozen=True)
 class ReferencePenalty:

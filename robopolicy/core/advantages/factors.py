@@ -15,9 +15,6 @@ from robopolicy.core.decisions import Decisions, by_group, pair
 from robopolicy.core.segments import Segments
 from robopolicy.limits import Count, NotNegative, Share
 
-Factor = Callable[[Decisions], Tensor]
-"""`decisions -> (N, 1) per row or (N, T) per decision`."""
-
 
 @dataclass(frozen=True)
 class DepthDiscount:
@@ -96,19 +93,6 @@ class UnitEntropy:
 
 
 @dataclass(frozen=True)
-class Marked:
-    """`1 + gain * extra[key]` for marks (N,) or (N, T) made elsewhere, e.g. the attention rhythm of S130."""
-
-    key: str
-    gain: float = 0.5
-
-    def __call__(self, decisions: Decisions) -> Tensor:
-        """Factor `(N, 1)` or `(N, T)`."""
-        marks = decisions.need_extra(self.key, per_decision=True)
-        return 1.0 + self.gain * marks.to(decisions.logp_old.dtype)
-
-
-@dataclass(frozen=True)
 class Rhythm:
     """`1 + gain` on decisions where attention plans and on those that later ones look back to (S130).
 
@@ -176,11 +160,9 @@ class AfterSaturation:
 
 
 FACTORS: dict[str, Callable[..., object]] = {
-    "depth_discount": DepthDiscount,
     "longest_success": LongestSuccess,
     "outcome_entropy": OutcomeEntropy,
     "unit_entropy": UnitEntropy,
-    "marked": Marked,
     "rhythm": Rhythm,
     "duration": Duration,
     "after_saturation": AfterSaturation,

@@ -1,4 +1,8 @@
-"""Composition of advantage stages, and the scope of their statistics."""
+"""Composition of advantage stages, and the scope of their statistics.
+
+Group-relative policy optimisation, for instance, is
+`Pipeline([Baseline("mean", Scope(by_group)), Scale(Scope(by_group))])(outcome(decisions), decisions)`.
+"""
 
 from __future__ import annotations
 

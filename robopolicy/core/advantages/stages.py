@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from robopolicy.core.advantages.pipeline import Pipeline, Scope, Stage, outcome, valid_entries
-from robopolicy.core.advantages.trackers import RunningMoments, Tracker
+from robopolicy.core.advantages.trackers import Tracker
 from robopolicy.core.decisions import Decisions, Partition, by_group, first_rows
 from robopolicy.core.segments import Segments
 from robopolicy.limits import NotNegative, PartialShare, Positive
@@ -130,27 +130,6 @@ class ConstantScale:
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Scale the advantage."""
         return advantage / self.divisor
-
-
-@dataclass(frozen=True)
-class RunningScale:
-    """Divide by the standard deviation of all advantages seen so far, this batch included."""
-
-    eps: NotNegative = 1e-6
-    moments: RunningMoments = field(default_factory=RunningMoments)
-
-    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
-        """Take note of the valid entries, then scale."""
-        self.moments.observe(advantage[valid_entries(advantage, decisions)])
-        return advantage / (self.moments.std + self.eps)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Running moments."""
-        return self.moments.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
-        self.moments.load_state_dict(state)
 
 
 @dataclass(frozen=True)
@@ -286,11 +265,9 @@ STAGES: dict[str, Callable[..., Stage]] = {
     "tracker_baseline": TrackerBaseline,
     "scale": Scale,
     "constant_scale": ConstantScale,
-    "running_scale": RunningScale,
     "modulate": Modulate,
     "shape": Shape,
     "mix": Mix,
     "broadcast": Broadcast,
-    "clip": Clip,
     "indicator": Indicator,
 }

@@ -15,9 +15,6 @@ from robopolicy.core.decisions import Decisions
 from robopolicy.core.returns import sequence_gae, two_clock
 from robopolicy.limits import Count, Share
 
-Start = Callable[[Decisions], Tensor]
-"""`decisions -> (N, 1) per row or (N, T) per decision`."""
-
 
 def ones(decisions: Decisions) -> Tensor:
     """1 for every row `(N, 1)`: what is imitated has no reward."""

@@ -136,7 +136,7 @@ class RunningMoments:
         self.count, self.mean, self.square = (float(state[key]) for key in ("count", "mean", "square"))
 
 
-TRACKERS: dict[str, Callable[..., Tracker]] = {"mean": MeanTracker, "beta": BetaTracker}
+TRACKERS: dict[str, Callable[..., Tracker]] = {"beta": BetaTracker}
 
 
 def integers(keys: Tensor) -> list[int]:

@@ -1,4 +1,4 @@
-"""Rewards of single attempts: sums, products, gates, minima, chosen criteria, debates, refinements.
+"""Rewards of single attempts: sums, gates, minima, chosen criteria, debates, refinements.
 
 Wherever a metric is named, "reward" stands for the reward composed so far.
 """
@@ -25,17 +25,6 @@ class Sum(Reward):
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
         return sum((weight * outcomes.need(name) for name, weight in self.terms.items()), 0.0 * outcomes.reward)
-
-
-@dataclass(frozen=True)
-class Product(Reward):
-    """Product of metrics."""
-
-    of: Sequence[str]
-
-    def __call__(self, outcomes: Outcomes) -> Tensor:
-        """Rewards `(M,)`."""
-        return torch.stack([outcomes.need(name) for name in self.of]).prod(0)
 
 
 @dataclass(frozen=True)
