@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 from collections.abc import Callable
 
 import numpy as np
@@ -12,6 +13,9 @@ from robopolicy.cli.main import main
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 torch.set_num_threads(1)  # networks of tests are small, and threads of tests that run side by side wait for each other
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    # Under nohup: processes that tests start would ignore it, too; a handler, no less idle here, is not inherited.
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.fixture(autouse=True)

@@ -161,7 +161,6 @@ def own_terminal(terminal: int) -> None:
     """Make `terminal` what decides the life of this process, as a login does."""
     os.setsid()
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it
 
 
 GROUPS = ["task=point_mass", "algorithm=flow_grpo", "sim.num_envs=8", "algorithm.group_size=4", "algorithm.epochs=1"]
