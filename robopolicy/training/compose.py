@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import MISSING, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.errors import UserError, did_you_mean, unknown_name
 from robopolicy.files import parse_yaml
-from robopolicy.policies.registry import POLICIES
 from robopolicy.resources import folder
-from robopolicy.schema import from_plain, open_schema, to_plain
+from robopolicy.schema import from_plain, to_plain
 from robopolicy.sim.registry import get_task, task_names
 from robopolicy.training.config import TrainConfig, check_settings
+from robopolicy.training.schemas import make_known
 
 PRESETS = folder("configs")
 GROUPS = ("experiment", "task", "policy", "algorithm", "sim")
@@ -40,7 +37,7 @@ def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
     Raises:
         UserError: A group, preset or key is unknown, or a value has the wrong type or range; one line.
     """
-    _register()
+    make_known()
     pairs = [_split(text) for text in overrides]
     _refuse_policy_of_checkpoint(dict(pairs))
     with initialize_config_dir(str(PRESETS), version_base="1.3"):
@@ -53,7 +50,7 @@ def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
         others = [
             f"++{key}={_whole(value)}" for key, value in settings.items() if key not in texts
         ]  # ++: new ones, too
-        composed = _compose([*choices, *others])
+        composed = _compose([*choices, *others]) if others else base
     for key, value in texts.items():
         _set(composed, key, value)
     config = from_plain(TrainConfig, composed, "")
@@ -105,25 +102,6 @@ def config_text(config: Any) -> str:
     return yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
 
 
-def _register() -> None:
-    """Make the dataclasses known to Hydra: one option per registered policy and algorithm."""
-    _store_schema()
-    for group, registry in (("policy", POLICIES), ("algorithm", ALGORITHMS)):
-        for name in registry:
-            _store(group, name, registry[name].config_class)
-
-
-@cache
-def _store_schema() -> None:
-    schema = open_schema(TrainConfig, policy=MISSING, algorithm=MISSING)
-    ConfigStore.instance().store(name="schema", node=schema)
-
-
-@cache  # what has been added since, or anew under its name, is stored then
-def _store(group: str, name: str, config_class: type[Any]) -> None:
-    ConfigStore.instance().store(group=group, name=name, node=open_schema(config_class, name=name))
-
-
 def _split(text: str) -> tuple[str, str]:
     match = re.fullmatch(r"([A-Za-z_][\w.]*)=(.*)", text, re.DOTALL)
     if match is None:
@@ -163,7 +141,7 @@ def _choose(group: str, value: str) -> tuple[str, str]:
 
 
 def _options(group: str) -> list[str]:
-    return GlobalHydra.instance().config_loader().get_group_options(group)
+    return GlobalHydra.instance().config_loader().get_group_options(group, config_name="train")
 
 
 def _compose(overrides: list[str]) -> dict[str, Any]:
