@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -160,6 +161,7 @@ def file_hashes(folder: Path) -> dict[str, str]:
     return {name: sha256(folder / name) for name in names}
 
 
+@cache  # what runs is what was imported, whatever becomes of the tree
 def git_commit() -> str | None:
     """Commit of the source tree, with `+` where tracked files differ from it; None outside a git repository."""
     root = Path(robopolicy.__file__).resolve().parents[1]
