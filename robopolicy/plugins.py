@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -67,7 +67,13 @@ def contributed(kind: str) -> dict[str, tuple[str, Any]]:
 @cache
 def installed(kind: str) -> dict[str, EntryPoint]:
     """Entry points of the group `robopolicy.<kind>` by name, without importing them."""
-    return {point.name: point for point in entry_points(group=f"robopolicy.{kind}")}
+    return {point.name: point for point in _entry_points().select(group=f"robopolicy.{kind}")}
+
+
+@cache
+def _entry_points() -> EntryPoints:
+    """Those of all installed packages, whose metadata takes a tenth of a second to read."""
+    return entry_points()
 
 
 def load(target: str) -> Any:

@@ -18,7 +18,7 @@ import torch
 from robopolicy.algorithms.frames.base import Metrics
 from robopolicy.catalogue import read_recipe, recipe_names
 from robopolicy.cli.main import main as robopolicy
-from robopolicy.core.recipe import DEFAULTS
+from robopolicy.core.recipe_keys import DEFAULTS
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.files import write_text

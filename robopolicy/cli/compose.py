@@ -57,10 +57,9 @@ settings of --set:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "compose",
-        help="combine policies into one, and search for their weights",
         description="Write a checkpoint that denoises with several policies at once. With --search their weights are "
         "found by playing common episode seeds, then tried on others beside each policy. Ctrl-C keeps what was played. "
         "Parents may differ in head, inputs, chunk length and steps. The checkpoint holds their weights, and refers to "
