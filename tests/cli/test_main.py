@@ -14,7 +14,7 @@ from robopolicy.cli.main import VERBS, main
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "robopolicy.cli.main", *args]
+    command = [sys.executable, "-m", "robopolicy", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -62,7 +62,7 @@ def test_version(capsys):
 
 
 def test_arguments_may_stand_on_either_side_of_an_option(capsys):
-    assert main(["train", "task=point_mass", "--show", "algorithm=ppo", "policy=gaussian"]) == 0
+    assert main(["train", "task=point_mass", "--print-config", "algorithm=ppo", "policy=gaussian"]) == 0
     assert "name: ppo" in capsys.readouterr().out
     assert main(["collect", "lift", "--episodes", "1", "--out", "x", "extra"]) == 2
     assert "Unknown argument 'extra'." in capsys.readouterr().err
@@ -124,7 +124,7 @@ def test_programming_errors_are_not_hidden(monkeypatch):
 
 
 def test_a_closed_pipe_is_quiet():
-    command = f"{sys.executable} -m robopolicy.cli.main train --show | head -n 1"
+    command = f"{sys.executable} -m robopolicy train --print-config | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""
     assert done.stdout.count("\n") == 1

@@ -88,14 +88,14 @@ def test_fine_tuning_takes_policy_task_and_chunk_from_the_checkpoint(tmp_path):
 
 
 def test_show_prints_a_configuration_that_can_be_read(capsys):
-    assert main(["train", "--show", *PPO, "seed=5"]) == 0
+    assert main(["train", "--print-config", *PPO, "seed=5"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["seed"] == 5
 
 
 def test_show_prints_the_configuration_of_a_run(tmp_path, capsys):
     config = compose_config([*PPO, "seed=7", "budget.updates=1"])
     (tmp_path / "config.yaml").write_text(config_text(config))
-    assert main(["train", "--show", "--resume", str(tmp_path)]) == 0
+    assert main(["train", "--print-config", "--resume", str(tmp_path)]) == 0
     assert capsys.readouterr().out == config_text(config)
 
 
@@ -155,7 +155,7 @@ def test_help_names_the_presets_and_only_counts_the_recipes(capsys):
         ),
         ([*PPO, "policy=text", "budget.updates=1"], "Task toy/point_mass is no text; choose a task such as"),
         (["--resume", "no/such/run"], "is not a run"),
-        (["--show", "--resume", "no/such/run"], "is not a run"),
+        (["--print-config", "--resume", "no/such/run"], "is not a run"),
         (["--resume", "x", "seed=1"], "keeps its settings"),
     ],
 )
