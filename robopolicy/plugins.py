@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -71,7 +71,7 @@ def installed(kind: str) -> dict[str, EntryPoint]:
 
 
 @cache
-def _entry_points() -> EntryPoints:
+def _entry_points() -> Any:  # EntryPoints; in Python 3.11 a dict with the same `select`
     """Those of all installed packages, whose metadata takes a tenth of a second to read."""
     return entry_points()
 

@@ -10,9 +10,12 @@ SHELLS = ("bash", "zsh", "fish")
 
 EXAMPLES = """\
 examples:
-  robopolicy completion bash >> ~/.bashrc
-  robopolicy completion zsh >> ~/.zshrc
-  robopolicy completion fish > ~/.config/fish/completions/robopolicy.fish
+  robopolicy completion bash
+
+to load it in every shell:
+  bash  eval "$(robopolicy completion bash)"   in ~/.bashrc
+  zsh   eval "$(robopolicy completion zsh)"    in ~/.zshrc, behind compinit
+  fish  robopolicy completion fish | source    in ~/.config/fish/config.fish
 """
 
 

@@ -121,7 +121,7 @@ def test_help_names_the_presets_but_no_recipe(capsys):
         main(["train", "--help"])
     printed = capsys.readouterr().out
     presets = printed[printed.index("presets:") :]
-    assert "half_cheetah_ppo" in presets and "see 'robopolicy list recipes'" in presets and "grpo" not in presets
+    assert "half_cheetah_ppo" in presets and "see 'robopolicy list recipes'" in presets and "dr_grpo" not in presets
     assert max(map(len, presets.splitlines())) <= 110
 
 
