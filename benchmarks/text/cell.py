@@ -8,17 +8,18 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
+from benchmarks.themes import contributed
 from robopolicy.algorithms.frames.base import Metrics
 from robopolicy.catalogue import read_recipe, recipe_names
 from robopolicy.cli.main import main as robopolicy
-from robopolicy.core.recipe import DEFAULTS
+from robopolicy.core.recipe_keys import DEFAULTS
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.files import write_text
@@ -37,10 +38,10 @@ PROMPTS, SAMPLES = 200, 16
 ROWS = 256  # attempts per update, whatever the size of a group
 MEASURED = ("rollout/degenerate", "rollout/helped", "actor/informative", "actor/clip_fraction", "actor/approx_kl")
 JUDGED = ("s001_craft_gui", "s048_videochat_m1")  # recipes with a judge of their own
-ACCOMPANIED = ("s080_kdrl", "s104_salsa", *JUDGED)  # recipes with a second policy
+ACCOMPANIED = ("s080_kdrl", "s104_salsa", *JUDGED, *contributed("text", "accompanied"))  # with a second policy
 STEPS = 4  # gradient steps per update: with one, all ratios are 1 and recipes that bound them are the same
 NO_RATIO = "pg"  # a surrogate that knows none: it is the gradient of the policy that acted alone, so for one step
-ON_POLICY = ("a_star_po",)  # other recipes whose sources take one step
+ON_POLICY = ("a_star_po", *contributed("text", "on_policy"))  # other recipes whose sources take one step
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,9 @@ class BenchTask:
         return not self.recipes or recipe in ("grpo", *self.recipes)
 
 
+_MORE = contributed("text", "recipes")
 TASKS = {
-    task.name: task
+    task.name: replace(task, recipes=(*task.recipes, *_MORE.get(task.name, ())))
     for task in (
         BenchTask("arithmetic", imitation=130, tokens=120_000, taught=320),
         BenchTask("countdown", imitation=120, tokens=100_000, taught=300),
@@ -106,8 +108,12 @@ TASKS = {
         ),
         BenchTask("waypoints", imitation=80, tokens=60_000, recipes=("ppo", "s159_hiper")),
         BenchTask("pits", imitation=50, tokens=80_000, recipes=("s020_fate",)),
+        *(BenchTask(name, **row) for name, row in contributed("text", "tasks").items()),
     )
 }
+"""Themes of contrib add tasks by `[text.tasks]`, whose keys are the fields of `BenchTask`, and by `[text.recipes]`
+recipes to a task of the product: task -> names.
+"""
 
 
 def online_recipes() -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.themes import contributed
 from robopolicy.core.probes import pass_at_k
 from robopolicy.evaluation.intervals import Interval, student_mean
 
@@ -144,8 +145,9 @@ CLAIMS: dict[str, Claim] = {
     "s180_proact": Claim("accuracy", against="ppo"),
     "reinforce_pp_baseline": Claim("accuracy", against="reinforce_pp"),
     "reinforce": Claim("accuracy", against="rft"),
+    **{name: Claim(**row) for name, row in contributed("text", "claims").items()},
 }
-"""Recipe -> its claim."""
+"""Recipe -> its claim; themes of contrib add some by `[text.claims]`, whose keys are the fields of `Claim`."""
 
 
 def claim_of(recipe: str) -> Claim:

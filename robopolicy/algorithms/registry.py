@@ -1,13 +1,15 @@
-"""Algorithms by name; each is one file, imported when it is chosen."""
+"""Algorithms by name; each is one file, imported when it is chosen. Importing this module imports no torch."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.plugins import Registry
-from robopolicy.policies.base import Policy
+
+if TYPE_CHECKING:
+    from robopolicy.algorithms.frames.base import Algorithm
+    from robopolicy.policies.base import Policy
 
 ALGORITHMS: Registry[type[Algorithm]] = Registry(
     "algorithms",

@@ -19,10 +19,9 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "bench",
-        help="train several seeds and report them together, with intervals and curves",
         description="Train the same SETTINGS as for `train` with consecutive seeds, the first of which is seed=. "
         "Report the interquartile mean of success and return over the seeds with a bootstrap interval. Finished runs "
         "are kept and interrupted ones go on: call it again to continue, or with more seeds.",

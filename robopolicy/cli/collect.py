@@ -32,10 +32,9 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "collect",
-        help="record demonstrations of a scripted expert or a policy",
         description="Record demonstrations of a task's scripted expert, or of a policy, into a LeRobotDataset (v3.0). "
         "The dataset depends on the seed, not on the number of environments.",
         epilog=EXAMPLES,

@@ -44,7 +44,7 @@ class Request:
     parents: tuple[Parent, ...]  # what is composed, by place and content
     names: tuple[str, ...]  # what tables call them, and last the composition
     critic: Parent | None  # checkpoint whose critic guides or selects
-    correct: Parent | None  # checkpoint whose networks pull actions to the data
+    then: dict[str, Parent]  # name in POST_COMPOSITION -> checkpoint, in order
     select: str  # dataset that teaches whom to ask where; empty asks all
     recipe: Recipe
     weights: tuple[float, ...] | None  # None: those of the recipe, or searched
@@ -86,7 +86,7 @@ class Request:
     @property
     def sources(self) -> tuple[Parent, ...]:
         """All checkpoints that go into it."""
-        return (*self.parents, *(part for part in (self.critic, self.correct) if part is not None))
+        return (*self.parents, *([] if self.critic is None else [self.critic]), *self.then.values())
 
     @property
     def readings(self) -> list[str]:
@@ -127,9 +127,10 @@ def load(out: Path, request: Request) -> Ingredients:
     Raises:
         UserError: It cannot be loaded, or does not fit together.
     """
-    critic, correcting = (None if part is None else place_of(part, out) for part in (request.critic, request.correct))
     places = [place_of(parent, out) for parent in request.parents]
-    return load_ingredients(request.recipe, places, critic, correcting, request.device, request.select)
+    critic = None if request.critic is None else place_of(request.critic, out)
+    then = {name: place_of(part, out) for name, part in request.then.items()}
+    return load_ingredients(request.recipe, places, critic, then, request.device, request.select)
 
 
 def play(out: Path, request: Request, ingredients: Ingredients, ledger: Ledger | None) -> Outcome:

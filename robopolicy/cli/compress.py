@@ -35,10 +35,9 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "compress",
-        help="distil a policy into a smaller network",
         description="Search the hidden layers of a smaller policy: layers are removed, then shrunk; every student "
         "learns from what the teacher did and plays common episodes; R = score / teacher's score * C (2 - C), where C "
         "is the share of parameters that was lost. The best is trained longer and tried beside the teacher on others.",

@@ -18,10 +18,9 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "data",
-        help="show what a dataset holds and what it is good for",
         description="The card of a dataset: episodes, features, success and return with intervals, trajectory quality "
         "(TQ) and state-action coverage (SACo), what may be wrong with it, and whether to imitate it or to learn more.",
         epilog=EXAMPLES,

@@ -57,10 +57,9 @@ class Finding:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "doctor",
-        help="report versions, GL, GPU and optional packages",
         description="Report what this machine has and what each missing piece would enable. Always exits with 0.",
         epilog=EXAMPLES,
     )

@@ -26,10 +26,9 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "elite",
-        help="take a policy out of an archive",
         description="Show the archive of a run of dcg_map_elites or stax, or write one of its policies as a "
         "checkpoint: the one nearest to a descriptor, which ignores the descriptor that it is asked for, or the one of "
         "a rank by what it earned.",

@@ -36,10 +36,9 @@ SAMPLED = "Chance that one of k answers is right, from {} at temperature 1"
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "eval",
-        help="measure success and return with intervals",
         description="Play a fixed set of episode seeds and report success (Wilson interval) and return (bootstrap). "
         "Two players are compared seed by seed. The result does not depend on the number of environments.",
         epilog=EXAMPLES,

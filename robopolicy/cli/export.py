@@ -19,10 +19,9 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "export",
-        help="write a checkpoint as a bundle for a robot",
         description="Write a checkpoint as one folder that onnxruntime and numpy run: an ONNX graph with normalisers "
         "and sampler inside and noise as an input, what goes in and comes out, and golden chunks. The graph is "
         "compared with torch first, and refused if it differs by more than 1e-4 in normalised units.",

@@ -28,10 +28,9 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "import",
-        help="make a checkpoint of a policy from elsewhere",
         description="Wrap or convert a policy from elsewhere, try it on its task and write a checkpoint. An endpoint "
         "is asked again whenever the checkpoint plays; files are copied into it.",
         epilog=EXAMPLES,

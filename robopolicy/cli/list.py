@@ -53,10 +53,9 @@ Row = dict[str, Any]
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "list",
-        help="show tasks, policies, algorithms, experiments, backends and recipes",
         description="Show what can be named on the command line and in configurations.",
         epilog=EXAMPLES,
     )
@@ -85,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 def tasks() -> list[Row]:
     """Registered tasks, then the families that take ids of another library, or files."""
-    from robopolicy.sim.registry import get_task, task_families, task_names
+    from robopolicy.sim.registry import get_task, task_families, task_names, task_ring
 
     rows: list[Row] = []
     for name in task_names():
@@ -97,6 +96,7 @@ def tasks() -> list[Row]:
                 "missing": _missing(entry),
                 "expert": entry.make_expert is not None,
                 "backends": list(entry.backends),
+                "ring": task_ring(name),
             }
         )
     for prefix, family in task_families().items():
@@ -115,18 +115,18 @@ def algorithms() -> list[Row]:
     """Registered algorithms, with the experience they learn from."""
     from robopolicy.algorithms.registry import ALGORITHMS
 
-    return [_row(name, ALGORITHMS) | {"experience": ALGORITHMS[name].experience} for name in ALGORITHMS]
+    return [_row(name, ALGORITHMS) | {"experience": ALGORITHMS.attribute(name, "experience")} for name in ALGORITHMS]
 
 
 def experiments() -> list[Row]:
     """Presets for `experiment=`, with the first sentence of their comments."""
-    from robopolicy.training.compose import PRESETS
+    from robopolicy.resources import preset_files
 
     rows: list[Row] = []
-    for file in sorted((PRESETS / "experiment").glob("*.yaml")):
+    for name, file in preset_files("experiment").items():
         lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
         text = " ".join(line.lstrip("# ") for line in lines if "@package" not in line)
-        rows.append({"name": file.stem, "description": text.partition(". ")[0].rstrip(".") + ".", "missing": ""})
+        rows.append({"name": name, "description": text.partition(". ")[0].rstrip(".") + ".", "missing": ""})
     return rows
 
 
@@ -141,7 +141,7 @@ def backends() -> list[Row]:
 def recipes() -> list[Row]:
     """Recipes for `algorithm=recipe` and text policies, with their source and what they learn from."""
     from robopolicy.catalogue import read_recipe, recipe_names
-    from robopolicy.core.recipe import DEFAULTS
+    from robopolicy.core.recipe_keys import DEFAULTS
 
     plain = [(name, DEFAULTS | read_recipe(name)) for name in recipe_names()]
     return [

@@ -27,10 +27,9 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "ope",
-        help="estimate returns from logged episodes, without playing",
         description="Off-policy evaluation: the discounted return of policies from a dataset that another behaviour "
         "played (collect with --keep-failures), by every estimator that the logs allow.",
         epilog=EXAMPLES,

@@ -27,10 +27,9 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "play",
-        help="film a checkpoint, the expert or random actions",
         description="Play episodes and write a video grid whose borders show success and failure; needs no display.",
         epilog=EXAMPLES,
     )

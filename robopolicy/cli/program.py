@@ -48,10 +48,9 @@ a Python program, FILE.py, runs in a sandbox and has one function:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "program",
-        help="make a policy of rules or code, and improve it",
         description="Write a checkpoint of a behaviour tree, in which readable rules decide which policy plays, or of "
         "a Python program. With --rounds it is changed at random, or by a language model that hears how it did, and "
         "the best is kept: all candidates play the same seeds, and the result is tried beside the original on others.",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Policy
 from robopolicy.policies.composition.guidance import Langevin, ValueGuidance, fitting
 from robopolicy.policies.composition.operators import OPERATORS, Operator, describe_operator, make_operator
+from robopolicy.policies.composition.post import POST_COMPOSITION
 from robopolicy.policies.composition.selection import Selection, Selector
 from robopolicy.policies.wrappers.composed import compose
-from robopolicy.policies.wrappers.corrected import CorrectedPolicy, Correction, correct
 from robopolicy.policies.wrappers.gated import gate
 from robopolicy.policies.wrappers.selected import select
 from robopolicy.schema import from_plain, to_plain
@@ -33,7 +33,6 @@ from robopolicy.training.selecting import fit_selector
 SECTIONS: dict[str, type[Any]] = {
     "corrector": Langevin,
     "guidance": ValueGuidance,
-    "correction": Correction,
     "selection": Selection,
 }
 
@@ -49,8 +48,8 @@ class Recipe:
     corrector: Langevin | None = None  # Langevin steps at every noise level
     guidance: ValueGuidance | None = None  # pull of the critic on the samples
     candidates: int = 1  # chunks drawn per decision, of which the one is played that the critic likes best
-    correction: Correction | None = None  # pull of the data on the actions; None takes that of the checkpoint
     selection: Selection | None = None  # which policies take part, by the observation
+    then: dict[str, Any] = field(default_factory=dict[str, Any])  # name in POST_COMPOSITION -> its settings
 
     def __post_init__(self) -> None:
         if self.candidates < 1:
@@ -87,6 +86,9 @@ def read_recipe(operator: str, settings: Sequence[str]) -> Recipe:
             raise UserError(f"'{name}' has settings of its own; write --set {name}.KEY=VALUE.")
         if name in SECTIONS:
             given[name] = to_plain(SECTIONS[name]()) | given[name]
+    then = given.get("then", {})
+    if not isinstance(then, dict) or not all(isinstance(each, dict) for each in then.values()):
+        raise UserError("Steps of --then have settings by name; write --set then.NAME.KEY=VALUE.")
     own = given.pop("operator", {})
     if {"name", "weights"} & own.keys():
         raise UserError("Pass --operator NAME and --weights W ...; --set operator.KEY=VALUE is for other settings.")
@@ -101,14 +103,14 @@ class Ingredients:
     recipe: Recipe
     policies: Sequence[Policy]  # the parents
     critic: QEnsemble | None
-    corrected: CorrectedPolicy | None  # whose networks pull actions to the data
+    then: Mapping[str, Policy]  # name in POST_COMPOSITION -> the checkpoint that it takes, in order
     selector: Selector | None = None  # knows whom to ask where
 
     def policy(self, weights: Sequence[float] | None) -> Policy:
         """The composition with `weights`, or with those of the operator.
 
         Raises:
-            UserError: Parents, critic, networks and settings do not fit each other.
+            UserError: Parents, critic, further checkpoints and settings do not fit each other.
         """
         recipe = self.recipe
         composed = compose(
@@ -127,25 +129,30 @@ class Ingredients:
             policy = gate(composed, recipe.selection, self.selector)
         if self.critic is not None and recipe.candidates > 1:
             policy = select(policy, fitting(self.critic, policy), candidates=recipe.candidates)
-        if self.corrected is not None:
-            policy = correct(policy, self.corrected.model, recipe.correction or self.corrected.config.correction)
+        for name, checkpoint in self.then.items():
+            policy = POST_COMPOSITION[name](policy, checkpoint, recipe.then.get(name, {}))
         return policy
 
 
 def load_ingredients(
-    recipe: Recipe, parents: Sequence[Path], critic: Path | None, data: Path | None, device: str, select: str = ""
+    recipe: Recipe,
+    parents: Sequence[Path],
+    critic: Path | None,
+    then: Mapping[str, Path],
+    device: str,
+    select: str = "",
 ) -> Ingredients:
     """Load what `recipe` needs, and teach a selector from the dataset `select` where it wants one.
 
     Raises:
-        UserError: A checkpoint cannot be loaded, or has no such networks.
+        UserError: A checkpoint cannot be loaded, or has no critic.
     """
     policies = [load_policy(place, device)[0] for place in parents]
     found = Ingredients(
         recipe,
         policies,
         None if critic is None else _critic(critic, device),
-        None if data is None else _corrected(data, device),
+        {name: load_policy(place, device)[0] for name, place in then.items()},
     )
     return replace(found, selector=_selector(found, recipe.selection, select)) if recipe.selection else found
 
@@ -171,16 +178,6 @@ def _critic(place: Path, device: str) -> QEnsemble:
     raise UserError(
         f"{place} is a policy '{policy.name}', which has no critic; take a checkpoint of idql, qc, dqc, pa_rl or expo."
     )
-
-
-def _corrected(place: Path, device: str) -> CorrectedPolicy:
-    policy = load_policy(place, device)[0]
-    if not isinstance(policy, CorrectedPolicy):
-        raise UserError(
-            f"{place} is a policy '{policy.name}', which knows no scores of its data; take a checkpoint of "
-            "algorithm=cdsa."
-        )
-    return policy
 
 
 def _tree(settings: Sequence[str]) -> dict[str, Any]:

@@ -28,10 +28,9 @@ After another round of training on what was written the policy is another one: w
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "synthesize",
-        help="write synthetic trajectories for offline learning, guided by a policy",
         description="A diffusion model learns whole trajectory segments of a dataset (vector observations, actions, "
         "rewards, ends). Its draws are a dataset like any other; guided by a policy they show what that policy would "
         "do, close to the data (policy-guided diffusion).",

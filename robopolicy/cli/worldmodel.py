@@ -37,10 +37,9 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "worldmodel",
-        help="train a video world model and evaluate policies in it",
         description="A world model predicts camera frames from actions. One that follows its actions can stand in for "
         "the simulator wherever a backend is named: --backend worldmodel:FOLDER.",
         epilog=EXAMPLES,

@@ -34,7 +34,7 @@ def open_policy(kind: str, source: Source) -> Policy:
 
 
 def _lerobot(source: Source) -> Policy:
-    from robopolicy.interop.lerobot import load_lerobot
+    from robopolicy.interop.lerobot.loading import load_lerobot
 
     _refuse(source, "config")
     return load_lerobot(

@@ -1,12 +1,18 @@
-"""Policies by name: heads, wrappers and those of other libraries, imported when they are chosen."""
+"""Policies by name: heads, wrappers and those of other libraries, imported when they are chosen.
+
+Importing this module imports no torch.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.plugins import Registry
-from robopolicy.policies.base import Policy, PolicySpec
+
+if TYPE_CHECKING:
+    from robopolicy.policies.base import Policy
+    from robopolicy.spec import PolicySpec
 
 POLICIES: Registry[type[Policy]] = Registry(
     "policies",

@@ -1,7 +1,14 @@
-"""Task registry: names to simulator factories and experts.
+"""Task registry: names to simulator factories and experts. Imports neither torch nor any simulator.
 
 `robopolicy` never imports `tasks`; packages register through the entry-point group `robopolicy.tasks`, whose entries
-are functions without arguments that call `register`. Third parties add tasks the same way.
+are functions without arguments that call `register`. Third parties add tasks the same way. Tasks of contrib are rows of
+`theme.toml`, whose keys are the fields of `TaskEntry`:
+
+    [tasks."family/name"]
+    make = "robopolicy.contrib.x.tasks:make"  # (SimOptions) -> VectorSim
+    expert = "robopolicy.contrib.x.tasks:make_expert"  # () -> Expert; optional
+    description = "One line."
+    backends = ["mujoco"]
 """
 
 from __future__ import annotations
@@ -9,20 +16,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.limits import Natural, NotNegative, Ranged
-from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX, STOCK_PREFIX
-from robopolicy.plugins import installed, load_entry_point
-from robopolicy.sim.contract import Observation, VectorSim
-from robopolicy.sim.descriptor import DescriptorSim
-from robopolicy.sim.message import MessageSim
-from robopolicy.sim.skills import SKILL_KEY, SkillSim
-from robopolicy.sim.stock import StockSim
-from robopolicy.spec import DESCRIPTOR, MESSAGE_PREFIX
+from robopolicy.plugins import PRODUCT, contributed, installed, load, load_entry_point
+from robopolicy.spec import DESCRIPTOR, IMAGE_PREFIX, MESSAGE_PREFIX
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from robopolicy.sim.contract import Observation, VectorSim
 
 REWARDS = ("sparse", "shaped")
 
@@ -83,6 +87,9 @@ def views_of(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str,
         UserError: They see images, or clouds, of different sizes, stocks of different discounts, different messages, or
             other skills.
     """
+    from robopolicy.nets.encoder import CLOUD_PREFIX, STOCK_PREFIX
+    from robopolicy.sim.skills import SKILL_KEY
+
     views: dict[str, Any] = {}
     for prefix, names, size, axis in (
         (IMAGE_PREFIX, "cameras", "image_size", -1),
@@ -183,9 +190,9 @@ def _register_installed() -> None:
 
 
 def task_names() -> list[str]:
-    """Every registered task id, sorted."""
+    """Every registered task id and those of contrib, sorted."""
     _register_installed()
-    return sorted(_TASKS)
+    return sorted({*_TASKS, *contributed("tasks")})
 
 
 def task_families() -> dict[str, TaskFamily]:
@@ -196,16 +203,30 @@ def task_families() -> dict[str, TaskFamily]:
 
 def get_task(name: str) -> TaskEntry:
     """Look a task up by its id, or by its last part where that is unique ("lift")."""
-    _register_installed()
-    if name in _TASKS:
-        return _TASKS[name]
+    names = task_names()
     prefix, _, rest = name.partition("/")
-    if prefix in _FAMILIES and rest:
+    if name not in names and prefix in _FAMILIES and rest:
         return _FAMILIES[prefix].make_entry(rest)
-    matches = [task for task in _TASKS if task.rsplit("/", 1)[-1] == name]
-    if len(matches) == 1:
-        return _TASKS[matches[0]]
-    raise unknown_name("task", name, _TASKS)
+    matches = [name] if name in names else [task for task in names if task.rsplit("/", 1)[-1] == name]
+    if len(matches) != 1:
+        raise unknown_name("task", name, names)
+    return _TASKS[matches[0]] if matches[0] in _TASKS else _contributed_task(matches[0])
+
+
+def task_ring(name: str) -> str:
+    """Where a registered task comes from: "product", or the theme of contrib."""
+    return PRODUCT if name in _TASKS else contributed("tasks")[name][0]
+
+
+def _contributed_task(name: str) -> TaskEntry:
+    """The entry of a row of `theme.toml`; its module is imported when it is made."""
+    fields: dict[str, Any] = dict(contributed("tasks")[name][1])
+    make, expert = fields.pop("make"), fields.pop("expert", None)
+    return TaskEntry(
+        **fields | {"name": name, "backends": tuple(fields["backends"])},
+        make=lambda options: load(make)(options),
+        make_expert=None if expert is None else lambda: load(expert)(),
+    )
 
 
 def make_sim(name: str, options: SimOptions | None = None) -> VectorSim:
@@ -220,6 +241,11 @@ def make_sim(name: str, options: SimOptions | None = None) -> VectorSim:
         raise UserError("A judge and other settings of a world model belong to --backend worldmodel:FOLDER.")
     if options.reward not in REWARDS:
         raise unknown_name("reward", options.reward, REWARDS, f"of task {entry.name}")
+    from robopolicy.sim.descriptor import DescriptorSim
+    from robopolicy.sim.message import MessageSim
+    from robopolicy.sim.skills import SkillSim
+    from robopolicy.sim.stock import StockSim
+
     sim = entry.make(options)
     sim = SkillSim(sim, options.skills, options.skill_bonus) if options.skills else sim
     sim = StockSim(sim, options.stock) if options.stock else sim

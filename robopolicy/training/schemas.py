@@ -1,26 +1,29 @@
-"""The configs of runs, policies and algorithms as Hydra composes them: each is made when it is chosen."""
+"""Where Hydra finds what a run's configuration is composed of, besides the folder `configs`.
+
+Presets of contrib are files in the folders of the themes. The schemas of runs, policies and algorithms are made when
+they are chosen.
+"""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
 
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import MISSING, OmegaConf
 
-from robopolicy.algorithms.registry import ALGORITHMS
-from robopolicy.plugins import Registry
-from robopolicy.policies.registry import POLICIES
+from robopolicy.resources import presets
 from robopolicy.schema import open_schema
 from robopolicy.training.config import TrainConfig
-
-REGISTRIES: dict[str, Registry[Any]] = {"policy": POLICIES, "algorithm": ALGORITHMS}
+from robopolicy.training.names import REGISTRIES
 
 
 class Schemas(ConfigSource):
-    """`registry://` in `hydra.searchpath`: `schema`, a whole run, and one option per policy and algorithm."""
+    """`registry://` in the search path: `schema`, a whole run, and one option per policy and algorithm."""
 
     @staticmethod
     def scheme() -> str:
@@ -54,9 +57,20 @@ class Schemas(ConfigSource):
         return ConfigResult(self.provider, address, OmegaConf.structured(schema), header={"package": None})
 
 
+class SearchPath(SearchPathPlugin):
+    """Presets of contrib and the schemas, behind those of the folder `configs`."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append them."""
+        for place in presets()[1:]:
+            search_path.append(provider="contrib", path=f"file://{place}")
+        search_path.append(provider="robopolicy", path="registry://")
+
+
 def make_known() -> None:
-    """Make `registry://` known to Hydra."""
+    """Make the schemas and the presets of contrib known to Hydra."""
     Plugins.instance().register(Schemas)
+    Plugins.instance().register(SearchPath)
 
 
 def _parts(path: str) -> tuple[str, str]:

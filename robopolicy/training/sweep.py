@@ -21,9 +21,10 @@ from hydra.errors import HydraException
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.extras import missing
+from robopolicy.resources import folder
 from robopolicy.training.bench import run_to_end
 from robopolicy.training.build import complete
-from robopolicy.training.compose import PRESETS, compose_config, config_text
+from robopolicy.training.compose import compose_config, config_text
 from robopolicy.training.config import TrainConfig
 from robopolicy.training.rehearsal import rehearse
 from robopolicy.training.resuming import Interrupted
@@ -72,7 +73,7 @@ def launch(configs: Sequence[TrainConfig], launcher: Sequence[str]) -> list[Path
     """
     _check_launcher(launcher)
     jobs = ",".join(str(number) for number in range(len(configs)))
-    with initialize_config_dir(str(PRESETS), version_base="1.3"):
+    with initialize_config_dir(str(folder("configs")), version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
         try:

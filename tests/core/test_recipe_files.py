@@ -10,7 +10,8 @@ from tabular import recipe_of, tabular, with_extras
 
 from robopolicy.catalogue import read_recipe, recipe_names
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.recipe import DEFAULTS, Recipe
+from robopolicy.core.recipe import Recipe
+from robopolicy.core.recipe_keys import DEFAULTS
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.chains.sde_chain import SDEChain
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy

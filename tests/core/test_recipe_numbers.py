@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from robopolicy.catalogue import read_recipe
-from robopolicy.core.recipe import DEFAULTS
+from robopolicy.core.recipe_keys import DEFAULTS
 
 CLIP = "estimator.bounds."
 STAGE, ROLLOUT, HELP = "advantage.", "rollout.", "rollout.intervention."

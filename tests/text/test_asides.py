@@ -13,7 +13,7 @@ import torch
 from robopolicy.catalogue import read_recipe
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.gradients import flat_gradient
-from robopolicy.core.recipe import DEFAULTS
+from robopolicy.core.recipe_keys import DEFAULTS
 from robopolicy.errors import UserError
 from robopolicy.samplers.protocols import Task
 from robopolicy.sim.registry import SimOptions

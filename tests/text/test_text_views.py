@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from robopolicy.catalogue import read_recipe, recipe_names
-from robopolicy.core.recipe import DEFAULTS as OF_RECIPES
+from robopolicy.core.recipe_keys import DEFAULTS as OF_RECIPES
 from robopolicy.errors import UserError
 from robopolicy.samplers.collector import DEFAULTS, OF_LEARNERS
 from robopolicy.sim.registry import SimOptions

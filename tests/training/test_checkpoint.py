@@ -279,7 +279,7 @@ def test_verify_says_where_a_task_is_missing(tmp_path, make_policy, capsys, task
 
 @pytest.mark.slow
 def test_golden_chunk_is_reproduced_by_a_fresh_process(saved):
-    command = [sys.executable, "-m", "robopolicy.cli.main", "verify", str(saved)]
+    command = [sys.executable, "-m", "robopolicy", "verify", str(saved)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "verified" in done.stdout

@@ -210,7 +210,7 @@ def test_torchrun_trains_one_run_that_the_first_process_writes(tmp_path: Path):
     ]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    subprocess.run([*torchrun, "-m", "robopolicy.cli.main", "train", *words], env=environment, check=True, timeout=120)
+    subprocess.run([*torchrun, "-m", "robopolicy", "train", *words], env=environment, check=True, timeout=120)
     report = json.loads((tmp_path / "run/report.json").read_text())
     config = compose_config(words)
     assert report["env_steps"] == 2 * 8 * config.sim.num_envs * config.chunk.execute

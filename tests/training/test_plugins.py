@@ -85,3 +85,10 @@ def test_summaries_are_read_without_importing(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(plugins.importlib, "import_module", refuse)
     assert all(ALGORITHMS.summary(name).endswith(".") for name in ALGORITHMS.product())
+
+
+def test_constants_of_classes_are_those_in_the_source() -> None:
+    found = {name: ALGORITHMS.attribute(name, "experience") for name in ALGORITHMS.product()}
+    assert found == {name: ALGORITHMS[name].experience for name in ALGORITHMS.product()}
+    with pytest.raises(ValueError, match="set no constant 'courage'"):
+        ALGORITHMS.attribute("ppo", "courage")

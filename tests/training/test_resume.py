@@ -52,7 +52,7 @@ def assert_identical(one: Path, two: Path) -> None:
 def kill_and_resume(settings: list[str], out: Path) -> Path:
     """Train in another process, kill it with SIGKILL after its first resume point, and resume here."""
     run = out / "killed"
-    command = [sys.executable, "-m", "robopolicy.cli.main", "train", *settings, f"out={out}", "name=killed"]
+    command = [sys.executable, "-m", "robopolicy", "train", *settings, f"out={out}", "name=killed"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     manifest, deadline = run / "checkpoints" / "last" / "manifest.json", time.monotonic() + 60
     while not manifest.exists() and process.poll() is None and time.monotonic() < deadline:
@@ -144,7 +144,7 @@ def test_a_resumed_run_goes_back_to_the_best_of_then(tmp_path, monkeypatch):
 def test_a_run_whose_terminal_is_closed_saves_a_resume_point(tmp_path):
     settings = [*PPO, "evaluation.episodes=0", "budget.updates=2000", "checkpoint_every=2000"]
     master, terminal = os.openpty()
-    command = [sys.executable, "-m", "robopolicy.cli.main", "train", *settings, f"out={tmp_path}", "name=left"]
+    command = [sys.executable, "-m", "robopolicy", "train", *settings, f"out={tmp_path}", "name=left"]
     process = subprocess.Popen(
         command, stdin=terminal, stdout=terminal, stderr=terminal, preexec_fn=lambda: own_terminal(terminal)
     )

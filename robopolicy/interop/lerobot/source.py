@@ -111,7 +111,7 @@ def open_source(
     if sha256 and found != sha256:
         raise UserError(
             f"The LeRobot policy in {folder} has changed: expected content {sha256[:12]}, found {found[:12]}; put the "
-            "original there, or name its folder with robopolicy.interop.lerobot.provide(FOLDER)."
+            "original there, or name its folder with robopolicy.interop.lerobot.source.provide(FOLDER)."
         )
     config = _read(folder / CONFIG)
     features = _features(config, "input_features", folder)

@@ -7,7 +7,8 @@ The function is called in batches, without gradients, as `function(obs, noise) -
 `noise=False` says that it takes none.
 
 A function has no weights to store. A checkpoint of a policy that wraps one names it, and loading such a checkpoint
-needs the function again: call `provide(name, function)` first. Modules, ONNX files and endpoints have policies of their
+needs the function again: call `provide(name, function)` first, or name it in the entry-point group
+`robopolicy.callables` of a package. Modules, ONNX files and endpoints have policies of their
 own in `robopolicy.interop`.
 """
 
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.plugins import Registry
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.wrappers.black_box import BlackBoxPolicy, PatientConfig
 
@@ -30,6 +32,9 @@ Function = Callable[..., Any]
 
 PROVIDED: dict[str, Function] = {}
 """Functions that checkpoints may name in this process."""
+
+CALLABLES: Registry[Function] = Registry("callables", {})
+"""Functions that checkpoints may name in every process: those of contrib and of installed packages."""
 
 
 def provide(name: str, function: Function) -> None:
@@ -68,12 +73,13 @@ class CallablePolicy(BlackBoxPolicy):
             UserError: It has not been provided in this process.
         """
         super().__init__(config, spec)
-        if config.function not in PROVIDED:
+        known = {name: found for found in (CALLABLES, PROVIDED) for name in found}
+        if config.function not in known:
             raise UserError(
                 f"This policy calls the function '{config.function}', which no checkpoint can hold; pass it with "
                 f"robopolicy.policies.wrappers.callable.provide('{config.function}', function) first."
             )
-        self._called = _Reference(PROVIDED[config.function])
+        self._called = _Reference(known[config.function][config.function])
 
     @classmethod
     def wrap(cls, name: str, function: Function, spec: PolicySpec, **settings: Any) -> CallablePolicy:

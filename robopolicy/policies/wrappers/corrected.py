@@ -33,6 +33,7 @@ from robopolicy.policies.base import Info, Observation, Policy, PolicySpec, Samp
 from robopolicy.policies.noise import Randomness, normal
 from robopolicy.policies.wrappers.nested import WrappingPolicy, alike, describe, rebuild
 from robopolicy.policies.wrappers.selected import within_bounds
+from robopolicy.schema import from_plain, to_plain
 
 
 @dataclass(frozen=True)
@@ -266,3 +267,18 @@ def correct(base: Policy, model: DataModel, correction: Correction) -> Corrected
         )
     config = CorrectedConfig(base=describe(base), model=model.config, correction=correction)
     return CorrectedPolicy(config, base=base, model=model)
+
+
+def correct_composition(policy: Policy, checkpoint: Policy, settings: Mapping[str, Any]) -> CorrectedPolicy:
+    """`policy` corrected by the networks of `checkpoint`; without settings the pull is that of the checkpoint.
+
+    Raises:
+        UserError: The checkpoint has no such networks, they do not fit the policy, or a setting is wrong.
+    """
+    if not isinstance(checkpoint, CorrectedPolicy):
+        raise UserError(
+            f"A policy '{checkpoint.name}' knows no scores of its data; take a checkpoint of algorithm=cdsa."
+        )
+    given = {**to_plain(Correction()), **settings}
+    correction = from_plain(Correction, given, "then.correct") if settings else checkpoint.config.correction
+    return correct(policy, checkpoint.model, correction)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from robopolicy.sim.contract import VectorSim
-from robopolicy.sim.dynamics import Dynamics, DynamicsSim
 from robopolicy.sim.registry import Expert, SimOptions, TaskEntry
 from robopolicy.sim.registry import register as register_entry
+
+if TYPE_CHECKING:
+    from robopolicy.sim.contract import VectorSim
+    from robopolicy.sim.dynamics import Dynamics
 
 
 def _maker(make: Callable[[], Dynamics]) -> Callable[[SimOptions], VectorSim]:
     def make_sim(options: SimOptions) -> VectorSim:
+        from robopolicy.sim.dynamics import DynamicsSim
+
         dynamics = make()
         options.refuse_cameras(dynamics.spec.task)
         return DynamicsSim(dynamics, options.num_envs)

@@ -7,11 +7,14 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from robopolicy.errors import UserError
-from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
-from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, TaskEntry, TaskFamily, register_family
+from robopolicy.spec import IMAGE_PREFIX
+
+if TYPE_CHECKING:
+    from robopolicy.sim.contract import VectorSim
 
 # mjlab and Isaac Lab leave actions unbounded. In their walking tasks an action is an offset of joint targets, scaled so
 # that gaits need more than 1 of it; everything else is bounded by 1.
@@ -91,6 +94,8 @@ def _action_bound(env_id: str) -> float:
 
 def _with_its_views(sim: VectorSim, options: SimOptions) -> VectorSim:
     """The simulator, which shows all that it has; policies that see images of its own ask for these by name."""
+    from robopolicy.nets.encoder import CLOUD_PREFIX
+
     asked = [IMAGE_PREFIX + camera for camera in options.cameras]
     asked += [CLOUD_PREFIX + camera for camera in options.point_clouds]
     if not set(asked) <= set(sim.spec.observation):

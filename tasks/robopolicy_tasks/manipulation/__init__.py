@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import Expert, SimOptions, TaskEntry
 from robopolicy.sim.registry import register as register_entry
+
+if TYPE_CHECKING:
+    from robopolicy.sim.contract import VectorSim
 
 _TASKS = {
     "lift": ("Lift", "Pick a cube up from the table."),

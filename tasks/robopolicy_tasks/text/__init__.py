@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.registry import Expert, SimOptions, TaskEntry, TaskFamily, register_family
 from robopolicy.sim.registry import register as register_entry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from robopolicy.sim.contract import Observation, VectorSim
 
 BUILT_IN = {
     "arithmetic": ("Arithmetic", "Add two numbers below 30: dense success after a little imitation."),

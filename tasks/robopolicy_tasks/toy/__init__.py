@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from robopolicy.errors import UserError
-from robopolicy.policies.wrappers.callable import provide
-from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.registry import Expert, SimOptions, TaskEntry
 from robopolicy.sim.registry import register as register_entry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from robopolicy.sim.contract import Observation, VectorSim
 
 _GATHER = {
     "toy/gather": "Meet in one place: worlds of 2 to 4 point masses that one policy moves, a row for each.",
@@ -69,20 +70,8 @@ def _make_gather_expert() -> Expert:
     return GatherExpert()
 
 
-def _point_mass_pd(obs: Observation) -> Tensor:
-    from robopolicy_tasks.toy.point_mass import STATE_DIM, steer
-
-    found = obs["state"].shape[-1] if "state" in obs else "nothing"
-    if found != STATE_DIM:
-        raise UserError(
-            f"The prior 'point_mass_pd' is for toy/point_mass, whose state has {STATE_DIM} numbers; found {found}."
-        )
-    return steer(obs["state"][:, -1:])
-
-
 def register() -> None:
-    """Register the toy family, and its controller as a prior."""
-    provide("point_mass_pd", _point_mass_pd)
+    """Register the toy family without importing torch."""
     register_entry(
         TaskEntry(
             name="toy/arm",

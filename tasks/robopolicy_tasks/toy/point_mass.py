@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.behaviour import BEHAVIOUR, Behaviour
+from robopolicy.errors import UserError
 from robopolicy.mirror import Mirror, Reflection
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
 from robopolicy.sim.registry import SimOptions
@@ -103,3 +104,17 @@ def steer(state: Tensor) -> Tensor:
     """Accelerations `(..., 2)` towards the goal."""
     position, velocity, goal = state.split(2, -1)
     return (3.0 * (goal - position) - 1.5 * velocity).clamp(-1.0, 1.0)
+
+
+def point_mass_pd(obs: Observation) -> Tensor:
+    """Accelerations `(B, 1, 2)` of that controller, as the function of `policy=callable`.
+
+    Raises:
+        UserError: The observations are not those of this task.
+    """
+    found = obs["state"].shape[-1] if "state" in obs else "nothing"
+    if found != STATE_DIM:
+        raise UserError(
+            f"The prior 'point_mass_pd' is for toy/point_mass, whose state has {STATE_DIM} numbers; found {found}."
+        )
+    return steer(obs["state"][:, -1:])
