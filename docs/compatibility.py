@@ -226,7 +226,7 @@ def opened(place: Path, algorithm: str, head: str, device: str = "cpu") -> Itera
     config_class = kind.config_class
     default = config_class()
     chosen = {key: value for key, value in SETTINGS.items() if getattr(default, key, 0)}  # what is off stays off
-    learns_from_data = kind.experience == "dataset" or kind.needs_dataset
+    learns_from_data = kind.data_source == "dataset" or kind.needs_dataset
     config = TrainConfig(
         algorithm={"name": algorithm, **to_plain(config_class(**chosen))},
         task=TaskConfig(name=TASKS.get(algorithm, TASK)),

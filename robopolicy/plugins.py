@@ -136,6 +136,13 @@ class Registry(Mapping[str, T], Generic[T]):
             row = load_entry_point(row)
         return summary(row) if isinstance(row, str) else _first_line(row.__doc__)
 
+    def attribute(self, name: str, attribute: str) -> Any:
+        """Class attribute of an object, read from its source where it is not imported yet (see `class_attribute`)."""
+        row: Any = self._row(name)
+        if isinstance(row, EntryPoint):
+            row = load_entry_point(row)
+        return class_attribute(row, attribute) if isinstance(row, str) else getattr(row, attribute)
+
     def _row(self, name: str) -> Any:
         if name in self._rows:
             return self._rows[name]
@@ -166,6 +173,37 @@ def summary(target: str) -> str:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == attribute:
             return _first_line(ast.get_docstring(node))
     raise ValueError(f"{module} defines no class or function '{attribute}'.")
+
+
+def class_attribute(target: str, name: str) -> Any:
+    """Literal value of a class attribute of the class at "module:attribute", without importing its module.
+
+    Classes that state no value of their own have the one of the first base class in the same module that does.
+
+    Raises:
+        ValueError: There is no such class, or neither it nor a base class in its module states a literal.
+    """
+    module, _, attribute = target.partition(":")
+    classes = {node.name: node for node in _syntax_tree(module).body if isinstance(node, ast.ClassDef)}
+    waiting = [attribute]
+    while waiting:
+        node = classes.get(waiting.pop(0))
+        for statement in node.body if node else ():
+            if (value := _assigned(statement, name)) is not None:
+                return ast.literal_eval(value)
+        waiting += [base.id for base in node.bases if isinstance(base, ast.Name)] if node else []
+    raise ValueError(f"{target} states no literal '{name}'.")
+
+
+def _assigned(statement: ast.stmt, name: str) -> ast.expr | None:
+    """Right side of `name = value` or `name: type = value`; None for any other statement."""
+    if isinstance(statement, ast.Assign):
+        targets = statement.targets
+    elif isinstance(statement, ast.AnnAssign):
+        targets = [statement.target]
+    else:
+        return None
+    return statement.value if any(isinstance(node, ast.Name) and node.id == name for node in targets) else None
 
 
 @cache

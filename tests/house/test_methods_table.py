@@ -117,7 +117,7 @@ def dataset_use(algorithm: str) -> tuple[bool, bool]:
     kind = ALGORITHMS[algorithm]
     if issubclass(kind, OffPolicy):
         return kind.needs_dataset, not kind.decisions_only
-    needs = kind.experience == "dataset" or kind.needs_dataset
+    needs = kind.data_source == "dataset" or kind.needs_dataset
     return needs, needs
 
 
