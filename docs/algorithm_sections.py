@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from docs.compatibility import ALLOWED, HEADS
 from docs.markdown import anchor, table
 from docs.measured import measured
+from docs.references import references
+from robopolicy.algorithms.registry import ALGORITHMS
+from robopolicy.training.make_source import SOURCES
 
 CHOOSER = """\
 ## What to use
@@ -16,17 +19,16 @@ CHOOSER = """\
 MATRIX = """\
 ## Which policy goes with which algorithm
 
-Found out by trying: every pair is built and updated once by `tests/algorithms/test_compatibility.py`. Where a mark is
-missing, the algorithm refuses the policy with the reason. A squashed head is bounded by a tanh
-(`policy=squashed_gaussian`, `policy=squashed_mixture`).
+As the classes of the algorithms state it; `tests/algorithms/test_compatibility.py` builds and updates every pair once.
+Where a mark is missing, the algorithm refuses the policy with the reason. A squashed head is bounded by a tanh.
 """
 
-ALGORITHMS = """\
+SECTIONS = """\
 ## Algorithms
 
-"peer" is a method that is none of the numbered sources, but that they build on or are compared with. Defaults that
-differ from the source's are named under "Deviations", the source's in brackets. Commands start from what these make,
-one from the [world model](world_models.md) of push:
+A number behind the paper is that of the source below; papers without one are what the sources build on or are compared
+with. Defaults that differ from the paper's are named under "Deviations", the paper's in brackets. Commands start from
+what these make, one from the [world model](world_models.md) of push:
 
 ```bash
 {preparations}
@@ -57,7 +59,6 @@ class AlgorithmRow:
 
     name: str  # as registered
     family: str  # heading under which it is printed
-    source: str  # paper, authors and year, S number or "peer"
     use: str  # when
     avoid: str  # when not
     deviations: str  # the main ones, all are in the docstring; and the defaults that differ from the source's
@@ -79,25 +80,34 @@ def render_matrix(names: Sequence[str]) -> str:
     return MATRIX + "\n" + table(["algorithm", *HEADS], rows)
 
 
-def render_algorithms(algorithms: Sequence[AlgorithmRow]) -> str:
-    """A section per algorithm, by family, in the order of the table."""
-    parts = [ALGORITHMS.format(preparations="\n".join(PREPARATIONS))]
+def render_algorithms(algorithms: Sequence[AlgorithmRow], numbers: Mapping[str, str]) -> str:
+    """A section per algorithm, by family, in the order of the table.
+
+    Args:
+        algorithms: Rows of the table.
+        numbers: Key of a paper -> number of the source it is.
+    """
+    parts = [SECTIONS.format(preparations="\n".join(PREPARATIONS))]
     for family in dict.fromkeys(row.family for row in algorithms):
         parts.append(f"### {family}\n")
-        parts += [_section(row) for row in algorithms if row.family == family]
+        parts += [_section(row, numbers) for row in algorithms if row.family == family]
     return "\n".join(parts)
 
 
-def _section(row: AlgorithmRow) -> str:
+def _section(row: AlgorithmRow, numbers: Mapping[str, str]) -> str:
     results = [measured(name, row.rows or [row.name]) for name in row.benchmarks]
     result = "\n".join(filter(None, results)) or "- **Our result**: not measured yet.\n"
     if row.finding:
         result += f"\n{row.finding}\n"
+    key = ALGORITHMS.attribute(row.name, "reference")
+    paper = ", ".join(filter(None, (references()[key].cite(), numbers.get(key))))
     return f"""\
 #### `{row.name}`
 
-{row.source}.
+{ALGORITHMS.summary(row.name)}
 
+- **Paper**: {paper}.
+- **Data**: {SOURCES.summary(ALGORITHMS.attribute(row.name, "data_source"))}
 - **When**: {row.use}
 - **When not**: {row.avoid}
 - **Deviations**: {row.deviations}

@@ -54,6 +54,7 @@ class Method:
     """One row of the table."""
 
     id: str  # S000 .. S183
+    reference: str  # key in `docs/references.bib`
     title: str  # of the source, exactly
     family: str  # heading under which the row is printed
     part: str  # one sentence: what it becomes in this project
@@ -101,7 +102,7 @@ def render(tables: Tables) -> str:
         HEADER,
         render_chooser(tables.choices),
         render_matrix([row.name for row in tables.algorithms]),
-        render_algorithms(tables.algorithms),
+        render_algorithms(tables.algorithms, {method.reference: method.id for method in tables.methods}),
         _sources(tables.methods, tables.verbs),
     ]
     return "\n".join(parts)

@@ -152,11 +152,11 @@ def _pace(settings: Sequence[str], steps: int, task: BenchTask, before: dict[str
     Groups play whole episodes: their budget is the updates that play as many steps while episodes are as long as the
     base's.
     """
-    experience = ALGORITHMS[compose_config(settings).algorithm["name"]].experience
-    if experience == "replay":
+    data_source = ALGORITHMS[compose_config(settings).algorithm["name"]].data_source
+    if data_source == "replay":
         return ["budget.updates=0", f"budget.env_steps={steps}", f"algorithm.utd={task.utd}"]
     wide = f"sim.num_envs={task.num_envs}"
-    if experience == "group":
+    if data_source == "group":
         assert before is not None
         return [wide, f"budget.updates={max(1, round(steps / (task.num_envs * before['length_mean'])))}"]
     decisions = task.rollout // task.horizon

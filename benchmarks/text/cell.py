@@ -30,7 +30,7 @@ from robopolicy.text.policy import TextPolicy
 from robopolicy.text.sim import TextSim
 from robopolicy.training.attempt_sources import AttemptSource
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.text_sources import text_source
+from robopolicy.training.text_sources import recipe_source
 
 WORK = Path("runs/text_benchmark")
 HELD_OUT = 500_000  # first held-out prompt; training starts at a million and evaluates on 10000 and onwards
@@ -173,7 +173,7 @@ def _train(
     sim = make_sim(task.task, SimOptions(num_envs=1))
     assert isinstance(sim, TextSim)
     start, seen = time.process_time(), []
-    with closing(text_source(sim, algorithm, seed=1_000_000 * (1 + seed))) as source:
+    with closing(recipe_source(sim, algorithm, seed=1_000_000 * (1 + seed))) as source:
         assert isinstance(source, AttemptSource)
         while source.generated < tokens:
             seen.append(algorithm.update(source.next(algorithm)) | source.metrics())

@@ -107,6 +107,9 @@ class A2PR(RegularizedTD3):
 
     name = "a2pr"
     config_class = A2PRConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "liu2024a2pr"
     config: A2PRConfig
 
     def __init__(self, config: A2PRConfig, policy: Policy, *, total_updates: int) -> None:

@@ -71,6 +71,9 @@ class ACFlow(MatchingTuner):
 
     name = "ac_flow"
     config_class = ACFlowConfig
+    data_source = "rollout"
+    heads = ("flow", "diffusion", "edm")
+    reference = "fan2025acflow"
     config: ACFlowConfig
 
     def __init__(self, config: ACFlowConfig, policy: Policy, *, total_updates: int) -> None:

@@ -94,6 +94,9 @@ class AILBoost(SAC):
 
     name = "ailboost"
     config_class = AILBoostConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "chang2024ailboost"
     needs_dataset: ClassVar[bool] = True
     needs_reward: ClassVar[bool] = False
 

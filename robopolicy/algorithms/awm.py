@@ -87,6 +87,9 @@ class AWM(MatchingTuner):
 
     name = "awm"
     config_class = AWMConfig
+    data_source = "rollout"
+    heads = ("flow", "diffusion", "edm")
+    reference = "xue2025awm"
     config: AWMConfig
 
     def __init__(self, config: AWMConfig, policy: Policy, *, total_updates: int) -> None:

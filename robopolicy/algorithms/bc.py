@@ -53,7 +53,9 @@ class BC(Algorithm):
 
     name = "bc"
     config_class = BCConfig
-    experience = "dataset"
+    data_source = "dataset"
+    heads = ("imitation_loss",)
+    reference = "chi2023diffusion"
 
     def __init__(self, config: BCConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train `policy` for `total_updates` gradient steps."""

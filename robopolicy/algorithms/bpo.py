@@ -56,6 +56,9 @@ class BPO(ActorCritic):
 
     name = "bpo"
     config_class = BPOConfig
+    data_source = "rollout"
+    heads = ("decisions",)
+    reference = "ao2026bounded"
     distributed = True
     config: BPOConfig
 

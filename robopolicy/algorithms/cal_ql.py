@@ -47,6 +47,9 @@ class CalQL(SAC):
 
     name = "cal_ql"
     config_class = CalQLConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "nakamoto2023calql"
     needs_bounds = True
     config: CalQLConfig
 

@@ -33,3 +33,6 @@ class CAMELSAC(MaskedPlay, SAC):
 
     name = "camel_sac"
     config_class = CAMELSACConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "zhao2025camel"

@@ -26,3 +26,6 @@ class CAMELTD3(MaskedPlay, TD3):
 
     name = "camel_td3"
     config_class = CAMELTD3Config
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "zhao2025camel"

@@ -65,7 +65,9 @@ class CDSA(Algorithm):
 
     name: ClassVar[str] = "cdsa"
     config_class = CDSAConfig
-    experience: ClassVar[str] = "dataset"
+    data_source = "dataset"
+    heads = ("imitation_loss",)
+    reference = "liu2024cdsa"
     needs_base = True
     policy: CorrectedPolicy
 

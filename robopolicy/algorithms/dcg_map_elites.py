@@ -116,7 +116,9 @@ class DCGMAPElites(TD3):
 
     name = "dcg_map_elites"
     config_class = DCGMAPElitesConfig
-    experience: ClassVar[str] = "population"
+    data_source = "population"
+    heads = ("squashed_gaussian",)
+    reference = "faldor2023dcgmapelites"
     decisions_only: ClassVar[bool] = True  # records say which behaviour a window belongs to
 
     def __init__(self, config: DCGMAPElitesConfig, policy: Policy, *, total_updates: int) -> None:

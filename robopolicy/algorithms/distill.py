@@ -90,6 +90,9 @@ class Distill(BC):
 
     name: ClassVar[str] = "distill"
     config_class = DistillConfig
+    data_source = "dataset"
+    heads = ("flow", "shortcut", "meanflow", "diffusion", "edm")
+    reference = "song2023consistency"
     needs_base = True
     config: DistillConfig
     policy: ConsistencyPolicy

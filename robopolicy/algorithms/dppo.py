@@ -114,6 +114,9 @@ class DPPO(ChainTuner, FineTuner):
 
     name = "dppo"
     config_class = DPPOConfig
+    data_source = "rollout"
+    heads = ("diffusion",)
+    reference = "ren2024dppo"
     config: DPPOConfig
     policy: DiffusionChain
     base: StagedDiffusion

@@ -78,6 +78,9 @@ class DQC(QChunking):
 
     name = "dqc"
     config_class = DQCConfig
+    data_source = "replay"
+    heads = ("imitation_loss",)
+    reference = "li2025dqc"
     config: DQCConfig
 
     def __init__(self, config: DQCConfig, policy: Policy, *, total_updates: int) -> None:

@@ -89,6 +89,9 @@ class DSACT(SAC):
 
     name = "dsac_t"
     config_class = DSACTConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "duan2023dsact"
     whole_ensemble = True
     critic: GaussianQ
     target_critic: GaussianQ

@@ -57,6 +57,9 @@ class DSRLNA(Steering):
 
     name = "dsrl_na"
     config_class = DSRLNAConfig
+    data_source = "replay"
+    heads = ("decode",)
+    reference = "wagenmaker2025dsrl"
     config: DSRLNAConfig
 
     def __init__(self, config: DSRLNAConfig, policy: Policy, *, total_updates: int) -> None:

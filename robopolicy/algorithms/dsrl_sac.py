@@ -37,6 +37,9 @@ class DSRLSAC(Steering):
 
     name = "dsrl_sac"
     config_class = DSRLSACConfig
+    data_source = "replay"
+    heads = ("decode",)
+    reference = "wagenmaker2025dsrl"
     decisions_only = True  # the noise is known where a chunk was chosen
     config: DSRLSACConfig
 

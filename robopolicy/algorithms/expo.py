@@ -93,6 +93,9 @@ class EXPO(OffPolicy):
 
     name = "expo"
     config_class = EXPOConfig
+    data_source = "replay"
+    heads = ("imitation_loss",)
+    reference = "dong2025expo"
     needs_bounds = True
     config: EXPOConfig
 

@@ -19,7 +19,6 @@ small action chunks move more than those of images, hence a wider clip than the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -91,7 +90,9 @@ class FlowGRPO(ChainTuner):
 
     name = "flow_grpo"
     config_class = FlowGRPOConfig
-    experience: ClassVar[str] = "group"
+    data_source = "group"
+    heads = ("flow", "shortcut", "meanflow")
+    reference = "liu2025flowgrpo"
     config: FlowGRPOConfig
     policy: SDEChain
 
@@ -99,7 +100,7 @@ class FlowGRPO(ChainTuner):
         """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
         head = require_family(policy, ("flow",), "Flow-GRPO", "use dppo for diffusion and ppo for a Gaussian")
         super().__init__(config, SDEChain(head, config.noise_level), head, total_updates=total_updates)
-        self.reference = SDEChain(self.base, config.noise_level)
+        self.reference_policy = SDEChain(self.base, config.noise_level)
         self.estimator = Estimator(EstimatorConfig(bounds=ConstantBounds(config.clip)))
 
     def deployable(self) -> Policy:
@@ -121,7 +122,7 @@ class FlowGRPO(ChainTuner):
 
     def chain_loss(self, rows: Rows) -> tuple[Tensor, Info]:
         """Clipped surrogate on group advantages, and the KL to the base."""
-        return actor_loss(self.policy, self.reference, rows, rows.advantage, self.estimator, self.config.kl_coef)
+        return actor_loss(self.policy, self.reference_policy, rows, rows.advantage, self.estimator, self.config.kl_coef)
 
 
 def rows_of(batch: GroupRollout, advantage: Tensor) -> Rows:

@@ -51,6 +51,9 @@ class FPO(MatchingTuner):
 
     name = "fpo"
     config_class = FPOConfig
+    data_source = "rollout"
+    heads = ("flow", "diffusion", "edm")
+    reference = "mcallister2025fpo"
     config: FPOConfig
 
     def __init__(self, config: FPOConfig, policy: Policy, *, total_updates: int) -> None:

@@ -74,6 +74,9 @@ class FPOPlusPlus(MatchingTuner):
 
     name = "fpo_pp"
     config_class = FPOPlusPlusConfig
+    data_source = "rollout"
+    heads = ("flow", "diffusion", "edm")
+    reference = "yi2026fpopp"
     config: FPOPlusPlusConfig
 
     def __init__(self, config: FPOPlusPlusConfig, policy: Policy, *, total_updates: int) -> None:

@@ -89,6 +89,9 @@ class FQL(QChunking):
 
     name = "fql"
     config_class = FQLConfig
+    data_source = "replay"
+    heads = ("decode",)
+    reference = "park2025fql"
     config: FQLConfig
     policy: GenerativePolicy
 

@@ -188,6 +188,9 @@ class GoRL(PPO):
 
     name = "gorl"
     config_class = GoRLConfig
+    data_source = "rollout"
+    heads = ("decode",)
+    reference = "zhang2025gorl"
     distributed = False
     may_remember = False  # denoising heads have no memory
     may_fall = True  # when a stage begins

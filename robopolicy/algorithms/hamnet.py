@@ -53,6 +53,9 @@ class HAMNet(TermCritic, PPO):
 
     name = "hamnet"
     config_class = HAMNetConfig
+    data_source = "rollout"
+    heads = ("decisions",)
+    reference = "cho2025hamnet"
     distributed = False
     config: HAMNetConfig
     critic: VectorValueNet

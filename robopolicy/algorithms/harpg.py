@@ -64,6 +64,9 @@ class HARPG(MomentumGradient):
 
     name = "harpg"
     config_class = HARPGConfig
+    data_source = "rollout"
+    heads = ("decisions",)
+    reference = "fatkhullin2023fisher"
     config: HARPGConfig
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:

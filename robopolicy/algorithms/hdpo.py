@@ -39,7 +39,9 @@ class HDPO(Pathwise):
 
     name = "hdpo"
     config_class = HDPOConfig
-    experience = "scenarios"
+    data_source = "scenarios"
+    heads = ("squashed_gaussian",)
+    reference = "alvo2023hdpo"
 
     def loss(self, batch: Scenarios) -> tuple[Tensor, Unrolled, Info]:
         """Minus the mean reward of the mode in `batch`."""

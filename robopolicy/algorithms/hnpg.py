@@ -25,7 +25,8 @@ from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful, froze
 from robopolicy.algorithms.frames.on_policy import Rows, joined, minibatches
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.critics.q import CriticConfig, QEnsemble
-from robopolicy.data.rollout import HybridRollout, Rollout
+from robopolicy.data.hybrid_rollout import HybridRollout
+from robopolicy.data.rollout import Rollout
 from robopolicy.data.transitions import Request, Transitions
 from robopolicy.limits import Count, Positive
 from robopolicy.policies.base import Observation, Policy, Sample
@@ -48,8 +49,10 @@ class HNPG(PPO):
 
     name = "hnpg"
     config_class = HNPGConfig
+    data_source = "hybrid"
+    heads = ("decisions",)
+    reference = "zhou2023hnpg"
     distributed = False
-    experience = "hybrid"
     needs_dataset = True
     may_remember = False  # a dataset holds no memories
     config: HNPGConfig

@@ -48,6 +48,9 @@ class IDQL(OfflineCritic):
 
     name = "idql"
     config_class = IDQLConfig
+    data_source = "replay"
+    heads = ("imitation_loss",)
+    reference = "hansenestruch2023idql"
     config: IDQLConfig
     rule: ImplicitRule
 

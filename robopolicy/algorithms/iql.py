@@ -43,6 +43,9 @@ class IQL(OfflineCritic):
 
     name = "iql"
     config_class = IQLConfig
+    data_source = "replay"
+    heads = ("imitation_loss",)
+    reference = "kostrikov2021iql"
     config: IQLConfig
     rule: ImplicitRule
 

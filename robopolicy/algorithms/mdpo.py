@@ -39,6 +39,9 @@ class MDPO(ActorCritic):
 
     name = "mdpo"
     config_class = MDPOConfig
+    data_source = "rollout"
+    heads = ("decisions",)
+    reference = "tomar2020mdpo"
     distributed = True
     config: MDPOConfig
 

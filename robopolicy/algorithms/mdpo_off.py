@@ -42,6 +42,9 @@ class MDPOOff(SAC):
 
     name = "mdpo_off"
     config_class = MDPOOffConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "tomar2020mdpo"
 
     def __init__(self, config: MDPOOffConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a squashed Gaussian `policy`, which is the first pi_k."""

@@ -36,6 +36,9 @@ class NPGIGT(MomentumGradient):
 
     name = "npg_igt"
     config_class = NPGIGTConfig
+    data_source = "rollout"
+    heads = ("decisions",)
+    reference = "fatkhullin2023fisher"
     config: NPGIGTConfig
 
     def averaged(self, rows: Rows, shape: tuple[int, int]) -> Tensor:

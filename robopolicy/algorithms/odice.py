@@ -77,6 +77,9 @@ class ODICE(Imitating):
 
     name = "odice"
     config_class = ODICEConfig
+    data_source = "replay"
+    heads = ("imitation_loss",)
+    reference = "mao2024odice"
     whole_ensemble = True
     needs_dataset: ClassVar[bool] = True
     config: ODICEConfig

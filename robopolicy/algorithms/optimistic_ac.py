@@ -76,6 +76,9 @@ class OptimisticAC(SAC):
 
     name = "optimistic_ac"
     config_class = OptimisticACConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "tan2025actorcritics"
     whole_ensemble = True
 
     def __init__(self, config: OptimisticACConfig, policy: Policy, *, total_updates: int) -> None:

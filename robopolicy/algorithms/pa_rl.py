@@ -82,6 +82,9 @@ class PARL(OfflineCritic):
 
     name = "pa_rl"
     config_class = PARLConfig
+    data_source = "replay"
+    heads = ("imitation_loss",)
+    reference = "mark2024parl"
     needs_bounds = True
     config: PARLConfig
     player: OptimizedPolicy

@@ -65,6 +65,9 @@ class PMOE(SoftOffPolicy):
 
     name = "pmoe"
     config_class = PMOEConfig
+    data_source = "replay"
+    heads = ("squashed_mixture",)
+    reference = "ren2021pmoe"
     policy: MixturePolicy
 
     def __init__(self, config: PMOEConfig, policy: Policy, *, total_updates: int) -> None:

@@ -50,6 +50,9 @@ class PMOEPPO(PPO):
 
     name = "pmoe_ppo"
     config_class = PMOEPPOConfig
+    data_source = "rollout"
+    heads = ("mixture", "squashed_mixture")
+    reference = "ren2021pmoe"
     distributed = False
     may_remember = False  # Q judges observations alone
     config: PMOEPPOConfig

@@ -73,6 +73,9 @@ class PolicyFlow(StoredPoints):
 
     name = "policyflow"
     config_class = PolicyFlowConfig
+    data_source = "rollout"
+    heads = ("flow", "diffusion", "edm")
+    reference = "yang2026policyflow"
     config: PolicyFlowConfig
     policy: PerturbedFlow
 

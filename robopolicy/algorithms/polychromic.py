@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import comb
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,7 +30,8 @@ from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.core.advantages.sets import set_advantage
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.regularizers import k3
-from robopolicy.data.rollout import GroupRollout, Rollout, VineRollout
+from robopolicy.data.rollout import GroupRollout, Rollout
+from robopolicy.data.vine_rollout import VineRollout
 from robopolicy.errors import UserError
 from robopolicy.limits import Count, NotNegative, Several
 from robopolicy.policies.base import Info, Policy
@@ -87,9 +87,11 @@ class Polychromic(PPO):
 
     name = "polychromic"
     config_class = PolychromicConfig
+    data_source = "vine"
+    heads = ("decisions",)
+    reference = "hamid2025polychromic"
     distributed = False
     may_remember = False  # vines begin without memories
-    experience: ClassVar[str] = "vine"
     config: PolychromicConfig
 
     def __init__(self, config: PolychromicConfig, policy: Policy, *, total_updates: int) -> None:

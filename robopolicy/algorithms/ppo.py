@@ -44,6 +44,9 @@ class PPO(ActorCritic):
 
     name = "ppo"
     config_class = PPOConfig
+    data_source = "rollout"
+    heads = ("decisions",)
+    reference = "schulman2017ppo"
     distributed = True
     config: PPOConfig
 

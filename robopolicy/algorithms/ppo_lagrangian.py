@@ -106,6 +106,9 @@ class PPOLagrangian(TermCritic, PPO):
 
     name = "ppo_lagrangian"
     config_class = PPOLagrangianConfig
+    data_source = "rollout"
+    heads = ("decisions",)
+    reference = "ray2019safety"
     distributed = False
     config: PPOLagrangianConfig
 

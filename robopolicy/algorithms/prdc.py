@@ -50,6 +50,9 @@ class PRDC(RegularizedTD3):
 
     name = "prdc"
     config_class = PRDCConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "ran2023prdc"
     config: PRDCConfig
 
     def __init__(self, config: PRDCConfig, policy: Policy, *, total_updates: int) -> None:

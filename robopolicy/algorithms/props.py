@@ -68,6 +68,9 @@ class PROPS(PPO):
 
     name = "props"
     config_class = PROPSConfig
+    data_source = "rollout"
+    heads = ("decisions",)
+    reference = "corrado2023props"
     distributed = False
     may_remember = False  # rollouts that are kept have no order in time
     config: PROPSConfig

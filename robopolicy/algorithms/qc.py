@@ -38,6 +38,9 @@ class QC(QChunking):
 
     name = "qc"
     config_class = QCConfig
+    data_source = "replay"
+    heads = ("imitation_loss",)
+    reference = "li2025qc"
     config: QCConfig
 
     def __init__(self, config: QCConfig, policy: Policy, *, total_updates: int) -> None:

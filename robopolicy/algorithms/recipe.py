@@ -21,7 +21,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -124,7 +123,9 @@ class RecipeTuner(ActorTuner):
 
     name = "recipe"
     config_class = RecipeTunerConfig
-    experience: ClassVar[str] = "group"
+    data_source = "group"
+    heads = ("flow", "shortcut", "meanflow", "diffusion")
+    reference = "shao2024grpo"
     config: RecipeTunerConfig
     policy: ChainPolicy
 
@@ -133,7 +134,7 @@ class RecipeTuner(ActorTuner):
         instead = "use ppo for a Gaussian"
         head = require_family(policy, ("flow", "diffusion"), "A recipe scores denoising steps and", instead)
         super().__init__(config, _chain(config, head), head, total_updates=total_updates)
-        self.reference = _chain(config, self.base)
+        self.reference_policy = _chain(config, self.base)
         self.recipe = _recipe(config.recipe)
         if config.target_kl is not None and self.recipe.estimator is None:
             raise UserError(f"Recipe '{config.recipe}' has no ratios; set algorithm.target_kl=null.")
@@ -194,7 +195,7 @@ class RecipeTuner(ActorTuner):
                 {key: value[start : start + SCORED] for key, value in tree.items()} for tree in (obs, record)
             )
             entropy.append(self.policy.decisions(seen, played).entropy)
-            reference.append(self.reference.decisions(seen, played).logp)
+            reference.append(self.reference_policy.decisions(seen, played).logp)
         scale = self.dimensions
         return decisions.with_fields(entropy=torch.cat(entropy) * scale, logp_ref=torch.cat(reference) * scale)
 

@@ -60,6 +60,9 @@ class Reflow(BC):
 
     name: ClassVar[str] = "reflow"
     config_class = ReflowConfig
+    data_source = "dataset"
+    heads = ("flow",)
+    reference = "liu2022rectified"
     needs_base = True
     config: ReflowConfig
     policy: GenerativePolicy

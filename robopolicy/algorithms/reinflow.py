@@ -84,6 +84,9 @@ class ReinFlow(ChainTuner, FineTuner):
 
     name = "reinflow"
     config_class = ReinFlowConfig
+    data_source = "rollout"
+    heads = ("flow", "shortcut", "meanflow")
+    reference = "zhang2025reinflow"
     config: ReinFlowConfig
     policy: StochasticFlow
 

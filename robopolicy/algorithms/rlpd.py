@@ -56,6 +56,9 @@ class RLPD(SAC):
 
     name = "rlpd"
     config_class = RLPDConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "ball2023rlpd"
     needs_dataset: ClassVar[bool] = True
     config: RLPDConfig
 

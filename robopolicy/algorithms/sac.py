@@ -30,6 +30,9 @@ class SAC(SoftOffPolicy):
 
     name = "sac"
     config_class = SACConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "haarnoja2018sac"
     policy: GaussianPolicy
 
     def __init__(self, config: SACConfig, policy: Policy, *, total_updates: int) -> None:

@@ -51,6 +51,9 @@ class SLMGAC(SAC):
 
     name = "sl_mgac"
     config_class = SLMGACConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "liu2024slmgac"
     critic: SupervisedQ
     target_critic: SupervisedQ
 

@@ -71,6 +71,9 @@ class SRL(SoftOffPolicy):
 
     name = "srl"
     config_class = SRLConfig
+    data_source = "replay"
+    heads = ("sequence",)
+    reference = "patel2024srl"
     policy: SequencePolicy
     critic: ModelledQ
     target_critic: ModelledQ

@@ -53,6 +53,9 @@ class STAC(SAC):
 
     name = "stac"
     config_class = STACConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "ozalp2026stac"
     whole_ensemble = True
     critic: GaussianQ
     target_critic: GaussianQ

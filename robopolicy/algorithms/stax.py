@@ -87,7 +87,9 @@ class STAX(Algorithm):
 
     name = "stax"
     config_class = STAXConfig
-    experience: ClassVar[str] = "individuals"
+    data_source = "individuals"
+    heads = ("gaussian", "squashed_gaussian")
+    reference = "paolo2021stax"
     may_fall: ClassVar[bool] = True  # who earns most on its own starts is not always best on others
 
     def __init__(self, config: STAXConfig, policy: Policy, *, total_updates: int) -> None:

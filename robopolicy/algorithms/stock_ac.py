@@ -76,6 +76,9 @@ class StockAC(TD3):
 
     name = "stock_ac"
     config_class = StockACConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "pires2025distributional"
     whole_ensemble = True
     critic: QuantileQ
     target_critic: QuantileQ

@@ -123,6 +123,9 @@ class SubPO(PPO):
 
     name = "subpo"
     config_class = SubPOConfig
+    data_source = "rollout"
+    heads = ("decisions",)
+    reference = "prajapat2023submodular"
     config: SubPOConfig
 
     def __init__(self, config: SubPOConfig, policy: Policy, *, total_updates: int) -> None:

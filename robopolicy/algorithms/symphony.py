@@ -101,6 +101,9 @@ class Symphony(OffPolicy):
 
     name = "symphony"
     config_class = SymphonyConfig
+    data_source = "replay"
+    heads = ("swaddled",)
+    reference = "ishuov2025symphony"
     whole_ensemble = True
     critic: SortedQ
     target_critic: SortedQ

@@ -45,6 +45,9 @@ class TALPO(ActorCritic):
 
     name = "ta_lpo"
     config_class = TALPOConfig
+    data_source = "rollout"
+    heads = ("decisions",)
+    reference = "jackson2024talpg"
     distributed = True
     config: TALPOConfig
 

@@ -51,6 +51,9 @@ class TD3(OffPolicy):
 
     name = "td3"
     config_class = TD3Config
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "fujimoto2018td3"
 
     def __init__(self, config: TD3Config, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train the mode of a squashed Gaussian `policy`."""

@@ -32,6 +32,9 @@ class TD3BC(RegularizedTD3):
 
     name = "td3_bc"
     config_class = TD3BCConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "fujimoto2021td3bc"
     config: TD3BCConfig
 
     def penalty(self, batch: Transitions, chunk: Tensor) -> tuple[Tensor, Info]:

@@ -43,7 +43,9 @@ class TSDDR(Pathwise):
 
     name = "ts_ddr"
     config_class = TSDDRConfig
-    experience = "plans"
+    data_source = "plans"
+    heads = ("squashed_gaussian",)
+    reference = "rosemberg2024tsddr"
 
     def loss(self, batch: Plans) -> tuple[Tensor, Unrolled, Info]:
         """Mean cost of the plans that follow the targets of the mode."""

@@ -93,6 +93,9 @@ class TSCAC(TD3):
 
     name = "tscac"
     config_class = TSCACConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "cai2023tscac"
 
     def __init__(self, config: TSCACConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a squashed Gaussian `policy`; the teachers start as copies of it."""

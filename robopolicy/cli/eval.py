@@ -13,8 +13,10 @@ from robopolicy.cli.outputs import add_overwrite_option
 
 if TYPE_CHECKING:
     from robopolicy.cli.players import Player
+    from robopolicy.evaluation.actors import Actor
     from robopolicy.evaluation.latency import LateResult
     from robopolicy.evaluation.result import EvalResult
+    from robopolicy.policies.base import Policy
     from robopolicy.sim.registry import TaskEntry
     from robopolicy.text.evaluation import Sampled
 
@@ -171,7 +173,6 @@ def _evaluate(
     from robopolicy.evaluation.frequency import frequency_curve
     from robopolicy.evaluation.harness import evaluate
     from robopolicy.evaluation.latency import latency_curve
-    from robopolicy.text.program import ProgramPolicy
     from robopolicy.training.world_sims import doubts
 
     results: dict[str, EvalResult] = {}
@@ -183,17 +184,22 @@ def _evaluate(
         for player in players:
             progress = add_bar(f"eval {player.label}", args.episodes)
             played = player.make()
-            if isinstance(played, ProgramPolicy):
-                played.take_note()  # of what was filmed
+            _notes(played)  # drops those of what was filmed
             results[player.label] = evaluate(played, sim, progress=progress, **episodes)
             notes += doubts(player.label, sim)
-            if isinstance(played, ProgramPolicy) and (trouble := played.take_note()):
-                notes.append(f"{player.label}: {trouble}")
+            notes += [f"{player.label}: {note}" for note in _notes(played)]
             if args.holds:
                 held[player.label] = frequency_curve(player.make(), sim, args.holds, **episodes)
             if latencies:
                 late[player.label] = latency_curve(player.make(), sim, latencies, join=args.join, **episodes)
     return results, held, late
+
+
+def _notes(played: Policy | Actor) -> list[str]:
+    """What a policy says about its decisions since the last call."""
+    from robopolicy.policies.base import Policy
+
+    return played.notes() if isinstance(played, Policy) else []
 
 
 def _sample(args: argparse.Namespace, players: list[Player], entry: TaskEntry) -> dict[str, Sampled]:

@@ -34,21 +34,6 @@ BACKENDS = (
     ("worldmodel:FOLDER", "a learned world model in the place of a task's own simulator", "", ""),
 )
 
-LEARNS = {
-    "dataset": "learns from a dataset",
-    "rollout": "learns by playing",
-    "hybrid": "learns by playing, with a dataset beside",
-    "group": "learns by playing in groups",
-    "vine": "learns by playing, several times on from the same states",
-    "replay": "learns from a replay memory",
-    "scenarios": "learns through known dynamics",
-    "plans": "learns through plans with known linear dynamics",
-    "population": "learns by playing whole generations of policies",
-    "individuals": "searches by playing whole generations of policies",
-    "text_demonstrations": "learns from solved conversations",
-    "text_rollout": "learns by answering prompts",
-}
-
 Row = dict[str, Any]
 
 
@@ -112,10 +97,15 @@ def policies() -> list[Row]:
 
 
 def algorithms() -> list[Row]:
-    """Registered algorithms, with the experience they learn from."""
+    """Registered algorithms, with the data they learn from."""
     from robopolicy.algorithms.registry import ALGORITHMS
+    from robopolicy.training.make_source import SOURCES
 
-    return [_row(name, ALGORITHMS) | {"experience": ALGORITHMS.attribute(name, "experience")} for name in ALGORITHMS]
+    rows: list[Row] = []
+    for name in ALGORITHMS:
+        data_source = ALGORITHMS.attribute(name, "data_source")
+        rows.append(_row(name, ALGORITHMS) | {"data_source": data_source, "data": SOURCES.summary(data_source)})
+    return rows
 
 
 def experiments() -> list[Row]:
@@ -171,7 +161,7 @@ def _row(name: str, registry: Registry[Any]) -> Row:
 
 def _remarks(row: Row) -> str:
     parts = ["scripted expert"] if row.get("expert") else []
-    parts += [LEARNS[row["experience"]]] if "experience" in row else []
+    parts += [f"data: {row['data'][:1].lower()}{row['data'][1:].rstrip('.')}"] if "data" in row else []
     return f" ({', '.join(parts)})" if parts else ""
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from robopolicy.data.transitions import Transitions
-
 
 @dataclass(frozen=True)
 class Rollout:
@@ -45,17 +43,3 @@ class GroupRollout(Rollout):
     def returns(self) -> Tensor:
         """Sum of the rewards of each episode `(N,)`."""
         return torch.where(self.played, self.reward, 0.0).sum(0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class VineRollout(Rollout):
-    """A rollout, and episodes that were played to their end from several of its moments."""
-
-    vines: tuple[GroupRollout, ...]  # those from one moment in sequence; `group` numbers moment and environment
-
-
-@dataclass(frozen=True, kw_only=True)
-class HybridRollout(Rollout):
-    """A rollout, and windows of a dataset beside it."""
-
-    offline: Transitions  # B windows

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from robopolicy.data.rollout import GroupRollout, VineRollout
+from robopolicy.data.rollout import GroupRollout
+from robopolicy.data.vine_rollout import VineRollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Sample
 from robopolicy.samplers.group import play_out

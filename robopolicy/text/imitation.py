@@ -41,6 +41,7 @@ class TextSFTConfig(TextLearnerConfig):
 class TextLearner(Algorithm):
     """Base of both: one AdamW on what is trainable of a text policy."""
 
+    own_data: ClassVar[str]  # what it learns from unless algorithm.data names a file, for messages
     policy: TextPolicy
     config: Any
 
@@ -57,6 +58,15 @@ class TextLearner(Algorithm):
             weight_decay=config.weight_decay,
             fused=True,  # a few percent of an update
         )
+
+    @classmethod
+    def check_settings(cls, *, dataset: str, env_steps: int, offline_updates: int) -> None:
+        """Refuse datasets of robots."""
+        if dataset:
+            raise UserError(
+                f"Algorithm '{cls.name}' reads no robot dataset; leave out dataset=. It learns from {cls.own_data} "
+                "from algorithm.data=FILE (JSONL or parquet)."
+            )
 
     def rate(self) -> float:
         """Learning rate of the running update."""
@@ -92,7 +102,10 @@ class TextSFT(TextLearner):
 
     name = "text_sft"
     config_class = TextSFTConfig
-    experience: ClassVar[str] = "text_demonstrations"
+    data_source = "text_demonstrations"
+    heads = ("text",)
+    reference = "radford2018gpt"
+    own_data = "the task's own solutions, or"
     config: TextSFTConfig
 
     def update(self, batch: Sequence[Sequence[str]]) -> Metrics:

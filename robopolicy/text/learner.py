@@ -17,7 +17,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 
@@ -89,7 +89,10 @@ class TextRecipe(TextLearner):
 
     name = "text_recipe"
     config_class = TextRecipeConfig
-    experience: ClassVar[str] = "text_rollout"
+    data_source = "text_rollout"
+    heads = ("text",)
+    reference = "shao2024grpo"
+    own_data = "what it plays, or as its recipe says"
     config: TextRecipeConfig
 
     def __init__(self, config: TextRecipeConfig, policy: Policy, *, total_updates: int) -> None:
@@ -116,7 +119,7 @@ class TextRecipe(TextLearner):
                 "to 0 for its own."
             )
         self.companion: TextPolicy | None = None  # see `accompany`
-        self.reference: TextPolicy | None = frozen_copy(policy) if _compares(self.recipe) else None
+        self.reference_policy: TextPolicy | None = frozen_copy(policy) if _compares(self.recipe) else None
         self.guide: TextPolicy | None = frozen_copy(policy) if self.views.guided else None
         if self.views.support and self.policy.vocabulary > WIDEST:
             raise UserError(
@@ -181,16 +184,16 @@ class TextRecipe(TextLearner):
             metrics = self.imitate(batch)
             if self.updates == self.config.imitation:  # what follows is a run of its own
                 self.optimizer.state.clear()
-                self.reference = None if self.reference is None else self._start()
+                self.reference_policy = None if self.reference_policy is None else self._start()
                 self._renew()
             return metrics
-        first = self.reference is None and self.updates == self.config.imitation
+        first = self.reference_policy is None and self.updates == self.config.imitation
         before = copy.deepcopy((self.recipe.state_dict(), self.generator.get_state())) if first else None
         try:
             return self._update(moved(batch, self.policy.device))
         except MissingField as error:
             if "logp_ref" in str(error) and before is not None:
-                self.reference = self._start()  # nothing has been learned yet
+                self.reference_policy = self._start()  # nothing has been learned yet
                 self.recipe.load_state_dict(before[0])
                 self.generator.set_state(before[1])
                 return self.update(batch)
@@ -205,7 +208,7 @@ class TextRecipe(TextLearner):
         if not isinstance(companion, TextPolicy):
             raise UserError(f"algorithm.companion must be a text policy, not '{companion.name}'.")
         self.companion = companion.to(self.policy.device)
-        self.reference = None if self.reference is None else self._start()
+        self.reference_policy = None if self.reference_policy is None else self._start()
 
     def _start(self) -> TextPolicy:
         """What a reference is at the start: a copy of the policy, or its mean with the companion."""
@@ -287,13 +290,13 @@ class TextRecipe(TextLearner):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`, with the reference that the first update may have asked for."""
-        if "reference" in state and self.reference is None:
-            self.reference = frozen_copy(self.policy)
+        if "reference" in state and self.reference_policy is None:
+            self.reference_policy = frozen_copy(self.policy)
         super().load_state_dict(state)
 
     def parts(self) -> Mapping[str, Stateful]:
         """Those of the base, what the recipe remembers, and the reference."""
-        others = {"recipe": self.recipe, "reference": self.reference, "critic": self.critic, "guide": self.guide}
+        others = {"recipe": self.recipe, "reference": self.reference_policy, "critic": self.critic, "guide": self.guide}
         return {**super().parts(), **{name: part for name, part in others.items() if part is not None}}
 
     def _minibatches(self, decisions: Decisions) -> list[torch.Tensor]:
@@ -318,8 +321,8 @@ class TextRecipe(TextLearner):
             batch = batch.with_fields(logp_old=start, logp_behaviour=behaviour, entropy=out.entropy)
         elif batch.logp_behaviour is None:
             batch = batch.with_fields(logp_behaviour=batch.logp_old)
-        if self.reference is not None:
-            batch = batch.with_fields(logp_ref=self._scored(self.reference, batch).logp)
+        if self.reference_policy is not None:
+            batch = batch.with_fields(logp_ref=self._scored(self.reference_policy, batch).logp)
         extra = dict(batch.extra)
         for key, factor in self.views.score_temperatures.items():
             heat = batch.extra["temperature"] * factor

@@ -93,12 +93,12 @@ class ProgramPolicy(BlackBoxPolicy):
         self.asked = self.failed = 0
         return sorted(set(taken), key=lambda fault: (-taken.count(fault), fault))
 
-    def take_note(self) -> str:
-        """How often the program failed since its complaints were last taken, and how it began; empty: never."""
+    def notes(self) -> list[str]:
+        """How often the program failed since the last call, and with which fault first; nothing if it did not fail."""
         asked, failed, first = self.asked, self.failed, self.faults[:1]
         self.take_faults()
         why = f", first with: {first[0]}" if first else ""
-        return f"the program failed in {failed} of {asked} decisions{why}." if failed else ""
+        return [f"the program failed in {failed} of {asked} decisions{why}."] if failed else []
 
     def _run(self, given: list[Any]) -> list[Any]:
         """What the program answers to each of `given`; None where it fails."""

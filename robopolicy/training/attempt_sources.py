@@ -1,4 +1,4 @@
-"""Attempts of a text policy as experience: played between updates, or beside them on a thread or in processes."""
+"""Attempts of a text policy, played between updates, or beside them on a thread or in processes."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class AttemptSource(TextSource):
 
     def _worlds(self) -> Worlds:
         """Where asides are played: with the policy, and with what it was when the run began."""
-        start = self.algorithm.reference or self.algorithm.policy
+        start = self.algorithm.reference_policy or self.algorithm.policy
         return Worlds(*(make_world(player, self.task, self._chance) for player in (self.algorithm.policy, start)))
 
     def _world(self, policy: TextPolicy) -> TextWorld:

@@ -118,7 +118,7 @@ class TrainConfig(Ranged):
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
     guards: GuardConfig = GuardConfig()
-    dataset: str = ""  # folder of demonstrations: all of the experience, or the offline part of the replay
+    dataset: str = ""  # folder of demonstrations: all there is to learn from, or the offline part of the replay
     init_from: str = ""  # checkpoint to start from; gives policy, chunk shape and, unless named, the task
     checkpoint_every: Natural = 0  # updates between resume points; 0 is a tenth of the budget
     seed: Natural = 0  # of weights, minibatches, exploration and episodes

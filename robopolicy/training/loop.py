@@ -268,7 +268,7 @@ class Trainer:
     @property
     def _reinforces(self) -> bool:
         """Whether less success is a failure: imitation descends its loss whatever the success does."""
-        imitates = self.algorithm.experience == "dataset"
+        imitates = self.algorithm.data_source == "dataset"
         return self.config.guards.restore_best and not (imitates or self.algorithm.constrained)
 
     def _face_base(self) -> bool:

@@ -13,12 +13,32 @@ from typing import Any, Protocol
 import robopolicy
 from robopolicy.errors import UserError
 from robopolicy.files import parse_json
+from robopolicy.plugins import Registry
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.provenance import sha256, versions
 from robopolicy.schema import from_plain, to_plain
 
 SCHEMA = 1  # raise it with every change that an older reader would misunderstand
 MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of model that checkpoints hold; its manifests have the name of the kind as a key."""
+
+    noun: str
+    command: str  # of `robopolicy`, that reads such checkpoints
+
+
+KINDS: Registry[Kind] = Registry(
+    "checkpoints",
+    {
+        "policy": Kind("policy", "eval"),
+        "trajectories": "robopolicy.training.trajectories:KIND",
+        "worldmodel": Kind("world model", "worldmodel"),
+    },
+)
+"""Key in a manifest -> what its checkpoint holds."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +112,7 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         UserError: Not a checkpoint, unreadable, written by a newer schema, or of a policy that cannot be.
     """
-    data = manifest_content(folder, SCHEMA)
-    if "worldmodel" in data:
-        raise UserError(f"{folder} holds a world model, not a policy; pass it to 'robopolicy worldmodel'.")
-    if "trajectories" in data:
-        raise UserError(f"{folder} holds a trajectory model, not a policy; pass it to 'robopolicy synthesize'.")
+    data = manifest_content(folder, SCHEMA, "policy")
     manifest = from_plain(Manifest, {"parents": [], **data}, str(folder / MANIFEST))
     try:
         _ = manifest.policy_spec
@@ -105,11 +121,16 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def manifest_content(folder: Path, newest: int) -> dict[str, Any]:
-    """The plain values of `manifest.json`, of schema `newest` or older.
+def manifest_content(folder: Path, newest: int, kind: str) -> dict[str, Any]:
+    """The plain values of the `manifest.json` of a model of `kind`, of schema `newest` or older.
+
+    Args:
+        folder: A checkpoint.
+        newest: Schema that the caller reads.
+        kind: Key in `KINDS`.
 
     Raises:
-        UserError: As in `read_manifest`.
+        UserError: As in `read_manifest`; of another kind, it names the command that reads it.
     """
     file = folder / MANIFEST
     if not folder.exists():
@@ -128,6 +149,11 @@ def manifest_content(folder: Path, newest: int) -> dict[str, Any]:
             f"Checkpoint {folder} has schema {schema}, newer than {newest}, which robopolicy {robopolicy.__version__} "
             "reads; upgrade robopolicy."
         )
+    if kind not in data:
+        wanted, other = KINDS[kind].noun, next((KINDS[name] for name in KINDS if name in data), None)
+        if other is None:
+            raise UserError(f"{file} does not describe a {wanted}; copy the checkpoint again or train anew.")
+        raise UserError(f"{folder} holds a {other.noun}, not a {wanted}; pass it to 'robopolicy {other.command}'.")
     return data
 
 

@@ -1,9 +1,9 @@
-"""Experience for the algorithms that vary and select policies: whole episodes of every candidate."""
+"""Whole episodes of every candidate, for the algorithms that vary and select policies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,12 +20,14 @@ from robopolicy.policies.population import Population
 from robopolicy.samplers.population import PopulationSampler, ViewSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.training.config import ReplayConfig
+from robopolicy.training.make_source import Source, SourceContext
 from robopolicy.training.replay_source import make_memory
 
 
 class PlayedPopulation:
     """What the sources of populations have in common."""
 
+    whole_episodes: ClassVar[bool] = True
     sampler: PopulationSampler | ViewSampler
 
     def __init__(self, sim: ChunkedSim, device: torch.device, population: Population, seed: int) -> None:
@@ -63,7 +65,7 @@ class PlayedPopulation:
 
 
 class PopulationSource(PlayedPopulation):
-    """Generations of a repertoire, and windows of everything that was ever played."""
+    """Generations of policies, and windows of everything that they ever played."""
 
     sampler: PopulationSampler
 
@@ -85,6 +87,14 @@ class PopulationSource(PlayedPopulation):
         self.request = algorithm.request
         self._generator = torch.Generator().manual_seed(seed)
         self.sampler = PopulationSampler(sim, make_memory(settings, self.request, sim), seed=seed)
+
+    @classmethod
+    def build(cls, context: SourceContext) -> Source:
+        """Generations of the algorithm's repertoire."""
+        algorithm = context.algorithm
+        assert isinstance(algorithm, DCGMAPElites)
+        settings = context.config.replay
+        return cls(context.chunked_sim(), context.device, algorithm, settings=settings, seed=context.seed)
 
     def next(self, algorithm: Algorithm) -> Generation:
         """Play the candidates, and sample the windows of the next gradient steps."""
@@ -112,6 +122,12 @@ class ViewSource(PlayedPopulation):
         super().__init__(sim, device, algorithm.population, seed)
         config = algorithm.config
         self.sampler = ViewSampler(sim, views=config.views, starts=config.starts, seed=seed)
+
+    @classmethod
+    def build(cls, context: SourceContext) -> Source:
+        """Members that the algorithm asks for."""
+        assert isinstance(context.algorithm, STAX)
+        return cls(context.chunked_sim(), context.device, context.algorithm, seed=context.seed)
 
     def next(self, algorithm: Algorithm) -> Individuals:
         """Play who is asked for."""

@@ -1,9 +1,9 @@
-"""Scenarios of known dynamics as experience, for the algorithms that differentiate through them."""
+"""Scenarios of known dynamics, for the algorithms that differentiate through them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,10 +16,17 @@ from robopolicy.policies.base import Observation
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.dynamics import DynamicsSim
 from robopolicy.sim.linear import LinearDynamics
+from robopolicy.training.make_source import Source, SourceContext
 
 
 class ScenarioSource:
-    """Batches of scenarios: shuffled passes over a fixed set of them, or new ones for every update."""
+    """Scenarios of known dynamics.
+
+    They come in shuffled passes over a fixed set, or are new ones for every update.
+    """
+
+    whole_episodes: ClassVar[bool] = True
+    kind: ClassVar[type[Scenarios]] = Scenarios  # of the batches
 
     def __init__(
         self, sim: VectorSim, algorithm: Algorithm, device: torch.device, *, scenarios: int, obs_horizon: int, seed: int
@@ -43,12 +50,7 @@ class ScenarioSource:
                 f"Algorithm '{algorithm.name}' differentiates through known dynamics, which task {sim.spec.task} does "
                 "not offer; choose one of family differentiable ('robopolicy list tasks')."
             )
-        self.kind = Plans if algorithm.experience == "plans" else Scenarios
-        if self.kind is Plans and not isinstance(sim.dynamics, LinearDynamics):
-            raise UserError(
-                f"Algorithm '{algorithm.name}' plans with linear dynamics, which task {sim.spec.task} does not have; "
-                "choose e.g. task=reservoir, or algorithm=hdpo."
-            )
+        self._check_dynamics(sim, algorithm)
         if 0 < scenarios < sim.num_envs:
             raise UserError(
                 f"algorithm.scenarios={scenarios} does not fill a batch of sim.num_envs={sim.num_envs}; raise the one "
@@ -63,6 +65,21 @@ class ScenarioSource:
         self._pool = sim.dynamics.scenarios(range(seed, seed + scenarios)) if scenarios else None
         first = sim.dynamics.observe(sim.dynamics.scenarios([seed])[0])
         self._first = {key: value[:, None].repeat_interleave(obs_horizon, 1) for key, value in first.items()}
+
+    @classmethod
+    def build(cls, context: SourceContext) -> Source:
+        """Scenarios as many as the settings say."""
+        return cls(
+            context.sim(),
+            context.algorithm,
+            context.device,
+            scenarios=context.settings.scenarios,
+            obs_horizon=context.spec.obs_horizon,
+            seed=context.seed,
+        )
+
+    def _check_dynamics(self, sim: DynamicsSim, algorithm: Algorithm) -> None:
+        """Refuse dynamics that the algorithm cannot use; any will do for the gradient."""
 
     def next(self, algorithm: Algorithm) -> Scenarios:
         """The next batch."""
@@ -104,3 +121,16 @@ class ScenarioSource:
     def close(self) -> None:
         """Free the simulator, whose dynamics were used."""
         self.sim.close()
+
+
+class PlanSource(ScenarioSource):
+    """Scenarios of known linear dynamics, to plan in."""
+
+    kind: ClassVar[type[Scenarios]] = Plans
+
+    def _check_dynamics(self, sim: DynamicsSim, algorithm: Algorithm) -> None:
+        if not isinstance(sim.dynamics, LinearDynamics):
+            raise UserError(
+                f"Algorithm '{algorithm.name}' plans with linear dynamics, which task {sim.spec.task} does not have; "
+                "choose e.g. task=reservoir, or algorithm=hdpo."
+            )

@@ -1,16 +1,17 @@
-"""Where text algorithms get their experience: solutions, pairs and logs of a task or a file, or the policy itself."""
+"""Sources of text: solutions, pairs and logs of a task or a file, or answers of the policy itself."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.core.decisions import Decisions
 from robopolicy.errors import UserError
+from robopolicy.sim.contract import VectorSim
 from robopolicy.text.datasets import READERS, Written, read_demonstrations
 from robopolicy.text.guard import Guard
 from robopolicy.text.imitation import TextSFT, TextSFTConfig
@@ -21,11 +22,13 @@ from robopolicy.text.task import TextTask
 from robopolicy.text.world import score, with_choices
 from robopolicy.training.attempt_sources import AttemptSource, OverlappedSource, TextSource, allowed_age
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.sources import Source
+from robopolicy.training.make_source import Source, SourceContext
 
 
 class DemonstrationSource(TextSource):
     """Solved conversations, in the order of their seeds."""
+
+    whole_episodes: ClassVar[bool] = True
 
     def __init__(self, sim: TextSim, config: TextSFTConfig, policy: TextPolicy, seed: int) -> None:
         super().__init__(sim, seed)
@@ -35,6 +38,13 @@ class DemonstrationSource(TextSource):
         self.problems = len(written) or config.problems
         self._next = 0
         self._known: dict[int, list[str]] = dict(enumerate(written))
+
+    @classmethod
+    def build(cls, context: SourceContext) -> Source:
+        """Solutions of the task or of a file, as the settings say."""
+        algorithm = context.algorithm
+        assert isinstance(algorithm, TextSFT)
+        return cls(text_sim(context.sim(), algorithm), algorithm.config, algorithm.policy, context.seed)
 
     def next(self, algorithm: Algorithm) -> list[list[str]]:
         """The next conversations."""
@@ -133,7 +143,7 @@ class WrittenSource(TextSource):
         self._metrics = {"data/reward": fmean(item.reward for item in items)}
         rows = policy.decided(rows, self._generator)
         with torch.no_grad():
-            return rows.with_fields(logp_old=score(self.algorithm.reference or policy, rows).logp)
+            return rows.with_fields(logp_old=score(self.algorithm.reference_policy or policy, rows).logp)
 
     def state_dict(self) -> dict[str, Any]:
         """The rest of the epoch."""
@@ -183,24 +193,44 @@ def conversations(task: TextTask, seeds: Sequence[int]) -> list[list[str]]:
     return said
 
 
-def text_source(sim: Any, algorithm: TextSFT | TextRecipe, seed: int) -> Source:
-    """The source of a text algorithm.
+class RecipeSource:
+    """Answers to prompts, or a file of solutions, pairs or logs, as a recipe says."""
+
+    whole_episodes: ClassVar[bool] = True
+
+    @classmethod
+    def build(cls, context: SourceContext) -> Source:
+        """The source that suits the recipe."""
+        assert isinstance(context.algorithm, TextRecipe)
+        return recipe_source(context.sim(), context.algorithm, context.seed)
+
+
+def recipe_source(sim: VectorSim, algorithm: TextRecipe, seed: int) -> Source:
+    """The source of a recipe.
+
+    Raises:
+        UserError: The task is no text, or the recipe needs a second policy or a file that the settings do not name.
+    """
+    sim = text_sim(sim, algorithm)
+    if algorithm.recipe.data != "rollout":
+        return WrittenSource(sim, algorithm, seed=seed)
+    if algorithm.views.companion and algorithm.companion is None:
+        if not algorithm.config.companion:
+            raise UserError(
+                f"Recipe '{algorithm.config.recipe}' needs a second policy; set algorithm.companion=CHECKPOINT."
+            )
+        algorithm.accompany(load_policy(algorithm.config.companion)[0])
+    overlapped = allowed_age(algorithm).in_flight(1) > 1 or algorithm.config.players
+    attempts = (OverlappedSource if overlapped else AttemptSource)(sim, algorithm, seed=seed)
+    return ImitationFirst(sim, attempts, seed) if algorithm.config.imitation else attempts
+
+
+def text_sim(sim: VectorSim, algorithm: Algorithm) -> TextSim:
+    """`sim` as the simulator of a text task.
 
     Raises:
         UserError: The task is no text.
     """
     if not isinstance(sim, TextSim):
         raise UserError(f"Algorithm '{algorithm.name}' needs a text task, e.g. text/arithmetic, not {sim.spec.task}.")
-    if isinstance(algorithm, TextRecipe) and algorithm.recipe.data != "rollout":
-        return WrittenSource(sim, algorithm, seed=seed)
-    if isinstance(algorithm, TextRecipe):
-        if algorithm.views.companion and algorithm.companion is None:
-            if not algorithm.config.companion:
-                raise UserError(
-                    f"Recipe '{algorithm.config.recipe}' needs a second policy; set algorithm.companion=CHECKPOINT."
-                )
-            algorithm.accompany(load_policy(algorithm.config.companion)[0])
-        overlapped = allowed_age(algorithm).in_flight(1) > 1 or algorithm.config.players
-        attempts = (OverlappedSource if overlapped else AttemptSource)(sim, algorithm, seed=seed)
-        return ImitationFirst(sim, attempts, seed) if algorithm.config.imitation else attempts
-    return DemonstrationSource(sim, algorithm.config, algorithm.policy, seed)
+    return sim

@@ -23,13 +23,14 @@ from robopolicy.training.build import seed_everything
 from robopolicy.training.checkpoint import load_model, save_model
 from robopolicy.training.guards import Summary
 from robopolicy.training.loop import Trainer
-from robopolicy.training.manifest import MANIFEST, git_commit, manifest_content, versions
+from robopolicy.training.manifest import MANIFEST, Kind, git_commit, manifest_content, versions
 from robopolicy.training.model_runs import ModelParts, ModelRunConfig, resume_model, start_model
 from robopolicy.training.sources import DatasetSource
 from robopolicy.worldmodel.films import split
 from robopolicy.worldmodel.trajectories import Pull, TrajectoryConfig, TrajectoryModel
 
 SCHEMA = 1  # raise it with every change that an older reader would misunderstand
+KIND = Kind("trajectory model", "synthesize")
 SYNTHETIC = "synthetic"  # behaviour of generated episodes
 
 
@@ -84,9 +85,7 @@ def read_trajectory_manifest(folder: Path) -> TrajectoryManifest:
     Raises:
         UserError: Not a trajectory model, unreadable, or written by a newer schema.
     """
-    data = manifest_content(folder, SCHEMA)
-    if "trajectories" not in data:
-        raise UserError(f"{folder} holds no trajectory model; pass runs/NAME/checkpoints/best of 'synthesize train'.")
+    data = manifest_content(folder, SCHEMA, "trajectories")
     return from_plain(TrajectoryManifest, data, str(folder / MANIFEST))
 
 

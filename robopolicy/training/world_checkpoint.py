@@ -74,9 +74,7 @@ def read_world_manifest(folder: Path) -> WorldManifest:
     Raises:
         UserError: Not a world model, unreadable, or written by a newer schema.
     """
-    data = manifest_content(folder, SCHEMA)
-    if "worldmodel" not in data:
-        raise UserError(f"{folder} holds a policy, not a world model; pass e.g. runs/NAME/checkpoints/best of one.")
+    data = manifest_content(folder, SCHEMA, "worldmodel")
     return from_plain(WorldManifest, data, str(folder / MANIFEST))
 
 

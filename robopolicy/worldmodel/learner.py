@@ -115,7 +115,7 @@ class WorldLearner:
     """Trains a `LatentWorldModel`."""
 
     name = "worldmodel"
-    experience = "dataset"
+    data_source = "dataset"
 
     def __init__(self, config: LearnerConfig, model: LatentWorldModel, seed: int = 0) -> None:
         self.config, self.model = config, model

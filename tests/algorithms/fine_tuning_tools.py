@@ -50,7 +50,7 @@ def chunked(algorithm: Any, num_envs: int = 16) -> ChunkedSim:
 
 def sampler_for(algorithm: Any, num_envs: int = 16) -> Any:
     sim = chunked(algorithm, num_envs)
-    if algorithm.experience == "group":
+    if algorithm.data_source == "group":
         return GroupSampler(sim, group_size=algorithm.config.group_size)
     return RolloutSampler(sim, decisions=algorithm.config.decisions, memory=algorithm.policy.spec.memory_dim)
 

@@ -315,7 +315,7 @@ def test_policies_that_cannot_teach_or_be_straightened_are_refused() -> None:
 
 def test_both_share_the_frame_of_behaviour_cloning() -> None:
     assert issubclass(Distill, BC) and issubclass(Reflow, BC)
-    assert make("distill").experience == "dataset"
+    assert make("distill").data_source == "dataset"
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def experience(algorithm: Any) -> Rollout:
     ones, first = torch.ones(1, ROWS, dtype=torch.bool), {"state": OBS["state"][None]}
     record = {key: value[None] for key, value in sample.record.items()}
     parts = (first, record, sample.logp[None], reward, ones.long(), ones, ~ones, {"state": OBS["state"][:0]}, OBS)
-    if algorithm.experience == "group":
+    if algorithm.data_source == "group":
         return GroupRollout(*parts, group=torch.arange(ROWS) // 16, played=ones)
     return Rollout(*parts)
 

@@ -20,7 +20,7 @@ from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.sim import TextSim
 from robopolicy.text.wire import unpack
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.text_sources import text_source
+from robopolicy.training.text_sources import recipe_source
 from robopolicy_tasks.text.arithmetic import Arithmetic
 
 SMALL = ["policy.width=16", "policy.layers=1", "policy.heads=2", "evaluation.episodes=0", "logging.every=1"]
@@ -178,7 +178,7 @@ def test_what_is_longer_than_the_model_can_read_is_refused_with_its_row(recipe, 
     else:
         algorithm = TextRecipe(TextRecipeConfig(recipe=recipe, data=file), policy, total_updates=2)
     with pytest.raises(UserError, match=re.escape(f"{file} {message}")):
-        text_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0)
+        recipe_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0)
 
 
 def test_logged_turns_keep_their_rewards(tmp_path):
@@ -191,7 +191,7 @@ def test_logged_turns_keep_their_rewards(tmp_path):
     torch.manual_seed(0)
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=64), PolicySpec({"text": (16,)}, 6))
     algorithm = TextRecipe(TextRecipeConfig(recipe="s133_epo", data=file, prompts=1), policy, total_updates=2)
-    batch = text_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0).next(algorithm)
+    batch = recipe_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0).next(algorithm)
     own, unit = batch.valid(), batch.unit
     assert [int((own[0] & (unit[0] == turn)).sum()) for turn in range(3)] == [2, 3, 2]
     assert batch.reward[0][own[0]].tolist() == [0, 1, 0, 0, 0.25, 0, 0.5]

@@ -84,14 +84,13 @@ def test_one_row_that_fails_leaves_the_others_alone():
 
 def test_how_often_a_program_failed_is_noted():
     policy = robot("def act(obs):\n    return [1 / obs['state'][0], 0]")
-    assert policy.take_note() == ""
+    assert policy.notes() == []
     policy.act({"state": torch.zeros(3, 1, 2)})
     policy.act({"state": torch.ones(2, 1, 2)})
-    assert (
-        policy.take_note()
-        == "the program failed in 3 of 5 decisions, first with: ZeroDivisionError: float division by zero."
-    )
-    assert policy.take_note() == ""
+    assert policy.notes() == [
+        "the program failed in 3 of 5 decisions, first with: ZeroDivisionError: float division by zero."
+    ]
+    assert policy.notes() == []
 
 
 def test_a_program_that_hangs_three_times_is_not_asked_again():

@@ -18,7 +18,7 @@ from robopolicy.text.views import Views
 from robopolicy.text.world import score
 from robopolicy.training.attempt_sources import AttemptSource, OverlappedSource
 from robopolicy.training.checkpoint import save_checkpoint
-from robopolicy.training.text_sources import text_source
+from robopolicy.training.text_sources import recipe_source
 from robopolicy_tasks.text.grid import Grid
 
 SPEC = PolicySpec({"text": (Grid.prompt_bytes,)}, Grid.completion_bytes)
@@ -136,7 +136,7 @@ def other(tmp_path) -> Path:
 
 def test_a_teacher_scores_what_the_policy_wrote(other):
     algorithm, sim = learner("s080_kdrl", group_size=2, companion=str(other))
-    batch = text_source(sim, algorithm, 0).next(algorithm)
+    batch = recipe_source(sim, algorithm, 0).next(algorithm)
     found = algorithm._prepared(batch).extra["logp_teacher"]
     assert torch.equal(found, score(policy(seed=1), batch).logp)
     assert "actor/kl_to" in algorithm.update(batch)
@@ -144,28 +144,28 @@ def test_a_teacher_scores_what_the_policy_wrote(other):
 
 def test_a_soup_is_the_reference_and_comes_back_with_a_resumed_run(other):
     algorithm, sim = learner("s104_salsa", group_size=2, companion=str(other))
-    text_source(sim, algorithm, 0)
+    recipe_source(sim, algorithm, 0)
     key = "model.model.embed_tokens.weight"
     mean = (policy().state_dict()[key] + policy(seed=1).state_dict()[key]) / 2
-    torch.testing.assert_close(algorithm.reference.state_dict()[key], mean)
+    torch.testing.assert_close(algorithm.reference_policy.state_dict()[key], mean)
     again, _ = learner("s104_salsa", start=policy(seed=2), group_size=2, companion=str(other))
     again.load_state_dict(algorithm.state_dict())
-    assert torch.equal(again.reference.state_dict()[key], algorithm.reference.state_dict()[key])
+    assert torch.equal(again.reference_policy.state_dict()[key], algorithm.reference_policy.state_dict()[key])
 
 
 def test_recipes_that_overlap_play_and_learning_do_unless_told_otherwise():
     for settings, kind in (({}, OverlappedSource), ({"staleness": 0}, AttemptSource)):
         algorithm, sim = learner("s074_asyncflow", group_size=2, **settings)
-        source = text_source(sim, algorithm, 0)
+        source = recipe_source(sim, algorithm, 0)
         assert type(source) is kind
         source.close()
-    assert type(text_source(*reversed(learner("grpo")), 0)) is AttemptSource
+    assert type(recipe_source(*reversed(learner("grpo")), 0)) is AttemptSource
 
 
 def test_what_is_missing_or_makes_no_sense_is_said(other, tmp_path):
     algorithm, sim = learner("s080_kdrl")
     with pytest.raises(UserError, match=r"needs a second policy; set algorithm\.companion=CHECKPOINT"):
-        text_source(sim, algorithm, 0)
+        recipe_source(sim, algorithm, 0)
     algorithm, _ = learner("s104_salsa", start=policy(width=32))
     with pytest.raises(UserError, match="of another architecture"):
         algorithm.accompany(policy())

@@ -161,6 +161,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no manifest": (lambda path: (path / "manifest.json").unlink(), "is not a checkpoint"),
     "broken manifest": (lambda path: (path / "manifest.json").write_text("{"), "is damaged"),
     "manifest of another kind": (lambda path: (path / "manifest.json").write_text("[]"), "no schema version"),
+    "world model": (
+        lambda path: edit_manifest(path, lambda data: data.update(worldmodel=data.pop("policy"))),
+        "holds a world model, not a policy; pass it to 'robopolicy worldmodel'",
+    ),
+    "no kind": (lambda path: edit_manifest(path, lambda data: data.pop("policy")), "does not describe a policy"),
     "future schema": (
         lambda path: edit_manifest(path, lambda data: data.update(schema=SCHEMA + 1)),
         "newer than .*upgrade robopolicy",

@@ -183,7 +183,7 @@ def test_every_algorithm_is_shared_out_or_refused(monkeypatch, name: str):
     learner = ALGORITHMS[name]
     config = compose_config([*SETTINGS, f"algorithm={name}"])
     if learner.distributed:
-        assert learner.experience == "rollout"  # what `SharedRollouts` puts together
+        assert learner.data_source == "rollout"  # what `SharedRollouts` puts together
         check_distributed(config)
     else:
         with pytest.raises(UserError, match=f"'{name}' runs in one process; drop torchrun"):

@@ -58,7 +58,7 @@ def test_a_pass_visits_every_scenario_once_and_new_ones_never_repeat() -> None:
     sim = make_sim("newsvendor", SimOptions(num_envs=4))
 
     class Learner:
-        name, experience = "hdpo", "scenarios"
+        name = "hdpo"
 
     def drawn(scenarios: int) -> torch.Tensor:
         learner: object = Learner()

@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -133,7 +133,6 @@ class ActorTuner(Algorithm):
 class FineTuner(ActorTuner):
     """Clipped policy gradients on one rollout after the other; subclasses define `actor_loss`."""
 
-    experience: ClassVar[str] = "rollout"
     config: FineTunerConfig
 
     def __init__(self, config: FineTunerConfig, policy: Policy, base: Policy, *, total_updates: int) -> None:

@@ -50,7 +50,6 @@ class OffPolicyConfig(Ranged):
 class OffPolicy(Algorithm):
     """Alternates critic steps towards `target` with actor steps; subclasses define both."""
 
-    experience: ClassVar[str] = "replay"
     may_fall = True  # an actor follows its critic out of what the base knew before the critic knows better
     config: OffPolicyConfig
     decisions_only: ClassVar[bool] = False  # sample only where a chunk was chosen, for what was noted there
@@ -79,6 +78,19 @@ class OffPolicy(Algorithm):
         self.critic_steps = 0
         self._target_update = TargetUpdate(self.target_critic, self.critic)
         self.errors: Tensor | None = None  # absolute errors of the last batch, for prioritised sampling
+
+    @classmethod
+    def check_settings(cls, *, dataset: str, env_steps: int, offline_updates: int) -> None:
+        """Refuse settings of a run that contradict what the algorithm learns from; a dataset is optional."""
+        if cls.needs_dataset:
+            super().check_settings(dataset=dataset, env_steps=env_steps, offline_updates=offline_updates)
+        elif dataset and cls.decisions_only:
+            raise UserError(
+                f"Algorithm '{cls.name}' learns from what it noted when it chose a chunk, which a dataset does not "
+                "hold; drop dataset=."
+            )
+        elif not dataset and offline_updates:
+            raise UserError("replay.offline_updates learns from a dataset; pass dataset=FOLDER or set it to 0.")
 
     def make_critic(self) -> QEnsemble:
         """Values of the executed actions; an algorithm whose critic sees something else builds its own."""

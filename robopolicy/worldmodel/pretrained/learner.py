@@ -95,7 +95,7 @@ class PretrainedLearner:
     """Trains a `PretrainedWorldModel`."""
 
     name = "worldmodel"
-    experience = "dataset"
+    data_source = "dataset"
     stage = "dynamics"  # the only one
 
     def __init__(self, config: PretrainedLearnerConfig, model: PretrainedWorldModel, seed: int = 0) -> None:

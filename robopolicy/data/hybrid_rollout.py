@@ -1,0 +1,15 @@
+"""Rollouts with windows of a dataset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from robopolicy.data.rollout import Rollout
+from robopolicy.data.transitions import Transitions
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridRollout(Rollout):
+    """A rollout, and windows of a dataset beside it."""
+
+    offline: Transitions  # B windows
