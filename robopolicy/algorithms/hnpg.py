@@ -24,6 +24,7 @@ from torch import Tensor
 from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful, frozen_copy
 from robopolicy.algorithms.frames.on_policy import Rows, minibatches
 from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.algorithms.props import joined
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.rollout import HybridRollout, Rollout
 from robopolicy.data.transitions import Request, Transitions
