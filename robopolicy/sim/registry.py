@@ -15,7 +15,8 @@ from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.limits import Natural, NotNegative, Ranged
-from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX, STOCK_PREFIX
+from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
+from robopolicy.nets.stock import STOCK_PREFIX
 from robopolicy.plugins import installed, load_entry_point
 from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.descriptor import DescriptorSim
