@@ -62,6 +62,13 @@ def from_plain(cls: type[T], data: Any, where: str) -> T:
     return cls(**{name: _convert(hints[name], data[name], at) for name, at in found})
 
 
+def with_defaults(cls: type[T], settings: Mapping[str, Any], where: str) -> T:
+    """As `from_plain`, with the defaults of `cls` where `settings` say nothing."""
+    if not isinstance(settings, Mapping):
+        raise _mismatch(where, "a mapping", settings)
+    return from_plain(cls, {**to_plain(cls()), **settings}, where)
+
+
 def to_plain(config: Any) -> dict[str, Any]:
     """Inverse of `from_plain`."""
     return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config) if field.init}

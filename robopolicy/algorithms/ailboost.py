@@ -24,17 +24,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.critics.discriminator import Discriminator, DiscriminatorConfig, gradient_penalty, reverse_kl_loss
-from robopolicy.data.priorities import Boosting
 from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Positive, PositiveShare
+from robopolicy.limits import Count, InnerShare, Positive, PositiveShare, Ranged
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.noise import uniform
 
@@ -55,6 +56,39 @@ class AILBoostConfig(SACConfig):
             raise UserError(f"AILBoost judges one chunk at a time; leave algorithm.n_step=0, got {self.n_step}.")
         if not 0 < self.gamma < 1:
             raise UserError(f"AILBoost goes on after the end of an episode and needs gamma < 1, got {self.gamma}.")
+
+
+@dataclass(frozen=True)
+class Boosting(Ranged):
+    """What slots weigh if a memory is to stand for a mixture of the learners that filled it in turn.
+
+    A new learner gets `share` of the mass and leaves `1 - share` of it to those before, as boosting mixes its weak
+    learners. Each has played `block` slots of a lane, the oldest one that is left also what does not fill a block. A
+    memory of a single learner weighs all slots alike.
+    """
+
+    share: InnerShare  # eta, mass of the newest learner
+    block: Count  # slots of a lane
+
+    def masses(self, learners: int) -> NDArray[np.float64]:
+        """Weights `(K,)` of the learners, the newest first; their sum is 1."""
+        return self._mass(np.arange(learners), np.array(learners - 1))
+
+    def __call__(self, newer: NDArray[np.int64], filled: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Weights `(B,)`, on average 1 over a lane.
+
+        Args:
+            newer: (B,) slots of the lane that were written later.
+            filled: (B,) slots of the lane in use.
+        """
+        oldest = np.maximum(filled // self.block, 1) - 1
+        age = np.minimum(newer // self.block, oldest)
+        slots = np.where(age == oldest, filled - oldest * self.block, self.block)
+        return self._mass(age, oldest) * filled / slots
+
+    def _mass(self, age: NDArray[np.int64], oldest: NDArray[np.int64]) -> NDArray[np.float64]:
+        first = np.where(age == oldest, 1.0, self.share)
+        return first * np.power(1.0 - self.share, age, dtype=np.float64)
 
 
 def discriminator_loss(
@@ -114,7 +148,7 @@ class AILBoost(SAC):
     @property
     def request(self) -> Request:
         """As SAC, with weights in the mixture."""
-        return replace(super().request, mixture=self.mixture)
+        return replace(super().request, weighting=self.mixture)
 
     @property
     def learner(self) -> int:

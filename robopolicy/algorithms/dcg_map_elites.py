@@ -234,7 +234,7 @@ class DCGMAPElites(TD3):
         """
         policy = copy.deepcopy(self.policy)
         encoder = policy.encoder
-        if not isinstance(policy.actor, DirectMLP) or encoder.feature_dim != encoder.layout.vector_dim:
+        if not isinstance(policy.actor, DirectMLP) or encoder.feature_dim != encoder.vector_dim:
             raise UserError("Elites can be taken out of networks with policy.backbone=mlp that see vectors alone.")
         member = member.to(policy.device)
         self.population.put(member, policy)

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful, frozen_copy
-from robopolicy.algorithms.frames.on_policy import Rows, joined, minibatches
+from robopolicy.algorithms.frames.on_policy import Rows, minibatches
 from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.algorithms.props import joined
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.hybrid_rollout import HybridRollout
 from robopolicy.data.rollout import Rollout

@@ -3,8 +3,8 @@
 Distribution correction estimation asks how often the best policy that stays near the data visits each of its pairs. The
 answer is `max(delta, 0)` of the residual `delta = r + gamma V(s') - V(s)` (Pearson's chi-squared), and V minimises
 `(1 - lambda) V(s) + lambda f*(delta)`. Its gradient through V(s) bounds actions; that through V(s') bounds states, but
-where the two conflict it undoes the first. ODICE keeps of the second what is orthogonal to the first
-(`robopolicy.core.gradients`). The policy imitates with these weights, whatever its head.
+where the two conflict it undoes the first. ODICE keeps of the second what is orthogonal to the first. The policy
+imitates with these weights, whatever its head.
 
 Use it for offline data of mixed quality in place of iql: no Q, no action outside the data, and a policy kept away from
 states it has no data for. With `largest_return=0` and `conservatism=0.4` rewards are ignored and it imitates the data
@@ -17,7 +17,7 @@ decides how many residuals rise above 0; the policy learns from V after its step
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -26,13 +26,15 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.offline_critic import Imitating, OfflineCriticConfig
-from robopolicy.core.gradients import orthogonal_sum
-from robopolicy.critics.q import CriticConfig, StateValues
+from robopolicy.core.gradients import flat_gradient
+from robopolicy.critics.q import CriticConfig, Judged, QEnsemble
 from robopolicy.data.episodes import Array, Episodes
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 from robopolicy.limits import InnerShare, NotNegative, Positive
 from robopolicy.policies.base import Info, Policy
+
+SMALLEST = 1e-10  # squared norm of a gradient below which it has no direction
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,41 @@ def chi_square_conjugate(residual: Tensor) -> Tensor:
 def visit_weight(residual: Tensor, largest: float) -> Tensor:
     """Imitation weight `max(residual, 0)`, at most `largest`."""
     return residual.clamp(0, largest)
+
+
+def parallel_share(gradient: Tensor, along: Tensor) -> Tensor:
+    """How much of `along` `(P,)` is contained in `gradient` `(P,)`: `<g, a> / |a|^2`, negative where they conflict."""
+    return gradient @ along / (along @ along).clamp(min=SMALLEST)
+
+
+def orthogonal_sum(kept: Tensor, added: Tensor, parameters: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """A loss with the whole gradient of `kept`, and of that of `added` the part orthogonal to it.
+
+    With `c = <g_a, g_k> / |g_k|^2` the gradient of `(1 - c) kept + added` is `g_k + (g_a - c g_k)`: whatever `added`
+    asks for, a small step lowers `kept` by as much as if it stood alone.
+
+    Args:
+        kept: Scalar loss.
+        added: Scalar loss.
+        parameters: What both are differentiated in.
+
+    Returns:
+        The loss, and c.
+    """
+    learned = list(parameters)
+    share = parallel_share(flat_gradient(added, learned), flat_gradient(kept, learned)).detach()
+    return (1 - share) * kept + added, share
+
+
+class StateValues(QEnsemble):
+    """V_m(s), m = 1..M: an ensemble that sees no action."""
+
+    def __init__(self, config: CriticConfig, policy: Judged) -> None:
+        super().__init__(config, policy, steps=0)
+
+    def values(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """Values `(M, B)`."""
+        return self.value(self.body(self.encode(obs)))
 
 
 class ODICE(Imitating):

@@ -24,9 +24,10 @@ from math import comb
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.on_policy import Rows, joined, normalize
+from robopolicy.algorithms.frames.on_policy import Rows, normalize
 from robopolicy.algorithms.frames.places import PlaceConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.algorithms.props import joined
 from robopolicy.core.advantages.sets import set_advantage
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.regularizers import k3

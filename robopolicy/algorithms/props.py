@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Metrics, frozen_copy
-from robopolicy.algorithms.frames.on_policy import Rows, flatten, joined
+from robopolicy.algorithms.frames.on_policy import Rows, flatten
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.core.regularizers import k3
 from robopolicy.data.rollout import Rollout
@@ -61,6 +61,17 @@ class PROPSConfig(PPOConfig):
 def push_loss(change: Tensor, bound: float) -> Tensor:
     """`max(r, 1 - eps)` of log-ratios `(B,)`: falls with the ratio until it is at its bound."""
     return change.exp().clamp(min=1 - bound)
+
+
+def joined(parts: list[Rows]) -> Rows:
+    """Rows one after the other."""
+
+    def cat(trees: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        return {key: torch.cat([tree[key] for tree in trees]) for key in trees[0]}
+
+    names = ("logp", "advantage", "value_target", "value")
+    values = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    return Rows(cat([part.obs for part in parts]), cat([part.record for part in parts]), **values)
 
 
 class PROPS(PPO):

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.td3 import TD3, TD3Config
@@ -31,7 +31,7 @@ from robopolicy.critics.quantile import QuantileQ, quantile_loss
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.limits import Count, Finite, Natural, Positive, PositiveShare, Share
-from robopolicy.nets.encoder import STOCK_PREFIX, ObservationEncoder
+from robopolicy.nets.stock import STOCK_PREFIX, StockEncoder
 from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import normal
@@ -71,6 +71,11 @@ def conditional_value(start: Tensor, returns: Tensor, level: float) -> Tensor:
     return (start[:, None] + returns).clamp(max=0).mean(1) / level - start
 
 
+def stock_of(net: nn.Module) -> StockEncoder:
+    """The part of a policy or critic that reads the stock."""
+    return next(part for part in net.modules() if isinstance(part, StockEncoder))
+
+
 class StockAC(TD3):
     """TD3 with quantile critics over stocks."""
 
@@ -100,11 +105,11 @@ class StockAC(TD3):
                 f"The stock '{self.key}' and algorithm.gamma={config.gamma:g} discount differently; set "
                 f"task.stock={config.gamma:g}."
             )
-        policy.encoder.start.fill_(config.start)
+        stock_of(policy).start.fill_(config.start)
         super().__init__(config, policy, total_updates=total_updates)
         self.config: StockACConfig = config
         self.utility = UTILITIES[config.functional]
-        self._set_start(policy.encoder.start)
+        self._set_start(stock_of(policy).start)
 
     def make_critic(self) -> QuantileQ:
         """Quantiles of the return."""
@@ -114,7 +119,7 @@ class StockAC(TD3):
 
     def stock(self, obs: Observation) -> Tensor:
         """Stock `(B,)` at the newest observation."""
-        return self.policy.encoder.stock(obs[self.key])[:, -1, 0]
+        return stock_of(self.policy).stock(obs[self.key])[:, -1, 0]
 
     def at_stock(self, obs: Observation, stock: Tensor) -> Observation:
         """`obs` with another stock `(B,)`, whatever c_0 is."""
@@ -144,9 +149,7 @@ class StockAC(TD3):
     def _set_start(self, start: Tensor) -> None:
         value = start.clone()
         for net in (self.policy, self.target_policy, self.critic, self.target_critic):
-            encoder = net.encoder
-            assert isinstance(encoder, ObservationEncoder)
-            encoder.start.copy_(value)
+            stock_of(net).start.copy_(value)
 
     @torch.no_grad()
     def search_start(self, batch: Transitions) -> None:
@@ -161,7 +164,8 @@ class StockAC(TD3):
         seen = self.at_stock(repeated, starts.repeat_interleave(len(first)))
         returns = self.target_critic.quantiles(seen, self.policy.mode(seen)).mean(0)  # (STARTS * F, n)
         values = conditional_value(starts, returns.view(STARTS, -1), self.config.level)
-        self._set_start(torch.lerp(self.policy.encoder.start, starts[values.argmax()], self.config.start_rate))
+        start = torch.lerp(stock_of(self.policy).start, starts[values.argmax()], self.config.start_rate)
+        self._set_start(start)
 
     # Learning.
 
@@ -198,4 +202,4 @@ class StockAC(TD3):
         self._policy_update.copy_buffers()
         if self.config.functional == "cvar":
             self.search_start(batch)
-        return {"loss": loss, "start": self.policy.encoder.start}
+        return {"loss": loss, "start": stock_of(self.policy).start}

@@ -17,10 +17,13 @@ of those in the first batch (there: in the warm-up). Actions come in chunks as i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.base import Stateful
@@ -36,6 +39,9 @@ from robopolicy.policies.noise import Randomness
 
 GOLDEN = (5**0.5 - 1) / 2  # share of the past in running averages and in Adam's momentum
 FLOOR = 1e-3  # smallest unit of the values
+
+_AGES = np.linspace(0, 1, 4097)  # from the oldest to the newest slot
+_FADED = np.concatenate([[0.0], np.cumsum(np.tanh((math.pi * (_AGES[1:] + _AGES[:-1]) / 2) ** math.e))])
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,14 @@ def swaddling_loss(strength: Tensor, tightness: Tensor) -> Tensor:
     """
     early = strength ** (1 / tightness.detach())
     return 2 * early.atanh() + tightness * strength * strength.log() + 2 * tightness.square().atanh()
+
+
+def fading(uniform: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Places in [0, 1), from the oldest to the newest slot, of density `tanh((pi x) ** e)`, at points of its mass.
+
+    The newer half is drawn all but evenly, the oldest tenth hardly ever, as in Symphony's fading replay.
+    """
+    return np.interp(uniform, _FADED / _FADED[-1], _AGES)
 
 
 class Units(nn.Module):
@@ -130,7 +144,7 @@ class Symphony(OffPolicy):
     @property
     def request(self) -> Request:
         """As every algorithm, from a fading memory."""
-        return replace(super().request, fading=self.config.fading)
+        return replace(super().request, age_quantile=fading if self.config.fading else None)
 
     def explore(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Uniform over the action bounds."""

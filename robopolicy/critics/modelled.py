@@ -21,13 +21,12 @@ class ModelledQ(QEnsemble):
     def __init__(self, config: CriticConfig, policy: Judged, *, model_hidden: Sequence[int]) -> None:
         """Build the critic of `policy`, whose observations must be vectors."""
         super().__init__(config, policy, steps=1)
-        layout = self.encoder.layout
-        other = (*layout.images, *layout.clouds, *layout.entities, *layout.embeddings, *layout.stocks)
+        other = [key for encoder in self.encoder.encoders() for key in encoder.observations]
         if other:
             raise UserError(f"A model predicts vectors alone, not {', '.join(other)}; name others in task.observe.")
         spec = policy.spec
         in_dim = spec.obs_horizon * self.encoder.feature_dim + spec.action_dim
-        self.model = MLP(in_dim, model_hidden, layout.vector_dim, activation="relu")
+        self.model = MLP(in_dim, model_hidden, self.encoder.vector_dim, activation="relu")
 
     def change(self, obs: Mapping[str, Tensor], action: Tensor) -> Tensor:
         """Predicted change `(B, D)` of the newest vectors, normalised, after `action` `(B, 1, A)`."""

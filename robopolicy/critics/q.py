@@ -119,17 +119,6 @@ class QEnsemble(nn.Module):
         return self.histogram.loss(output, target.expand(output.shape[:-1]))
 
 
-class StateValues(QEnsemble):
-    """V_m(s), m = 1..M: an ensemble that sees no action."""
-
-    def __init__(self, config: CriticConfig, policy: Judged) -> None:
-        super().__init__(config, policy, steps=0)
-
-    def values(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """Values `(M, B)`."""
-        return self.value(self.body(self.encode(obs)))
-
-
 def random_members(count: int, size: int, generator: torch.Generator) -> Tensor | None:
     """`size` of `count` members (REDQ); None is all of them."""
     return None if size >= count else torch.randperm(count, generator=generator)[:size]

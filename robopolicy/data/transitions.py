@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from robopolicy.data.priorities import Boosting
+Floats, Integers = NDArray[np.float64], NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Request:
-    """What an algorithm wants sampled."""
+    """What an algorithm wants sampled.
+
+    Steps that were played have an age, those of a dataset have none, which both functions of the age leave alone:
+
+    * `age_quantile(uniform)` maps numbers `(B,)` in [0, 1) to places `(B,)` in [0, 1) of a lane, from its oldest to its
+      newest slot; it is the inverse of the cumulative distribution of the places to draw;
+    * `weighting(newer, filled)` gives weights `(B,)`, on average 1 over a lane, from the numbers `(B,)` of slots that
+      were written later and of slots in use.
+    """
 
     batch_size: int  # B, rows per gradient step
     horizon: int  # H, actions per chunk
@@ -21,8 +31,8 @@ class Request:
     gamma: float  # discount per control step
     obs_horizon: int = 1  # To
     decisions_only: bool = False  # windows start only where a chunk was chosen, so that its record is known
-    fading: bool = False  # draw what was played long ago ever more rarely, instead of everything alike
-    mixture: Boosting | None = None  # weigh what was played as a mixture of its learners, instead of everything alike
+    age_quantile: Callable[[Floats], Floats] | None = None  # where to draw steps that were played; None: uniformly
+    weighting: Callable[[Integers, Integers], Floats] | None = None  # weights of steps that were played; None: all 1
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ of zeros is an empty place, so that observations of one shape hold any number of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, cast
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from robopolicy.errors import UserError
 from robopolicy.limits import Count, Range, Ranged
 from robopolicy.nets.attention import AttentionBlock
+from robopolicy.nets.modality import ModalityEncoder
 from robopolicy.nets.normalizer import MIN_RANGE
 
 
@@ -72,3 +74,20 @@ class EntityNet(nn.Module):
         cast(Tensor, self.centre).copy_((low + high) / 2)
         constant = high - low <= MIN_RANGE  # keeps its unit
         cast(Tensor, self.scale).copy_(torch.where(constant, 1.0, (high - low) / 2))
+
+
+class EntityEncoder(ModalityEncoder):
+    """Sets `entities.*`, float `(N, D)`, such as the other agents in sight, one network each."""
+
+    config_class = EntityConfig
+    attribute = "entities"
+    rank = 2
+    statistics = "box"
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], config: EntityConfig) -> None:
+        super().__init__(shapes, config)
+        self.feature_dim = len(shapes) * config.features
+
+    def build(self, shape: tuple[int, ...], config: EntityConfig) -> EntityNet:
+        """Network of a set."""
+        return EntityNet(shape, config)

@@ -12,12 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
+from robopolicy.limits import Count, Ranged
+from robopolicy.nets.backbone import BackboneBuilder, BackboneConfig, NetworkSizes
 from robopolicy.nets.mlp import MLP
+from robopolicy.nets.time import TimeEmbedding, network_rows
 
 
 def modular_layer(x: Tensor, weight: Tensor, bias: Tensor, shares: Tensor, gates: Tensor) -> Tensor:
@@ -110,6 +114,84 @@ class ModularMLP(nn.Module):
             if index < len(self.widths) - 1:
                 x = nn.functional.layer_norm(x, x.shape[1:]).tanh()
         return x
+
+
+@dataclass(frozen=True)
+class ModularConfig(Ranged):
+    """Settings of the backbone `modular`, besides `hidden` and `time_dim` of `BackboneConfig`."""
+
+    modules: Count = 8  # weight modules of every layer, which the features of the observation mix
+    context_width: Count = 64  # hidden units of the network that mixes them
+
+
+class ModularBackbone(nn.Module):
+    """As `MLPBackbone`, with layers that the features mix from shared modules."""
+
+    def __init__(self, config: BackboneConfig, *, size: int, feature_dim: int, times: int) -> None:
+        super().__init__()
+        self.time = TimeEmbedding(config.time_dim, times)
+        in_dim = size + config.time_dim + feature_dim
+        self.body = _layers(config, in_dim, size, feature_dim)
+
+    def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
+        """Map `x` `(B, ..., H, A)`, `t` and `features` `(B, To, F)` to the shape of `x`; see `network_rows`."""
+        return self.body(*self._joined(x, t, features)).view_as(x)
+
+    def representation(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
+        """Activations `(B, D)` of the middle layer."""
+        return self.body.representation(*self._joined(x, t, features))
+
+    def _joined(self, x: Tensor, t: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        x, time, features = network_rows(x, self.time(t), features)
+        context = features.flatten(1)
+        return torch.cat([x.flatten(1), time, context], -1), context
+
+
+class DirectModular(nn.Module):
+    """Features `(B, To, F)` to `(B, H, channels)` by layers that the same features mix from shared modules."""
+
+    def __init__(self, config: BackboneConfig, *, channels: int, horizon: int, in_dim: int, gain: float | None) -> None:
+        super().__init__()
+        self.shape = (horizon, channels)
+        self.body = _layers(config, in_dim, horizon * channels, in_dim, gain)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """All steps of the chunk at once."""
+        flat = features.flatten(1)
+        return self.body(flat, flat).unflatten(1, self.shape)
+
+
+class ModularBuilder(BackboneBuilder):
+    """Layers that the features of the observation mix from shared modules (HAMNet)."""
+
+    config_class = ModularConfig
+
+    @classmethod
+    def denoiser(cls, config: BackboneConfig, sizes: NetworkSizes, times: int) -> nn.Module:
+        """Layers over chunk, times and features."""
+        return ModularBackbone(config, size=sizes.chunk, feature_dim=sizes.features, times=times)
+
+    @classmethod
+    def direct(cls, config: BackboneConfig, sizes: NetworkSizes, orthogonal_gain: float | None) -> nn.Module:
+        """Layers over the features."""
+        return DirectModular(
+            config, channels=sizes.action_dim, horizon=sizes.horizon, in_dim=sizes.features, gain=orthogonal_gain
+        )
+
+
+def _layers(
+    config: BackboneConfig, in_dim: int, out_dim: int, context_dim: int, gain: float | None = None
+) -> ModularMLP:
+    options: ModularConfig = config.options()
+    return ModularMLP(
+        in_dim,
+        config.hidden,
+        out_dim,
+        context_dim=context_dim,
+        modules=options.modules,
+        context_width=options.context_width,
+        orthogonal_gain=gain,
+    )
 
 
 def _uniform(shape: tuple[int, ...], fan_in: int) -> nn.Parameter:

@@ -13,25 +13,39 @@ not weighted with it, and the batch's mean loss is the baseline. Parameters foll
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from robopolicy.limits import Count, Ranged
+from robopolicy.nets.augmentation import Augmentation
+
 BLUR = 1.0  # [cells] standard deviation of the blur
 EDGE = 1e-4  # draws keep this distance from 0 and 1, where densities end
 LARGEST = 2.0  # bound of the logarithms of both Beta parameters
+SHARE = 0.5  # of the updates, the first ones, in which images are seen through masks
 
 
-class NoiseMask(nn.Module):
-    """Draws masks for images `(B, C, h, w)` in [-1, 1]; begins uniform in every cell."""
+@dataclass(frozen=True)
+class NoiseMaskConfig(Ranged):
+    """Settings of a learned noise mask."""
 
-    def __init__(self, channels: int, cells: int) -> None:
-        """Prepare masks of `cells` by `cells` values."""
+    cells: Count = 8  # cells a side
+
+
+class NoiseMask(Augmentation):
+    """Multiplies images `(B, C, h, w)` in [-1, 1] with drawn masks; begins uniform in every cell."""
+
+    config_class = NoiseMaskConfig
+
+    def __init__(self, channels: int, config: NoiseMaskConfig) -> None:
+        """Prepare masks of `config.cells` by `config.cells` values."""
         super().__init__()
-        self.cells = cells
-        self.on = False  # whether encoders apply it; `schedule_masks` says
-        self.logp: Tensor | None = None  # (B,) of the masks drawn last, mean over the cells, until `mask_loss` takes it
+        self.cells = config.cells
+        self.on = False  # whether images are masked; `set_progress` says
+        self.logp: Tensor | None = None  # (B,) of the last masks, mean over the cells, until `extra_loss` takes it
         last = nn.Conv2d(16, 2, 1)
         self.body = nn.Sequential(nn.Conv2d(channels, 16, 3, 2, 1), nn.ReLU(), last)
         for parameter in last.parameters():
@@ -44,6 +58,10 @@ class NoiseMask(nn.Module):
         return torch.distributions.Beta(alpha, beta, validate_args=False)
 
     def forward(self, image: Tensor) -> Tensor:
+        """Images under drawn masks while they are on."""
+        return image * self.draw(image) if self.on else image
+
+    def draw(self, image: Tensor) -> Tensor:
         """Draw masks `(B, 1, h, w)` in [0, 1] and remember how likely they were."""
         distribution = self.distribution(image)
         drawn = distribution.sample().clamp(EDGE, 1 - EDGE)  # from torch's global generator
@@ -53,27 +71,22 @@ class NoiseMask(nn.Module):
         mask = _blurred(mask, height / self.cells * BLUR)
         return _blurred(mask.mT, width / self.cells * BLUR).mT
 
+    def set_progress(self, progress: float) -> None:
+        """Switch masks on during the first half of training."""
+        self.on, self.logp = progress < SHARE, None
 
-def schedule_masks(module: nn.Module, progress: float, share: float) -> None:
-    """Switch every mask in `module` on during the first `share` of training; `progress` lies in [0, 1]."""
-    for part in module.modules():
-        if isinstance(part, NoiseMask):
-            part.on, part.logp = progress < share, None
+    def extra_loss(self, loss: Tensor) -> Tensor:
+        """REINFORCE loss of the masks that were drawn for the samples of `loss` `(B,)`; 0 where none was.
 
-
-def mask_loss(module: nn.Module, loss: Tensor) -> Tensor:
-    """REINFORCE loss of the masks that were drawn for the samples of `loss` `(B,)`; 0 where none is on.
-
-    Its gradient is an estimate of that of the mean of `loss` in the parameters of the distributions, up to the factor
-    by which `NoiseMask` averages over cells.
-    """
-    total, count = loss.new_zeros(()), len(loss)
-    advantage = (loss.detach() - loss.detach().mean()) * count / max(count - 1, 1)  # baseline: mean of the others
-    for part in module.modules():
-        if isinstance(part, NoiseMask) and part.logp is not None:
-            total = total + (advantage * part.logp.view(count, -1).sum(1)).mean()  # several images may make a sample
-            part.logp = None  # a graph kept here could not be copied with the module
-    return total
+        Its gradient is an estimate of the gradient of the mean of `loss` in the parameters of the distributions, up to
+        the factor by which `draw` averages over cells.
+        """
+        if self.logp is None:
+            return loss.new_zeros(())
+        count = len(loss)
+        advantage = (loss.detach() - loss.detach().mean()) * count / max(count - 1, 1)  # baseline: mean of the others
+        logp, self.logp = self.logp, None  # a graph kept here could not be copied with the module
+        return (advantage * logp.view(count, -1).sum(1)).mean()  # several images may make a sample
 
 
 def _blurred(mask: Tensor, std: float) -> Tensor:

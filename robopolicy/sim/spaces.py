@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.nets.encoder import CLOUD_PREFIX, ENTITY_PREFIX, STOCK_PREFIX
+from robopolicy.nets.modality import ENCODERS, prefix_of
+from robopolicy.nets.stock import STOCK_PREFIX
 from robopolicy.sim.contract import TensorSpec
 from robopolicy.sim.host import Arrays
 from robopolicy.spec import DESCRIPTOR, IMAGE_PREFIX, MEMORY, MESSAGE_PREFIX, STEP_KEYS
@@ -26,8 +27,8 @@ class ObservationMap:
     """Flattens observations of one space: vectors become float32, colour images `image.<key>` uint8 `(3, H, W)`.
 
     A space that is a single Box is called `state` (or `image.pixels`); entries of a Dict keep their keys, nested ones
-    joined by dots. Sets, whose keys say so (`point_cloud.`, `entities.`), keep their shape; what holds no number is
-    left out.
+    joined by dots. Those whose encoder reads several dimensions (`point_cloud.`), keep their shape; what holds no
+    number is left out.
 
     Raises:
         UserError: An observation has a type that is not supported, or a name that is taken, or there is none.
@@ -45,7 +46,9 @@ class ObservationMap:
                 entry = TensorSpec((3, *image), torch.uint8)
             else:
                 key = key or "state"
-                grouped = key.startswith((CLOUD_PREFIX, ENTITY_PREFIX)) and len(leaf.shape or ()) == 2
+                prefix = prefix_of(key)
+                rank = ENCODERS[prefix].rank if prefix else 1
+                grouped = rank > 1 and len(leaf.shape or ()) == rank
                 entry = TensorSpec(tuple(leaf.shape or ()) if grouped else (int(spaces.flatdim(leaf)),))
             if 0 in entry.shape:
                 continue

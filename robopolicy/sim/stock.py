@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.nets.encoder import STOCK_PREFIX
+from robopolicy.nets.stock import STOCK_PREFIX
 from robopolicy.sim.contract import Observation, Step, TensorSpec, VectorSim
 from robopolicy.sim.wrapped import WrappedSim
 

@@ -25,6 +25,7 @@ from robopolicy.files import atomic_folder, recover, refuse_foreign, write_text
 from robopolicy.nets.modes import evaluation_mode
 from robopolicy.nets.normalizer import Normalizer, unfitted_normalizers
 from robopolicy.policies.base import Observation, Policy
+from robopolicy.policies.migration import migrate_state
 from robopolicy.policies.noise import RowStreams
 from robopolicy.policies.registry import POLICIES
 from robopolicy.schema import filling, from_plain, to_plain
@@ -124,7 +125,7 @@ def load_policy(path: str | Path, device: str | torch.device = "cpu") -> tuple[P
             policy = policy_class(config, manifest.policy_spec)
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"Manifest of {folder} does not describe a valid policy: {error}") from error
-    weights = _read_tensors(folder / MODEL)
+    weights = migrate_state(_read_tensors(folder / MODEL))
     _check_weights(policy, weights, folder)
     policy.load_state_dict(weights, strict=True)
     _check_fitted(policy, f"Checkpoint {folder}")
@@ -206,7 +207,7 @@ def load_training_state(path: str | Path, read: Callable[[Path], Listing] = read
     if not any(name.startswith(f"{STATE}/") for name in manifest.files):
         raise UserError(f"{folder} has no {STATE}, so training cannot go on from it; pass checkpoints/last of a run.")
     check_files(folder, manifest, f"{STATE}/")
-    return load_tree(folder / STATE)
+    return migrate_state(load_tree(folder / STATE))
 
 
 def golden_observations(path: str | Path) -> Observation:

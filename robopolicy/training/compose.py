@@ -16,6 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from robopolicy.errors import UserError, did_you_mean
 from robopolicy.files import parse_yaml
+from robopolicy.policies.migration import migrate
+from robopolicy.policies.registry import POLICIES
 from robopolicy.resources import folder
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.training.config import TrainConfig, check_settings
@@ -81,15 +83,16 @@ def config_file(folder: Path) -> Path:
 
 
 def config_content(file: Path) -> Any:
-    """The plain values of a `config.yaml`.
+    """The plain values of a `config.yaml`, with settings as this version names them.
 
     Raises:
         UserError: It cannot be read.
     """
     try:
-        return parse_yaml(file.read_text(encoding="utf-8"))
+        content = parse_yaml(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read: {error}.") from error
+    return migrate(content) if isinstance(content, Mapping) else content
 
 
 def config_text(config: Any) -> str:

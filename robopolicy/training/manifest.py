@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from robopolicy.errors import UserError
 from robopolicy.files import parse_json
 from robopolicy.plugins import Registry
 from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.migration import migrate
 from robopolicy.provenance import sha256, versions
 from robopolicy.schema import from_plain, to_plain
 
@@ -107,7 +108,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read `manifest.json` of a policy.
+    """Read `manifest.json` of a policy, with its config as this version names the settings.
 
     Raises:
         UserError: Not a checkpoint, unreadable, written by a newer schema, or of a policy that cannot be.
@@ -118,7 +119,7 @@ def read_manifest(folder: Path) -> Manifest:
         _ = manifest.policy_spec
     except (TypeError, ValueError) as error:
         raise UserError(f"Manifest of {folder} does not describe a valid policy: {error}") from error
-    return manifest
+    return replace(manifest, config=migrate(manifest.config))
 
 
 def manifest_content(folder: Path, newest: int, kind: str) -> dict[str, Any]:

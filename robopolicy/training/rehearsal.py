@@ -6,7 +6,8 @@ import torch
 
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.device import usable_device
-from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX, STOCK_PREFIX
+from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
+from robopolicy.nets.stock import STOCK_PREFIX
 from robopolicy.sim.contract import SimSpec, TensorSpec
 from robopolicy.sim.skills import SKILL_KEY
 from robopolicy.spec import DESCRIPTOR, MESSAGE_PREFIX

@@ -57,8 +57,8 @@ class ReplaySource:
             utd: Gradient steps per decision of one environment.
             seed: First episode seed, and seed of exploration and sampling.
         """
-        if (request.fading or request.mixture) and settings.prioritized:
-            raise UserError("A fading or mixed memory is not drawn from by priority; set replay.prioritized=0.")
+        if (request.age_quantile or request.weighting) and settings.prioritized:
+            raise UserError("A memory weighted by age is not drawn from by priority; set replay.prioritized=0.")
         if request.decisions_only and settings.prioritized:
             raise UserError("A memory of whole decisions is not drawn from by priority; set replay.prioritized=0.")
         self.request, self.settings, self.device = request, settings, device

@@ -18,6 +18,7 @@ from robopolicy.data.segments import SegmentSampler, TransitionLayout
 from robopolicy.device import move, usable_device
 from robopolicy.errors import UserError
 from robopolicy.limits import Count, Natural, Ranged
+from robopolicy.policies.migration import migrate
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.training.build import seed_everything
 from robopolicy.training.checkpoint import load_model, save_model
@@ -86,7 +87,8 @@ def read_trajectory_manifest(folder: Path) -> TrajectoryManifest:
         UserError: Not a trajectory model, unreadable, or written by a newer schema.
     """
     data = manifest_content(folder, SCHEMA, "trajectories")
-    return from_plain(TrajectoryManifest, data, str(folder / MANIFEST))
+    manifest = from_plain(TrajectoryManifest, data, str(folder / MANIFEST))
+    return replace(manifest, config=migrate(manifest.config))
 
 
 def load_trajectories(

@@ -21,7 +21,7 @@ from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 def learner(seed: int = 0, execute: int = 1, **config: Any) -> HAMNet:
     torch.manual_seed(seed)
     spec = PolicySpec({"state": (6,)}, 2, horizon=execute, execute=execute)
-    policy = GaussianPolicy(GaussianConfig(hidden=(16,), backbone="modular", modular_count=2), spec)
+    policy = GaussianPolicy(GaussianConfig(hidden=(16,), backbone="modular", backbone_options={"modules": 2}), spec)
     policy.fit_normalizer(tools.STATISTICS)
     critic = VectorValueConfig(hidden=(16,), modules=2, context_width=8)
     settings = {"decisions": 45, "epochs": 2, "batch_size": 64, "terms": ("success",), "critic": critic} | config

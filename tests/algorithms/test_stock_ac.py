@@ -10,7 +10,7 @@ import torch
 from chunk_bandit import assert_resumes, flow, gaussian, shifted
 from torch import Tensor
 
-from robopolicy.algorithms.stock_ac import UTILITIES, StockAC, StockACConfig, conditional_value
+from robopolicy.algorithms.stock_ac import UTILITIES, StockAC, StockACConfig, conditional_value, stock_of
 from robopolicy.critics.q import CriticConfig
 from robopolicy.critics.quantile import QuantileQ, quantile_loss
 from robopolicy.data.replay import Replay
@@ -160,7 +160,7 @@ def test_along_an_episode_the_stock_less_what_was_earned_is_its_start() -> None:
     sim = make_sim("toy/point_mass", SimOptions(num_envs=2, reward="shaped", stock=GAMMA))
     obs, total = sim.reset(0), torch.zeros(2)
     for t in range(20):
-        stock = algorithm.policy.encoder.stock(obs[KEY].unsqueeze(1)).flatten()
+        stock = stock_of(algorithm.policy).stock(obs[KEY].unsqueeze(1)).flatten()
         torch.testing.assert_close(GAMMA**t * stock - total, torch.full((2,), -0.7), atol=1e-4, rtol=1e-4)
         step = sim.step(torch.zeros(2, 2))
         total += GAMMA**t * step.reward
@@ -218,7 +218,7 @@ def test_the_worst_quarter_is_wary_where_the_mean_is_bold(functional: str, actio
     obs = {"stage": torch.zeros(1, 1, 1), KEY: torch.tensor([[[0.0, 1.0]]])}
     assert float(algorithm.deployable().act(obs, deterministic=True)) == pytest.approx(action, abs=0.15)
     if functional == "cvar":  # the wary action earns -0.5 for sure
-        assert float(algorithm.policy.encoder.start) == pytest.approx(0.5, abs=0.2)
+        assert float(stock_of(algorithm.policy).start) == pytest.approx(0.5, abs=0.2)
 
 
 @pytest.mark.parametrize("functional", ["cvar", "setpoint"])

@@ -100,7 +100,7 @@ EXPORTED: dict[str, Callable[[], Any]] = {
     "flow": lambda: small("flow"),
     "flow-unet": lambda: small("flow", backbone="unet", unet_channels=(8, 16)),
     "flow-transformer": lambda: small("flow", backbone="transformer", **TRANSFORMER),
-    "flow-modular": lambda: small("flow", backbone="modular", modular_count=2, modular_context=4),
+    "flow-modular": lambda: small("flow", backbone="modular", backbone_options={"modules": 2, "context_width": 4}),
     "flow-images": seeing,
     "one-step (FQL)": lambda: small("flow", steps=1),
     "shortcut": lambda: small("shortcut"),

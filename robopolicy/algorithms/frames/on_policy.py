@@ -48,17 +48,6 @@ class Rows:
         )
 
 
-def joined(parts: list[Rows]) -> Rows:
-    """Rows one after the other."""
-
-    def cat(trees: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        return {key: torch.cat([tree[key] for tree in trees]) for key in trees[0]}
-
-    names = ("logp", "advantage", "value_target", "value")
-    values = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-    return Rows(cat([part.obs for part in parts]), cat([part.record for part in parts]), **values)
-
-
 def flatten(tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Merge the leading (T, N) of every tensor into rows."""
     return {key: value.flatten(0, 1) for key, value in tree.items()}

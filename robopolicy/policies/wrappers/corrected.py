@@ -70,7 +70,7 @@ class DataModel(nn.Module):
         self.config = config
         self.steps = base.spec.execute
         self.encoder, self.action_normalizer = borrow_normalizers(base, config.vision)
-        state = self.encoder.layout.vector_dim
+        state = self.encoder.vector_dim
         if not state:
             raise UserError(
                 f"Correcting actions needs a vector observation that is the state; policy '{base.name}' sees "

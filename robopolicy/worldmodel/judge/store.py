@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from robopolicy.errors import UserError
 from robopolicy.files import atomic_folder, parse_json, recover, refuse_foreign
+from robopolicy.policies.migration import migrate
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.worldmodel.judge.classifier import SuccessClassifier
 from robopolicy.worldmodel.judge.clips import ClipEnsemble, JudgeConfig
@@ -99,7 +100,9 @@ def _read(folder: Path, *kinds: type) -> tuple[dict[str, Any], dict[str, torch.T
 def _ensemble(
     facts: dict[str, Any], tensors: dict[str, torch.Tensor], outputs: int, path: str | Path, device: str
 ) -> ClipEnsemble:
-    ensemble = ClipEnsemble(from_plain(JudgeConfig, facts["config"], f"judge of {path}"), facts["cameras"], outputs)
+    ensemble = ClipEnsemble(
+        from_plain(JudgeConfig, migrate(facts["config"]), f"judge of {path}"), facts["cameras"], outputs
+    )
     weights = {key.removeprefix("ensemble."): value for key, value in tensors.items() if key.startswith("ensemble.")}
     try:
         ensemble.load_state_dict(weights, strict=True)
