@@ -17,7 +17,6 @@ from omegaconf.errors import OmegaConfBaseException
 from robopolicy.errors import UserError, did_you_mean
 from robopolicy.files import parse_yaml
 from robopolicy.policies.migration import migrate
-from robopolicy.policies.registry import POLICIES
 from robopolicy.resources import folder
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.training.config import TrainConfig, check_settings
