@@ -25,6 +25,7 @@ from robopolicy.resources import folder
 from robopolicy.schema import from_plain, open_schema, to_plain
 from robopolicy.sim.registry import get_task, task_names
 from robopolicy.training.config import TrainConfig, check_settings
+from robopolicy.training.migration import migrate_config
 
 PRESETS = folder("configs")
 GROUPS = ("experiment", "task", "policy", "algorithm", "sim")
@@ -62,12 +63,12 @@ def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
 
 
 def read_config(file: Path) -> TrainConfig:
-    """Read and check the `config.yaml` of a run.
+    """Read and check the `config.yaml` of a run, also of an earlier version.
 
     Raises:
         UserError: It cannot be read, or a setting does not fit.
     """
-    content = config_content(file)
+    content = migrate_config(config_content(file))
     try:
         config = from_plain(TrainConfig, content, "")
         check_settings(config)

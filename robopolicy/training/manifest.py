@@ -15,6 +15,7 @@ from robopolicy.files import parse_json
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.provenance import sha256, versions
 from robopolicy.schema import from_plain, to_plain
+from robopolicy.training.migration import migrate_manifest
 
 SCHEMA = 1  # raise it with every change that an older reader would misunderstand
 MANIFEST = "manifest.json"
@@ -96,7 +97,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(f"{folder} holds a world model, not a policy; pass it to 'robopolicy worldmodel'.")
     if "trajectories" in data:
         raise UserError(f"{folder} holds a trajectory model, not a policy; pass it to 'robopolicy synthesize'.")
-    manifest = from_plain(Manifest, {"parents": [], **data}, str(folder / MANIFEST))
+    manifest = from_plain(Manifest, {"parents": [], **migrate_manifest(data)}, str(folder / MANIFEST))
     try:
         _ = manifest.policy_spec
     except (TypeError, ValueError) as error:
