@@ -12,8 +12,8 @@ is `r exp(-|d - d'| / length)`, d being what the episode achieved: behaving as a
 the actor, which is what the run deploys, becomes the whole archive in one policy at no further episode.
 
 Use it for repertoires of gaits, recoveries and motions, from scratch, in fast simulation and with a few numbers that
-tell behaviours apart (`task.descriptor`). Not for one task that is to be solved as well as possible (td3, sac), and not
-where rewards are mostly negative: what is scaled down is then preferred.
+tell behaviours apart (`task.wrappers=[descriptor]`). Not for one task that is to be solved as well as possible (td3,
+sac), and not where rewards are mostly negative: what is scaled down is then preferred.
 
 Deviations from the public code: cells come from pyribs; every candidate of the actor competes for the archive, where
 the code plays separate ones for experience alone; a member is the network of the actor with a constant in place of the
@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.td3 import TD3, TD3Config
+from robopolicy.behavior import DESCRIPTOR
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.elites import EliteArchive, Elites
 from robopolicy.data.generation import Candidates, Generation
@@ -45,7 +46,6 @@ from robopolicy.nets.backbone import DirectMLP
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.population import Population
-from robopolicy.spec import DESCRIPTOR
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def missing_settings(policy: Policy) -> list[str]:
     lacks = {
         "policy=squashed_gaussian": not gaussian or not policy.config.squash,
         "policy.normalization=identity": not gaussian or policy.encoder.normalizer.mode == "running",
-        "task.descriptor=true": DESCRIPTOR not in policy.spec.observation,
+        "task.wrappers=[descriptor]": DESCRIPTOR not in policy.spec.observation,
     }
     return [setting for setting, lacking in lacks.items() if lacking]
 
@@ -127,7 +127,7 @@ class DCGMAPElites(TD3):
         if missing:
             raise UserError(
                 "A repertoire needs a squashed Gaussian that sees a descriptor, and goes on seeing the same, got "
-                f"'{policy.name}'; pass {' '.join(missing)}, on a task that declares a behaviour, e.g. task=arm."
+                f"'{policy.name}'; pass {' '.join(missing)}, on a task whose behavior is measured, e.g. task=arm."
             )
         super().__init__(config, policy, total_updates=total_updates)
         self.config: DCGMAPElitesConfig = config

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
+from robopolicy.behavior import DESCRIPTOR
 from robopolicy.data.elites import Elites
 from robopolicy.data.individuals import Individuals, view_dim
 from robopolicy.errors import UserError, unknown_name
@@ -45,7 +46,6 @@ from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.population import Population
 from robopolicy.samplers.emitters import Emitter, mutated
 from robopolicy.samplers.novelty import front_numbers, novelty, spread_out
-from robopolicy.spec import DESCRIPTOR
 
 SELECTIONS = ("alternate", "pareto")
 NEAR = 3.0  # steps of an emitter to the nearest other policy
@@ -100,7 +100,7 @@ class STAX(Algorithm):
         if policy.encoder.normalizer.mode == "running":
             raise UserError("What is kept must go on seeing what it saw; pass policy.normalization=identity.")
         if DESCRIPTOR in policy.spec.observation:
-            raise UserError("stax learns behaviours itself; leave task.descriptor out.")
+            raise UserError("stax learns behaviours itself; leave the wrapper 'descriptor' out.")
         self.config = config
         self.policy: GaussianPolicy = policy
         self.population = Population(policy)

@@ -8,8 +8,8 @@ close the total comes to -c_0. None but the first can be reached by actions that
 *Stock editing*: as rewards and dynamics do not depend on the stock, a transition teaches what to do at any other one.
 Every row is learned from again with drawn stocks.
 
-Use it where the bad episodes matter (falls, damage, energy), or a total has to be met. It needs `task.stock`, which
-shows the stock to the policy. For the mean alone td3 is cheaper.
+Use it where the bad episodes matter (falls, damage, energy), or a total has to be met. It needs the simulator wrapper
+`stock`, which shows the stock to the policy. For the mean alone td3 is cheaper.
 
 Rebuilt from the abstract, whose agent is a DQN, on TD3: own choices are the continuous actions, the actor's gradient
 through the quantiles, the member with the least utility as target, and edited stocks drawn between the extremes of the
@@ -94,7 +94,7 @@ class StockAC(TD3):
         squashed = isinstance(policy, GaussianPolicy) and policy.config.squash
         if not isinstance(policy, GaussianPolicy) or not squashed or not keys:
             missing = [] if squashed else ["policy=squashed_gaussian"]
-            missing += [] if keys else [f"task.stock={config.gamma:g}"]
+            missing += [] if keys else [_setting(config.gamma)]
             raise UserError(
                 f"Stock-augmented control trains a squashed Gaussian that sees its stock, got '{policy.name}' "
                 f"{'with' if keys else 'without'} one; pass {' '.join(missing)}."
@@ -103,7 +103,7 @@ class StockAC(TD3):
         if float(self.key.removeprefix(STOCK_PREFIX)) != config.gamma:
             raise UserError(
                 f"The stock '{self.key}' and algorithm.gamma={config.gamma:g} discount differently; set "
-                f"task.stock={config.gamma:g}."
+                f"{_setting(config.gamma)}."
             )
         stock_of(policy).start.fill_(config.start)
         super().__init__(config, policy, total_updates=total_updates)
@@ -203,3 +203,8 @@ class StockAC(TD3):
         if self.config.functional == "cvar":
             self.search_start(batch)
         return {"loss": loss, "start": stock_of(self.policy).start}
+
+
+def _setting(discount: float) -> str:
+    """The setting with which a task shows the stock."""
+    return f"'task.wrappers=[{{name: stock, discount: {discount:g}}}]'"

@@ -20,7 +20,7 @@ from robopolicy.evaluation.actors import (
 )
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.sim.contract import VectorSim
-from robopolicy.sim.registry import SimOptions, TaskEntry, WorldOptions, get_task, make_sim, views_of
+from robopolicy.sim.registry import SimOptions, TaskEntry, WorldOptions, get_task, make_sim, observation_options
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.manifest import Manifest
 from robopolicy.training.world_sims import load_worlds, open_task
@@ -87,7 +87,7 @@ def sim_options(
     args: argparse.Namespace, players: Sequence[Player], num_envs: int, device: str = "cpu", judge: str = ""
 ) -> SimOptions:
     """Options for the simulator of all players, with the images and point clouds that their policies see."""
-    views = views_of([player.spec.observation for player in players if player.spec is not None])
+    views = observation_options([player.spec.observation for player in players if player.spec is not None])
     world = WorldOptions(judge=judge)
     return SimOptions(num_envs=num_envs, backend=args.backend, device=device, reward=args.reward, world=world, **views)
 

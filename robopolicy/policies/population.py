@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from robopolicy.behavior import DESCRIPTOR
 from robopolicy.policies.base import Observation
 from robopolicy.policies.heads.gaussian import GaussianPolicy
-from robopolicy.spec import DESCRIPTOR
 
 
 class Population:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.behavior import DESCRIPTOR
 from robopolicy.data.generation import Candidates, Scores
 from robopolicy.data.individuals import Individuals, view_of
 from robopolicy.data.replay import Replay
@@ -16,7 +17,6 @@ from robopolicy.policies.base import Observation
 from robopolicy.samplers.replay import remember
 from robopolicy.samplers.tally import EpisodeTally
 from robopolicy.sim.chunk import ChunkedSim, ChunkStep, PlayedStep
-from robopolicy.spec import DESCRIPTOR
 
 PlayMembers = Callable[[Tensor, Observation], Tensor]
 """Chunks `(N, H, A)` of members `(N, D)`, one observation `{key: (N, To, ...)}` each."""

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.limits import Natural, NotNegative, Ranged
 from robopolicy.plugins import PRODUCT, contributed, installed, load, load_entry_point
-from robopolicy.spec import DESCRIPTOR, IMAGE_PREFIX, MESSAGE_PREFIX
+from robopolicy.spec import IMAGE_PREFIX
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from robopolicy.sim.contract import Observation, VectorSim
+    from robopolicy.sim.wrappers.registry import WrapperSpec
 
 REWARDS = ("sparse", "shaped")
 
@@ -59,12 +60,7 @@ class SimOptions:
     points: int = 256  # of each cloud
     reward: str = "sparse"  # sparse | shaped, where the task has both
     threads: int = 0  # physics threads; 0 is one per core
-    stock: float = 0.0  # discount of the observation `stock.<discount>`; 0 leaves it out
-    descriptor: bool = False  # also show the behaviour that is wanted, where the task declares one
-    message: str = ""  # constant | random | high_frequency, of an observation that somebody else makes up; empty: none
-    message_size: int = 2  # numbers per message
-    skills: int = 0  # codes of which each episode shows one, `embedding.skill`; 0 leaves them out
-    skill_bonus: float = 0.0  # of telling the code from observation and action, in units of reward per control step
+    wrappers: tuple[WrapperSpec, ...] = ()  # around the simulator; in whatever order they are listed
     world: WorldOptions = WorldOptions()  # of the backend `worldmodel:FOLDER` alone
 
     def refuse_cameras(self, task: str) -> None:
@@ -77,20 +73,19 @@ class SimOptions:
             raise UserError(f"Task {task} has no cameras; leave them out.")
 
 
-def views_of(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str, Any]:
-    """Fields of `SimOptions` by which one simulator shows images, clouds, stocks and skills of several policies.
+def observation_options(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str, Any]:
+    """Fields of `SimOptions` by which one simulator shows all that several policies observe.
 
     Args:
         observations: Per-step shapes of each policy, as in `PolicySpec.observation`.
 
     Raises:
-        UserError: They see images, or clouds, of different sizes, stocks of different discounts, different messages, or
-            other skills.
+        UserError: They see images, or clouds, of different sizes, or need different options of one wrapper.
     """
-    from robopolicy.nets.encoder import CLOUD_PREFIX, STOCK_PREFIX
-    from robopolicy.sim.skills import SKILL_KEY
+    from robopolicy.nets.encoder import CLOUD_PREFIX
+    from robopolicy.sim.wrappers.registry import wrappers_for
 
-    views: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for prefix, names, size, axis in (
         (IMAGE_PREFIX, "cameras", "image_size", -1),
         (CLOUD_PREFIX, "point_clouds", "points", 0),
@@ -101,25 +96,10 @@ def views_of(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str,
         if len(sizes) > 1 and all(len(each) < 2 for each in own):  # a task that shows one policy several has its own
             raise UserError(f"The policies need '{prefix}*' of different sizes {sizes}; play them one by one.")
         if found:
-            views |= {names: tuple(sorted({key.removeprefix(prefix) for key, _ in found})), size: sizes[0]}
-    stocks = sorted({key for seen in observations for key in seen if key.startswith(STOCK_PREFIX)})
-    if len(stocks) > 1:
-        raise UserError(f"The policies need stocks of different discounts, {', '.join(stocks)}; play them one by one.")
-    if stocks:
-        views["stock"] = float(stocks[0].removeprefix(STOCK_PREFIX))
-    messages = sorted({(key, seen[key]) for seen in observations for key in seen if key.startswith(MESSAGE_PREFIX)})
-    if len(messages) > 1:
-        raise UserError(f"The policies are told different messages, {messages}; play them one by one.")
-    for key, (size,) in messages:
-        views |= {"message": key.removeprefix(MESSAGE_PREFIX), "message_size": size}
-    if any(DESCRIPTOR in seen for seen in observations):
-        views["descriptor"] = True
-    skills = sorted({seen[SKILL_KEY][0] for seen in observations if SKILL_KEY in seen})
-    if len(skills) > 1:
-        raise UserError(f"The policies have different numbers of skills, {skills}; play them one by one.")
-    if skills:
-        views["skills"] = skills[0]
-    return views
+            options |= {names: tuple(sorted({key.removeprefix(prefix) for key, _ in found})), size: sizes[0]}
+    if wrappers := wrappers_for(observations):
+        options["wrappers"] = wrappers
+    return options
 
 
 class Expert(Protocol):
@@ -241,13 +221,6 @@ def make_sim(name: str, options: SimOptions | None = None) -> VectorSim:
         raise UserError("A judge and other settings of a world model belong to --backend worldmodel:FOLDER.")
     if options.reward not in REWARDS:
         raise unknown_name("reward", options.reward, REWARDS, f"of task {entry.name}")
-    from robopolicy.sim.descriptor import DescriptorSim
-    from robopolicy.sim.message import MessageSim
-    from robopolicy.sim.skills import SkillSim
-    from robopolicy.sim.stock import StockSim
+    from robopolicy.sim.wrappers.registry import wrap
 
-    sim = entry.make(options)
-    sim = SkillSim(sim, options.skills, options.skill_bonus) if options.skills else sim
-    sim = StockSim(sim, options.stock) if options.stock else sim
-    sim = DescriptorSim(sim) if options.descriptor else sim
-    return MessageSim(sim, options.message, options.message_size) if options.message else sim
+    return wrap(entry.make(options), options.wrappers)

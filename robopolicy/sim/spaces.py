@@ -14,13 +14,12 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.nets.modality import ENCODERS, prefix_of
-from robopolicy.nets.stock import STOCK_PREFIX
 from robopolicy.sim.contract import TensorSpec
 from robopolicy.sim.host import Arrays
-from robopolicy.spec import DESCRIPTOR, IMAGE_PREFIX, MEMORY, MESSAGE_PREFIX, STEP_KEYS
+from robopolicy.sim.wrappers.registry import is_wrapper_key
+from robopolicy.spec import IMAGE_PREFIX, MEMORY, STEP_KEYS
 
-_TAKEN = (*STEP_KEYS, MEMORY, DESCRIPTOR)  # by other parts of an episode, which would silently replace an observation
-_TAKEN_PREFIXES = (IMAGE_PREFIX, STOCK_PREFIX, MESSAGE_PREFIX)
+_TAKEN = (*STEP_KEYS, MEMORY)  # by other parts of an episode, which would silently replace an observation
 
 
 class ObservationMap:
@@ -52,7 +51,8 @@ class ObservationMap:
                 entry = TensorSpec(tuple(leaf.shape or ()) if grouped else (int(spaces.flatdim(leaf)),))
             if 0 in entry.shape:
                 continue
-            if key in self.specs or key in _TAKEN or (image is None and key.startswith(_TAKEN_PREFIXES)):
+            taken = key in _TAKEN or is_wrapper_key(key) or (image is None and key.startswith(IMAGE_PREFIX))
+            if taken or key in self.specs:
                 raise UserError(f"Observation '{key}' has a name that something else has already; rename it.")
             self.specs[key], self._paths[key], self._leaves[key] = entry, path, leaf
         if not self.specs:

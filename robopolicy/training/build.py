@@ -24,7 +24,7 @@ from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import POLICIES
 from robopolicy.schema import filling, to_plain
 from robopolicy.sim.contract import SimSpec, VectorSim
-from robopolicy.sim.registry import WorldOptions, get_task, task_names, views_of
+from robopolicy.sim.registry import WorldOptions, get_task, observation_options, task_names
 from robopolicy.spec import MEMORY
 from robopolicy.text.imitation import TextLearner
 from robopolicy.text.policy import TextPolicy
@@ -129,9 +129,9 @@ def _check_speech(task: str, policy: str, algorithm: str) -> None:
 
 
 def _with_views(task: TaskConfig, spec: PolicySpec) -> TaskConfig:
-    """All that the starting policy sees beside vectors, such as images and a stock, unless others are named."""
-    named = (task.cameras, task.point_clouds, task.stock, task.descriptor, task.message, task.skills)
-    return task if any(named) else replace(task, **views_of([spec.observation]))
+    """What the starting policy sees besides vectors, such as images, unless other views or wrappers are named."""
+    named = (task.cameras, task.point_clouds, task.wrappers)
+    return task if any(named) else replace(task, **observation_options([spec.observation]))
 
 
 def _plays(config: TrainConfig, data_source: str) -> bool:

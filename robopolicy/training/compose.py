@@ -20,6 +20,7 @@ from robopolicy.policies.migration import migrate
 from robopolicy.resources import folder
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.training.config import TrainConfig, check_settings
+from robopolicy.training.migration import migrate_config
 from robopolicy.training.names import GROUPS, read_settings, several_values
 from robopolicy.training.schemas import make_known
 
@@ -55,12 +56,12 @@ def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
 
 
 def read_config(file: Path) -> TrainConfig:
-    """Read and check the `config.yaml` of a run.
+    """Read and check the `config.yaml` of a run, also of an earlier version.
 
     Raises:
         UserError: It cannot be read, or a setting does not fit.
     """
-    content = config_content(file)
+    content = migrate_config(config_content(file))
     try:
         config = from_plain(TrainConfig, content, "")
         check_settings(config)

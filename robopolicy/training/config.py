@@ -12,10 +12,11 @@ from typing import Any
 
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Natural, NotNegative, Ranged, Share
+from robopolicy.limits import Count, Natural, Ranged, Share
 from robopolicy.policies.registry import POLICIES
 from robopolicy.schema import from_plain
 from robopolicy.sim.registry import WorldOptions
+from robopolicy.sim.wrappers.registry import WrapperSpec
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,7 @@ class TaskConfig(Ranged):
     image_size: Count = 64  # pixels, square
     point_clouds: tuple[str, ...] = ()  # cameras whose point clouds the policy sees
     points: Count = 256  # of each cloud
-    stock: Share = 0.0  # discount of the stock the policy sees, for algorithm=stock_ac; 0 shows none
-    descriptor: bool = False  # the policy sees which behaviour is wanted, for algorithm=dcg_map_elites
-    message: str = ""  # constant | random | high_frequency, told beside the observations as a probe; empty: none
-    message_size: Count = 2  # numbers per message
-    skills: Natural = 0  # codes of which the policy sees one per episode, `embedding.skill`; 0 shows none
-    skill_bonus: NotNegative = 0.0  # reward per control step for behaviour that tells the code, while learning
+    wrappers: tuple[WrapperSpec, ...] = ()  # simulator wrappers, each NAME or {name: NAME, OPTION: VALUE}
     observe: tuple[str, ...] = ()  # observations a new policy sees, e.g. image.front alone; empty: all
 
 

@@ -18,6 +18,7 @@ from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.migration import migrate
 from robopolicy.provenance import sha256, versions
 from robopolicy.schema import from_plain, to_plain
+from robopolicy.training.migration import migrate_manifest
 
 SCHEMA = 1  # raise it with every change that an older reader would misunderstand
 MANIFEST = "manifest.json"
@@ -113,7 +114,7 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         UserError: Not a checkpoint, unreadable, written by a newer schema, or of a policy that cannot be.
     """
-    data = manifest_content(folder, SCHEMA, "policy")
+    data = migrate_manifest(manifest_content(folder, SCHEMA, "policy"))
     manifest = from_plain(Manifest, {"parents": [], **data}, str(folder / MANIFEST))
     try:
         _ = manifest.policy_spec

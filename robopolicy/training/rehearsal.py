@@ -7,10 +7,8 @@ import torch
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.device import usable_device
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
-from robopolicy.nets.stock import STOCK_PREFIX
 from robopolicy.sim.contract import SimSpec, TensorSpec
-from robopolicy.sim.skills import SKILL_KEY
-from robopolicy.spec import DESCRIPTOR, MESSAGE_PREFIX
+from robopolicy.sim.wrappers.registry import wrapped_spec
 from robopolicy.text.imitation import TextLearner
 from robopolicy.training.build import build, episodes_of
 from robopolicy.training.config import TaskConfig, TrainConfig
@@ -46,9 +44,6 @@ def stand_in(task: TaskConfig) -> SimSpec:
     shown: dict[str, tuple[int, ...]] = dict.fromkeys(("state", *task.observe), (SIZE,))
     shown |= {f"{IMAGE_PREFIX}{name}": (3, size, size) for name in task.cameras}
     shown |= {f"{CLOUD_PREFIX}{name}": (task.points, 3) for name in task.point_clouds}
-    shown |= {f"{STOCK_PREFIX}{task.stock:g}": (2,)} if task.stock else {}
-    shown |= {DESCRIPTOR: (2,)} if task.descriptor else {}
-    shown |= {f"{MESSAGE_PREFIX}{task.message}": (task.message_size,)} if task.message else {}
-    shown |= {SKILL_KEY: (task.skills,)} if task.skills else {}
     observation = {key: TensorSpec(shape) for key, shape in shown.items()}
-    return SimSpec(task.name, observation, -torch.ones(2), torch.ones(2), control_dt=0.1, max_episode_steps=100)
+    spec = SimSpec(task.name, observation, -torch.ones(2), torch.ones(2), control_dt=0.1, max_episode_steps=100)
+    return wrapped_spec(spec, task.wrappers)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, WorldOptions
+from robopolicy.sim.wrappers.registry import evaluation_wrappers
 from robopolicy.training.config import TrainConfig
 from robopolicy.training.world_sims import is_world, open_task
 
@@ -21,12 +22,7 @@ def simulator(config: TrainConfig, num_envs: int) -> VectorSim:
         point_clouds=config.task.point_clouds,
         points=config.task.points,
         reward=config.task.reward,
-        stock=config.task.stock,
-        descriptor=config.task.descriptor,
-        message=config.task.message,
-        message_size=config.task.message_size,
-        skills=config.task.skills,
-        skill_bonus=config.task.skill_bonus,
+        wrappers=config.task.wrappers,
         threads=config.sim.threads,
         world=config.world if is_world(config.sim.backend) else WorldOptions(),
     )
@@ -40,6 +36,6 @@ def eval_simulator(config: TrainConfig) -> VectorSim:
     """
     backend = config.evaluation.backend or ("auto" if is_world(config.sim.backend) else config.sim.backend)
     world = WorldOptions(judge=config.world.judge, every=config.world.every)
-    task = replace(config.task, skill_bonus=0.0)  # the task alone is judged
+    task = replace(config.task, wrappers=evaluation_wrappers(config.task.wrappers))
     judging = replace(config, task=task, sim=replace(config.sim, backend=backend), world=world)
     return simulator(judging, config.evaluation.num_envs)

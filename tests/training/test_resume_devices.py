@@ -16,7 +16,7 @@ from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.samplers.tally import EpisodeTally
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import SimSpec, TensorSpec, VectorSim
-from robopolicy.sim.stock import StockSim
+from robopolicy.sim.wrappers.stock import StockConfig, StockSim
 
 GPU = torch.device("meta")
 SPEC = PolicySpec({"state": (1,)}, 1)
@@ -81,5 +81,5 @@ def test_what_a_sampler_and_a_simulator_remember_of_running_episodes() -> None:
     chunked = ChunkedSim(Elsewhere(), obs_horizon=2)
     history = chunked.load_state_dict({"sim": {}, "history": {"state": torch.zeros(3, 2, 1)}})
     assert history["state"].device == GPU
-    stock = StockSim(Elsewhere(), 0.99)
+    stock = StockSim(Elsewhere(), StockConfig(0.99))
     assert stock.load_state_dict({"sim": {}, "stock": torch.zeros(3, 2)})[stock.key].device == GPU

@@ -58,7 +58,7 @@ def test_nothing_is_trained_when_one_run_is_wrong(tmp_path, capsys, wrong):
     [
         (["policy=gaussian,flow", "algorithm=ppo"], "normalises by statistics of a dataset"),
         (["policy=gaussian", "algorithm=ppo,dsrl_na"], "'gaussian' takes none"),
-        (["policy=gaussian", "algorithm=ppo,stock_ac"], "task.stock=0.99"),
+        (["policy=gaussian", "algorithm=ppo,stock_ac"], "task.wrappers=[{name: stock, discount: 0.99}]"),
         (["policy=gaussian", "algorithm=ppo", "device=cpu,meta"], "Device 'meta' cannot be used"),
     ],
 )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopolicy.behaviour import BEHAVIOUR
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
 from robopolicy.sim.contract import Observation, Step
@@ -52,7 +50,6 @@ class MujocoSim(HostSim):
         image_size: int = 64,
         point_clouds: Sequence[str] = (),
         points: int = 256,
-        behave: bool = False,
     ) -> None:
         for camera in (*cameras, *point_clouds):
             if camera not in task.cameras:
@@ -66,7 +63,7 @@ class MujocoSim(HostSim):
         self.cameras = tuple(cameras)
         self.point_clouds = tuple(point_clouds)
         spec = sim_spec(task, self.cameras, image_size, self.point_clouds, points)
-        super().__init__(replace(spec, behaviour=task.behaviour) if behave else spec, num_envs)
+        super().__init__(spec, num_envs)
         self.engine: Engine = (ThreadsEngine if exact else RolloutEngine)(
             task.model, num_envs, task.frame_skip, threads
         )
@@ -75,6 +72,8 @@ class MujocoSim(HostSim):
         self._points = points
         self._renderers: dict[tuple[int, int], Renderer] = {}
         self._memory: Arrays = {}
+        self.measurements: dict[str, Callable[[BatchState], Array]] = {}
+        """Further entries `(N, ...)` of `Step.info`: functions of the state that a step ends in, before any restart."""
 
     def state(self, rows: Rows = None) -> BatchState:
         """States of `rows` now, as a task sees them; valid until the next call. Experts read it."""
@@ -113,8 +112,7 @@ class MujocoSim(HostSim):
         diverged = diverged | lost
         terminated = outcome.terminated | diverged
         info: Arrays = {**outcome.info, "diverged": diverged}
-        if self.spec.behaviour is not None:
-            info[BEHAVIOUR] = self.task.behave(after)
+        info |= {key: measure(after) for key, measure in self.measurements.items()}
         if "success" in info and diverged.any():
             info["success"] = info["success"] & ~diverged
         self._steps[select] += 1

@@ -27,5 +27,4 @@ def make_mujoco(task: MujocoTask, options: SimOptions) -> VectorSim:
         image_size=options.image_size,
         point_clouds=options.point_clouds,
         points=options.points,
-        behave=options.descriptor,
     )

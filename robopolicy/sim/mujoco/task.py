@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from robopolicy.behaviour import Behaviour
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.mirror import Mirror
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
@@ -91,7 +90,6 @@ class MujocoTask(ABC):
     cameras: tuple[str, ...] = ()  # cameras of the model that may be rendered as observations
     workspace: Box | None = None  # what point clouds keep of the scene; None is everything that a camera sees
     mirror: Mirror | None = None  # left-right symmetry
-    behaviour: Behaviour | None = None  # what tells episodes apart; `behave` then measures it
     needs_exact_engine: bool = False  # contacts, model edits, or bit-exact agreement with another stepper
     steered: bool = False  # an operator says how fast to go, see `wanted`
     array_api: bool = False  # the functions take torch tensors, too (see `arrays.py`), so the warp backend runs it
@@ -119,10 +117,6 @@ class MujocoTask(ABC):
     @abstractmethod
     def observe(self, state: BatchState) -> dict[str, Array]:
         """Observation vectors `(N, dim)`, keys and sizes as in `observation`."""
-
-    def behave(self, state: BatchState) -> Array:
-        """Features `(N, D)` of the task's `behaviour` after a control step."""
-        raise UserError(f"Task {self.name} declares no behaviour.")
 
     def started(self, state: BatchState) -> dict[str, NDArray[np.generic]]:
         """What `memory` holds where an episode starts in `state`, known from nothing but measurements, as on a robot.

@@ -1,8 +1,8 @@
-"""A planar arm whose hand may end anywhere: the smallest task with behaviours, for archives of skills.
+"""A planar arm whose hand may end anywhere: the smallest task for archives of diverse policies.
 
 Eight links of equal length, together 1 m, start stretched out along x but for a little noise. The action is the speed
-of every joint. The reward is 1 minus the mean squared action, so rest is best, and how an episode behaves is where the
-hand is at its end: the best way to reach a point turns all joints a little.
+of every joint. The reward is 1 minus the mean squared action, so rest is best. The behavior of an episode is the place
+of the hand at its end: the best way to reach a point turns all joints a little.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.behaviour import BEHAVIOUR, Behaviour
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec
 from robopolicy.sim.registry import SimOptions
 from robopolicy.sim.rows import RowSim
@@ -40,7 +39,6 @@ class ArmSim(RowSim):
             control_dt=DT,
             max_episode_steps=STEPS,
             action_names=tuple(f"joint{i} [rad/s]" for i in range(LINKS)),
-            behaviour=Behaviour(("hand x [m]", "hand y [m]"), (-1.0, -1.0), (1.0, 1.0)),
         )
         super().__init__(spec, options.num_envs)
         self._angles = torch.zeros(self.num_envs, LINKS)  # of every joint, relative to the link before
@@ -52,7 +50,7 @@ class ArmSim(RowSim):
         self._angles = torch.where(active[:, None], self._angles + DT * action, self._angles)
         self.episode_step = self.episode_step + active
         truncated = active & (self.episode_step >= self.spec.max_episode_steps)
-        final, shown = self.observe(), hand(self._angles)
+        final = self.observe()
         self.restart(truncated)
         return Step(
             obs=self.observe(),
@@ -60,7 +58,6 @@ class ArmSim(RowSim):
             terminated=torch.zeros_like(truncated),
             truncated=truncated,
             final_obs=final,
-            info={BEHAVIOUR: shown},
         )
 
     def observe(self) -> Observation:
@@ -83,9 +80,3 @@ class ArmSim(RowSim):
         """Restore `state_dict`."""
         self._angles = state["angles"].clone()
         return super().load_state_dict(state)
-
-
-def hand(angles: Tensor) -> Tensor:
-    """Position `(..., 2)` of the end of the last link [m] for joint angles `(..., LINKS)`."""
-    direction = angles.cumsum(-1)
-    return torch.stack([direction.cos().mean(-1), direction.sin().mean(-1)], -1)

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.behaviour import BEHAVIOUR, Behaviour
 from robopolicy.errors import UserError
 from robopolicy.mirror import Mirror, Reflection
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
@@ -40,7 +39,6 @@ class PointMassSim(RowSim):
             control_dt=DT,
             max_episode_steps=40,
             action_names=("ax [m/s^2]", "ay [m/s^2]"),
-            behaviour=Behaviour(("x [m]", "y [m]"), (-2.0, -2.0), (2.0, 2.0)),
             mirror=Mirror({"state": Reflection.of([-1, 1, -1, 1, -1, 1])}, Reflection.of([-1, 1])),
         )
         super().__init__(spec, options.num_envs)
@@ -67,7 +65,7 @@ class PointMassSim(RowSim):
             terminated=success,
             truncated=truncated,
             final_obs=final,
-            info={"success": success, "reward.success": success.float(), BEHAVIOUR: final["state"][:, :2]},
+            info={"success": success, "reward.success": success.float()},
         )
 
     def observe(self) -> Observation:

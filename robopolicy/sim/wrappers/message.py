@@ -16,51 +16,72 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.limits import Count, Ranged
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
-from robopolicy.sim.contract import Observation, Step, TensorSpec, VectorSim
-from robopolicy.sim.wrapped import WrappedSim
-from robopolicy.spec import MESSAGE_PREFIX
+from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
+from robopolicy.sim.wrappers.base import SimWrapper, single_key
 
+PREFIX = "message."
 MESSAGES = ("constant", "random", "high_frequency")
 SCALE = 2 * math.pi  # largest message
 FREQUENCY = 100.0  # standard deviation of w
 SEED = 171  # of the networks: every run with a kind, a size and an observation sees the same function
 
 
-class MessageSim(WrappedSim):
+@dataclass(frozen=True)
+class MessageConfig(Ranged):
+    """Options of the wrapper `message`."""
+
+    kind: str = "random"  # constant | random | high_frequency
+    size: Count = 2  # numbers per message
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kind not in MESSAGES:
+            raise unknown_name("message", self.kind, MESSAGES)
+
+
+class MessageSim(SimWrapper):
     """Another simulator and the observation `message.<kind>`."""
 
-    def __init__(self, sim: VectorSim, kind: str, size: int) -> None:
+    name = "message"
+    config_class = MessageConfig
+    order: ClassVar[int] = 40  # speaks about what the other wrappers add
+
+    def __init__(self, sim: VectorSim, config: MessageConfig) -> None:
         """Wrap `sim`.
 
-        Args:
-            sim: Simulator with at least one vector among its observations.
-            kind: One of `MESSAGES`.
-            size: Numbers per message.
-
         Raises:
-            UserError: The kind is unknown, the size is not positive, or there is nothing to speak about.
+            UserError: It has no vector among its observations.
         """
-        if kind not in MESSAGES:
-            raise unknown_name("message", kind, MESSAGES)
-        if size < 1:
-            raise UserError(f"task.message_size must be at least 1, got {size}.")
         pictures = (IMAGE_PREFIX, CLOUD_PREFIX)
         self._spoken = sorted(key for key in sim.spec.observation if not key.startswith(pictures))
         if not self._spoken:
             raise UserError(f"Task {sim.spec.task} shows pictures alone, about which no message can be made.")
-        names = tuple(f"message {i}" for i in range(size))
-        super().__init__(sim, f"{MESSAGE_PREFIX}{kind}", TensorSpec((size,), names=names))
+        super().__init__(sim, config)
+        (self.key,) = self.observation(sim.spec, config)
         width = sum(math.prod(sim.spec.observation[key].shape) for key in self._spoken)
-        self._message = speaker(kind, width, size, self.device)
+        self._message = speaker(config.kind, width, config.size, self.device)
+
+    @classmethod
+    def observation(cls, spec: SimSpec, config: MessageConfig) -> dict[str, TensorSpec]:
+        """`message.<kind>` `(size,)`."""
+        names = tuple(f"message {i}" for i in range(config.size))
+        return {f"{PREFIX}{config.kind}": TensorSpec((config.size,), names=names)}
+
+    @classmethod
+    def options_for(cls, observation: Mapping[str, tuple[int, ...]]) -> dict[str, Any] | None:
+        """The kind in the name of the observation, and its size."""
+        key = single_key(observation, PREFIX)
+        return None if key is None else {"kind": key.removeprefix(PREFIX), "size": observation[key][0]}
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
         """Start every environment anew."""

@@ -1,4 +1,4 @@
-"""Behaviours: how episodes are summed up, that feet are where MuJoCo says, and that simulators show what is wanted."""
+"""Behaviors: how episodes are summed up, that feet are where MuJoCo says, and that simulators show what is wanted."""
 
 from __future__ import annotations
 
@@ -7,26 +7,33 @@ import numpy as np
 import pytest
 import torch
 
-from robopolicy.behaviour import BEHAVIOUR, Behaviour
+from robopolicy.behavior import BehaviorDescriptor
 from robopolicy.errors import UserError
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.contract import VectorSim
-from robopolicy.sim.registry import SimOptions, make_sim, views_of
+from robopolicy.sim.mujoco.task import BatchState
+from robopolicy.sim.registry import SimOptions, make_sim, observation_options
+from robopolicy.sim.wrappers.behaviors import BEHAVIORS, TaskBehavior, hand
+from robopolicy.sim.wrappers.descriptor import FEATURES
+from robopolicy.sim.wrappers.feet import PlanarFeet
+from robopolicy.sim.wrappers.registry import WrapperSpec
 from robopolicy_tasks.locomotion.robots import HalfCheetah, Hopper, Walker2d
-from robopolicy_tasks.toy.arm import LINKS, hand
+from robopolicy_tasks.toy.arm import LINKS
+
+DESCRIPTOR = (WrapperSpec("descriptor"),)
 
 
 def asked(name: str, num_envs: int = 3, backend: str = "auto") -> VectorSim:
-    return make_sim(name, SimOptions(num_envs=num_envs, backend=backend, descriptor=True))
+    return make_sim(name, SimOptions(num_envs=num_envs, backend=backend, wrappers=DESCRIPTOR))
 
 
 def test_descriptors_lie_between_the_bounds() -> None:
-    behaviour = Behaviour(("x [m]", "y [m]"), (-2.0, 0.0), (2.0, 1.0))
-    assert behaviour.descriptor(torch.tensor([[0.0, 0.25], [5.0, -1.0]])).tolist() == [[0.5, 0.25], [1.0, 0.0]]
+    behavior = BehaviorDescriptor(("x [m]", "y [m]"), (-2.0, 0.0), (2.0, 1.0))
+    assert behavior.normalize(torch.tensor([[0.0, 0.25], [5.0, -1.0]])).tolist() == [[0.5, 0.25], [1.0, 0.0]]
     with pytest.raises(UserError, match="low < high"):
-        Behaviour(("x [m]",), (1.0,), (1.0,))
+        BehaviorDescriptor(("x [m]",), (1.0,), (1.0,))
     with pytest.raises(UserError, match="'sum'"):
-        Behaviour(("x [m]",), (0.0,), (1.0,), "sum")
+        BehaviorDescriptor(("x [m]",), (0.0,), (1.0,), "sum")
 
 
 @pytest.mark.parametrize("name", ["toy/arm", "toy/point_mass", "locomotion/half_cheetah", "locomotion/ant"])
@@ -63,34 +70,55 @@ def test_mean_behaviours_count_the_steps_of_a_row_alone() -> None:
     rows, seen = torch.tensor([True, False]), []
     for count in range(8):
         step = sim.step(torch.rand(2, 6) * 2 - 1, None if count % 2 else rows)
-        seen.append(step.info[BEHAVIOUR].clone())
+        seen.append(step.info[FEATURES].clone())
     both = torch.stack(seen)
     torch.testing.assert_close(step.info["descriptor"][0], both[:, 0].mean(0))
     torch.testing.assert_close(step.info["descriptor"][1], both[1::2, 1].mean(0))
 
 
-@pytest.mark.parametrize("robot", [HalfCheetah, Hopper, Walker2d])
-def test_feet_are_as_high_as_mujoco_says(robot: type) -> None:
+@pytest.mark.parametrize(
+    ("robot", "name", "feet"),
+    [
+        (HalfCheetah, "half_cheetah", ("bfoot", "ffoot")),
+        (Hopper, "hopper", ("foot_geom",)),
+        (Walker2d, "walker2d", ("foot_geom", "foot_left_geom")),
+    ],
+)
+def test_feet_are_as_high_as_mujoco_says(robot: type, name: str, feet: tuple[str, ...]) -> None:
     task = robot("planar")
     qpos = task.model.qpos0 + np.random.default_rng(0).uniform(-0.8, 0.8, (20, task.model.nq))
-    heights, data = task._feet.heights(qpos), mujoco.MjData(task.model)
+    heights, data = PlanarFeet(task.model, feet).heights(qpos), mujoco.MjData(task.model)
     for row, place in enumerate(qpos):
         data.qpos[:] = place
         mujoco.mj_kinematics(task.model, data)
-        for column, name in enumerate(task.feet):
-            geom, shape = data.geom(name), task.model.geom(name).size
+        for column, foot in enumerate(feet):
+            geom, shape = data.geom(foot), task.model.geom(foot).size
             reach = shape[1] * abs(geom.xmat.reshape(3, 3)[2, 2])
             assert heights[row, column] == pytest.approx(geom.xpos[2] - reach - shape[0], abs=1e-9)
     task_low = task.model.qpos0 - 0.02 * (np.arange(task.model.nq) == 1)
-    assert set(task.behave(type("State", (), {"qpos": task_low[None]})).flatten()) <= {0.0, 1.0}
+    of_state = BEHAVIORS[f"locomotion/{name}"].of_state
+    assert of_state is not None
+    low = BatchState(task.model, task_low[None], np.zeros((1, 1)), np.zeros(1), np.zeros((1, 0)), {})
+    assert set(of_state(low).flatten()) <= {0.0, 1.0}
 
 
 def test_policies_that_saw_descriptors_see_them_again() -> None:
-    assert views_of([{"state": (9,), "descriptor": (2,)}]) == {"descriptor": True}
+    assert observation_options([{"state": (9,), "descriptor": (2,)}]) == {"wrappers": DESCRIPTOR}
 
 
-def test_tasks_without_behaviour_are_refused() -> None:
-    with pytest.raises(UserError, match="measures no behaviour"):
+def test_tasks_without_behavior_are_refused() -> None:
+    with pytest.raises(UserError, match="Nothing measures the behavior"):
         asked("locomotion/inverted_pendulum")
-    with pytest.raises(UserError, match="measures no behaviour"):
+    with pytest.raises(UserError, match="Nothing measures the behavior"):
         asked("locomotion/half_cheetah", backend="gymnasium")
+
+
+def test_a_package_adds_the_behavior_of_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    speed = TaskBehavior(
+        BehaviorDescriptor(("vx [m/s]",), (-4.0,), (4.0,)), of_step=lambda s: s.final_obs["state"][:, 2:3]
+    )
+    monkeypatch.setitem(BEHAVIORS._rows, "toy/point_mass", speed)
+    sim = asked("toy/point_mass")
+    assert sim.reset(0)["descriptor"].shape == (3, 1)
+    step = sim.step(torch.ones(3, 2))
+    torch.testing.assert_close(step.info["descriptor"], (step.final_obs["state"][:, 2:3] + 4) / 8)

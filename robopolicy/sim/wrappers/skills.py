@@ -13,57 +13,78 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.limits import NotNegative, Ranged, Several
 from robopolicy.nets.encoder import CLOUD_PREFIX, EMBEDDING_PREFIX, IMAGE_PREFIX
 from robopolicy.nets.skills import SkillDecoder
-from robopolicy.sim.contract import TERM_PREFIX, Observation, Step, TensorSpec, VectorSim
-from robopolicy.sim.wrapped import WrappedSim
+from robopolicy.sim.contract import TERM_PREFIX, Observation, SimSpec, Step, TensorSpec, VectorSim
+from robopolicy.sim.wrappers.base import SimWrapper
 
 SKILL_KEY = f"{EMBEDDING_PREFIX}skill"
 _STREAM = 0x5C111  # keeps the draw of the code apart from that of the episode's start
 _LR = 1e-3  # of the decoder
 
 
-class SkillSim(WrappedSim):
+@dataclass(frozen=True)
+class SkillConfig(Ranged):
+    """Options of the wrapper `skills`."""
+
+    count: Several = 4  # K, codes of which each episode shows one
+    bonus: NotNegative = 0.0  # reward per control step for telling the code from observation and action, in training
+
+
+class SkillSim(SimWrapper):
     """Another simulator, the observation `embedding.skill` `(K,)`, one-hot, and where wanted the bonus.
 
     Rewards depend on what the decoder has learnt, so with a bonus an episode is more than its seed.
     """
 
-    def __init__(self, sim: VectorSim, skills: int, bonus: float = 0.0) -> None:
+    name = "skills"
+    config_class = SkillConfig
+    order: ClassVar[int] = 10  # tells codes from the task's own observations
+
+    def __init__(self, sim: VectorSim, config: SkillConfig) -> None:
         """Wrap `sim`.
 
-        Args:
-            sim: The simulator.
-            skills: K.
-            bonus: Of telling the code, in units of reward per control step; 0 only shows it.
-
         Raises:
-            UserError: Fewer than two skills, a negative bonus, or nothing but images to tell them from.
+            UserError: A bonus, and nothing but images to tell the skills from.
         """
-        if skills < 2 or bonus < 0:
-            raise UserError(f"Skills need at least 2 codes and a bonus >= 0, got {skills} and {bonus:g}.")
-        names = tuple(f"skill_{code}" for code in range(skills))
-        super().__init__(sim, SKILL_KEY, TensorSpec((skills,), names=names))
+        super().__init__(sim, config)
         self.spec = replace(self.spec, mirror=None)
-        self.skills, self.bonus = skills, bonus
+        self.skills, self.bonus = config.count, config.bonus
         self._told = sorted(key for key in sim.spec.observation if not key.startswith((IMAGE_PREFIX, CLOUD_PREFIX)))
         self._obs: Observation = {}
         self.decoder: SkillDecoder | None = None
-        if bonus:
+        if self.bonus:
             if not self._told:
                 raise UserError("Skills are told from vectors, and this simulator shows none; leave the bonus out.")
             self.spec = replace(self.spec, seeded_episodes=False)
             sizes = [int(np.prod(sim.spec.observation[key].shape)) for key in self._told]
-            self.decoder = SkillDecoder(sum(sizes) + sim.spec.action_dim, skills).to(self.device)
+            self.decoder = SkillDecoder(sum(sizes) + sim.spec.action_dim, self.skills).to(self.device)
             self._optimiser = torch.optim.Adam(self.decoder.parameters(), _LR)
+
+    @classmethod
+    def observation(cls, spec: SimSpec, config: SkillConfig) -> dict[str, TensorSpec]:
+        """`embedding.skill` `(K,)`: the code of the episode, one-hot."""
+        names = tuple(f"skill_{code}" for code in range(config.count))
+        return {SKILL_KEY: TensorSpec((config.count,), names=names)}
+
+    @classmethod
+    def options_for(cls, observation: Mapping[str, tuple[int, ...]]) -> dict[str, Any] | None:
+        """The number of codes, which is the size of the observation."""
+        return {"count": observation[SKILL_KEY][0]} if SKILL_KEY in observation else None
+
+    @classmethod
+    def evaluation_config(cls, config: SkillConfig) -> SkillConfig:
+        """The codes without the bonus: rewards are those of the task alone."""
+        return replace(config, bonus=0.0)
 
     @property
     def skill(self) -> Tensor:

@@ -1,8 +1,7 @@
-"""What a task calls a behaviour: a few numbers of an episode by which ways of solving the task can be told apart.
+"""Descriptors of behavior: a few numbers of an episode that tell ways of solving a task apart.
 
-Archives of diverse policies are spread over them, e.g. over the shares of time that each foot is on the ground. A task
-declares a `Behaviour` and shows its features in every step; the numbers of an episode are their last or mean values,
-brought to [0, 1].
+Archives of diverse policies are spread over them, e.g. over the shares of time that each foot is on the ground. A step
+has features; the descriptor of an episode is their last or mean value, brought to [0, 1].
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 
-BEHAVIOUR = "behaviour"
-"""Key of `Step.info` with the features `(N, D)` of one control step."""
+DESCRIPTOR = "descriptor"
+"""Observation with the descriptor that an episode is to show, and key of `Step.info` with the one that it shows."""
 
 SUMMARIES = ("last", "mean")
 
 
 @dataclass(frozen=True)
-class Behaviour:
-    """Features of a step, and what becomes of them over an episode."""
+class BehaviorDescriptor:
+    """Features of a step, and how they are summed up over an episode."""
 
     names: tuple[str, ...]  # one per feature, with units
     low: Sequence[float]  # value that becomes 0
@@ -33,16 +32,16 @@ class Behaviour:
     def __post_init__(self) -> None:
         sizes = {len(self.names), len(self.low), len(self.high)}
         if len(sizes) != 1 or not self.names or any(a >= b for a, b in zip(self.low, self.high, strict=False)):
-            raise UserError(f"A behaviour needs low < high per feature, got {self.names}, {self.low}, {self.high}.")
+            raise UserError(f"A behavior needs low < high per feature, got {self.names}, {self.low}, {self.high}.")
         if self.summary not in SUMMARIES:
-            raise UserError(f"A behaviour is the last or the mean value of its features, got '{self.summary}'.")
+            raise UserError(f"A behavior is the last or the mean value of its features, got '{self.summary}'.")
 
     @property
     def size(self) -> int:
         """Number of features D."""
         return len(self.names)
 
-    def descriptor(self, value: Tensor) -> Tensor:
+    def normalize(self, value: Tensor) -> Tensor:
         """Features `(..., D)` of an episode on the scale from 0 to 1, bounded to it."""
         low, high = (torch.as_tensor(bound, dtype=value.dtype, device=value.device) for bound in (self.low, self.high))
         return ((value - low) / (high - low)).clamp(0.0, 1.0)

@@ -9,37 +9,62 @@ two parts: what was earned (the stock for c_0 = 0) and the growth `1 / gamma^t`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.limits import InnerShare, Ranged
 from robopolicy.nets.stock import STOCK_PREFIX
-from robopolicy.sim.contract import Observation, Step, TensorSpec, VectorSim
-from robopolicy.sim.wrapped import WrappedSim
+from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
+from robopolicy.sim.wrappers.base import SimWrapper, single_key
 
 LARGEST_GROWTH = 1e6  # beyond it the stock of an episode loses its digits
 
 
-class StockSim(WrappedSim):
+@dataclass(frozen=True)
+class StockConfig(Ranged):
+    """Options of the wrapper `stock`."""
+
+    discount: InnerShare = 0.99  # gamma, equal to algorithm.gamma of stock_ac
+
+
+class StockSim(SimWrapper):
     """Another simulator and the observation `stock.<gamma>`."""
 
-    def __init__(self, sim: VectorSim, gamma: float) -> None:
+    name = "stock"
+    config_class = StockConfig
+    order: ClassVar[int] = 20  # counts the bonus of skills
+
+    def __init__(self, sim: VectorSim, config: StockConfig) -> None:
         """Wrap `sim`.
 
         Raises:
-            UserError: The discount lies outside (0, 1), or is too small for the length of the episodes.
+            UserError: The discount is too small for the length of the episodes.
         """
-        if not 0 < gamma < 1 or gamma**-sim.spec.max_episode_steps > LARGEST_GROWTH:
+        gamma = config.discount
+        if gamma**-sim.spec.max_episode_steps > LARGEST_GROWTH:
             raise UserError(
-                f"A stock needs a discount below 1 and near enough to it for {sim.spec.max_episode_steps} steps, "
+                f"A stock needs a discount near enough to 1 for {sim.spec.max_episode_steps} steps, "
                 f"got {gamma:g}; choose one such as {1 - 5 / max(sim.spec.max_episode_steps, 10):g}."
             )
-        super().__init__(sim, f"{STOCK_PREFIX}{gamma:g}", TensorSpec((2,), names=("earned [reward]", "growth")))
+        super().__init__(sim, config)
+        (self.key,) = self.observation(sim.spec, config)
         self.gamma = gamma
         self._stock = self._fresh()
+
+    @classmethod
+    def observation(cls, spec: SimSpec, config: StockConfig) -> dict[str, TensorSpec]:
+        """`stock.<gamma>` `(2,)`: earned and growth."""
+        return {f"{STOCK_PREFIX}{config.discount:g}": TensorSpec((2,), names=("earned [reward]", "growth"))}
+
+    @classmethod
+    def options_for(cls, observation: Mapping[str, tuple[int, ...]]) -> dict[str, Any] | None:
+        """The discount in the name of the observation."""
+        key = single_key(observation, STOCK_PREFIX)
+        return None if key is None else {"discount": float(key.removeprefix(STOCK_PREFIX))}
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
         """Start every environment anew, with nothing earned."""
