@@ -6,9 +6,11 @@ Run `python -m docs.generate_methods` after an edit of the table, and `--check` 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tomllib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -107,10 +109,15 @@ def render(tables: Tables) -> str:
         HEADER,
         render_chooser(tables.choices),
         render_matrix([row.name for row in tables.algorithms]),
-        render_algorithms(tables.algorithms),
+        _linked(render_algorithms(tables.algorithms), {method.id: method.key for method in tables.methods}),
         _sources(tables.methods, tables.verbs),
     ]
     return "\n".join(parts)
+
+
+def _linked(page: str, keys: Mapping[str, str]) -> str:
+    """The page with links to entries where it cites a source by authors, year and number."""
+    return re.sub(r"\S+(?: et al\.| and \S+)? \d{4}, (S\d{3})\b", lambda match: cite(keys[match[1]]), page)
 
 
 def _sources(methods: list[Method], verbs: list[Verb]) -> str:
