@@ -50,7 +50,8 @@ types: $(VENV)/.setup-dev  ## pyright
 format: $(VENV)/.setup-dev  ## let ruff rewrite the files
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-docs: $(VENV)/.setup-dev  ## generate docs/methods.md from docs/methods.toml
+docs: $(VENV)/.setup-dev  ## generate docs/methods.md and docs/references.md from their tables
+	$(BIN)/python -m docs.references
 	$(BIN)/python -m docs.generate_methods
 
 check: test lint types  ## what continuous integration runs

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from docs.compatibility import ALLOWED, HEADS
-from docs.markdown import anchor, table
+from docs.markdown import anchor, cite, table
 from docs.measured import measured
-from docs.references import references
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.training.make_source import SOURCES
 
@@ -80,27 +79,21 @@ def render_matrix(names: Sequence[str]) -> str:
     return MATRIX + "\n" + table(["algorithm", *HEADS], rows)
 
 
-def render_algorithms(algorithms: Sequence[AlgorithmRow], numbers: Mapping[str, str]) -> str:
-    """A section per algorithm, by family, in the order of the table.
-
-    Args:
-        algorithms: Rows of the table.
-        numbers: Key of a paper -> number of the source it is.
-    """
+def render_algorithms(algorithms: Sequence[AlgorithmRow]) -> str:
+    """A section per algorithm, by family, in the order of the table."""
     parts = [SECTIONS.format(preparations="\n".join(PREPARATIONS))]
     for family in dict.fromkeys(row.family for row in algorithms):
         parts.append(f"### {family}\n")
-        parts += [_section(row, numbers) for row in algorithms if row.family == family]
+        parts += [_section(row) for row in algorithms if row.family == family]
     return "\n".join(parts)
 
 
-def _section(row: AlgorithmRow, numbers: Mapping[str, str]) -> str:
+def _section(row: AlgorithmRow) -> str:
     results = [measured(name, row.rows or [row.name]) for name in row.benchmarks]
     result = "\n".join(filter(None, results)) or "- **Our result**: not measured yet.\n"
     if row.finding:
         result += f"\n{row.finding}\n"
-    key = ALGORITHMS.attribute(row.name, "reference")
-    paper = ", ".join(filter(None, (references()[key].cite(), numbers.get(key))))
+    paper = cite(ALGORITHMS.attribute(row.name, "reference"))
     return f"""\
 #### `{row.name}`
 

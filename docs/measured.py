@@ -25,8 +25,8 @@ def measured(benchmark: str, names: Sequence[str], results: Path = RESULTS) -> s
     return f"- **Our result**, by `python -m benchmarks.{benchmark}`{task}:\n\n{table(list(rows[0]), cells)}"
 
 
-def recipes_measured(source: str, results: Path = RESULTS) -> list[str]:
-    """What the table of text recipes says of those of a source, `S014`: a line per recipe and task that it has played.
+def recipes_measured(names: Sequence[str], results: Path = RESULTS) -> list[str]:
+    """What the table of text recipes says of some of them: a line per recipe and task that it has played.
 
     Accuracy [%] of held-out prompts before and after, GRPO's, and the verdict on what the recipe claims.
     """
@@ -37,7 +37,7 @@ def recipes_measured(source: str, results: Path = RESULTS) -> list[str]:
         f"(GRPO {_percent(entries['grpo'])} %); {found['claim']['is']}: {found['claim']['verdict']}"
         for task, entries in tasks.items()
         for recipe, found in entries.items()
-        if recipe.startswith(f"{source.lower()}_") and "accuracy" in found
+        if recipe in names and "accuracy" in found
     ]
 
 

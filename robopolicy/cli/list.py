@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -137,7 +137,7 @@ def recipes() -> list[Row]:
     return [
         {
             "name": name,
-            "description": f"{recipe['title']}: {recipe['status']}, learns from {recipe['data']}",
+            "description": f"{recipe['title']}{_cited(recipe)}: {recipe['status']}, learns from {recipe['data']}",
             "missing": "",
             "source": recipe["source"],
         }
@@ -157,6 +157,12 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
 
 def _row(name: str, registry: Registry[Any]) -> Row:
     return {"name": name, "description": registry.summary(name), "missing": "", "ring": registry.ring(name)}
+
+
+def _cited(recipe: Mapping[str, Any]) -> str:
+    from robopolicy.citations import citation
+
+    return f" ({citation(recipe['source'])})" if recipe["source"] else ""
 
 
 def _remarks(row: Row) -> str:
