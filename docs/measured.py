@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.markdown import table
+from robopolicy.catalogue import read_recipe, recipe_names
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 LABELS = ("method", "learner", "head")  # the column that says whose row it is; a table without one is about one alone
@@ -31,13 +32,14 @@ def recipes_measured(source: str, results: Path = RESULTS) -> list[str]:
     Accuracy [%] of held-out prompts before and after, GRPO's, and the verdict on what the recipe claims.
     """
     record = _record(results / "text.json")
+    names = [name for name in recipe_names() if read_recipe(name).get("source") == source]
     tasks = {name: entry for name, entry in record.items() if isinstance(entry, dict) and "(imitation)" in entry}
     return [
         f"`{recipe}` on {task}: accuracy {_percent(entries['(imitation)'])} -> {_percent(found)} % "
         f"(GRPO {_percent(entries['grpo'])} %); {found['claim']['is']}: {found['claim']['verdict']}"
         for task, entries in tasks.items()
         for recipe, found in entries.items()
-        if recipe.startswith(f"{source.lower()}_") and "accuracy" in found
+        if recipe in names and "accuracy" in found
     ]
 
 

@@ -6,7 +6,7 @@ whole conversation up to the end of the canvas, in both directions. Two kinds of
     chain   every token is a decision: log p(token | what was filled in earlier steps)
     elbo    every decision is a sample of the bound of the log-likelihood (LLaDA, Nie et al. 2025): of one message l of
             its L tokens are masked, l uniform in 1..L; `weight * sum log p(masked | rest)`, weight = messages * L / l.
-            Its expectation lies below log p(messages). For recipes such as `s015_bgpo`.
+            Its expectation lies below log p(messages). For recipes such as `bgpo`.
 
 With `order=random` the places are drawn without looking at the network, and the chain is the exact law of what was
 written. With `order=confident` the surest places come first; that choice counts as given, without a gradient.

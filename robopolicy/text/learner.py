@@ -145,7 +145,7 @@ class TextRecipe(TextLearner):
         if config.companion and not self.views.companion:
             raise UserError(
                 f"algorithm.companion={config.companion} is not read: recipe '{config.recipe}' has no second policy; "
-                "leave it out, or choose a recipe that has one, e.g. s080_kdrl."
+                "leave it out, or choose a recipe that has one, e.g. kdrl."
             )
 
     def _check_family(self) -> None:

@@ -139,14 +139,14 @@ def test_steps_that_winners_and_losers_share_earn_nothing() -> None:
         extra={"observation": torch.tensor([[0, 1], [0, 1]]), "action": torch.tensor([[3, 4], [3, 5]])},
     )
     own = 0.5 / math.sqrt(0.5)
-    found = Recipe.from_plain(read_recipe("s169_salt")).advantage(case)
+    found = Recipe.from_plain(read_recipe("salt")).advantage(case)
     assert_close(found, torch.tensor([[0.0, own], [0.0, -own]], dtype=torch.float64), atol=1e-5, rtol=0)
 
 
 def test_rankings_are_compared_with_the_others_of_their_list() -> None:
     """1.20."""
     case = episodes([1.0, 0.0, 0.0, 0.5], [0, 0, 0, 0])
-    found = Recipe.from_plain(read_recipe("s050_pg_rank")).advantage(case)[:, 0]
+    found = Recipe.from_plain(read_recipe("pg_rank")).advantage(case)[:, 0]
     assert_close(found, double(1.0 - 0.5 / 3.0, -0.5, -0.5, 0.5 - 1.0 / 3.0))
 
 

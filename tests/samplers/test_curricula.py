@@ -135,7 +135,7 @@ def test_uncertain_tasks_come_more_often():
 
 
 def test_the_single_stream_draws_prompts_by_the_spread_of_their_outcomes():
-    sampler = started(build("sampler", read_recipe("s037_single_stream")["rollout"]["sampler"]))
+    sampler = started(build("sampler", read_recipe("single_stream")["rollout"]["sampler"]))
     outcome(sampler, POOL.tasks, lambda task: float(task.key < 102), lambda task: 0.0)
     rates = torch.tensor([0.96 * 4 + 1, 0.96 * 4]).double() / (0.96 * 8 + 1)
     torch.testing.assert_close(sampler.rates(), rates[[0] * 2 + [1] * (COUNT - 2)])

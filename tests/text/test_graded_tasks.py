@@ -26,22 +26,22 @@ from robopolicy_tasks.text.nim import Nim, divided, played, value
 from robopolicy_tasks.text.review import Review
 
 ASKING = {
-    "s001_craft_gui": "critique",
-    "s008_mashost": "grid",
-    "s020_fate": "pits",
-    "s026_hila": "calculator",
-    "s048_videochat_m1": "critique",
-    "s055_urpo": "critique",
-    "s064_retroformer": "review",
-    "s081_daslam": "decompose",
-    "s085_gui_critic_r1": "review",
-    "s125_docthinker": "calculator",
-    "s136_xiangqi_r1": "nim",
-    "s144_read": "grid",
-    "s145_critique_rl": "review",
-    "s159_hiper": "waypoints",
-    "s179_a2p": "grid",
-    "s181_search_r2": "calculator",
+    "craft_gui": "critique",
+    "mashost": "grid",
+    "fate": "pits",
+    "hila": "calculator",
+    "videochat_m1": "critique",
+    "urpo": "critique",
+    "retroformer": "review",
+    "daslam": "decompose",
+    "gui_critic_r1": "review",
+    "docthinker": "calculator",
+    "xiangqi_r1": "nim",
+    "read": "grid",
+    "critique_rl": "review",
+    "hiper": "waypoints",
+    "a2p": "grid",
+    "search_r2": "calculator",
 }
 
 
@@ -230,14 +230,14 @@ def test_masked_diffusion_can_judge(likelihood):
 
 
 def test_who_cannot_be_judged_is_refused():
-    algorithm = TextRecipe(TextRecipeConfig(recipe="s055_urpo"), small(), total_updates=4)
+    algorithm = TextRecipe(TextRecipeConfig(recipe="urpo"), small(), total_updates=4)
     with pytest.raises(UserError, match=r"text/arithmetic does not say how to ask one"):
         text_source(make_sim("text/arithmetic", SimOptions(num_envs=1)), algorithm, seed=0)
     with pytest.raises(UserError, match="players=0 for its judge"):
-        TextRecipe(TextRecipeConfig(recipe="s055_urpo", players=2), small(), total_updates=4)
+        TextRecipe(TextRecipeConfig(recipe="urpo", players=2), small(), total_updates=4)
     with pytest.raises(UserError, match="players must be at most 256"):
         TextRecipeConfig(players=2000)
-    external = TextRecipe(TextRecipeConfig(recipe="s001_craft_gui"), small(), total_updates=4)
+    external = TextRecipe(TextRecipeConfig(recipe="craft_gui"), small(), total_updates=4)
     with pytest.raises(UserError, match="needs a second policy"):
         text_source(make_sim("text/critique", SimOptions(num_envs=1)), external, seed=0)
     assert Arithmetic().inquiry(0, ["1"]) is None

@@ -37,7 +37,7 @@ def untrained(budget=6):
     return TextPolicy(TextConfig(width=16, layers=1, heads=2, context=160), PolicySpec({"text": (16,)}, budget))
 
 
-def learner(task, recipe="s042_shioenv", **settings):
+def learner(task, recipe="shioenv", **settings):
     config = TextRecipeConfig(**{"prompts": 3, "problems": 6, "recipe": recipe, "lr": 1e-2, **settings})
     algorithm = TextRecipe(config, untrained(task.completion_bytes), total_updates=8)
     return algorithm, AttemptSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=0)

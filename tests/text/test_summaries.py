@@ -113,7 +113,7 @@ def test_parts_are_found_with_their_options():
     assert set(found) == {"broadcast", "shape", "rarity"} and found["rarity"]["share"] == 0.4
 
 
-@pytest.mark.parametrize("recipe", ["s030_poise", "s130_attention_rhythm"])
+@pytest.mark.parametrize("recipe", ["poise", "attention_rhythm"])
 def test_recipes_that_look_inside_run(recipe):
     torch.manual_seed(0)
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2), PolicySpec({"text": (16,)}, 6))

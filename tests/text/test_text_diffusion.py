@@ -194,7 +194,7 @@ def test_imitation_learns_prompts():
     assert unpack(policy.act(obs, deterministic=True, generator=generator)[:2, 0]) == ["5", "6"]
 
 
-@pytest.mark.parametrize(("recipe", "likelihood"), [("grpo", "chain"), ("s100_igpo", "chain"), ("s015_bgpo", "elbo")])
+@pytest.mark.parametrize(("recipe", "likelihood"), [("grpo", "chain"), ("igpo", "chain"), ("bgpo", "elbo")])
 def test_recipes_learn_a_letter(recipe, likelihood):
     policy = policy_of(1, 4, steps=1, layers=1, likelihood=likelihood, samples=2)
     config = TextRecipeConfig(prompts=8, problems=50, warmup=0, recipe=recipe, lr=1e-2, group_size=16)

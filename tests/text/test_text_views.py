@@ -67,7 +67,7 @@ def test_values_that_make_no_sense_are_told(rollout, message):
 
 
 def test_rows_are_scored_at_other_temperatures():
-    algorithm, sim = learner("s007_dcpo", group_size=2)
+    algorithm, sim = learner("distribution_dcpo", group_size=2)
     batch = AttemptSource(sim, algorithm, seed=0).next(algorithm)
     prepared = algorithm._prepared(batch)
     heat = {**batch.extra, "temperature": batch.extra["temperature"] * 0.8}
@@ -79,7 +79,7 @@ def test_rows_are_scored_at_other_temperatures():
 
 
 def test_the_first_updates_learn_a_hidden_layer_and_leave_those_above_alone():
-    algorithm, sim = learner("s036_bupo", group_size=2)
+    algorithm, sim = learner("bupo", group_size=2)
     batch = AttemptSource(sim, algorithm, seed=0).next(algorithm)
     reward = torch.zeros_like(batch.logp_old)
     reward[::2, 0] = 1.0
@@ -103,7 +103,7 @@ def test_scored_by_the_last_layer_it_is_the_policy():
 def test_only_what_a_lagged_copy_finds_likely_is_chosen_and_scored():
     peaked = policy()
     peaked.model.get_output_embeddings().weight.data.mul_(30.0)
-    algorithm, sim = learner("s083_nlpo", start=peaked, minibatches=1, lr=1e-2)
+    algorithm, sim = learner("nlpo", start=peaked, minibatches=1, lr=1e-2)
     source = AttemptSource(sim, algorithm, seed=0)
     batch = source.next(algorithm)
     support, own = batch.extra["support"], batch.valid()
@@ -135,7 +135,7 @@ def other(tmp_path) -> Path:
 
 
 def test_a_teacher_scores_what_the_policy_wrote(other):
-    algorithm, sim = learner("s080_kdrl", group_size=2, companion=str(other))
+    algorithm, sim = learner("kdrl", group_size=2, companion=str(other))
     batch = text_source(sim, algorithm, 0).next(algorithm)
     found = algorithm._prepared(batch).extra["logp_teacher"]
     assert torch.equal(found, score(policy(seed=1), batch).logp)
@@ -143,19 +143,19 @@ def test_a_teacher_scores_what_the_policy_wrote(other):
 
 
 def test_a_soup_is_the_reference_and_comes_back_with_a_resumed_run(other):
-    algorithm, sim = learner("s104_salsa", group_size=2, companion=str(other))
+    algorithm, sim = learner("salsa", group_size=2, companion=str(other))
     text_source(sim, algorithm, 0)
     key = "model.model.embed_tokens.weight"
     mean = (policy().state_dict()[key] + policy(seed=1).state_dict()[key]) / 2
     torch.testing.assert_close(algorithm.reference.state_dict()[key], mean)
-    again, _ = learner("s104_salsa", start=policy(seed=2), group_size=2, companion=str(other))
+    again, _ = learner("salsa", start=policy(seed=2), group_size=2, companion=str(other))
     again.load_state_dict(algorithm.state_dict())
     assert torch.equal(again.reference.state_dict()[key], algorithm.reference.state_dict()[key])
 
 
 def test_recipes_that_overlap_play_and_learning_do_unless_told_otherwise():
     for settings, kind in (({}, OverlappedSource), ({"staleness": 0}, AttemptSource)):
-        algorithm, sim = learner("s074_asyncflow", group_size=2, **settings)
+        algorithm, sim = learner("asyncflow", group_size=2, **settings)
         source = text_source(sim, algorithm, 0)
         assert type(source) is kind
         source.close()
@@ -163,10 +163,10 @@ def test_recipes_that_overlap_play_and_learning_do_unless_told_otherwise():
 
 
 def test_what_is_missing_or_makes_no_sense_is_said(other, tmp_path):
-    algorithm, sim = learner("s080_kdrl")
+    algorithm, sim = learner("kdrl")
     with pytest.raises(UserError, match=r"needs a second policy; set algorithm\.companion=CHECKPOINT"):
         text_source(sim, algorithm, 0)
-    algorithm, _ = learner("s104_salsa", start=policy(width=32))
+    algorithm, _ = learner("salsa", start=policy(width=32))
     with pytest.raises(UserError, match="of another architecture"):
         algorithm.accompany(policy())
     wrongs = [{"reference": "salad"}, {"score_with": {"a": "b"}}, {"score_temperatures": {"a": 0.0}}, {"layer": -1}]

@@ -218,7 +218,7 @@ def test_scaffolds_tell_ever_more_of_the_solution(monkeypatch):
     told = []
     plain = world.hint
     monkeypatch.setattr(world, "hint", lambda *asked: told.append(plain(*asked)) or told[-1])
-    (entry,) = read_recipe("s063_scaf_grpo")["rollout"]["intervention"]
+    (entry,) = read_recipe("scaf_grpo")["rollout"]["intervention"]
     build("intervention", entry).rows(world.play([task] * 2), world)
     solution = " ".join(Grid().episode(10).demonstration())
     texts = [hint.context["text"] for hint in told]
