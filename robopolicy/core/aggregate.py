@@ -8,6 +8,7 @@ from torch import Tensor
 
 from robopolicy.core.decisions import Decisions, by_trajectory, by_unit
 from robopolicy.core.segments import Segments
+from robopolicy.plugins import Registry
 
 Aggregate = Callable[[Tensor, Tensor | None, Decisions, float], Tensor]
 """`(loss (N, T), mask (N, T) or None, decisions, length) -> scalar`; `length` matters to "const" alone."""
@@ -54,14 +55,17 @@ def const(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float
     return seq_sum(loss, mask, decisions) / length
 
 
-AGGREGATES: dict[str, Aggregate] = {
-    "tok": tok,
-    "seq_sum": seq_sum,
-    "seq_mean": seq_mean,
-    "unit_sum": unit_sum,
-    "unit_mean": unit_mean,
-    "const": const,
-}
+AGGREGATES: Registry[Aggregate] = Registry(
+    "parts.aggregate",
+    {
+        "tok": tok,
+        "seq_sum": seq_sum,
+        "seq_mean": seq_mean,
+        "unit_sum": unit_sum,
+        "unit_mean": unit_mean,
+        "const": const,
+    },
+)
 
 
 def _weights(loss: Tensor, mask: Tensor | None) -> Tensor:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.plugins import Registry
+
 PER_DECISION = ("logp_old", "logp_behaviour", "logp_ref", "mask", "reward", "value", "entropy", "unit", "depth")
 PER_ROW = ("group", "trajectory", "domain", "source", "version")
 FIELDS = (*PER_DECISION, *PER_ROW)
@@ -232,15 +234,18 @@ def by_group_source(decisions: Decisions) -> Tensor:
     return pair(by_group(decisions), decisions.need("source").unsqueeze(1))
 
 
-PARTITIONS: dict[str, Callable[..., Tensor]] = {
-    "all": everything,
-    "group": by_group,
-    "group_unit": by_group_unit,
-    "group_source": by_group_source,
-    "trajectory": by_trajectory,
-    "unit": by_unit,
-    "key": by_key,
-}
+PARTITIONS: Registry[Callable[..., Tensor]] = Registry(
+    "parts.partition",
+    {
+        "all": everything,
+        "group": by_group,
+        "group_unit": by_group_unit,
+        "group_source": by_group_source,
+        "trajectory": by_trajectory,
+        "unit": by_unit,
+        "key": by_key,
+    },
+)
 
 
 def pair(first: Tensor, second: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from robopolicy.core.decisions import Decisions, by_trajectory, unit_numbers
 from robopolicy.core.segments import Segments
 from robopolicy.core.signals import highest, share_count
 from robopolicy.limits import Count, Natural, NotNegative, Positive, PositiveShare, Share
+from robopolicy.plugins import Registry
 
 MaskRule = Callable[[Decisions, Tensor, Tensor], Tensor]
 """`(decisions, advantage (N, 1 or T), log_ratio (N, T) detached) -> bool (N, T)`, True where the decision enters."""
@@ -200,15 +201,18 @@ class PredictedStep:
         return ~(unstable & highest(ranked, valid, share_count(valid, self.share)))
 
 
-MASKS: dict[str, Callable[..., MaskRule]] = {
-    "blamed": Blamed,
-    "first_units": FirstUnits,
-    "informative": Informative,
-    "predicted_step": PredictedStep,
-    "shielded": Shielded,
-    "source": Source,
-    "spread": Spread,
-    "uncertain": Uncertain,
-    "uncertain_given": UncertainGiven,
-    "unmarked": Unmarked,
-}
+MASKS: Registry[Callable[..., MaskRule]] = Registry(
+    "parts.mask",
+    {
+        "blamed": Blamed,
+        "first_units": FirstUnits,
+        "informative": Informative,
+        "predicted_step": PredictedStep,
+        "shielded": Shielded,
+        "source": Source,
+        "spread": Spread,
+        "uncertain": Uncertain,
+        "uncertain_given": UncertainGiven,
+        "unmarked": Unmarked,
+    },
+)

@@ -1,7 +1,8 @@
 """Parts by name: plain values (YAML, JSON) become the registered objects of the core.
 
-Each slot has a registry, a plain dict in the module of its parts. A part is written as its name or as a mapping with
-`name` and its options; options named after a slot (`partition`, `bounds`, `tracker`, ...) hold parts themselves:
+Each slot has a registry, whose kind is "parts." and the name of the slot (`robopolicy.plugins`). A part is written as
+its name or as a mapping with `name` and its options; options named after a slot (`partition`, `bounds`, `tracker`, ...)
+hold parts themselves:
 
     {name: baseline, kind: median, scope: {partition: group}}
 """
@@ -36,6 +37,7 @@ from robopolicy.core.regularizers import CONTROLLERS, REGULARIZERS
 from robopolicy.core.selectors import SELECTORS
 from robopolicy.core.surrogates import SURROGATES
 from robopolicy.core.weights import WEIGHTS
+from robopolicy.plugins import Registry
 
 REGISTRIES: dict[str, Mapping[str, Any]] = {
     "aggregate": AGGREGATES,
@@ -48,8 +50,8 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "partition": PARTITIONS,
     "regularizer": REGULARIZERS,
     "selector": SELECTORS,
-    "stage": STAGES | COMPARISONS | STRUCTURE | PROBES | SMOOTH | TARGETS,
-    "start": STARTS | {"subgoals": Subgoals},
+    "stage": Registry("parts.stage", STAGES | COMPARISONS | STRUCTURE | PROBES | SMOOTH | TARGETS),
+    "start": Registry("parts.start", STARTS | {"subgoals": Subgoals}),
     "surrogate": SURROGATES,
     "tracker": TRACKERS,
     "weight": WEIGHTS,
@@ -147,7 +149,7 @@ def _value(where: str, option: str, kind: Any, plain: Any) -> Any:
     if option in NESTED_LISTS:
         return tuple(build(NESTED_LISTS[option], item) for item in _list(option, plain))
     part = build(NESTED[option], plain)
-    if kind in REGISTRIES.get(NESTED[option], {}).values() and type(part) is not kind:
+    if isinstance(kind, type) and not getattr(kind, "_is_protocol", False) and not isinstance(part, kind):
         raise ValueError(f"Option '{option}' of {where} must be {kind.__name__}, got {plain!r}.")
     return part
 

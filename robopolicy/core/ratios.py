@@ -17,6 +17,7 @@ from robopolicy.core.decisions import Decisions, Partition, by_trajectory, by_un
 from robopolicy.core.segments import Segments
 from robopolicy.core.signals import relative_entropy
 from robopolicy.limits import Count, NotNegative, Positive, Share
+from robopolicy.plugins import Registry
 
 Bound = float | Tensor  # a number or (N, T)
 Bounds = Callable[[Decisions], tuple[Bound, Bound]]
@@ -202,8 +203,11 @@ class EntropyBounds:
         return 1.0 - self.low * (1.0 - level.clamp(max=0.0)), 1.0 + self.high * (1.0 + level.clamp(min=0.0))
 
 
-BOUNDS: dict[str, Callable[..., Bounds]] = {
-    "constant": ConstantBounds,
-    "entropy": EntropyBounds,
-    "probability": ProbabilityBounds,
-}
+BOUNDS: Registry[Callable[..., Bounds]] = Registry(
+    "parts.bounds",
+    {
+        "constant": ConstantBounds,
+        "entropy": EntropyBounds,
+        "probability": ProbabilityBounds,
+    },
+)

@@ -18,6 +18,7 @@ from robopolicy.core.ratios import log_ratio
 from robopolicy.core.segments import Segments
 from robopolicy.core.signals import covariance, highest, share_count
 from robopolicy.limits import Count, NotNegative, Positive, Share
+from robopolicy.plugins import Registry
 
 
 def k1(difference: Tensor) -> Tensor:
@@ -126,12 +127,15 @@ class KLBarrier:
         return (self.slope * (divergence - self.limit)).clamp(min=0.0).detach() * divergence
 
 
-REGULARIZERS: dict[str, Callable[..., object]] = {
-    "covariance_kl": CovarianceKL,
-    "imitation": Imitation,
-    "kl_barrier": KLBarrier,
-    "kl_to": KLTo,
-}
+REGULARIZERS: Registry[Callable[..., object]] = Registry(
+    "parts.regularizer",
+    {
+        "covariance_kl": CovarianceKL,
+        "imitation": Imitation,
+        "kl_barrier": KLBarrier,
+        "kl_to": KLTo,
+    },
+)
 
 
 class Controller(ABC):
@@ -215,8 +219,11 @@ class Adaptive(Controller):
         self.value *= 1.0 + error * min(count / self.horizon, 1.0)
 
 
-CONTROLLERS: dict[str, Callable[..., Controller]] = {
-    "anneal": Anneal,
-    "adaptive": Adaptive,
-    "dual": Dual,
-}
+CONTROLLERS: Registry[Callable[..., Controller]] = Registry(
+    "parts.controller",
+    {
+        "anneal": Anneal,
+        "adaptive": Adaptive,
+        "dual": Dual,
+    },
+)

@@ -16,6 +16,7 @@ from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, first_rows
 from robopolicy.core.segments import Segments
 from robopolicy.limits import Count, Share
+from robopolicy.plugins import Registry
 
 Selector = Callable[[Decisions, torch.Generator | None], Tensor]
 """`(decisions, generator of random choices) -> row indices (M,)`, in their order."""
@@ -168,16 +169,19 @@ class DemonstrationSwitch:
         return torch.nonzero((imitate != own).squeeze(1)).squeeze(1)
 
 
-SELECTORS: dict[str, Callable[..., object]] = {
-    "contrast": Contrast,
-    "demonstration_switch": DemonstrationSwitch,
-    "diverse": Diverse,
-    "extremes": Extremes,
-    "mixed": mixed,
-    "positive": positive,
-    "successes": successes,
-    "unlikely": unlikely,
-}
+SELECTORS: Registry[Callable[..., object]] = Registry(
+    "parts.selector",
+    {
+        "contrast": Contrast,
+        "demonstration_switch": DemonstrationSwitch,
+        "diverse": Diverse,
+        "extremes": Extremes,
+        "mixed": mixed,
+        "positive": positive,
+        "successes": successes,
+        "unlikely": unlikely,
+    },
+)
 
 
 def _groups(decisions: Decisions) -> list[tuple[Tensor, Tensor]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from robopolicy.core.ratios import Bound
 from robopolicy.limits import NotNegative, Positive
+from robopolicy.plugins import Registry
 
 
 @dataclass(frozen=True)
@@ -188,22 +189,25 @@ def linear_bound(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) 
     return SurrogateOut(-advantage * torch.where(advantage < 0, log_ratio.exp(), 1.0 + log_ratio), _nowhere(log_ratio))
 
 
-SURROGATES: dict[str, Surrogate] = {
-    "pg": pg,
-    "is": importance,
-    "clip": clip,
-    "dual_clip": dual_clip,
-    "aspo": aspo,
-    "mirror": mirror,
-    "drift": drift,
-    "preserve": preserve,
-    "stopgrad": stopgrad,
-    "soft_gate": soft_gate,
-    "target_ratio": target_ratio,
-    "nft": nft,
-    "nft_scaled": nft_scaled,
-    "linear_bound": linear_bound,
-}
+SURROGATES: Registry[Surrogate] = Registry(
+    "parts.surrogate",
+    {
+        "pg": pg,
+        "is": importance,
+        "clip": clip,
+        "dual_clip": dual_clip,
+        "aspo": aspo,
+        "mirror": mirror,
+        "drift": drift,
+        "preserve": preserve,
+        "stopgrad": stopgrad,
+        "soft_gate": soft_gate,
+        "target_ratio": target_ratio,
+        "nft": nft,
+        "nft_scaled": nft_scaled,
+        "linear_bound": linear_bound,
+    },
+)
 LINEAR = frozenset({"pg", "stopgrad"})  # in the log-ratio, which needs no limit: its gradient is never cut
 
 

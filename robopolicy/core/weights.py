@@ -12,6 +12,7 @@ from robopolicy.core.decisions import Decisions
 from robopolicy.core.ratios import EntropyBounds
 from robopolicy.core.signals import covariance, highest, relative_entropy, share_count
 from robopolicy.limits import Natural, NotNegative, Share
+from robopolicy.plugins import Registry
 
 Weight = Callable[[Decisions, Tensor, Tensor], Tensor]
 """`(decisions, advantage (N, 1 or T), log_ratio (N, T) detached) -> (N, 1) or (N, T)`, composed by product."""
@@ -77,9 +78,12 @@ def confidence(decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Te
     return (decisions.logp_old + log_ratio).clamp(max=0.0).exp().masked_fill(~decisions.valid(), 0.0)
 
 
-WEIGHTS: dict[str, Callable[..., object]] = {
-    "clip_covariance": ClipCovariance,
-    "entropy_gate": EntropyGate,
-    "confidence": confidence,
-    "from_source": FromSource,
-}
+WEIGHTS: Registry[Callable[..., object]] = Registry(
+    "parts.weight",
+    {
+        "clip_covariance": ClipCovariance,
+        "entropy_gate": EntropyGate,
+        "confidence": confidence,
+        "from_source": FromSource,
+    },
+)

@@ -16,6 +16,7 @@ from torch import Tensor
 from robopolicy.core.advantages.trackers import BetaTracker, MeanTracker, Tracker
 from robopolicy.errors import UserError
 from robopolicy.limits import Count, Natural, NotNegative, Positive, Share
+from robopolicy.plugins import Registry
 from robopolicy.samplers.protocols import Pool, Sampler, Task, shared_out
 
 
@@ -366,13 +367,16 @@ class Instructions(Uniform):
         self._given = {int(key): name for key, name in state["given"].items()}
 
 
-SAMPLERS: dict[str, type[Sampler]] = {
-    "uniform": Uniform,
-    "category_bandit": CategoryBandit,
-    "frontier": Frontier,
-    "regret": Regret,
-    "uncertain": Uncertain,
-    "staged": Staged,
-    "shares": Shares,
-    "instructions": Instructions,
-}
+SAMPLERS: Registry[type[Sampler]] = Registry(
+    "parts.sampler",
+    {
+        "uniform": Uniform,
+        "category_bandit": CategoryBandit,
+        "frontier": Frontier,
+        "regret": Regret,
+        "uncertain": Uncertain,
+        "staged": Staged,
+        "shares": Shares,
+        "instructions": Instructions,
+    },
+)

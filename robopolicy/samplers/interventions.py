@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.limits import Count, Natural, NotNegative, Seed
+from robopolicy.plugins import Registry
 from robopolicy.samplers.attempts import from_plain, to_plain
 from robopolicy.samplers.protocols import (
     HINTED,
@@ -347,14 +348,17 @@ def dominates(gains: Sequence[float]) -> bool:
     return min(gains) >= 0 and max(gains) > 0
 
 
-INTERVENTIONS: dict[str, type[Intervention]] = {
-    "drop": Drop,
-    "hint": Hint,
-    "scaffold": Scaffold,
-    "teacher": Teacher,
-    "demonstration": Demonstration,
-    "inpaint": Inpaint,
-    "repair": Repair,
-    "replay": Replay,
-    "sample_buffer": SampleBuffer,
-}
+INTERVENTIONS: Registry[type[Intervention]] = Registry(
+    "parts.intervention",
+    {
+        "drop": Drop,
+        "hint": Hint,
+        "scaffold": Scaffold,
+        "teacher": Teacher,
+        "demonstration": Demonstration,
+        "inpaint": Inpaint,
+        "repair": Repair,
+        "replay": Replay,
+        "sample_buffer": SampleBuffer,
+    },
+)

@@ -14,6 +14,7 @@ import torch
 
 from robopolicy.core.decisions import Decisions
 from robopolicy.limits import Count, NotNegative, Seed, Share
+from robopolicy.plugins import Registry
 from robopolicy.samplers.attempts import groups_of
 from robopolicy.samplers.protocols import (
     HINTED,
@@ -325,17 +326,20 @@ def side_by_side(first: Sequence[Attempt], second: Sequence[Attempt]) -> list[At
     return [attempt for group in groups_of([*first, *second]) for attempt in group]
 
 
-TOPOLOGIES: dict[str, type[Topology]] = {
-    "flat": Flat,
-    "branch": Branch,
-    "tree": Tree,
-    "reset_from_data": ResetFromData,
-    "adaptive_hints": AdaptiveHints,
-    "rewritten": Rewritten,
-    "privileged": Privileged,
-    "requery": Requery,
-    "modes": Modes,
-    "segments": Segments,
-    "turns": Turns,
-    "windows": Windows,
-}
+TOPOLOGIES: Registry[type[Topology]] = Registry(
+    "parts.topology",
+    {
+        "flat": Flat,
+        "branch": Branch,
+        "tree": Tree,
+        "reset_from_data": ResetFromData,
+        "adaptive_hints": AdaptiveHints,
+        "rewritten": Rewritten,
+        "privileged": Privileged,
+        "requery": Requery,
+        "modes": Modes,
+        "segments": Segments,
+        "turns": Turns,
+        "windows": Windows,
+    },
+)

@@ -16,6 +16,7 @@ from robopolicy.core.decisions import Decisions, by_group
 from robopolicy.core.ratios import log_ratio
 from robopolicy.core.segments import Segments
 from robopolicy.limits import Share
+from robopolicy.plugins import Registry
 
 
 @dataclass(frozen=True)
@@ -115,14 +116,17 @@ class PrefixGain:
         return (value - before).masked_fill(~decisions.valid(), 0.0)
 
 
-BONUSES: dict[str, Callable[..., object]] = {
-    "future_clarity": FutureClarity,
-    "potential_gain": PotentialGain,
-    "earliness": Earliness,
-    "rarity": Rarity,
-    "prefix_gain": PrefixGain,
-    "reference_penalty": ReferencePenalty,
-}
+BONUSES: Registry[Callable[..., object]] = Registry(
+    "parts.bonus",
+    {
+        "future_clarity": FutureClarity,
+        "potential_gain": PotentialGain,
+        "earliness": Earliness,
+        "rarity": Rarity,
+        "prefix_gain": PrefixGain,
+        "reference_penalty": ReferencePenalty,
+    },
+)
 
 
 def confidence(decisions: Decisions, share: float) -> Tensor:

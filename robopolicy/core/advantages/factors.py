@@ -14,6 +14,7 @@ from robopolicy.core.advantages.timeline import Units
 from robopolicy.core.decisions import Decisions, by_group, pair
 from robopolicy.core.segments import Segments
 from robopolicy.limits import Count, NotNegative, Share
+from robopolicy.plugins import Registry
 
 
 @dataclass(frozen=True)
@@ -159,14 +160,17 @@ class AfterSaturation:
         return torch.where(units.spread(before) > 0, self.low, 1.0).to(decisions.logp_old.dtype)
 
 
-FACTORS: dict[str, Callable[..., object]] = {
-    "longest_success": LongestSuccess,
-    "outcome_entropy": OutcomeEntropy,
-    "unit_entropy": UnitEntropy,
-    "rhythm": Rhythm,
-    "duration": Duration,
-    "after_saturation": AfterSaturation,
-}
+FACTORS: Registry[Callable[..., object]] = Registry(
+    "parts.factor",
+    {
+        "longest_success": LongestSuccess,
+        "outcome_entropy": OutcomeEntropy,
+        "unit_entropy": UnitEntropy,
+        "rhythm": Rhythm,
+        "duration": Duration,
+        "after_saturation": AfterSaturation,
+    },
+)
 
 
 def scaled_unit_entropy(decisions: Decisions) -> Tensor:

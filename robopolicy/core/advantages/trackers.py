@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.limits import Positive, Share
+from robopolicy.plugins import Registry
 
 
 class Tracker(ABC):
@@ -136,7 +137,10 @@ class RunningMoments:
         self.count, self.mean, self.square = (float(state[key]) for key in ("count", "mean", "square"))
 
 
-TRACKERS: dict[str, Callable[..., Tracker]] = {"beta": BetaTracker}
+TRACKERS: Registry[Callable[..., Tracker]] = Registry(
+    "parts.tracker",
+    {"beta": BetaTracker},
+)
 
 
 def integers(keys: Tensor) -> list[int]:

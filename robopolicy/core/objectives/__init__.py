@@ -19,23 +19,27 @@ from robopolicy.core.objectives.pairs import AnchoredPair, Contrastive, DirectPr
 from robopolicy.core.objectives.regression import PairRegression, StepRegression
 from robopolicy.core.objectives.sets import Discriminative, KahnemanTversky, SetPreference
 from robopolicy.core.objectives.taught import Repeated, Taught
+from robopolicy.plugins import Registry
 
 Objective = Callable[[Decisions, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
-OBJECTIVES: dict[str, Callable[..., object]] = {
-    "anchored_pair": AnchoredPair,
-    "contrastive": Contrastive,
-    "direct_preference": DirectPreference,
-    "discriminative": Discriminative,
-    "divergence_imitation": DivergenceImitation,
-    "embedding_triplet": EmbeddingTriplet,
-    "geometric_mean": GeometricMean,
-    "kahneman_tversky": KahnemanTversky,
-    "nash_pair": NashPair,
-    "pair_regression": PairRegression,
-    "repeated": Repeated,
-    "set_preference": SetPreference,
-    "soft_pair": SoftPair,
-    "step_regression": StepRegression,
-    "taught": Taught,
-}
+OBJECTIVES: Registry[Callable[..., object]] = Registry(
+    "parts.objective",
+    {
+        "anchored_pair": AnchoredPair,
+        "contrastive": Contrastive,
+        "direct_preference": DirectPreference,
+        "discriminative": Discriminative,
+        "divergence_imitation": DivergenceImitation,
+        "embedding_triplet": EmbeddingTriplet,
+        "geometric_mean": GeometricMean,
+        "kahneman_tversky": KahnemanTversky,
+        "nash_pair": NashPair,
+        "pair_regression": PairRegression,
+        "repeated": Repeated,
+        "set_preference": SetPreference,
+        "soft_pair": SoftPair,
+        "step_regression": StepRegression,
+        "taught": Taught,
+    },
+)
