@@ -23,12 +23,7 @@ from robopolicy.samplers.protocols import (
     REPAIRED,
     REPLAYED,
     Attempt,
-    Hinting,
-    Inpainting,
     Intervention,
-    Repairing,
-    Rescoring,
-    Teaching,
     World,
     able,
     degenerate,
@@ -74,7 +69,7 @@ class Hint(WhenFailed):
         """The first group with a success, or the one with the largest hint."""
         played = list(group)
         for share in self.shares:
-            told = able(world, Hinting).hint(group[0].task, self.kind, share)
+            told = able(world, "hint")(group[0].task, self.kind, share)
             if told is None:
                 return list(group)
             played = [replace(attempt, source=HINTED) for attempt in world.play([told] * len(group))]
@@ -117,13 +112,13 @@ class Scaffold(WhenFailed):
         plain = group[0].task
         for kind in self.kinds:
             for level in range(1, self.levels + 1):
-                told = able(world, Hinting).hint(plain, kind, level / self.levels)
+                told = able(world, "hint")(plain, kind, level / self.levels)
                 if told is None:
                     break
                 (attempt,) = world.play([told])
                 if attempt.success:
                     if self.relabel:
-                        (attempt,) = able(world, Rescoring).rescore([attempt], [plain])
+                        (attempt,) = able(world, "rescore")([attempt], [plain])
                     return [replace(attempt, source=HINTED), *group[1:]]
         return list(group)
 
@@ -148,7 +143,7 @@ class Teacher(WhenFailed):
 
     def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
         """The group with its first attempts replaced."""
-        taught = able(world, Teaching).teach(group[0].task, min(self.count, len(group)))
+        taught = able(world, "teach")(group[0].task, min(self.count, len(group)))
         return [*taught, *group[len(taught) :]]
 
 
@@ -167,7 +162,7 @@ class Demonstration(Intervention):
 
     def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
         """Demonstrations, or the group where there are none."""
-        return able(world, Teaching).teach(group[0].task, self.count) or list(group)
+        return able(world, "teach")(group[0].task, self.count) or list(group)
 
 
 class Inpaint(WhenFailed):
@@ -192,7 +187,7 @@ class Inpaint(WhenFailed):
         """The group with verified completions in place of its first attempts."""
         shares = torch.rand(min(self.count, len(group)), generator=self._generator)
         shares = self.low + (self.high - self.low) * shares
-        asked = [able(world, Inpainting).inpaint(group[0].task, share) for share in shares.tolist()]
+        asked = [able(world, "inpaint")(group[0].task, share) for share in shares.tolist()]
         filled = [attempt for attempt in world.play([task for task in asked if task is not None]) if attempt.success]
         return [*(replace(attempt, source=HINTED) for attempt in filled), *group[len(filled) :]]
 
@@ -228,7 +223,7 @@ class Repair(Intervention):
     def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
         """The group with improved attempts."""
         places = [place for place, attempt in enumerate(group) if not attempt.success][: self.count]
-        asked = [able(world, Repairing).repair(group[place]) for place in places]
+        asked = [able(world, "repair")(group[place]) for place in places]
         result = list(group)
         for place, repaired in zip(places, world.play(asked), strict=True):
             if self._better(repaired, group[place]):

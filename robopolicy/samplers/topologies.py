@@ -19,11 +19,6 @@ from robopolicy.samplers.attempts import groups_of
 from robopolicy.samplers.protocols import (
     HINTED,
     Attempt,
-    Branching,
-    Hinting,
-    Prefixing,
-    Rescoring,
-    Rewriting,
     Task,
     Topology,
     World,
@@ -101,7 +96,7 @@ class Branch(Random):
             for unit in range(1, len(entropy)):
                 rise = entropy[unit] - entropy[0]
                 if len(found) < room and self.uniform() - self.weight * rise <= self.threshold:
-                    continued = able(world, Branching).branch(attempt, unit)
+                    continued = able(world, "branch")(attempt, unit)
                     found += [continued] * min(self.beam - 1, room - len(found))
         return found + [task] * (room - len(found))
 
@@ -141,7 +136,7 @@ class Tree(Random):
             kept = self._thinned(sound or tried, task.budget - len(leaves))
             leaves += [attempt for attempt in kept if attempt.finished]
             open_ends = [attempt for attempt in kept if not attempt.finished]
-            frontier = [able(world, Branching).branch(attempt, unit) for attempt in open_ends]
+            frontier = [able(world, "branch")(attempt, unit) for attempt in open_ends]
         leaves += world.play([*frontier, *[task] * (task.budget - len(leaves) - len(frontier))])
         return leaves
 
@@ -169,7 +164,7 @@ class ResetFromData(Random):
 
     def _started(self, world: World, task: Task) -> Task:
         chance, length = self.uniform(), self.uniform()
-        started = able(world, Prefixing).begin(task, length) if chance < self.share else None
+        started = able(world, "begin")(task, length) if chance < self.share else None
         return task if started is None else started
 
 
@@ -201,7 +196,7 @@ class AdaptiveHints(Random):
         for task, group in zip(tasks, groups_of(plain), strict=True):
             rate = sum(attempt.success for attempt in group) / len(group)
             share = self.low + (self.high - self.low) * (1.0 - rate) + self.noise * (2.0 * self.uniform() - 1.0)
-            hinted = able(world, Prefixing).begin(task, min(share, 1.0)) if share > 0 else None
+            hinted = able(world, "begin")(task, min(share, 1.0)) if share > 0 else None
             helped += [task if hinted is None else hinted] * (task.budget // 2)
         told = [
             replace(attempt, source=HINTED) if attempt.task.prefix is not None else attempt
@@ -233,7 +228,7 @@ class Rewritten(Topology):
         for task, group in zip(tasks, groups_of(attempts), strict=True):
             rate = sum(attempt.success for attempt in group) / len(group)
             if rate <= self.easy:
-                again.append(able(world, Rewriting).rewrite(task, "simpler" if rate <= self.hard else "varied"))
+                again.append(able(world, "rewrite")(task, "simpler" if rate <= self.hard else "varied"))
         return attempts + Flat().rollout(world, again)
 
 
@@ -260,8 +255,8 @@ class Privileged(Topology):
         asked = [task for task, count in zip(tasks, counts, strict=True) for _ in range(count)]
         if not asked:
             return plain
-        told = [able(world, Hinting).hint(task, self.kind, 1.0) or task for task in asked]
-        helped = able(world, Rescoring).rescore(world.play(told), asked)
+        told = [able(world, "hint")(task, self.kind, 1.0) or task for task in asked]
+        helped = able(world, "rescore")(world.play(told), asked)
         return side_by_side(plain, [replace(attempt, source=HINTED) for attempt in helped])
 
 

@@ -11,7 +11,7 @@ import torch
 from robopolicy.core.decisions import Decisions, cat
 from robopolicy.limits import Count, Natural
 from robopolicy.samplers.attempts import joined
-from robopolicy.samplers.protocols import Attempt, Branching, Summarizing, Task, Topology, World, able
+from robopolicy.samplers.protocols import Attempt, Task, Topology, World, able
 
 
 class Flat(Topology):
@@ -38,6 +38,14 @@ class Segments(Topology):
         """
         self.units, self.summaries = units, summaries
 
+    def check(self, task: Any) -> None:
+        """Refuse a task whose attempts end within the first window."""
+        if self.units >= task.max_turns:
+            raise ValueError(
+                f"it sums up after {self.units} turns, and {task.name} has only {task.max_turns}; "
+                "choose another recipe or task."
+            )
+
     def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
         """A window of all unfinished attempts at a time, each behind the summary of what came before."""
         asked = [task for task in tasks for _ in range(task.budget)]
@@ -47,7 +55,7 @@ class Segments(Topology):
             places = [place for place, attempt in enumerate(attempts) if not attempt.finished]
             if not places:
                 break
-            told = able(world, Summarizing).summarize([attempts[place] for place in places])
+            told = able(world, "summarize")([attempts[place] for place in places])
             windows = world.play([task for _, task in told], units=self.units)
             for place, (before, _), window in zip(places, told, windows, strict=True):
                 rows[place].append(before.decisions)
@@ -98,7 +106,7 @@ class Windows(Topology):
             attempts.append(replace(attempt, decisions=attempt.decisions.with_fields(extra=extra)))
             if not attempt.finished:
                 units = before + self.units
-                waiting.append((able(world, Branching).branch(attempt, units), units))
+                waiting.append((able(world, "branch")(attempt, units), units))
         self._open = waiting
         return attempts
 

@@ -194,7 +194,7 @@ def text_source(sim: Any, algorithm: TextSFT | TextRecipe, seed: int) -> Source:
     if isinstance(algorithm, TextRecipe) and algorithm.recipe.data != "rollout":
         return WrittenSource(sim, algorithm, seed=seed)
     if isinstance(algorithm, TextRecipe):
-        if algorithm.views.companion and algorithm.companion is None:
+        if algorithm.needs_companion and algorithm.companion is None:
             if not algorithm.config.companion:
                 raise UserError(
                     f"Recipe '{algorithm.config.recipe}' needs a second policy; set algorithm.companion=CHECKPOINT."

@@ -66,7 +66,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "group_size": 2,
     },
     "adora": {STAGE + "modulate.factor.low": 0.1, STAGE + "modulate.factor.overlong": 4054.0},
-    "bupo": {ROLLOUT + "layer": 5, ROLLOUT + "layer_updates": 30, "group_size": 8},
+    "bupo": {ROLLOUT + "layer.number": 5, ROLLOUT + "layer.updates": 30, "group_size": 8},
     "single_stream": {
         STAGE + "tracker_baseline.half_life": 0.06,
         STAGE + "tracker_baseline.keep": [0.875, 0.96],

@@ -304,7 +304,7 @@ def test_hapo_with_equal_entropies_is_token_level_dapo() -> None:
 def test_bupo_scored_by_the_last_layer_is_grpo() -> None:
     case = tabular()
     assert torch.equal(gradients("bupo", case), gradients("grpo", case))
-    assert recipe_of("bupo").rollout["layer_updates"] == 30
+    assert recipe_of("bupo").rollout["layer"]["updates"] == 30
 
 
 def test_minirl() -> None:

@@ -328,7 +328,7 @@ def test_a_world_must_be_able(world):
     class Plain:
         play = world.play
 
-    with pytest.raises(UserError, match="ability 'Branching'"):
+    with pytest.raises(UserError, match="ability 'branch'"):
         Tree().rollout(Plain(), world.tasks(2))
 
 

@@ -11,6 +11,15 @@ import pytest
 import torch
 
 from robopolicy.catalogue import read_recipe
+from robopolicy.contrib.text_catalogue.annotators import (
+    BETA,
+    ROLLOUTS,
+    SAMPLES,
+    BestValue,
+    SegmentValue,
+    beginnings,
+    moments_of,
+)
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.gradients import flat_gradient
 from robopolicy.core.recipe import DEFAULTS
@@ -18,18 +27,7 @@ from robopolicy.errors import UserError
 from robopolicy.samplers.protocols import Task
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.asides import (
-    BETA,
-    ROLLOUTS,
-    SAMPLES,
-    BestValue,
-    Greedy,
-    SegmentValue,
-    Worlds,
-    asides_of,
-    beginnings,
-    moments_of,
-)
+from robopolicy.text.asides import Greedy, Worlds, asides_of
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.sim import TextSim

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from robopolicy.cli.main import main
+from robopolicy.contrib.text_diffusion.policy import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import PolicySpec
 from robopolicy.text.datasets import read_demonstrations, read_offline, read_pairs, read_rows
-from robopolicy.text.diffusion import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.text.imitation import TextSFT, TextSFTConfig
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy

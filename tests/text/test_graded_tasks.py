@@ -6,12 +6,12 @@ pytest.importorskip("transformers")
 
 import torch
 
+from robopolicy.contrib.text_catalogue.judge import Judge
+from robopolicy.contrib.text_diffusion.policy import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.samplers.protocols import Task
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy.text.diffusion import DiffusionTextConfig, DiffusionTextPolicy
-from robopolicy.text.judge import Judge
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.task import Inquiry
@@ -127,8 +127,8 @@ def test_a_message_that_cannot_be_judged_announces_nothing():
     talk = attempt.record
     tokens = world.policy.message("n")
     talk.add(tokens, world.policy.order(len(tokens), world.generator))
-    world._hear(talk, "n", None)
-    assert talk.fault and not world._attempts([talk])[0].decisions.extra["subgoal"].any()
+    world.observe(talk, "n", None)
+    assert talk.fault and not world.attempts_of([talk])[0].decisions.extra["subgoal"].any()
 
 
 def test_nim_is_won_by_leaving_nothing_to_win():

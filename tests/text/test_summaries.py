@@ -4,26 +4,24 @@ import pytest
 import torch
 from text_forms import SPEC
 
+from robopolicy.contrib.text_catalogue.features import (
+    attention,
+    attention_summary,
+    k_means,
+    prompt_confidence,
+    prompt_features,
+    written_features,
+)
+from robopolicy.contrib.text_diffusion.policy import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.core.advantages.factors import attention_distance
 from robopolicy.core.decisions import Decisions
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.diffusion import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.sim import TextSim
-from robopolicy.text.summaries import (
-    attention,
-    attention_summary,
-    choice_norms,
-    k_means,
-    named_parts,
-    prompt_confidence,
-    prompt_features,
-    summarised,
-    written_features,
-)
+from robopolicy.text.summaries import choice_norms, named_parts, summarised
 from robopolicy.training.attempt_sources import AttemptSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 

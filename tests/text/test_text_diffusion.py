@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from robopolicy.cli.main import main
+from robopolicy.contrib.text_diffusion.policy import DiffusionTextConfig, DiffusionTextPolicy
+from robopolicy.contrib.text_diffusion.world import make_world
 from robopolicy.errors import UserError
 from robopolicy.policies.noise import RowStreams
 from robopolicy.samplers.interventions import Inpaint
@@ -14,14 +16,12 @@ from robopolicy.samplers.protocols import Inpainting, Task
 from robopolicy.samplers.topologies import Flat
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.diffusion import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Question, TextTask
 from robopolicy.text.tokenizers import ByteTokenizer
 from robopolicy.text.wire import pack, unpack
 from robopolicy.text.world import TextWorld, score
-from robopolicy.text.worlds import make_world
 from robopolicy.training.attempt_sources import AttemptSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.grid import Grid

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ from robopolicy.text.generation import Generation, choose, logits_of
 from robopolicy.text.model import body_of, head_of
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.scoring import token_scores
+
+if TYPE_CHECKING:
+    from robopolicy.contrib.text_diffusion.world import DiffusionWorld
 
 ORDERS = ("random", "confident")
 LIKELIHOODS = ("chain", "elbo")
@@ -62,6 +65,13 @@ class DiffusionTextPolicy(TextPolicy):
     config: DiffusionTextConfig
     causal: ClassVar[bool] = False
     marks: ClassVar[int] = 1  # the mask
+
+    @property
+    def env_class(self) -> type[DiffusionWorld]:
+        """The world that can fill gaps."""
+        from robopolicy.contrib.text_diffusion.world import DiffusionWorld  # which imports this module
+
+        return DiffusionWorld
 
     @property
     def recorded(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -1,15 +1,23 @@
-"""Messages that have a form: which tokens may come next, so that nothing else can be written (ShIOEnv, S042)."""
+"""Messages that have a form: which tokens may come next, so that nothing else can be written (ShIOEnv, S042).
+
+grammar: true       key of `rollout` in a recipe: only messages of the task's form are written
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.extras import need
+from robopolicy.text.learner import TextRecipe
+from robopolicy.text.scoring_options import ScoringOption
 from robopolicy.text.tokenizers import Tokenizer
+from robopolicy.text.world import TextWorld
 
 
 class Grammar:
@@ -45,3 +53,26 @@ class Grammar:
             support[self._eos] = self._form.fullmatch(written) is not None or not bool(support.any())
             self._known[written] = support
         return self._known[written]
+
+
+@dataclass(frozen=True)
+class FormOption(ScoringOption):
+    """Nothing is written but messages of the form of the task."""
+
+    needs: ClassVar[Collection[str]] = ("causal", "engine", "players", "vocabulary")
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        """See the top of this module."""
+        if value is not True:
+            raise ValueError(f"rollout.grammar must be true, got {value!r}.")
+        return cls()
+
+    def prepare(self, env: TextWorld, learner: TextRecipe) -> None:
+        """Allow what the form of the task allows."""
+        if not env.task.form:
+            raise UserError(
+                f"Recipe '{learner.config.recipe}' writes messages of a form, and task {env.task.name} has "
+                "none (`TextTask.form`); choose another recipe or task."
+            )
+        env.limits["allowed"] = Grammar(env.task.form, env.policy.tokenizer).allowed

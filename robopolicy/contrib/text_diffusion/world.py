@@ -1,4 +1,4 @@
-"""The world of a text policy, which can do what the family of the policy can: masked diffusion fills gaps."""
+"""The world of a text policy that writes by masked diffusion, and can fill gaps."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from robopolicy.contrib.text_diffusion.policy import DiffusionTextPolicy
 from robopolicy.samplers.protocols import Attempt, Task
-from robopolicy.text.diffusion import DiffusionTextPolicy
 from robopolicy.text.generation import Generation
-from robopolicy.text.grammar import Grammar
-from robopolicy.text.policy import TextPolicy
 from robopolicy.text.talk import Talk
-from robopolicy.text.task import TextTask
 from robopolicy.text.world import TextWorld, score
 
 PIECES = 4  # into which a message is cut before some of it is given
@@ -27,7 +24,7 @@ class DiffusionWorld(TextWorld):
 
     def inpaint(self, task: Task, share: float) -> Task | None:
         """The task with random pieces of the solution's first message fixed; None where there is no solution."""
-        solution = self._solution(task)
+        solution = self.solution(task)
         if solution is None:
             return None
         tokens = self.policy.message(solution[0])
@@ -43,8 +40,9 @@ class DiffusionWorld(TextWorld):
         settings = {"temperature": temperature, "deterministic": self.deterministic}
         return self.policy.write(seen, self.generator, given=given, **settings)
 
-    def _attempts(self, talks: Sequence[Talk]) -> list[Attempt]:
-        return [self._told(attempt) for attempt in super()._attempts(talks)]
+    def attempts_of(self, talks: Sequence[Talk]) -> list[Attempt]:
+        """As of the base, with what was given told apart."""
+        return [self._told(attempt) for attempt in super().attempts_of(talks)]
 
     @torch.no_grad()
     def _told(self, attempt: Attempt) -> Attempt:
@@ -63,20 +61,6 @@ class DiffusionWorld(TextWorld):
             behaviour = torch.where(injected, logp, old.logp_old)
             decisions = decisions.with_fields(logp_old=logp, logp_behaviour=behaviour, entropy=entropy)
         return replace(attempt, decisions=decisions)
-
-
-def make_world(
-    policy: TextPolicy,
-    task: TextTask,
-    generator: torch.Generator,
-    *,
-    guide: TextPolicy | None = None,
-    top_p: float = 1.0,
-    grammar: Grammar | None = None,
-) -> TextWorld:
-    """The world in which a policy of any family plays a task; arguments as of `TextWorld`."""
-    kind = DiffusionWorld if isinstance(policy, DiffusionTextPolicy) else TextWorld
-    return kind(policy, task, generator, guide=guide, top_p=top_p, grammar=grammar)
 
 
 def _given(task: Task) -> dict[int, int]:
