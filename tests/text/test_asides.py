@@ -111,7 +111,8 @@ def played(task, recipe):
 
 @pytest.mark.parametrize("recipe", READERS)
 def test_recipes_say_what_they_read_beside(recipe):
-    assert list(asides_of({**DEFAULTS, **read_recipe(recipe)})) == READERS[recipe]
+    algorithm, _ = learner(Arithmetic(), recipe, group_size=2)
+    assert list(algorithm.asides()) == READERS[recipe]
     assert not asides_of({**DEFAULTS, **read_recipe("ppo")})  # its critic knows the value
 
 

@@ -10,7 +10,7 @@ from robopolicy.contrib.text_catalogue.judge import Judge
 from robopolicy.contrib.text_diffusion.policy import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
-from robopolicy.samplers.protocols import Task
+from robopolicy.samplers.protocols import Task, able
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
@@ -115,7 +115,7 @@ def test_announced_places_are_subgoals():
     places = [len(word) == 2 for word in said]
     assert places[0] and sum(places) == 2
     world = TextWorld(small(), Waypoints(), torch.Generator().manual_seed(0))
-    rows = world.batch(world.teach(Task(seed, payload=seed), 1))
+    rows = world.batch(able(world, "teach")(Task(seed, payload=seed), 1))
     subgoal, unit, own = rows.extra["subgoal"][0], rows.need("unit")[0], rows.valid()[0]
     assert torch.equal(subgoal, own & torch.tensor(places)[unit])
     assert torch.equal(rows.extra["switch"], rows.extra["subgoal"]) and subgoal.any() and (own & ~subgoal).any()

@@ -228,7 +228,10 @@ def test_solutions_of_several_turns_are_conversations():
     chosen = record["tokens"][0][int(record["start"]) :][record["mask"][0]]
     assert policy.tokenizer.decode(chosen.tolist()) == "".join(said[1::2])
     world = TextWorld(policy, Grid(), torch.Generator())
-    taught = world.teach(Task(3, payload=3), 1)[0].decisions  # tokenised the same way as when playing
+    talk = world.start(Task(3, payload=3))
+    for message in said[1::2]:
+        world.append(talk, message, own=True)
+    taught = world.attempt_of(talk).decisions  # tokenised the same way as when playing
     assert torch.equal(taught.extra["tokens"], record["tokens"]) and torch.equal(taught.mask, record["mask"])
 
 
