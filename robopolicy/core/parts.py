@@ -14,22 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast, get_args, get_type_hints
 
-from robopolicy.core.advantages.bonuses import BONUSES
 from robopolicy.core.advantages.comparisons import COMPARISONS
-from robopolicy.core.advantages.factors import FACTORS
 from robopolicy.core.advantages.pipeline import Pipeline, Scope
-from robopolicy.core.advantages.probes import PROBES
-from robopolicy.core.advantages.smooth import SMOOTH
 from robopolicy.core.advantages.stages import STAGES
 from robopolicy.core.advantages.starts import STARTS
-from robopolicy.core.advantages.structure import STRUCTURE, Subgoals
-from robopolicy.core.advantages.targets import TARGETS
+from robopolicy.core.advantages.structure import STRUCTURE
 from robopolicy.core.advantages.trackers import TRACKERS
 from robopolicy.core.aggregate import AGGREGATES
 from robopolicy.core.critics import Critic
 from robopolicy.core.decisions import PARTITIONS
 from robopolicy.core.estimator import EstimatorConfig
-from robopolicy.core.masks import MASKS
 from robopolicy.core.objectives import OBJECTIVES
 from robopolicy.core.options import checked, is_plain
 from robopolicy.core.ratios import BOUNDS, Hierarchy
@@ -41,17 +35,17 @@ from robopolicy.plugins import Registry
 
 REGISTRIES: dict[str, Mapping[str, Any]] = {
     "aggregate": AGGREGATES,
-    "bonus": BONUSES,
+    "bonus": Registry("parts.bonus", {}),
     "bounds": BOUNDS,
     "controller": CONTROLLERS,
-    "factor": FACTORS,
-    "mask": MASKS,
+    "factor": Registry("parts.factor", {}),
+    "mask": Registry("parts.mask", {}),
     "objective": OBJECTIVES,
     "partition": PARTITIONS,
     "regularizer": REGULARIZERS,
     "selector": SELECTORS,
-    "stage": Registry("parts.stage", STAGES | COMPARISONS | STRUCTURE | PROBES | SMOOTH | TARGETS),
-    "start": Registry("parts.start", STARTS | {"subgoals": Subgoals}),
+    "stage": Registry("parts.stage", STAGES | COMPARISONS | STRUCTURE),
+    "start": STARTS,
     "surrogate": SURROGATES,
     "tracker": TRACKERS,
     "weight": WEIGHTS,

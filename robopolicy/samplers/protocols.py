@@ -267,19 +267,6 @@ def degenerate(rewards: Tensor, spread: float = 1e-6) -> bool:
     return bool((rewards.max() - rewards.min()).item() <= spread)
 
 
-def failed(rewards: Tensor, threshold: float = 0.5) -> bool:
-    """Whether no reward of a group `(G,)` exceeds the threshold of success."""
-    return bool((rewards <= threshold).all())
-
-
 def rewards_of(group: Sequence[Attempt]) -> Tensor:
     """Rewards `(G,)` of attempts."""
     return torch.tensor([attempt.reward for attempt in group], dtype=torch.float64)
-
-
-def shared_out(weight: Tensor, total: int) -> list[int]:
-    """Whole numbers in proportion to weights `(K,)` that sum to `total`, by largest remainder."""
-    ideal = weight.double() / weight.double().sum() * total
-    share = (ideal + 1e-6).floor().long()
-    share[torch.argsort(share - ideal, stable=True)[: total - int(share.sum())]] += 1
-    return share.tolist()

@@ -10,13 +10,14 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from robopolicy.catalogue import read_recipe
-from robopolicy.core.advantages.bonuses import FutureClarity
-from robopolicy.core.advantages.comparisons import BetaScale, RequireCompany, Retrospective
-from robopolicy.core.advantages.factors import LongestSuccess, OutcomeEntropy, Rhythm
+from robopolicy.contrib.text_catalogue.bonuses import FutureClarity
+from robopolicy.contrib.text_catalogue.comparisons import BetaScale, RequireCompany, Retrospective
+from robopolicy.contrib.text_catalogue.factors import LongestSuccess, OutcomeEntropy, Rhythm
+from robopolicy.contrib.text_catalogue.probe_baselines import ContextBaseline, ProbeBaseline
+from robopolicy.contrib.text_catalogue.smooth import SmoothStandardize
+from robopolicy.contrib.text_catalogue.starts import WindowGae
 from robopolicy.core.advantages.pipeline import Scope
-from robopolicy.core.advantages.probes import ContextBaseline, ProbeBaseline
-from robopolicy.core.advantages.smooth import SmoothStandardize
-from robopolicy.core.advantages.steps import StepGain, WindowGae
+from robopolicy.core.advantages.steps import StepGain
 from robopolicy.core.critics import Critic
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory
 from robopolicy.core.objectives.geometric import GeometricMean

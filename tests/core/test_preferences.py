@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from robopolicy.catalogue import read_recipe
+from robopolicy.contrib.text_catalogue.pair_objectives import squared_difference
 from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.core.decisions import Decisions, by_trajectory
-from robopolicy.core.preferences import logistic_pair, preference_pairs, scores, squared_difference
+from robopolicy.core.preferences import logistic_pair, preference_pairs, scores
 from robopolicy.core.recipe import Recipe
 
 

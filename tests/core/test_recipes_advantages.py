@@ -10,11 +10,13 @@ from tabular import Tabular, check_recipe, ppo, recipe_of, rewards, seq_mean, st
 from torch import Tensor
 
 from robopolicy.catalogue import read_recipe
-from robopolicy.core.advantages.comparisons import BetaScale, Retrospective, SetAdvantage, SplitBaseline
-from robopolicy.core.advantages.factors import Rhythm, attention_distance, future_attention, potential
+from robopolicy.contrib.control.stages import SetAdvantage
+from robopolicy.contrib.text_catalogue.comparisons import BetaScale, Retrospective, SplitBaseline
+from robopolicy.contrib.text_catalogue.factors import Rhythm, attention_distance, future_attention, potential
+from robopolicy.contrib.text_catalogue.probe_baselines import RidgeProbe
+from robopolicy.contrib.text_catalogue.windows import cat
 from robopolicy.core.advantages.pipeline import outcome
-from robopolicy.core.advantages.probes import RidgeProbe
-from robopolicy.core.decisions import Decisions, cat
+from robopolicy.core.decisions import Decisions
 
 
 def groups(case: Tabular) -> Tensor:

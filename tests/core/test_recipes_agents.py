@@ -7,8 +7,10 @@ import torch
 from tabular import Tabular, check_recipe, ppo, recipe_of, tabular
 from torch import Tensor
 
+from robopolicy.contrib.text_catalogue.comparisons import SharedSteps
+from robopolicy.contrib.text_catalogue.starts import Subgoals
 from robopolicy.core.advantages.starts import Gae, ReturnToGo
-from robopolicy.core.advantages.structure import HistoryGroups, SharedSteps, Subgoals
+from robopolicy.core.advantages.structure import HistoryGroups
 from robopolicy.core.decisions import Decisions, row_numbers, unit_numbers
 
 DOUBLE = torch.float64

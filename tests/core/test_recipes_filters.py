@@ -10,9 +10,10 @@ from formulas import DISTANCES, gradients, relative, tok, z
 from tabular import Tabular, check, check_recipe, ppo, recipe_of, rewards, seq_mean, tabular
 from torch import Tensor
 
+from robopolicy.contrib.text_catalogue.masks import PredictedStep
+from robopolicy.contrib.text_catalogue.references import soup
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.masks import PredictedStep
-from robopolicy.core.references import restricted, soup, top_p_support
+from robopolicy.core.references import restricted, top_p_support
 
 
 def selected(name: str, case: Tabular, **changes) -> list[int]:

@@ -9,9 +9,9 @@ from tabular import PROMPTS, Tabular, check, check_recipe, ppo, recipe_of, rewar
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from robopolicy.core.advantages.targets import DIVERGENCES
+from robopolicy.contrib.text_catalogue.pair_objectives import self_test_pair
+from robopolicy.contrib.text_catalogue.targets import DIVERGENCES
 from robopolicy.core.objectives import pairs as objectives
-from robopolicy.core.preferences import self_test_pair
 
 
 def mean(terms: list[Tensor]) -> Tensor:

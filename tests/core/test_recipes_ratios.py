@@ -10,7 +10,7 @@ from formulas import DISTANCES, by_row, gradients, relative, tok, z
 from tabular import Tabular, check, check_recipe, ppo, recipe_of, rewards, tabular
 from torch import Tensor
 
-from robopolicy.core.signals import relative_entropy
+from robopolicy.contrib.text_catalogue.bounds import relative_entropy
 
 
 def test_gspo() -> None:

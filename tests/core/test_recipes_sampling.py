@@ -11,8 +11,8 @@ from tabular import Tabular, check, check_recipe, ppo, recipe_of, rewards, seq_m
 from torch import Tensor
 from torch.testing import assert_close
 
+from robopolicy.contrib.text_diffusion.parts import UncertainGiven
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.masks import UncertainGiven
 from robopolicy.core.recipe import Recipe
 from robopolicy.core.returns import sequence_gae
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 from playground import Playground
 
+from robopolicy.contrib.text_catalogue.interventions import failed
 from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.errors import UserError
 from robopolicy.samplers.attempts import from_plain, groups_of, stack, to_plain
-from robopolicy.samplers.protocols import Task, able, degenerate, failed
+from robopolicy.samplers.protocols import Task, able, degenerate
 from robopolicy.training.statetree import load_tree, save_tree
 
 

@@ -4,19 +4,17 @@ import pytest
 import torch
 
 from robopolicy.catalogue import read_recipe
-from robopolicy.core.advantages.trackers import MeanTracker
-from robopolicy.errors import UserError
-from robopolicy.samplers.curricula import (
-    SAMPLERS,
+from robopolicy.contrib.text_catalogue.curricula import (
     CategoryBandit,
     Frontier,
     Instructions,
+    MeanTracker,
     Regret,
     Shares,
     Staged,
-    Uncertain,
-    Uniform,
 )
+from robopolicy.errors import UserError
+from robopolicy.samplers.curricula import SAMPLERS, Uncertain, Uniform
 from robopolicy.samplers.parts import build
 from robopolicy.samplers.protocols import Pool, Task
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from text_forms import SPEC
 
+from robopolicy.contrib.text_catalogue.factors import attention_distance
 from robopolicy.contrib.text_catalogue.features import (
     attention,
     attention_summary,
@@ -13,7 +14,6 @@ from robopolicy.contrib.text_catalogue.features import (
     written_features,
 )
 from robopolicy.contrib.text_diffusion.policy import DiffusionTextConfig, DiffusionTextPolicy
-from robopolicy.core.advantages.factors import attention_distance
 from robopolicy.core.decisions import Decisions
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions

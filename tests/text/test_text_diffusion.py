@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from robopolicy.cli.main import main
+from robopolicy.contrib.text_diffusion.parts import Inpaint
 from robopolicy.contrib.text_diffusion.policy import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.errors import UserError
 from robopolicy.policies.noise import RowStreams
-from robopolicy.samplers.interventions import Inpaint
 from robopolicy.samplers.protocols import Task
 from robopolicy.samplers.topologies import Flat
 from robopolicy.sim.registry import SimOptions

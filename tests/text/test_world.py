@@ -8,10 +8,10 @@ import torch
 
 from robopolicy.catalogue import read_recipe
 from robopolicy.contrib.text_catalogue.annotators import to_come
-from robopolicy.core.advantages.starts import unit_reward
+from robopolicy.contrib.text_catalogue.interventions import INTERVENTIONS
+from robopolicy.contrib.text_catalogue.starts import unit_reward
 from robopolicy.errors import UserError
 from robopolicy.samplers.attempts import from_plain, to_plain
-from robopolicy.samplers.interventions import INTERVENTIONS
 from robopolicy.samplers.parts import build
 from robopolicy.samplers.protocols import TEACHER, Task, able, rewards_of
 from robopolicy.samplers.topologies import Flat, Segments

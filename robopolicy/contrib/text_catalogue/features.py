@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.core.advantages.bonuses import Rarity, confidence
-from robopolicy.core.advantages.factors import attention_distance, future_attention
+from robopolicy.contrib.text_catalogue.bonuses import Rarity, confidence
+from robopolicy.contrib.text_catalogue.factors import attention_distance, future_attention
 from robopolicy.core.decisions import Decisions
 from robopolicy.text.model import body_of
 from robopolicy.text.policy import TextPolicy

@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Self
 
 from robopolicy.algorithms.frames.base import Stateful, frozen_copy
 from robopolicy.contrib.text_catalogue.annotators import SegmentValue
+from robopolicy.contrib.text_catalogue.references import soup
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.options import checked
-from robopolicy.core.references import soup
 from robopolicy.errors import UserError
 from robopolicy.limits import Count, Natural, Positive, PositiveShare
 from robopolicy.text.asides import Aside

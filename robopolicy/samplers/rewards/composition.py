@@ -9,30 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.plugins import Registry
 from robopolicy.samplers.protocols import Attempt, Outcomes, Reward
-from robopolicy.samplers.rewards.adaptive import GradientWeights, HypervolumeFactor, ToolCalls
-from robopolicy.samplers.rewards.ranks import ParetoRank, Rank, RankFailures
-from robopolicy.samplers.rewards.terms import Criterion, Debate, Gated, Least, Refinement, Sum, ZeroSum
-
-REWARDS: Registry[type[Reward]] = Registry(
-    "parts.reward",
-    {
-        "sum": Sum,
-        "gated": Gated,
-        "least": Least,
-        "criterion": Criterion,
-        "zero_sum": ZeroSum,
-        "debate": Debate,
-        "refinement": Refinement,
-        "rank": Rank,
-        "rank_failures": RankFailures,
-        "pareto_rank": ParetoRank,
-        "tool_calls": ToolCalls,
-        "hypervolume": HypervolumeFactor,
-        "gradient_weights": GradientWeights,
-    },
-)
 
 
 class Composition(Reward):

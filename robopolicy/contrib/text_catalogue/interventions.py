@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from robopolicy.limits import Count, Natural, NotNegative, Seed
-from robopolicy.plugins import Registry
 from robopolicy.samplers.attempts import from_plain, to_plain
 from robopolicy.samplers.protocols import (
     HINTED,
@@ -27,7 +26,6 @@ from robopolicy.samplers.protocols import (
     World,
     able,
     degenerate,
-    failed,
     need_metric,
     rewards_of,
 )
@@ -163,41 +161,6 @@ class Demonstration(Intervention):
     def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
         """Demonstrations, or the group where there are none."""
         return able(world, "teach")(group[0].task, self.count) or list(group)
-
-
-class Inpaint(WhenFailed):
-    """Gaps between given pieces of a demonstration are filled, and what succeeds replaces failures (IGPO, S100).
-
-    Only masked-diffusion texts and denoised chunks can be filled so.
-    """
-
-    def __init__(self, low: NotNegative = 0.2, high: NotNegative = 0.6, count: Count = 4, seed: Seed = 0) -> None:
-        """Get ready.
-
-        Args:
-            low: Smallest share that is given.
-            high: Largest.
-            count: Attempts, and at most so many replacements.
-            seed: Of the shares.
-        """
-        self.low, self.high, self.count = low, high, count
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
-        """The group with verified completions in place of its first attempts."""
-        shares = torch.rand(min(self.count, len(group)), generator=self._generator)
-        shares = self.low + (self.high - self.low) * shares
-        asked = [able(world, "inpaint")(group[0].task, share) for share in shares.tolist()]
-        filled = [attempt for attempt in world.play([task for task in asked if task is not None]) if attempt.success]
-        return [*(replace(attempt, source=HINTED) for attempt in filled), *group[len(filled) :]]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The generator."""
-        return {"generator": self._generator.get_state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
-        self._generator.set_state(state["generator"])
 
 
 class Repair(Intervention):
@@ -343,17 +306,6 @@ def dominates(gains: Sequence[float]) -> bool:
     return min(gains) >= 0 and max(gains) > 0
 
 
-INTERVENTIONS: Registry[type[Intervention]] = Registry(
-    "parts.intervention",
-    {
-        "drop": Drop,
-        "hint": Hint,
-        "scaffold": Scaffold,
-        "teacher": Teacher,
-        "demonstration": Demonstration,
-        "inpaint": Inpaint,
-        "repair": Repair,
-        "replay": Replay,
-        "sample_buffer": SampleBuffer,
-    },
-)
+def failed(rewards: Tensor, threshold: float = 0.5) -> bool:
+    """Whether no reward of a group `(G,)` exceeds the threshold of success."""
+    return bool((rewards <= threshold).all())

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from robopolicy.core.advantages.comparisons import ROLLOUTS
-from robopolicy.core.advantages.pipeline import Stage, outcome
+from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.core.decisions import Decisions, first_rows
 from robopolicy.limits import Count, NotNegative, Positive
 
@@ -138,9 +138,6 @@ class ContextBaseline:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
         self.features, self.outcomes = state["features"], state["outcomes"]
-
-
-PROBES: dict[str, Callable[..., Stage]] = {"probe_baseline": ProbeBaseline, "context_baseline": ContextBaseline}
 
 
 def siblings(values: Tensor, decisions: Decisions) -> Tensor:

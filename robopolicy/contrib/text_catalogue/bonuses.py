@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from robopolicy.core.advantages.comparisons import ROLLOUTS, lengths
-from robopolicy.core.advantages.factors import potential, scaled_unit_entropy
+from robopolicy.contrib.text_catalogue.comparisons import lengths
+from robopolicy.contrib.text_catalogue.factors import potential, scaled_unit_entropy
+from robopolicy.core.advantages.comparisons import ROLLOUTS
 from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.core.advantages.timeline import Timeline, Units, following
 from robopolicy.core.decisions import Decisions, by_group
 from robopolicy.core.ratios import log_ratio
 from robopolicy.core.segments import Segments
 from robopolicy.limits import Share
-from robopolicy.plugins import Registry
 
 
 @dataclass(frozen=True)
@@ -114,19 +113,6 @@ class PrefixGain:
         root = rollouts.spread(rollouts.mean(reward))
         before = torch.cat([root, value[:, :-1]], 1)
         return (value - before).masked_fill(~decisions.valid(), 0.0)
-
-
-BONUSES: Registry[Callable[..., object]] = Registry(
-    "parts.bonus",
-    {
-        "future_clarity": FutureClarity,
-        "potential_gain": PotentialGain,
-        "earliness": Earliness,
-        "rarity": Rarity,
-        "prefix_gain": PrefixGain,
-        "reference_penalty": ReferencePenalty,
-    },
-)
 
 
 def confidence(decisions: Decisions, share: float) -> Tensor:

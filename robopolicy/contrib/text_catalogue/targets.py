@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from robopolicy.core.advantages.pipeline import Scope, Stage, outcome
+from robopolicy.core.advantages.pipeline import Scope, outcome
 from robopolicy.core.aggregate import masked_mean
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory
 from robopolicy.core.ratios import log_ratio
@@ -100,9 +100,3 @@ class TargetDivergence:
         top = segments.largest(weight).clamp(min=-1e30)
         norm = segments.spread(top + segments.mean((weight - segments.spread(top)).exp()).clamp(min=1e-30).log())
         return -DIVERGENCES[self.divergence]((norm - weight).clamp(-self.limit, self.limit))
-
-
-TARGETS: dict[str, Callable[..., Stage]] = {
-    "target_divergence": TargetDivergence,
-    "tempered_target": TemperedTarget,
-}

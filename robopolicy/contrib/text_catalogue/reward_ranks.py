@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from robopolicy.limits import Share
-from robopolicy.samplers.novelty import beats
 from robopolicy.samplers.protocols import Outcomes, Reward
 
 
@@ -83,3 +82,9 @@ def fronts(values: Tensor) -> Tensor:
     equal = (values[:, None] == values).all(2)
     dominated = beats(values).double().sum(0) + 0.5 * (equal.double().sum(1) - 1.0)
     return 1.0 - dominated / (len(values) - 1)
+
+
+def beats(values: Tensor) -> Tensor:
+    """Whether `[i, j]` row i of objectives `(K, O)`, higher is better, is nowhere worse than j and somewhere better."""
+    mine, other = values[:, None], values
+    return (mine >= other).all(2) & (mine > other).any(2)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from robopolicy.core.advantages.pipeline import Scope, Stage, outcome
+from robopolicy.core.advantages.pipeline import Scope, outcome
 from robopolicy.core.advantages.trackers import integers
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory
 from robopolicy.limits import NotNegative
@@ -66,9 +66,6 @@ class SmoothStandardize:
     def _standardized(self, value: Tensor, moments: Tensor) -> Tensor:
         _, count, mean, squares = moments.unsqueeze(2).unbind(1)
         return (value - mean) / ((squares / (count - 1).clamp(min=1)).sqrt() + self.eps)
-
-
-SMOOTH: dict[str, Callable[..., Stage]] = {"smooth_standardize": SmoothStandardize}
 
 
 def _moments(value: Tensor, decisions: Decisions) -> Tensor:
