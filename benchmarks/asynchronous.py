@@ -5,7 +5,7 @@
     python -m benchmarks.asynchronous --updates 30 --seeds 1
 
 All cells start from the checkpoint of `benchmarks.text` and make the same number of updates with recipe
-`s074_asyncflow`; they differ in who plays (this process in turns with learning, a thread, two processes, or two actors
+`asyncflow`; they differ in who plays (this process in turns with learning, a thread, two processes, or two actors
 of Ray on this machine, where it is installed) and in how many updates old its weights may be. Seconds begin after the
 first update, when all players run. Cells run one at a time, as they are timed; times mean something on an idle machine
 alone. Finished cells are skipped.
@@ -70,7 +70,7 @@ def run(key: Key, updates: int) -> dict[str, Any]:
     policy, _ = load_policy(checkpoint)
     assert isinstance(policy, TextPolicy)
     config = TextRecipeConfig(
-        recipe="s074_asyncflow",
+        recipe="asyncflow",
         lr=TASK.lr,
         prompts=32,
         minibatches=4,

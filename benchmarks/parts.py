@@ -68,7 +68,7 @@ PARTS: dict[str, Part] = {
     PLAIN: Part("GRPO"),
     "gradient-preserving clip": _preserving(1.0, 3.0),
     "gentle gradient-preserving clip": _preserving(0.3, 1.5),
-    "ratio variance": Part("S047", {"surrogate": "is", "ratio_variance_coef": 1.0}, {"controllers": "s047_r2vpo"}),
+    "ratio variance": Part("S047", {"surrogate": "is", "ratio_variance_coef": 1.0}, {"controllers": "r2vpo"}),
     "hierarchical ratio": _hierarchical(0.02, 0.01, 0.2),
     "wide hierarchical ratio": _hierarchical(0.3, 0.15, 0.5),
     "dynamic bounds": Part("S089", {"bounds": {"name": "probability", "low": 0.16, "high": 0.2, "limit": 10.0}}),

@@ -1,20 +1,42 @@
-"""The recipes that come along, `configs/text/NAME.yaml`, and those in files of the user."""
+"""The recipes of the product, `configs/text/NAME.yaml`, those of contrib, and those in files of the user."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from robopolicy import plugins
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import parse_yaml
 from robopolicy.resources import folder
 
-FOLDER = folder("configs") / "text"
+
+@cache
+def recipe_files() -> dict[str, Path]:
+    """Files of the recipes that come along, by name: `configs/text` and `recipes/` of every theme of contrib.
+
+    Raises:
+        ValueError: Two folders have a recipe of one name.
+    """
+    folders = [folder("configs") / "text", *(theme.folder / "recipes" for theme in plugins.themes().values())]
+    found: dict[str, Path] = {}
+    for file in sorted(file for place in folders for file in place.glob("*.yaml")):
+        if file.stem in found:
+            raise ValueError(f"Recipe '{file.stem}' is defined by {found[file.stem]} and {file}.")
+        found[file.stem] = file
+    return found
 
 
 def recipe_names() -> list[str]:
     """Names of the recipes that come along."""
-    return sorted(file.stem for file in FOLDER.glob("*.yaml"))
+    return sorted(recipe_files())
+
+
+def recipe_ring(name: str) -> str:
+    """Where a recipe comes from: "product", or its theme of contrib."""
+    file = recipe_files()[name]
+    return next((theme.name for theme in plugins.themes().values() if theme.folder in file.parents), plugins.PRODUCT)
 
 
 def read_recipe(name: str) -> dict[str, Any]:
@@ -26,9 +48,9 @@ def read_recipe(name: str) -> dict[str, Any]:
     Raises:
         UserError: The name is unknown, or the file cannot be read or holds no mapping.
     """
-    file = Path(name) if name.endswith(".yaml") else FOLDER / f"{name}.yaml"
-    if not name.endswith(".yaml") and name not in recipe_names():
+    if not name.endswith(".yaml") and name not in recipe_files():
         raise unknown_name("recipe", name, recipe_names())
+    file = Path(name) if name.endswith(".yaml") else recipe_files()[name]
     try:
         plain = parse_yaml(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -37,8 +37,8 @@ HELD_OUT = 500_000  # first held-out prompt; training starts at a million and ev
 PROMPTS, SAMPLES = 200, 16
 ROWS = 256  # attempts per update, whatever the size of a group
 MEASURED = ("rollout/degenerate", "rollout/helped", "actor/informative", "actor/clip_fraction", "actor/approx_kl")
-JUDGED = ("s001_craft_gui", "s048_videochat_m1")  # recipes with a judge of their own
-ACCOMPANIED = ("s080_kdrl", "s104_salsa", *JUDGED, *contributed("text", "accompanied"))  # with a second policy
+JUDGED = ("craft_gui", "videochat_m1")  # recipes with a judge of their own
+ACCOMPANIED = ("kdrl", "salsa", *JUDGED, *contributed("text", "accompanied"))  # recipes with a second policy
 STEPS = 4  # gradient steps per update: with one, all ratios are 1 and recipes that bound them are the same
 NO_RATIO = "pg"  # a surrogate that knows none: it is the gradient of the policy that acted alone, so for one step
 ON_POLICY = ("a_star_po", *contributed("text", "on_policy"))  # other recipes whose sources take one step
@@ -76,38 +76,38 @@ TASKS = {
             "calculator",
             imitation=200,
             tokens=60_000,
-            recipes=("s011_aspo", "s024_otc", "s026_hila", "s035_adacot", "s125_docthinker", "s181_search_r2"),
+            recipes=("aspo", "otc", "hila", "adacot", "docthinker", "search_r2"),
         ),
         BenchTask(
             "critique",
             imitation=100,
             tokens=60_000,
             taught=1200,
-            recipes=("s055_urpo", "s108_sec", "s156_llava_critic_r1", "s177_critique_coder", *JUDGED),
+            recipes=("urpo", "sec", "llava_critic_r1", "critique_coder", *JUDGED),
         ),
         BenchTask(
             "review",
             imitation=60,
             tokens=100_000,
-            recipes=("s064_retroformer", "s085_gui_critic_r1", "s145_critique_rl"),
+            recipes=("retroformer", "gui_critic_r1", "critique_rl"),
         ),
         BenchTask(
             "text_diffusion-arithmetic",
             imitation=400,
             tokens=90_000,
             policy="text_diffusion",
-            recipes=("s100_igpo",),
+            recipes=("igpo",),
         ),
-        BenchTask("decompose", imitation=48, tokens=100_000, recipes=("s081_daslam",)),
-        BenchTask("nim", imitation=80, tokens=60_000, recipes=("s136_xiangqi_r1",)),
+        BenchTask("decompose", imitation=48, tokens=100_000, recipes=("daslam",)),
+        BenchTask("nim", imitation=80, tokens=60_000, recipes=("xiangqi_r1",)),
         BenchTask(
             "grid",
             imitation=40,
             tokens=80_000,
-            recipes=("s008_mashost", "s057_supo", "s059_agentflow", "s144_read", "s179_a2p"),
+            recipes=("mashost", "supo", "agentflow", "read", "a2p"),
         ),
-        BenchTask("waypoints", imitation=80, tokens=60_000, recipes=("ppo", "s159_hiper")),
-        BenchTask("pits", imitation=50, tokens=80_000, recipes=("s020_fate",)),
+        BenchTask("waypoints", imitation=80, tokens=60_000, recipes=("ppo", "hiper")),
+        BenchTask("pits", imitation=50, tokens=80_000, recipes=("fate",)),
         *(BenchTask(name, **row) for name, row in contributed("text", "tasks").items()),
     )
 }
@@ -117,8 +117,14 @@ recipes to a task of the product: task -> names.
 
 
 def online_recipes() -> list[str]:
-    """Recipes that learn from what the policy writes."""
-    return [name for name in recipe_names() if read_recipe(name).get("data", DEFAULTS["data"]) == "rollout"]
+    """Recipes that learn from what the policy writes, in the order of `by_source`."""
+    online = [name for name in recipe_names() if read_recipe(name).get("data", DEFAULTS["data"]) == "rollout"]
+    return sorted(online, key=by_source)
+
+
+def by_source(recipe: str) -> tuple[str, str]:
+    """Key that sorts baselines first, then the recipes of each source of the catalogue."""
+    return str(read_recipe(recipe).get("source", "")), recipe
 
 
 def imitated(task: BenchTask, updates: int) -> tuple[Path, dict[str, Any]]:

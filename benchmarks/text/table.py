@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.text.cell import by_source
 from benchmarks.text.claims import SEEDS, claim_of, difference, mean_of, verdict
 from robopolicy.evaluation.intervals import Interval, wilson
 
@@ -84,7 +85,7 @@ def _gap(recipe: str, inside: Sequence[Cell]) -> Interval | None:
 
 def twin(recipe: str, inside: Sequence[Cell]) -> str | None:
     """A recipe before this one that left the same policy with every seed: what tells the two apart, the task lacks."""
-    names = sorted({cell["recipe"] for cell in inside}, key=lambda name: (name[1:2].isdigit(), name))  # baselines first
+    names = sorted({cell["recipe"] for cell in inside}, key=by_source)
     played = {run["seed"]: run["after"] for run in _played(inside, recipe)}
     for other in names[: names.index(recipe)]:
         theirs = {run["seed"]: run["after"] for run in _played(inside, other)}

@@ -130,7 +130,7 @@ def backends() -> list[Row]:
 
 def recipes() -> list[Row]:
     """Recipes for `algorithm=recipe` and text policies, with their source and what they learn from."""
-    from robopolicy.catalogue import read_recipe, recipe_names
+    from robopolicy.catalogue import read_recipe, recipe_names, recipe_ring
     from robopolicy.core.recipe_keys import DEFAULTS
 
     plain = [(name, DEFAULTS | read_recipe(name)) for name in recipe_names()]
@@ -140,6 +140,7 @@ def recipes() -> list[Row]:
             "description": f"{recipe['title']}{_cited(recipe)}: {recipe['status']}, learns from {recipe['data']}",
             "missing": "",
             "source": recipe["source"],
+            "ring": recipe_ring(name),
         }
         for name, recipe in plain
     ]

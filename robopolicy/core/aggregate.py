@@ -8,6 +8,7 @@ from torch import Tensor
 
 from robopolicy.core.decisions import Decisions, by_trajectory, by_unit
 from robopolicy.core.segments import Segments
+from robopolicy.plugins import Registry
 
 Aggregate = Callable[[Tensor, Tensor | None, Decisions, float], Tensor]
 """`(loss (N, T), mask (N, T) or None, decisions, length) -> scalar`; `length` matters to "const" alone."""
@@ -39,14 +40,8 @@ def seq_mean(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: fl
 
 def unit_sum(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
     """Mean over units (chunks, turns) of the sum over their decisions."""
-    segments = Segments(by_unit(decisions), _weights(loss, mask))
+    segments = Segments(by_unit(decisions), weights_of(loss, mask))
     return segments.sum(loss).sum() / (segments.count > 0).sum().clamp(min=1)
-
-
-def unit_mean(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
-    """Mean over units of the mean over their decisions."""
-    segments = Segments(by_unit(decisions), _weights(loss, mask))
-    return segments.mean(loss).sum() / (segments.count > 0).sum().clamp(min=1)
 
 
 def const(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
@@ -54,23 +49,26 @@ def const(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float
     return seq_sum(loss, mask, decisions) / length
 
 
-AGGREGATES: dict[str, Aggregate] = {
-    "tok": tok,
-    "seq_sum": seq_sum,
-    "seq_mean": seq_mean,
-    "unit_sum": unit_sum,
-    "unit_mean": unit_mean,
-    "const": const,
-}
+AGGREGATES: Registry[Aggregate] = Registry(
+    "parts.aggregate",
+    {
+        "tok": tok,
+        "seq_sum": seq_sum,
+        "seq_mean": seq_mean,
+        "unit_sum": unit_sum,
+        "const": const,
+    },
+)
 
 
-def _weights(loss: Tensor, mask: Tensor | None) -> Tensor:
+def weights_of(loss: Tensor, mask: Tensor | None) -> Tensor:
+    """The mask as numbers of the type of the loss `(N, T)`; ones where there is none."""
     return loss.new_ones(loss.shape) if mask is None else mask.to(loss.dtype)
 
 
 def _per_trajectory(loss: Tensor, mask: Tensor | None, decisions: Decisions) -> tuple[Tensor, Tensor]:
     """Sum of the loss and number of decisions of each trajectory, both (S,)."""
-    weights = _weights(loss, mask)
+    weights = weights_of(loss, mask)
     if decisions.trajectory is not None:
         segments = Segments(by_trajectory(decisions), weights)
         return segments.sum(loss), segments.count

@@ -8,12 +8,14 @@ the core knows which of the two it is looking at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from robopolicy.plugins import Registry
 
 PER_DECISION = ("logp_old", "logp_behaviour", "logp_ref", "mask", "reward", "value", "entropy", "unit", "depth")
 PER_ROW = ("group", "trajectory", "domain", "source", "version")
@@ -139,28 +141,6 @@ class Decisions:
         return [(name, own[name]) for name in FIELDS if own[name] is not None]
 
 
-def cat(batches: Sequence[Decisions]) -> Decisions:
-    """Stack rows. All batches must have the same T and the same fields; ids are kept, so they must already differ."""
-    if not batches:
-        raise ValueError("cat needs at least one batch.")
-    first = batches[0]
-    for other in batches[1:]:
-        if other.shape[1] != first.shape[1]:
-            raise ValueError(f"Rows of {first.shape[1]} and {other.shape[1]} decisions cannot be stacked; pad first.")
-    stacked: dict[str, Any] = {}
-    for item in fields(Decisions):
-        values = [getattr(batch, item.name) for batch in batches]
-        if item.name == "extra":
-            if any(value.keys() != first.extra.keys() for value in values):
-                raise ValueError("Batches to stack must have the same extra fields.")
-            stacked["extra"] = {key: torch.cat([value[key] for value in values]) for key in first.extra}
-        elif all(value is not None for value in values):
-            stacked[item.name] = torch.cat(values)
-        elif any(value is not None for value in values):
-            raise ValueError(f"Some batches to stack have {item.name} and some have not.")
-    return Decisions(**stacked)
-
-
 def row_numbers(decisions: Decisions) -> Tensor:
     """Number (N,) of each row within its trajectory; rows of one trajectory stand in order of time."""
     rows = torch.arange(len(decisions), device=decisions.logp_old.device)
@@ -217,30 +197,15 @@ def by_unit(decisions: Decisions) -> Tensor:
     return pair(by_trajectory(decisions), decisions.unit)
 
 
-def by_key(decisions: Decisions, *, key: str) -> Tensor:
-    """Entries with the same recorded id, `extra[key]` int (N,) or (N, T), e.g. a cluster."""
-    return decisions.need_extra(key, per_decision=True)
-
-
-def by_group_unit(decisions: Decisions) -> Tensor:
-    """Decisions of one group in units of the same number: the same turn or chunk of its rollouts."""
-    return pair(by_group(decisions), unit_numbers(decisions))
-
-
-def by_group_source(decisions: Decisions) -> Tensor:
-    """Rows of one group and one source."""
-    return pair(by_group(decisions), decisions.need("source").unsqueeze(1))
-
-
-PARTITIONS: dict[str, Callable[..., Tensor]] = {
-    "all": everything,
-    "group": by_group,
-    "group_unit": by_group_unit,
-    "group_source": by_group_source,
-    "trajectory": by_trajectory,
-    "unit": by_unit,
-    "key": by_key,
-}
+PARTITIONS: Registry[Callable[..., Tensor]] = Registry(
+    "parts.partition",
+    {
+        "all": everything,
+        "group": by_group,
+        "trajectory": by_trajectory,
+        "unit": by_unit,
+    },
+)
 
 
 def pair(first: Tensor, second: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Parts by name: plain values (YAML, JSON) become the registered objects of the core.
 
-Each slot has a registry, a plain dict in the module of its parts. A part is written as its name or as a mapping with
-`name` and its options; options named after a slot (`partition`, `bounds`, `tracker`, ...) hold parts themselves:
+Each slot has a registry, whose kind is "parts." and the name of the slot (`robopolicy.plugins`). A part is written as
+its name or as a mapping with `name` and its options; options named after a slot (`partition`, `bounds`, `tracker`, ...)
+hold parts themselves:
 
     {name: baseline, kind: median, scope: {partition: group}}
 """
@@ -13,22 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast, get_args, get_type_hints
 
-from robopolicy.core.advantages.bonuses import BONUSES
 from robopolicy.core.advantages.comparisons import COMPARISONS
-from robopolicy.core.advantages.factors import FACTORS
 from robopolicy.core.advantages.pipeline import Pipeline, Scope
-from robopolicy.core.advantages.probes import PROBES
-from robopolicy.core.advantages.smooth import SMOOTH
 from robopolicy.core.advantages.stages import STAGES
 from robopolicy.core.advantages.starts import STARTS
-from robopolicy.core.advantages.structure import STRUCTURE, Subgoals
-from robopolicy.core.advantages.targets import TARGETS
+from robopolicy.core.advantages.structure import STRUCTURE
 from robopolicy.core.advantages.trackers import TRACKERS
 from robopolicy.core.aggregate import AGGREGATES
 from robopolicy.core.critics import Critic
 from robopolicy.core.decisions import PARTITIONS
 from robopolicy.core.estimator import EstimatorConfig
-from robopolicy.core.masks import MASKS
 from robopolicy.core.objectives import OBJECTIVES
 from robopolicy.core.options import checked, is_plain
 from robopolicy.core.ratios import BOUNDS, Hierarchy
@@ -36,20 +31,21 @@ from robopolicy.core.regularizers import CONTROLLERS, REGULARIZERS
 from robopolicy.core.selectors import SELECTORS
 from robopolicy.core.surrogates import SURROGATES
 from robopolicy.core.weights import WEIGHTS
+from robopolicy.plugins import Registry
 
 REGISTRIES: dict[str, Mapping[str, Any]] = {
     "aggregate": AGGREGATES,
-    "bonus": BONUSES,
+    "bonus": Registry("parts.bonus", {}),
     "bounds": BOUNDS,
     "controller": CONTROLLERS,
-    "factor": FACTORS,
-    "mask": MASKS,
+    "factor": Registry("parts.factor", {}),
+    "mask": Registry("parts.mask", {}),
     "objective": OBJECTIVES,
     "partition": PARTITIONS,
     "regularizer": REGULARIZERS,
     "selector": SELECTORS,
-    "stage": STAGES | COMPARISONS | STRUCTURE | PROBES | SMOOTH | TARGETS,
-    "start": STARTS | {"subgoals": Subgoals},
+    "stage": Registry("parts.stage", STAGES | COMPARISONS | STRUCTURE),
+    "start": STARTS,
     "surrogate": SURROGATES,
     "tracker": TRACKERS,
     "weight": WEIGHTS,
@@ -147,7 +143,7 @@ def _value(where: str, option: str, kind: Any, plain: Any) -> Any:
     if option in NESTED_LISTS:
         return tuple(build(NESTED_LISTS[option], item) for item in _list(option, plain))
     part = build(NESTED[option], plain)
-    if kind in REGISTRIES.get(NESTED[option], {}).values() and type(part) is not kind:
+    if isinstance(kind, type) and not getattr(kind, "_is_protocol", False) and not isinstance(part, kind):
         raise ValueError(f"Option '{option}' of {where} must be {kind.__name__}, got {plain!r}.")
     return part
 

@@ -24,9 +24,3 @@ def log_probability(scores: Tensor, order: Tensor) -> Tensor:
         never = scores.masked_fill(~others, -torch.inf).logsumexp(1, keepdim=True)
         left = torch.logaddexp(left, never)
     return picked - left
-
-
-def draw(scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """An order `(N, K)` of the items of each row."""
-    gumbel = -torch.empty_like(scores).exponential_(generator=generator).log()
-    return torch.argsort(scores + gumbel, dim=1, descending=True)

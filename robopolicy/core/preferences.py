@@ -37,32 +37,3 @@ def preference_pairs(decisions: Decisions, outcome: Tensor) -> tuple[Tensor, Ten
 def logistic_pair(chosen: Tensor, rejected: Tensor, beta: float = 0.1, margin: float = 0.0) -> Tensor:
     """`-log sigmoid(beta (chosen - rejected) - margin)` per pair `(P,)`; with reference log-ratios as scores, DPO."""
     return -functional.logsigmoid(beta * (chosen - rejected) - margin)
-
-
-def squared_difference(first: Tensor, second: Tensor, target: float | Tensor) -> Tensor:
-    """`(first - second - target)^2` per pair `(P,)`.
-
-    With `target = 1 / (2 beta)` for (chosen, rejected) it is IPO; with `target = (reward - reward') / beta` for any two
-    trajectories of a group it is the reward-difference regression of REBEL and CoPG.
-    """
-    return (first - second - target) ** 2
-
-
-def self_test_pair(passes: Tensor) -> tuple[int, int, int] | None:
-    """A preference pair from programs and tests that the policy wrote itself (DSTC, S183).
-
-    Tests are believed by the programs that pass them: the chosen program passes most tests, the rejected one fewest,
-    and the test is, of those that tell the two apart, the one that most programs pass.
-
-    Args:
-        passes: (C, T) bool, whether program c passes test t.
-
-    Returns:
-        Index of the chosen program, of the rejected one, and of the test; None where no test tells any two apart.
-    """
-    score = passes.sum(1)
-    chosen, rejected = int(score.argmax()), int(score.argmin())
-    telling = passes[chosen] & ~passes[rejected]
-    if not bool(telling.any()):
-        return None
-    return chosen, rejected, int(torch.where(telling, passes.sum(0), -1).argmax())

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from robopolicy.core.decisions import Decisions, Partition, by_trajectory, by_unit
 from robopolicy.core.segments import Segments
-from robopolicy.core.signals import relative_entropy
-from robopolicy.limits import Count, NotNegative, Positive, Share
+from robopolicy.limits import Count, NotNegative, Positive
+from robopolicy.plugins import Registry
 
 Bound = float | Tensor  # a number or (N, T)
 Bounds = Callable[[Decisions], tuple[Bound, Bound]]
@@ -164,46 +164,9 @@ class DepthBounds:
         return 1.0 - width, 1.0 + width
 
 
-@dataclass(frozen=True)
-class ProbabilityBounds:
-    """Bounds that widen for unlikely decisions (DCPO, S089): a fixed share of the probability would barely move them.
-
-    With q the old probability they are `(1 + sqrt(1 -+ 4 width / q)) / 2`, so that q times the change of the ratio
-    times the ratio stays within the width. A density is first brought to one dimension, and counts as 1 above 1.
-    """
-
-    low: NotNegative = 0.16
-    high: NotNegative = 0.2
-    limit: NotNegative = 10.0  # highest upper bound
-    dims: Count = 1  # dimensions of a decision
-
-    def __call__(self, decisions: Decisions) -> tuple[Bound, Bound]:
-        """Bounds `(N, T)` from the recorded log-probabilities."""
-        scarcity = (-decisions.logp_old / self.dims).clamp(min=0.0, max=30.0).exp()  # 1 / q
-        lowest = 0.5 + 0.5 * (1.0 - 4.0 * self.low * scarcity).clamp(min=0.0).sqrt()
-        return lowest, (0.5 + 0.5 * (1.0 + 4.0 * self.high * scarcity).sqrt()).clamp(max=self.limit)
-
-
-@dataclass(frozen=True)
-class EntropyBounds:
-    """Bounds that follow the relative entropy h (HAPO, S025).
-
-    Certain decisions (h < 0) may lose more probability, `low (1 - h)`; uncertain ones may gain more, `high (1 + h)`.
-    """
-
-    low: NotNegative = 0.2
-    high: NotNegative = 0.2
-    quantile: Share = 0.8
-    logarithm: bool = True  # see `relative_entropy`
-
-    def __call__(self, decisions: Decisions) -> tuple[Bound, Bound]:
-        """Bounds `(N, T)` from the recorded entropies."""
-        level = relative_entropy(decisions, self.quantile, logarithm=self.logarithm)
-        return 1.0 - self.low * (1.0 - level.clamp(max=0.0)), 1.0 + self.high * (1.0 + level.clamp(min=0.0))
-
-
-BOUNDS: dict[str, Callable[..., Bounds]] = {
-    "constant": ConstantBounds,
-    "entropy": EntropyBounds,
-    "probability": ProbabilityBounds,
-}
+BOUNDS: Registry[Callable[..., Bounds]] = Registry(
+    "parts.bounds",
+    {
+        "constant": ConstantBounds,
+    },
+)

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.advantages.pipeline import outcome
-from robopolicy.core.aggregate import masked_mean
-from robopolicy.core.decisions import Decisions, by_group
+from robopolicy.core.decisions import Decisions
 from robopolicy.core.ratios import log_ratio
-from robopolicy.core.segments import Segments
 from robopolicy.core.signals import covariance, highest, share_count
-from robopolicy.limits import Count, NotNegative, Positive, Share
+from robopolicy.limits import Count, NotNegative, Share
+from robopolicy.plugins import Registry
 
 
 def k1(difference: Tensor) -> Tensor:
@@ -76,28 +75,6 @@ class KLTo:
 
 
 @dataclass(frozen=True)
-class Imitation:
-    """Mean negative log-likelihood of the decisions of some rows; 0 where the batch has none of them."""
-
-    rows: str = "all"  # all | best (highest outcome of their group, if not all are equal) | shown (source is not 0)
-
-    def __post_init__(self) -> None:
-        if self.rows not in ("all", "best", "shown"):
-            raise ValueError(f"Imitation rows must be 'all', 'best' or 'shown', got {self.rows!r}.")
-
-    def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None) -> Tensor:
-        """Penalty, a scalar."""
-        keep = decisions.valid()
-        if self.rows == "shown":
-            keep = keep & (decisions.need("source") != 0).unsqueeze(1)
-        elif self.rows == "best":
-            reward = outcome(decisions)
-            group = Segments(by_group(decisions), torch.ones_like(reward, dtype=torch.bool))
-            keep = keep & group.spread(group.differs(reward)) & (reward >= group.spread(group.largest(reward)))
-        return masked_mean(-logp, keep)
-
-
-@dataclass(frozen=True)
 class CovarianceKL:
     """`|log ratio|` at the share of decisions that cost most entropy, where Cov(logp, A) is highest (KL-Cov, S066)."""
 
@@ -110,28 +87,13 @@ class CovarianceKL:
         return log_ratio(logp, decisions.logp_old, decisions).abs().masked_fill(~picked, 0.0)
 
 
-@dataclass(frozen=True)
-class KLBarrier:
-    """Keeps KL(old || new) below `limit` by the weight `max(0, slope (KL - limit))` on it, itself without gradient.
-
-    Within the limit there is no penalty and no gradient (DisCO, S103).
-    """
-
-    limit: NotNegative = 1e-4  # nats per decision
-    slope: float = 1e3
-
-    def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None) -> Tensor:
-        """Penalty, a scalar."""
-        divergence = masked_mean(decisions.logp_old - logp, decisions.valid())
-        return (self.slope * (divergence - self.limit)).clamp(min=0.0).detach() * divergence
-
-
-REGULARIZERS: dict[str, Callable[..., object]] = {
-    "covariance_kl": CovarianceKL,
-    "imitation": Imitation,
-    "kl_barrier": KLBarrier,
-    "kl_to": KLTo,
-}
+REGULARIZERS: Registry[Callable[..., object]] = Registry(
+    "parts.regularizer",
+    {
+        "covariance_kl": CovarianceKL,
+        "kl_to": KLTo,
+    },
+)
 
 
 class Controller(ABC):
@@ -200,23 +162,10 @@ class Dual(Controller):
         self.value = max(self.value + self.rate * (measured - self.target), 0.0)
 
 
-class Adaptive(Controller):
-    """Multiplies the coefficient by `1 + clip(measured / target - 1, -0.2, 0.2) * count / horizon` (Ziegler et al.).
-
-    `count` is the number of trajectories; batches of more than `horizon` count as that many, so the factor is positive.
-    """
-
-    def __init__(self, value: float, target: Positive, horizon: Count) -> None:
-        self.value, self.target, self.horizon = value, target, horizon
-
-    def update(self, measured: float, count: int = 1) -> None:
-        """Raise the coefficient where the measured quantity exceeds the target, lower it where it stays below."""
-        error = min(max(measured / self.target - 1.0, -0.2), 0.2)
-        self.value *= 1.0 + error * min(count / self.horizon, 1.0)
-
-
-CONTROLLERS: dict[str, Callable[..., Controller]] = {
-    "anneal": Anneal,
-    "adaptive": Adaptive,
-    "dual": Dual,
-}
+CONTROLLERS: Registry[Callable[..., Controller]] = Registry(
+    "parts.controller",
+    {
+        "anneal": Anneal,
+        "dual": Dual,
+    },
+)

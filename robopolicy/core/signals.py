@@ -20,24 +20,6 @@ def covariance(logp: Tensor, advantage: Tensor, decisions: Decisions) -> Tensor:
     return product.masked_fill(~mask, 0.0)
 
 
-def relative_entropy(decisions: Decisions, quantile: float = 0.8, *, logarithm: bool = True) -> Tensor:
-    """Entropy of each decision `(N, T)` in [-1, 1]: 0 at the quantile of the batch, 1 at its highest, -1 at its lowest.
-
-    Args:
-        decisions: Gives `entropy`; entries where the mask is off are 0.
-        quantile: Share of decisions below 0 (HAPO, S025).
-        logarithm: Compare logarithms, for entropies of discrete choices. Those of densities, which may be negative, are
-            logarithms of a width already: False takes them as they are.
-    """
-    mask, entropy = decisions.valid(), decisions.need("entropy")
-    level = entropy.clamp(min=1e-6).log() if logarithm else entropy
-    if not bool(mask.any()):
-        return torch.zeros_like(level)
-    offset = level - torch.quantile(level[mask], quantile)
-    above, below = offset[mask].max().clamp(min=1e-9), (-offset[mask].min()).clamp(min=1e-9)
-    return torch.where(offset > 0, offset / above, offset / below).masked_fill(~mask, 0.0)
-
-
 def share_count(mask: Tensor, share: float) -> int:
     """Number of entries in a share of the masked ones: rounded down, but at least one where the share is positive."""
     total = int(mask.sum())

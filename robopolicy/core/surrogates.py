@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.ratios import Bound
-from robopolicy.limits import NotNegative, Positive
+from robopolicy.limits import Positive
+from robopolicy.plugins import Registry
 
 
 @dataclass(frozen=True)
@@ -30,19 +31,19 @@ Surrogate = Callable[..., SurrogateOut]
 
 def pg(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
     """Plain policy gradient, `-A log ratio` (REINFORCE up to a constant); ignores the bounds."""
-    return SurrogateOut(-advantage * log_ratio, _nowhere(log_ratio))
+    return SurrogateOut(-advantage * log_ratio, nowhere(log_ratio))
 
 
 def importance(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
     """Importance-sampled policy gradient, `-A ratio`; ignores the bounds."""
-    return SurrogateOut(-advantage * log_ratio.exp(), _nowhere(log_ratio))
+    return SurrogateOut(-advantage * log_ratio.exp(), nowhere(log_ratio))
 
 
 def clip(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
     """PPO's pessimistic bound: minus the smaller of `A ratio` and `A clamp(ratio, low, high)`."""
     ratio = log_ratio.exp()
     free = -advantage * ratio
-    bounded = -advantage * _clamp(ratio, low, high)
+    bounded = -advantage * clamp_ratio(ratio, low, high)
     return SurrogateOut(torch.maximum(free, bounded), bounded > free)
 
 
@@ -73,63 +74,13 @@ def mirror(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> Sur
     Over decisions of the old policy its minimiser is `old * exp(A) / Z`: the advantage carries the step size (MDPO).
     """
     ratio = log_ratio.exp()
-    return SurrogateOut(ratio * (log_ratio - advantage) - torch.expm1(log_ratio), _nowhere(log_ratio))
-
-
-def discovered_drift(log_ratio: Tensor, advantage: Tensor, alpha: Positive = 2.0, beta: Positive = 0.6) -> Tensor:
-    """What a step away from the old policy costs `(N, T)`, in closed form (discovered policy optimisation, Lu 2022).
-
-    With `u = A (ratio - 1)` where the advantage is positive and `u = A log ratio` where it is negative, it is
-    `relu(u - width tanh(u / width))`: never negative, 0 with gradient 0 at ratio 1 and wherever the step goes against
-    the advantage. `alpha` and `beta` are the widths of the two cases, in units of the advantage: within them steps are
-    nearly free. Towards infinite widths there is no drift, towards 0 it takes back all that a step gains.
-    """
-    positive = advantage >= 0
-    gain = torch.where(positive, advantage * torch.expm1(log_ratio), advantage * log_ratio)
-    width = torch.where(positive, alpha, beta).to(log_ratio.dtype)
-    return torch.relu(gain - width * torch.tanh(gain / width))
-
-
-def drift(
-    log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, alpha: Positive = 2.0, beta: Positive = 0.6
-) -> SurrogateOut:
-    """`-A ratio` plus `discovered_drift`; ignores the bounds.
-
-    At positive advantages the push fades with the distance, at negative ones it turns back where `clipped` says so.
-    Widths that narrow as training ends make it aware of the time that is left (S097).
-    """
-    ratio = log_ratio.exp()
-    slope = torch.tanh(advantage * log_ratio / beta).square()
-    turned = (advantage < 0) & (log_ratio < 0) & (slope > ratio)
-    return SurrogateOut(discovered_drift(log_ratio, advantage, alpha, beta) - advantage * ratio, turned)
-
-
-def preserve(
-    log_ratio: Tensor,
-    advantage: Tensor,
-    low: Bound,
-    high: Bound,
-    low_gain: NotNegative = 1.0,
-    high_gain: NotNegative = 1.0,
-    cap: Positive = 3.0,
-) -> SurrogateOut:
-    """Value of the dual clip, but clipped decisions keep the gradient they had at the bound (GPPO, S086).
-
-    `low_gain` and `high_gain` scale what is left of it beyond the lower and the upper bound; 0 and 0 is the dual clip.
-    """
-    out = dual_clip(log_ratio, advantage, low, high, cap)
-    ratio = log_ratio.detach().exp()
-    bounded = _clamp(ratio, low, high)
-    beyond = torch.where(advantage < 0, ratio < bounded, ratio > bounded)
-    gain = torch.where(advantage < 0, low_gain, high_gain).to(log_ratio.dtype)
-    kept = -advantage * bounded * (1.0 + gain * (log_ratio - log_ratio.detach()))
-    return SurrogateOut(torch.where(beyond, kept, out.loss), out.clipped)
+    return SurrogateOut(ratio * (log_ratio - advantage) - torch.expm1(log_ratio), nowhere(log_ratio))
 
 
 def stopgrad(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
     """Policy gradient weighted by the clamped ratio, itself without gradient (CISPO): no decision falls silent."""
     ratio = log_ratio.detach().exp()
-    bounded = _clamp(ratio, low, high)
+    bounded = clamp_ratio(ratio, low, high)
     return SurrogateOut(-advantage * bounded * log_ratio, bounded != ratio)
 
 
@@ -141,7 +92,7 @@ def soft_gate(
     `up` is the sharpness tau where the advantage is positive, `down` where it is negative.
     """
     tau = torch.where(advantage < 0, down, up).to(log_ratio.dtype)
-    return SurrogateOut(-advantage * (4.0 / tau) * torch.sigmoid(tau * torch.expm1(log_ratio)), _nowhere(log_ratio))
+    return SurrogateOut(-advantage * (4.0 / tau) * torch.sigmoid(tau * torch.expm1(log_ratio)), nowhere(log_ratio))
 
 
 def best_ratio(signal: Tensor, low: Bound, high: Bound, temperature: float) -> Tensor:
@@ -150,17 +101,6 @@ def best_ratio(signal: Tensor, low: Bound, high: Bound, temperature: float) -> T
     The step between them is a sigmoid of width `temperature`, in units of the signal.
     """
     return low + (high - low) * torch.sigmoid(signal / temperature)
-
-
-def target_ratio(
-    log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, temperature: Positive = 1e-3
-) -> SurrogateOut:
-    """Regression of the ratio onto the best one, `|A| |ratio - best|` (BPO, S002).
-
-    Within the bounds it pushes like the plain ratio; what has moved beyond its target is pulled back.
-    """
-    excess = log_ratio.exp() - best_ratio(advantage, low, high, temperature)
-    return SurrogateOut(advantage.abs() * excess.abs(), excess * advantage > 0)
 
 
 def nft(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, floor: Positive = 1.0) -> SurrogateOut:
@@ -178,32 +118,21 @@ def nft_scaled(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, fl
     return _negative_aware(log_ratio, advantage, advantage.square() / (1.0 + advantage.square()), floor)
 
 
-def linear_bound(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
-    """Lower bound of the importance-weighted objective for log-ratios that are averages of samples (BGPO, S015).
-
-    For policies whose log-likelihood is an expectation (diffusion losses): columns are samples of it, at noise and time
-    shared by both policies, and `seq_mean` aggregates. By Jensen `exp(mean)` lies above `1 + mean`, which bounds
-    positive advantages, and below the mean of `exp`, which bounds negative ones. Ignores the bounds of the ratio.
-    """
-    return SurrogateOut(-advantage * torch.where(advantage < 0, log_ratio.exp(), 1.0 + log_ratio), _nowhere(log_ratio))
-
-
-SURROGATES: dict[str, Surrogate] = {
-    "pg": pg,
-    "is": importance,
-    "clip": clip,
-    "dual_clip": dual_clip,
-    "aspo": aspo,
-    "mirror": mirror,
-    "drift": drift,
-    "preserve": preserve,
-    "stopgrad": stopgrad,
-    "soft_gate": soft_gate,
-    "target_ratio": target_ratio,
-    "nft": nft,
-    "nft_scaled": nft_scaled,
-    "linear_bound": linear_bound,
-}
+SURROGATES: Registry[Surrogate] = Registry(
+    "parts.surrogate",
+    {
+        "pg": pg,
+        "is": importance,
+        "clip": clip,
+        "dual_clip": dual_clip,
+        "aspo": aspo,
+        "mirror": mirror,
+        "stopgrad": stopgrad,
+        "soft_gate": soft_gate,
+        "nft": nft,
+        "nft_scaled": nft_scaled,
+    },
+)
 LINEAR = frozenset({"pg", "stopgrad"})  # in the log-ratio, which needs no limit: its gradient is never cut
 
 
@@ -217,11 +146,13 @@ def _negative_aware(log_ratio: Tensor, advantage: Tensor, success: Tensor, floor
     return SurrogateOut(torch.where(negative, failed, -advantage * log_ratio), negative & (left < floor))
 
 
-def _nowhere(like: Tensor) -> Tensor:
+def nowhere(like: Tensor) -> Tensor:
+    """False `(N, T)`: nothing is clipped."""
     return torch.zeros_like(like, dtype=torch.bool)
 
 
-def _clamp(ratio: Tensor, low: Bound, high: Bound) -> Tensor:
+def clamp_ratio(ratio: Tensor, low: Bound, high: Bound) -> Tensor:
+    """The ratio within its bounds `(N, T)`."""
     if isinstance(low, Tensor) or isinstance(high, Tensor):
         return torch.minimum(torch.maximum(ratio, torch.as_tensor(low)), torch.as_tensor(high))
     return ratio.clamp(low, high)

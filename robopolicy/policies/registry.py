@@ -45,7 +45,6 @@ POLICIES: Registry[type[Policy]] = Registry(
         "staged_diffusion": "robopolicy.policies.wrappers.staged_diffusion:StagedDiffusion",
         "swaddled": "robopolicy.policies.heads.swaddled:SwaddledPolicy",
         "text": "robopolicy.text.policy:TextPolicy",
-        "text_diffusion": "robopolicy.text.diffusion:DiffusionTextPolicy",
         "tree": "robopolicy.policies.wrappers.tree:TreePolicy",
         "zero_noise": "robopolicy.policies.wrappers.zero_noise:ZeroNoisePolicy",
     },

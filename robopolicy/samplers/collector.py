@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,18 +47,6 @@ PLAIN = {"temperature": Positive, "refill": Natural, "again": bool}
 OBJECTIVES = "objectives"
 """Key of `Decisions.extra` with what each row is worth (N, O) by every objective that the rewards name."""
 
-OF_LEARNERS = (
-    "score_temperatures",
-    "score_with",
-    "layer",
-    "layer_updates",
-    "reference",
-    "support",
-    "judge",
-    "segments",
-)
-"""Further keys of `rollout`, which the learner reads: how else rows are scored and cut (`text/views.py`)."""
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -73,7 +61,14 @@ class Collector:
     """Samples, plays, rewards and intervenes as the `rollout` section of a recipe says."""
 
     def __init__(
-        self, plain: Mapping[str, Any], pool: Pool, world: World, *, group_size: int = 8, seed: int = 0
+        self,
+        plain: Mapping[str, Any],
+        pool: Pool,
+        world: World,
+        *,
+        group_size: int = 8,
+        seed: int = 0,
+        others: Collection[str] = (),
     ) -> None:
         """Build the parts.
 
@@ -83,13 +78,14 @@ class Collector:
             world: Where.
             group_size: Attempts per task.
             seed: Of the sampler.
+            others: Further keys of `plain`, which the learner reads.
 
         Raises:
             ValueError: A key, name or option is unknown or does not fit; one line.
         """
         for key in plain:
-            if key not in (*DEFAULTS, *OF_LEARNERS):
-                raise ValueError(f"Unknown key '{key}' of rollout; known: {', '.join((*DEFAULTS, *OF_LEARNERS))}.")
+            if key not in DEFAULTS and key not in others:
+                raise ValueError(f"Unknown key '{key}' of rollout; known: {', '.join((*DEFAULTS, *others))}.")
         settings = {**DEFAULTS, **plain}
         for key, kind in PLAIN.items():
             checked(f"rollout.{key}", kind, settings[key])

@@ -6,17 +6,17 @@ outcomes does so in `observe`; before it has seen anything, it is uniform unless
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from robopolicy.core.advantages.trackers import BetaTracker, MeanTracker, Tracker
+from robopolicy.core.advantages.trackers import BetaTracker, Tracker
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Natural, NotNegative, Positive, Share
-from robopolicy.samplers.protocols import Pool, Sampler, Task, shared_out
+from robopolicy.limits import NotNegative
+from robopolicy.plugins import Registry
+from robopolicy.samplers.protocols import Pool, Sampler, Task
 
 
 class Uniform(Sampler):
@@ -75,47 +75,6 @@ class Uniform(Sampler):
         self._order = list(state["order"])
 
 
-class CategoryBandit(Uniform):
-    """SEC (S108): categories are drawn with `softmax(Q / temperature)`, Q follows the mean |advantage| of a category.
-
-    What is solved and what is hopeless has no advantage, so both fade. An infinite temperature is uniform over
-    categories. A category may run out within a proposal; others then take its place.
-    """
-
-    def __init__(self, temperature: Positive = 1.0, rate: NotNegative = 0.1) -> None:
-        self.temperature, self.rate = temperature, rate
-
-    def begin(self, pool: Pool, seed: int) -> None:
-        """Get to know the categories."""
-        super().begin(pool, seed)
-        self._category = pool.need("category").long()
-        self.value = torch.zeros(int(self._category.max()) + 1, dtype=torch.float64)  # Q
-
-    def propose(self, n: int) -> list[Task]:
-        """Categories by their value, tasks within uniformly."""
-        chance = torch.softmax(self.value / self.temperature, 0)[self._category]
-        size = torch.bincount(self._category, minlength=len(self.value))[self._category]
-        return [self.pool.tasks[place] for place in self.weighted(chance / size, n)]
-
-    def observe(self, keys: Tensor, rewards: Tensor, advantage: Tensor) -> None:
-        """Move the values of the categories that were played."""
-        places = torch.tensor([self._places.get(key, -1) for key in keys.tolist()])
-        known = places >= 0
-        category = self._category[places[known]]
-        for index in category.unique().tolist():
-            mean = float(advantage[known][category == index].abs().mean())
-            self.value[index] += self.rate * (mean - float(self.value[index]))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Values and generator."""
-        return {**super().state_dict(), "value": self.value.clone()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
-        super().load_state_dict(state)
-        self.value = state["value"].clone()
-
-
 class Tracked(Uniform):
     """Base of the samplers that follow the success rate of every task."""
 
@@ -142,31 +101,6 @@ class Tracked(Uniform):
         self.tracker.load_state_dict(state["tracker"])
 
 
-class Frontier(Tracked):
-    """Prompt curriculum (PCL, S131): of `factor` times as many candidates, those with success rates nearest `target`.
-
-    The rate of a task that was never played counts as the target itself, so that it is tried. `factor = 1` is uniform.
-    """
-
-    def __init__(self, factor: Count = 4, target: float = 0.5, decay: Share = 0.5) -> None:
-        """Get ready.
-
-        Args:
-            factor: k, candidates per task.
-            target: Success rate at which most is learned.
-            decay: Of the running success rates.
-        """
-        super().__init__(MeanTracker(decay, prior=target))
-        self.factor, self.target = factor, target
-
-    def propose(self, n: int) -> list[Task]:
-        """The nearest of the candidates."""
-        places = torch.tensor(self.draw(min(self.factor * n, self._enough(n))))
-        distance = (self.rates()[places] - self.target).abs()
-        nearest = torch.argsort(distance, stable=True)[:n]
-        return [self.pool.tasks[place] for place in places[nearest].tolist()]
-
-
 class Uncertain(Tracked):
     """Tasks drawn with weight `sqrt(p (1 - p)) + floor` of their success rate p (single-stream, S037)."""
 
@@ -181,198 +115,10 @@ class Uncertain(Tracked):
         return [self.pool.tasks[place] for place in self.weighted(weight, n)]
 
 
-class Regret(Tracked):
-    """Tasks on which the policy lags behind the best attempt ever seen there are played again (GROOVE, S069).
-
-    The regret of a task is the best reward of all attempts at it minus the running mean. Each task of a proposal is,
-    with chance `replay`, a known one drawn with weight `rank^(-1 / temperature)`, rank 1 (shared where regrets are
-    equal) being the largest regret. The others are the next of the epoch.
-    """
-
-    def __init__(self, replay: Share = 0.5, temperature: Positive = 0.3, decay: Share = 0.5) -> None:
-        if not 0 <= replay <= 1 or temperature <= 0:
-            raise UserError(f"regret needs replay in [0, 1] and temperature > 0, got {replay} and {temperature}.")
-        super().__init__(MeanTracker(decay))
-        self.replay, self.temperature = replay, temperature
-
-    def begin(self, pool: Pool, seed: int) -> None:
-        """Get to know the tasks."""
-        super().begin(pool, seed)
-        self.best = torch.full((len(pool.tasks),), -torch.inf, dtype=torch.float64)  # no attempt yet
-
-    def propose(self, n: int) -> list[Task]:
-        """Known tasks first, then others."""
-        known = int((torch.rand(n, generator=self._generator) < self.replay).sum())
-        known = min(known, int(self.best.isfinite().sum()))
-        again = self.weighted(self.weight(), known) if known else []
-        fresh = [place for place in self.draw(min(n + known, self._enough(n))) if place not in again]
-        return [self.pool.tasks[place] for place in (*again, *fresh[: n - known])]
-
-    def weight(self) -> Tensor:
-        """(K,) of being played again; 0 where nothing was played."""
-        regret = self.best - self.tracker.read(self.keys())
-        rank = 1 + len(regret) - torch.searchsorted(regret.sort().values, regret, right=True)
-        return torch.where(self.best.isfinite(), rank.double() ** (-1 / self.temperature), 0.0)
-
-    def observe(self, keys: Tensor, rewards: Tensor, advantage: Tensor) -> None:
-        """Follow the mean and the best of the rewards."""
-        super().observe(keys, rewards, advantage)
-        for key, reward in zip(keys.tolist(), rewards.tolist(), strict=True):
-            if (place := self._places.get(key)) is not None:  # not a task that a topology has made up
-                self.best[place] = max(float(self.best[place]), reward)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Mean and best rewards, and the generator."""
-        return {**super().state_dict(), "best": self.best.clone()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
-        super().load_state_dict(state)
-        self.best = state["best"].clone()
-
-
-class Staged(Uniform):
-    """Stages of rising difficulty (CRAFT-GUI, S001): the next opens when the mean reward reaches `threshold`.
-
-    Tasks of open stages are drawn uniformly. One stage is the uniform sampler.
-    """
-
-    def __init__(self, stages: Count = 3, threshold: float = 0.7, rate: NotNegative = 0.1) -> None:
-        """Get ready.
-
-        Args:
-            stages: Number of equal parts of the pool, by difficulty.
-            threshold: Running mean reward at which the next stage opens.
-            rate: Of the running mean.
-        """
-        self.stages, self.threshold, self.rate = stages, threshold, rate
-        self.stage, self.mean = 1, 0.0
-
-    def begin(self, pool: Pool, seed: int) -> None:
-        """Sort the tasks into stages."""
-        super().begin(pool, seed)
-        order = (
-            torch.argsort(pool.need("difficulty"), stable=True) if self.stages > 1 else torch.arange(len(pool.tasks))
-        )
-        self._stage = torch.empty_like(order)
-        self._stage[order] = torch.arange(len(order)) * self.stages // len(order)
-
-    def draw(self, n: int) -> list[int]:
-        """Places of open stages."""
-        if self.stage >= self.stages:
-            return super().draw(n)
-        places = (self._stage < self.stage).nonzero().flatten()
-        if n > len(places):
-            raise UserError(f"The first {self.stage} stages hold {len(places)} tasks, fewer than a batch of {n}.")
-        return places[torch.randperm(len(places), generator=self._generator)[:n]].tolist()
-
-    def observe(self, keys: Tensor, rewards: Tensor, advantage: Tensor) -> None:
-        """Open the next stage when this one is mastered."""
-        self.mean += self.rate * (float(rewards.double().mean()) - self.mean)
-        if self.mean >= self.threshold and self.stage < self.stages:
-            self.stage, self.mean = self.stage + 1, 0.0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Stage, its mean, and the generator."""
-        return {**super().state_dict(), "stage": self.stage, "mean": self.mean}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
-        super().load_state_dict(state)
-        self.stage, self.mean = int(state["stage"]), float(state["mean"])
-
-
-class Shares(Uniform):
-    """Fixed shares of categories, e.g. a fifth of critique tasks among the problems (Critique-Coder, S177)."""
-
-    def __init__(self, shares: Sequence[NotNegative]) -> None:
-        """Get ready.
-
-        Args:
-            shares: Of categories 0, 1, ...; they sum to 1.
-        """
-        if abs(sum(shares) - 1.0) > 1e-6 or min(shares) < 0.0:
-            raise UserError(f"Shares of categories must not be negative and sum to 1, got {list(shares)}.")
-        self.shares = tuple(shares)
-
-    def begin(self, pool: Pool, seed: int) -> None:
-        """Get to know the categories."""
-        super().begin(pool, seed)
-        self._category = pool.need("category").long()
-        if (found := int(self._category.max()) + 1) > len(self.shares):
-            raise UserError(f"These tasks have {found} categories, but there are shares of {len(self.shares)}.")
-
-    def propose(self, n: int) -> list[Task]:
-        """The share of each category, up to rounding by largest remainder."""
-        places: list[int] = []
-        for category, count in enumerate(shared_out(torch.tensor(self.shares), n)):
-            own = (self._category == category).nonzero().flatten()
-            if count > len(own):
-                raise UserError(f"Category {category} has {len(own)} tasks, fewer than its share of {count}.")
-            places += own[torch.randperm(len(own), generator=self._generator)[:count]].tolist()
-        return [self.pool.tasks[place] for place in places]
-
-
-class Instructions(Uniform):
-    """A population of instructions beside the policy (INSPO, S118): each task is attempted under one of them.
-
-    An instruction is drawn with `softmax(mean reward / temperature)`, those with fewer than `trial` uses first. When
-    there are more than `most`, the worst tried one is dropped. New ones come by `admit`.
-    """
-
-    def __init__(
-        self, instructions: Sequence[str], temperature: Positive = 0.1, most: Natural = 8, trial: Count = 4
-    ) -> None:
-        self.temperature, self.most, self.trial = temperature, most, trial
-        self.population: dict[str, tuple[float, int]] = dict.fromkeys(instructions, (0.0, 0))  # sum, uses
-        self._given: dict[int, str] = {}  # key -> instruction of the last proposal
-
-    def propose(self, n: int) -> list[Task]:
-        """Tasks of the epoch, each with an instruction as its context."""
-        tasks = super().propose(n)
-        self._given = {task.key: self._choose() for task in tasks}
-        return [replace(task, context={"kind": "instruction", "text": self._given[task.key]}) for task in tasks]
-
-    def _choose(self) -> str:
-        names = list(self.population)
-        if untried := [name for name in names if self.population[name][1] < self.trial]:
-            return untried[int(torch.randint(len(untried), (1,), generator=self._generator))]
-        means = torch.tensor([total / uses for total, uses in self.population.values()], dtype=torch.float64)
-        return names[self.weighted(torch.softmax(means / self.temperature, 0), 1)[0]]
-
-    def observe(self, keys: Tensor, rewards: Tensor, advantage: Tensor) -> None:
-        """Credit rewards to the instructions they were earned under."""
-        for key, reward in zip(keys.tolist(), rewards.tolist(), strict=True):
-            if (name := self._given.get(key)) in self.population:
-                total, uses = self.population[name]
-                self.population[name] = (total + reward, uses + 1)
-
-    def admit(self, instruction: str) -> None:
-        """Add an instruction, dropping the worst where there are too many."""
-        self.population.setdefault(instruction, (0.0, 0))
-        tried = {name: total / uses for name, (total, uses) in self.population.items() if uses >= self.trial}
-        if len(self.population) > self.most and tried:
-            del self.population[min(tried, key=lambda name: tried[name])]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Population, what was given out, and the generator."""
-        population = [[name, total, uses] for name, (total, uses) in self.population.items()]
-        return {**super().state_dict(), "population": population, "given": dict(self._given)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
-        super().load_state_dict(state)
-        self.population = {name: (float(total), int(uses)) for name, total, uses in state["population"]}
-        self._given = {int(key): name for key, name in state["given"].items()}
-
-
-SAMPLERS: dict[str, type[Sampler]] = {
-    "uniform": Uniform,
-    "category_bandit": CategoryBandit,
-    "frontier": Frontier,
-    "regret": Regret,
-    "uncertain": Uncertain,
-    "staged": Staged,
-    "shares": Shares,
-    "instructions": Instructions,
-}
+SAMPLERS: Registry[type[Sampler]] = Registry(
+    "parts.sampler",
+    {
+        "uniform": Uniform,
+        "uncertain": Uncertain,
+    },
+)

@@ -3,15 +3,16 @@
     Sampler.propose -> Topology.rollout -> Reward -> Intervention -> batch -> core -> Sampler.observe
 
 None of the parts knows whether an attempt is a text or an episode of a robot. The `World` knows; what a part needs
-beyond playing is an ability of the world (`Branching`, `Hinting`, ...), asked for with `able`.
+beyond playing is an ability of the world ("branch", "hint", ...), asked for with `able`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ class Attempt:
     """One try at a task: a completion, a dialogue, an episode.
 
     Its decisions are `(1, T)` for a sequence, or one row per chunk, turn or context window. Their `logp_old` is what
-    was recorded when they were drawn, and stays so however late they are learned from; `Rescoring` keeps it beside.
+    was recorded when they were drawn, and stays so however late they are learned from; `rescore` keeps it beside.
     """
 
     task: Task  # as played, hint and prefix included
@@ -80,105 +81,25 @@ class World(Protocol):
         ...
 
 
-@runtime_checkable
-class Branching(Protocol):
-    """A world that can continue an attempt from its middle."""
+def able(world: object, ability: str) -> Callable[..., Any]:
+    """A function that not every world has: a method of it, or one of its registry `abilities`, which take the world.
 
-    def branch(self, attempt: Attempt, unit: int) -> Task:
-        """The task that goes on after the first `unit` units; those stay decisions of the policy, as recorded."""
-        ...
-
-
-@runtime_checkable
-class Rescoring(Protocol):
-    """A world that can ask what the policy thinks of decisions under another conditioning."""
-
-    def rescore(self, attempts: Sequence[Attempt], tasks: Sequence[Task]) -> list[Attempt]:
-        """The attempts as answers to `tasks`: `logp_old` under these, `logp_behaviour` as they were drawn."""
-        ...
-
-
-@runtime_checkable
-class Hinting(Protocol):
-    """A world that knows reference solutions."""
-
-    def hint(self, task: Task, kind: str, share: float) -> Task | None:
-        """The task with a share of a hint ("solution", "plan", ...) in its context; None: there is none."""
-        ...
-
-
-@runtime_checkable
-class Prefixing(Protocol):
-    """A world that can begin in the middle of a demonstration."""
-
-    def begin(self, task: Task, share: float) -> Task | None:
-        """The task with a share of a demonstration as its prefix, which no policy chose; None: there is none."""
-        ...
-
-
-@runtime_checkable
-class Teaching(Protocol):
-    """A world with teachers or demonstrations."""
-
-    def teach(self, task: Task, count: int) -> list[Attempt]:
-        """Up to `count` successful attempts of others, no two alike, with source `TEACHER`; the best ones first.
-
-        Their `logp_old` is 0: the policy is compared with a certain teacher, and the ratio is the probability itself.
-        """
-        ...
-
-
-@runtime_checkable
-class Inpainting(Protocol):
-    """A world whose policy fills gaps (masked-diffusion text, denoised chunks)."""
-
-    def inpaint(self, task: Task, share: float) -> Task | None:
-        """The task with a random share of a demonstration's pieces fixed; None: there is none."""
-        ...
-
-
-@runtime_checkable
-class Repairing(Protocol):
-    """A world in which an attempt can be looked at and tried again."""
-
-    def repair(self, attempt: Attempt) -> Task:
-        """The task of doing better, with the failed attempt in its context (and, if judged so, its good beginning)."""
-        ...
-
-
-@runtime_checkable
-class Rewriting(Protocol):
-    """A world whose tasks can be restated."""
-
-    def rewrite(self, task: Task, how: str) -> Task:
-        """A task with the same answer, "simpler" or "varied", under a key of its own."""
-        ...
-
-
-@runtime_checkable
-class Summarizing(Protocol):
-    """A world that can go on from a summary in place of the whole history."""
-
-    def summarize(self, attempts: Sequence[Attempt]) -> list[tuple[Attempt, Task]]:
-        """Unfinished attempts, each with the summary that the policy writes of it, and the tasks that go on there."""
-        ...
-
-
-Ability = TypeVar("Ability")
-
-
-def able(world: object, ability: type[Ability]) -> Ability:
-    """The world, known to have an ability.
+    Every world that can go on from the middle of an attempt has `branch(attempt, unit)`, which returns the task that
+    goes on after the first `unit` units; those stay decisions of the policy, as recorded.
 
     Raises:
-        UserError: It has not.
+        UserError: The world has no such function.
     """
-    if not isinstance(world, ability):
+    method = getattr(world, ability, None)
+    if method is not None:
+        return method
+    registered: Mapping[str, Callable[..., Any]] = getattr(world, "abilities", {})
+    if ability not in registered:
         raise UserError(
-            f"This recipe needs a world with the ability '{ability.__name__}', which {type(world).__name__} lacks; "
+            f"This recipe needs a world with the ability '{ability}', which {type(world).__name__} lacks; "
             "choose another recipe or task."
         )
-    return world
+    return partial(registered[ability], world)
 
 
 Value = TypeVar("Value")
@@ -250,6 +171,13 @@ class Sampler(Part):
 
 class Topology(Part):
     """P13: how the attempts at a task hang together."""
+
+    def check(self, task: Any) -> None:
+        """Refuse what can be played, e.g. a `robopolicy.text.task.TextTask`, before the first attempt.
+
+        Raises:
+            ValueError: Its attempts cannot be made so; one line.
+        """
 
     @abstractmethod
     def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
@@ -339,19 +267,6 @@ def degenerate(rewards: Tensor, spread: float = 1e-6) -> bool:
     return bool((rewards.max() - rewards.min()).item() <= spread)
 
 
-def failed(rewards: Tensor, threshold: float = 0.5) -> bool:
-    """Whether no reward of a group `(G,)` exceeds the threshold of success."""
-    return bool((rewards <= threshold).all())
-
-
 def rewards_of(group: Sequence[Attempt]) -> Tensor:
     """Rewards `(G,)` of attempts."""
     return torch.tensor([attempt.reward for attempt in group], dtype=torch.float64)
-
-
-def shared_out(weight: Tensor, total: int) -> list[int]:
-    """Whole numbers in proportion to weights `(K,)` that sum to `total`, by largest remainder."""
-    ideal = weight.double() / weight.double().sum() * total
-    share = (ideal + 1e-6).floor().long()
-    share[torch.argsort(share - ideal, stable=True)[: total - int(share.sum())]] += 1
-    return share.tolist()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from robopolicy.limits import Natural
+from robopolicy.plugins import Registry
 from robopolicy.samplers.attempts import from_plain, to_plain
 from robopolicy.samplers.protocols import Attempt, Staleness, World
 
@@ -35,7 +36,10 @@ class Bounded(Staleness):
         return (self.limit + 1) * batch
 
 
-STALENESS: dict[str, type[Staleness]] = {"bounded": Bounded}
+STALENESS: Registry[type[Staleness]] = Registry(
+    "parts.staleness",
+    {"bounded": Bounded},
+)
 
 
 @dataclass(frozen=True)

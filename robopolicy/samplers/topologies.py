@@ -7,29 +7,21 @@ compared at equal cost; where it cannot, it says so (`Rewritten`, `Windows`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from robopolicy.core.decisions import Decisions
-from robopolicy.limits import Count, NotNegative, Seed, Share
-from robopolicy.samplers.attempts import groups_of
+from robopolicy.limits import Count, Seed, Share
+from robopolicy.plugins import Registry
 from robopolicy.samplers.protocols import (
-    HINTED,
     Attempt,
-    Branching,
-    Hinting,
-    Prefixing,
-    Rescoring,
-    Rewriting,
     Task,
     Topology,
     World,
     able,
-    need_metric,
 )
-from robopolicy.samplers.windows import Flat, Segments, Turns, Windows
+from robopolicy.samplers.windows import Flat
 
 
 class Random(Topology):
@@ -100,217 +92,9 @@ class Branch(Random):
             for unit in range(1, len(entropy)):
                 rise = entropy[unit] - entropy[0]
                 if len(found) < room and self.uniform() - self.weight * rise <= self.threshold:
-                    continued = able(world, Branching).branch(attempt, unit)
+                    continued = able(world, "branch")(attempt, unit)
                     found += [continued] * min(self.beam - 1, room - len(found))
         return found + [task] * (room - len(found))
-
-
-class Tree(Random):
-    """Every unit of every branch is tried `width` times (DialTree, S120), for `depth` units; then each is played out.
-
-    Where a metric of this name is positive (off-topic, malformed, unsafe), a branch is pruned unless all would be. More
-    leaves than the budget are thinned at random, missing ones are played from the start. One branch per unit is flat.
-    """
-
-    def __init__(self, width: Count = 4, depth: Count = 5, prune: str | None = None, seed: Seed = 0) -> None:
-        """Get ready.
-
-        Args:
-            width: Continuations of each unit.
-            depth: Units that branch.
-            prune: Metric of attempts that are not continued.
-            seed: Of the draws.
-        """
-        super().__init__(seed)
-        self.width, self.depth, self.prune = width, depth, prune
-
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """Task by task, a unit of all branches at a time."""
-        return [attempt for task in tasks for attempt in self._leaves(world, task)]
-
-    def _sound(self, attempt: Attempt) -> bool:
-        return self.prune is None or need_metric(attempt.metrics, self.prune, "topology") <= 0
-
-    def _leaves(self, world: World, task: Task) -> list[Attempt]:
-        frontier = [task] * max(1, task.budget // self.width**self.depth)
-        leaves: list[Attempt] = []
-        for unit in range(1, self.depth + 1):
-            tried = world.play([branch for branch in frontier for _ in range(self.width)], units=1)
-            sound = [attempt for attempt in tried if self._sound(attempt)]
-            kept = self._thinned(sound or tried, task.budget - len(leaves))
-            leaves += [attempt for attempt in kept if attempt.finished]
-            open_ends = [attempt for attempt in kept if not attempt.finished]
-            frontier = [able(world, Branching).branch(attempt, unit) for attempt in open_ends]
-        leaves += world.play([*frontier, *[task] * (task.budget - len(leaves) - len(frontier))])
-        return leaves
-
-    def _thinned(self, attempts: list[Attempt], most: int) -> list[Attempt]:
-        if len(attempts) <= most:
-            return attempts
-        chosen = torch.randperm(len(attempts), generator=self._generator)[:most].sort().values
-        return [attempts[index] for index in chosen.tolist()]
-
-
-class ResetFromData(Random):
-    """Attempts begin in the middle of a demonstration with probability `share` (DR-PO, S105).
-
-    The length of its prefix is uniform, and one per task, so that a group starts from one state. What is given is not a
-    decision of the policy. A share of 0 is flat.
-    """
-
-    def __init__(self, share: Share = 1.0, seed: Seed = 0) -> None:
-        super().__init__(seed)
-        self.share = share
-
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """Flat, from where the demonstrations lead."""
-        return Flat().rollout(world, [self._started(world, task) for task in tasks])
-
-    def _started(self, world: World, task: Task) -> Task:
-        chance, length = self.uniform(), self.uniform()
-        started = able(world, Prefixing).begin(task, length) if chance < self.share else None
-        return task if started is None else started
-
-
-class AdaptiveHints(Random):
-    """Half of a group is played with the beginning of a reference solution, longer where the other half fails (S164).
-
-    The share is `low + (high - low) (1 - p) + noise`, p the success rate of the plain half; a share of at most 0 leaves
-    the task as it is. The given decisions are masked.
-    """
-
-    def __init__(
-        self, low: NotNegative = 0.0, high: NotNegative = 0.8, noise: NotNegative = 0.05, seed: Seed = 0
-    ) -> None:
-        """Get ready.
-
-        Args:
-            low: Share of the solution given where the plain half succeeds.
-            high: Share given where it fails.
-            noise: Half-width of the uniform noise on the share.
-            seed: Of the noise.
-        """
-        super().__init__(seed)
-        self.low, self.high, self.noise = low, high, noise
-
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """The plain halves first, as they decide how much is told."""
-        plain = Flat().rollout(world, [replace(task, budget=task.budget - task.budget // 2) for task in tasks])
-        helped: list[Task] = []
-        for task, group in zip(tasks, groups_of(plain), strict=True):
-            rate = sum(attempt.success for attempt in group) / len(group)
-            share = self.low + (self.high - self.low) * (1.0 - rate) + self.noise * (2.0 * self.uniform() - 1.0)
-            hinted = able(world, Prefixing).begin(task, min(share, 1.0)) if share > 0 else None
-            helped += [task if hinted is None else hinted] * (task.budget // 2)
-        told = [
-            replace(attempt, source=HINTED) if attempt.task.prefix is not None else attempt
-            for attempt in world.play(helped)
-        ]
-        return side_by_side(plain, told)
-
-
-class Rewritten(Topology):
-    """Tasks restated by how they went (CLPO, S070): failed ones simpler, half-solved ones varied, beside the originals.
-
-    The restatements have keys, and so groups, of their own and come on top of the budget. With `hard` below 0 and an
-    empty middle nothing is restated.
-    """
-
-    def __init__(self, hard: Share = 0.3, easy: Share = 0.7) -> None:
-        """Get ready.
-
-        Args:
-            hard: Success rate up to which a task is restated simpler.
-            easy: Success rate up to which it is varied.
-        """
-        self.hard, self.easy = hard, easy
-
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """The originals, then restatements of those that were not easy."""
-        attempts = Flat().rollout(world, tasks)
-        again: list[Task] = []
-        for task, group in zip(tasks, groups_of(attempts), strict=True):
-            rate = sum(attempt.success for attempt in group) / len(group)
-            if rate <= self.easy:
-                again.append(able(world, Rewriting).rewrite(task, "simpler" if rate <= self.hard else "varied"))
-        return attempts + Flat().rollout(world, again)
-
-
-class Privileged(Topology):
-    """Part of a group is played with a document that the policy is to do without (TriMPI, S029).
-
-    Its attempts join the group as answers to the plain task: scored without the document, `logp_behaviour` with it. A
-    share of 0 is flat.
-    """
-
-    def __init__(self, share: Share = 0.5, kind: str = "document") -> None:
-        """Get ready.
-
-        Args:
-            share: Of the budget, played with the document.
-            kind: Of hint that the world is asked for.
-        """
-        self.share, self.kind = share, kind
-
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """The plain ones, then those that were told."""
-        counts = [round(self.share * task.budget) for task in tasks]
-        plain = Flat().rollout(world, [replace(t, budget=t.budget - n) for t, n in zip(tasks, counts, strict=True)])
-        asked = [task for task, count in zip(tasks, counts, strict=True) for _ in range(count)]
-        if not asked:
-            return plain
-        told = [able(world, Hinting).hint(task, self.kind, 1.0) or task for task in asked]
-        helped = able(world, Rescoring).rescore(world.play(told), asked)
-        return side_by_side(plain, [replace(attempt, source=HINTED) for attempt in helped])
-
-
-class Modes(Topology):
-    """A fixed share of every group in each mode (A2FM, S046), told by the context; costs are a matter of the reward."""
-
-    def __init__(self, modes: Sequence[str]) -> None:
-        self.modes = tuple(modes)
-
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """Mode after mode, over and over until the budget is spent."""
-        return world.play(
-            [
-                replace(task, context={"kind": "mode", "text": self.modes[number % len(self.modes)]})
-                for task in tasks
-                for number in range(task.budget)
-            ]
-        )
-
-
-class Requery(Topology):
-    """Attempts that a critic does not think good enough are asked for again (ReAd, S144), the best one is kept.
-
-    The critic is a metric of the world. The cost is up to `queries` attempts for each that is returned.
-    """
-
-    def __init__(self, metric: str = "advantage", threshold: float = 0.0, queries: Count = 3) -> None:
-        """Get ready.
-
-        Args:
-            metric: What the critic says of an attempt.
-            threshold: Above it an attempt is accepted; -.inf accepts all.
-            queries: Most attempts at one place.
-        """
-        self.metric, self.threshold, self.queries = metric, threshold, queries
-
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """As many as the budgets sum to, accepted or the best that there were."""
-        attempts = world.play([task for task in tasks for _ in range(task.budget)])
-        for _ in range(self.queries - 1):
-            places = [place for place, attempt in enumerate(attempts) if self._value(attempt) <= self.threshold]
-            if not places:
-                break
-            for place, again in zip(places, world.play([attempts[place].task for place in places]), strict=True):
-                if self._value(again) > self._value(attempts[place]):
-                    attempts[place] = again
-        return attempts
-
-    def _value(self, attempt: Attempt) -> float:
-        return need_metric(attempt.metrics, self.metric, "topology")
 
 
 def unit_entropy(decisions: Decisions) -> list[float]:
@@ -320,22 +104,10 @@ def unit_entropy(decisions: Decisions) -> list[float]:
     return [float(entropy[(unit == number) & valid].mean()) for number in unit[valid].unique().tolist()]
 
 
-def side_by_side(first: Sequence[Attempt], second: Sequence[Attempt]) -> list[Attempt]:
-    """Attempts of both, group by group."""
-    return [attempt for group in groups_of([*first, *second]) for attempt in group]
-
-
-TOPOLOGIES: dict[str, type[Topology]] = {
-    "flat": Flat,
-    "branch": Branch,
-    "tree": Tree,
-    "reset_from_data": ResetFromData,
-    "adaptive_hints": AdaptiveHints,
-    "rewritten": Rewritten,
-    "privileged": Privileged,
-    "requery": Requery,
-    "modes": Modes,
-    "segments": Segments,
-    "turns": Turns,
-    "windows": Windows,
-}
+TOPOLOGIES: Registry[type[Topology]] = Registry(
+    "parts.topology",
+    {
+        "flat": Flat,
+        "branch": Branch,
+    },
+)

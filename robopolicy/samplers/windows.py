@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
 
-import torch
-
-from robopolicy.core.decisions import Decisions, cat
-from robopolicy.limits import Count, Natural
-from robopolicy.samplers.attempts import joined
-from robopolicy.samplers.protocols import Attempt, Branching, Summarizing, Task, Topology, World, able
+from robopolicy.samplers.protocols import Attempt, Task, Topology, World
 
 
 class Flat(Topology):
@@ -20,109 +13,3 @@ class Flat(Topology):
     def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
         """All at once."""
         return world.play([task for task in tasks for _ in range(task.budget)])
-
-
-class Segments(Topology):
-    """Long attempts in context windows (SUPO, S057): at the limit the policy sums up, and goes on from its summary.
-
-    Each window is a row of the attempt, and all share its advantage. What is unfinished after the last window is
-    masked: it enters neither loss nor statistics.
-    """
-
-    def __init__(self, units: Count, summaries: Natural = 2) -> None:
-        """Get ready.
-
-        Args:
-            units: Of one window, behind which the policy sums up if it has not finished.
-            summaries: Windows after the first.
-        """
-        self.units, self.summaries = units, summaries
-
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """A window of all unfinished attempts at a time, each behind the summary of what came before."""
-        asked = [task for task in tasks for _ in range(task.budget)]
-        attempts = world.play(asked, units=self.units)
-        rows: list[list[Decisions]] = [[] for _ in asked]  # of windows that have ended with a summary
-        for _ in range(self.summaries):
-            places = [place for place, attempt in enumerate(attempts) if not attempt.finished]
-            if not places:
-                break
-            told = able(world, Summarizing).summarize([attempts[place] for place in places])
-            windows = world.play([task for _, task in told], units=self.units)
-            for place, (before, _), window in zip(places, told, windows, strict=True):
-                rows[place].append(before.decisions)
-                attempts[place] = window
-        whole = [
-            replace(attempt, task=task, decisions=joined([*before, attempt.decisions]))
-            for task, attempt, before in zip(asked, attempts, rows, strict=True)
-        ]
-        return [attempt if attempt.finished else without_decisions(attempt) for attempt in whole]
-
-
-class Turns(Topology):
-    """Every unit becomes a row (AgentFlow, S059), each with the reward of the whole.
-
-    Statistics over rows then count long attempts more often: pitfall (a), wanted by this method.
-    """
-
-    def __init__(self, inner: Topology | None = None) -> None:
-        self.inner = inner or Flat()
-
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """Rows of units."""
-        attempts = self.inner.rollout(world, tasks)
-        return [replace(attempt, decisions=rows_of_units(attempt.decisions)) for attempt in attempts]
-
-
-class Windows(Topology):
-    """Attempts that may take several batches (T-PPO, S000): at the end of a window all are learned from as they stand.
-
-    Unfinished ones go on in the next batch, in the place of fresh ones, and mark what was learned from before in
-    `extra["seen"]` bool (n, T). For methods that value decisions, as there are no whole groups, and for one player.
-    """
-
-    def __init__(self, units: Count) -> None:
-        self.units = units
-        self._open: list[tuple[Task, int]] = []  # what goes on, and the units it has
-
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """As many attempts as the budgets sum to."""
-        fresh = [(task, 0) for task in tasks for _ in range(task.budget)]
-        asked = [*self._open, *fresh][: len(fresh)]
-        waiting = self._open[len(fresh) :]
-        played = world.play([task for task, _ in asked], units=self.units)
-        attempts: list[Attempt] = []
-        for attempt, (_, before) in zip(played, asked, strict=True):
-            unit = attempt.decisions.need("unit")
-            extra = {**attempt.decisions.extra, "seen": unit < before}
-            attempts.append(replace(attempt, decisions=attempt.decisions.with_fields(extra=extra)))
-            if not attempt.finished:
-                units = before + self.units
-                waiting.append((able(world, Branching).branch(attempt, units), units))
-        self._open = waiting
-        return attempts
-
-    def state_dict(self) -> dict[str, Any]:
-        """What goes on."""
-        return {"open": [[vars(task), units] for task, units in self._open]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
-        self._open = [(Task(**task), int(units)) for task, units in state["open"]]
-
-
-def rows_of_units(decisions: Decisions) -> Decisions:
-    """Each row repeated for each of its units, with the others masked there."""
-    unit, valid = decisions.need("unit"), decisions.valid()
-    pieces: list[Decisions] = []
-    for row in range(len(decisions)):
-        for number in unit[row][valid[row]].unique().tolist():
-            own = decisions.select(slice(row, row + 1))
-            pieces.append(own.with_fields(mask=own.valid() & (own.need("unit") == number)))
-    return cat(pieces) if pieces else decisions
-
-
-def without_decisions(attempt: Attempt) -> Attempt:
-    """The attempt with everything masked."""
-    mask = torch.zeros_like(attempt.decisions.logp_old, dtype=torch.bool)
-    return replace(attempt, decisions=attempt.decisions.with_fields(mask=mask))

@@ -1,14 +1,7 @@
 """What recipes read beside the attempts they learn from: other attempts at the same tasks, or other probabilities.
 
-    extra["greedy"] (N,)            reward of the likeliest answers to the row's task (ReMax)
-    extra["mean_ref"] (N,)          mean reward of attempts of the start of the run at the task (S182)
-    extra["value_ref"] (N,)         best value of the task, beta log mean exp(R / beta), by the start of the run (A*-PO)
-    extra["likelihood"] (N,)        of the task's solution under the start of the run (S122)
-    extra["drift"] (N,)             mean |change of log-probability| of the task's last attempt since then [nats] (S037)
-    value, extra["rollout_value"] (N, T)    mean return of attempts that go on from each message (S180)
-    value, unit (N, T)              the same from each segment of a message, and the number of the segment (S013)
-    extra["probe_accuracy"], extra["probe_confidence"] (N, T)   of the solution, asked for before each message (S149)
-    extra["duration"] (N, T)        tokens of each message, which stand for its time (S062)
+    extra["greedy"] (N,)    reward of the likeliest answers to the row's task (ReMax)
+    extra["drift"] (N,)     mean |change of log-probability| of the task's last attempt since then [nats]
 
 What is played here is played by a world of its own, whose tokens count, but whose attempts are not reported.
 """
@@ -17,24 +10,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.segments import Segments
-from robopolicy.errors import UserError
+from robopolicy.plugins import Registry
 from robopolicy.samplers.attempts import joined
 from robopolicy.samplers.protocols import Attempt, Task
 from robopolicy.text.summaries import named_parts
 from robopolicy.text.world import TextWorld, score
-
-SAMPLES = 8  # attempts of the start of the run at a task, from which its best value is estimated
-BETA = 0.5  # of the best value, in rewards
-ROLLOUTS = 4  # from each message
 
 
 @dataclass(frozen=True)
@@ -49,6 +36,12 @@ class Aside(ABC):
     """Finds one or more fields of rows; what it remembers goes into `state_dict`."""
 
     begins: ClassVar[bool] = False  # whether it asks the policy that the run began with
+    key: ClassVar[str] = ""  # of `extra`, or "value", that it fills, where that is one field
+
+    @classmethod
+    def of(cls, recipe: Mapping[str, Any]) -> Self:
+        """What a plain recipe asks for."""
+        return cls()
 
     @abstractmethod
     def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
@@ -64,8 +57,6 @@ class Aside(ABC):
 
 class PerTask(Aside):
     """One number per task, found once for every task."""
-
-    key: ClassVar[str]
 
     def __init__(self) -> None:
         self.known: dict[int, float] = {}
@@ -109,41 +100,6 @@ class Greedy(PerTask):
             worlds.own.deterministic = False
 
 
-class MeanValue(PerTask):
-    """What the policy earns at the start of the run, on average."""
-
-    key, begins = "mean_ref", True
-
-    def ask(self, worlds: Worlds, tasks: Sequence[Task]) -> list[float]:
-        """Play every task several times."""
-        found = torch.tensor(rewards(worlds.start.play([task for task in tasks for _ in range(SAMPLES)])))
-        return self.value(found.view(-1, SAMPLES)).tolist()
-
-    def value(self, found: Tensor) -> Tensor:
-        """Of tasks (M,) whose attempts earned this much (M, SAMPLES)."""
-        return found.mean(1)
-
-
-class BestValue(MeanValue):
-    """What the best policy near the start of the run would earn."""
-
-    key = "value_ref"
-
-    def value(self, found: Tensor) -> Tensor:
-        """Soft maximum over the attempts."""
-        return BETA * (torch.logsumexp(found / BETA, 1) - math.log(SAMPLES))
-
-
-class Likelihood(PerTask):
-    """How likely the solution is at the start of the run: geometric mean over its tokens, 0 where there is none."""
-
-    key, begins = "likelihood", True
-
-    def ask(self, worlds: Worlds, tasks: Sequence[Task]) -> list[float]:
-        """Score the solutions."""
-        return solutions(worlds.start, tasks)[0].tolist()
-
-
 class Drift(Aside):
     """How far the policy has moved at each task since it was attempted last; 0 where it was not."""
 
@@ -182,80 +138,21 @@ class Drift(Aside):
             self.last = Decisions(state["logp"], mask=state["mask"], group=state["group"], extra=dict(state["extra"]))
 
 
-class RolloutValue(Aside):
-    """Mean return to the end before each message, over attempts that go on from there; a turn is a moment."""
+ASIDES: Registry[type[Aside]] = Registry("annotators", {"greedy": Greedy, "half_life": Drift})
+"""What a recipe names, a part, a key or an option that is not 0, -> what it asks for.
 
-    def __init__(self, key: str, gamma: float = 1.0) -> None:
-        """Fill `extra[key]`, or the value itself, with returns that are discounted from turn to turn."""
-        self.key, self.gamma = key, gamma
-
-    def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
-        """Play on from every message; the first ones of a task are the same moment."""
-        moments, places = moments_of(worlds.own, attempts)
-        value = spread(mean_return(worlds.own, moments, self.gamma), places, rows)
-        return rows.with_fields(value=value) if self.key == "value" else with_extra(rows, **{self.key: value})
+"gae_value" is asked for by a recipe that starts with values (`gae`) and has no critic.
+"""
 
 
-class SegmentValue(Aside):
-    """Mean reward to come before each segment of a message; units are segments then."""
-
-    def __init__(self, every: int, below: float) -> None:
-        """Cut behind every so many tokens that were less likely than `below`."""
-        self.every, self.below = every, below
-
-    def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
-        """Play on from every cut and message."""
-        begins = beginnings(rows, self.every, self.below)
-        columns = [row.nonzero()[1:, 0].tolist() for row in begins]
-        rows = rows.with_fields(unit=(begins.cumsum(1) - 1).clamp(min=0))
-        moments, places = moments_of(worlds.own, attempts, columns)
-        return rows.with_fields(value=spread(mean_return(worlds.own, moments), places, rows))
-
-
-class Probe(Aside):
-    """How likely the solution's last message would be before each message, and how sure the policy is of it."""
-
-    def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
-        """Score the solution at all moments."""
-        moments, places = moments_of(worlds.own, attempts)
-        accuracy, sure = (spread(value, places, rows) for value in solutions(worlds.own, moments))
-        return with_extra(rows, probe_accuracy=accuracy, probe_confidence=sure)
-
-
-class Duration(Aside):
-    """Tokens of each message."""
-
-    def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
-        """Count them."""
-        row = torch.arange(len(rows))[:, None]
-        messages = Segments(row * (int(rows.need("unit").max()) + 1) + rows.need("unit"), rows.valid())
-        return with_extra(rows, duration=messages.spread(messages.count).to(rows.logp_old.dtype))
-
-
-ASIDES: dict[str, Callable[[Mapping[str, Any]], Aside]] = {
-    "greedy": lambda _: Greedy(),
-    "mean_ref": lambda _: MeanValue(),
-    "value_ref": lambda _: BestValue(),
-    "unlikely": lambda _: Likelihood(),
-    "half_life": lambda _: Drift(),
-    "value": lambda start: RolloutValue("value", start.get("gamma", 1.0)),
-    "rollout_weight": lambda start: RolloutValue("rollout_value", start.get("gamma", 1.0)),
-    "potential_gain": lambda _: Probe(),
-    "duration": lambda _: Duration(),
-}
-"""What a recipe names, a part, a key or an option, -> what it asks for, given the options of its start `gae`."""
-
-
-def asides_of(recipe: Mapping[str, Any]) -> dict[str, Aside]:
-    """Those of `ASIDES` that a plain recipe asks for."""
+def asides_of(recipe: Mapping[str, Any], given: Mapping[str, Aside] | None = None) -> dict[str, Aside]:
+    """Those of `ASIDES` that a plain recipe asks for, beside the `given` ones."""
     named = dict(named_parts(recipe))
-    options = ("half_life", "rollout_weight")
-    asked = set(named) | {key for part in named.values() for key in options if part.get(key)}
-    cut = recipe["rollout"].get("segments")
-    if recipe["critic"] is None and "gae" in named and not cut:
-        asked.add("value")
-    own = {"segments": SegmentValue(**cut)} if cut else {}
-    return own | {name: make(named.get("gae", {})) for name, make in ASIDES.items() if name in asked}
+    asked = set(named) | {option for part in named.values() for option, value in part.items() if value}
+    valued = any(aside.key == "value" for aside in (given or {}).values())
+    if recipe["critic"] is None and "gae" in named and not valued:
+        asked.add("gae_value")
+    return {**(given or {}), **{name: ASIDES[name].of(recipe) for name in ASIDES if name in asked}}
 
 
 def plain(task: Task) -> Task:
@@ -266,78 +163,6 @@ def plain(task: Task) -> Task:
 def rewards(attempts: Sequence[Attempt]) -> list[float]:
     """Rewards, 0 where an attempt could not be judged."""
     return [attempt.reward if math.isfinite(attempt.reward) else 0.0 for attempt in attempts]
-
-
-def mean_return(world: TextWorld, moments: Sequence[Task], gamma: float = 1.0) -> Tensor:
-    """What attempts that go on from each moment earn on average `(M,)`."""
-    played = world.play([task for task in moments for _ in range(ROLLOUTS)])
-    return torch.tensor([to_come(attempt, gamma) for attempt in played]).view(-1, ROLLOUTS).mean(1)
-
-
-def to_come(attempt: Attempt, gamma: float = 1.0) -> float:
-    """Return of the turns that were played behind the beginning of the task, 0 where they could not be judged."""
-    if attempt.record.fault:
-        return 0.0
-    before = len(attempt.task.prefix["said"]) if attempt.task.prefix is not None else 0
-    return sum(gamma**turn * reward for turn, reward in enumerate(attempt.record.paid[before:]))
-
-
-def beginnings(rows: Decisions, every: int, below: float) -> Tensor:
-    """Bool `(N, T)`: begins a message, or follows every so many tokens of one that were less likely than `below`."""
-
-    def before(values: Tensor) -> Tensor:
-        return torch.cat([torch.zeros_like(values[:, :1]), values[:, :-1]], 1)
-
-    unit, own = rows.need("unit"), rows.valid()
-    first = own & ~(before(own) & (before(unit) == unit))
-    unsure = own & (rows.logp_old < math.log(below))
-    count = unsure.long().cumsum(1)
-    earlier = torch.where(first, count - unsure.long(), 0).cummax(1).values  # in the messages before
-    return first | (own & before(unsure & ((count - earlier) % every == 0)))
-
-
-def moments_of(
-    world: TextWorld, attempts: Sequence[Attempt], columns: Sequence[Sequence[int]] | None = None
-) -> tuple[list[Task], list[list[int]]]:
-    """Tasks that go on from before each message, equal first ones once, and their numbers for each attempt.
-
-    With `columns` they go on from before these of each attempt's row, in place of the later messages.
-    """
-    moments: list[Task] = []
-    first: dict[int, int] = {}
-    places: list[list[int]] = []
-    for row, attempt in enumerate(attempts):
-        if attempt.record is None:
-            raise UserError("This recipe goes on from the middle of attempts, which needs players=0.")
-        begin = first.setdefault(attempt.task.key, len(moments))
-        later = attempt.record.starts[1 : int(attempt.metrics["turns"])] if columns is None else columns[row]
-        if begin == len(moments):
-            moments.append(plain(attempt.task))
-        places.append([begin, *range(len(moments), len(moments) + len(later))])
-        moments += [world.resume(attempt, column) for column in later]
-    return moments, places
-
-
-def spread(values: Tensor, places: Sequence[Sequence[int]], rows: Decisions) -> Tensor:
-    """Values `(M,)` of moments at the decisions `(N, T)` of the messages that follow them."""
-    unit, result = rows.need("unit"), torch.zeros_like(rows.logp_old)
-    for row, numbers in enumerate(places):
-        result[row] = values[torch.tensor(numbers)][unit[row].clamp(max=len(numbers) - 1)].to(result)
-    return result
-
-
-@torch.no_grad()
-def solutions(world: TextWorld, tasks: Sequence[Task]) -> tuple[Tensor, Tensor]:
-    """Of the last messages of the tasks' solutions: geometric mean probability, and exp of minus the mean entropy."""
-    written = [world.conclude(task) for task in tasks]
-    known = [place for place, attempt in enumerate(written) if attempt is not None]
-    found = torch.zeros(2, len(tasks))
-    if known:
-        batch = world.batch([attempt for attempt in written if attempt is not None])
-        out, count = score(world.policy, batch), batch.valid().sum(1).clamp(min=1)
-        for kind, values in zip(found, (out.logp, -out.entropy), strict=True):
-            kind[known] = (values.cpu().sum(1) / count).exp()
-    return found[0], found[1]
 
 
 def with_extra(rows: Decisions, **found: Any) -> Decisions:

@@ -16,7 +16,6 @@ from robopolicy.evaluation.report import Table, percent
 from robopolicy.samplers.protocols import Task
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.task import TextTask
-from robopolicy.text.worlds import make_world
 
 ROWS = 512  # attempts at once
 OWN = {"success", "length", "turns", "cut", "fault", "helped"}  # metrics of every task
@@ -98,7 +97,7 @@ def sample_attempts(
         temperature: Of the policy.
         seed: Of its choices.
     """
-    world = make_world(policy, task, torch.Generator().manual_seed(seed))
+    world = policy.env_class(policy, task, torch.Generator().manual_seed(seed))
     prompts = max(1, ROWS // samples)
     wins: list[Tensor] = []
     measures: dict[str, list[float]] = {}

@@ -8,7 +8,7 @@ leave the batch when half of it has, so long completions do not keep short ones 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.core.references import top_p_support
-from robopolicy.text.grammar import Grammar
 from robopolicy.text.model import body_of, head_of
 from robopolicy.text.tokenizers import left_padded
 
@@ -77,7 +76,8 @@ def generate(
     pad: int,
     guide: nn.Module | None = None,
     top_p: float = 1.0,
-    grammar: Grammar | None = None,
+    allowed: Callable[[str], Tensor] | None = None,
+    word: Callable[[int], str] = chr,
     begun: Sequence[str] = (),
 ) -> Generation:
     """Complete every prompt; equal ones are read once.
@@ -92,7 +92,8 @@ def generate(
         pad: Token that fills rows up.
         guide: Only its likeliest tokens may be chosen, ...
         top_p: ... those that have this probability together.
-        grammar: Only what it allows may be chosen.
+        allowed: Tokens (V,) bool that may follow what has been written of a message.
+        word: Text of a token, for `allowed`.
         begun: What has been written of each message already; nothing where it is empty.
     """
     device = next(model.parameters()).device
@@ -117,8 +118,8 @@ def generate(
     for step in range(budget):
         logits = readers[0].logits()
         support = None if guide is None else top_p_support(readers[1].logits(), top_p)
-        if grammar is not None:
-            formed = torch.stack([grammar.allowed(texts[row]) for row in rows.tolist()]).to(device)
+        if allowed is not None:
+            formed = torch.stack([allowed(texts[row]) for row in rows.tolist()]).to(device)
             support = formed if support is None else support & formed
         if support is not None:
             supports.append(support.new_ones(count, support.shape[1]).index_copy(0, rows, support))
@@ -128,9 +129,9 @@ def generate(
         tokens[alive, step] = chosen[running]
         logp[alive, step], entropy[alive, step] = (score[running] for score in scores)
         mask[alive, step] = True
-        if grammar is not None:
+        if allowed is not None:
             for row, token in zip(alive.tolist(), chosen[running].tolist(), strict=True):
-                texts[row] += grammar.words[token]
+                texts[row] += word(token)
         running = running & (chosen != eos)
         left = int(running.sum())
         if left == 0 or step + 1 == budget:

@@ -27,19 +27,18 @@ from robopolicy.catalogue import read_recipe
 from robopolicy.core.decisions import Decisions, MissingField
 from robopolicy.core.gradients import flat_gradient, group_scores, influence
 from robopolicy.core.recipe import Recipe
-from robopolicy.core.references import soup
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.limits import Count, Natural, Positive, Range, UpTo
 from robopolicy.policies.base import DecisionOutput, Info, Policy
 from robopolicy.samplers.collector import OBJECTIVES
 from robopolicy.samplers.protocols import REPLAYED, TEACHER
-from robopolicy.text.asides import asides_of
+from robopolicy.text.asides import Aside, asides_of
 from robopolicy.text.critic import ValueHead, score_with_value
 from robopolicy.text.engines import ENGINES, OWN, corrected
 from robopolicy.text.imitation import TextLearner, TextLearnerConfig, ramped
 from robopolicy.text.policy import TextPolicy
+from robopolicy.text.scoring_options import scoring_options
 from robopolicy.text.summaries import summaries_of, summarised
-from robopolicy.text.views import Views
 from robopolicy.text.world import score
 
 OVERLONG = ("score", "mask")
@@ -101,7 +100,7 @@ class TextRecipe(TextLearner):
         try:
             plain = read_recipe(config.recipe)
             self.recipe = Recipe.from_plain(corrected(plain, config.importance_cap) if config.engine != OWN else plain)
-            self.views = Views.of(self.recipe.rollout)
+            self.options = scoring_options(self.recipe.rollout)
         except ValueError as error:
             raise UserError(f"Recipe '{config.recipe}': {error}") from error
         if config.imitation and (config.imitation >= total_updates or self.recipe.data != "rollout"):
@@ -119,17 +118,13 @@ class TextRecipe(TextLearner):
                 "to 0 for its own."
             )
         self.companion: TextPolicy | None = None  # see `accompany`
-        self.reference_policy: TextPolicy | None = frozen_copy(policy) if _compares(self.recipe) else None
-        self.guide: TextPolicy | None = frozen_copy(policy) if self.views.guided else None
-        if self.views.support and self.policy.vocabulary > WIDEST:
-            raise UserError(
-                f"Recipe '{config.recipe}' notes which others might have been chosen for every token, too much for a "
-                f"vocabulary of {self.policy.vocabulary}; at most {WIDEST} are possible."
-            )
+        self.reference_policy: TextPolicy | None = frozen_copy(policy) if self._compares() else None
         self.critic: ValueHead | None = None
         if self.recipe.critic is not None:
             self.critic = ValueHead(self.policy)
             self.optimizer.add_param_group({"params": list(self.critic.parameters()), "lr": config.critic_lr})
+        for option in self.options.values():
+            option.begin(self)
         self.advantage: torch.Tensor | None = None  # (N, 1) or (N, T) of the last batch, 0 where not selected
         self.influence: torch.Tensor | None = None  # (O,) of its objectives, where the rewards want to know
 
@@ -145,10 +140,10 @@ class TextRecipe(TextLearner):
                 f"algorithm.data={config.data} is not read: recipe '{config.recipe}' learns from what it plays; leave "
                 "it out, or choose a recipe for demonstrations, pairs or offline logs, e.g. sft, dpo or kto."
             )
-        if config.companion and not self.views.companion:
+        if config.companion and not self.needs_companion:
             raise UserError(
                 f"algorithm.companion={config.companion} is not read: recipe '{config.recipe}' has no second policy; "
-                "leave it out, or choose a recipe that has one, e.g. s080_kdrl."
+                "leave it out, or choose a recipe that has one, e.g. kdrl."
             )
 
     def _check_family(self) -> None:
@@ -157,15 +152,39 @@ class TextRecipe(TextLearner):
         Raises:
             UserError: Another family of policies, or another engine, is to do that.
         """
-        views, critic = self.views, self.recipe.critic
-        parts = {"critic": critic, "layer": views.layer_updates, "support": views.support, "segments": views.segments}
-        asked = [name for name, part in parts.items() if part]
-        if asked and not self.policy.causal:
-            raise UserError(f"Recipe '{self.config.recipe}' needs policy=text for its {asked[0]}.")
-        if self.views.support and (self.config.engine != OWN or self.config.players):
-            raise UserError(f"Recipe '{self.config.recipe}' needs engine={OWN} and players=0 for its support.")
-        if self.views.judge and self.config.players:
-            raise UserError(f"Recipe '{self.config.recipe}' needs players=0 for its judge.")
+        name, config = self.config.recipe, self.config
+        asked = {} if self.recipe.critic is None else {"critic": ("causal",)}
+        for key, needs in (asked | {key: option.needs for key, option in self.options.items()}).items():
+            if "causal" in needs and not self.policy.causal:
+                raise UserError(f"Recipe '{name}' needs policy=text for its {key}.")
+            settings = {"engine": (OWN, config.engine), "players": (0, config.players)}
+            wanted = {setting: pair for setting, pair in settings.items() if setting in needs}
+            if any(value != right for right, value in wanted.values()):
+                words = " and ".join(f"{setting}={right}" for setting, (right, _) in wanted.items())
+                raise UserError(f"Recipe '{name}' needs {words} for its {key}.")
+            if "vocabulary" in needs and self.policy.vocabulary > WIDEST:
+                raise UserError(
+                    f"Recipe '{name}' notes which others might have been chosen for every token, too much for a "
+                    f"vocabulary of {self.policy.vocabulary}; at most {WIDEST} are possible."
+                )
+
+    @property
+    def needs_companion(self) -> bool:
+        """Whether the recipe has a second policy."""
+        return any("companion" in option.needs for option in self.options.values())
+
+    def asides(self) -> dict[str, Aside]:
+        """What the recipe reads beside its attempts."""
+        given = {name: aside for option in self.options.values() for name, aside in option.asides().items()}
+        return asides_of(self.recipe.plain, given)
+
+    def _compares(self) -> bool:
+        """Whether the recipe certainly needs the policy that the run began with; others get it when they ask for it."""
+        plain = self.recipe.plain
+        if any(aside.begins for aside in self.asides().values()):
+            return True
+        kl = (plain["estimator"] or {}).get("kl_coef", 0.0) != 0.0 or "kl" in plain["controllers"]
+        return bool(kl or self.recipe.data in ("pairs", "offline"))
 
     def rate(self) -> float:
         """Learning rate of the running update; the recipe's own schedule begins behind imitation."""
@@ -185,7 +204,7 @@ class TextRecipe(TextLearner):
             if self.updates == self.config.imitation:  # what follows is a run of its own
                 self.optimizer.state.clear()
                 self.reference_policy = None if self.reference_policy is None else self._start()
-                self._renew()
+                self._follow()
             return metrics
         first = self.reference_policy is None and self.updates == self.config.imitation
         before = copy.deepcopy((self.recipe.state_dict(), self.generator.get_state())) if first else None
@@ -213,21 +232,19 @@ class TextRecipe(TextLearner):
     def _start(self) -> TextPolicy:
         """What a reference is at the start: a copy of the policy, or its mean with the companion."""
         start: TextPolicy = frozen_copy(self.policy)
-        if self.views.reference == "soup" and self.companion is not None:
-            try:
-                start.load_state_dict(soup([start.state_dict(), self.companion.state_dict()]))
-            except (RuntimeError, ValueError) as error:
-                raise UserError(f"algorithm.companion is of another architecture than the policy: {error}") from error
+        for option in self.options.values():
+            option.reference(start, self)
         return start
 
-    def _renew(self) -> None:
-        if self.guide is not None:
-            self.guide.load_state_dict(self.policy.state_dict())
+    def _follow(self) -> None:
+        for option in self.options.values():
+            option.after_update(self)
 
     @property
-    def layer(self) -> int | None:
-        """The hidden layer that is scored in the running update; None: the last."""
-        return self.views.layer_of(self.updates - self.config.imitation)
+    def settings(self) -> dict[str, Any]:
+        """Further arguments of `TextPolicy.score` in the running update."""
+        update = self.updates - self.config.imitation
+        return {name: value for option in self.options.values() for name, value in option.settings(update).items()}
 
     def _update(self, batch: Decisions) -> Metrics:
         batch = self._prepared(batch)
@@ -253,8 +270,7 @@ class TextRecipe(TextLearner):
             self.advantage = blank.index_copy_(0, rows, advantage).cpu()
         self.recipe.observe(batch, info)
         self.updates += 1
-        if self.updates % self.views.refresh == 0:
-            self._renew()
+        self._follow()
         for key in info:
             metrics[f"actor/{key}"] = fmean(float(part[key]) for part in seen)
         return metrics | {"actor/selected": len(rows) / len(batch)}
@@ -265,7 +281,7 @@ class TextRecipe(TextLearner):
         """The recipe's loss of a minibatch, and that of its critic beside it or, while that warms up, alone."""
         critic = self.recipe.critic
         if self.critic is None or critic is None or fitted is None:
-            out = score(self.policy, part, self.layer)
+            out = score(self.policy, part, **self.settings)
             return self.recipe.loss(part, advantage, out.logp, out.entropy)
         out, value = score_with_value(self.policy, self.critic, part, detach=critic.detach)
         loss, info = self.recipe.loss(part, advantage, out.logp, out.entropy)
@@ -284,7 +300,8 @@ class TextRecipe(TextLearner):
         total = torch.zeros((), device=self.policy.device)
         for part, own in zip(_blocks(decisions), scores.split(SCORED), strict=True):
             valid = part.valid()
-            mean = score(self.policy, part, self.layer).logp.masked_fill(~valid, 0.0).sum(1) / valid.sum(1).clamp(min=1)
+            logp = score(self.policy, part, **self.settings).logp
+            mean = logp.masked_fill(~valid, 0.0).sum(1) / valid.sum(1).clamp(min=1)
             total = total + torch.stack([flat_gradient((mean * one).sum() / len(decisions), learned) for one in own.T])
         return influence(total).detach().cpu()
 
@@ -296,8 +313,9 @@ class TextRecipe(TextLearner):
 
     def parts(self) -> Mapping[str, Stateful]:
         """Those of the base, what the recipe remembers, and the reference."""
-        others = {"recipe": self.recipe, "reference": self.reference_policy, "critic": self.critic, "guide": self.guide}
-        return {**super().parts(), **{name: part for name, part in others.items() if part is not None}}
+        others = {"recipe": self.recipe, "reference": self.reference_policy, "critic": self.critic}
+        found = {**super().parts(), **{name: part for name, part in others.items() if part is not None}}
+        return found | {name: part for option in self.options.values() for name, part in option.parts().items()}
 
     def _minibatches(self, decisions: Decisions) -> list[torch.Tensor]:
         count = self.config.minibatches or self.recipe.minibatches
@@ -313,31 +331,28 @@ class TextRecipe(TextLearner):
         if self.config.overlong == "mask":
             mask = mask & ~batch.extra["cut"][:, None]
         batch = batch.with_fields(mask=mask)
-        if self.policy.config.dtype != "float32" or self.config.engine != OWN or self.layer is not None:
+        if self.policy.config.dtype != "float32" or self.config.engine != OWN or self.settings:
             behaviour = batch.logp_old if batch.logp_behaviour is None else batch.logp_behaviour
-            out = self._scored(self.policy, batch, self.layer)
+            out = self.scored(self.policy, batch, **self.settings)
             source = batch.need("source")[:, None]
             start = torch.where((source == REPLAYED) | (source == TEACHER), batch.logp_old, out.logp)
             batch = batch.with_fields(logp_old=start, logp_behaviour=behaviour, entropy=out.entropy)
         elif batch.logp_behaviour is None:
             batch = batch.with_fields(logp_behaviour=batch.logp_old)
         if self.reference_policy is not None:
-            batch = batch.with_fields(logp_ref=self._scored(self.reference_policy, batch).logp)
-        extra = dict(batch.extra)
-        for key, factor in self.views.score_temperatures.items():
-            heat = batch.extra["temperature"] * factor
-            extra[key] = self._scored(self.policy, batch.with_fields(extra={**batch.extra, "temperature": heat})).logp
-        for key in self.views.score_with:
-            assert self.companion is not None
-            extra[key] = self._scored(self.companion, batch).logp
-        batch = summarised(self.policy, batch.with_fields(extra=extra), self.summaries)
+            batch = batch.with_fields(logp_ref=self.scored(self.reference_policy, batch).logp)
+        for option in self.options.values():
+            batch = option.score(batch, self)
+        batch = summarised(self.policy, batch, self.summaries)
         if self.critic is not None:
             pieces = [score_with_value(self.policy, self.critic, part)[1] for part in _blocks(batch)]
             batch = batch.with_fields(value=torch.cat(pieces))
         return batch
 
-    def _scored(self, policy: TextPolicy, batch: Decisions, layer: int | None = None) -> DecisionOutput:
-        parts = [score(policy, part, layer) for part in _blocks(batch)]
+    @torch.no_grad()
+    def scored(self, policy: TextPolicy, batch: Decisions, **settings: Any) -> DecisionOutput:
+        """Scores of all rows of a batch under a policy; `settings` as of `robopolicy.text.world.score`."""
+        parts = [score(policy, part, **settings) for part in _blocks(batch)]
         return DecisionOutput(torch.cat([part.logp for part in parts]), torch.cat([part.entropy for part in parts]))
 
 
@@ -365,12 +380,3 @@ def explained_variance(value: torch.Tensor, target: torch.Tensor, fitted: torch.
 
 def _blocks(batch: Decisions) -> list[Decisions]:
     return [batch.select(slice(at, at + SCORED)) for at in range(0, len(batch), SCORED)]
-
-
-def _compares(recipe: Recipe) -> bool:
-    """Whether a recipe certainly needs the policy that the run began with; others get it when they ask for it."""
-    plain = recipe.plain
-    if any(aside.begins for aside in asides_of(plain).values()):
-        return True
-    kl = (plain["estimator"] or {}).get("kl_coef", 0.0) != 0.0 or "kl" in plain["controllers"]
-    return bool(kl or recipe.data in ("pairs", "offline"))

@@ -9,10 +9,10 @@ cut; a conversation longer than the model's context is refused by name, never sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +25,13 @@ from robopolicy.policies.base import DecisionOutput, Info, Observation, Policy, 
 from robopolicy.policies.noise import Randomness, uniform
 from robopolicy.spec import PolicySpec
 from robopolicy.text.generation import Generation, behind_prompts, call, generate, has_plain_cache
-from robopolicy.text.grammar import Grammar
 from robopolicy.text.model import DTYPES, add_lora, build_model, check_head, head_of, load_pretrained, small_llama
 from robopolicy.text.scoring import supported_scores, token_scores
 from robopolicy.text.tokenizers import TEMPLATES, ByteTokenizer, HubTokenizer, Tokenizer, right_padded
 from robopolicy.text.wire import KEY, messages, pack, unpack
+
+if TYPE_CHECKING:
+    from robopolicy.text.world import TextWorld
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,13 @@ class TextPolicy(Policy):
             self.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
 
     @property
+    def env_class(self) -> type[TextWorld]:
+        """What plays a text task with a policy of this family."""
+        from robopolicy.text.world import TextWorld  # which imports this module
+
+        return TextWorld
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """Read from the checkpoint when it is first needed."""
         if self._tokenizer is None:
@@ -143,7 +152,7 @@ class TextPolicy(Policy):
         deterministic: bool = False,
         guide: TextPolicy | None = None,
         top_p: float = 1.0,
-        grammar: Grammar | None = None,
+        allowed: Callable[[str], Tensor] | None = None,
         begun: Sequence[str] = (),
     ) -> Generation:
         """Complete the N prompts; equal ones are read once.
@@ -156,7 +165,7 @@ class TextPolicy(Policy):
             deterministic: Take the likeliest tokens.
             guide: Choose only from its likeliest tokens, ...
             top_p: ... those that have this probability together.
-            grammar: Choose only what it allows.
+            allowed: Choose only tokens (V,) bool that may follow what has been written of a message.
             begun: What has been written of each message already; nothing where it is empty.
 
         Raises:
@@ -167,9 +176,12 @@ class TextPolicy(Policy):
         heat = self.heat(temperature, len(prompts))
         draws = None if deterministic else uniform((len(prompts), budget), generator, self.device)
         marks = {"eos": self.tokenizer.eos, "pad": self.tokenizer.pad}
-        limits: dict[str, Any] = {"top_p": top_p, "grammar": grammar, "begun": begun}
+        limits: dict[str, Any] = {"top_p": top_p, "allowed": allowed, "begun": begun, "word": self._word}
         limits |= marks | {"guide": None if guide is None else guide.model}
         return generate(self.model, prompts, draws, budget=budget, temperature=heat, **limits)
+
+    def _word(self, token: int) -> str:
+        return self.tokenizer.decode([token])
 
     def check_fits(self, prompt: int, budget: int, what: str = "A conversation") -> None:
         """Refuse a conversation of `prompt` tokens that leaves no room for a message of `budget`.

@@ -18,19 +18,18 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
-from robopolicy.errors import UserError
+from robopolicy.plugins import Registry
 from robopolicy.policies.base import DecisionOutput
 from robopolicy.samplers.attempts import stack
-from robopolicy.samplers.protocols import TEACHER, Attempt, Task
+from robopolicy.samplers.protocols import Attempt, Task
 from robopolicy.text.engines import Engine
 from robopolicy.text.generation import Generation
-from robopolicy.text.grammar import Grammar
 from robopolicy.text.guard import Guard
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.talk import COLUMNS, Talk, rows_of
@@ -39,7 +38,12 @@ from robopolicy.text.wire import shortened
 
 
 class TextWorld:
-    """Plays a text task with a policy; hints, begins, teaches, branches, rescores, repairs and sums up."""
+    """Plays a text task with a policy.
+
+    What else a recipe asks for (hints, repairs, ...) are functions of `abilities`, made of the methods below.
+    """
+
+    abilities: ClassVar[Registry[Callable[..., Any]]] = Registry("abilities", {})  # name -> function(env, ...)
 
     def __init__(
         self,
@@ -47,14 +51,11 @@ class TextWorld:
         task: TextTask,
         generator: torch.Generator,
         *,
-        guide: TextPolicy | None = None,
-        top_p: float = 1.0,
-        grammar: Grammar | None = None,
+        limits: Mapping[str, Any] | None = None,
     ) -> None:
-        """Play `task` with `policy`, which draws from `generator`, maybe only what guide and grammar allow."""
+        """Play `task` with `policy`, which draws from `generator`, under `limits`: see `TextPolicy.write`."""
         self.policy, self.task = policy, task
-        self.limits: dict[str, Any] = {} if guide is None else {"guide": guide, "top_p": top_p}
-        self.limits |= {} if grammar is None else {"grammar": grammar}
+        self.limits: dict[str, Any] = dict(limits or {})  # guide and top_p, allowed
         self.guard = Guard(task.seconds)
         self.generator = generator
         self.deterministic = False  # take the likeliest tokens
@@ -68,17 +69,18 @@ class TextWorld:
     def play(self, tasks: Sequence[Task], *, units: int | None = None) -> list[Attempt]:
         """Attempt every task once; a unit is a turn."""
         self._prompts.clear()
-        talks = [self._open(task) for task in tasks]
+        talks = [self.start(task) for task in tasks]
         for _ in range(self.task.max_turns if units is None else units):
             running = [talk for talk in talks if not talk.done and len(talk.said) < self.task.max_turns]
             if not running:
                 break
-            said = [self._message(talk, tokens) for talk, tokens in zip(running, self._draw(running), strict=True)]
+            written = self.generate(running)
+            said = [self.read_message(talk, tokens) for talk, tokens in zip(running, written, strict=True)]
             self.guard.prepare(self.task, [talk.episode for talk in running], said)
             asked = [(talk.episode, text, int(talk.task.payload)) for talk, text in zip(running, said, strict=True)]
             for talk, text, turn in zip(running, said, self.guard.steps(asked), strict=True):
-                self._hear(talk, text, turn)
-        attempts = self._attempts(talks)
+                self.observe(talk, text, turn)
+        attempts = self.attempts_of(talks)
         self.played += attempts
         return attempts
 
@@ -93,110 +95,15 @@ class TextWorld:
         decisions = self.policy.decided(with_choices(stack(attempts)), self.generator)
         return decisions.with_fields(domain=torch.zeros_like(decisions.need("group")))
 
-    def hint(self, task: Task, kind: str, share: float) -> Task | None:
-        """The task with a share of the solution in front of its prompt; None where there is none."""
-        solution = self._solution(task)
-        if solution is None:
-            return None
-        return replace(task, context={"kind": kind, "share": share, "text": _share(" ".join(solution), share)})
-
-    def begin(self, task: Task, share: float) -> Task | None:
-        """The task with a share of the solution written already; None where there is none."""
-        solution = self._solution(task)
-        if solution is None:
-            return None
-        talk = self._open(replace(task, prefix=None))
-        turns = share * len(solution)
-        for message in solution[: int(turns)]:
-            self._say(talk, message)
-        rest = "" if talk.done else _share(solution[int(turns)], turns % 1.0)
-        talk.begun = self.policy.tokenizer.encode(rest)
-        talk.add(talk.begun)
-        if talk.done:
-            return task
-        given = _prefix(talk, len(talk.columns["tokens"]))
-        return replace(task, prefix={**given, "paid": [0.0] * len(talk.said), "helped": True})  # it earns nothing
-
-    def teach(self, task: Task, count: int) -> list[Attempt]:
-        """The solution, of which there is one: demonstrated tokens with log-probability 0."""
-        solution = self._solution(task)
-        if solution is None:
-            return []
-        talk = self._open(replace(task, prefix=None))
-        for message in solution:
-            self._say(talk, message, own=True)
-        return [replace(self._attempt(talk), source=TEACHER)][:count]
-
-    def conclude(self, task: Task) -> Attempt | None:
-        """The last message of the solution, said here; what came before it is no decision. None: there is none."""
-        talk = self._open(task)
-        solution = talk.episode.demonstration()
-        if not solution:
-            return None
-        talk.columns["own"] = [False] * len(talk.columns["own"])
-        talk.calls = None
-        talk.measures.clear()  # of the messages before, if any: rows that some have grades for cannot be joined
-        tokens = self.policy.message(solution[-1])
-        talk.add(tokens, self.policy.order(len(tokens), self.generator))
-        return replace(self._attempt(talk), source=TEACHER)
-
     def branch(self, attempt: Attempt, unit: int) -> Task:
         """The task that goes on after `unit` turns of the attempt."""
         return self.resume(attempt, attempt.record.starts[unit])
 
     def resume(self, attempt: Attempt, column: int) -> Task:
         """The task that goes on before a column of the attempt's row, maybe in the middle of a message."""
-        return replace(attempt.task, prefix=_prefix(attempt.record, column))
+        return replace(attempt.task, prefix=prefix_of(attempt.record, column))
 
-    @torch.no_grad()
-    def rescore(self, attempts: Sequence[Attempt], tasks: Sequence[Task]) -> list[Attempt]:
-        """The same tokens as answers to other tasks."""
-        result: list[Attempt] = []
-        for attempt, task in zip(attempts, tasks, strict=True):
-            old, prompt = attempt.decisions, self._prompt(task, self.task.pose(int(task.payload)))
-            written = old.extra["tokens"][0, int(old.extra["start"]) :].tolist()
-            extra = {**old.extra, "tokens": torch.tensor([prompt + written]), "start": torch.tensor([len(prompt)])}
-            logp = score(self.policy, old.with_fields(extra=extra)).logp
-            decisions = old.with_fields(logp_old=logp.cpu(), logp_behaviour=old.logp_old, extra=extra)
-            result.append(replace(attempt, task=task, decisions=decisions))
-        return result
-
-    def rewrite(self, task: Task, how: str) -> Task:
-        """Another problem with the same answer."""
-        seed = self.task.restated(int(task.payload), how)
-        if seed is None:
-            raise UserError(f"Task {self.task.name} cannot restate its problems; choose another recipe or task.")
-        return replace(task, key=seed, payload=seed, prefix=None, context=None)
-
-    def repair(self, attempt: Attempt) -> Task:
-        """The same problem with the failed messages in front of the prompt."""
-        talk: Talk = attempt.record
-        return replace(attempt.task, prefix=None, context={"kind": "repair", "text": " ".join(talk.said)})
-
-    def summarize(self, attempts: Sequence[Attempt]) -> list[tuple[Attempt, Task]]:
-        """A note in place of the next message, which the episode does not hear; what goes on sees it in the prompt.
-
-        In the row of its window it is part of the turn before which it was written. What goes on has played the window
-        once more when it ends, so the window is not `played` any longer.
-        """
-        summed = set(map(id, attempts))
-        self.played = [attempt for attempt in self.played if id(attempt) not in summed]
-        talks: list[Talk] = [attempt.record for attempt in attempts]
-        for talk in talks:
-            talk.add(self.policy.tokenizer.reply(self.task.recap))
-        tasks: list[Task] = []
-        for talk, note in zip(talks, self._draw(talks), strict=True):
-            unseen: dict[str, Any] = {name: [] for name in COLUMNS} | {
-                "begun": [],
-                "starts": [0] * (len(talk.said) + 1),
-            }
-            unseen["earlier"] = talk.earlier + sum(talk.columns["own"])
-            prefix = _prefix(talk, len(talk.columns["tokens"])) | unseen
-            context = {"kind": "summary", "text": self._message(talk, note)}
-            tasks.append(replace(talk.task, prefix=prefix, context=context))
-        return list(zip(self._attempts(talks), tasks, strict=True))
-
-    def _draw(self, talks: Sequence[Talk]) -> list[list[int]]:
+    def generate(self, talks: Sequence[Talk]) -> list[list[int]]:
         """Tokens of the next message of every conversation, with which it is extended."""
         heat = torch.tensor([talk.task.temperature for talk in talks])
         made = self._write(talks, [talk.prompt + talk.columns["tokens"] for talk in talks], heat)
@@ -215,14 +122,15 @@ class TextWorld:
         if self.engine is not None:
             return self.engine.write(seen, self.generator, temperature=temperature)
         settings: dict[str, Any] = {"temperature": temperature, "deterministic": self.deterministic}
-        if "grammar" in self.limits:
+        if "allowed" in self.limits:
             settings["begun"] = [self.policy.tokenizer.decode(talk.begun) for talk in talks]
         return self.policy.write(seen, self.generator, **settings, **self.limits)
 
-    def _solution(self, task: Task) -> list[str] | None:
+    def solution(self, task: Task) -> list[str] | None:
+        """Messages of the policy that solve the task; None where the task does not know any."""
         return self.task.episode(int(task.payload)).demonstration()
 
-    def _prompt(self, task: Task, episode: Episode) -> list[int]:
+    def prompt_tokens(self, task: Task, episode: Episode) -> list[int]:
         """Tokens of the first message, behind what the context tells."""
         told = task.context["text"] if isinstance(task.context, Mapping) else ""
         text = f"({told}){episode.prompt}" if told else episode.prompt
@@ -232,9 +140,10 @@ class TextWorld:
             self.policy.check_fits(len(tokens), self.policy.budget, what)
         return self._prompts[text]
 
-    def _open(self, task: Task) -> Talk:
+    def start(self, task: Task) -> Talk:
+        """A conversation at its prompt, or behind the prefix of the task."""
         episode = self.task.pose(int(task.payload))
-        talk = Talk(task, episode, self._prompt(task, episode))
+        talk = Talk(task, episode, self.prompt_tokens(task, episode))
         if task.prefix is not None:
             talk.columns = {name: list(task.prefix[name]) for name in COLUMNS}
             talk.begun, talk.starts, talk.paid = (list(task.prefix[name]) for name in ("begun", "starts", "paid"))
@@ -244,18 +153,18 @@ class TextWorld:
                 talk.hear(episode.step(message))
         return talk
 
-    def _say(self, talk: Talk, message: str, own: bool = False) -> None:
+    def append(self, talk: Talk, message: str, own: bool = False) -> None:
         """Let a demonstration say a message."""
         tokens = self.policy.message(message)
         talk.add(tokens, self.policy.order(len(tokens), self.generator) if own else ())
-        text = self._message(talk, tokens)
-        self._hear(talk, text, self.guard.step(talk.episode, text, int(talk.task.payload)))
+        text = self.read_message(talk, tokens)
+        self.observe(talk, text, self.guard.step(talk.episode, text, int(talk.task.payload)))
 
-    def _message(self, talk: Talk, tokens: Sequence[int]) -> str:
+    def read_message(self, talk: Talk, tokens: Sequence[int]) -> str:
         """The message that ends with these tokens, as the episode gets it."""
         return shortened(self.policy.read([*talk.begun, *tokens]), self.task.completion_bytes)
 
-    def _hear(self, talk: Talk, message: str, turn: Turn | None) -> None:
+    def observe(self, talk: Talk, message: str, turn: Turn | None) -> None:
         """Write down what the episode replies to a message."""
         talk.said.append(message)
         talk.begun = []
@@ -270,10 +179,12 @@ class TextWorld:
             talk.add(self.policy.tokenizer.reply(turn.reply))
         talk.starts.append(len(talk.columns["tokens"]))
 
-    def _attempt(self, talk: Talk) -> Attempt:
-        return self._attempts([talk])[0]
+    def attempt_of(self, talk: Talk) -> Attempt:
+        """`attempts_of` of one conversation."""
+        return self.attempts_of([talk])[0]
 
-    def _attempts(self, talks: Sequence[Talk]) -> list[Attempt]:
+    def attempts_of(self, talks: Sequence[Talk]) -> list[Attempt]:
+        """Conversations as they stand, with rows, rewards and metrics."""
         vocabulary = self.policy.vocabulary if self.limits else None
         rows = rows_of(talks, self.policy.tokenizer.eos, ordered="order" in self.policy.recorded, vocabulary=vocabulary)
         most = self.policy.budget * self.task.max_turns
@@ -307,20 +218,17 @@ def with_choices(decisions: Decisions) -> Decisions:
     return decisions.with_fields(extra={**decisions.extra, "chosen": chosen.masked_fill(~decisions.valid(), 0)})
 
 
-def score(policy: TextPolicy, decisions: Decisions, layer: int | None = None) -> DecisionOutput:
-    """Scores of the rows of a text batch under the current parameters, differentiable; `layer` as in `policy.score`."""
+def score(policy: TextPolicy, decisions: Decisions, **settings: Any) -> DecisionOutput:
+    """Scores of the rows of a text batch under the current parameters, differentiable.
+
+    `settings` are further arguments of `policy.score`.
+    """
     names = (*policy.recorded, *({"support"} & decisions.extra.keys()))
     extra: dict[str, Any] = {name: decisions.extra[name].to(policy.device) for name in names}
-    if layer is not None:
-        extra["layer"] = layer
-    return policy.score(mask=decisions.valid().to(policy.device), **extra)
+    return policy.score(mask=decisions.valid().to(policy.device), **extra, **settings)
 
 
-def _share(text: str, share: float) -> str:
-    return text[: round(share * len(text))]
-
-
-def _prefix(talk: Talk, column: int) -> dict[str, Any]:
+def prefix_of(talk: Talk, column: int) -> dict[str, Any]:
     """What a conversation that goes on before a column of `talk` begins with; `Task.prefix` of this world."""
     unit = bisect_right(talk.starts, column) - 1
     prefix: dict[str, Any] = {name: values[:column] for name, values in talk.columns.items()}

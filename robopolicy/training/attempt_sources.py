@@ -22,18 +22,14 @@ from robopolicy.samplers.collector import DEFAULTS, Batch, Collector
 from robopolicy.samplers.parts import build
 from robopolicy.samplers.protocols import Attempt, Pool, Staleness, Task, World, degenerate, rewards_of
 from robopolicy.samplers.staleness import Bounded, Players, Stream
-from robopolicy.samplers.topologies import Rewritten
-from robopolicy.samplers.windows import Segments
-from robopolicy.text.asides import Worlds, asides_of
+from robopolicy.text.asides import Worlds
 from robopolicy.text.engines import ENGINES, OWN
-from robopolicy.text.grammar import Grammar
-from robopolicy.text.judge import Judge
 from robopolicy.text.learner import TextRecipe
 from robopolicy.text.policy import TextPolicy
+from robopolicy.text.scoring_options import SCORING_OPTIONS
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import TextTask
 from robopolicy.text.world import TextWorld
-from robopolicy.text.worlds import make_world
 from robopolicy.training.remote import RemoteWorld, hire, packed_weights
 
 SHOWN = 5  # faults written out per update
@@ -81,24 +77,18 @@ class AttemptSource(TextSource):
         super().__init__(sim, seed)
         self.algorithm = algorithm
         self.world = self._world(algorithm.policy)
-        self.asides = asides_of(algorithm.recipe.plain)
+        self.asides = algorithm.asides()
         self._chance = torch.Generator().manual_seed(seed + 1)  # of these
         self._beside = 0  # tokens that they have written; the world's are counted where it plays, maybe on a thread
         seeds = range(seed, seed + algorithm.config.problems)
         pool = TextPool([Task(key, payload=key) for key in seeds], task=self.task)
         plain = algorithm.recipe.rollout
         try:
-            self.collector = Collector(plain, pool, self.world, group_size=algorithm.group_size, seed=seed)
+            size = algorithm.group_size
+            self.collector = Collector(plain, pool, self.world, group_size=size, seed=seed, others=SCORING_OPTIONS)
+            self.collector.topology.check(self.task)
         except ValueError as error:
             raise UserError(f"Recipe '{algorithm.config.recipe}': {error}") from error
-        windows = self.collector.topology
-        if isinstance(windows, Segments) and windows.units >= self.task.max_turns:
-            raise UserError(
-                f"Recipe '{algorithm.config.recipe}' sums up after {windows.units} turns, and {self.task.name} has "
-                f"only {self.task.max_turns}; choose another recipe or task."
-            )
-        if isinstance(self.collector.topology, Rewritten) and type(self.task).restated is TextTask.restated:
-            raise UserError(f"Task {self.task.name} cannot restate its problems; choose another recipe or task.")
         self._batch: Batch | None = None  # what the collector has not heard about
 
     @property
@@ -139,30 +129,15 @@ class AttemptSource(TextSource):
     def _worlds(self) -> Worlds:
         """Where asides are played: with the policy, and with what it was when the run began."""
         start = self.algorithm.reference_policy or self.algorithm.policy
-        return Worlds(*(make_world(player, self.task, self._chance) for player in (self.algorithm.policy, start)))
+        players = (self.algorithm.policy, start)
+        return Worlds(*(player.env_class(player, self.task, self._chance) for player in players))
 
     def _world(self, policy: TextPolicy) -> TextWorld:
-        generator, views = torch.Generator().manual_seed(self.seed), self.algorithm.views
-        limits: dict[str, Any] = {"guide": self.algorithm.guide, "top_p": views.top_p}
-        if views.grammar:
-            if not self.task.form:
-                raise UserError(
-                    f"Recipe '{self.algorithm.config.recipe}' writes messages of a form, and task {self.task.name} has "
-                    "none (`TextTask.form`); choose another recipe or task."
-                )
-            limits["grammar"] = Grammar(self.task.form, policy.tokenizer)
-        world = make_world(policy, self.task, generator, **limits)
+        world = policy.env_class(policy, self.task, torch.Generator().manual_seed(self.seed))
+        for option in self.algorithm.options.values():
+            option.prepare(world, self.algorithm)
         if self.algorithm.config.engine != OWN:
             world.engine = ENGINES[self.algorithm.config.engine](policy)
-        if views.judge:
-            if type(self.task).inquiry is TextTask.inquiry:
-                raise UserError(
-                    f"Recipe '{self.algorithm.config.recipe}' has a judge, and task {self.task.name} does not say how "
-                    "to ask one (`TextTask.inquiry`); choose another recipe or task."
-                )
-            judge = policy if views.judge == "policy" else self.algorithm.companion
-            assert judge is not None  # `text_source` has seen to that
-            world.judge = Judge(judge, generator)
         return world
 
     def _played(self) -> list[list[Attempt]]:

@@ -31,7 +31,6 @@ from robopolicy.text.guard import Fault
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.sim import TextSim
 from robopolicy.text.world import TextWorld
-from robopolicy.text.worlds import make_world
 from robopolicy.training.processes import start_process
 
 TASK = tuple(item.name for item in fields(Task))
@@ -61,7 +60,7 @@ class Player:
         policy = POLICIES[role.policy](role.config, role.spec)
         sim = make_sim(role.task, SimOptions(num_envs=1))
         assert isinstance(sim, TextSim) and isinstance(policy, TextPolicy)
-        self.world = make_world(policy, sim.task, torch.Generator().manual_seed(role.seed))
+        self.world = policy.env_class(policy, sim.task, torch.Generator().manual_seed(role.seed))
 
     def load(self, weights: bytes) -> None:
         """Take over weights."""

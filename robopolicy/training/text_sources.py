@@ -214,7 +214,7 @@ def recipe_source(sim: VectorSim, algorithm: TextRecipe, seed: int) -> Source:
     sim = text_sim(sim, algorithm)
     if algorithm.recipe.data != "rollout":
         return WrittenSource(sim, algorithm, seed=seed)
-    if algorithm.views.companion and algorithm.companion is None:
+    if algorithm.needs_companion and algorithm.companion is None:
         if not algorithm.config.companion:
             raise UserError(
                 f"Recipe '{algorithm.config.recipe}' needs a second policy; set algorithm.companion=CHECKPOINT."

@@ -41,8 +41,8 @@ both = pytest.mark.parametrize("head", HEADS)
 
 
 def test_a_recipe_whose_rollout_is_not_played_says_so() -> None:
-    with pytest.warns(UserWarning, match=r"'s037_single_stream' has a section 'rollout' \(sampler\)"):
-        tuner(recipe="s037_single_stream")
+    with pytest.warns(UserWarning, match=r"'single_stream' has a section 'rollout' \(sampler\)"):
+        tuner(recipe="single_stream")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tuner(recipe="grpo")

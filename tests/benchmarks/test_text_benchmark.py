@@ -31,9 +31,9 @@ CELLS = [
     *(cell("reinforce", seed, stage(40 + seed)) for seed in (1, 2, 3)),
     *(cell("grpo", seed, stage(70 + 2 * seed), informative=0.5) for seed in (1, 2, 3)),
     *(cell("dapo", seed, stage(70, entropy=0.5 + (-1) ** seed)) for seed in (1, 2, 3)),
-    *(cell("s089_dcpo", seed, stage(70), informative=0.8 + 0.01 * seed) for seed in (1, 2, 3)),
-    *(cell("s066_kl_cov", seed, stage(70, entropy=0.3 - 0.01 * seed)) for seed in (1, 2, 3)),
-    *(cell("s053_hpt", seed, stage(70, wins=(4 + seed, 4, 16, 8))) for seed in (1, 2, 3)),
+    *(cell("dynamic_clipping", seed, stage(70), informative=0.8 + 0.01 * seed) for seed in (1, 2, 3)),
+    *(cell("kl_cov", seed, stage(70, entropy=0.3 - 0.01 * seed)) for seed in (1, 2, 3)),
+    *(cell("hpt", seed, stage(70, wins=(4 + seed, 4, 16, 8))) for seed in (1, 2, 3)),
     cell("gspo", 1, stage(75)),
     cell("ppo", 1, "no critic"),
 ]
@@ -54,9 +54,9 @@ def test_every_claim_has_a_verdict_with_an_interval():
     found = {row["recipe"]: (row["claim"], row["verdict"]) for row in rows(CELLS)}
     assert found["grpo"] == ("more accuracy than reinforce", "confirmed")
     assert found["dapo"] == ("more entropy than grpo", "not seen at this scale")
-    assert found["s089_dcpo"] == ("more informative rows than grpo", "confirmed")
-    assert found["s066_kl_cov"] == ("more entropy than grpo", "the opposite at this scale")
-    assert found["s053_hpt"] == ("more hard prompts than grpo", "confirmed")  # the base never solves the first one
+    assert found["dynamic_clipping"] == ("more informative rows than grpo", "confirmed")
+    assert found["kl_cov"] == ("more entropy than grpo", "the opposite at this scale")
+    assert found["hpt"] == ("more hard prompts than grpo", "confirmed")  # the base never solves the first one
     assert found["gspo"] == ("more accuracy than grpo", "1 of 3 seeds")
     gap = figures(CELLS)["arithmetic"]["grpo"]["claim"]["difference"]  # 31, 32 and 33 points
     assert gap["estimate"] == pytest.approx(0.32)
@@ -64,18 +64,18 @@ def test_every_claim_has_a_verdict_with_an_interval():
 
 
 def test_recipes_that_a_task_cannot_tell_apart_are_named():
-    alike = [*CELLS, *(cell("s169_salt", seed, stage(70 + 2 * seed)) for seed in (1, 2))]
-    assert twin("s169_salt", alike) == "grpo" and twin("grpo", alike) is None
+    alike = [*CELLS, *(cell("salt", seed, stage(70 + 2 * seed)) for seed in (1, 2))]
+    assert twin("salt", alike) == "grpo" and twin("grpo", alike) is None
     found = {row["recipe"]: row["verdict"] for row in rows(alike)}
-    assert found["s169_salt"] == "here the same as grpo" and found["grpo"] == "confirmed"
-    unlike = [*alike, cell("s169_salt", 3, stage(70))]
-    assert twin("s169_salt", unlike) is None
+    assert found["salt"] == "here the same as grpo" and found["grpo"] == "confirmed"
+    unlike = [*alike, cell("salt", 3, stage(70))]
+    assert twin("salt", unlike) is None
 
 
 def test_what_a_task_does_not_measure_is_said():
-    claim = claim_of("s024_otc")
+    claim = claim_of("otc")
     assert claim == Claim("tool calls", larger=False)
-    own, other = cell("s024_otc", 1, stage(50)), cell("grpo", 1, stage(50))
+    own, other = cell("otc", 1, stage(50)), cell("grpo", 1, stage(50))
     assert verdict(claim, difference(claim, [own], [other])) == "not measured"
     calls = [
         [cell(name, s, stage(50, calls=mean + 0.01 * s)) for s in (1, 2, 3)] for name, mean in (("a", 0.2), ("b", 0.7))
@@ -110,5 +110,5 @@ def test_only_recipes_that_play_are_in_the_table():
     assert "grpo" in names and "dpo" not in names and "sft" not in names
     assert all(get_task(task.task) for task in TASKS.values())
     assert all(set(task.recipes) <= set(names) for task in TASKS.values())
-    assert TASKS["calculator"].plays("s024_otc") and not TASKS["calculator"].plays("dapo")
+    assert TASKS["calculator"].plays("otc") and not TASKS["calculator"].plays("dapo")
     assert cell_name(("grpo", "arithmetic", 1)) == "text/grpo-arithmetic-1"

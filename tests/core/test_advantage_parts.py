@@ -10,13 +10,14 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from robopolicy.catalogue import read_recipe
-from robopolicy.core.advantages.bonuses import FutureClarity
-from robopolicy.core.advantages.comparisons import BetaScale, RequireCompany, Retrospective
-from robopolicy.core.advantages.factors import LongestSuccess, OutcomeEntropy, Rhythm
+from robopolicy.contrib.text_catalogue.bonuses import FutureClarity
+from robopolicy.contrib.text_catalogue.comparisons import BetaScale, RequireCompany, Retrospective
+from robopolicy.contrib.text_catalogue.factors import LongestSuccess, OutcomeEntropy, Rhythm
+from robopolicy.contrib.text_catalogue.probe_baselines import ContextBaseline, ProbeBaseline
+from robopolicy.contrib.text_catalogue.smooth import SmoothStandardize
+from robopolicy.contrib.text_catalogue.starts import WindowGae
 from robopolicy.core.advantages.pipeline import Scope
-from robopolicy.core.advantages.probes import ContextBaseline, ProbeBaseline
-from robopolicy.core.advantages.smooth import SmoothStandardize
-from robopolicy.core.advantages.steps import StepGain, WindowGae
+from robopolicy.core.advantages.steps import StepGain
 from robopolicy.core.critics import Critic
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory
 from robopolicy.core.objectives.geometric import GeometricMean
@@ -139,14 +140,14 @@ def test_steps_that_winners_and_losers_share_earn_nothing() -> None:
         extra={"observation": torch.tensor([[0, 1], [0, 1]]), "action": torch.tensor([[3, 4], [3, 5]])},
     )
     own = 0.5 / math.sqrt(0.5)
-    found = Recipe.from_plain(read_recipe("s169_salt")).advantage(case)
+    found = Recipe.from_plain(read_recipe("salt")).advantage(case)
     assert_close(found, torch.tensor([[0.0, own], [0.0, -own]], dtype=torch.float64), atol=1e-5, rtol=0)
 
 
 def test_rankings_are_compared_with_the_others_of_their_list() -> None:
     """1.20."""
     case = episodes([1.0, 0.0, 0.0, 0.5], [0, 0, 0, 0])
-    found = Recipe.from_plain(read_recipe("s050_pg_rank")).advantage(case)[:, 0]
+    found = Recipe.from_plain(read_recipe("pg_rank")).advantage(case)[:, 0]
     assert_close(found, double(1.0 - 0.5 / 3.0, -0.5, -0.5, 0.5 - 1.0 / 3.0))
 
 

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from robopolicy.contrib.text_catalogue.curricula import MeanTracker
+from robopolicy.contrib.text_catalogue.stages import Modulate, Shape
 from robopolicy.core.advantages.factors import DepthDiscount
 from robopolicy.core.advantages.pipeline import Pipeline, Scope, outcome
 from robopolicy.core.advantages.stages import (
@@ -12,12 +14,10 @@ from robopolicy.core.advantages.stages import (
     ConstantScale,
     GivenBaseline,
     Mix,
-    Modulate,
     Scale,
-    Shape,
     TrackerBaseline,
 )
-from robopolicy.core.advantages.trackers import BetaTracker, MeanTracker, RunningMoments
+from robopolicy.core.advantages.trackers import BetaTracker, RunningMoments
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, by_unit, everything
 
 PER_ROLLOUT = Scope(by_group, per=by_trajectory)

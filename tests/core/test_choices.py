@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from robopolicy.contrib.text_catalogue.masks import Spread
+from robopolicy.contrib.text_catalogue.objectives import Taught
+from robopolicy.contrib.text_catalogue.selectors import Extremes, positive
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.masks import Spread
-from robopolicy.core.objectives.taught import Taught
-from robopolicy.core.selectors import Extremes, positive
 from robopolicy.core.weights import ClipCovariance
 
 

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from robopolicy.contrib.text_catalogue.windows import cat
 from robopolicy.core.decisions import (
     PARTITIONS,
     Decisions,
@@ -12,7 +13,6 @@ from robopolicy.core.decisions import (
     by_group_depth,
     by_trajectory,
     by_unit,
-    cat,
     everything,
 )
 

@@ -5,14 +5,16 @@ import itertools
 import pytest
 import torch
 
+from robopolicy.contrib.text_catalogue.regularizers import Adaptive
+from robopolicy.contrib.text_catalogue.stages import Modulate
 from robopolicy.core.advantages.factors import DepthDiscount
 from robopolicy.core.advantages.pipeline import Pipeline, Scope, outcome
-from robopolicy.core.advantages.stages import Baseline, Broadcast, Modulate, Scale
+from robopolicy.core.advantages.stages import Baseline, Broadcast, Scale
 from robopolicy.core.aggregate import AGGREGATES
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, by_unit
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds, DepthBounds, Hierarchy
-from robopolicy.core.regularizers import Adaptive, Anneal, k3
+from robopolicy.core.regularizers import Anneal, k3
 from robopolicy.core.surrogates import SURROGATES
 
 STRAIGHT_THROUGH = {"preserve", "stopgrad", "nft", "nft_scaled"}

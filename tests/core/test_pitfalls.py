@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from robopolicy.contrib.text_catalogue.stages import Modulate, Shape
+from robopolicy.contrib.text_catalogue.windows import cat
 from robopolicy.core.advantages.pipeline import Pipeline, Scope, outcome
-from robopolicy.core.advantages.stages import Baseline, Modulate, Scale, Shape
+from robopolicy.core.advantages.stages import Baseline, Scale
 from robopolicy.core.aggregate import AGGREGATES
-from robopolicy.core.decisions import Decisions, by_group, by_group_depth, by_trajectory, cat
+from robopolicy.core.decisions import Decisions, by_group, by_group_depth, by_trajectory
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import importance_weight, log_ratio
 

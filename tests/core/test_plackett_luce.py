@@ -5,8 +5,9 @@ from itertools import permutations
 import torch
 from tabular import recipe_of
 
+from robopolicy.contrib.text_catalogue.plackett_luce import draw
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.plackett_luce import draw, log_probability
+from robopolicy.core.plackett_luce import log_probability
 
 
 def test_the_probabilities_of_all_orders_sum_to_one() -> None:
@@ -36,7 +37,7 @@ def test_leave_one_out_learns_to_rank() -> None:
     """Reward 1 / place of item 2 after 60 updates of 4 rankings of 8 lists."""
     scores = torch.zeros(5, requires_grad=True)
     optimiser, generator = torch.optim.Adam([scores], lr=0.1), torch.Generator().manual_seed(0)
-    recipe = recipe_of("s050_pg_rank")
+    recipe = recipe_of("pg_rank")
     for _ in range(60):
         orders = draw(scores.detach().expand(32, 5), generator)
         place = (orders == 2).long().argmax(1)
@@ -63,7 +64,7 @@ def test_learning_which_tokens_to_keep() -> None:
     """CaCoVID (S034): two of five tokens matter; sets are compared with each other, and keeping all teaches nothing."""
     scores = torch.zeros(5, requires_grad=True)
     optimiser, generator = torch.optim.Adam([scores], lr=0.1), torch.Generator().manual_seed(0)
-    recipe = recipe_of("s034_cacovid")
+    recipe = recipe_of("cacovid")
     for _ in range(60):
         kept = draw(scores.detach().expand(16, 5), generator)[:, :2]
         answer = torch.zeros(16, 2)

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from robopolicy.catalogue import read_recipe
+from robopolicy.contrib.text_catalogue.pair_objectives import squared_difference
 from robopolicy.core.advantages.pipeline import outcome
 from robopolicy.core.decisions import Decisions, by_trajectory
-from robopolicy.core.preferences import logistic_pair, preference_pairs, scores, squared_difference
+from robopolicy.core.preferences import logistic_pair, preference_pairs, scores
 from robopolicy.core.recipe import Recipe
 
 
@@ -75,7 +76,7 @@ def learned_from_pairs(seed: int, learn: str, pairs: int = 150, length: int = 8)
     reward = torch.zeros(count, length, dtype=torch.float64)
     reward[:, -1] = preferred.double()
     segments = Decisions(torch.zeros_like(reward), reward=reward, group=torch.arange(pairs).repeat_interleave(2))
-    recipe = Recipe.from_plain(read_recipe("s090_cpl"))
+    recipe = Recipe.from_plain(read_recipe("cpl"))
     weight = torch.zeros(2, 2, dtype=torch.float64, requires_grad=True)
     bias = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.Adam([weight, bias], lr=0.03)

@@ -8,15 +8,15 @@ import math
 import pytest
 import torch
 
-from robopolicy.core.decisions import Decisions
-from robopolicy.core.probes import (
+from robopolicy.contrib.text_catalogue.probes import (
     coverage_shrinks,
     entropy_drift,
     entropy_law,
     interference,
-    pass_at_k,
     without_support,
 )
+from robopolicy.core.decisions import Decisions
+from robopolicy.core.probes import pass_at_k
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 6])

@@ -91,7 +91,7 @@ def test_hierarchy_inside_its_budgets_is_the_plain_ratio(decisions, shift, outer
 def test_budgets_of_a_hierarchy_exceed_what_a_decision_may_deviate():
     """2.05: as in the recipe."""
     default = Hierarchy()
-    assert default == Hierarchy(**read_recipe("s044_fiberpo")["estimator"]["hierarchy"])
+    assert default == Hierarchy(**read_recipe("fiberpo")["estimator"]["hierarchy"])
     assert default.residual <= 0.2 * default.budget_down < 0.2 * default.budget_up
 
 

@@ -21,9 +21,9 @@ NUMBERS: dict[str, dict[str, Any]] = {
     },
     "gmpo": {"objective.low": 0.4, "objective.high": 0.4},
     "gspo": {CLIP + "low": 3e-4, CLIP + "high": 4e-4},
-    "s002_gbpo": {CLIP + "low": 0.3, "estimator.surrogate_options.temperature": 1e-4},
-    "s004_v0": {STAGE + "context_baseline.width": 1.0, STAGE + "context_baseline.size": 4096},
-    "s005_arpo": {
+    "gbpo": {CLIP + "low": 0.3, "estimator.surrogate_options.temperature": 1e-4},
+    "v0": {STAGE + "context_baseline.width": 1.0, STAGE + "context_baseline.size": 4096},
+    "arpo_gui": {
         **{
             HELP + f"replay.{key}": value
             for key, value in (("size", 8), ("keep", 0.1), ("spread", 0.05), ("mean", 0.2))
@@ -32,42 +32,42 @@ NUMBERS: dict[str, dict[str, Any]] = {
         CLIP + "high": 0.3,
         "group_size": 8,
     },
-    "s007_dcpo": {
+    "distribution_dcpo": {
         STAGE + "tempered_target.entropy": 0.5,
         STAGE + "tempered_target.most": 0.1,
         STAGE + "tempered_target.above": 0.05,
         ROLLOUT + "score_temperatures": {"logp_cool": 0.8, "logp_warm": 1.2},
     },
-    "s011_aspo": {STAGE + "shape.fraction": 0.7, STAGE + "shape.bonus.slope": -2.0},
-    "s013_segment_spo": {ROLLOUT + "segments": {"every": 5, "below": 0.9}, "estimator.masks.uncertain.below": 0.9},
-    "s014_pipo": {
+    "aspo": {STAGE + "shape.fraction": 0.7, STAGE + "shape.bonus.slope": -2.0},
+    "segment_spo": {ROLLOUT + "segments": {"every": 5, "below": 0.9}, "estimator.masks.uncertain.below": 0.9},
+    "pipo": {
         STAGE + "retrospective.window": 8,
         STAGE + "retrospective.limit": 10.0,
         STAGE + "retrospective.loss_weight": 0.0,
         ROLLOUT + "again": True,
     },
-    "s016_loop": {"group_size": 6},
-    "s021_poad": {"start.lam": 0.95, "start.inner_gamma": 1.0, "start.inner_lam": 0.95},
-    "s023_hgpo": {
+    "loop": {"group_size": 6},
+    "poad": {"start.lam": 0.95, "start.inner_gamma": 1.0, "start.inner_lam": 0.95},
+    "hgpo": {
         f"{STAGE}history_groups.{key}": value
         for key, value in (("longest", 2), ("power", 1.0), ("base", True), ("standardise", True), ("gamma", 0.95))
     },
-    "s025_hapo": {
+    "hapo": {
         CLIP + "low": 0.2,
         CLIP + "high": 0.2,
         CLIP + "quantile": 0.8,
         "estimator.weights.entropy_gate.beta": 1.0,
         "group_size": 16,
     },
-    "s030_poise": {
+    "poise": {
         STAGE + "probe_baseline.components": 32,
         STAGE + "probe_baseline.ridge": 1.0,
         STAGE + "probe_baseline.size": 4096,
         "group_size": 2,
     },
-    "s033_adora": {STAGE + "modulate.factor.low": 0.1, STAGE + "modulate.factor.overlong": 4054.0},
-    "s036_bupo": {ROLLOUT + "layer": 5, ROLLOUT + "layer_updates": 30, "group_size": 8},
-    "s037_single_stream": {
+    "adora": {STAGE + "modulate.factor.low": 0.1, STAGE + "modulate.factor.overlong": 4054.0},
+    "bupo": {ROLLOUT + "layer.number": 5, ROLLOUT + "layer.updates": 30, "group_size": 8},
+    "single_stream": {
         STAGE + "tracker_baseline.half_life": 0.06,
         STAGE + "tracker_baseline.keep": [0.875, 0.96],
         STAGE + "tracker_baseline.tracker.successes": 4.0,
@@ -78,54 +78,54 @@ NUMBERS: dict[str, dict[str, Any]] = {
         ROLLOUT + "sampler.floor": 0.05,
         "group_size": 1,
     },
-    "s041_dcpo": {"select.contrast.keep": 4, "group_size": 16},
-    "s044_fiberpo": {
+    "trajectory_selection": {"select.contrast.keep": 4, "group_size": 16},
+    "fiberpo": {
         "estimator.hierarchy": {"outer": "sequence", "budget_up": 0.2, "budget_down": 0.1, "residual": 0.02},
         "estimator.surrogate": "is",
     },
-    "s047_r2vpo": {
+    "r2vpo": {
         "estimator.surrogate": "is",
         "controllers.ratio_variance": {"name": "dual", "value": 1.0, "target": 0.04, "rate": 10.0},
     },
-    "s052_capo": {
+    "capo": {
         f"estimator.masks.predicted_step.{key}": value
         for key, value in (("rate", 1.0), ("shift", 0.3), ("gain", 0.0), ("share", 0.08))
     },
-    "s053_hpt": {"select.demonstration_switch.gate": 0, "regularizers.imitation.coef": 1.0, "group_size": 8},
-    "s054_empg": {
+    "hpt": {"select.demonstration_switch.gate": 0, "regularizers.imitation.coef": 1.0, "group_size": 8},
+    "empg": {
         STAGE + "modulate.factor.sharpness": 1.0,
         STAGE + "shape.bonus.scale": 0.05,
         STAGE + "shape.bonus.sharpness": 1.0,
     },
-    "s057_supo": {ROLLOUT + "topology.summaries": 2},
-    "s060_polychromic": {STAGE + "set_advantage.size": 4, "group_size": 8},
-    "s063_scaf_grpo": {HELP + "scaffold.levels": 4, HELP + "scaffold.warmup": 50},
-    "s065_minirl": {"estimator.importance_cap": 2.0, "estimator.importance_level": "token"},
-    "s066_clip_cov": {
+    "supo": {ROLLOUT + "topology.summaries": 2},
+    "polychromic": {STAGE + "set_advantage.size": 4, "group_size": 8},
+    "scaf_grpo": {HELP + "scaffold.levels": 4, HELP + "scaffold.warmup": 50},
+    "minirl": {"estimator.importance_cap": 2.0, "estimator.importance_level": "token"},
+    "clip_cov": {
         f"estimator.weights.clip_covariance.{key}": value
         for key, value in (("share", 2e-4), ("least", 1.0), ("most", 5.0), ("low", 0.2), ("high", 0.2))
     },
-    "s066_kl_cov": {"regularizers.covariance_kl.share": 2e-4, "regularizers.covariance_kl.coef": 1.0},
-    "s070_clpo": {ROLLOUT + "topology.hard": 0.3, ROLLOUT + "topology.easy": 0.7},
-    "s074_asyncflow": {ROLLOUT + "staleness.limit": 1},
-    "s083_nlpo": {
+    "kl_cov": {"regularizers.covariance_kl.share": 2e-4, "regularizers.covariance_kl.coef": 1.0},
+    "clpo": {ROLLOUT + "topology.hard": 0.3, ROLLOUT + "topology.easy": 0.7},
+    "asyncflow": {ROLLOUT + "staleness.limit": 1},
+    "nlpo": {
         ROLLOUT + "support": {"top_p": 0.9, "refresh": 20},
         "controllers.kl.value": 1e-3,
         "controllers.kl.target": 0.2,
         "estimator.kl_coef": 1e-3,
     },
-    "s082_pcpg": {"start.gamma": 1.0, "start.window": 3},
-    "s086_gppo": {"estimator.surrogate_options": {"low_gain": 1.0, "high_gain": 1.0, "cap": 3.0}},
-    "s087_bnpo": {
+    "pcpg": {"start.gamma": 1.0, "start.window": 3},
+    "gppo": {"estimator.surrogate_options": {"low_gain": 1.0, "high_gain": 1.0, "cap": 3.0}},
+    "bnpo": {
         CLIP + "low": 0.2,
         CLIP + "high": 0.28,
         "estimator.surrogate_options.cap": 10.0,
         "estimator.aggregate": "seq_sum",
         "group_size": 16,
     },
-    "s088_mdpo": {STAGE + "constant_scale.divisor": 1.0, "epochs": 4},
-    "s089_dcpo": {CLIP + "low": 0.16, CLIP + "high": 0.2, CLIP + "limit": 10.0},
-    "s091_copo": {
+    "mdpo": {STAGE + "constant_scale.divisor": 1.0, "epochs": 4},
+    "dynamic_clipping": {CLIP + "low": 0.16, CLIP + "high": 0.2, CLIP + "limit": 10.0},
+    "copo": {
         **{
             f"{STAGE}mix.branches.{branch}.modulate.factor.{key}": value
             for branch in (0, 1)
@@ -134,55 +134,55 @@ NUMBERS: dict[str, dict[str, Any]] = {
         STAGE + "mix.branches.1.modulate.factor.complement": True,
         STAGE + "mix.weights": [1.0, 1.0],
     },
-    "s093_rpo": {"objective.beta": 0.01, "regularizers.imitation.coef": 0.005},
-    "s098_nft": {"estimator.surrogate_options.floor": 1.0},
-    "s099_ghpo": {HELP + "hint.shares": [0.25, 0.5, 0.75]},
-    "s100_igpo": {
+    "rpo": {"objective.beta": 0.01, "regularizers.imitation.coef": 0.005},
+    "nft": {"estimator.surrogate_options.floor": 1.0},
+    "ghpo": {HELP + "hint.shares": [0.25, 0.5, 0.75]},
+    "igpo": {
         HELP + "inpaint.low": 0.2,
         HELP + "inpaint.high": 0.6,
         "estimator.masks.uncertain_given.share": 0.2,
         "estimator.level": "sequence",
     },
-    "s103_disco": {
+    "disco": {
         "objective.temperature": 1.0,
         "regularizers.kl_barrier.limit": 1e-4,
         "regularizers.kl_barrier.slope": 1e3,
     },
-    "s105_dr_po": {ROLLOUT + "topology.share": 1.0},
-    "s108_sec": {ROLLOUT + "sampler.temperature": 1.0, ROLLOUT + "sampler.rate": 0.1},
-    "s113_oppo": {"objective.margin": 1.0, "objective.norm": 1.0, "objective.coef": 0.1},
-    "s117_gepo": {"objective.variance": 1.0, "objective.coef": 0.01},
-    "s119_ampo": {
+    "dr_po": {ROLLOUT + "topology.share": 1.0},
+    "sec": {ROLLOUT + "sampler.temperature": 1.0, ROLLOUT + "sampler.rate": 0.1},
+    "oppo": {"objective.margin": 1.0, "objective.norm": 1.0, "objective.coef": 0.1},
+    "gepo": {"objective.variance": 1.0, "objective.coef": 0.01},
+    "ampo": {
         "objective.shape": 0.1,
         "estimator.entropy_coef": 1e-3,
         HELP + "teacher.count": 2,
         CLIP + "low": 0.2,
     },
-    "s120_dialtree": {ROLLOUT + "topology.width": 4, ROLLOUT + "topology.depth": 5, "group_size": 32},
-    "s121_ded": {"select.diverse.keep": 2},
-    "s128_pf_ppo": {"select.extremes.rest": 0.0},
-    "s130_attention_rhythm": {STAGE + "modulate.factor.gain": 0.5, STAGE + "modulate.factor.share": 0.4},
-    "s131_pcl": {ROLLOUT + "sampler.factor": 4, ROLLOUT + "sampler.target": 0.5, "group_size": 16},
-    "s133_epo": {"start.gamma": 0.99},
-    "s145_critique_rl": {ROLLOUT + "reward.refinement.first": 200, ROLLOUT + "reward.refinement.bonus": 0.2},
-    "s149_spae": {STAGE + "modulate.factor.limit": 0.9},
-    "s153_canon": {
+    "dialtree": {ROLLOUT + "topology.width": 4, ROLLOUT + "topology.depth": 5, "group_size": 32},
+    "ded": {"select.diverse.keep": 2},
+    "pf_ppo": {"select.extremes.rest": 0.0},
+    "attention_rhythm": {STAGE + "modulate.factor.gain": 0.5, STAGE + "modulate.factor.share": 0.4},
+    "pcl": {ROLLOUT + "sampler.factor": 4, ROLLOUT + "sampler.target": 0.5, "group_size": 16},
+    "epo": {"start.gamma": 0.99},
+    "critique_rl": {ROLLOUT + "reward.refinement.first": 200, ROLLOUT + "reward.refinement.bonus": 0.2},
+    "spae": {STAGE + "modulate.factor.limit": 0.9},
+    "canon": {
         **{STAGE + f"split_baseline.{key}": value for key, value in (("inter", 1.0), ("alpha", 1.0), ("beta", 0.0))},
         CLIP + "high": 0.28,
         "estimator.length": 8192.0,
     },
-    "s155_spc": {"estimator.kl_coef": 0.1, "regularizers.imitation.coef": 0.15},
-    "s157_digirl": {"start.penalty": 0.05, "start.gamma": 0.9},
-    "s158_progrpo": {STAGE + "shape.bonus.share": 0.2, CLIP + "low": 0.2, CLIP + "high": 0.28},
-    "s159_hiper": {"start.gamma": 0.99, "start.lam": 0.95, "critic.coef": 0.5},
-    "s162_arpo": {
+    "spc": {"estimator.kl_coef": 0.1, "regularizers.imitation.coef": 0.15},
+    "digirl": {"start.penalty": 0.05, "start.gamma": 0.9},
+    "progrpo": {STAGE + "shape.bonus.share": 0.2, CLIP + "low": 0.2, CLIP + "high": 0.28},
+    "hiper": {"start.gamma": 0.99, "start.lam": 0.95, "critic.coef": 0.5},
+    "arpo_agentic": {
         ROLLOUT + "topology": {"name": "branch", "initial": 0.5, "beam": 2, "weight": 0.2, "threshold": 0.5},
         "group_size": 16,
     },
-    "s172_cm2": {STAGE + "require_company.least": 5},
-    "s175_critic_v": {"objective.beta": 0.1},
-    "s177_critique_coder": {ROLLOUT + "sampler.shares": [0.8, 0.2]},
-    "s178_vl_dac": {
+    "cm2": {STAGE + "require_company.least": 5},
+    "critic_v": {"objective.beta": 0.1},
+    "critique_coder": {ROLLOUT + "sampler.shares": [0.8, 0.2]},
+    "vl_dac": {
         "start.gamma": 0.99,
         "start.lam": 0.95,
         CLIP + "low": 0.1,
@@ -191,8 +191,8 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "critic.coef": 0.5,
         "critic.detach": True,
     },
-    "s180_proact": {"start.gamma": 0.9, "start.level": "unit"},
-    "s182_a_lol": {CLIP + "low": 0.9},
+    "proact": {"start.gamma": 0.9, "start.level": "unit"},
+    "a_lol": {CLIP + "low": 0.9},
     "sapo": {"estimator.surrogate_options": {"up": 1.0, "down": 1.05}},
 }
 

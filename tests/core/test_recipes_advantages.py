@@ -10,11 +10,13 @@ from tabular import Tabular, check_recipe, ppo, recipe_of, rewards, seq_mean, st
 from torch import Tensor
 
 from robopolicy.catalogue import read_recipe
-from robopolicy.core.advantages.comparisons import BetaScale, Retrospective, SetAdvantage, SplitBaseline
-from robopolicy.core.advantages.factors import Rhythm, attention_distance, future_attention, potential
+from robopolicy.contrib.control.stages import SetAdvantage
+from robopolicy.contrib.text_catalogue.comparisons import BetaScale, Retrospective, SplitBaseline
+from robopolicy.contrib.text_catalogue.factors import Rhythm, attention_distance, future_attention, potential
+from robopolicy.contrib.text_catalogue.probe_baselines import RidgeProbe
+from robopolicy.contrib.text_catalogue.windows import cat
 from robopolicy.core.advantages.pipeline import outcome
-from robopolicy.core.advantages.probes import RidgeProbe
-from robopolicy.core.decisions import Decisions, cat
+from robopolicy.core.decisions import Decisions
 
 
 def groups(case: Tabular) -> Tensor:
@@ -52,7 +54,7 @@ def test_bnpo_is_its_formula() -> None:
         advantage = (rewards(case) - rate) * (1 / density).clamp(max=1e6)
         return (dual(case, advantage) * case.decisions.valid()).sum(1).mean()
 
-    check_recipe("s087_bnpo", formula)
+    check_recipe("bnpo", formula)
 
 
 def test_bnpo_between_dr_grpo_and_grpo() -> None:
@@ -70,7 +72,7 @@ def test_bnpo_between_dr_grpo_and_grpo() -> None:
 
 def test_the_single_stream_baseline_is_a_running_rate_that_forgets_with_drift() -> None:
     case = tabular()
-    recipe = recipe_of("s037_single_stream", advantage=recipe_of("s037_single_stream").plain["advantage"][:1])
+    recipe = recipe_of("single_stream", advantage=recipe_of("single_stream").plain["advantage"][:1])
     torch.testing.assert_close(recipe.advantage(case.decisions)[:, 0], rewards(case) - 0.5)
     recipe.observe(case.decisions, {})
     keep = torch.exp2(-case.decisions.extra["drift"] / 0.06).clamp(0.875, 0.96)
@@ -84,14 +86,14 @@ def test_the_single_stream_baseline_is_a_running_rate_that_forgets_with_drift() 
 
 def test_the_single_stream_needs_no_groups_of_rollouts() -> None:
     """Shuffling the rows shuffles the advantages."""
-    case, recipe = tabular(), recipe_of("s037_single_stream")
+    case, recipe = tabular(), recipe_of("single_stream")
     order = torch.randperm(16, generator=torch.Generator().manual_seed(1))
     shuffled = recipe.advantage(case.decisions.select(order))
     torch.testing.assert_close(shuffled, recipe.advantage(case.decisions)[order])
 
 
 def test_poise_with_a_perfect_probe_is_leave_one_out_and_never_depends_on_the_row_itself() -> None:
-    case, recipe = tabular(), recipe_of("s030_poise")
+    case, recipe = tabular(), recipe_of("poise")
     stage = recipe.pipeline.stages[0]
     stage.probe.predict = lambda features: features[:, 0]
     reward = rewards(case)
@@ -118,7 +120,7 @@ def test_a_ridge_probe_finds_a_linear_rule_and_its_state_is_restored() -> None:
 
 
 def test_v0_is_the_batch_baseline_for_equal_prompts_and_tells_far_ones_apart() -> None:
-    recipe = recipe_of("s004_v0", advantage=recipe_of("s004_v0").plain["advantage"][:1])
+    recipe = recipe_of("v0", advantage=recipe_of("v0").plain["advantage"][:1])
     near = episodes([1, 1, 1, 0], [0, 1, 2, 3], extra={"prompt_features": torch.zeros(4, 2, dtype=torch.float64)})
     torch.testing.assert_close(recipe.advantage(near)[:, 0], torch.tensor([0.5, 0.5, 0.5, -0.5], dtype=torch.float64))
     recipe.observe(near, {})
@@ -140,8 +142,8 @@ def test_segments_get_the_change_in_value_and_telescope() -> None:
         chosen = d.valid() & (d.logp_old < math.log(0.9))
         return ppo(case, advantage)[chosen].mean()
 
-    check_recipe("s013_segment_spo", formula)
-    case, recipe = tabular(), recipe_of("s013_segment_spo", start={"name": "gae", "gamma": 1.0, "lam": 0.0})
+    check_recipe("segment_spo", formula)
+    case, recipe = tabular(), recipe_of("segment_spo", start={"name": "gae", "gamma": 1.0, "lam": 0.0})
     each = recipe.advantage(case.decisions)  # cut everywhere: a value per token; the sum is R - V_0
     first = torch.stack(
         [value[keep][0] for value, keep in zip(case.decisions.value, case.decisions.valid(), strict=True)]
@@ -152,12 +154,12 @@ def test_segments_get_the_change_in_value_and_telescope() -> None:
 def test_tempo_adds_the_change_in_value_where_rollouts_part() -> None:
     tokens = torch.tensor([[1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 1]])
     case = episodes([1, 0, 1, 1], [0, 0, 0, 0], 3, extra={"chosen": tokens})
-    found = recipe_of("s165_tempo").advantage(case)
+    found = recipe_of("tempo").advantage(case)
     base = recipe_of("grpo").advantage(case)
     gain = torch.tensor([[0, -0.25, 0.5], [0, -0.25, -0.5], [0, 0.25, 0], [0, 0.25, 0]], dtype=torch.float64)
     torch.testing.assert_close(found, base + gain)
     alone = torch.arange(12).view(4, 3)  # no shared prefix: the term stands at the first decision alone
-    gain = recipe_of("s165_tempo").advantage(case.with_fields(extra={"chosen": alone})) - base
+    gain = recipe_of("tempo").advantage(case.with_fields(extra={"chosen": alone})) - base
     torch.testing.assert_close(gain[:, 0], torch.tensor([0.25, -0.75, 0.25, 0.25], dtype=torch.float64))
     assert float(gain[:, 1:].abs().max()) == 0.0
 
@@ -176,38 +178,36 @@ def test_canon_compares_the_halves() -> None:
     assert SplitBaseline()(raw, tied)[:, 0].tolist() == pytest.approx([0.5, -0.5, -0.5, 0.5])
     lone = case.with_fields(group=torch.arange(4))  # no other half
     assert float(SplitBaseline()(raw, lone).abs().max()) == 0.0
-    length = recipe_of("s153_canon").plain["estimator"]["length"]
+    length = recipe_of("canon").plain["estimator"]["length"]
     assert length == 8192.0
 
 
 def test_adora_weakens_groups_whose_successes_are_not_the_longest() -> None:
     mask = torch.arange(4) < torch.tensor([2, 4, 4, 2, 4, 2, 2, 2]).unsqueeze(1)
     case = episodes([1, 0, 1, 0, 1, 0, 0.5, 0], [0, 0, 1, 1, 2, 2, 3, 3], 4, mask=mask)
-    found, base = (recipe_of(name).advantage(case)[:, 0] for name in ("s033_adora", "grpo"))
+    found, base = (recipe_of(name).advantage(case)[:, 0] for name in ("adora", "grpo"))
     torch.testing.assert_close(found, base * torch.tensor([0.1, 0.1, 1, 1, 1, 1, 0.1, 0.1], dtype=torch.float64))
-    plain = recipe_of("s033_adora").plain["advantage"][:2]
-    torch.testing.assert_close(recipe_of("s033_adora", advantage=plain).advantage(case)[:, 0], base)
+    plain = recipe_of("adora").plain["advantage"][:2]
+    torch.testing.assert_close(recipe_of("adora", advantage=plain).advantage(case)[:, 0], base)
 
 
 def test_copo_is_local_where_answers_differ_and_global_where_they_agree() -> None:
     same = torch.zeros(8, dtype=torch.long)
     case = episodes([1, 1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1, 1, 1], extra={"answer": same})
-    found = recipe_of("s091_copo").advantage(case)[:, 0]  # tied groups still learn
+    found = recipe_of("copo").advantage(case)[:, 0]  # tied groups still learn
     weight = torch.sigmoid(torch.tensor(20.0 * (0.0 - 0.5), dtype=torch.float64))
     level = torch.tensor([0.5] * 4 + [-0.5] * 4, dtype=torch.float64) / (torch.tensor([1.0, 0.0]).std() + 1e-6)
     torch.testing.assert_close(found, (1 - weight) * level, atol=1e-6, rtol=1e-6)
     mixed = tabular(extra={"answer": torch.arange(16)})  # four answers: 2 bits, the local advantage
-    torch.testing.assert_close(
-        recipe_of("s091_copo").advantage(mixed.decisions)[:, 0], grpo(mixed), atol=1e-5, rtol=1e-5
-    )
+    torch.testing.assert_close(recipe_of("copo").advantage(mixed.decisions)[:, 0], grpo(mixed), atol=1e-5, rtol=1e-5)
 
 
 def test_spae_telescopes_and_keeps_the_base_without_bonus() -> None:
     case = tabular(extra=None)
     d, phi = case.decisions, potential(case.decisions)
     assert float(phi.min()) >= -1.0 and float(phi.max()) <= 1.0
-    stages = recipe_of("s149_spae").plain["advantage"]
-    bonus = recipe_of("s149_spae", advantage=[stages[2], {"name": "constant_scale", "divisor": 1e12}, stages[4]])
+    stages = recipe_of("spae").plain["advantage"]
+    bonus = recipe_of("spae", advantage=[stages[2], {"name": "constant_scale", "divisor": 1e12}, stages[4]])
     gain = bonus.advantage(d)
     for row, keep in enumerate(d.valid()):
         first = {u: int(torch.nonzero(keep & (d.unit[row] == u))[0]) for u in d.unit[row][keep].tolist()}
@@ -215,8 +215,8 @@ def test_spae_telescopes_and_keeps_the_base_without_bonus() -> None:
         total = sum(float(gain[row, first[u]]) for u in units)
         assert total == pytest.approx(0.1 * float(phi[row, first[units[-1]]] - phi[row, first[units[0]]]), abs=1e-9)
     sure = {**d.extra, "probe_accuracy": torch.ones(d.shape), "probe_confidence": torch.ones(d.shape)}
-    after = recipe_of("s149_spae", advantage=stages[:4]).advantage(d.with_fields(extra=sure))
-    base = recipe_of("s149_spae", advantage=stages[:3]).advantage(d)
+    after = recipe_of("spae", advantage=stages[:4]).advantage(d.with_fields(extra=sure))
+    base = recipe_of("spae", advantage=stages[:3]).advantage(d)
     begun = d.unit.masked_fill(~d.valid(), 9).amin(1, keepdim=True)
     torch.testing.assert_close(after, torch.where(d.unit > begun, 0.5, 1.0) * base)  # solved at once: half behind it
     assert bool((d.valid() & (d.unit > begun)).any())
@@ -224,7 +224,7 @@ def test_spae_telescopes_and_keeps_the_base_without_bonus() -> None:
 
 def test_aspo_keeps_the_sign_of_successes_and_changes_nothing_else() -> None:
     case = episodes([1, 1, 1, 0], [0, 0, 0, 0], 4, extra={"first_event": torch.tensor([0, 3, -1, 0])})
-    found, base = (recipe_of(name).advantage(case)[:, 0] for name in ("s011_aspo", "grpo"))
+    found, base = (recipe_of(name).advantage(case)[:, 0] for name in ("aspo", "grpo"))
     bonus = torch.tensor([-2.0 * (0 - 1.5) / 4, -2.0 * (3 - 1.5) / 4], dtype=torch.float64).clamp(
         -0.7 * base[0], 0.7 * base[0]
     )
@@ -235,7 +235,7 @@ def test_aspo_keeps_the_sign_of_successes_and_changes_nothing_else() -> None:
 
 def test_progrpo_shifts_mixed_groups_by_rarity() -> None:
     case = tabular()
-    found, base = recipe_of("s158_progrpo").advantage(case.decisions)[:, 0], grpo(case)
+    found, base = recipe_of("progrpo").advantage(case.decisions)[:, 0], grpo(case)
     for row, keep in enumerate(case.decisions.valid()):
         logp = case.decisions.logp_old[row][keep].sort()[0]
         rare = logp[: max(1, math.ceil(0.2 * len(logp)))].mean().exp()
@@ -258,7 +258,7 @@ def test_polychromic_sets_reward_diversity() -> None:
 def test_pipo_judges_the_last_batch_by_the_gain() -> None:
     fresh = episodes([1, 0, 1, 1], [0, 0, 0, 0], source=torch.zeros(4, dtype=torch.long))
     old = episodes([1, 0, 0, 0], [0, 0, 0, 0], source=torch.ones(4, dtype=torch.long))
-    both, recipe = cat([fresh, old]), recipe_of("s014_pipo")
+    both, recipe = cat([fresh, old]), recipe_of("pipo")
     base = recipe.advantage(both)
     torch.testing.assert_close(base[:4], recipe_of("grpo").advantage(fresh))
     assert float(base[4:].abs().max()) == 0.0  # too few batches seen to judge
@@ -277,9 +277,9 @@ def test_pipo_judges_the_last_batch_by_the_gain() -> None:
 @pytest.mark.parametrize("history", [[], [0.1] * 7 + [0.2], [0.9] * 7 + [0.8]], ids=["none", "gain", "loss"])
 def test_pipo_adds_a_step_on_the_last_batch_and_none_where_it_is_not_judged(history: list[float]) -> None:
     case = tabular(rollouts=8, source=torch.tensor([0] * 4 + [1] * 4).repeat(4), drift=0.5)
-    d, stages = case.decisions, read_recipe("s014_pipo")["advantage"]
+    d, stages = case.decisions, read_recipe("pipo")["advantage"]
     stages[-1]["loss_weight"] = 0.5
-    recipe, again = recipe_of("s014_pipo", advantage=stages), d.need("source") == 1
+    recipe, again = recipe_of("pipo", advantage=stages), d.need("source") == 1
     recipe.pipeline.stages[-1].rewards = history
     mask, ratio = d.valid(), (case.logp() - d.logp_old).exp()
     plain = torch.zeros(32, dtype=torch.float64)
@@ -305,36 +305,36 @@ def test_pipo_adds_a_step_on_the_last_batch_and_none_where_it_is_not_judged(hist
 def test_equal_durations_are_ppo_and_rates_are_undone() -> None:
     case = tabular(extra={"duration": torch.full((16,), 3.0, dtype=torch.float64)})
     torch.testing.assert_close(
-        recipe_of("s062_duration_aware").advantage(case.decisions), recipe_of("ppo").advantage(case.decisions)
+        recipe_of("duration_aware").advantage(case.decisions), recipe_of("ppo").advantage(case.decisions)
     )
     # a quick and a slow arm, drawn in proportion to 1 / duration: weights restore equal shares
     duration = torch.tensor([1.0, 1.0, 1.0, 3.0], dtype=torch.float64)
     arm = episodes([0, 0, 0, 0], [0, 0, 0, 0], extra={"duration": duration})
-    weight = recipe_of("s062_duration_aware").pipeline.stages[2].factor(arm)[:, 0]
+    weight = recipe_of("duration_aware").pipeline.stages[2].factor(arm)[:, 0]
     assert float(weight[:3].sum()) == pytest.approx(float(weight[3]))
 
 
 def test_proact_without_rollouts_is_step_level_ppo() -> None:
-    case, written = tabular(), recipe_of("s180_proact").plain["start"]
+    case, written = tabular(), recipe_of("proact").plain["start"]
     start = {name: value for name, value in written.items() if name != "rollout_weight"}
-    none = recipe_of("s180_proact", start=start).advantage(case.decisions.with_fields(extra={}))
+    none = recipe_of("proact", start=start).advantage(case.decisions.with_fields(extra={}))
     steps = {"name": "gae", "gamma": 0.9, "lam": 0.95, "level": "unit"}  # of the recipe of single steps, S178
-    torch.testing.assert_close(none, recipe_of("s178_vl_dac", start=steps).advantage(case.decisions))
-    zero = recipe_of("s180_proact", start={**written, "rollout_weight": 0.0})
+    torch.testing.assert_close(none, recipe_of("vl_dac", start=steps).advantage(case.decisions))
+    zero = recipe_of("proact", start={**written, "rollout_weight": 0.0})
     torch.testing.assert_close(zero.advantage(case.decisions), none)
     mixed = case.decisions.with_fields(value=0.5 * (case.decisions.value + case.decisions.extra["rollout_value"]))
     torch.testing.assert_close(
-        recipe_of("s180_proact").advantage(case.decisions), recipe_of("s180_proact", start=start).advantage(mixed)
+        recipe_of("proact").advantage(case.decisions), recipe_of("proact", start=start).advantage(mixed)
     )
 
 
 def test_empg_is_the_centred_base_without_its_terms_and_gates_by_entropy() -> None:
-    case, stages = tabular(), recipe_of("s054_empg").plain["advantage"]
+    case, stages = tabular(), recipe_of("empg").plain["advantage"]
     off = [{"name": "modulate", "factor": {"name": "unit_entropy", "sharpness": 0.0}}]
-    none = recipe_of("s054_empg", advantage=stages[:3] + off + stages[5:]).advantage(case.decisions)
-    base = recipe_of("s054_empg", advantage=stages[:3] + stages[5:]).advantage(case.decisions)
+    none = recipe_of("empg", advantage=stages[:3] + off + stages[5:]).advantage(case.decisions)
+    base = recipe_of("empg", advantage=stages[:3] + stages[5:]).advantage(case.decisions)
     torch.testing.assert_close(none, base)
-    factor = recipe_of("s054_empg").pipeline.stages[3].factor(case.decisions)
+    factor = recipe_of("empg").pipeline.stages[3].factor(case.decisions)
     valid = case.decisions.valid()
     assert float(factor[valid].mean()) == pytest.approx(1.0)
     unit = torch.stack([case.decisions.unit[valid], torch.nonzero(valid)[:, 0]], 1)
@@ -347,12 +347,12 @@ def test_attention_marks_get_more_credit_where_the_advantage_is_positive() -> No
     attention = torch.tensor([[[1.0, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 1.0, 0], [1.0, 0, 0, 0]]])
     assert attention_distance(attention, window=2).tolist() == [[0.0, 0.5, 0.0, 2.0]]
     assert future_attention(attention, 1, 3)[0].tolist() == pytest.approx([1.5 / 3, 0.0, 0.0, 0.0])
-    case, stages = tabular(), recipe_of("s130_attention_rhythm").plain["advantage"]
-    found, base = recipe_of("s130_attention_rhythm").advantage(case.decisions), grpo(case)[:, None]
+    case, stages = tabular(), recipe_of("attention_rhythm").plain["advantage"]
+    found, base = recipe_of("attention_rhythm").advantage(case.decisions), grpo(case)[:, None]
     ratio = torch.where(case.decisions.valid() & (base != 0), found / torch.where(base == 0, 1.0, base), 1.0)
     assert bool((ratio[(base < 0).expand_as(ratio)] - 1 < 1e-5).all()) and float(ratio.max()) > 1.2
     off = [*stages[:3], {"name": "modulate", "factor": {"name": "rhythm", "gain": 0.0}}]
-    plain = recipe_of("s130_attention_rhythm", advantage=off).advantage(case.decisions)
+    plain = recipe_of("attention_rhythm", advantage=off).advantage(case.decisions)
     torch.testing.assert_close(plain, base * case.decisions.valid(), atol=1e-5, rtol=1e-5)
 
 
@@ -371,7 +371,7 @@ def test_the_rhythm_compares_with_the_next_decision_whatever_stands_between() ->
 def test_the_rhythm_selects_a_share_and_the_coupled_one_only_moves(rule: str) -> None:
     case = tabular()
     stage = {"name": "modulate", "factor": {"name": "rhythm", "rule": rule, "gain": 1.0, "share": 0.4}}
-    factor = recipe_of("s130_attention_rhythm", advantage=[stage]).pipeline.stages[0].factor(case.decisions)
+    factor = recipe_of("attention_rhythm", advantage=[stage]).pipeline.stages[0].factor(case.decisions)
     extra = (factor - 1.0).masked_fill(~case.decisions.valid(), 0.0)
     wanted = (case.decisions.valid().sum(1) * 0.4).ceil()
     torch.testing.assert_close(extra.sum(1), wanted.double())

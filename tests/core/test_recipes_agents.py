@@ -7,8 +7,10 @@ import torch
 from tabular import Tabular, check_recipe, ppo, recipe_of, tabular
 from torch import Tensor
 
+from robopolicy.contrib.text_catalogue.comparisons import SharedSteps
+from robopolicy.contrib.text_catalogue.starts import Subgoals
 from robopolicy.core.advantages.starts import Gae, ReturnToGo
-from robopolicy.core.advantages.structure import HistoryGroups, SharedSteps, Subgoals
+from robopolicy.core.advantages.structure import HistoryGroups
 from robopolicy.core.decisions import Decisions, row_numbers, unit_numbers
 
 DOUBLE = torch.float64
@@ -59,7 +61,7 @@ def test_poad_does_not_discount_inside_an_action() -> None:
                     advantage[row, t] = running
         return ppo(case, whitened(advantage, d.valid()))[d.valid()].mean()
 
-    check_recipe("s021_poad", formula)
+    check_recipe("poad", formula)
 
 
 def test_poad_is_gae_for_one_token_per_action_and_the_single_clock_without_discount() -> None:
@@ -79,7 +81,7 @@ def test_vl_dac_gives_all_tokens_of_a_step_its_advantage() -> None:
         kl = torch.exp(-difference) - 1.0 + difference
         return (ppo(case, advantage, 0.1, 0.1) + 0.04 * kl)[d.valid()].mean()
 
-    check_recipe("s178_vl_dac", formula)
+    check_recipe("vl_dac", formula)
     single = tabular().decisions.with_fields(unit=torch.arange(6).expand(16, 6))
     torch.testing.assert_close(Gae(0.99, 0.95, level="unit")(single), Gae(0.99, 0.95)(single))
 
@@ -141,7 +143,7 @@ def test_hgpo_weighs_longer_histories_more_where_they_tell_something() -> None:
 def test_hgpo_without_company_is_the_episode_term() -> None:
     """Statistics of the episode term count every turn, as in the source."""
     case = tabular(extra={"observation": torch.arange(96).view(16, 6)})
-    found = recipe_of("s023_hgpo").advantage(case.decisions)
+    found = recipe_of("hgpo").advantage(case.decisions)
     turns: dict[int, list[float]] = {}
     reward = (case.decisions.reward * case.decisions.valid()).sum(1)
     for row, units in enumerate(lines(case)):
@@ -213,7 +215,7 @@ def test_one_critic_can_serve_both_levels() -> None:
 
 def test_mixed_advantages_are_half_of_the_turn_and_half_of_the_batch() -> None:
     case = tabular(reward=torch.randn(16, 6, generator=torch.Generator().manual_seed(5), dtype=DOUBLE))
-    d, found = case.decisions, recipe_of("s163_mixed_advantage").advantage(case.decisions)
+    d, found = case.decisions, recipe_of("mixed_advantage").advantage(case.decisions)
     returns: dict[tuple[int, int], float] = {}
     for row, units in enumerate(lines(case)):
         for i, (number, _) in enumerate(units):
@@ -243,7 +245,7 @@ def test_checklist_rewards_stay_in_their_turn_and_need_company() -> None:
         group=group,
         unit=torch.tensor([[0, 0, 1, 1]]).expand(6, 4),
     )
-    found = recipe_of("s172_cm2").advantage(case)
+    found = recipe_of("cm2").advantage(case)
     expected = torch.tensor([0.5, -0.5, -0.5, 0.5, -0.5, 0.5], dtype=DOUBLE)
     torch.testing.assert_close(found[:, :2], expected[:, None].expand(6, 2))
     assert float(found[:, 2:].abs().max()) == 0.0
@@ -251,7 +253,7 @@ def test_checklist_rewards_stay_in_their_turn_and_need_company() -> None:
 
 def test_one_turn_of_one_criterion_is_dr_grpo() -> None:
     case = tabular(rollouts=6, unit=torch.zeros(24, 6, dtype=torch.long))
-    found, base = (recipe_of(name).advantage(case.decisions) for name in ("s172_cm2", "dr_grpo"))
+    found, base = (recipe_of(name).advantage(case.decisions) for name in ("cm2", "dr_grpo"))
     torch.testing.assert_close(found, base * case.decisions.valid())
 
 
@@ -265,7 +267,7 @@ def test_smoothed_rewards_are_seen_from_before() -> None:
     mean = case.with_fields(reward=torch.tensor([[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]], dtype=DOUBLE))
     torch.testing.assert_close(ReturnToGo(gamma=0.9, window=3)(early), ReturnToGo(gamma=0.9)(mean))
     torch.testing.assert_close(ReturnToGo(gamma=0.9, window=1)(case), ReturnToGo(gamma=0.9)(case))
-    one = recipe_of("s082_pcpg", start={"name": "return_to_go", "window": 1})
+    one = recipe_of("pcpg", start={"name": "return_to_go", "window": 1})
     found, valid = one.advantage(tabular().decisions), tabular().decisions.valid()
     plain = recipe_of("reinforce").advantage(tabular().decisions).expand_as(found)
     torch.testing.assert_close(found[valid], plain[valid])
@@ -277,6 +279,6 @@ def test_smoothing_pushes_no_right_answer_down() -> None:
     mask = torch.arange(5) < length
     reward = (torch.arange(5) == length - 1) * torch.tensor([[1.0], [1.0], [1.0], [0.0]], dtype=DOUBLE)
     case = Decisions(torch.zeros(4, 5, dtype=DOUBLE), mask=mask, reward=reward, group=torch.arange(4))
-    found = recipe_of("s082_pcpg").advantage(case)
+    found = recipe_of("pcpg").advantage(case)
     right = torch.tensor([True, True, True, False])[:, None]
     assert (found[mask & right] > 0).all() and (found[mask & ~right] == 0).all()

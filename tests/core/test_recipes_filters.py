@@ -10,9 +10,10 @@ from formulas import DISTANCES, gradients, relative, tok, z
 from tabular import Tabular, check, check_recipe, ppo, recipe_of, rewards, seq_mean, tabular
 from torch import Tensor
 
+from robopolicy.contrib.text_catalogue.masks import PredictedStep
+from robopolicy.contrib.text_catalogue.references import soup
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.masks import PredictedStep
-from robopolicy.core.references import restricted, soup, top_p_support
+from robopolicy.core.references import restricted, top_p_support
 
 
 def selected(name: str, case: Tabular, **changes) -> list[int]:
@@ -34,17 +35,17 @@ def test_d3s_learns_from_the_half_that_varies_most_and_there_where_most_is_at_st
 
     best = torch.tensor(list(itertools.combinations(range(16), 8)))
     worth = torch.randn(16, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64).mul(3).exp()
-    check_recipe("s012_d3s", formula, reward=worth)
+    check_recipe("d3s", formula, reward=worth)
 
 
 def test_d3s_with_full_shares_is_grpo() -> None:
     case, shares = tabular(), {"masks": [{"name": "spread", "share": 1.0}, "informative"]}
-    torch.testing.assert_close(gradients("s012_d3s", case, estimator=shares), gradients("grpo", case, estimator={}))
+    torch.testing.assert_close(gradients("d3s", case, estimator=shares), gradients("grpo", case, estimator={}))
 
 
 def test_pf_ppo() -> None:
     for distance in DISTANCES:
-        check(recipe_of("s128_pf_ppo", select=[]), tabular(drift=distance), lambda c: tok(ppo(c, dr_grpo(c)), c))
+        check(recipe_of("pf_ppo", select=[]), tabular(drift=distance), lambda c: tok(ppo(c, dr_grpo(c)), c))
 
 
 def dr_grpo(case: Tabular) -> Tensor:
@@ -53,20 +54,20 @@ def dr_grpo(case: Tabular) -> Tensor:
 
 def test_pf_ppo_takes_both_ends_of_every_group_and_without_a_filter_all() -> None:
     case = tabular()
-    value, chosen = rewards(case), selected("s128_pf_ppo", case)
+    value, chosen = rewards(case), selected("pf_ppo", case)
     for key in range(4):
         rows = [row for row in chosen if row // 4 == key]
         assert len(rows) == 2
         assert {float(value[row]) for row in rows} == {float(v) for v in value[4 * key : 4 * key + 4].unique()}
-    assert selected("s128_pf_ppo", case, select=[{"name": "extremes", "rest": 1.0}]) == list(range(16))
+    assert selected("pf_ppo", case, select=[{"name": "extremes", "rest": 1.0}]) == list(range(16))
 
 
 def test_self_keeps_prompts_the_base_policy_finds_hard() -> None:
     case = tabular()
-    assert selected("s122_self", case) == [*range(4), *range(8, 12)]
+    assert selected("self", case) == [*range(4), *range(8, 12)]
     every = [{"name": "unlikely", "key": "likelihood", "below": 1.0}]
-    assert selected("s122_self", case, select=every) == list(range(16))
-    check(recipe_of("s122_self", select=every), case, grpo)
+    assert selected("self", case, select=every) == list(range(16))
+    check(recipe_of("self", select=every), case, grpo)
 
 
 def grpo(case: Tabular) -> Tensor:
@@ -87,12 +88,12 @@ def test_capo_drops_what_is_predicted_to_move_the_policy_most() -> None:
     old = tabular(drift=0.0).distribution().detach().exp()
     extra = {"collision": old.square().sum(2), "collision3": old.pow(3).sum(2)}
     limit = 0.24
-    recipe = recipe_of("s052_capo", estimator={"masks": [{"name": "predicted_step", "shift": limit}]})
+    recipe = recipe_of("capo", estimator={"masks": [{"name": "predicted_step", "shift": limit}]})
     for drift in (0.0, 0.3):
         check(recipe, tabular(drift=drift, extra=extra), formula)
     case = tabular(extra=extra)
     torch.testing.assert_close(
-        gradients("s052_capo", case, estimator={"masks": ["predicted_step"]}), gradients("grpo", case, estimator={})
+        gradients("capo", case, estimator={"masks": ["predicted_step"]}), gradients("grpo", case, estimator={})
     )
 
 
@@ -136,11 +137,11 @@ def test_nlpo_with_a_full_support_is_ppo() -> None:
     support = top_p_support(case.logits.detach(), 1.0)
     assert bool(support.all())
     free = {"kl": {"name": "anneal", "start": 0.0, "end": 0.0, "steps": 1}}
-    torch.testing.assert_close(gradients("s083_nlpo", case, controllers=free), gradients("ppo", case))
+    torch.testing.assert_close(gradients("nlpo", case, controllers=free), gradients("ppo", case))
 
 
 def test_the_penalty_of_nlpo_counts_trajectories() -> None:
-    case, recipe = tabular(), recipe_of("s083_nlpo")
+    case, recipe = tabular(), recipe_of("nlpo")
     two_rows_each = case.decisions.with_fields(trajectory=torch.arange(16) // 2)
     for decisions, count in ((case.decisions, 16), (two_rows_each, 8)):
         before = recipe.estimator.controllers["kl"].value
@@ -162,7 +163,7 @@ def test_nlpo_and_grammars_score_with_the_restricted_policy() -> None:
         return scores.masked_fill(~used, 0.0)
 
     chosen = case.decisions.with_fields(logp_old=score(old), mask=used)
-    for name in ("s083_nlpo", "s042_shioenv"):
+    for name in ("nlpo", "shioenv"):
         recipe = recipe_of(name)
         loss, info = recipe.loss(chosen, recipe.advantage(chosen), score(case.logits))
         (gradient,) = torch.autograd.grad(loss, case.logits)
@@ -183,9 +184,9 @@ def test_failures_teach_only_the_unit_that_is_blamed() -> None:
             rows.append(losses[row][keep])
         return torch.cat(rows).mean()
 
-    check_recipe("s179_a2p", formula, extra={"blamed_unit": blamed})
+    check_recipe("a2p", formula, extra={"blamed_unit": blamed})
     nobody = tabular(extra={"blamed_unit": torch.full((16,), -1)})
-    torch.testing.assert_close(gradients("s179_a2p", nobody), gradients("grpo", nobody, estimator={}))
+    torch.testing.assert_close(gradients("a2p", nobody), gradients("grpo", nobody, estimator={}))
 
 
 def test_adacot_leaves_the_gate_alone() -> None:
@@ -193,20 +194,20 @@ def test_adacot_leaves_the_gate_alone() -> None:
         keep = case.decisions.valid() & ~case.decisions.extra["gate"]
         return ppo(case, relative(case))[keep].mean()
 
-    check_recipe("s035_adacot", formula)
+    check_recipe("adacot", formula)
     case = tabular()
-    gradient = gradients("s035_adacot", case)
+    gradient = gradients("adacot", case)
     assert bool((gradient[:, 0] == 0).all()) and bool((gradient[:, 1:] != 0).any())  # position 0 is the gate
     none = case.decisions.with_fields(extra={"gate": torch.zeros(16, 6, dtype=torch.bool)})
     torch.testing.assert_close(
-        gradients("s035_adacot", Tabular(none, case.tokens, case.logits)), gradients("grpo", case, estimator={})
+        gradients("adacot", Tabular(none, case.tokens, case.logits)), gradients("grpo", case, estimator={})
     )
 
 
 def test_trajectory_selection_keeps_short_successes_and_long_failures() -> None:
     case = tabular()
     contrast = [{"name": "contrast", "keep": 2}]
-    chosen = selected("s041_dcpo", case, select=contrast)
+    chosen = selected("trajectory_selection", case, select=contrast)
     value, length = rewards(case), case.decisions.valid().sum(1)
     for key in range(4):
         rows = [row for row in range(16) if row // 4 == key]
@@ -216,8 +217,8 @@ def test_trajectory_selection_keeps_short_successes_and_long_failures() -> None:
         assert {(float(value[row]), int(length[row])) for row in kept} == {
             (float(value[row]), int(length[row])) for row in (worst, best)
         }
-    assert selected("s041_dcpo", case) == list(range(16))  # it keeps 4 of 4
-    check(recipe_of("s041_dcpo"), case, grpo)
+    assert selected("trajectory_selection", case) == list(range(16))  # it keeps 4 of 4
+    check(recipe_of("trajectory_selection"), case, grpo)
 
 
 def test_distribution_centric() -> None:
@@ -233,16 +234,16 @@ def test_distribution_centric() -> None:
         clipped = -torch.minimum(z(case).exp() * a, z(case).exp().clamp(0.8, 1.2) * a)
         return tok(torch.where(a < 0, torch.minimum(clipped, -3 * a), clipped), case)
 
-    check_recipe("s007_dcpo", formula)
+    check_recipe("distribution_dcpo", formula)
     low = torch.full((16, 6), 0.3, dtype=torch.float64)
-    check(recipe_of("s007_dcpo"), tabular(entropy=low), formula)
+    check(recipe_of("distribution_dcpo"), tabular(entropy=low), formula)
 
 
 def test_distribution_centric_without_strength_is_grpo() -> None:
     case = tabular()
     stages = [*recipe_of("grpo").plain["advantage"], {"name": "tempered_target", "most": 0.0}]
     torch.testing.assert_close(
-        gradients("s007_dcpo", case, advantage=stages),
+        gradients("distribution_dcpo", case, advantage=stages),
         gradients("grpo", case, estimator={"surrogate": "dual_clip"}),
     )
 
@@ -252,7 +253,7 @@ def test_salsa_is_grpo_near_its_reference() -> None:
         change = (case.logp() - case.decisions.need("logp_ref")).masked_fill(~case.decisions.valid(), 0.0)
         return seq_mean(ppo(case, relative(case)) + 0.05 * ((-change).exp() - 1 + change), case.decisions.valid())
 
-    check_recipe("s104_salsa", formula)
+    check_recipe("salsa", formula)
 
 
 def test_a_soup_of_one_policy_is_that_policy() -> None:
@@ -275,10 +276,10 @@ def test_rpo_is_dpo_with_a_little_imitation() -> None:
         imitated = -case.logp()[best[:, None] & case.decisions.valid()].mean()
         return torch.stack(pairs).mean() + 0.005 * imitated
 
-    check_recipe("s093_rpo", formula)
+    check_recipe("rpo", formula)
     case = tabular()
     torch.testing.assert_close(
-        gradients("s093_rpo", case, regularizers=[{"name": "imitation", "rows": "best", "coef": 0.0}]),
+        gradients("rpo", case, regularizers=[{"name": "imitation", "rows": "best", "coef": 0.0}]),
         gradients("dpo", case, objective={"name": "direct_preference", "beta": 0.01}),
     )
 

@@ -62,7 +62,7 @@ def hpt(case: Tabular, *, gate: float) -> Tensor:
 @pytest.mark.parametrize("gate", [-1, 0, 1, 8])
 def test_hpt_switches_by_prompt(gate: int) -> None:
     case = tabular(source=SHOWN)
-    recipe = recipe_of("s053_hpt", select=[{"name": "demonstration_switch", "gate": gate}])
+    recipe = recipe_of("hpt", select=[{"name": "demonstration_switch", "gate": gate}])
     rows = recipe.select(case.decisions)
     chosen = case.decisions.select(rows)
     loss, _ = recipe.loss(chosen, recipe.advantage(chosen), case.logp()[rows])
@@ -80,14 +80,14 @@ def test_hpt_switches_by_prompt(gate: int) -> None:
 
 def test_hpt_without_demonstrations_learns_from_what_there_is() -> None:
     case = tabular()
-    assert selected("s053_hpt", case.decisions) == list(range(16))
+    assert selected("hpt", case.decisions) == list(range(16))
 
 
 def test_one_token_rollouts_in_the_limit() -> None:
     case = tabular()
     weighted = -(case.logp().detach().exp() * case.logp())
     (wanted,) = torch.autograd.grad(tok(weighted, case), case.logits)
-    torch.testing.assert_close(gradients("s056_otr", case), wanted)
+    torch.testing.assert_close(gradients("otr", case), wanted)
 
 
 def test_one_token_rollouts_are_the_mean_over_sampled_tokens() -> None:
@@ -97,7 +97,7 @@ def test_one_token_rollouts_are_the_mean_over_sampled_tokens() -> None:
     reward = torch.nn.functional.one_hot(case.tokens, log.shape[2]).double()
     expected = -(log.detach().exp() * reward * log).sum(2)
     (wanted,) = torch.autograd.grad(tok(expected, case), case.logits)
-    torch.testing.assert_close(gradients("s056_otr", case), wanted)
+    torch.testing.assert_close(gradients("otr", case), wanted)
 
 
 def test_kdrl() -> None:
@@ -105,18 +105,18 @@ def test_kdrl() -> None:
         gap = case.logp() - case.decisions.extra["logp_teacher"]
         return tok(ppo(case, relative(case)) + 0.005 * 0.5 * gap**2, case)
 
-    check_recipe("s080_kdrl", formula)
+    check_recipe("kdrl", formula)
 
 
 def test_kdrl_limits() -> None:
     case = tabular()
     none = {"kl_to": {"name": "anneal", "start": 0.0, "end": 0.0, "steps": 1}}
-    torch.testing.assert_close(gradients("s080_kdrl", case, controllers=none), gradients("grpo", case, estimator={}))
+    torch.testing.assert_close(gradients("kdrl", case, controllers=none), gradients("grpo", case, estimator={}))
     unrewarded = tabular(reward=torch.zeros(16, 6, dtype=torch.float64))
     gap = unrewarded.logp() - unrewarded.decisions.extra["logp_teacher"]
     (wanted,) = torch.autograd.grad(0.005 * tok(0.5 * gap**2, unrewarded), unrewarded.logits)
-    torch.testing.assert_close(gradients("s080_kdrl", unrewarded), wanted)
-    recipe = recipe_of("s080_kdrl")
+    torch.testing.assert_close(gradients("kdrl", unrewarded), wanted)
+    recipe = recipe_of("kdrl")
     for _ in range(100):
         recipe.observe(case.decisions, {"kl_to": torch.tensor(1.0)})
     assert recipe.controllers["kl_to"].value == pytest.approx(0.001)
@@ -127,7 +127,7 @@ def test_a_teacher_may_speak_only_where_the_policy_failed() -> None:
     failed = [{"name": "kl_to", "key": "logp_teacher", "kind": "k2", "failed": True}]
     gap = case.logp() - case.decisions.extra["logp_teacher"]
     wanted = tok(ppo(case, relative(case)) + 0.005 * 0.5 * gap**2 * (rewards(case) == 0)[:, None], case)
-    loss = recipe_of("s080_kdrl", regularizers=failed)
+    loss = recipe_of("kdrl", regularizers=failed)
     found, _ = loss.loss(case.decisions, loss.advantage(case.decisions), case.logp())
     torch.testing.assert_close(found, wanted)
 
@@ -149,22 +149,22 @@ def nft(case: Tabular, *, weight: str) -> Tensor:
 
 def test_nft() -> None:
     for distance in DISTANCES:
-        check(recipe_of("s098_nft", select=[]), tabular(drift=distance), lambda c: nft(c, weight="linear"))
+        check(recipe_of("nft", select=[]), tabular(drift=distance), lambda c: nft(c, weight="linear"))
 
 
 def test_nft_on_policy_is_dr_grpo_or_grpo() -> None:
     case = tabular(drift=0.0)
     const = {"aggregate": "const", "length": 1000.0}
-    centred = recipe_of("s098_nft").plain["advantage"]
+    centred = recipe_of("nft").plain["advantage"]
     torch.testing.assert_close(
-        gradients("s098_nft", case, select=[]), gradients("grpo", case, advantage=centred, estimator=const)
+        gradients("nft", case, select=[]), gradients("grpo", case, advantage=centred, estimator=const)
     )
     scaled = [centred[0], {"name": "scale", "scope": centred[0]["scope"], "unbiased": False, "eps": 0.0}]
     standard = {"surrogate": "nft_scaled", **const}
     silent = {"advantage": scaled, "select": ["mixed"]}
     rows = recipe_of("grpo", select=["mixed"]).select(case.decisions)
     mixed_case = Tabular(case.decisions.select(rows), case.tokens[rows], case.logits)
-    found = gradients("s098_nft", mixed_case, estimator=standard, **silent)
+    found = gradients("nft", mixed_case, estimator=standard, **silent)
     torch.testing.assert_close(found, gradients("grpo", mixed_case, advantage=scaled, estimator=const))
     (wanted,) = torch.autograd.grad(nft(case, weight="sqrt") * 16 / len(rows), case.logits)
     torch.testing.assert_close(found, wanted)
@@ -176,27 +176,27 @@ def test_a_lol() -> None:
         return -(a * total.detach().exp().clamp(0.1, 1.9) * total).mean()
 
     for distance in DISTANCES:
-        check(recipe_of("s182_a_lol", select=[]), tabular(drift=distance), formula)
+        check(recipe_of("a_lol", select=[]), tabular(drift=distance), formula)
 
 
 def test_a_lol_takes_what_is_better_than_the_reference_and_with_equal_weights_imitates_it() -> None:
     case = tabular()
     better = torch.nonzero(rewards(case) > 0.3).flatten().tolist()
     every = [{"name": "positive", "key": "mean_ref", "share": 1.0}]
-    assert selected("s182_a_lol", case.decisions, select=every) == better
-    half = selected("s182_a_lol", case.decisions)
+    assert selected("a_lol", case.decisions, select=every) == better
+    half = selected("a_lol", case.decisions)
     assert len(half) == len(better) // 2 and set(half) < set(better)
     plain = {"surrogate": "pg", "aggregate": "tok"}
     torch.testing.assert_close(
-        gradients("s182_a_lol", case, select=[], start={"name": "ones"}, advantage=[], estimator=plain),
+        gradients("a_lol", case, select=[], start={"name": "ones"}, advantage=[], estimator=plain),
         imitation(case),
     )
 
 
 def test_divergence_imitation_fades_where_the_policy_has_left_the_reference() -> None:
-    check_recipe("s111_f_sft", lambda c: tok(softplus(-to_reference(c)) - math.log(2.0), c))
+    check_recipe("f_sft", lambda c: tok(softplus(-to_reference(c)) - math.log(2.0), c))
     case = tabular()
     kl = {"name": "divergence_imitation", "divergence": "reverse_kl"}
-    torch.testing.assert_close(gradients("s111_f_sft", case, objective=kl), gradients("sft", case))
+    torch.testing.assert_close(gradients("f_sft", case, objective=kl), gradients("sft", case))
     with pytest.raises(ValueError, match="Unknown divergence 'total_variation' to imitate by; known: chi_squared"):
-        recipe_of("s111_f_sft", objective={"name": "divergence_imitation", "divergence": "total_variation"})
+        recipe_of("f_sft", objective={"name": "divergence_imitation", "divergence": "total_variation"})

@@ -9,9 +9,9 @@ from tabular import PROMPTS, Tabular, check, check_recipe, ppo, recipe_of, rewar
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from robopolicy.core.advantages.targets import DIVERGENCES
+from robopolicy.contrib.text_catalogue.pair_objectives import self_test_pair
+from robopolicy.contrib.text_catalogue.targets import DIVERGENCES
 from robopolicy.core.objectives import pairs as objectives
-from robopolicy.core.preferences import self_test_pair
 
 
 def mean(terms: list[Tensor]) -> Tensor:
@@ -24,7 +24,7 @@ def test_dpo() -> None:
         return mean([-logsigmoid(0.1 * (r[i] - r[j])) for i, j in pairs(case, ordered=True)])
 
     check_recipe("dpo", formula)
-    check_recipe("s183_dstc", formula)
+    check_recipe("dstc", formula)
 
 
 def test_kto() -> None:
@@ -47,7 +47,7 @@ def p3o(case: Tabular, group_pairs: list[tuple[int, int]]) -> Tensor:
 def test_p3o_on_policy_is_the_pairwise_gradient_for_any_group_size() -> None:
     case = tabular(drift=0.0)
     (wanted,) = torch.autograd.grad(p3o(case, pairs(case, ordered=False)), case.logits)
-    torch.testing.assert_close(gradients("s079_p3o", case), wanted)
+    torch.testing.assert_close(gradients("p3o", case), wanted)
 
 
 def test_p3o_is_the_clipped_loss_with_the_other_rollout_as_baseline() -> None:
@@ -62,7 +62,7 @@ def test_p3o_is_the_clipped_loss_with_the_other_rollout_as_baseline() -> None:
             rows.append(-torch.minimum(ratio[i] * a, ratio[i].clamp(0.8, 1.2) * a))
         return mean(rows)
 
-    check_recipe("s079_p3o", formula)
+    check_recipe("p3o", formula)
     case, shift = tabular(), torch.arange(PROMPTS, dtype=torch.float64)
     last = case.decisions.need("reward")
     row_shift = torch.zeros_like(last)
@@ -72,7 +72,7 @@ def test_p3o_is_the_clipped_loss_with_the_other_rollout_as_baseline() -> None:
     )
     moved_rows = case.decisions.valid()[:, 0]
     assert bool(moved_rows.all())
-    torch.testing.assert_close(gradients("s079_p3o", moved), gradients("s079_p3o", case))
+    torch.testing.assert_close(gradients("p3o", moved), gradients("p3o", case))
 
 
 def copg(case: Tabular, beta: float = 0.1) -> Tensor:
@@ -88,7 +88,7 @@ def copg(case: Tabular, beta: float = 0.1) -> Tensor:
 
 
 def test_copg() -> None:
-    check_recipe("s061_copg", copg)
+    check_recipe("copg", copg)
 
 
 def test_copg_gradient_is_that_of_rloo_on_any_data() -> None:
@@ -98,14 +98,14 @@ def test_copg_gradient_is_that_of_rloo_on_any_data() -> None:
     group = case.decisions.need("group")
     loo = torch.stack([r[i] - r[(group == group[i]) & (torch.arange(16) != i)].mean() for i in range(16)])
     (wanted,) = torch.autograd.grad(-2 * 0.1 * (loo * to_reference(case).sum(1)).mean(), case.logits)
-    torch.testing.assert_close(gradients("s061_copg", case), wanted)
+    torch.testing.assert_close(gradients("copg", case), wanted)
 
 
 def test_copg_is_nothing_at_its_optimum() -> None:
     case = tabular()
     ideal = case.decisions.need("logp_ref").clone()
     ideal[:, 0] += rewards(case) / 0.1
-    loss, _ = recipe_of("s061_copg").loss(case.decisions, rewards(case)[:, None], ideal)
+    loss, _ = recipe_of("copg").loss(case.decisions, rewards(case)[:, None], ideal)
     assert loss.item() == pytest.approx(0.0, abs=1e-12)
 
 
@@ -127,7 +127,7 @@ def test_dno() -> None:
             terms.append(-q * logsigmoid(margin) - (1 - q) * logsigmoid(-margin))
         return mean(terms)
 
-    check_recipe("s106_dno", formula)
+    check_recipe("dno", formula)
 
 
 def test_dno_with_certain_preferences_is_dpo_against_the_last_policy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +137,9 @@ def test_dno_with_certain_preferences_is_dpo_against_the_last_policy(monkeypatch
     case = tabular(**fields)
     against_last = Tabular(case.decisions.with_fields(logp_ref=case.decisions.logp_old), case.tokens, case.logits)
     wanted = gradients("dpo", against_last)
-    assert not torch.allclose(gradients("s106_dno", case), wanted)
+    assert not torch.allclose(gradients("dno", case), wanted)
     monkeypatch.setattr(objectives, "win_rate", lambda decisions, advantage: 1e3 * advantage)  # q is 0 or 1
-    torch.testing.assert_close(gradients("s106_dno", case), wanted)
+    torch.testing.assert_close(gradients("dno", case), wanted)
 
 
 def test_nash() -> None:
@@ -148,13 +148,13 @@ def test_nash() -> None:
         total = case.logp().masked_fill(~case.decisions.valid(), 0.0).sum(1)
         return ((0.1 * pull - (wins(case) - 0.5)) * total).mean()
 
-    check_recipe("s115_nash_mp", formula)
+    check_recipe("nash_mp", formula)
 
 
 def test_nash_without_preferences_is_a_pull_to_the_reference() -> None:
     case = tabular(reward=torch.zeros(16, 6, dtype=torch.float64))
     (wanted,) = torch.autograd.grad(0.1 * 0.5 * to_reference(case).sum(1).square().mean(), case.logits)
-    torch.testing.assert_close(gradients("s115_nash_mp", case), wanted)
+    torch.testing.assert_close(gradients("nash_mp", case), wanted)
 
 
 def test_cpl() -> None:
@@ -163,7 +163,7 @@ def test_cpl() -> None:
         contrast = mean([-logsigmoid(0.1 * (s[i] - 0.5 * s[j])) for i, j in pairs(case, ordered=True)])
         return contrast - 0.1 * case.logp()[case.decisions.valid()].mean()
 
-    check_recipe("s090_cpl", formula)
+    check_recipe("cpl", formula)
 
 
 def test_cpl_without_its_penalty_is_dpo_without_a_reference_and_it_can_discount() -> None:
@@ -172,13 +172,13 @@ def test_cpl_without_its_penalty_is_dpo_without_a_reference_and_it_can_discount(
         case.decisions.with_fields(logp_ref=torch.zeros(16, 6, dtype=torch.float64)), case.tokens, case.logits
     )
     full = {"name": "contrastive", "penalty": 1.0}
-    torch.testing.assert_close(gradients("s090_cpl", case, objective=full, regularizers=[]), gradients("dpo", flat))
+    torch.testing.assert_close(gradients("cpl", case, objective=full, regularizers=[]), gradients("dpo", flat))
     discounted = {"name": "contrastive", "penalty": 1.0, "gamma": 0.5}
     factor = torch.pow(0.5, case.decisions.need("unit").double())
     s = (factor * case.logp()).masked_fill(~case.decisions.valid(), 0.0).sum(1)
     loss = mean([-logsigmoid(0.1 * (s[i] - s[j])) for i, j in pairs(case, ordered=True)])
     (wanted,) = torch.autograd.grad(loss, case.logits)
-    torch.testing.assert_close(gradients("s090_cpl", case, objective=discounted, regularizers=[]), wanted)
+    torch.testing.assert_close(gradients("cpl", case, objective=discounted, regularizers=[]), wanted)
 
 
 def slope_of(name: str, t: Tensor) -> Tensor:
@@ -215,9 +215,9 @@ def test_f_dpg(name: str) -> None:
 
     stages = [{"name": "target_divergence", "divergence": name, "beta": 0.1}, recipe_of("grpo").plain["advantage"][0]]
     for distance in (0.0, 0.3):
-        check(recipe_of("s077_f_dpg", advantage=stages), tabular(drift=distance), formula)
-    if name == recipe_of("s077_f_dpg").plain["advantage"][0]["divergence"]:
-        check_recipe("s077_f_dpg", formula)
+        check(recipe_of("f_dpg", advantage=stages), tabular(drift=distance), formula)
+    if name == recipe_of("f_dpg").plain["advantage"][0]["divergence"]:
+        check_recipe("f_dpg", formula)
 
 
 def test_f_dpg_with_the_reverse_divergence_is_reward_minus_penalty() -> None:
@@ -226,7 +226,7 @@ def test_f_dpg_with_the_reverse_divergence_is_reward_minus_penalty() -> None:
     reverse = [{"name": "target_divergence", "divergence": "reverse_kl", "beta": 0.5}, mean_stage]
     shaped = [{"name": "shape", "bonus": {"name": "reference_penalty", "coef": 0.5}}, mean_stage]
     torch.testing.assert_close(
-        0.5 * gradients("s077_f_dpg", case, advantage=reverse), gradients("s077_f_dpg", case, advantage=shaped)
+        0.5 * gradients("f_dpg", case, advantage=reverse), gradients("f_dpg", case, advantage=shaped)
     )
 
 
@@ -242,7 +242,7 @@ def test_gepo() -> None:
                 terms.append(-logsigmoid(0.1 * (r[won].mean() - r[lost].mean())) + r[won].var(unbiased=False))
         return tok(ppo(case, a), case) + 0.01 * mean(terms)
 
-    check_recipe("s117_gepo", formula)
+    check_recipe("gepo", formula)
 
 
 def test_gepo_of_one_winner_and_one_loser_is_dpo() -> None:
@@ -272,7 +272,7 @@ def test_direct_advantage() -> None:
                     terms.append((0.1 * change[row][keep].sum() - gain[row][keep].mean()) ** 2)
         return mean(terms)
 
-    check_recipe("s109_dapo", formula)
+    check_recipe("direct_advantage", formula)
 
 
 def test_direct_advantage_is_least_at_the_tilted_reference() -> None:
@@ -280,7 +280,7 @@ def test_direct_advantage_is_least_at_the_tilted_reference() -> None:
     case = Tabular(case.decisions.with_fields(unit=case.decisions.depths()), case.tokens, case.logits)  # tokens
     gain = case.decisions.extra["step_advantage"]
     ideal = (case.decisions.need("logp_ref") + gain / 0.1).requires_grad_()
-    recipe = recipe_of("s109_dapo")
+    recipe = recipe_of("direct_advantage")
     loss, _ = recipe.loss(case.decisions, recipe.advantage(case.decisions), ideal)
     (gradient,) = torch.autograd.grad(loss, ideal)
     assert loss.item() == pytest.approx(0.0, abs=1e-12) and gradient.abs().max().item() < 1e-6
@@ -306,12 +306,12 @@ def test_clusters_are_compared_by_their_mean_outcomes() -> None:
         better = [(i, j) for i in range(16) for j in range(16) if group[i] == group[j] and worth[i] > worth[j] + 1e-9]
         return mean([-logsigmoid(0.1 * (r[i] - r[j])) for i, j in better])
 
-    check_recipe("s135_lspo", formula)
+    check_recipe("lspo", formula)
 
 
 def test_one_cluster_gives_no_pairs() -> None:
     case = tabular(extra={"cluster": torch.zeros(16, dtype=torch.long)})
-    assert bool((gradients("s135_lspo", case) == 0).all())
+    assert bool((gradients("lspo", case) == 0).all())
 
 
 def test_semi_policy_pairs_take_the_sign_of_the_anchor() -> None:
@@ -325,8 +325,8 @@ def test_semi_policy_pairs_take_the_sign_of_the_anchor() -> None:
             terms.append(-logsigmoid(0.1 * (r[shown] - r[sample] if pushed else r[shown] + r[sample])))
         return mean(terms)
 
-    check_recipe("s018_seppo", formula)
-    check_recipe("s018_seppo", formula, source=torch.ones(4 * PROMPTS, dtype=torch.long))  # all from a file
+    check_recipe("seppo", formula)
+    check_recipe("seppo", formula, source=torch.ones(4 * PROMPTS, dtype=torch.long))  # all from a file
     assert seen == {True, False}
 
 
@@ -341,7 +341,7 @@ def test_oppo_is_hindsight_imitation_and_a_triplet_loss() -> None:
     generator = torch.Generator().manual_seed(5)
     embedding, best = (torch.randn(n, 3, generator=generator, dtype=torch.float64).requires_grad_() for n in (16, 1))
     case = tabular(extra={"embedding": embedding, "best": best.expand(16, 3)})
-    recipe = recipe_of("s113_oppo")
+    recipe = recipe_of("oppo")
     loss, _ = recipe.loss(case.decisions, recipe.advantage(case.decisions), case.logp())
     triplets = []
     for i, j in pairs(case, ordered=True):
@@ -357,7 +357,7 @@ def test_oppo_is_hindsight_imitation_and_a_triplet_loss() -> None:
     loss, _ = recipe.loss(case.decisions, recipe.advantage(case.decisions), case.logp())
     assert all(bool(found.isfinite().all()) for found in torch.autograd.grad(loss, leaves))
     alone = {"name": "embedding_triplet", "coef": 0.0}
-    torch.testing.assert_close(gradients("s113_oppo", case, objective=alone), gradients("sft", case))
+    torch.testing.assert_close(gradients("oppo", case, objective=alone), gradients("sft", case))
 
 
 def test_relative_advantages_do_not_change_pairs() -> None:

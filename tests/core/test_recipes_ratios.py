@@ -10,7 +10,7 @@ from formulas import DISTANCES, by_row, gradients, relative, tok, z
 from tabular import Tabular, check, check_recipe, ppo, recipe_of, rewards, tabular
 from torch import Tensor
 
-from robopolicy.core.signals import relative_entropy
+from robopolicy.contrib.text_catalogue.bounds import relative_entropy
 
 
 def test_gspo() -> None:
@@ -99,17 +99,15 @@ def test_clip_cov_silences_the_candidates() -> None:
         return tok(ppo(case, relative(case)).masked_fill(candidate, 0.0), case)
 
     for distance in DISTANCES:
-        check(recipe_of("s066_clip_cov", estimator=config), tabular(drift=distance), formula)
+        check(recipe_of("clip_cov", estimator=config), tabular(drift=distance), formula)
 
 
 def test_clip_cov_with_a_share_of_zero_is_ppo_and_draws_as_many_as_it_says() -> None:
     case = tabular()
     silent = {"weights": [{"name": "clip_covariance", "share": 0.0}]}
-    torch.testing.assert_close(
-        gradients("s066_clip_cov", case, estimator=silent), gradients("grpo", case, estimator={})
-    )
+    torch.testing.assert_close(gradients("clip_cov", case, estimator=silent), gradients("grpo", case, estimator={}))
     torch.manual_seed(0)
-    weight = recipe_of("s066_clip_cov").estimator.config.weights[0]
+    weight = recipe_of("clip_cov").estimator.config.weights[0]
     wide = type(weight)(share=0.1, least=-torch.inf, most=torch.inf)
     drawn = wide(case.decisions, relative(case)[:, None], z(case).detach())
     assert int((drawn == 0).sum()) == int(0.1 * int(case.decisions.valid().sum()))
@@ -123,20 +121,20 @@ def test_kl_cov() -> None:
         chosen = top == top.max()
         return tok(-relative(case)[:, None] * z(case).exp() + z(case).abs() * chosen, case)
 
-    check_recipe("s066_kl_cov", formula)
+    check_recipe("kl_cov", formula)
 
 
 def test_kl_cov_with_a_share_of_zero_is_the_unclipped_gradient() -> None:
     case = tabular()
     none = [{"name": "covariance_kl", "share": 0.0}]
     torch.testing.assert_close(
-        gradients("s066_kl_cov", case, regularizers=none),
+        gradients("kl_cov", case, regularizers=none),
         gradients("grpo", case, estimator={"surrogate": "is", "aggregate": "tok"}),
     )
 
 
 def test_gppo_value_is_that_of_ppo_and_its_gradient_survives_the_clip() -> None:
-    case, recipe = tabular(drift=0.6), recipe_of("s086_gppo")
+    case, recipe = tabular(drift=0.6), recipe_of("gppo")
     a, ratio = relative(case)[:, None], z(case).exp()
     loss, info = recipe.loss(case.decisions, recipe.advantage(case.decisions), case.logp())
     plain = torch.where(a < 0, torch.minimum(ppo(case, relative(case)), -3 * a), ppo(case, relative(case)))
@@ -158,7 +156,7 @@ def test_dcpo_bounds_follow_the_old_probability() -> None:
         ratio, a = z(case).exp(), relative(case)[:, None]
         return by_row(-torch.minimum(ratio * a, torch.minimum(torch.maximum(ratio, low), high) * a), case)
 
-    check_recipe("s089_dcpo", formula, drift=0.8)  # the first visit of every prompt is GRPO
+    check_recipe("dynamic_clipping", formula, drift=0.8)  # the first visit of every prompt is GRPO
 
 
 def test_gbpo() -> None:
@@ -170,16 +168,14 @@ def test_gbpo() -> None:
         target = 0.7 + 0.6 * torch.sigmoid(a / 1e-4)
         return tok((z(case).exp() - target).abs() * a.abs(), case)
 
-    check_recipe("s002_gbpo", formula)
+    check_recipe("gbpo", formula)
 
 
 def test_gbpo_in_band_is_the_gradient_of_ppo() -> None:
     case = tabular(drift=0.0)
-    advantage = recipe_of("s002_gbpo").plain["advantage"]
+    advantage = recipe_of("gbpo").plain["advantage"]
     plain = {"bounds": {"name": "constant", "low": 0.3}, "aggregate": "tok"}
-    torch.testing.assert_close(
-        gradients("s002_gbpo", case), gradients("grpo", case, advantage=advantage, estimator=plain)
-    )
+    torch.testing.assert_close(gradients("gbpo", case), gradients("grpo", case, advantage=advantage, estimator=plain))
 
 
 def test_fiberpo() -> None:
@@ -198,18 +194,18 @@ def test_fiberpo() -> None:
             rows.append((-a[row] * (base + residual).exp()).mean())
         return torch.stack(rows).mean()
 
-    check_recipe("s044_fiberpo", formula)
+    check_recipe("fiberpo", formula)
 
 
 def test_fiberpo_within_all_budgets_is_the_plain_ratio() -> None:
     case = tabular(drift=0.001)
     plain = {"surrogate": "is", "aggregate": "seq_mean"}
-    torch.testing.assert_close(gradients("s044_fiberpo", case), gradients("grpo", case, estimator=plain))
+    torch.testing.assert_close(gradients("fiberpo", case), gradients("grpo", case, estimator=plain))
 
 
 def test_r2vpo_and_its_multiplier() -> None:
-    check_recipe("s047_r2vpo", lambda c: tok(-relative(c)[:, None] * z(c).exp() + (z(c).exp() - 1) ** 2, c))
-    case, recipe = tabular(), recipe_of("s047_r2vpo")
+    check_recipe("r2vpo", lambda c: tok(-relative(c)[:, None] * z(c).exp() + (z(c).exp() - 1) ** 2, c))
+    case, recipe = tabular(), recipe_of("r2vpo")
     _, info = recipe.loss(case.decisions, recipe.advantage(case.decisions), case.logp())
     recipe.observe(case.decisions, info)
     measured = ((z(case).exp() - 1) ** 2)[case.decisions.valid()].mean().item()
@@ -218,7 +214,7 @@ def test_r2vpo_and_its_multiplier() -> None:
 
 def test_a_multiplier_at_zero_can_rise_again() -> None:
     free = {"ratio_variance": {"name": "dual", "value": 0.0, "target": 0.01, "rate": 10.0}}
-    case, recipe = tabular(), recipe_of("s047_r2vpo", controllers=free)
+    case, recipe = tabular(), recipe_of("r2vpo", controllers=free)
     _, info = recipe.loss(case.decisions, recipe.advantage(case.decisions), case.logp())
     recipe.observe(case.decisions, info)
     assert recipe.estimator.controllers["ratio_variance"].value > 0
@@ -237,7 +233,7 @@ def disco(case: Tabular, score: str, tau: float | None) -> Tensor:
     return -torch.stack(terms).mean() + (1000 * (divergence - 1e-4)).clamp(min=0).detach() * divergence
 
 
-@pytest.mark.parametrize(("name", "score", "tau"), [("s103_disco", "logp", 1.0), ("s103_disco_b", "logp", None)])
+@pytest.mark.parametrize(("name", "score", "tau"), [("disco", "logp", 1.0), ("disco_b", "logp", None)])
 @pytest.mark.parametrize("distance", DISTANCES)
 def test_disco(name: str, score: str, tau: float | None, distance: float) -> None:
     check(recipe_of(name, select=[]), tabular(drift=distance), lambda c: disco(c, score, tau))
@@ -256,10 +252,10 @@ def test_disco_limits() -> None:
     means = torch.stack([row[keep].mean() for row, keep in zip(case.logp(), case.decisions.valid(), strict=True)])
     size = (group == 0).sum()
     (wanted,) = torch.autograd.grad(-(a * means).sum() / size / group[mixed].unique().numel(), case.logits)
-    basic = gradients("s103_disco_b", case)
+    basic = gradients("disco_b", case)
     torch.testing.assert_close(basic, wanted)
     hot = {"name": "discriminative", "score": "logp", "temperature": 1e6}
-    torch.testing.assert_close(gradients("s103_disco", case, objective=hot), basic, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(gradients("disco", case, objective=hot), basic, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("outcome", [0.0, 1.0])
@@ -270,7 +266,7 @@ def test_disco_learns_nothing_from_groups_that_agree(outcome: float) -> None:
     reward[8:] = 0.0
     reward[8:, 0] = outcome
     agreed = Tabular(case.decisions.with_fields(reward=reward), case.tokens, case.logits)
-    gradient = gradients("s103_disco", agreed, regularizers=[])
+    gradient = gradients("disco", agreed, regularizers=[])
     assert bool(gradient.isfinite().all()) and bool((gradient[2:] == 0).all()) and bool((gradient[0] != 0).any())
 
 
@@ -293,22 +289,22 @@ def test_hapo() -> None:
         return tok(torch.where(a < 0, torch.minimum(clipped, -3 * a), clipped), case)
 
     for distance in DISTANCES:
-        check(recipe_of("s025_hapo", select=[]), tabular(drift=distance), formula)
+        check(recipe_of("hapo", select=[]), tabular(drift=distance), formula)
 
 
 def test_hapo_with_equal_entropies_is_token_level_dapo() -> None:
     case = tabular(entropy=torch.full((16, 6), 0.7, dtype=torch.float64))
     assert bool((relative_entropy(case.decisions) == 0).all())
-    stages = recipe_of("s025_hapo").plain["advantage"]
+    stages = recipe_of("hapo").plain["advantage"]
     torch.testing.assert_close(
-        gradients("s025_hapo", case), gradients("grpo", case, advantage=stages, estimator={"aggregate": "tok"})
+        gradients("hapo", case), gradients("grpo", case, advantage=stages, estimator={"aggregate": "tok"})
     )
 
 
 def test_bupo_scored_by_the_last_layer_is_grpo() -> None:
     case = tabular()
-    assert torch.equal(gradients("s036_bupo", case), gradients("grpo", case))
-    assert recipe_of("s036_bupo").rollout["layer_updates"] == 30
+    assert torch.equal(gradients("bupo", case), gradients("grpo", case))
+    assert recipe_of("bupo").rollout["layer"]["updates"] == 30
 
 
 def test_minirl() -> None:
@@ -317,7 +313,7 @@ def test_minirl() -> None:
         weight = (d.logp_old - d.need("logp_behaviour")).exp().clamp(max=2.0)
         return (ppo(case, relative(case, scaled=False)) * weight).masked_fill(~d.valid(), 0.0).sum(1).mean()
 
-    check_recipe("s065_minirl", formula)
+    check_recipe("minirl", formula)
 
 
 def test_minirl_without_mismatch_is_reinforce_at_first() -> None:
@@ -326,7 +322,7 @@ def test_minirl_without_mismatch_is_reinforce_at_first() -> None:
     a = relative(case, scaled=False)[:, None]
     plain = -(a * case.logp()).masked_fill(~case.decisions.valid(), 0.0).sum(1).mean()
     (wanted,) = torch.autograd.grad(plain, case.logits)
-    torch.testing.assert_close(gradients("s065_minirl", same), wanted)
+    torch.testing.assert_close(gradients("minirl", same), wanted)
 
 
 def test_mdpo() -> None:
@@ -334,7 +330,7 @@ def test_mdpo() -> None:
         ratio = z(case).exp()
         return tok(-relative(case)[:, None] * ratio + ratio * z(case) - ratio + 1, case)
 
-    check_recipe("s088_mdpo", formula)
+    check_recipe("mdpo", formula)
 
 
 def test_mdpo_with_a_large_step_is_the_unclipped_gradient() -> None:
@@ -343,7 +339,7 @@ def test_mdpo_with_a_large_step_is_the_unclipped_gradient() -> None:
     plain = {"surrogate": "is", "aggregate": "tok"}
     large, unclipped = (
         gradients(name, case, advantage=stages, **extra)
-        for name, extra in (("s088_mdpo", {}), ("grpo", {"estimator": plain}))
+        for name, extra in (("mdpo", {}), ("grpo", {"estimator": plain}))
     )
     torch.testing.assert_close(1e-8 * large, 1e-8 * unclipped, rtol=1e-6, atol=1e-7)
 
@@ -356,8 +352,8 @@ def drifting(case: Tabular, alpha: float, beta: float) -> Tensor:
 
 
 def test_ta_lpo_narrows_its_drift_until_the_end() -> None:
-    check_recipe("s097_ta_lpo", lambda case: drifting(case, 2.0, 0.6), drift=0.8)
-    case, recipe = tabular(drift=0.8), recipe_of("s097_ta_lpo")
+    check_recipe("ta_lpo", lambda case: drifting(case, 2.0, 0.6), drift=0.8)
+    case, recipe = tabular(drift=0.8), recipe_of("ta_lpo")
     for _ in range(200):
         recipe.observe(case.decisions, {})
     check(recipe, case, lambda case: drifting(case, 0.2, 0.06))
@@ -368,10 +364,10 @@ def test_bgpo_is_a_bound_that_touches_at_the_old_policy() -> None:
         a = relative(case)[:, None]
         return by_row(torch.where(a < 0, -a * z(case).exp(), -a * (1 + z(case))), case)
 
-    check_recipe("s015_bgpo", formula)
+    check_recipe("bgpo", formula)
     fresh = tabular(drift=0.0)
     mask, a = fresh.decisions.valid(), relative(fresh)
     averages = torch.stack([row[keep].mean() for row, keep in zip(z(fresh), mask, strict=True)])
     (wanted,) = torch.autograd.grad(-(a * averages.exp()).mean(), fresh.logits)
-    torch.testing.assert_close(gradients("s015_bgpo", fresh), wanted)
+    torch.testing.assert_close(gradients("bgpo", fresh), wanted)
     assert math.isclose(-(a * averages.exp()).mean().item(), 0.0, abs_tol=1e-9)

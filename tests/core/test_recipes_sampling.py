@@ -11,38 +11,38 @@ from tabular import Tabular, check, check_recipe, ppo, recipe_of, rewards, seq_m
 from torch import Tensor
 from torch.testing import assert_close
 
+from robopolicy.contrib.text_diffusion.parts import UncertainGiven
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.masks import UncertainGiven
 from robopolicy.core.recipe import Recipe
 from robopolicy.core.returns import sequence_gae
 
 GRPO = {  # recipe -> lower and upper clip, aggregation, weight of the KL
-    "s001_craft_gui": (0.2, 0.2, "seq_mean", 0.0),
-    "s005_arpo": (0.2, 0.3, "tok", 0.0),
-    "s008_mashost": (0.2, 0.2, "tok", 0.0),
-    "s020_fate": (0.2, 0.2, "seq_mean", 0.0),
-    "s024_otc": (0.2, 0.2, "seq_mean", 0.0),
-    "s046_a2fm": (0.2, 0.2, "seq_mean", 0.0),
-    "s048_videochat_m1": (0.2, 0.2, "seq_mean", 0.0),
-    "s055_urpo": (0.2, 0.2, "seq_mean", 0.0),
-    "s057_supo": (0.2, 0.2, "tok", 0.0),
-    "s063_scaf_grpo": (0.2, 0.2, "seq_mean", 0.0),
-    "s070_clpo": (0.2, 0.2, "seq_mean", 1e-3),
-    "s085_gui_critic_r1": (0.2, 0.2, "seq_mean", 0.0),
-    "s099_ghpo": (0.2, 0.2, "seq_mean", 0.0),
-    "s108_sec": (0.2, 0.2, "seq_mean", 0.0),
-    "s114_gradient_weights": (0.2, 0.2, "seq_mean", 0.0),
-    "s118_inspo": (0.2, 0.2, "seq_mean", 0.0),
-    "s123_patho_r1": (0.2, 0.28, "tok", 0.0),
-    "s125_docthinker": (0.2, 0.2, "seq_mean", 0.04),
-    "s136_xiangqi_r1": (0.2, 0.2, "seq_mean", 0.0),
-    "s141_debate": (0.2, 0.2, "seq_mean", 0.0),
-    "s156_llava_critic_r1": (0.2, 0.2, "seq_mean", 0.0),
-    "s162_arpo": (0.2, 0.2, "tok", 0.0),
-    "s167_ssb": (0.2, 0.2, "seq_mean", 0.0),
-    "s174_r3": (0.2, 0.2, "seq_mean", 0.0),
-    "s177_critique_coder": (0.2, 0.2, "seq_mean", 0.0),
-    "s181_search_r2": (0.2, 0.2, "tok", 0.0),
+    "craft_gui": (0.2, 0.2, "seq_mean", 0.0),
+    "arpo_gui": (0.2, 0.3, "tok", 0.0),
+    "mashost": (0.2, 0.2, "tok", 0.0),
+    "fate": (0.2, 0.2, "seq_mean", 0.0),
+    "otc": (0.2, 0.2, "seq_mean", 0.0),
+    "a2fm": (0.2, 0.2, "seq_mean", 0.0),
+    "videochat_m1": (0.2, 0.2, "seq_mean", 0.0),
+    "urpo": (0.2, 0.2, "seq_mean", 0.0),
+    "supo": (0.2, 0.2, "tok", 0.0),
+    "scaf_grpo": (0.2, 0.2, "seq_mean", 0.0),
+    "clpo": (0.2, 0.2, "seq_mean", 1e-3),
+    "gui_critic_r1": (0.2, 0.2, "seq_mean", 0.0),
+    "ghpo": (0.2, 0.2, "seq_mean", 0.0),
+    "sec": (0.2, 0.2, "seq_mean", 0.0),
+    "gradient_weights": (0.2, 0.2, "seq_mean", 0.0),
+    "inspo": (0.2, 0.2, "seq_mean", 0.0),
+    "patho_r1": (0.2, 0.28, "tok", 0.0),
+    "docthinker": (0.2, 0.2, "seq_mean", 0.04),
+    "xiangqi_r1": (0.2, 0.2, "seq_mean", 0.0),
+    "debate": (0.2, 0.2, "seq_mean", 0.0),
+    "llava_critic_r1": (0.2, 0.2, "seq_mean", 0.0),
+    "arpo_agentic": (0.2, 0.2, "tok", 0.0),
+    "ssb": (0.2, 0.2, "seq_mean", 0.0),
+    "r3": (0.2, 0.2, "seq_mean", 0.0),
+    "critique_coder": (0.2, 0.2, "seq_mean", 0.0),
+    "search_r2": (0.2, 0.2, "tok", 0.0),
 }
 
 
@@ -84,9 +84,9 @@ def test_what_is_grpo_on_its_rows(name):
     check_recipe(name, formula)
 
 
-@pytest.mark.parametrize("name", ["s131_pcl", "s081_daslam"])
+@pytest.mark.parametrize("name", ["pcl", "daslam"])
 def test_plain_policy_gradient_without_scale(name):
-    how, kl = {"s131_pcl": ("tok", 0.0), "s081_daslam": ("seq_mean", 0.1)}[name]
+    how, kl = {"pcl": ("tok", 0.0), "daslam": ("seq_mean", 0.1)}[name]
 
     def formula(case: Tabular) -> Tensor:
         losses = -centred(case)[:, None] * (case.logp() - case.decisions.logp_old) + kl * k3(case)
@@ -97,12 +97,12 @@ def test_plain_policy_gradient_without_scale(name):
 
 def test_the_factor_of_a_front_is_not_divided_away():
     """6.03 (a): Dr. GRPO, as a scale would undo a factor on all rewards."""
-    check_recipe("s114_hypervolume", lambda case: seq_mean(ppo(case, centred(case)), case.decisions.valid()))
+    check_recipe("hypervolume", lambda case: seq_mean(ppo(case, centred(case)), case.decisions.valid()))
 
 
 def test_coaches_compare_reflections():
     """5.15."""
-    check_recipe("s064_retroformer", lambda case: ppo(case, centred(case))[first_units(case)].mean())
+    check_recipe("retroformer", lambda case: ppo(case, centred(case))[first_units(case)].mean())
 
 
 def first_units(case: Tabular) -> Tensor:
@@ -117,11 +117,11 @@ def test_critiques_compare_with_the_others():
         losses = -others(case)[:, None] * (case.logp() - case.decisions.logp_old) + 0.01 * k3(case)
         return seq_mean(losses, first_units(case))
 
-    check_recipe("s145_critique_rl", critique)
-    check_recipe("s173_rlac", lambda case: seq_mean(ppo(case, others(case)), case.decisions.valid()))
+    check_recipe("critique_rl", critique)
+    check_recipe("rlac", lambda case: seq_mean(ppo(case, others(case)), case.decisions.valid()))
 
 
-@pytest.mark.parametrize("name", ["s074_asyncflow", "s029_policy_rollout"])
+@pytest.mark.parametrize("name", ["asyncflow", "policy_rollout"])
 def test_old_rows_are_weighted_once(name):
     """12.01 and 5.16: old / behaviour as a capped weight, new / old as the ratio."""
 
@@ -146,12 +146,12 @@ def ampo(case: Tabular) -> Tensor:
 
 def test_teachers_have_no_ratio():
     """5.07: one mean over both kinds of rows, with the policy's own probability in those of the teacher."""
-    check_recipe("s119_ampo", ampo, source=TAUGHT)
+    check_recipe("ampo", ampo, source=TAUGHT)
 
 
 def test_solved_groups_are_on_policy():
     """I (5.07): without rows of a teacher it is GRPO without scale."""
-    recipe = recipe_of("s119_ampo", objective=None)
+    recipe = recipe_of("ampo", objective=None)
     check(recipe, tabular(), ampo)
 
 
@@ -159,7 +159,7 @@ def test_rows_of_a_teacher_are_never_clipped():
     """I (5.07): however far the policy is from what was recorded for them, they keep their gradient."""
     case = tabular(source=TAUGHT)
     away = case.decisions.with_fields(logp_old=torch.where(TAUGHT[:, None] == 2, -9.0, case.decisions.logp_old))
-    recipe, advantage = recipe_of("s119_ampo"), torch.ones(16, 1, dtype=torch.float64)
+    recipe, advantage = recipe_of("ampo"), torch.ones(16, 1, dtype=torch.float64)
     logp = case.logp().detach().requires_grad_()
     found = [
         torch.autograd.grad(recipe.loss(d, advantage, logp, case.entropy())[0], logp)[0] for d in (case.decisions, away)
@@ -179,9 +179,9 @@ def test_experts_are_imitated_beside_the_own_rows():
         losses = ppo(case, advantage) * own
         return seq_mean(losses, d.valid()) - case.logp()[d.valid() & ~own].mean()
 
-    check_recipe("s026_hila", formula, source=TAUGHT)
+    check_recipe("hila", formula, source=TAUGHT)
     solved = torch.zeros(16, dtype=torch.long).index_fill(0, torch.tensor([0, 3, 12]), 2)  # experts earn 1
-    check_recipe("s026_hila", formula, source=solved)
+    check_recipe("hila", formula, source=solved)
 
 
 def test_adversaries_of_logged_games():
@@ -200,12 +200,12 @@ def test_adversaries_of_logged_games():
         imitation = -case.logp()[mask & best[:, None]].mean()
         return seq_mean(losses, mask) + 0.1 * seq_mean(k3(case), mask) + 0.15 * imitation
 
-    check_recipe("s155_spc", formula)
+    check_recipe("spc", formula)
 
 
 def test_critics_of_pairs_are_dpo():
     """6.06 (Critic-V): the loss of the baseline `dpo`."""
-    ours, dpo = recipe_of("s175_critic_v"), recipe_of("dpo")
+    ours, dpo = recipe_of("critic_v"), recipe_of("dpo")
     assert type(ours.objective) is type(dpo.objective) and ours.estimator is None is dpo.estimator
 
 
@@ -217,8 +217,8 @@ def test_halves_with_and_without_hints_are_compared_apart():
         advantage = standardised(rewards(case), d.need("group") * 10 + d.need("source"))
         return seq_mean(ppo(case, advantage), d.valid())
 
-    check_recipe("s164_adhint", formula)
-    check_recipe("s164_adhint", formula, source=torch.tensor([0, 0, 3, 3] * 4))
+    check_recipe("adhint", formula)
+    check_recipe("adhint", formula, source=torch.tensor([0, 0, 3, 3] * 4))
 
 
 def test_every_turn_is_a_row_with_the_final_reward():
@@ -230,8 +230,8 @@ def test_every_turn_is_a_row_with_the_final_reward():
         final = torch.stack([own[d.need("trajectory") == t].sum() for t in d.need("trajectory")])
         return ppo(case, standardised(final, d.need("group")))[d.valid()].mean()
 
-    check_recipe("s059_agentflow", formula, trajectory=trajectory)
-    check_recipe("s059_agentflow", formula, trajectory=torch.arange(16))  # I: one turn is GRPO
+    check_recipe("agentflow", formula, trajectory=trajectory)
+    check_recipe("agentflow", formula, trajectory=torch.arange(16))  # I: one turn is GRPO
 
 
 def test_markers_of_structure_are_never_unlearned():
@@ -242,8 +242,8 @@ def test_markers_of_structure_are_never_unlearned():
         keep = d.valid() & ~(d.need_extra("structural") & (advantage < 0)[:, None])
         return ppo(case, advantage)[keep].mean()
 
-    check_recipe("s120_dialtree", formula)
-    check_recipe("s120_dialtree", formula, extra={"structural": torch.zeros(16, 6, dtype=torch.bool)})
+    check_recipe("dialtree", formula)
+    check_recipe("dialtree", formula, extra={"structural": torch.zeros(16, 6, dtype=torch.bool)})
 
 
 def test_only_uncertain_given_pieces_are_learned():
@@ -265,13 +265,13 @@ def test_only_uncertain_given_pieces_are_learned():
         kept = keep.any(1)
         return torch.stack(rows)[kept].mean()
 
-    check_recipe("s100_igpo", formula)
-    check_recipe("s100_igpo", formula, extra={"injected": torch.zeros(16, 6, dtype=torch.bool)})
+    check_recipe("igpo", formula)
+    check_recipe("igpo", formula, extra={"injected": torch.zeros(16, 6, dtype=torch.bool)})
 
 
 def test_dropped_given_pieces_get_no_gradient():
     """10.02: also not through the ratio of their row, to whose value they belong."""
-    case, recipe = tabular(), recipe_of("s100_igpo")
+    case, recipe = tabular(), recipe_of("igpo")
     d = case.decisions
     logp = case.logp().detach().requires_grad_()
     loss, _ = recipe.loss(d, recipe.advantage(d), logp, case.entropy())
@@ -307,13 +307,13 @@ def test_gains_of_steps_are_imitated():
         losses = -(gains(d) > 0).double() * (case.logp() - d.logp_old) * d.valid()
         return losses.sum() / steps(d)
 
-    check_recipe("s157_digirl", formula)
+    check_recipe("digirl", formula)
 
 
 def test_if_every_step_gains_it_is_cloning():
     """I (11.09)."""
     case = tabular()
-    recipe = recipe_of("s157_digirl", start={"name": "step_gain", "penalty": -100.0})
+    recipe = recipe_of("digirl", start={"name": "step_gain", "penalty": -100.0})
     check(recipe, case, lambda c: -((c.logp() - c.decisions.logp_old) * c.decisions.valid()).sum() / steps(c.decisions))
 
 
@@ -348,7 +348,7 @@ def test_windows_go_on_as_they_stood():
                 following, advantage[row, t] = value, running
         return ppo(case, advantage)[mask & ~d.need_extra("seen")].mean()
 
-    check_recipe("s000_t_ppo", formula)
+    check_recipe("t_ppo", formula)
 
 
 def test_finished_rows_have_the_ordinary_advantage():
@@ -356,7 +356,7 @@ def test_finished_rows_have_the_ordinary_advantage():
     case = tabular(extra={"finished": torch.ones(16, dtype=torch.bool)})
     d = case.decisions
     expected, _ = sequence_gae(d.need("reward"), d.need("value"), 1.0, 0.95, d.valid())
-    assert_close(recipe_of("s000_t_ppo").advantage(d), expected)
+    assert_close(recipe_of("t_ppo").advantage(d), expected)
 
 
 def whitened_gae(case: Tabular) -> Tensor:
@@ -374,9 +374,9 @@ def test_resets_from_data_are_ppo_on_what_was_decided():
         d = case.decisions
         return (ppo(case, whitened_gae(case)) + 0.05 * k3(case))[d.valid()].mean()
 
-    check_recipe("s105_dr_po", formula)
+    check_recipe("dr_po", formula)
     given = tabular().decisions.valid() & (torch.arange(6) > 0)
-    check_recipe("s105_dr_po", formula, mask=given)
+    check_recipe("dr_po", formula, mask=given)
 
 
 def test_strategies_follow_discounted_turns():
@@ -389,5 +389,5 @@ def test_strategies_follow_discounted_turns():
         togo = own if d.trajectory is None else own + torch.where(first, 0.99 * own.roll(-1), 0.0)
         return seq_mean(-togo[:, None] * (case.logp() - d.logp_old), d.valid())
 
-    check_recipe("s133_epo", formula, trajectory=trajectory, unit=unit)
-    check_recipe("s133_epo", formula, unit=torch.zeros(16, 6, dtype=torch.long))
+    check_recipe("epo", formula, trajectory=trajectory, unit=unit)
+    check_recipe("epo", formula, unit=torch.zeros(16, 6, dtype=torch.long))

@@ -6,9 +6,9 @@ import pytest
 import torch
 from tabular import rewards, standardised, tabular
 
+from robopolicy.contrib.text_catalogue.references import geometric_mixture, soup, tempered
+from robopolicy.contrib.text_catalogue.smooth import SmoothStandardize
 from robopolicy.core.advantages.pipeline import outcome
-from robopolicy.core.advantages.smooth import SmoothStandardize
-from robopolicy.core.references import geometric_mixture, soup, tempered
 
 
 def test_a_soup_is_the_weighted_mean_and_refuses_strangers() -> None:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from robopolicy.core.regularizers import Adaptive, Anneal, Constant, Dual, gaussian_kl, k1, k2, k3, ratio_variance
+from robopolicy.contrib.text_catalogue.regularizers import Adaptive
+from robopolicy.core.regularizers import Anneal, Constant, Dual, gaussian_kl, k1, k2, k3, ratio_variance
 
 MEAN, STD, REF_MEAN, REF_STD = (torch.tensor(x, dtype=torch.float64) for x in (0.3, 0.9, 0.0, 1.0))
 

@@ -95,7 +95,7 @@ def test_keeping_every_solution_is_imitation_of_successes() -> None:
     chosen = torch.tensor([[1, 2], [3, 4], [5, 6]])
     reward = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
     batch = Decisions(torch.zeros(3, 2), reward=reward, group=torch.zeros(3).long(), extra={"chosen": chosen})
-    plain = read_recipe("s121_ded")
+    plain = read_recipe("ded")
     plain["select"][1]["keep"] = 3
     rows = {
         name: Recipe.from_plain(recipe).select(batch) for name, recipe in (("ded", plain), ("rft", read_recipe("rft")))

@@ -3,22 +3,20 @@
 import pytest
 import torch
 
+from robopolicy.contrib.control.surrogates import discovered_drift, drift, target_ratio
+from robopolicy.contrib.text_catalogue.surrogates import preserve
+from robopolicy.contrib.text_diffusion.parts import linear_bound
 from robopolicy.core.surrogates import (
     SURROGATES,
     aspo,
     best_ratio,
     clip,
-    discovered_drift,
-    drift,
     dual_clip,
     importance,
-    linear_bound,
     nft,
     nft_scaled,
-    preserve,
     soft_gate,
     stopgrad,
-    target_ratio,
 )
 
 LOW, HIGH = 0.8, 1.2

@@ -3,6 +3,7 @@
 import sys
 from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
 from source_tree import imported_modules, module_name, python_files
 
@@ -22,6 +23,7 @@ FLOORS = {
     "robopolicy.deploy": 3,
     "robopolicy.interop": 3,
     "robopolicy.cli": 4,
+    "robopolicy.contrib": 4,
     "robopolicy_tasks": 4,
     "robopolicy_robots": 4,
 }
@@ -83,15 +85,16 @@ def test_packages_of_one_floor_have_no_cycle():
         raise AssertionError(f"Packages import each other in a circle: {' -> '.join(error.args[1])}") from None
 
 
-def test_core_imports_only_torch_ranges_and_the_standard_library():
+def test_core_imports_only_torch_ranges_names_and_the_standard_library():
     strangers = [
         f"{where}: {target}"
         for where, _, target in imports("robopolicy.core")
-        if not within(target, "robopolicy.core", "robopolicy.limits", "torch")
+        if not within(target, "robopolicy.core", "robopolicy.limits", "robopolicy.plugins", "torch")
         and target.split(".")[0] not in sys.stdlib_module_names
     ]
     assert not strangers, (
-        "robopolicy.core knows torch, the ranges of numbers and the standard library only:\n" + "\n".join(strangers)
+        "robopolicy.core knows torch, the ranges of numbers, the lookup of names and the standard library only:\n"
+        + "\n".join(strangers)
     )
 
 
@@ -102,6 +105,29 @@ def test_robopolicy_never_imports_tasks_or_robots():
         if within(name, "robopolicy_tasks", "robopolicy_robots")
     ]
     assert not wrong, "Tasks and robots reach robopolicy through entry points:\n" + "\n".join(wrong)
+
+
+def test_the_product_never_imports_contrib():
+    wrong = [
+        f"{where}: {name}"
+        for where, package, name in imports(*OWN)
+        if package != "robopolicy.contrib" and within(name, "robopolicy.contrib")
+    ]
+    assert not wrong, "The product finds what contrib offers by name:\n" + "\n".join(wrong)
+
+
+def test_themes_of_contrib_never_import_each_other():
+    def theme(path: Path) -> str:
+        return ".".join(("robopolicy.contrib", *path.parts[2:3]))
+
+    wrong = [
+        f"{path}:{line}: {name}"
+        for path in python_files("robopolicy")
+        if path.parts[:2] == ("robopolicy", "contrib") and len(path.parts) > 3
+        for line, name in imported_modules(path)
+        if within(name, "robopolicy.contrib") and not within(name, theme(path))
+    ]
+    assert not wrong, "Every theme can be deleted alone:\n" + "\n".join(wrong)
 
 
 def test_algorithms_know_no_logger_simulator_or_command_line():

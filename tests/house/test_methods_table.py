@@ -164,13 +164,13 @@ def test_a_source_shows_what_its_text_recipes_did(tmp_path: Path):
         claim = {"is": "more entropy than grpo", "verdict": "confirmed"}
         return {"accuracy": {"value": accuracy, "low": 0.0, "high": 1.0}, "claim": claim}
 
-    entries = {"(imitation)": played(0.215), "grpo": played(0.58), "s014_pipo": played(0.64), "s0140_x": played(0.1)}
-    record = {"seeds": [1], "arithmetic": entries, "grid": {**entries, "s014_pipo": {"refused": "no"}}}
+    entries = {"(imitation)": played(0.215), "grpo": played(0.58), "pipo": played(0.64), "gspo": played(0.1)}
+    record = {"seeds": [1], "arithmetic": entries, "grid": {**entries, "pipo": {"refused": "no"}}}
     (tmp_path / "text.json").write_text(json.dumps(record))
-    assert recipes_measured(["s014_pipo"], tmp_path) == [
-        "`s014_pipo` on arithmetic: accuracy 21.5 -> 64.0 % (GRPO 58.0 %); more entropy than grpo: confirmed"
+    assert recipes_measured(["pipo"], tmp_path) == [
+        "`pipo` on arithmetic: accuracy 21.5 -> 64.0 % (GRPO 58.0 %); more entropy than grpo: confirmed"
     ]
-    assert recipes_measured(["other"], tmp_path) == recipes_measured(["s014_pipo"], tmp_path / "missing") == []
+    assert recipes_measured(["other"], tmp_path) == recipes_measured(["pipo"], tmp_path / "missing") == []
 
 
 def test_page_is_up_to_date():

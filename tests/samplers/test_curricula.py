@@ -4,19 +4,17 @@ import pytest
 import torch
 
 from robopolicy.catalogue import read_recipe
-from robopolicy.core.advantages.trackers import MeanTracker
-from robopolicy.errors import UserError
-from robopolicy.samplers.curricula import (
-    SAMPLERS,
+from robopolicy.contrib.text_catalogue.curricula import (
     CategoryBandit,
     Frontier,
     Instructions,
+    MeanTracker,
     Regret,
     Shares,
     Staged,
-    Uncertain,
-    Uniform,
 )
+from robopolicy.errors import UserError
+from robopolicy.samplers.curricula import SAMPLERS, Uncertain, Uniform
 from robopolicy.samplers.parts import build
 from robopolicy.samplers.protocols import Pool, Task
 
@@ -135,7 +133,7 @@ def test_uncertain_tasks_come_more_often():
 
 
 def test_the_single_stream_draws_prompts_by_the_spread_of_their_outcomes():
-    sampler = started(build("sampler", read_recipe("s037_single_stream")["rollout"]["sampler"]))
+    sampler = started(build("sampler", read_recipe("single_stream")["rollout"]["sampler"]))
     outcome(sampler, POOL.tasks, lambda task: float(task.key < 102), lambda task: 0.0)
     rates = torch.tensor([0.96 * 4 + 1, 0.96 * 4]).double() / (0.96 * 8 + 1)
     torch.testing.assert_close(sampler.rates(), rates[[0] * 2 + [1] * (COUNT - 2)])

@@ -7,19 +7,19 @@ import torch
 from playground import Playground
 from torch.testing import assert_close
 
-from robopolicy.samplers.attempts import stack
-from robopolicy.samplers.interventions import (
+from robopolicy.contrib.text_catalogue.interventions import (
     INTERVENTIONS,
     Demonstration,
     Drop,
     Hint,
-    Inpaint,
     Repair,
     Replay,
     SampleBuffer,
     Scaffold,
     Teacher,
 )
+from robopolicy.contrib.text_diffusion.parts import Inpaint
+from robopolicy.samplers.attempts import stack
 from robopolicy.samplers.protocols import HINTED, POLICY, REPAIRED, REPLAYED, TEACHER, Task, rewards_of
 
 SETTINGS = {"scaffold": {"warmup": 0}}

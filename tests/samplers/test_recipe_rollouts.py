@@ -19,7 +19,8 @@ NAMES = [name for name in recipe_names() if DEFAULTS.keys() & read_recipe(name).
 def collector(name: str, world: Playground, size: int = 4) -> Collector:
     count = len(world.secret)
     pool = Pool(world.tasks(), category=torch.arange(count) % 2, difficulty=torch.arange(count))
-    return Collector(read_recipe(name)["rollout"], pool, world, group_size=size, seed=0)
+    rollout = read_recipe(name)["rollout"]
+    return Collector(rollout, pool, world, group_size=size, seed=0, others=rollout)
 
 
 def completed(decisions: Decisions) -> Decisions:

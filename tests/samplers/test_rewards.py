@@ -7,12 +7,12 @@ import torch
 from playground import Playground
 from torch.testing import assert_close
 
+from robopolicy.contrib.text_catalogue.reward_ranks import ParetoRank, Rank, RankFailures
+from robopolicy.contrib.text_catalogue.reward_terms import Criterion, Debate, Gated, Least, Refinement, Sum, ZeroSum
+from robopolicy.contrib.text_catalogue.reward_weights import GradientWeights, HypervolumeFactor, ToolCalls, hypervolume
 from robopolicy.core.gradients import influence
 from robopolicy.samplers.protocols import Outcomes
-from robopolicy.samplers.rewards.adaptive import GradientWeights, HypervolumeFactor, ToolCalls, hypervolume
 from robopolicy.samplers.rewards.composition import REWARDS, Composition, outcomes_of
-from robopolicy.samplers.rewards.ranks import ParetoRank, Rank, RankFailures
-from robopolicy.samplers.rewards.terms import Criterion, Debate, Gated, Least, Refinement, Sum, ZeroSum
 
 
 def outcomes(reward, key=None, **metrics) -> Outcomes:

@@ -7,26 +7,20 @@ import torch
 from playground import STEP, Playground
 from torch.testing import assert_close
 
-from robopolicy.core.recipe import Recipe
-from robopolicy.errors import UserError
-from robopolicy.samplers.attempts import groups_of, stack
-from robopolicy.samplers.protocols import HINTED, POLICY, Task
-from robopolicy.samplers.topologies import (
-    TOPOLOGIES,
+from robopolicy.contrib.text_catalogue.rollout_strategies import (
     AdaptiveHints,
-    Branch,
-    Flat,
     Modes,
     Privileged,
     Requery,
     ResetFromData,
     Rewritten,
-    Segments,
     Tree,
-    Turns,
-    Windows,
-    unit_entropy,
 )
+from robopolicy.core.recipe import Recipe
+from robopolicy.errors import UserError
+from robopolicy.samplers.attempts import groups_of, stack
+from robopolicy.samplers.protocols import HINTED, POLICY, Task
+from robopolicy.samplers.topologies import TOPOLOGIES, Branch, Flat, Segments, Turns, Windows, unit_entropy
 from robopolicy.training.statetree import load_tree, save_tree
 
 SETTINGS = {"modes": {"modes": ["think", "act"]}, "segments": {"units": 1}, "windows": {"units": 1000}}
@@ -328,7 +322,7 @@ def test_a_world_must_be_able(world):
     class Plain:
         play = world.play
 
-    with pytest.raises(UserError, match="ability 'Branching'"):
+    with pytest.raises(UserError, match="ability 'branch'"):
         Tree().rollout(Plain(), world.tasks(2))
 
 

@@ -11,6 +11,15 @@ import pytest
 import torch
 
 from robopolicy.catalogue import read_recipe
+from robopolicy.contrib.text_catalogue.annotators import (
+    BETA,
+    ROLLOUTS,
+    SAMPLES,
+    BestValue,
+    SegmentValue,
+    beginnings,
+    moments_of,
+)
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.gradients import flat_gradient
 from robopolicy.core.recipe_keys import DEFAULTS
@@ -18,18 +27,7 @@ from robopolicy.errors import UserError
 from robopolicy.samplers.protocols import Task
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.asides import (
-    BETA,
-    ROLLOUTS,
-    SAMPLES,
-    BestValue,
-    Greedy,
-    SegmentValue,
-    Worlds,
-    asides_of,
-    beginnings,
-    moments_of,
-)
+from robopolicy.text.asides import Greedy, Worlds, asides_of
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.sim import TextSim
@@ -43,27 +41,27 @@ from robopolicy_tasks.text.grid import Grid, Waypoints
 READERS = {  # recipe -> what is found for it beside its attempts
     "remax": ["greedy"],
     "a_star_po": ["value_ref"],
-    "s182_a_lol": ["mean_ref"],
-    "s122_self": ["unlikely"],
-    "s037_single_stream": ["half_life"],
-    "s013_segment_spo": ["segments"],
-    "s180_proact": ["rollout_weight"],
-    "s149_spae": ["potential_gain"],
-    "s062_duration_aware": ["duration"],
+    "a_lol": ["mean_ref"],
+    "self": ["unlikely"],
+    "single_stream": ["half_life"],
+    "segment_spo": ["segments"],
+    "proact": ["rollout_weight"],
+    "spae": ["potential_gain"],
+    "duration_aware": ["duration"],
 }
 MORE = (  # recipes that read what the world or the model shows
     *(
         "gigpo",
         "optimal_token_baseline",
-        "s004_v0",
-        "s023_hgpo",
-        "s046_a2fm",
-        "s052_capo",
-        "s060_polychromic",
-        "s070_clpo",
+        "v0",
+        "hgpo",
+        "a2fm",
+        "capo",
+        "polychromic",
+        "clpo",
     ),
-    *("s091_copo", "s108_sec", "s114_gradient_weights", "s114_hypervolume", "s120_dialtree", "s135_lspo"),
-    *("s158_progrpo", "s169_salt", "s174_r3"),
+    *("copo", "sec", "gradient_weights", "hypervolume", "dialtree", "lspo"),
+    *("progrpo", "salt", "r3"),
 )
 
 
@@ -113,7 +111,8 @@ def played(task, recipe):
 
 @pytest.mark.parametrize("recipe", READERS)
 def test_recipes_say_what_they_read_beside(recipe):
-    assert list(asides_of({**DEFAULTS, **read_recipe(recipe)})) == READERS[recipe]
+    algorithm, _ = learner(Arithmetic(), recipe, group_size=2)
+    assert list(algorithm.asides()) == READERS[recipe]
     assert not asides_of({**DEFAULTS, **read_recipe("ppo")})  # its critic knows the value
 
 
@@ -127,7 +126,7 @@ def test_recipes_that_read_more_than_their_attempts_run(recipe):
 
 
 @pytest.mark.parametrize("task", [Grid(), Calculator(), Waypoints()], ids=lambda task: task.name)
-@pytest.mark.parametrize("recipe", ["gigpo", "s013_segment_spo", "s149_spae", "s169_salt"])
+@pytest.mark.parametrize("recipe", ["gigpo", "segment_spo", "spae", "salt"])
 def test_conversations_have_moments(recipe, task):
     algorithm, feed = learner(task, recipe, prompts=2, group_size=2)
     algorithm.update(feed.next(algorithm))
@@ -155,7 +154,7 @@ def test_the_best_value_is_a_soft_maximum_over_eight_attempts():
     torch.testing.assert_close(found, torch.tensor([0.5 * math.log((math.exp(2.0) + 7.0) / 8.0), 1.0]))
 
 
-@pytest.mark.parametrize(("recipe", "key"), [("a_star_po", "value_ref"), ("s182_a_lol", "mean_ref")])
+@pytest.mark.parametrize(("recipe", "key"), [("a_star_po", "value_ref"), ("a_lol", "mean_ref")])
 def test_values_of_tasks_are_soft_or_mean_and_found_once(recipe, key):
     _algorithm, feed, worlds, rows = played(Scale(), recipe)
     aside = feed.asides[key]
@@ -176,7 +175,7 @@ def test_values_of_tasks_are_soft_or_mean_and_found_once(recipe, key):
 
 @torch.no_grad()
 def test_likelihood_is_that_of_the_start():
-    algorithm, feed, worlds, rows = played(Scale(), "s122_self")
+    algorithm, feed, worlds, rows = played(Scale(), "self")
     with torch.enable_grad():
         algorithm.update(rows.with_fields(extra={**rows.extra, "likelihood": torch.zeros(len(rows))}))
     feed.asides["unlikely"].known.clear()
@@ -188,7 +187,7 @@ def test_likelihood_is_that_of_the_start():
 
 
 def test_drift_is_the_change_on_the_last_attempt():
-    algorithm, feed, worlds, rows = played(Scale(), "s037_single_stream")
+    algorithm, feed, worlds, rows = played(Scale(), "single_stream")
     assert rows.extra["drift"].eq(0).all()
     attempts = list(feed._batch.attempts)
     aside = feed.asides["half_life"]
@@ -203,7 +202,7 @@ def test_drift_is_the_change_on_the_last_attempt():
 
 
 def test_values_before_messages_come_from_there():
-    _algorithm, feed, worlds, rows = played(Grid(), "s180_proact")
+    _algorithm, feed, worlds, rows = played(Grid(), "proact")
     attempts = feed._batch.attempts
     moments, places = moments_of(worlds.own, attempts)
     assert len(moments) == 3 + sum(int(attempt.metrics["turns"]) - 1 for attempt in attempts)
@@ -229,7 +228,7 @@ def test_messages_are_cut_behind_every_fifth_uncertain_token():
 
 def test_values_at_cuts_come_from_there():
     """S013: the message goes on where it was cut, and telescopes to the reward."""
-    algorithm, feed, worlds, rows = played(Scale(), "s013_segment_spo")
+    algorithm, feed, worlds, rows = played(Scale(), "segment_spo")
     feed.asides["segments"] = aside = SegmentValue(every=1, below=1.0)
     attempts = feed._batch.attempts
     cut = aside(worlds, attempts, worlds.own.batch(attempts))
@@ -256,8 +255,8 @@ def test_values_of_rollouts_are_discounted_as_the_start_says():
     found = {}
     for gamma in (1.0, 0.9):
         start = {"name": "gae", "gamma": gamma, "level": "unit", "rollout_weight": 0.5}
-        aside = asides_of({**DEFAULTS, **read_recipe("s180_proact"), "start": start})["rollout_weight"]
-        _algorithm, feed, worlds, rows = played(Errands(), "s180_proact")
+        aside = asides_of({**DEFAULTS, **read_recipe("proact"), "start": start})["rollout_weight"]
+        _algorithm, feed, worlds, rows = played(Errands(), "proact")
         found[gamma] = aside(worlds, feed._batch.attempts, rows).extra["rollout_value"]
     turn, own = rows.need("unit"), rows.valid()
     for gamma, value in found.items():
@@ -267,7 +266,7 @@ def test_values_of_rollouts_are_discounted_as_the_start_says():
 
 @torch.no_grad()
 def test_probes_ask_for_the_answer_before_every_message():
-    algorithm, feed, _worlds, rows = played(Calculator(), "s149_spae")
+    algorithm, feed, _worlds, rows = played(Calculator(), "spae")
     accuracy, sure = rows.extra["probe_accuracy"], rows.extra["probe_confidence"]
     attempt, policy = feed._batch.attempts[0], algorithm.policy
     answer = attempt.record.episode.answer
@@ -277,14 +276,14 @@ def test_probes_ask_for_the_answer_before_every_message():
 
 
 def test_durations_are_tokens_of_messages():
-    _algorithm, _feed, _worlds, rows = played(Grid(), "s062_duration_aware")
+    _algorithm, _feed, _worlds, rows = played(Grid(), "duration_aware")
     unit, duration = rows.need("unit")[0], rows.extra["duration"][0]
     for number in unit.unique().tolist():
         own = (unit == number) & rows.valid()[0]
         assert duration[own].unique().tolist() == [int(own.sum())]
 
 
-@pytest.mark.parametrize("recipe", ["remax", "a_star_po", "s037_single_stream", "s180_proact"])
+@pytest.mark.parametrize("recipe", ["remax", "a_star_po", "single_stream", "proact"])
 def test_a_source_with_asides_resumes_exactly(recipe):
     algorithm, feed = learner(Scale(), recipe)
     for _ in range(2):
@@ -308,7 +307,7 @@ def test_tokens_of_asides_count_and_their_attempts_are_not_reported():
 
 
 def test_what_players_elsewhere_said_cannot_be_gone_on_from():
-    _algorithm, feed, worlds, _rows = played(Grid(), "s013_segment_spo")
+    _algorithm, feed, worlds, _rows = played(Grid(), "segment_spo")
     with pytest.raises(UserError, match="needs players=0"):
         moments_of(worlds.own, [replace(feed._batch.attempts[0], record=None)])
 
@@ -327,7 +326,7 @@ def test_worlds_of_asides_leave_no_threads():
 
 def test_weights_of_objectives_follow_the_gradients_of_the_learner_and_resume():
     """S114 (b), against autograd of the loss that is written out."""
-    algorithm, feed = learner(Scale(), "s114_gradient_weights", group_size=4)
+    algorithm, feed = learner(Scale(), "gradient_weights", group_size=4)
     weights = feed.collector.reward.parts[0]
     weights.followed = feed.collector.reward.followed = ("reward", "length", "cut")  # which differ without training
     rows = feed.next(algorithm)
@@ -352,14 +351,14 @@ def test_weights_of_objectives_follow_the_gradients_of_the_learner_and_resume():
     expected = torch.softmax(before.log() + algorithm.influence.double(), 0)
     torch.testing.assert_close(weights.weight, expected)
     assert not torch.equal(weights.weight, before)
-    other = learner(Scale(), "s114_gradient_weights", group_size=4)[1]
+    other = learner(Scale(), "gradient_weights", group_size=4)[1]
     other.load_state_dict(state)
     assert torch.equal(other.collector.reward.parts[0].weight, weights.weight)
 
 
 def test_the_last_batch_is_judged_once_more_by_what_became_of_the_reward():
     """S014: nothing while the reward is as before; with a gain, the rows of the last batch count again."""
-    algorithm, feed = learner(Scale(), "s014_pipo", group_size=4)
+    algorithm, feed = learner(Scale(), "pipo", group_size=4)
     stage = algorithm.recipe.pipeline.stages[-1]
     for _ in range(2):
         rows = feed.next(algorithm)
@@ -375,7 +374,7 @@ def test_the_last_batch_is_judged_once_more_by_what_became_of_the_reward():
 
 def test_a_batch_that_moves_the_front_is_worth_more():
     """S114 (a)."""
-    algorithm, feed = learner(Arithmetic(), "s114_hypervolume")
+    algorithm, feed = learner(Arithmetic(), "hypervolume")
     feed.next(algorithm)
     part = feed.collector.reward.parts[1]
     assert len(part.front) <= 1 and part.gain >= 0.0

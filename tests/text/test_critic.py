@@ -54,7 +54,7 @@ def test_values_are_read_before_the_token_they_belong_to():
 
 
 def test_a_detached_critic_leaves_the_policy_alone():
-    algorithm, feed = learner("s178_vl_dac")
+    algorithm, feed = learner("vl_dac")
     batch = feed.next(algorithm)
     torch.nn.init.normal_(algorithm.critic.layers[-1].weight)
     for detach in (True, False):
@@ -120,7 +120,7 @@ def test_the_loss_counts_the_larger_error_of_a_clipped_value():
     assert float(clipped) == pytest.approx(float(larger.mean()))
 
 
-@pytest.mark.parametrize("recipe", ["ppo", "s000_t_ppo", "s021_poad", "s105_dr_po", "s137_retool", "s157_digirl"])
+@pytest.mark.parametrize("recipe", ["ppo", "t_ppo", "poad", "dr_po", "retool", "digirl"])
 def test_recipes_with_a_critic_learn_values(recipe):
     algorithm, feed = learner(recipe, critic_lr=3e-3)
     batch = feed.next(algorithm)
@@ -133,7 +133,7 @@ def test_recipes_with_a_critic_learn_values(recipe):
 
 
 def test_the_first_minibatch_has_ratios_of_one_and_warming_up_leaves_the_policy_alone(monkeypatch):
-    algorithm, feed = learner("s178_vl_dac")
+    algorithm, feed = learner("vl_dac")
     assert algorithm.recipe.critic.warmup == 5
     first, loss = [], Recipe.loss
 

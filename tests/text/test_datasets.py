@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from robopolicy.cli.main import main
+from robopolicy.contrib.text_diffusion.policy import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import PolicySpec
 from robopolicy.text.datasets import read_demonstrations, read_offline, read_pairs, read_rows
-from robopolicy.text.diffusion import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.text.imitation import TextSFT, TextSFTConfig
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
@@ -116,11 +116,11 @@ def test_a_file_of_prompts_is_a_task(tmp_path):
         make_sim(f"prompts/{written(tmp_path / 'z.jsonl', [{**rows[0], 'verify': ['exact']}])}", SimOptions())
 
 
-@pytest.mark.parametrize("recipe", ["dpo", "kto", "s018_seppo", "s182_a_lol", "sft"])
+@pytest.mark.parametrize("recipe", ["dpo", "kto", "seppo", "a_lol", "sft"])
 def test_recipes_learn_from_files(recipe, tmp_path):
     rows = {
         "dpo": PAIRS,
-        "s018_seppo": PAIRS,
+        "seppo": PAIRS,
         "kto": [
             {"prompt": f"{i}?", "completion": text, "reward": good}
             for i in range(6)
@@ -128,7 +128,7 @@ def test_recipes_learn_from_files(recipe, tmp_path):
         ],
         "sft": [{"prompt": f"{i}?", "completion": "yes"} for i in range(6)],
     }
-    rows["s182_a_lol"] = rows["kto"]
+    rows["a_lol"] = rows["kto"]
     file = written(tmp_path / "x.jsonl", rows[recipe])
     words = ["experiment=text_grpo", *SMALL, "algorithm.imitation=0", f"algorithm.recipe={recipe}"]
     words += [
@@ -143,7 +143,7 @@ def test_recipes_learn_from_files(recipe, tmp_path):
     prompt = policy.tokenizer.prompt(["3?"])
     with torch.no_grad():
         loss, _ = policy.sft_loss([prompt, prompt], [[*b"yes", 258], [*b"no", 258]])
-    if recipe == "s018_seppo":  # both are imitated until the rejected one runs ahead; 5.6 nats at the start
+    if recipe == "seppo":  # both are imitated until the rejected one runs ahead; 5.6 nats at the start
         assert loss.max() < 4.5
     else:
         assert loss[0] < loss[1] - 0.3
@@ -159,7 +159,7 @@ def test_recipes_learn_from_files(recipe, tmp_path):
             [*PAIRS, {"prompt": "p" * 40, "chosen": "c" * 30, "rejected": "r"}],
             "row 7 has 72 tokens, more",
         ),
-        ("s133_epo", "text", [{"messages": ["a", "b", "c" * 70, "d"], "rewards": [0, 1]}], "row 1 has 76 tokens, more"),
+        ("epo", "text", [{"messages": ["a", "b", "c" * 70, "d"], "rewards": [0, 1]}], "row 1 has 76 tokens, more"),
         ("text_sft", "text", [{"prompt": "p" * 62, "completion": "c"}], "row 1 has 65 tokens, more"),
         (
             "text_sft",
@@ -190,7 +190,7 @@ def test_logged_turns_keep_their_rewards(tmp_path):
     file = written(tmp_path / "x.jsonl", rows)
     torch.manual_seed(0)
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=64), PolicySpec({"text": (16,)}, 6))
-    algorithm = TextRecipe(TextRecipeConfig(recipe="s133_epo", data=file, prompts=1), policy, total_updates=2)
+    algorithm = TextRecipe(TextRecipeConfig(recipe="epo", data=file, prompts=1), policy, total_updates=2)
     batch = recipe_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0).next(algorithm)
     own, unit = batch.valid(), batch.unit
     assert [int((own[0] & (unit[0] == turn)).sum()) for turn in range(3)] == [2, 3, 2]

@@ -6,12 +6,12 @@ pytest.importorskip("transformers")
 
 import torch
 
+from robopolicy.contrib.text_catalogue.judge import Judge
+from robopolicy.contrib.text_diffusion.policy import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
-from robopolicy.samplers.protocols import Task
+from robopolicy.samplers.protocols import Task, able
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy.text.diffusion import DiffusionTextConfig, DiffusionTextPolicy
-from robopolicy.text.judge import Judge
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.task import Inquiry
@@ -26,22 +26,22 @@ from robopolicy_tasks.text.nim import Nim, divided, played, value
 from robopolicy_tasks.text.review import Review
 
 ASKING = {
-    "s001_craft_gui": "critique",
-    "s008_mashost": "grid",
-    "s020_fate": "pits",
-    "s026_hila": "calculator",
-    "s048_videochat_m1": "critique",
-    "s055_urpo": "critique",
-    "s064_retroformer": "review",
-    "s081_daslam": "decompose",
-    "s085_gui_critic_r1": "review",
-    "s125_docthinker": "calculator",
-    "s136_xiangqi_r1": "nim",
-    "s144_read": "grid",
-    "s145_critique_rl": "review",
-    "s159_hiper": "waypoints",
-    "s179_a2p": "grid",
-    "s181_search_r2": "calculator",
+    "craft_gui": "critique",
+    "mashost": "grid",
+    "fate": "pits",
+    "hila": "calculator",
+    "videochat_m1": "critique",
+    "urpo": "critique",
+    "retroformer": "review",
+    "daslam": "decompose",
+    "gui_critic_r1": "review",
+    "docthinker": "calculator",
+    "xiangqi_r1": "nim",
+    "read": "grid",
+    "critique_rl": "review",
+    "hiper": "waypoints",
+    "a2p": "grid",
+    "search_r2": "calculator",
 }
 
 
@@ -115,7 +115,7 @@ def test_announced_places_are_subgoals():
     places = [len(word) == 2 for word in said]
     assert places[0] and sum(places) == 2
     world = TextWorld(small(), Waypoints(), torch.Generator().manual_seed(0))
-    rows = world.batch(world.teach(Task(seed, payload=seed), 1))
+    rows = world.batch(able(world, "teach")(Task(seed, payload=seed), 1))
     subgoal, unit, own = rows.extra["subgoal"][0], rows.need("unit")[0], rows.valid()[0]
     assert torch.equal(subgoal, own & torch.tensor(places)[unit])
     assert torch.equal(rows.extra["switch"], rows.extra["subgoal"]) and subgoal.any() and (own & ~subgoal).any()
@@ -127,8 +127,8 @@ def test_a_message_that_cannot_be_judged_announces_nothing():
     talk = attempt.record
     tokens = world.policy.message("n")
     talk.add(tokens, world.policy.order(len(tokens), world.generator))
-    world._hear(talk, "n", None)
-    assert talk.fault and not world._attempts([talk])[0].decisions.extra["subgoal"].any()
+    world.observe(talk, "n", None)
+    assert talk.fault and not world.attempts_of([talk])[0].decisions.extra["subgoal"].any()
 
 
 def test_nim_is_won_by_leaving_nothing_to_win():
@@ -230,14 +230,14 @@ def test_masked_diffusion_can_judge(likelihood):
 
 
 def test_who_cannot_be_judged_is_refused():
-    algorithm = TextRecipe(TextRecipeConfig(recipe="s055_urpo"), small(), total_updates=4)
+    algorithm = TextRecipe(TextRecipeConfig(recipe="urpo"), small(), total_updates=4)
     with pytest.raises(UserError, match=r"text/arithmetic does not say how to ask one"):
         recipe_source(make_sim("text/arithmetic", SimOptions(num_envs=1)), algorithm, seed=0)
     with pytest.raises(UserError, match="players=0 for its judge"):
-        TextRecipe(TextRecipeConfig(recipe="s055_urpo", players=2), small(), total_updates=4)
+        TextRecipe(TextRecipeConfig(recipe="urpo", players=2), small(), total_updates=4)
     with pytest.raises(UserError, match="players must be at most 256"):
         TextRecipeConfig(players=2000)
-    external = TextRecipe(TextRecipeConfig(recipe="s001_craft_gui"), small(), total_updates=4)
+    external = TextRecipe(TextRecipeConfig(recipe="craft_gui"), small(), total_updates=4)
     with pytest.raises(UserError, match="needs a second policy"):
         recipe_source(make_sim("text/critique", SimOptions(num_envs=1)), external, seed=0)
     assert Arithmetic().inquiry(0, ["1"]) is None

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from robopolicy.contrib.text_catalogue.grammar import Grammar
 from robopolicy.errors import UserError
 from robopolicy.samplers.protocols import Task
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.grammar import Grammar
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.sim import TextSim
@@ -37,7 +37,7 @@ def untrained(budget=6):
     return TextPolicy(TextConfig(width=16, layers=1, heads=2, context=160), PolicySpec({"text": (16,)}, budget))
 
 
-def learner(task, recipe="s042_shioenv", **settings):
+def learner(task, recipe="shioenv", **settings):
     config = TextRecipeConfig(**{"prompts": 3, "problems": 6, "recipe": recipe, "lr": 1e-2, **settings})
     algorithm = TextRecipe(config, untrained(task.completion_bytes), total_updates=8)
     return algorithm, AttemptSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=0)
@@ -65,7 +65,8 @@ def test_what_may_come_next():
 @pytest.mark.parametrize("task", [Arithmetic(), Countdown(), Grid()])
 def test_an_untrained_policy_writes_nothing_else(task):
     policy = untrained(task.completion_bytes)
-    world = TextWorld(policy, task, torch.Generator().manual_seed(0), grammar=Grammar(task.form, policy.tokenizer))
+    limits = {"allowed": Grammar(task.form, policy.tokenizer).allowed}
+    world = TextWorld(policy, task, torch.Generator().manual_seed(0), limits=limits)
     attempts = world.play([Task(key, payload=key) for key in range(16)])
     said = [message for attempt in attempts for message in attempt.record.said]
     formed = {"text/arithmetic": str.isdigit, "text/countdown": value_of, "text/grid": MOVES.__contains__}[task.name]
@@ -79,12 +80,11 @@ def test_an_untrained_policy_writes_nothing_else(task):
     assert bool((plain.logp[valid] <= out.logp[valid] + 1e-5).all())
 
 
-def test_a_grammar_that_allows_everything_changes_nothing(monkeypatch):
+def test_a_grammar_that_allows_everything_changes_nothing():
     """I (3.06)."""
     policy = untrained()
     prompts, everything = [policy.tokenizer.prompt(["1+1="])] * 4, torch.ones(policy.vocabulary, dtype=torch.bool)
-    monkeypatch.setattr(Grammar, "allowed", lambda self, written: everything)
-    written = policy.write(prompts, torch.Generator().manual_seed(1), grammar=Grammar(".*", policy.tokenizer))
+    written = policy.write(prompts, torch.Generator().manual_seed(1), allowed=lambda _: everything)
     plain = policy.write(prompts, torch.Generator().manual_seed(1))
     assert torch.equal(written.tokens, plain.tokens) and torch.equal(written.logp, plain.logp)
     assert bool(written.support.all())
@@ -94,7 +94,7 @@ def test_a_message_that_was_begun_goes_on_in_its_form():
     policy = untrained(4)
     prompt = policy.tokenizer.prompt(["1 2 3 6:"])
     grammar = Grammar(Countdown.form, policy.tokenizer)
-    made = policy.write([prompt + policy.tokenizer.encode("1+")] * 8, grammar=grammar, begun=["1+"] * 8)
+    made = policy.write([prompt + policy.tokenizer.encode("1+")] * 8, allowed=grammar.allowed, begun=["1+"] * 8)
     assert all(value_of("1+" + policy.read(tokens)) for tokens in made.completions())
 
 
@@ -113,7 +113,7 @@ def test_programs_for_a_robot_are_in_their_language():
     policy = untrained(48)
     grammar = Grammar(Panda.form, policy.tokenizer)
     prompts = [policy.tokenizer.prompt(["put the cube on the pad:"])] * 12
-    made = policy.write(prompts, torch.Generator().manual_seed(0), grammar=grammar)
+    made = policy.write(prompts, torch.Generator().manual_seed(0), allowed=grammar.allowed)
     whole = [policy.read(tokens) for tokens, cut in zip(made.completions(), made.cut.tolist(), strict=True) if not cut]
     assert len(whole) > 2 and all(parse(program) for program in whole)
     assert Grammar(PandaTurns.form, policy.tokenizer).allowed("carry pad").sum() == 2  # the end, or a blank

@@ -114,7 +114,7 @@ def test_half_precision_scores_again_and_keeps_the_recorded_as_behaviour():
 
 
 def test_half_precision_keeps_what_was_recorded_of_rows_that_this_policy_did_not_draw():
-    algorithm = learner(Grid(), group_size=2, recipe="s014_pipo", lr=1e-2, dtype="bfloat16")
+    algorithm = learner(Grid(), group_size=2, recipe="pipo", lr=1e-2, dtype="bfloat16")
     feed = source(Grid(), algorithm)
     first = feed.next(algorithm)
     algorithm.update(first)
@@ -138,7 +138,7 @@ def test_a_penalty_on_moved_decisions_acts_within_an_update():
 
     found = []
     for minibatches in (1, 0):
-        algorithm = learner(Odd(), lr=1e-2, group_size=16, recipe="s066_kl_cov", minibatches=minibatches)
+        algorithm = learner(Odd(), lr=1e-2, group_size=16, recipe="kl_cov", minibatches=minibatches)
         found.append(algorithm.update(source(Odd(), algorithm).next(algorithm))["actor/covariance_kl"])
     assert found[0] < 1e-6 < 1e-5 < found[1]
 
@@ -173,13 +173,13 @@ def test_attempts_beside_learning_are_at_most_as_old_as_allowed():
 def test_what_text_does_not_measure_or_record_is_refused_by_name():
     from robopolicy.errors import UserError
 
-    for recipe, message in (("s024_otc", "needs the metric 'calls'"), ("s159_hiper", "extra\\['switch'\\]")):
+    for recipe, message in (("otc", "needs the metric 'calls'"), ("hiper", "extra\\['switch'\\]")):
         algorithm = learner(Grid(), group_size=2, recipe=recipe)
         feed = source(Grid(), algorithm)
         with pytest.raises(UserError, match=f"Recipe '{recipe}' asks for more than text .*{message}"):
             algorithm.update(feed.next(algorithm))
-    with pytest.raises(UserError, match="'s057_supo' sums up after 4 turns, and text/arithmetic has only 1;"):
-        source(Arithmetic(), learner(Arithmetic(), group_size=2, recipe="s057_supo"))
+    with pytest.raises(UserError, match="'supo': it sums up after 4 turns, and text/arithmetic has only 1;"):
+        source(Arithmetic(), learner(Arithmetic(), group_size=2, recipe="supo"))
 
 
 def test_a_batch_without_a_row_to_learn_from_changes_nothing():
@@ -192,17 +192,17 @@ def test_a_batch_without_a_row_to_learn_from_changes_nothing():
 
 
 def test_a_recipe_that_asks_for_a_reference_gets_the_policy_it_started_from():
-    algorithm = learner(Grid(), group_size=4, recipe="s077_f_dpg")
+    algorithm = learner(Grid(), group_size=4, recipe="f_dpg")
     before = algorithm.policy.state_dict()["model.model.norm.weight"].clone()
     algorithm.update(source(Grid(), algorithm).next(algorithm))
     assert torch.equal(algorithm.reference_policy.state_dict()["model.model.norm.weight"], before)
-    again = learner(Grid(), group_size=4, recipe="s077_f_dpg")
+    again = learner(Grid(), group_size=4, recipe="f_dpg")
     again.load_state_dict(algorithm.state_dict())
     assert torch.equal(again.reference_policy.state_dict()["model.model.norm.weight"], before)
 
 
 def test_an_update_that_learns_that_it_needs_a_reference_is_the_one_that_had_it_from_the_start():
-    late, early = (learner(Grid(), group_size=4, recipe="s135_lspo", minibatches=2) for _ in range(2))
+    late, early = (learner(Grid(), group_size=4, recipe="lspo", minibatches=2) for _ in range(2))
     batch = source(Grid(), late).next(late)
     early.reference_policy = frozen_copy(early.policy)
     assert late.reference_policy is None
@@ -228,7 +228,10 @@ def test_solutions_of_several_turns_are_conversations():
     chosen = record["tokens"][0][int(record["start"]) :][record["mask"][0]]
     assert policy.tokenizer.decode(chosen.tolist()) == "".join(said[1::2])
     world = TextWorld(policy, Grid(), torch.Generator())
-    taught = world.teach(Task(3, payload=3), 1)[0].decisions  # tokenised the same way as when playing
+    talk = world.start(Task(3, payload=3))
+    for message in said[1::2]:
+        world.append(talk, message, own=True)
+    taught = world.attempt_of(talk).decisions  # tokenised the same way as when playing
     assert torch.equal(taught.extra["tokens"], record["tokens"]) and torch.equal(taught.mask, record["mask"])
 
 

@@ -103,6 +103,9 @@ def test_they_play_in_the_simulator_and_in_the_world():
         TextConfig(width=16, layers=1, heads=2), PolicySpec({"text": (sim.task.prompt_bytes,)}, sim.spec.action_dim)
     )
     world = TextWorld(policy, sim.task, torch.Generator().manual_seed(0))
-    (taught,) = world.teach(Task(0, payload=0), 1)
+    talk = world.start(Task(0, payload=0))
+    for message in talk.episode.demonstration():
+        world.append(talk, message, own=True)
+    taught = world.attempt_of(talk)
     assert taught.success and taught.reward == 1.0
     sim.close()

@@ -4,26 +4,24 @@ import pytest
 import torch
 from text_forms import SPEC
 
-from robopolicy.core.advantages.factors import attention_distance
+from robopolicy.contrib.text_catalogue.factors import attention_distance
+from robopolicy.contrib.text_catalogue.features import (
+    attention,
+    attention_summary,
+    k_means,
+    prompt_confidence,
+    prompt_features,
+    written_features,
+)
+from robopolicy.contrib.text_diffusion.policy import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.core.decisions import Decisions
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.diffusion import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.sim import TextSim
-from robopolicy.text.summaries import (
-    attention,
-    attention_summary,
-    choice_norms,
-    k_means,
-    named_parts,
-    prompt_confidence,
-    prompt_features,
-    summarised,
-    written_features,
-)
+from robopolicy.text.summaries import choice_norms, named_parts, summarised
 from robopolicy.training.attempt_sources import AttemptSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 
@@ -113,7 +111,7 @@ def test_parts_are_found_with_their_options():
     assert set(found) == {"broadcast", "shape", "rarity"} and found["rarity"]["share"] == 0.4
 
 
-@pytest.mark.parametrize("recipe", ["s030_poise", "s130_attention_rhythm"])
+@pytest.mark.parametrize("recipe", ["poise", "attention_rhythm"])
 def test_recipes_that_look_inside_run(recipe):
     torch.manual_seed(0)
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2), PolicySpec({"text": (16,)}, 6))

@@ -8,13 +8,13 @@ import torch
 from robopolicy.catalogue import read_recipe, recipe_names
 from robopolicy.core.recipe_keys import DEFAULTS as OF_RECIPES
 from robopolicy.errors import UserError
-from robopolicy.samplers.collector import DEFAULTS, OF_LEARNERS
+from robopolicy.samplers.collector import DEFAULTS
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.scoring_options import SCORING_OPTIONS, scoring_options
 from robopolicy.text.sim import TextSim
-from robopolicy.text.views import Views
 from robopolicy.text.world import score
 from robopolicy.training.attempt_sources import AttemptSource, OverlappedSource
 from robopolicy.training.checkpoint import save_checkpoint
@@ -37,21 +37,20 @@ def learner(recipe, start=None, **settings):
 
 
 def test_every_key_that_a_recipe_sets_is_read():
-    assert set(OF_LEARNERS) == set(Views.__dataclass_fields__)
     for name in recipe_names():
         plain = read_recipe(name)
         assert set(plain) <= set(OF_RECIPES), name
-        unread = set(plain.get("rollout", {})) - set(DEFAULTS) - set(OF_LEARNERS) - set(UNREAD)
+        unread = set(plain.get("rollout", {})) - set(DEFAULTS) - set(SCORING_OPTIONS) - set(UNREAD)
         assert not unread, f"Nothing reads {sorted(unread)} of the rollout of {name}; read it, drop it, or say why."
     used = {key for name in recipe_names() for key in read_recipe(name).get("rollout", {})}
-    assert set(OF_LEARNERS) <= used and set(UNREAD) <= used
+    assert set(SCORING_OPTIONS) <= used and set(UNREAD) <= used
 
 
 @pytest.mark.parametrize(
     ("rollout", "message"),
     [
-        ({"layer": -1}, "rollout.layer must be at least 0, got -1"),
-        ({"judge": 3}, "rollout.judge must be a text, got 3"),
+        ({"layer": {"number": -1, "updates": 3}}, "rollout.layer.number must be at least 0, got -1"),
+        ({"judge": 3}, "rollout.judge must be policy or companion, got 3"),
         (
             {"score_temperatures": {"logp_cool": 0}},
             "'logp_cool' in rollout.score_temperatures must be positive",
@@ -63,11 +62,11 @@ def test_every_key_that_a_recipe_sets_is_read():
 )
 def test_values_that_make_no_sense_are_told(rollout, message):
     with pytest.raises(ValueError, match=message):
-        Views.of(rollout)
+        scoring_options(rollout)
 
 
 def test_rows_are_scored_at_other_temperatures():
-    algorithm, sim = learner("s007_dcpo", group_size=2)
+    algorithm, sim = learner("distribution_dcpo", group_size=2)
     batch = AttemptSource(sim, algorithm, seed=0).next(algorithm)
     prepared = algorithm._prepared(batch)
     heat = {**batch.extra, "temperature": batch.extra["temperature"] * 0.8}
@@ -79,7 +78,7 @@ def test_rows_are_scored_at_other_temperatures():
 
 
 def test_the_first_updates_learn_a_hidden_layer_and_leave_those_above_alone():
-    algorithm, sim = learner("s036_bupo", group_size=2)
+    algorithm, sim = learner("bupo", group_size=2)
     batch = AttemptSource(sim, algorithm, seed=0).next(algorithm)
     reward = torch.zeros_like(batch.logp_old)
     reward[::2, 0] = 1.0
@@ -89,21 +88,21 @@ def test_the_first_updates_learn_a_hidden_layer_and_leave_those_above_alone():
     changed = {key for key, value in algorithm.policy.state_dict().items() if not torch.equal(value, before[key])}
     assert any("layers.0" in key for key in changed) and not any("layers.1" in key for key in changed)
     algorithm.updates = 30
-    assert algorithm.layer is None
+    assert algorithm.settings == {}
 
 
 def test_scored_by_the_last_layer_it_is_the_policy():
     algorithm, sim = learner("grpo", group_size=2)
     batch = AttemptSource(sim, algorithm, seed=0).next(algorithm)
     algorithm.policy.__dict__["_shares_prompts"] = False  # a layer is read off whole rows
-    assert torch.equal(score(algorithm.policy, batch, 2).logp, score(algorithm.policy, batch).logp)
-    assert torch.equal(score(algorithm.policy, batch, 9).logp, score(algorithm.policy, batch, 1).logp)
+    assert torch.equal(score(algorithm.policy, batch, layer=2).logp, score(algorithm.policy, batch).logp)
+    assert torch.equal(score(algorithm.policy, batch, layer=9).logp, score(algorithm.policy, batch, layer=1).logp)
 
 
 def test_only_what_a_lagged_copy_finds_likely_is_chosen_and_scored():
     peaked = policy()
     peaked.model.get_output_embeddings().weight.data.mul_(30.0)
-    algorithm, sim = learner("s083_nlpo", start=peaked, minibatches=1, lr=1e-2)
+    algorithm, sim = learner("nlpo", start=peaked, minibatches=1, lr=1e-2)
     source = AttemptSource(sim, algorithm, seed=0)
     batch = source.next(algorithm)
     support, own = batch.extra["support"], batch.valid()
@@ -119,12 +118,14 @@ def test_only_what_a_lagged_copy_finds_likely_is_chosen_and_scored():
     def head(model):
         return model.state_dict()["model.lm_head.weight"].clone()
 
-    before = head(algorithm.guide)
+    before = head(algorithm.options["support"].guide)
     algorithm.update(batch.with_fields(reward=torch.rand_like(batch.logp_old)))
-    assert torch.equal(head(algorithm.guide), before) and not torch.equal(head(algorithm.policy), before)
+    assert torch.equal(head(algorithm.options["support"].guide), before) and not torch.equal(
+        head(algorithm.policy), before
+    )
     algorithm.updates = 19
     algorithm.update(source.next(algorithm))
-    assert torch.equal(head(algorithm.guide), head(algorithm.policy))
+    assert torch.equal(head(algorithm.options["support"].guide), head(algorithm.policy))
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ def other(tmp_path) -> Path:
 
 
 def test_a_teacher_scores_what_the_policy_wrote(other):
-    algorithm, sim = learner("s080_kdrl", group_size=2, companion=str(other))
+    algorithm, sim = learner("kdrl", group_size=2, companion=str(other))
     batch = recipe_source(sim, algorithm, 0).next(algorithm)
     found = algorithm._prepared(batch).extra["logp_teacher"]
     assert torch.equal(found, score(policy(seed=1), batch).logp)
@@ -143,19 +144,19 @@ def test_a_teacher_scores_what_the_policy_wrote(other):
 
 
 def test_a_soup_is_the_reference_and_comes_back_with_a_resumed_run(other):
-    algorithm, sim = learner("s104_salsa", group_size=2, companion=str(other))
+    algorithm, sim = learner("salsa", group_size=2, companion=str(other))
     recipe_source(sim, algorithm, 0)
     key = "model.model.embed_tokens.weight"
     mean = (policy().state_dict()[key] + policy(seed=1).state_dict()[key]) / 2
     torch.testing.assert_close(algorithm.reference_policy.state_dict()[key], mean)
-    again, _ = learner("s104_salsa", start=policy(seed=2), group_size=2, companion=str(other))
+    again, _ = learner("salsa", start=policy(seed=2), group_size=2, companion=str(other))
     again.load_state_dict(algorithm.state_dict())
     assert torch.equal(again.reference_policy.state_dict()[key], algorithm.reference_policy.state_dict()[key])
 
 
 def test_recipes_that_overlap_play_and_learning_do_unless_told_otherwise():
     for settings, kind in (({}, OverlappedSource), ({"staleness": 0}, AttemptSource)):
-        algorithm, sim = learner("s074_asyncflow", group_size=2, **settings)
+        algorithm, sim = learner("asyncflow", group_size=2, **settings)
         source = recipe_source(sim, algorithm, 0)
         assert type(source) is kind
         source.close()
@@ -163,14 +164,20 @@ def test_recipes_that_overlap_play_and_learning_do_unless_told_otherwise():
 
 
 def test_what_is_missing_or_makes_no_sense_is_said(other, tmp_path):
-    algorithm, sim = learner("s080_kdrl")
+    algorithm, sim = learner("kdrl")
     with pytest.raises(UserError, match=r"needs a second policy; set algorithm\.companion=CHECKPOINT"):
         recipe_source(sim, algorithm, 0)
-    algorithm, _ = learner("s104_salsa", start=policy(width=32))
+    algorithm, _ = learner("salsa", start=policy(width=32))
     with pytest.raises(UserError, match="of another architecture"):
         algorithm.accompany(policy())
-    wrongs = [{"reference": "salad"}, {"score_with": {"a": "b"}}, {"score_temperatures": {"a": 0.0}}, {"layer": -1}]
+    wrongs = [
+        {"reference": "salad"},
+        {"score_with": {"a": "b"}},
+        {"score_temperatures": {"a": 0.0}},
+        {"layer": 5},
+        {"layer": {"number": 5}},
+    ]
     wrongs += [{"segments": {"every": 5}}, {"segments": {"every": 0, "below": 0.9}}]
-    for wrong in [*wrongs, {"support": {"grammar": 3}}, {"support": {"top_p": 2.0, "refresh": 1}}]:
+    for wrong in [*wrongs, {"grammar": 3}, {"support": {"top_p": 2.0, "refresh": 1}}]:
         with pytest.raises(ValueError, match=r"rollout\."):
-            Views.of(wrong)
+            scoring_options(wrong)

@@ -7,25 +7,15 @@ import pytest
 import torch
 
 from robopolicy.catalogue import read_recipe
-from robopolicy.core.advantages.starts import unit_reward
+from robopolicy.contrib.text_catalogue.annotators import to_come
+from robopolicy.contrib.text_catalogue.interventions import INTERVENTIONS
+from robopolicy.contrib.text_catalogue.starts import unit_reward
 from robopolicy.errors import UserError
 from robopolicy.samplers.attempts import from_plain, to_plain
-from robopolicy.samplers.interventions import INTERVENTIONS
 from robopolicy.samplers.parts import build
-from robopolicy.samplers.protocols import (
-    TEACHER,
-    Branching,
-    Hinting,
-    Prefixing,
-    Repairing,
-    Rescoring,
-    Task,
-    Teaching,
-    rewards_of,
-)
+from robopolicy.samplers.protocols import TEACHER, Task, able, rewards_of
 from robopolicy.samplers.topologies import Flat, Segments
 from robopolicy.spec import PolicySpec
-from robopolicy.text.asides import to_come
 from robopolicy.text.datasets import PromptTask
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.task import Episode, Question, TextTask, Turn
@@ -76,15 +66,15 @@ def test_only_what_the_policy_wrote_is_a_decision():
 def test_calls_and_form_are_measured():
     seeds = [seed for seed in range(40) if Calculator().episode(seed).demonstration()[0] == CALL]
     world = world_of(Calculator())
-    asked = world.teach(Task(seeds[0], payload=seeds[0]), 1)[0]
+    asked = able(world, "teach")(Task(seeds[0], payload=seeds[0]), 1)[0]
     assert asked.metrics["calls"] == 1.0 == asked.metrics["format"] and asked.metrics["turns"] == 2 and asked.success
     assert int(asked.decisions.extra["first_event"]) == 0 and asked.metrics["helped"] == 0.0
     wrong = world.play([Task(1, payload=1)])[0]
     assert wrong.metrics["calls"] == 0.0 == wrong.metrics["format"]  # a fresh policy writes no number
     assert int(wrong.decisions.extra["first_event"]) == -1
     assert "calls" not in world_of(Arithmetic()).play([Task(1, payload=1)])[0].metrics
-    told = world.play([world.hint(Task(1, payload=1), "solution", 1.0)])[0]
-    begun = world_of(Grid()).play([world_of(Grid()).begin(Task(3, payload=3), 0.5)])[0]
+    told = world.play([able(world, "hint")(Task(1, payload=1), "solution", 1.0)])[0]
+    begun = world_of(Grid()).play([able(world_of(Grid()), "begin")(Task(3, payload=3), 0.5)])[0]
     assert told.metrics["helped"] == 1.0 == begun.metrics["helped"]
 
 
@@ -134,14 +124,16 @@ def test_an_attempt_that_cannot_be_judged_has_no_decisions():
 
 def test_abilities():
     world = world_of(Grid())
-    for ability in (Branching, Hinting, Prefixing, Repairing, Rescoring, Teaching):
-        assert isinstance(world, ability)
+    for ability in ("branch", "hint", "begin", "repair", "rescore", "rewrite", "summarize", "teach"):
+        assert callable(able(world, ability))
+    with pytest.raises(UserError, match="ability 'inpaint', which TextWorld lacks"):
+        able(world, "inpaint")
 
 
 def test_solutions_are_taught_with_probability_one():
     world = world_of(Grid())
-    (taught,) = world.teach(tasks()[0], 2)  # there is one solution, and the same row twice would weigh double
-    assert world.teach(tasks()[0], 0) == []
+    (taught,) = able(world, "teach")(tasks()[0], 2)  # there is one solution, and the same row twice would weigh double
+    assert able(world, "teach")(tasks()[0], 0) == []
     assert taught.success and taught.source == TEACHER
     assert (taught.decisions.logp_old == 0).all()
     assert torch.isfinite(score(world.policy, world.batch([taught])).logp).all()
@@ -151,13 +143,13 @@ def test_solutions_are_taught_with_probability_one():
 def test_a_given_beginning_is_no_decision(task):
     world = world_of(task)
     key = next(key for key in range(50) if len(" ".join(task.episode(key).demonstration())) > 1)
-    begun = world.begin(tasks(1, (key,))[0], 0.7)
+    begun = able(world, "begin")(tasks(1, (key,))[0], 0.7)
     attempt = world.play([begun])[0]
     given = begun.prefix["tokens"]
     assert given and not attempt.decisions.mask[0, : len(given)].any()
     batch = world.batch([attempt])
     torch.testing.assert_close(score(world.policy, batch).logp, batch.logp_old, rtol=0, atol=2e-5)
-    whole = world.begin(tasks()[0], 0.0)
+    whole = able(world, "begin")(tasks()[0], 0.0)
     assert whole.prefix["tokens"] == []
 
 
@@ -184,9 +176,9 @@ def test_branches_keep_the_decisions_before_them():
 def test_a_hint_changes_what_is_seen_and_rescoring_keeps_both():
     world = world_of(Arithmetic())
     task = tasks(1, (5,))[0]
-    hinted = world.hint(task, "solution", 1.0)
+    hinted = able(world, "hint")(task, "solution", 1.0)
     attempt = world.play([hinted])[0]
-    (plain,) = world.rescore([attempt], [task])
+    (plain,) = able(world, "rescore")([attempt], [task])
     assert torch.equal(plain.decisions.logp_behaviour, attempt.decisions.logp_old)
     assert not torch.allclose(plain.decisions.logp_old, attempt.decisions.logp_old)
     batch = world.batch([plain])
@@ -216,9 +208,9 @@ def test_interventions_of_the_sampling_side_run_on_text():
 def test_scaffolds_tell_ever_more_of_the_solution(monkeypatch):
     world, (task,) = world_of(Grid()), tasks(1, (10,))
     told = []
-    plain = world.hint
-    monkeypatch.setattr(world, "hint", lambda *asked: told.append(plain(*asked)) or told[-1])
-    (entry,) = read_recipe("s063_scaf_grpo")["rollout"]["intervention"]
+    plain = able(world, "hint")
+    monkeypatch.setattr(world, "hint", lambda *asked: told.append(plain(*asked)) or told[-1], raising=False)
+    (entry,) = read_recipe("scaf_grpo")["rollout"]["intervention"]
     build("intervention", entry).rows(world.play([task] * 2), world)
     solution = " ".join(Grid().episode(10).demonstration())
     texts = [hint.context["text"] for hint in told]
@@ -287,14 +279,14 @@ def test_restated_problems_have_the_same_answer():
     for seed in range(12):
         problem = arithmetic.episode(seed)
         for how in ("varied", "simpler"):
-            again = world.rewrite(Task(seed, payload=seed, prefix={}), how)
+            again = able(world, "rewrite")(Task(seed, payload=seed, prefix={}), how)
             other = arithmetic.episode(again.payload)
             assert other.demonstration() == problem.demonstration() and again.prefix is None
             if again.key != seed:
                 assert set(other.prompt[:-1].split("+")) != set(problem.prompt[:-1].split("+"))
                 assert how == "varied" or arithmetic.difficulty(again.payload) < arithmetic.difficulty(seed)
     with pytest.raises(UserError, match="text/grid cannot restate"):
-        world_of(Grid()).rewrite(Task(3, payload=3), "simpler")
+        able(world_of(Grid()), "rewrite")(Task(3, payload=3), "simpler")
 
 
 def test_windows_go_on_from_summaries():
@@ -353,10 +345,10 @@ def test_answers_are_what_messages_state(tmp_path):
     for task in (PromptTask(str(file)), Arithmetic()):
         world = world_of(Arithmetic())
         world.task = task
-        talks = [world._open(one) for one in tasks(1, (0,) * len(said))]
+        talks = [world.start(one) for one in tasks(1, (0,) * len(said))]
         for talk, message in zip(talks, said, strict=True):
-            world._say(talk, message, own=True)
-        numbers = [int(attempt.decisions.extra["answer"]) for attempt in world._attempts(talks)]
+            world.append(talk, message, own=True)
+        numbers = [int(attempt.decisions.extra["answer"]) for attempt in world.attempts_of(talks)]
         found[task.name] = [numbers.index(number) for number in numbers]
     assert list(found.values()) == [[0, 0, 2, 3, 3, 5], [0, 1, 2, 3, 3, 5]]
 
@@ -393,4 +385,4 @@ def test_a_branch_keeps_what_was_earned_and_a_given_beginning_earns_nothing():
     assert branched.reward == 1.5 and to_come(branched) == 0.5 and to_come(branched, 0.8) == 0.25 + 0.8 * 0.25
     assert unit_reward(world.batch([branched]))[0, 0] == 1.0
     grid = world_of(Grid())
-    assert grid.play([grid.begin(Task(3, payload=3), 0.5)])[0].record.paid[0] == 0.0
+    assert grid.play([able(grid, "begin")(Task(3, payload=3), 0.5)])[0].record.paid[0] == 0.0

@@ -5,33 +5,19 @@ A trajectory counts once here, however many rows it has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from robopolicy.core.advantages.pipeline import Scope, Stage, outcome, valid_entries
-from robopolicy.core.advantages.sets import set_advantage
-from robopolicy.core.decisions import Decisions, by_group, by_group_depth, by_group_source, by_trajectory, first_rows
+from robopolicy.core.advantages.pipeline import Scope, Stage
+from robopolicy.core.decisions import Decisions, by_group, by_group_depth, by_trajectory, first_rows
 from robopolicy.core.segments import Segments
-from robopolicy.limits import Count, Natural, NotNegative, Positive
+from robopolicy.limits import NotNegative
 
 ROLLOUTS = Scope(by_group, per=by_trajectory)
-LEAST_VARIANCE = 1e-4  # of success rates, where all groups of a batch agree
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Replace each entry by the mean of its scope, e.g. a group by its success rate (S091)."""
-
-    scope: Scope
-
-    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
-        """Pool the advantage."""
-        segments = self.scope.segments(advantage, decisions)
-        return segments.spread(segments.mean(advantage)).masked_fill(~valid_entries(advantage, decisions), 0.0)
 
 
 @dataclass(frozen=True)
@@ -64,96 +50,6 @@ class TopGap:
 
 
 @dataclass(frozen=True)
-class BetaScale:
-    """Divide by the density of a Beta distribution, fitted to the batch, at the success rate of the group (BNPO, S087).
-
-    Moments of the success rates give a and b; the density is that of Beta(1 + a / 3, 1 + b / 3), its parameters at
-    least 1. With both 1 nothing is scaled, with both 3/2 it is the population standard deviation, up to a factor.
-    Use it behind a mean baseline.
-    """
-
-    low: float = 0.0  # smallest reward
-    high: float = 1.0  # largest reward
-    cap: Positive = 1e6  # on the inverse density
-
-    def __post_init__(self) -> None:
-        if self.low >= self.high:
-            raise ValueError(f"'beta_scale' needs low < high, got {self.low} and {self.high}.")
-
-    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
-        """Scale the advantage."""
-        rate = (outcome(decisions).to(advantage.dtype) - self.low) / (self.high - self.low)
-        segments = ROLLOUTS.segments(rate, decisions)
-        rates = segments.mean(rate)[segments.count > 0].clamp(0.0, 1.0)  # (S,)
-        alpha = beta = torch.ones((), dtype=rate.dtype, device=rate.device)
-        if len(rates) > 1:
-            mean = rates.mean()
-            spread = mean * (1.0 - mean) / rates.var().clamp(min=LEAST_VARIANCE) - 1.0
-            alpha, beta = (1.0 + spread * side / 3.0 for side in (mean, 1.0 - mean))
-            alpha, beta = alpha.clamp(min=1.0), beta.clamp(min=1.0)
-        own = segments.spread(segments.mean(rate)).clamp(0.0, 1.0)
-        constant = torch.lgamma(alpha + beta) - torch.lgamma(alpha) - torch.lgamma(beta)
-        density = torch.exp(constant + torch.xlogy(alpha - 1.0, own) + torch.xlogy(beta - 1.0, 1.0 - own))
-        return advantage / (self.high - self.low) / density.clamp(min=1.0 / self.cap)
-
-
-@dataclass(frozen=True)
-class SplitBaseline:
-    """Compare the halves of a group that differ in a metric (CANON, S153): does more of it help?
-
-    Between the halves a high row gets `R - alpha mean_low + beta`, a low one `alpha R - mean_high - beta`; within them
-    every row gets R minus the mean of its own half. A half without rollouts has the mean of the group.
-    """
-
-    centres: ClassVar[bool] = True
-    metric: str = "entropy"  # mean entropy of a trajectory | length, its decisions | another: extra[metric] (N,)
-    inter: float = 1.0  # weight of the comparison between the halves; the rest goes to the one within
-    alpha: NotNegative = 1.0  # below 1 favours the high half
-    beta: NotNegative = 0.0  # above 0 too
-
-    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
-        """Centre the advantage, (N, 1)."""
-        high = upper_half(metric_of(decisions, self.metric), decisions)
-        enters = valid_entries(advantage, decisions)
-        share = ROLLOUTS.segments(advantage, decisions).weight
-        every, upper, lower = (Segments(by_group(decisions), share * rows) for rows in (enters, high, ~high))
-        mean = every.mean(advantage)
-        mean_high, mean_low = (
-            every.spread(torch.where(half.count > 0, half.mean(advantage), mean)) for half in (upper, lower)
-        )
-        between = torch.where(
-            high, advantage - self.alpha * mean_low + self.beta, self.alpha * advantage - mean_high - self.beta
-        )
-        within = advantage - torch.where(high, mean_high, mean_low)
-        return (self.inter * between + (1.0 - self.inter) * within).masked_fill(~enters, 0.0)
-
-
-@dataclass(frozen=True)
-class SetAdvantage:
-    """Score sets of rollouts by mean reward times diversity: each gets what its sets exceed others by (S060).
-
-    All sets of `size` out of the group are scored; rollouts with equal `extra["signature"]` (N,) int went the same way.
-    """
-
-    centres: ClassVar[bool] = True
-    size: Count = 4  # at most one less than the group has
-
-    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
-        """Mean score of the sets with a rollout minus that of the sets without it, (N, 1)."""
-        first = first_rows(decisions)
-        group, reward = decisions.need("group")[first], advantage[first, 0]
-        signature = decisions.need_extra("signature")[first]
-        result = torch.zeros_like(reward)
-        order = torch.argsort(group, stable=True)
-        ends = torch.nonzero(torch.diff(group[order])).squeeze(1) + 1
-        for members in torch.tensor_split(order, ends.cpu()):
-            size = min(self.size, len(members) - 1)
-            if size > 1:  # one alone has no diversity
-                result[members] = set_advantage(reward[members][None], signature[members][None], size)[0]
-        return per_row(result, decisions)
-
-
-@dataclass(frozen=True)
 class OptimalTokenBaseline:
     """Subtract the baseline of least variance at each position: returns weighted by the squared norms of the scores.
 
@@ -171,112 +67,8 @@ class OptimalTokenBaseline:
         return (advantage - segments.spread(segments.mean(advantage))).masked_fill(~decisions.valid(), 0.0)
 
 
-@dataclass(frozen=True)
-class RequireCompany:
-    """0 where fewer than `least` entries share the scope: too few for a comparison (CM2, S172)."""
-
-    scope: Scope
-    least: Natural = 5
-
-    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
-        """Mask the advantage."""
-        segments = self.scope.segments(advantage, decisions)
-        return advantage.masked_fill(segments.spread(segments.count) < self.least - 0.5, 0.0)
-
-
-class Retrospective:
-    """Judge the last batch once more by whether its update helped (PIPO, S014).
-
-    Rows of source `replayed` are those of the last batch. Their advantage, divided by its mean size in the group, is
-    multiplied by the gain in mean reward since then: the mean reward of the other rows minus that of the last `window`
-    batches, over their standard deviation. Until `window` batches were seen it is 0; losses count `loss_weight`.
-    """
-
-    def __init__(
-        self, window: Count = 8, limit: NotNegative = 10.0, loss_weight: NotNegative = 0.0, replayed: Natural = 1
-    ) -> None:
-        self.window, self.limit, self.loss_weight, self.replayed = window, limit, loss_weight, replayed
-        self.rewards: list[float] = []
-
-    def gain(self, decisions: Decisions) -> float:
-        """Gain in mean reward, in standard deviations."""
-        if len(self.rewards) < self.window:
-            return 0.0
-        past = torch.tensor(self.rewards, dtype=torch.float64)
-        deviation = float(past.std(correction=0))
-        return (self._mean_reward(decisions) - float(past.mean())) / (deviation if deviation > 1e-8 else 1.0)
-
-    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
-        """Replace the advantage of the replayed rows, (N, 1)."""
-        again = (decisions.need("source") == self.replayed).unsqueeze(1)
-        segments = Scope(by_group_source, per=by_trajectory).segments(advantage, decisions)
-        size = segments.spread(segments.mean(advantage.abs())).clamp(min=1e-8)
-        gain = self.gain(decisions)
-        judged = (advantage / size * gain).clamp(-self.limit, self.limit) * (1.0 if gain >= 0 else self.loss_weight)
-        return torch.where(again, judged, advantage)
-
-    def observe(self, decisions: Decisions) -> None:
-        """Remember the mean reward of the new rows."""
-        self.rewards = [*self.rewards, self._mean_reward(decisions)][-self.window :]
-
-    def _mean_reward(self, decisions: Decisions) -> float:
-        first = first_rows(decisions)
-        fresh = first[decisions.need("source")[first] != self.replayed]
-        return float(outcome(decisions)[fresh].double().mean())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Mean rewards of the last batches."""
-        return {"rewards": list(self.rewards)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
-        self.rewards = [float(reward) for reward in state["rewards"]]
-
-
 COMPARISONS: dict[str, Callable[..., Stage]] = {
-    "pool": Pool,
     "informative_scale": InformativeScale,
     "top_gap": TopGap,
-    "beta_scale": BetaScale,
-    "split_baseline": SplitBaseline,
-    "set_advantage": SetAdvantage,
     "optimal_token_baseline": OptimalTokenBaseline,
-    "require_company": RequireCompany,
-    "retrospective": Retrospective,
 }
-
-
-def metric_of(decisions: Decisions, metric: str) -> Tensor:
-    """One number per trajectory at each of its rows `(N, 1)`: entropy, length, or `extra[metric]`."""
-    if metric in ("entropy", "length"):
-        segments = Segments(by_trajectory(decisions), decisions.valid())
-        if metric == "length":
-            return segments.spread(segments.count)[:, :1].to(decisions.logp_old.dtype)
-        return segments.spread(segments.mean(decisions.need("entropy")))[:, :1]
-    return decisions.need_extra(metric, per_decision=True)[:, :1]
-
-
-def upper_half(values: Tensor, decisions: Decisions) -> Tensor:
-    """Bool `(N, 1)`: in the upper half of the rollouts of the group; of equal ones the later, and the odd one too."""
-    first = first_rows(decisions)
-    group = decisions.need("group")[first]
-    order = torch.argsort(values[first, 0], stable=True)
-    order = order[torch.argsort(group[order], stable=True)]  # by group, then by value
-    ordered = group[order]
-    start = torch.searchsorted(ordered, ordered)
-    count = torch.searchsorted(ordered, ordered, right=True) - start
-    high = torch.arange(len(order), device=order.device) - start >= count // 2
-    return per_row(torch.zeros_like(high).scatter(0, order, high), decisions)
-
-
-def per_row(values: Tensor, decisions: Decisions) -> Tensor:
-    """One value per trajectory, in order of `first_rows` (S,), at each of its rows `(N, 1)`."""
-    keys = by_trajectory(decisions).squeeze(1)
-    names = keys[first_rows(decisions)]
-    order = torch.argsort(names)
-    return values[order[torch.searchsorted(names[order], keys)]].unsqueeze(1)
-
-
-def lengths(decisions: Decisions) -> Tensor:
-    """Decisions of each row's trajectory `(N, 1)`."""
-    return metric_of(decisions, "length")

@@ -13,7 +13,7 @@ from robopolicy.core.advantages.pipeline import Pipeline, Scope, Stage, outcome,
 from robopolicy.core.advantages.trackers import Tracker
 from robopolicy.core.decisions import Decisions, Partition, by_group, first_rows
 from robopolicy.core.segments import Segments
-from robopolicy.limits import NotNegative, PartialShare, Positive
+from robopolicy.limits import NotNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -133,52 +133,6 @@ class ConstantScale:
 
 
 @dataclass(frozen=True)
-class Modulate:
-    """Multiply by a factor of the batch, on all entries or only on those of one sign."""
-
-    factor: Callable[[Decisions], Tensor]  # -> (N, 1) or (N, T)
-    where: str = "all"  # "all" | "positive" | "negative"
-
-    def __post_init__(self) -> None:
-        if self.where not in ("all", "positive", "negative"):
-            raise ValueError(f"Modulate where must be 'all', 'positive' or 'negative', got {self.where!r}.")
-
-    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
-        """Modulate the advantage."""
-        scaled = advantage * self.factor(decisions)
-        if self.where == "all":
-            return scaled
-        return torch.where(advantage > 0 if self.where == "positive" else advantage < 0, scaled, advantage)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Add a bonus, bounded in absolute terms (`limit`) and relative to the advantage (`fraction`).
-
-    A `fraction` below 1 keeps the sign of every advantage; a pipeline therefore refuses a baseline after it. An
-    unbounded bonus that does not average to 0 shifts token means towards long rows; centre again behind it.
-    """
-
-    bonus: Callable[[Decisions], Tensor]  # -> (N, 1) or (N, T)
-    limit: NotNegative | None = None
-    fraction: PartialShare | None = None  # in [0, 1)
-
-    def __post_init__(self) -> None:
-        if self.fraction is not None and not 0.0 <= self.fraction < 1.0:
-            raise ValueError(f"Shape fraction must lie in [0, 1), got {self.fraction}.")
-
-    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
-        """Shape the advantage."""
-        bonus = self.bonus(decisions)
-        if self.limit is not None:
-            bonus = bonus.clamp(-self.limit, self.limit)
-        if self.fraction is not None:
-            room = self.fraction * advantage.abs()
-            bonus = torch.minimum(torch.maximum(bonus, -room), room)
-        return (advantage + bonus).masked_fill(~valid_entries(advantage + bonus, decisions), 0.0)
-
-
-@dataclass(frozen=True)
 class Mix:
     """Weighted sum of branches that all start from the same advantage."""
 
@@ -265,8 +219,6 @@ STAGES: dict[str, Callable[..., Stage]] = {
     "tracker_baseline": TrackerBaseline,
     "scale": Scale,
     "constant_scale": ConstantScale,
-    "modulate": Modulate,
-    "shape": Shape,
     "mix": Mix,
     "broadcast": Broadcast,
     "indicator": Indicator,

@@ -9,21 +9,17 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.advantages.pipeline import outcome
-from robopolicy.core.advantages.steps import StepGain, WindowGae
+from robopolicy.core.advantages.steps import StepGain
 from robopolicy.core.advantages.timeline import Timeline, Units
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.returns import sequence_gae, two_clock
 from robopolicy.limits import Count, Share
+from robopolicy.plugins import Registry
 
 
 def ones(decisions: Decisions) -> Tensor:
     """1 for every row `(N, 1)`: what is imitated has no reward."""
     return decisions.logp_old.new_ones(len(decisions), 1)
-
-
-def given(decisions: Decisions, *, key: str) -> Tensor:
-    """A recorded advantage, `extra[key]` (N,) or (N, T)."""
-    return decisions.need_extra(key, per_decision=True)
 
 
 def along_time(
@@ -123,22 +119,16 @@ class Gae:
         return (1.0 - self.rollout_weight) * value + self.rollout_weight * decisions.need_extra("rollout_value")
 
 
-def unit_reward(decisions: Decisions) -> Tensor:
-    """Reward of each decision's unit `(N, T)`: no credit for what came in other turns or chunks."""
-    units = Units(decisions)
-    return units.spread(units.sums(decisions.need("reward")))
-
-
-STARTS: dict[str, Callable[..., object]] = {
-    "outcome": outcome,
-    "return_to_go": ReturnToGo,
-    "gae": Gae,
-    "unit_reward": unit_reward,
-    "given": given,
-    "ones": ones,
-    "step_gain": StepGain,
-    "window_gae": WindowGae,
-}
+STARTS: Registry[Callable[..., object]] = Registry(
+    "parts.start",
+    {
+        "outcome": outcome,
+        "return_to_go": ReturnToGo,
+        "gae": Gae,
+        "ones": ones,
+        "step_gain": StepGain,
+    },
+)
 
 
 def _check_level(level: str) -> None:

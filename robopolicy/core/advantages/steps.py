@@ -36,34 +36,3 @@ class StepGain:
         reward = units.sums(decisions.need("reward"))
         togo, _ = sequence_gae(reward, torch.zeros_like(reward), 1.0, 1.0, units.valid)
         return units.spread((togo > 0).to(reward.dtype)), units.beginnings()
-
-
-@dataclass(frozen=True)
-class WindowGae:
-    """GAE in which rows that were cut off go on as they stood: V(next) = V(last) at the cut (T-PPO, S000).
-
-    Needs `value`, and `extra["finished"]` (N,) bool; finished rows have the ordinary GAE.
-    """
-
-    gamma: Share = 1.0
-    lam: Share = 1.0
-
-    def __call__(self, decisions: Decisions) -> Tensor:
-        """Advantages `(N, T)`."""
-        value, valid = decisions.need("value"), decisions.valid()
-        finished = decisions.need_extra("finished")
-        last = value.gather(1, _last(valid)).squeeze(1)
-        behind = last.masked_fill(finished.bool(), 0.0)
-        advantage, _ = sequence_gae(decisions.need("reward"), value, self.gamma, self.lam, valid, behind)
-        return advantage
-
-    def targets(self, decisions: Decisions) -> tuple[Tensor, Tensor]:
-        """Lambda returns of finished rows."""
-        finished = decisions.need_extra("finished", per_decision=True).bool()
-        return self(decisions) + decisions.need("value"), decisions.valid() & finished
-
-
-def _last(valid: Tensor) -> Tensor:
-    """Column `(N, 1)` of the last decision of each row, 0 where there is none."""
-    columns = torch.arange(valid.shape[1], device=valid.device).expand_as(valid)
-    return columns.masked_fill(~valid, 0).amax(1, keepdim=True)

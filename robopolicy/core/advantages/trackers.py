@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.limits import Positive, Share
+from robopolicy.plugins import Registry
 
 
 class Tracker(ABC):
@@ -30,36 +31,6 @@ class Tracker(ABC):
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
-
-
-class MeanTracker(Tracker):
-    """Exponential moving average per key; the first observation of a key replaces the prior."""
-
-    def __init__(self, decay: Share = 0.9, prior: float = 0.0) -> None:
-        self.decay, self.prior = decay, prior
-        self._mean: dict[int, float] = {}
-
-    def read(self, keys: Tensor) -> Tensor:
-        """Averages `(N,)`."""
-        return torch.tensor([self._mean.get(key, self.prior) for key in integers(keys)], dtype=torch.float64)
-
-    def write(self, keys: Tensor, values: Tensor, keep: Tensor | None = None) -> None:
-        """Move the averages."""
-        kept = _numbers(torch.full_like(values, self.decay) if keep is None else keep)
-        for key, value, decay in zip(integers(keys), _numbers(values), kept, strict=True):
-            old = self._mean.get(key, value)
-            self._mean[key] = decay * old + (1.0 - decay) * value
-
-    def state_dict(self) -> dict[str, Any]:
-        """Keys (M,) and averages (M,)."""
-        return {
-            "keys": torch.tensor(list(self._mean), dtype=torch.int64),
-            "mean": torch.tensor(list(self._mean.values()), dtype=torch.float64),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
-        self._mean = dict(zip(integers(state["keys"]), _numbers(state["mean"]), strict=True))
 
 
 class BetaTracker(Tracker):
@@ -87,8 +58,8 @@ class BetaTracker(Tracker):
 
     def write(self, keys: Tensor, values: Tensor, keep: Tensor | None = None) -> None:
         """Add outcomes in [0, 1]."""
-        kept = _numbers(torch.full_like(values, self.forgetting) if keep is None else keep)
-        for key, value, share in zip(integers(keys), _numbers(values), kept, strict=True):
+        kept = floats(torch.full_like(values, self.forgetting) if keep is None else keep)
+        for key, value, share in zip(integers(keys), floats(values), kept, strict=True):
             won, lost = self._counts.get(key, self.prior)
             self._counts[key] = (share * won + value, share * lost + 1.0 - value)
 
@@ -101,7 +72,7 @@ class BetaTracker(Tracker):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
-        won, lost = _numbers(state["counts"][:, 0]), _numbers(state["counts"][:, 1])
+        won, lost = floats(state["counts"][:, 0]), floats(state["counts"][:, 1])
         self._counts = dict(zip(integers(state["keys"]), zip(won, lost, strict=True), strict=True))
 
 
@@ -136,7 +107,10 @@ class RunningMoments:
         self.count, self.mean, self.square = (float(state[key]) for key in ("count", "mean", "square"))
 
 
-TRACKERS: dict[str, Callable[..., Tracker]] = {"beta": BetaTracker}
+TRACKERS: Registry[Callable[..., Tracker]] = Registry(
+    "parts.tracker",
+    {"beta": BetaTracker},
+)
 
 
 def integers(keys: Tensor) -> list[int]:
@@ -144,5 +118,6 @@ def integers(keys: Tensor) -> list[int]:
     return cast(list[int], keys.long().tolist())  # pyright: ignore[reportUnknownMemberType]
 
 
-def _numbers(values: Tensor) -> list[float]:
+def floats(values: Tensor) -> list[float]:
+    """Numbers of a tensor as floats of Python."""
     return cast(list[float], values.double().tolist())  # pyright: ignore[reportUnknownMemberType]

@@ -12,30 +12,18 @@ from collections.abc import Callable
 from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.objectives.embeddings import EmbeddingTriplet
 from robopolicy.core.objectives.geometric import GeometricMean
-from robopolicy.core.objectives.imitation import DivergenceImitation
-from robopolicy.core.objectives.pairs import AnchoredPair, Contrastive, DirectPreference, NashPair, SoftPair
-from robopolicy.core.objectives.regression import PairRegression, StepRegression
-from robopolicy.core.objectives.sets import Discriminative, KahnemanTversky, SetPreference
-from robopolicy.core.objectives.taught import Repeated, Taught
+from robopolicy.core.objectives.pairs import DirectPreference
+from robopolicy.core.objectives.sets import KahnemanTversky
+from robopolicy.plugins import Registry
 
 Objective = Callable[[Decisions, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
-OBJECTIVES: dict[str, Callable[..., object]] = {
-    "anchored_pair": AnchoredPair,
-    "contrastive": Contrastive,
-    "direct_preference": DirectPreference,
-    "discriminative": Discriminative,
-    "divergence_imitation": DivergenceImitation,
-    "embedding_triplet": EmbeddingTriplet,
-    "geometric_mean": GeometricMean,
-    "kahneman_tversky": KahnemanTversky,
-    "nash_pair": NashPair,
-    "pair_regression": PairRegression,
-    "repeated": Repeated,
-    "set_preference": SetPreference,
-    "soft_pair": SoftPair,
-    "step_regression": StepRegression,
-    "taught": Taught,
-}
+OBJECTIVES: Registry[Callable[..., object]] = Registry(
+    "parts.objective",
+    {
+        "direct_preference": DirectPreference,
+        "geometric_mean": GeometricMean,
+        "kahneman_tversky": KahnemanTversky,
+    },
+)

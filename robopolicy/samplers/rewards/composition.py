@@ -10,25 +10,6 @@ import torch
 from torch import Tensor
 
 from robopolicy.samplers.protocols import Attempt, Outcomes, Reward
-from robopolicy.samplers.rewards.adaptive import GradientWeights, HypervolumeFactor, ToolCalls
-from robopolicy.samplers.rewards.ranks import ParetoRank, Rank, RankFailures
-from robopolicy.samplers.rewards.terms import Criterion, Debate, Gated, Least, Refinement, Sum, ZeroSum
-
-REWARDS: dict[str, type[Reward]] = {
-    "sum": Sum,
-    "gated": Gated,
-    "least": Least,
-    "criterion": Criterion,
-    "zero_sum": ZeroSum,
-    "debate": Debate,
-    "refinement": Refinement,
-    "rank": Rank,
-    "rank_failures": RankFailures,
-    "pareto_rank": ParetoRank,
-    "tool_calls": ToolCalls,
-    "hypervolume": HypervolumeFactor,
-    "gradient_weights": GradientWeights,
-}
 
 
 class Composition(Reward):

@@ -1,0 +1,1 @@
+"""Published methods around the product, found by name."""

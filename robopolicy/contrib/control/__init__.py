@@ -1,0 +1,1 @@
+"""Published methods of reinforcement learning for control."""

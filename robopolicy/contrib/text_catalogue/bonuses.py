@@ -1,0 +1,148 @@
+"""Bonuses for `Shape`: what is added to the advantage of a row or decision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robopolicy.contrib.text_catalogue.comparisons import lengths
+from robopolicy.contrib.text_catalogue.factors import potential, scaled_unit_entropy
+from robopolicy.core.advantages.comparisons import ROLLOUTS
+from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.core.advantages.timeline import Timeline, Units, following
+from robopolicy.core.decisions import Decisions, by_group
+from robopolicy.core.ratios import log_ratio
+from robopolicy.core.segments import Segments
+from robopolicy.limits import Share
+
+
+@dataclass(frozen=True)
+class ReferencePenalty:
+    """`-coef log(pi_old / pi_ref)` of the trajectory: the KL to the reference as part of the reward."""
+
+    coef: float = 0.1
+
+    def __call__(self, decisions: Decisions) -> Tensor:
+        """Bonus `(N, 1)`."""
+        return -self.coef * log_ratio(decisions.logp_old, decisions.need("logp_ref"), decisions, "sequence")[:, :1]
+
+
+@dataclass(frozen=True)
+class FutureClarity:
+    """`scale * exp(-sharpness H)` of the unit that follows: what leads to a sure step is better (EMPG, S054)."""
+
+    scale: float = 0.1
+    sharpness: float = 1.0
+
+    def __call__(self, decisions: Decisions) -> Tensor:
+        """Bonus `(N, T)`, 0 in the last unit of a trajectory."""
+        units = Units(decisions)
+        clarity = units.at(self.scale * torch.exp(-self.sharpness * scaled_unit_entropy(decisions)))
+        return units.spread(following(clarity.masked_fill(~units.valid, 0.0)))
+
+
+@dataclass(frozen=True)
+class PotentialGain:
+    """`scale` times the change of the potential from a decision's unit to the next (SPAE, S149); see `potential`."""
+
+    scale: float = 0.1
+
+    def __call__(self, decisions: Decisions) -> Tensor:
+        """Bonus `(N, T)`; over the units of a trajectory it telescopes to the last potential minus the first."""
+        units = Units(decisions)
+        value = units.at(potential(decisions))
+        last = ~following(units.valid)
+        return units.spread(self.scale * (following(value) - value).masked_fill(last, 0.0))
+
+
+@dataclass(frozen=True)
+class Earliness:
+    """`slope` times how much later than its group a success met its first event, in mean lengths (ASPO, S011).
+
+    Positions are `extra[key]` (N,), negative where the event did not happen; only successes with the event get a bonus.
+    """
+
+    key: str = "first_event"
+    slope: float = -2.0
+    success: float = 0.5  # rewards above this are successes
+
+    def __call__(self, decisions: Decisions) -> Tensor:
+        """Bonus `(N, 1)`."""
+        position = decisions.need_extra(self.key, per_decision=True).to(decisions.logp_old.dtype)
+        chosen = (position >= 0) & (outcome(decisions) > self.success)
+        rollouts = ROLLOUTS.segments(position, decisions)
+        segments = Segments(by_group(decisions), rollouts.weight * chosen)
+        length = rollouts.spread(rollouts.mean(lengths(decisions)))
+        bonus = self.slope * (position - segments.spread(segments.mean(position))) / length
+        return torch.where(chosen, bonus, 0.0)
+
+
+@dataclass(frozen=True)
+class Rarity:
+    """`scale * (c(prompt) - c(rollout))`, c the probability of the least likely decisions (ProGRPO, S158).
+
+    c is their geometric mean; `extra["prompt_confidence"]` (N,) is that of the prompt. Only mixed groups get it.
+    """
+
+    scale: float = 0.3
+    share: Share = 0.2  # of the decisions of a trajectory
+
+    def __call__(self, decisions: Decisions) -> Tensor:
+        """Bonus `(N, 1)`."""
+        reward = outcome(decisions)
+        groups = ROLLOUTS.segments(reward, decisions)
+        mixed = groups.spread(groups.differs(reward))
+        prompt = decisions.need_extra("prompt_confidence", per_decision=True)
+        return torch.where(mixed, self.scale * (prompt - confidence(decisions, self.share)), 0.0)
+
+
+@dataclass(frozen=True)
+class PrefixGain:
+    """Change of the value of the shared prefix: mean outcome of the rollouts of a group that begin alike (TEMPO, S165).
+
+    `extra["chosen"]` (N, T) int names what was chosen; each rollout is one row.
+    """
+
+    def __call__(self, decisions: Decisions) -> Tensor:
+        """Bonus `(N, T)`, 0 where no rollouts part."""
+        reward = outcome(decisions)
+        value = prefix_values(decisions, reward)
+        rollouts = ROLLOUTS.segments(reward, decisions)
+        root = rollouts.spread(rollouts.mean(reward))
+        before = torch.cat([root, value[:, :-1]], 1)
+        return (value - before).masked_fill(~decisions.valid(), 0.0)
+
+
+def confidence(decisions: Decisions, share: float) -> Tensor:
+    """Geometric mean probability of the `share` least likely decisions of each row's trajectory `(N, 1)`."""
+    line = Timeline(decisions)
+    logp = line.lay(decisions.logp_old.masked_fill(~decisions.valid(), 0.0))
+    order = torch.sort(logp.masked_fill(~line.valid, torch.inf), dim=1)[0]
+    wanted = (line.valid.sum(1, keepdim=True) * share).ceil().clamp(min=1)
+    chosen = torch.arange(order.shape[1], device=order.device) < wanted
+    mean = order.masked_fill(~chosen | order.isinf(), 0.0).sum(1, keepdim=True) / wanted
+    return line.back(mean.exp().expand(line.shape))[:, :1]
+
+
+def prefix_values(decisions: Decisions, value: Tensor) -> Tensor:
+    """Mean of `value` (N, 1) over the rows of the group that agree up to and with each decision `(N, T)`."""
+    tokens = decisions.need_extra("chosen")
+    ids = by_group(decisions)
+    columns: list[Tensor] = []
+    for t in range(decisions.shape[1]):
+        moved = decisions.valid()[:, t : t + 1]
+        ids = _renumbered(torch.where(moved, 2 * _joined(ids, tokens[:, t : t + 1]), 2 * _renumbered(ids) + 1))
+        segments = Segments(ids, torch.ones_like(ids, dtype=value.dtype))
+        columns.append(segments.spread(segments.mean(value)))
+    return torch.cat(columns, 1)
+
+
+def _joined(ids: Tensor, tokens: Tensor) -> Tensor:
+    return _renumbered(_renumbered(ids) * (tokens.max() - tokens.min() + 1) + tokens - tokens.min())
+
+
+def _renumbered(ids: Tensor) -> Tensor:
+    distinct = torch.sort(ids.flatten())[0]
+    return torch.searchsorted(distinct, ids.contiguous())

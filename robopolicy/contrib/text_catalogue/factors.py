@@ -1,0 +1,193 @@
+"""Factors for `Modulate`: what the advantage of a row or decision is multiplied by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robopolicy.contrib.text_catalogue.comparisons import lengths
+from robopolicy.core.advantages.comparisons import ROLLOUTS
+from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.core.advantages.timeline import Units
+from robopolicy.core.decisions import Decisions, by_group, pair
+from robopolicy.core.segments import Segments
+from robopolicy.limits import NotNegative, Share
+
+
+@dataclass(frozen=True)
+class LongestSuccess:
+    """`low` for groups whose longest success is no longer than failures are on average, else 1 (ADORA, S033).
+
+    Failures of `overlong` or more decisions do not count. A group without successes has `low`, one without failures 1.
+    """
+
+    low: NotNegative = 0.1
+    overlong: float = 4054.0  # decisions
+    success: float = 0.5  # rewards above this are successes
+
+    def __call__(self, decisions: Decisions) -> Tensor:
+        """Factor `(N, 1)`."""
+        length, won = lengths(decisions), outcome(decisions) > self.success
+        segments = ROLLOUTS.segments(length, decisions)
+        longest = segments.largest(length.masked_fill(~won, -torch.inf))
+        counted = ~won & (length < self.overlong)
+        failures = Segments(by_group(decisions), segments.weight * counted)
+        typical = failures.mean(length).masked_fill(failures.count == 0, -torch.inf)
+        return segments.spread(torch.where(longest > typical, 1.0, self.low)).to(length.dtype)
+
+
+@dataclass(frozen=True)
+class OutcomeEntropy:
+    """`sigmoid(sharpness (H - middle))` of the entropy H [bits] of a group's final answers (COPO, S091), or 1 minus it.
+
+    Answers are `extra["answer"]` (N,) int; equal ones are the same. `forced` gives 0 where all rewards of a group tie.
+    """
+
+    sharpness: float = 20.0
+    middle: float = 0.5  # bits
+    complement: bool = False
+    forced: bool = False
+
+    def __call__(self, decisions: Decisions) -> Tensor:
+        """Factor `(N, 1)`."""
+        reward = outcome(decisions)
+        groups = ROLLOUTS.segments(reward, decisions)
+        answer = decisions.need_extra("answer", per_decision=True)
+        same = Segments(pair(by_group(decisions), answer), groups.weight)
+        share = (same.spread(same.count) / groups.spread(groups.count).clamp(min=1e-12)).clamp(min=1e-12)
+        entropy = groups.spread(groups.mean(-share.log2()))
+        weight = torch.sigmoid(self.sharpness * (entropy - self.middle))
+        if self.forced:
+            weight = weight.masked_fill(~groups.spread(groups.differs(reward)), 0.0)
+        return 1.0 - weight if self.complement else weight
+
+
+@dataclass(frozen=True)
+class UnitEntropy:
+    """`exp(-sharpness H)` of the mean entropy of each unit, min-max scaled over the batch; mean 1 (EMPG, S054)."""
+
+    sharpness: float = 1.0
+
+    def __call__(self, decisions: Decisions) -> Tensor:
+        """Factor `(N, T)`, 1 where the mask is off."""
+        gate = torch.exp(-self.sharpness * scaled_unit_entropy(decisions))
+        return (gate / gate[decisions.valid()].mean()).masked_fill(~decisions.valid(), 1.0)
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """`1 + gain` on decisions where attention plans and on those that later ones look back to (S130).
+
+    `extra["waad"]` (N, T) is the mean distance that a decision attends to, `extra["fai"]` (N, T) the attention it
+    receives later; see `attention_distance` and `future_attention`. Each rule selects the top `share` of a row.
+    """
+
+    rule: str = "local"  # local: steps of waad | global: fai | coupled: global, moved to the local peak before
+    gain: float = 0.5
+    share: Share = 0.4  # of the decisions of a row
+    moved: float = 0.5  # share of the bonus that "coupled" moves from anchors with low waad
+
+    def __post_init__(self) -> None:
+        if self.rule not in ("local", "global", "coupled"):
+            raise ValueError(f"Rhythm rule must be 'local', 'global' or 'coupled', got {self.rule!r}.")
+
+    def __call__(self, decisions: Decisions) -> Tensor:
+        """Factor `(N, T)`."""
+        valid = decisions.valid()
+        distance = decisions.need_extra("waad")
+        step = (distance - next_valid(distance, valid)).abs()
+        peaks = top_share(step, valid, self.share)
+        if self.rule == "local":
+            return 1.0 + self.gain * peaks.to(step.dtype)
+        anchors = top_share(decisions.need_extra("fai"), valid, self.share)
+        bonus = anchors.to(step.dtype)
+        if self.rule == "coupled":
+            segments = Segments(torch.arange(len(valid), device=valid.device).unsqueeze(1), valid)
+            low = distance < segments.spread(segments.median(distance))
+            places = torch.arange(valid.shape[1], device=valid.device).expand_as(valid)
+            last = torch.cummax(torch.where(peaks, places, -1), 1)[0]  # the peak at or before each decision
+            moves = anchors & low & ~peaks & (last >= 0)
+            part = self.moved * moves.to(step.dtype)
+            bonus = (bonus - part).scatter_add(1, last.clamp(min=0), part)
+        return 1.0 + self.gain * bonus
+
+
+@dataclass(frozen=True)
+class Duration:
+    """Time that a decision took over the mean: asynchronous workers sample quick ones too often (S062).
+
+    Times are `extra["duration"]` (N,) or (N, T) [s].
+    """
+
+    def __call__(self, decisions: Decisions) -> Tensor:
+        """Factor `(N, 1)` or `(N, T)`."""
+        times = decisions.need_extra("duration", per_decision=True)
+        valid = decisions.valid() if times.shape == decisions.shape else decisions.valid().any(1, keepdim=True)
+        return times / times[valid].mean()
+
+
+@dataclass(frozen=True)
+class AfterSaturation:
+    """`low` in the units behind the first whose potential exceeds `limit`, 1 up to it (SPAE, S149); see `potential`."""
+
+    low: NotNegative = 0.5
+    limit: NotNegative = 0.9
+
+    def __call__(self, decisions: Decisions) -> Tensor:
+        """Factor `(N, T)`."""
+        units = Units(decisions)
+        reached = (units.at(potential(decisions)) > self.limit).long()
+        before = torch.cumsum(reached, 1) - reached
+        return torch.where(units.spread(before) > 0, self.low, 1.0).to(decisions.logp_old.dtype)
+
+
+def scaled_unit_entropy(decisions: Decisions) -> Tensor:
+    """Mean entropy of each decision's unit `(N, T)`, scaled to [0, 1] over the batch."""
+    units = Units(decisions)
+    ones = torch.ones_like(decisions.logp_old)
+    mean = units.spread(units.sums(decisions.need("entropy")) / units.sums(ones).clamp(min=1.0))
+    kept = mean[decisions.valid()]
+    return (mean - kept.min()) / (kept.max() - kept.min()).clamp(min=1e-8)
+
+
+def potential(decisions: Decisions) -> Tensor:
+    """Progress in [-1, 1] of each decision's step `(N, T)`, from probing the answer there (SPAE, S149).
+
+    `extra["probe_accuracy"]` (N, T) is exp of the mean log-probability of the true answer, `extra["probe_confidence"]`
+    (N, T) is exp of minus the entropy of the answer: sure and wrong is -1, sure and right 1.
+    """
+    accuracy, confidence = decisions.need_extra("probe_accuracy"), decisions.need_extra("probe_confidence")
+    return 1.5 * accuracy * confidence + 0.5 * accuracy - confidence
+
+
+def attention_distance(attention: Tensor, window: int = 10) -> Tensor:
+    """Mean distance `(N, T)` that positions attend to, cut at `window`, for attention (N, T, T) to earlier ones."""
+    places = torch.arange(attention.shape[-1], device=attention.device)
+    distance = (places.unsqueeze(1) - places).clamp(0, window).to(attention.dtype)
+    return (attention * distance).sum(-1)
+
+
+def future_attention(attention: Tensor, nearest: int = 10, farthest: int = 50) -> Tensor:
+    """Mean attention `(N, T)` that each position receives from those `nearest` to `farthest` behind it."""
+    places = torch.arange(attention.shape[-1], device=attention.device)
+    ahead = places.unsqueeze(1) - places
+    counted = ((ahead >= nearest) & (ahead <= farthest)).to(attention.dtype)  # (T later, T earlier)
+    return (attention * counted).sum(-2) / counted.sum(0).clamp(min=1.0)
+
+
+def next_valid(values: Tensor, valid: Tensor) -> Tensor:
+    """Value `(N, T)` at the next valid entry of the row; its own where there is none."""
+    width = values.shape[1]
+    places = torch.arange(width, device=values.device).expand_as(valid)
+    here = torch.where(valid, places, width).flip(1).cummin(1)[0].flip(1)  # the next one, its own place included
+    behind = torch.cat([here[:, 1:], torch.full_like(here[:, :1], width)], 1)
+    return values.gather(1, torch.where(behind < width, behind, places))
+
+
+def top_share(values: Tensor, valid: Tensor, share: float) -> Tensor:
+    """Bool `(N, T)`: the largest `share` of the valid entries of each row, rounded up."""
+    order = torch.argsort(torch.argsort(values.masked_fill(~valid, -torch.inf), dim=1, descending=True), dim=1)
+    wanted = (valid.sum(1, keepdim=True) * share).ceil()
+    return (order < wanted) & valid

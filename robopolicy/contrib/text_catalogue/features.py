@@ -1,0 +1,171 @@
+"""What further recipes read in a causal model.
+
+    features (N, D + 2)                of what was written: mean last hidden state, mean and largest entropy (S030)
+    prompt_features (N, D)             mean last hidden state over the first prompt (S004)
+    cluster (N,)                       which of the group's attempts have similar features (S135)
+    waad, fai (N, T)                   distance a decision attends to, and attention it receives later (S130)
+    collision, collision3 (N, T)       probability that two draws agree, and that three do (S052)
+    prompt_confidence (N,)             geometric mean probability of the prompt's least likely tokens (S158)
+
+Attention is the mean over all heads and layers; which heads plan is not looked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from robopolicy.contrib.text_catalogue.bonuses import Rarity, confidence
+from robopolicy.contrib.text_catalogue.factors import attention_distance, future_attention
+from robopolicy.core.decisions import Decisions
+from robopolicy.text.model import body_of
+from robopolicy.text.policy import TextPolicy
+from robopolicy.text.summaries import Options, Summary, choice_norms, conversations_of
+
+CLUSTERS = 3  # of a group, at most
+
+
+@torch.no_grad()
+def attention(policy: TextPolicy, tokens: Tensor) -> Tensor:
+    """Attention `(N, L, L)` of later to earlier tokens of conversations `(N, L)`, mean over heads and layers."""
+    model: Any = policy.model
+    usual = model.config._attn_implementation
+    model.set_attn_implementation("eager")  # the others do not say what they attend to
+    try:
+        out = body_of(model)(input_ids=tokens, output_attentions=True, use_cache=False)
+        return torch.stack([layer.float().mean(1) for layer in out.attentions]).mean(0)
+    finally:
+        model.set_attn_implementation(usual)
+
+
+@torch.no_grad()
+def written_features(policy: TextPolicy, tokens: Tensor, start: Tensor, mask: Tensor) -> Tensor:
+    """Mean last hidden state `(N, D)` of what was written; arguments as of `TextPolicy.score`."""
+    written = torch.zeros(tokens.shape, dtype=torch.bool, device=tokens.device)
+    row, step = mask.nonzero(as_tuple=True)
+    written[row, start[row] + step] = True
+    return _mean(policy.hidden(tokens).float(), written)
+
+
+@torch.no_grad()
+def prompt_features(policy: TextPolicy, tokens: Tensor, start: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """`prompt_features`; arguments as of `TextPolicy.score`."""
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    return {"prompt_features": _mean(policy.hidden(tokens).float(), places < start[:, None])}
+
+
+def probe_features(policy: TextPolicy, rows: Decisions) -> dict[str, Tensor]:
+    """`features`, with the entropies that the rows recorded."""
+    hidden = written_features(policy, *conversations_of(rows))
+    entropy, mask = rows.need("entropy").masked_fill(~rows.valid(), 0.0), rows.valid()
+    sizes = torch.stack([entropy.sum(1) / mask.sum(1).clamp(min=1), entropy.amax(1)], 1)
+    return {"features": torch.cat([hidden, sizes.to(hidden)], 1)}
+
+
+@torch.no_grad()
+def attention_summary(policy: TextPolicy, tokens: Tensor, start: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """`waad` and `fai`, 0 where the policy did not choose; arguments as of `TextPolicy.score`."""
+    found = attention(policy, tokens)
+    row, step = mask.nonzero(as_tuple=True)
+    place = start[row] + step
+    columns = torch.arange(mask.shape[1], device=mask.device)
+    end = start + torch.where(mask, columns + 1, 0).amax(1)
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    found = found * (places < end[:, None])[..., None]  # nobody looks from behind the end
+    blank = found.new_zeros(mask.shape)
+    return {
+        "waad": blank.masked_scatter(mask, attention_distance(found)[row, place - 1]),  # of the state that chose
+        "fai": blank.masked_scatter(mask, future_attention(found)[row, place]),
+    }
+
+
+@torch.no_grad()
+def prompt_confidence(policy: TextPolicy, rows: Decisions, share: float) -> dict[str, Tensor]:
+    """`prompt_confidence` over a `share` of the tokens behind the first."""
+    tokens, start, _ = conversations_of(rows)
+    one = torch.ones_like(start)
+    mask = torch.arange(int(start.max()) - 1, device=tokens.device) < (start - 1)[:, None]
+    logp = policy.score(tokens, one, mask, one.float()).logp
+    return {"prompt_confidence": confidence(Decisions(logp, mask=mask), share)[:, 0]}
+
+
+@torch.no_grad()
+def clustered(policy: TextPolicy, rows: Decisions) -> dict[str, Tensor]:
+    """`cluster`, told apart within each group, whose attempts have to be among the rows."""
+    features = written_features(policy, *conversations_of(rows))
+    group, result = rows.need("group"), torch.zeros(len(rows), dtype=torch.int64, device=features.device)
+    for number, key in enumerate(group.unique().tolist()):
+        members = (group == key).nonzero()[:, 0]
+        result[members] = number * CLUSTERS + k_means(features[members], CLUSTERS)
+    return {"cluster": result}
+
+
+def k_means(points: Tensor, count: int, rounds: int = 10) -> Tensor:
+    """Numbers below `count` `(M,)` of the clusters of points `(M, D)`, begun at points far from each other."""
+    centres = points[:1]
+    while len(centres) < min(count, len(points)):
+        centres = torch.cat([centres, points[torch.cdist(points, centres).amin(1).argmax()][None]])
+    nearest = torch.cdist(points, centres).argmin(1)
+    for _ in range(rounds):
+        share = torch.nn.functional.one_hot(nearest, len(centres)).to(points.dtype)
+        size = share.sum(0)[:, None]
+        centres = torch.where(size > 0, share.T @ points / size.clamp(min=1), centres)
+        nearest = torch.cdist(points, centres).argmin(1)
+    return nearest
+
+
+def _mean(hidden: Tensor, chosen: Tensor) -> Tensor:
+    weight = chosen.to(hidden.dtype)
+    return torch.einsum("nl,nld->nd", weight, hidden) / weight.sum(1, keepdim=True).clamp(min=1)
+
+
+class WrittenFeatures(Summary):
+    """`features`, for a probe of returns."""
+
+    def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
+        """See the top of this module."""
+        return probe_features(policy, rows)
+
+
+class PromptFeatures(Summary):
+    """`prompt_features`, for a baseline by prompt."""
+
+    def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
+        """See the top of this module."""
+        return prompt_features(policy, *conversations_of(rows))
+
+
+class Attention(Summary):
+    """`waad` and `fai`."""
+
+    def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
+        """See the top of this module."""
+        return attention_summary(policy, *conversations_of(rows))
+
+
+class TripleCollisions(Summary):
+    """`collision` and `collision3`."""
+
+    def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
+        """See the top of this module."""
+        return choice_norms(policy, rows, 2, 3)
+
+
+class PromptConfidence(Summary):
+    """`prompt_confidence`."""
+
+    def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
+        """See the top of this module."""
+        return prompt_confidence(policy, rows, options.get("share", Rarity.share))
+
+
+class Clusters(Summary):
+    """`cluster`."""
+
+    whole: ClassVar[bool] = True
+
+    def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
+        """See the top of this module."""
+        return clustered(policy, rows)

@@ -1,0 +1,78 @@
+"""Messages that have a form: which tokens may come next, so that nothing else can be written (ShIOEnv, S042).
+
+grammar: true       key of `rollout` in a recipe: only messages of the task's form are written
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.extras import need
+from robopolicy.text.learner import TextRecipe
+from robopolicy.text.scoring_options import ScoringOption
+from robopolicy.text.tokenizers import Tokenizer
+from robopolicy.text.world import TextWorld
+
+
+class Grammar:
+    """A regular expression that whole messages have to match.
+
+    What may come next follows from what has been written; it is found once for every beginning of a message.
+    """
+
+    def __init__(self, form: str, tokenizer: Tokenizer) -> None:
+        """Get ready.
+
+        Args:
+            form: Regular expression of the package `regex`, which can match beginnings.
+            tokenizer: Whose tokens are chosen; those that are no text by themselves never are.
+
+        Raises:
+            UserError: The expression cannot be read, or `regex` is not installed.
+        """
+        package: Any = need("regex", "text")
+        try:
+            self._form = package.compile(form)
+        except package.error as error:
+            raise UserError(f"The form '{form}' is no regular expression: {error}.") from error
+        self.words = [tokenizer.decode([token]) for token in range(tokenizer.size)]
+        self._eos = tokenizer.eos
+        self._known: dict[str, Tensor] = {}
+
+    def allowed(self, written: str) -> Tensor:
+        """Tokens `(V,)` bool that may follow; the end where the message is complete, or cannot be completed."""
+        if written not in self._known:
+            found = [bool(word) and self._form.fullmatch(written + word, partial=True) for word in self.words]
+            support = torch.tensor([match is not None and match is not False for match in found])
+            support[self._eos] = self._form.fullmatch(written) is not None or not bool(support.any())
+            self._known[written] = support
+        return self._known[written]
+
+
+@dataclass(frozen=True)
+class FormOption(ScoringOption):
+    """Nothing is written but messages of the form of the task."""
+
+    needs: ClassVar[Collection[str]] = ("causal", "engine", "players", "vocabulary")
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        """See the top of this module."""
+        if value is not True:
+            raise ValueError(f"rollout.grammar must be true, got {value!r}.")
+        return cls()
+
+    def prepare(self, env: TextWorld, learner: TextRecipe) -> None:
+        """Allow what the form of the task allows."""
+        if not env.task.form:
+            raise UserError(
+                f"Recipe '{learner.config.recipe}' writes messages of a form, and task {env.task.name} has "
+                "none (`TextTask.form`); choose another recipe or task."
+            )
+        env.limits["allowed"] = Grammar(env.task.form, env.policy.tokenizer).allowed

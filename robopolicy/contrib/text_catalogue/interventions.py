@@ -1,0 +1,311 @@
+"""P14, what is done about groups that teach nothing: hints, teachers, replays, repairs, or leaving them out.
+
+Rewards are the verdicts of the world, before any composition. A group that is not triggered stays untouched, as does
+every attempt that is not replaced. What is put in its place says so by its `source`, keeps the task it was played under
+(pitfall h) and the log-probabilities it was drawn with (pitfall c).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.limits import Count, Natural, NotNegative, Seed
+from robopolicy.samplers.attempts import from_plain, to_plain
+from robopolicy.samplers.protocols import (
+    HINTED,
+    REPAIRED,
+    REPLAYED,
+    Attempt,
+    Intervention,
+    World,
+    able,
+    degenerate,
+    need_metric,
+    rewards_of,
+)
+
+
+class WhenFailed(Intervention):
+    """Base of the interventions that wait for a group without any success."""
+
+    def triggered(self, rewards: Tensor) -> bool:
+        """All attempts failed."""
+        return failed(rewards)
+
+
+class Drop(Intervention):
+    """Groups of equal rewards are left out (DAPO); with `refill` the collector plays others in their place."""
+
+    def triggered(self, rewards: Tensor) -> bool:
+        """All rewards are equal."""
+        return degenerate(rewards)
+
+    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
+        """None."""
+        return []
+
+
+class Hint(WhenFailed):
+    """The whole group is played again with ever more of the reference solution (GHPO, S099), and trained with it."""
+
+    def __init__(self, shares: Sequence[NotNegative] = (0.25, 0.5, 0.75), kind: str = "solution") -> None:
+        """Get ready.
+
+        Args:
+            shares: Of the hint, tried in order until an attempt succeeds; the last one is kept in any case.
+            kind: Of hint that the world is asked for.
+        """
+        self.shares, self.kind = tuple(shares), kind
+
+    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
+        """The first group with a success, or the one with the largest hint."""
+        played = list(group)
+        for share in self.shares:
+            told = able(world, "hint")(group[0].task, self.kind, share)
+            if told is None:
+                return list(group)
+            played = [replace(attempt, source=HINTED) for attempt in world.play([told] * len(group))]
+            if not failed(rewards_of(played)):
+                break
+        return played
+
+
+class Scaffold(WhenFailed):
+    """The least hint that solves: one failed attempt gives way to one made with it (Scaf-GRPO, S063).
+
+    Hints grow kind by kind and level by level. The attempt is kept under its hint, or with `relabel` under the plain
+    task, scored without the hint.
+    """
+
+    def __init__(
+        self,
+        kinds: Sequence[str] = ("knowledge", "plan", "solution"),
+        levels: Count = 4,
+        warmup: Natural = 50,
+        relabel: bool = False,
+    ) -> None:
+        """Get ready.
+
+        Args:
+            kinds: Of hints, least first.
+            levels: Equal shares of each kind.
+            warmup: Batches before the first hint.
+            relabel: Keep the attempt as an answer to the plain task.
+        """
+        self.kinds, self.levels, self.warmup, self.relabel = tuple(kinds), levels, warmup, relabel
+        self.batches = 0
+
+    def triggered(self, rewards: Tensor) -> bool:
+        """All failed, after the warm-up."""
+        return self.batches >= self.warmup and failed(rewards)
+
+    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
+        """The group with at most one attempt replaced."""
+        plain = group[0].task
+        for kind in self.kinds:
+            for level in range(1, self.levels + 1):
+                told = able(world, "hint")(plain, kind, level / self.levels)
+                if told is None:
+                    break
+                (attempt,) = world.play([told])
+                if attempt.success:
+                    if self.relabel:
+                        (attempt,) = able(world, "rescore")([attempt], [plain])
+                    return [replace(attempt, source=HINTED), *group[1:]]
+        return list(group)
+
+    def observe(self, groups: Sequence[Sequence[Attempt]]) -> None:
+        """Count a batch."""
+        self.batches += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Batches seen."""
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self.batches = int(state["batches"])
+
+
+class Teacher(WhenFailed):
+    """Failed attempts give way to those of teachers (AMPO, S119), as many as the world knows, up to `count`."""
+
+    def __init__(self, count: Count = 2) -> None:
+        self.count = count
+
+    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
+        """The group with its first attempts replaced."""
+        taught = able(world, "teach")(group[0].task, min(self.count, len(group)))
+        return [*taught, *group[len(taught) :]]
+
+
+class Demonstration(Intervention):
+    """A group with at most `gate` successes becomes demonstrations (HPT, S053): imitation where RL has no signal.
+
+    A gate of -1 is RL alone, one of the size of the group imitation alone.
+    """
+
+    def __init__(self, gate: Natural = 0, count: Count = 1) -> None:
+        self.gate, self.count = gate, count
+
+    def triggered(self, rewards: Tensor) -> bool:
+        """Too few successes."""
+        return int((rewards > 0.5).sum()) <= self.gate
+
+    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
+        """Demonstrations, or the group where there are none."""
+        return able(world, "teach")(group[0].task, self.count) or list(group)
+
+
+class Repair(Intervention):
+    """Failed attempts are looked at and tried again (FATE, S020; Search-R2, S181; reflection of R3, S174).
+
+    A repair takes the place of its failure where it is better in one of the `objectives` and the failure does not
+    dominate it. It keeps the task it was played under, with what went wrong in its context.
+    """
+
+    def __init__(self, count: Count = 1, objectives: Sequence[str] = ()) -> None:
+        """Get ready.
+
+        Args:
+            count: Attempts per group that are repaired.
+            objectives: Metrics, higher is better; none: the reward.
+        """
+        self.count, self.objectives = count, tuple(objectives)
+
+    def triggered(self, rewards: Tensor) -> bool:
+        """Some attempt failed."""
+        return bool((rewards <= 0.5).any())
+
+    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
+        """The group with improved attempts."""
+        places = [place for place, attempt in enumerate(group) if not attempt.success][: self.count]
+        asked = [able(world, "repair")(group[place]) for place in places]
+        result = list(group)
+        for place, repaired in zip(places, world.play(asked), strict=True):
+            if self._better(repaired, group[place]):
+                result[place] = replace(repaired, source=REPAIRED)
+        return result
+
+    def _better(self, repaired: Attempt, failure: Attempt) -> bool:
+        if not self.objectives:
+            return repaired.reward > failure.reward
+        after, before = (
+            [need_metric(attempt.metrics, name, "intervention") for name in self.objectives]
+            for attempt in (repaired, failure)
+        )
+        gains = [new - old for new, old in zip(after, before, strict=True)]
+        return max(gains) > 0 and not dominates([-gain for gain in gains])
+
+
+class Replay(Intervention):
+    """A stored success of the same task takes the place of one failure (ARPO for GUIs, S005)."""
+
+    def __init__(self, size: Count = 8, keep: float = 0.1, spread: NotNegative = 0.05, mean: float = 0.2) -> None:
+        """Get ready.
+
+        Args:
+            size: Stored attempts per task, first in first out.
+            keep: Reward above which an attempt is stored.
+            spread: Standard deviation of rewards below which a group is in need.
+            mean: Mean reward below which it is.
+        """
+        self.size, self.keep, self.spread, self.mean = size, keep, spread, mean
+        self._stored: dict[int, deque[Attempt]] = {}
+
+    def triggered(self, rewards: Tensor) -> bool:
+        """Nearly equal and low rewards."""
+        return float(rewards.std(unbiased=False)) < self.spread and float(rewards.mean()) < self.mean
+
+    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
+        """The group with the latest stored success in place of its first attempt."""
+        stored = self._stored.get(group[0].task.key)
+        if not stored:
+            return list(group)
+        return [replace(stored[-1], source=REPLAYED), *group[1:]]
+
+    def observe(self, groups: Sequence[Sequence[Attempt]]) -> None:
+        """Store what earned enough and was not replayed."""
+        for group in groups:
+            for attempt in group:
+                if attempt.reward > self.keep and attempt.source != REPLAYED:
+                    self._stored.setdefault(attempt.task.key, deque(maxlen=self.size)).append(attempt)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is stored."""
+        return {"stored": [[to_plain(attempt) for attempt in stored] for stored in self._stored.values()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        groups = [[from_plain(item) for item in stored] for stored in state["stored"]]
+        self._stored = {group[0].task.key: deque(group, maxlen=self.size) for group in groups}
+
+
+class SampleBuffer(Intervention):
+    """Groups of equal rewards give way to earlier ones that taught something (Skywork R1V2, S167).
+
+    A stored group is drawn in proportion to its mean |reward - mean|, at most `age` batches old, and goes when drawn.
+    """
+
+    def __init__(self, size: Count = 256, age: Count = 8, seed: Seed = 0) -> None:
+        """Get ready.
+
+        Args:
+            size: Stored groups, first in first out.
+            age: Batches after which a group is forgotten.
+            seed: Of the draws.
+        """
+        self.size, self.age = size, age
+        self._generator = torch.Generator().manual_seed(seed)
+        self._stored: list[tuple[int, list[Attempt]]] = []  # batch, group
+        self.batches = 0
+
+    def triggered(self, rewards: Tensor) -> bool:
+        """All rewards are equal."""
+        return degenerate(rewards)
+
+    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
+        """A stored group, where there is one."""
+        if not self._stored:
+            return list(group)
+        weight = torch.stack(
+            [(rewards_of(stored) - rewards_of(stored).mean()).abs().mean() for _, stored in self._stored]
+        )
+        place = int(torch.multinomial(weight, 1, generator=self._generator))
+        return [replace(attempt, source=REPLAYED) for attempt in self._stored.pop(place)[1]]
+
+    def observe(self, groups: Sequence[Sequence[Attempt]]) -> None:
+        """Store fresh groups that teach, forget old ones."""
+        self.batches += 1
+        for group in groups:
+            fresh = all(attempt.source != REPLAYED for attempt in group)
+            if fresh and not degenerate(rewards_of(group)):
+                self._stored.append((self.batches, list(group)))
+        self._stored = [item for item in self._stored if self.batches - item[0] < self.age][-self.size :]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is stored, its age, and the generator."""
+        stored = [[batch, [to_plain(attempt) for attempt in group]] for batch, group in self._stored]
+        return {"stored": stored, "batches": self.batches, "generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self._stored = [(int(batch), [from_plain(item) for item in group]) for batch, group in state["stored"]]
+        self.batches = int(state["batches"])
+        self._generator.set_state(state["generator"])
+
+
+def dominates(gains: Sequence[float]) -> bool:
+    """Whether an attempt that is ahead by these objectives is nowhere worse and somewhere better."""
+    return min(gains) >= 0 and max(gains) > 0
+
+
+def failed(rewards: Tensor, threshold: float = 0.5) -> bool:
+    """Whether no reward of a group `(G,)` exceeds the threshold of success."""
+    return bool((rewards <= threshold).all())

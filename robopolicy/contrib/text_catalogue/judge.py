@@ -1,0 +1,76 @@
+"""A policy as a judge of answers: how likely it says that they are right, asked as the task says.
+
+judge: policy       key of `rollout` in a recipe: who plays also judges what is said
+judge: companion    the second policy does
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+
+from robopolicy.core.decisions import Decisions
+from robopolicy.errors import UserError
+from robopolicy.text.learner import TextRecipe
+from robopolicy.text.policy import TextPolicy
+from robopolicy.text.scoring_options import ScoringOption
+from robopolicy.text.task import Inquiry, TextTask
+from robopolicy.text.world import TextWorld, score, with_choices
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Asks a policy, with the weights that it has when it is asked."""
+
+    policy: TextPolicy
+    generator: torch.Generator  # of families whose likelihoods are estimates
+
+    @torch.no_grad()
+    def __call__(self, asked: Sequence[Inquiry]) -> list[float]:
+        """Probability of the message that approves, of the two that were offered."""
+        if not asked:
+            return []
+        written = [[one.prompt, message] for one in asked for message in (one.right, one.wrong)]
+        extra, _ = self.policy.conversations(written, self.generator)
+        mask = extra.pop("mask")
+        extra["temperature"] = torch.ones(len(mask), device=mask.device)
+        blank = torch.zeros(mask.shape, device=mask.device)
+        rows = with_choices(Decisions(blank, mask=mask, reward=blank, extra=extra))
+        rows = self.policy.decided(rows, self.generator)
+        logp = score(self.policy, rows).logp.masked_fill(~rows.valid(), 0.0).sum(1)
+        if "masked" in rows.extra:  # samples of a bound in place of tokens
+            logp = logp / rows.valid().sum(1)
+        return logp.view(-1, 2).softmax(1)[:, 0].tolist()
+
+
+@dataclass(frozen=True)
+class JudgeOption(ScoringOption):
+    """Lets one of the two policies judge what is said."""
+
+    who: str  # policy | companion
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        """See the top of this module."""
+        if value not in ("policy", "companion"):
+            raise ValueError(f"rollout.judge must be policy or companion, got {value!r}.")
+        return cls(value)
+
+    @property
+    def needs(self) -> Collection[str]:  # type: ignore[override]
+        """Attempts are judged where they are played."""
+        return ("players", "companion") if self.who == "companion" else ("players",)
+
+    def prepare(self, env: TextWorld, learner: TextRecipe) -> None:
+        """Give the environment its judge, which draws from the generator of the environment."""
+        if type(env.task).inquiry is TextTask.inquiry:
+            raise UserError(
+                f"Recipe '{learner.config.recipe}' has a judge, and task {env.task.name} does not say how "
+                "to ask one (`TextTask.inquiry`); choose another recipe or task."
+            )
+        judge = env.policy if self.who == "policy" else learner.companion
+        assert judge is not None  # `text_source` has seen to that
+        env.judge = Judge(judge, env.generator)

@@ -1,0 +1,219 @@
+"""Further objectives that see whole groups: regression, sets, embeddings, imitation, rows of a teacher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from robopolicy.contrib.text_catalogue.pair_objectives import group_pairs, squared_difference
+from robopolicy.contrib.text_catalogue.targets import DIVERGENCES
+from robopolicy.core.aggregate import masked_mean, seq_mean
+from robopolicy.core.decisions import Decisions, Partition, by_group, by_trajectory, by_unit, first_rows
+from robopolicy.core.preferences import preference_pairs, scores
+from robopolicy.core.ratios import log_ratio
+from robopolicy.core.segments import Segments
+from robopolicy.limits import Natural, NotNegative, Positive
+
+Info = dict[str, Tensor]
+REGRESSED: dict[str, Partition] = {"unit": by_unit, "trajectory": by_trajectory}
+
+
+@dataclass(frozen=True)
+class PairRegression:
+    """CoPG (S061): differences of `R - beta log pi / pi_ref` within a group, squared.
+
+    At 0 the policy is `pi_ref exp(R / beta)` up to its norm, whatever drew the trajectories; for two of them this is
+    IPO. On policy its gradient is that of RLOO with the penalised reward.
+    """
+
+    beta: NotNegative = 0.1
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
+        """Mean over the trajectories of the mean over the others of their group, each pair counted once."""
+        shaped = advantage[:, 0] - self.beta * scores(logp, decisions)
+        first, second = group_pairs(decisions)
+        if len(first) == 0:
+            return 0.0 * shaped.sum(), {}
+        others = Segments(first, torch.ones_like(first, dtype=torch.bool))
+        error = others.mean(squared_difference(shaped[first], shaped[second], 0.0))
+        return 0.5 * error.sum() / others.size, {"residual": error.mean().detach()}
+
+
+@dataclass(frozen=True)
+class StepRegression:
+    """Direct advantage policy optimisation (S109): `(beta log pi / pi_ref - A)^2` of each unit, a step or a chunk.
+
+    The advantage of a unit is the mean over its decisions. At 0 the policy is `pi_ref exp(A / beta)`. With the level
+    "trajectory" whole rollouts are regressed (A*-PO).
+    """
+
+    beta: NotNegative = 0.1
+    level: str = "unit"  # unit | trajectory
+
+    def __post_init__(self) -> None:
+        if self.level not in REGRESSED:
+            raise ValueError(f"Level must be one of {', '.join(REGRESSED)}, got {self.level!r}.")
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
+        """Mean over the units or trajectories."""
+        segments = Segments(REGRESSED[self.level](decisions), decisions.valid())
+        gain = segments.mean(advantage.expand_as(logp))
+        change = segments.sum(log_ratio(logp, decisions.need("logp_ref"), decisions))
+        error = squared_difference(self.beta * change, gain, 0.0)
+        loss = error.sum() / (segments.count > 0).sum().clamp(min=1)
+        return loss, {"residual": loss.detach()}
+
+
+@dataclass(frozen=True)
+class Discriminative:
+    """DisCO (S103): raise the scores of successes above those of failures, in groups that have both.
+
+    The score is the mean log-probability of a trajectory, or its mean ratio to the old policy. With a `temperature` tau
+    the failures count by `tau log mean exp(score / tau)`, so that the likeliest ones matter most; without one by their
+    mean, which is a policy gradient with the advantage `(R - p) / (p (1 - p))`. Hold it with the penalty `kl_barrier`.
+    """
+
+    score: str = "logp"  # logp | ratio
+    temperature: Positive | None = None
+
+    def __post_init__(self) -> None:
+        if self.score not in ("logp", "ratio"):
+            raise ValueError(f"Discriminative score must be 'logp' or 'ratio', got {self.score!r}.")
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
+        """Mean over the groups that have successes (advantage above 0) and failures."""
+        change = log_ratio(logp, decisions.logp_old, decisions)
+        value = change.exp() if self.score == "ratio" else logp
+        first = first_rows(decisions)
+        rows = Segments(by_trajectory(decisions), decisions.valid())
+        mean = rows.spread(rows.mean(value))[first, :1]  # (S, 1)
+        good = advantage[first, :1] > 0
+        ids = by_group(decisions)[first]
+        winners, losers = Segments(ids, good), Segments(ids, ~good)
+        if self.temperature is None:
+            beaten = losers.mean(mean)
+        else:
+            top = losers.largest(mean).detach().clamp(min=-1e30)  # keeps the exponentials in range
+            share = losers.mean(((mean - losers.spread(top)) / self.temperature).clamp(max=0.0).exp())
+            beaten = top + self.temperature * share.clamp(min=1e-30).log()
+        both = (winners.count > 0) & (losers.count > 0)
+        margin = (winners.mean(mean) - beaten).masked_fill(~both, 0.0)
+        groups = both.sum()
+        loss = -margin.sum() / groups.clamp(min=1)
+        return loss, {"margin": -loss.detach(), "mixed_groups": groups.to(logp.dtype) / max(both.numel(), 1)}
+
+
+@dataclass(frozen=True)
+class SetPreference:
+    """GEPO (S117): the winners of a group, all equally good, against the rest.
+
+    `-log sigmoid(beta (mean r+ - mean r-)) + variance Var(r+)` with `r = log pi / pi_ref` of a trajectory; the second
+    term keeps the winners alike. One winner and one loser: DPO.
+    """
+
+    beta: NotNegative = 0.1
+    variance: Positive = 1.0
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
+        """Mean over the groups whose trajectories are not all equal; winners have the highest advantage."""
+        first = first_rows(decisions)
+        score, value = scores(logp, decisions)[first].unsqueeze(1), advantage[first, :1]
+        ids = by_group(decisions)[first]
+        everyone = Segments(ids, torch.ones_like(value, dtype=torch.bool))
+        best = value >= everyone.spread(everyone.largest(value))
+        winners, losers = Segments(ids, best), Segments(ids, ~best)
+        loss = -functional.logsigmoid(self.beta * (winners.mean(score) - losers.mean(score)))
+        loss = loss + self.variance * winners.mean((score - winners.spread(winners.mean(score))) ** 2)
+        both = losers.count > 0
+        return loss.masked_fill(~both, 0.0).sum() / both.sum().clamp(min=1), {"mixed_groups": both.to(score).mean()}
+
+
+@dataclass(frozen=True)
+class EmbeddingTriplet:
+    """OPPO (S113): the best condition lies nearer to preferred trajectories than to others.
+
+    `extra["embedding"]` (N, Z) is each trajectory's embedding, under which its log-probabilities were computed, and
+    `extra["best"]` (N, Z) the learned condition of deployment, the same in all rows. Both are made anew for every
+    minibatch, with their graphs: this loss trains them by
+    `max(0, |best - z+|^2 - |best - z-|^2 + margin) + norm (|z| - 1)^2`.
+    """
+
+    margin: NotNegative = 1.0
+    norm: Positive = 1.0  # weight of the unit length of the embeddings
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean over all ordered pairs of a group, and over the embeddings of all rows."""
+        embedding, best = decisions.need_extra("embedding"), decisions.need_extra("best")
+        chosen, rejected = preference_pairs(decisions, advantage[:, 0])
+        near = (best[chosen] - embedding[chosen]).square().sum(1)
+        far = (best[chosen] - embedding[rejected]).square().sum(1)
+        loss = (near - far + self.margin).clamp(min=0.0).sum() / max(len(chosen), 1)
+        squares = embedding.square().sum(1)
+        size = torch.where(squares > 0, squares, 1.0).sqrt() * (squares > 0)  # with slope 0 at 0
+        length = (size - 1.0).square().mean()
+        ordered = (near < far).to(near.dtype).sum() / max(len(chosen), 1)
+        return loss + self.norm * length, {"accuracy": ordered.detach()}
+
+
+@dataclass(frozen=True)
+class DivergenceImitation:
+    """`-f'(pi / pi_ref)` of every shown decision.
+
+    With the reverse KL that is the negative log-likelihood, which pulls forever; the others fade once the policy has
+    left the reference, Jensen-Shannon's by `sigmoid(-log pi / pi_ref)`.
+    """
+
+    divergence: str = "jensen_shannon"  # reverse_kl | jensen_shannon | forward_kl | chi_squared
+
+    def __post_init__(self) -> None:
+        smooth = [name for name in DIVERGENCES if name != "total_variation"]  # whose slope has no gradient
+        if self.divergence not in smooth:
+            raise ValueError(f"Unknown divergence '{self.divergence}' to imitate by; known: {', '.join(smooth)}.")
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean over the decisions."""
+        mask, change = decisions.valid(), log_ratio(logp, decisions.need("logp_ref"), decisions)
+        return masked_mean(-DIVERGENCES[self.divergence](change), mask), {"kl_ref": masked_mean(change.detach(), mask)}
+
+
+@dataclass(frozen=True)
+class Taught:
+    """`-A p / (p + shape)` with the current probability p of each decision of a teacher's rows (AMPO, S119).
+
+    No ratio to a behaviour that is unknown, and none that is clipped: unlikely decisions learn most, likely ones hardly
+    any more. The mean is over all decisions of the batch, so that beside an estimator with the weight `from_source` and
+    the aggregation "tok" it is one mean over both kinds of rows.
+    """
+
+    source: Natural = 2  # of the teacher's rows
+    shape: float = 0.1
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
+        """Loss, and the mean probability of what was taught; 0 where nothing was."""
+        valid = decisions.valid()
+        taught = valid & (decisions.need("source") == self.source).unsqueeze(1)
+        chance = logp.clamp(max=0.0).exp()  # a density may exceed 1
+        losses = (-advantage * chance / (chance + self.shape)).masked_fill(~taught, 0.0)
+        return masked_mean(losses, valid), {"taught_probability": masked_mean(chance.detach(), taught)}
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """`-A min(ratio, 1 + high)` of the rows of an earlier batch, beside the loss of the new ones (PIPO, S014).
+
+    The ratio is bounded above alone, whatever the sign of A. Beside an estimator with the mask `source` a batch that is
+    not judged, A = 0 everywhere, changes nothing.
+    """
+
+    source: Natural = 1  # of the rows
+    high: NotNegative = 0.2
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
+        """Mean over the trajectories of the mean over their decisions; 0 where there are none."""
+        rows = decisions.valid() & (decisions.need("source") == self.source).unsqueeze(1)
+        ratio = log_ratio(logp, decisions.logp_old, decisions).exp()
+        loss = seq_mean(-advantage * ratio.clamp(max=1.0 + self.high), rows, decisions)
+        return loss, {"repeated_ratio": masked_mean(ratio.detach(), rows)}

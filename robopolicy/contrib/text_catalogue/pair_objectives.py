@@ -1,0 +1,148 @@
+"""Objectives on preference pairs beside DPO, and what they are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from robopolicy.core.decisions import Decisions, by_group, by_trajectory, first_rows
+from robopolicy.core.objectives.pairs import Info, agreement, mean_or_zero
+from robopolicy.core.preferences import logistic_pair, preference_pairs, scores
+from robopolicy.core.ratios import log_ratio
+from robopolicy.core.segments import Segments
+from robopolicy.limits import NotNegative, Positive, Share
+
+
+@dataclass(frozen=True)
+class Contrastive:
+    """CPL (S090): a pair of segments by their discounted log-probabilities, which stand for advantages.
+
+    No reference: `-log sigmoid(alpha (s+ - penalty s-))` with `s = sum_t gamma^t logp_t`, t the unit. With a `penalty`
+    below 1 the losing segment is not pushed out of the policy.
+    """
+
+    alpha: NotNegative = 0.1
+    penalty: NotNegative = 0.5  # lambda_b in (0, 1]
+    gamma: Share = 1.0  # per unit
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
+        """Mean over the pairs."""
+        segments = Segments(by_trajectory(decisions), decisions.valid())
+        time = decisions.unit if decisions.unit is not None else torch.zeros_like(decisions.depths())
+        score = segments.spread(segments.sum(logp * torch.pow(self.gamma, time.to(logp.dtype))))[:, 0]
+        chosen, rejected = preference_pairs(decisions, advantage[:, 0])
+        loss = logistic_pair(score[chosen], self.penalty * score[rejected], self.alpha)
+        return mean_or_zero(loss), agreement(score, chosen, rejected)
+
+
+@dataclass(frozen=True)
+class SoftPair:
+    """DNO (S106): fits the preference between two trajectories of the last policy, itself a probability.
+
+    The value of a trajectory is how often it beats the others of its group, ties counting half; two of them are
+    preferred with `q = sigmoid(difference of their values)`. Cross-entropy of q with
+    `sigmoid(eta (log pi / pi_old - log pi' / pi_old'))` over all pairs.
+    """
+
+    eta: Positive = 0.1
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
+        """Mean over the pairs."""
+        change = log_ratio(logp, decisions.logp_old, decisions, "sequence")[:, 0]
+        first, second = group_pairs(decisions)
+        value = win_rate(decisions, advantage[:, 0])
+        target = torch.sigmoid(value[first] - value[second])
+        margin = self.eta * (change[first] - change[second])
+        loss = -target * functional.logsigmoid(margin) - (1.0 - target) * functional.logsigmoid(-margin)
+        return mean_or_zero(loss), agreement(change, *preference_pairs(decisions, advantage[:, 0]))
+
+
+@dataclass(frozen=True)
+class NashPair:
+    """Self-play towards the policy that none beats, near the reference (Nash-MD, Nash-MP, S115).
+
+    `sum_t beta sg[log pi / pi_ref] logp - (P - 1/2) sum_t logp`, with P how often the trajectory beats the others of
+    its group. Opponents are of the same batch; draw them from an averaged or mixed policy for the mirror-prox step.
+    """
+
+    beta: NotNegative = 0.1
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
+        """Mean over the trajectories."""
+        first = first_rows(decisions)
+        segments = Segments(by_trajectory(decisions), decisions.valid())
+        total = segments.spread(segments.sum(logp))[first, 0]
+        pull = scores(logp, decisions).detach()[first]
+        wins = win_rate(decisions, advantage[:, 0])[first]
+        return ((self.beta * pull - (wins - 0.5)) * total).mean(), {"kl_ref": pull.mean()}
+
+
+@dataclass(frozen=True)
+class AnchoredPair:
+    """SePPO (S018): the loser is a sample of an earlier policy, which may be better; an anchor says which it is.
+
+    The demonstration is the preferred trajectory, the sample the other one. If the policy has moved towards the sample
+    more than the reference says (its log-ratio exceeds that of the demonstration, the anchor test), the sample counts
+    as worse and is pushed away, else it is imitated too: `-log sigmoid(beta (r+ -+ r-))`.
+    """
+
+    beta: NotNegative = 0.1
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
+        """Mean over the pairs; 0 where no two outcomes differ."""
+        score = scores(logp, decisions)
+        chosen, rejected = preference_pairs(decisions, advantage[:, 0])
+        shown, sample = score[chosen], score[rejected]
+        sign = torch.where(sample.detach() > shown.detach(), 1.0, -1.0).to(score)
+        return mean_or_zero(logistic_pair(shown, sign * sample, self.beta)), {
+            "pushed": mean_or_zero((sign > 0).to(score))
+        }
+
+
+def group_pairs(decisions: Decisions) -> tuple[Tensor, Tensor]:
+    """First rows (P,) and (P,) of all ordered pairs of different trajectories of one group."""
+    first = first_rows(decisions)
+    group = by_group(decisions)[first, 0]
+    same = group.unsqueeze(1) == group.unsqueeze(0)
+    left, right = torch.nonzero(same & ~torch.eye(len(first), dtype=torch.bool, device=first.device)).unbind(1)
+    return first[left], first[right]
+
+
+def win_rate(decisions: Decisions, outcome: Tensor) -> Tensor:
+    """How often each trajectory beats the others of its group, ties counting half, at its first row `(N,)`; else 0."""
+    left, right = group_pairs(decisions)
+    wins = 0.5 + 0.5 * torch.sign(outcome[left] - outcome[right])
+    total = wins.new_zeros(len(decisions)).index_add(0, left, wins)
+    return total / torch.bincount(left, minlength=len(decisions)).clamp(min=1)
+
+
+def squared_difference(first: Tensor, second: Tensor, target: float | Tensor) -> Tensor:
+    """`(first - second - target)^2` per pair `(P,)`.
+
+    With `target = 1 / (2 beta)` for (chosen, rejected) it is IPO; with `target = (reward - reward') / beta` for any two
+    trajectories of a group it is the reward-difference regression of REBEL and CoPG.
+    """
+    return (first - second - target) ** 2
+
+
+def self_test_pair(passes: Tensor) -> tuple[int, int, int] | None:
+    """A preference pair from programs and tests that the policy wrote itself (DSTC, S183).
+
+    Tests are believed by the programs that pass them: the chosen program passes most tests, the rejected one fewest,
+    and the test is, of those that tell the two apart, the one that most programs pass.
+
+    Args:
+        passes: (C, T) bool, whether program c passes test t.
+
+    Returns:
+        Index of the chosen program, of the rejected one, and of the test; None where no test tells any two apart.
+    """
+    score = passes.sum(1)
+    chosen, rejected = int(score.argmax()), int(score.argmin())
+    telling = passes[chosen] & ~passes[rejected]
+    if not bool(telling.any()):
+        return None
+    return chosen, rejected, int(torch.where(telling, passes.sum(0), -1).argmax())

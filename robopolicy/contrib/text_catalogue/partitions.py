@@ -1,0 +1,30 @@
+"""Partitions by turn, by source and by a recorded key, and the mean over units."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from robopolicy.core.aggregate import weights_of
+from robopolicy.core.decisions import Decisions, by_group, by_unit, pair, unit_numbers
+from robopolicy.core.segments import Segments
+
+
+def unit_mean(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
+    """Mean over units of the mean over their decisions."""
+    segments = Segments(by_unit(decisions), weights_of(loss, mask))
+    return segments.mean(loss).sum() / (segments.count > 0).sum().clamp(min=1)
+
+
+def by_key(decisions: Decisions, *, key: str) -> Tensor:
+    """Entries with the same recorded id, `extra[key]` int (N,) or (N, T), e.g. a cluster."""
+    return decisions.need_extra(key, per_decision=True)
+
+
+def by_group_unit(decisions: Decisions) -> Tensor:
+    """Decisions of one group in units of the same number: the same turn or chunk of its rollouts."""
+    return pair(by_group(decisions), unit_numbers(decisions))
+
+
+def by_group_source(decisions: Decisions) -> Tensor:
+    """Rows of one group and one source."""
+    return pair(by_group(decisions), decisions.need("source").unsqueeze(1))

@@ -1,0 +1,90 @@
+"""Rewards that compare the attempts of a group: ranks, ranks of failures, Pareto fronts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robopolicy.limits import Share
+from robopolicy.samplers.protocols import Outcomes, Reward
+
+
+@dataclass(frozen=True)
+class Rank(Reward):
+    """Rank of a metric within its group, from 0 to 1; equal values share the mean of their ranks (URPO, S055).
+
+    With `where` only the attempts are ranked for which that metric is positive, e.g. those at tasks without a verifier.
+    """
+
+    metric: str = "reward"
+    where: str | None = None
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        """Rewards `(M,)`."""
+        ranked = in_groups(outcomes.key, outcomes.need(self.metric), ranks)
+        return ranked if self.where is None else torch.where(outcomes.need(self.where) > 0, ranked, outcomes.reward)
+
+
+@dataclass(frozen=True)
+class RankFailures(Reward):
+    """Failed attempts earn `share` times the rank of a metric among the failures of their group (R3, S174).
+
+    Successes keep their reward. A share of 0 changes nothing.
+    """
+
+    metric: str = "progress"
+    share: Share = 0.1
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        """Rewards `(M,)`."""
+        failed = outcomes.reward <= 0.5
+        reward = outcomes.reward.clone()
+        metric = outcomes.need(self.metric)[failed]
+        reward[failed] += self.share * in_groups(outcomes.key[failed], metric, ranks)
+        return reward
+
+
+@dataclass(frozen=True)
+class ParetoRank(Reward):
+    """Share of its group that an attempt is not dominated by (FATE, S020); one objective gives the rank.
+
+    An attempt is dominated by another that is nowhere worse and somewhere better; half of the equal ones count.
+    """
+
+    objectives: Sequence[str]  # metrics, higher is better
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        """Rewards `(M,)`."""
+        return in_groups(outcomes.key, torch.stack([outcomes.need(name) for name in self.objectives], 1), fronts)
+
+
+def in_groups(key: Tensor, values: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """A function `(G, ...) -> (G,)` on the values `(M, ...)` of each group."""
+    result = torch.zeros(len(key), dtype=torch.float64)
+    for group in key.unique():
+        rows = key == group
+        result[rows] = function(values[rows])
+    return result
+
+
+def ranks(values: Tensor) -> Tensor:
+    """Ranks `(G,)` from 0 to 1 of values `(G,)`; one alone gets 0.5."""
+    return fronts(values.unsqueeze(1))
+
+
+def fronts(values: Tensor) -> Tensor:
+    """Share `(G,)` of the others by which each of `(G, O)` is not dominated, equal ones counting half."""
+    if len(values) == 1:
+        return torch.full((1,), 0.5, dtype=torch.float64)
+    equal = (values[:, None] == values).all(2)
+    dominated = beats(values).double().sum(0) + 0.5 * (equal.double().sum(1) - 1.0)
+    return 1.0 - dominated / (len(values) - 1)
+
+
+def beats(values: Tensor) -> Tensor:
+    """Whether `[i, j]` row i of objectives `(K, O)`, higher is better, is nowhere worse than j and somewhere better."""
+    mine, other = values[:, None], values
+    return (mine >= other).all(2) & (mine > other).any(2)

@@ -1,0 +1,146 @@
+"""Rewards with memory: fewest tool calls so far, weights of objectives that follow gradients or the Pareto front."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.contrib.text_catalogue.reward_terms import cosine_calls
+from robopolicy.limits import NotNegative
+from robopolicy.samplers.protocols import Outcomes, Reward
+
+
+class ToolCalls(Reward):
+    """The reward times the efficiency of its tool calls (OTC, S024): calls are compared with the fewest that did.
+
+    The fewest calls of a success are kept per task as a running minimum. Failures earn nothing for being short.
+    """
+
+    def __init__(self, calls: str = "calls", scale: float = 4.0, weight: float = 1.0) -> None:
+        """Get ready.
+
+        Args:
+            calls: Metric that counts them (steps, contacts and interventions are counted alike).
+            scale: c of the cosine where none was needed.
+            weight: Factor on the whole.
+        """
+        self.calls, self.scale, self.weight = calls, scale, weight
+        self._fewest: dict[int, float] = {}
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        """Rewards `(M,)`."""
+        calls = outcomes.need(self.calls)
+        for key, count, reward in zip(outcomes.key.tolist(), calls.tolist(), outcomes.reward.tolist(), strict=True):
+            if reward > 0.5:
+                self._fewest[key] = min(count, self._fewest.get(key, math.inf))
+        own = [self._fewest.get(key, count) for key, count in zip(outcomes.key.tolist(), calls.tolist(), strict=True)]
+        fewest = torch.tensor(own, dtype=calls.dtype)
+        return self.weight * outcomes.reward * cosine_calls(calls, fewest, self.scale)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Fewest calls per task."""
+        return {"fewest": dict(self._fewest)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self._fewest = {int(key): float(count) for key, count in state["fewest"].items()}
+
+
+class HypervolumeFactor(Reward):
+    """The reward times `0.5 + 1.5 tanh(gain)`: more where the policy has moved the Pareto front (S114).
+
+    The gain is the hypervolume that the mean metrics of the batch add to those of earlier ones, above a reference
+    point. It is one number for all attempts, so that an advantage divided by its spread does not feel it.
+    """
+
+    def __init__(self, metrics: Sequence[str], reference: Sequence[float]) -> None:
+        """Get ready.
+
+        Args:
+            metrics: Objectives, higher is better.
+            reference: Their values for the initial policy, or less.
+
+        Raises:
+            ValueError: There is not one reference value per metric.
+        """
+        if len(metrics) != len(reference) or not metrics:
+            raise ValueError(f"Hypervolume needs one reference per metric, got {len(reference)} for {len(metrics)}.")
+        self.metrics, self.reference = tuple(metrics), tuple(reference)
+        self.front: list[tuple[float, ...]] = []
+        self.gain = 0.0
+
+    def reached(self, point: Sequence[float]) -> None:
+        """Compare the objectives of a batch with the front, and put them on it where nothing beats them."""
+        added = tuple(point)
+        whole = hypervolume([*self.front, added], self.reference)
+        self.gain = max(0.0, whole - hypervolume(self.front, self.reference))
+        if self.gain:
+            self.front = [old for old in self.front if any(a > b for a, b in zip(old, added, strict=True))] + [added]
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        """Rewards `(M,)`."""
+        self.reached([float(outcomes.need(name).mean()) for name in self.metrics])
+        return outcomes.reward * (0.5 + 1.5 * math.tanh(self.gain))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The front and the last gain."""
+        return {"front": [list(point) for point in self.front], "gain": self.gain}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self.front = [tuple(point) for point in state["front"]]
+        self.gain = float(state["gain"])
+
+
+class GradientWeights(Reward):
+    """Weighted objectives whose weights follow their influence on all (S114).
+
+    `w <- softmax(log w + rate <g_i, sum_j g_j> / mu)` stays on the simplex; a rate of 0 keeps it.
+    """
+
+    def __init__(self, objectives: Sequence[str], rate: NotNegative = 1.0, regularization: NotNegative = 1.0) -> None:
+        """Get ready.
+
+        Args:
+            objectives: Metrics.
+            rate: Step size of the mirror ascent.
+            regularization: mu, its divisor.
+        """
+        self.followed, self.rate, self.regularization = tuple(objectives), rate, regularization
+        self.weight = torch.full((len(self.followed),), 1.0 / len(self.followed), dtype=torch.float64)
+
+    def follow(self, influence: Tensor) -> None:
+        """Move the weights by the influence `(O,)` of every objective."""
+        step = self.rate * influence.to(self.weight) / self.regularization
+        self.weight = torch.softmax(self.weight.log() + step, 0)
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        """Rewards `(M,)`."""
+        return torch.stack([outcomes.need(name) for name in self.followed], 1).double() @ self.weight
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights."""
+        return {"weight": self.weight}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self.weight = state["weight"].clone()
+
+
+def hypervolume(points: Sequence[Sequence[float]], reference: Sequence[float]) -> float:
+    """Volume between `reference` and the points above it in all objectives, by slices along the first one."""
+    inside = [point for point in points if all(value > low for value, low in zip(point, reference, strict=True))]
+    if not inside:
+        return 0.0
+    if len(reference) == 1:
+        return max(point[0] for point in inside) - reference[0]
+    volume, floor = 0.0, reference[0]
+    for height in sorted({point[0] for point in inside}):
+        above = [point[1:] for point in inside if point[0] >= height]
+        volume += (height - floor) * hypervolume(above, reference[1:])
+        floor = height
+    return volume

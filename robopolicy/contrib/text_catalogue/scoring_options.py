@@ -1,0 +1,159 @@
+"""Further ways of scoring rows, each a key of `rollout` in a recipe.
+
+score_temperatures: {KEY: FACTOR}   extra[KEY] (N, T): log-probabilities at FACTOR times the temperature of the row
+reference: soup                     the reference is the mean of the weights of the start and of the companion
+layer: {number: K, updates: U}      the first U updates learn what the output layer reads off hidden layer K
+support: {top_p: P, refresh: U}     only what a copy of the policy, renewed every U updates, finds likely is chosen
+segments: {every: K, below: P}      a message is cut behind every K-th token less likely than P; units are such segments
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from robopolicy.algorithms.frames.base import Stateful, frozen_copy
+from robopolicy.contrib.text_catalogue.annotators import SegmentValue
+from robopolicy.contrib.text_catalogue.references import soup
+from robopolicy.core.decisions import Decisions
+from robopolicy.core.options import checked
+from robopolicy.errors import UserError
+from robopolicy.limits import Count, Natural, Positive, PositiveShare
+from robopolicy.text.asides import Aside
+from robopolicy.text.learner import TextRecipe
+from robopolicy.text.policy import TextPolicy
+from robopolicy.text.scoring_options import ScoringOption
+from robopolicy.text.world import TextWorld
+
+
+def entries(key: str, value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of the mapping under a key of `rollout`, all of which have to be given.
+
+    Raises:
+        ValueError: One is missing, unknown or does not fit; one line.
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError(f"rollout.{key} must be a mapping, got {value!r}.")
+    if value.keys() != hints.keys():
+        raise ValueError(f"rollout.{key} takes {' and '.join(hints)}, got {dict(value)}.")
+    return {name: checked(f"rollout.{key}.{name}", hint, value[name]) for name, hint in hints.items()}
+
+
+@dataclass(frozen=True)
+class Temperatures(ScoringOption):
+    """What was written, scored at other temperatures (S007)."""
+
+    factors: Mapping[str, float]  # of the temperature of each row, by key of `extra`
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        """See the top of this module."""
+        return cls(checked("rollout.score_temperatures", Mapping[str, Positive], value))
+
+    def score(self, rows: Decisions, learner: TextRecipe) -> Decisions:
+        """Score at every temperature."""
+        found = dict(rows.extra)
+        for key, factor in self.factors.items():
+            heat = rows.extra["temperature"] * factor
+            warmer = rows.with_fields(extra={**rows.extra, "temperature": heat})
+            found[key] = learner.scored(learner.policy, warmer).logp
+        return rows.with_fields(extra=found)
+
+
+@dataclass(frozen=True)
+class SoupReference(ScoringOption):
+    """A reference between the start of the run and the companion (SALSA, S104)."""
+
+    needs: ClassVar[Collection[str]] = ("companion",)
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        """See the top of this module."""
+        if value != "soup":
+            raise ValueError(f"rollout.reference must be soup, got {value!r}.")
+        return cls()
+
+    def reference(self, start: TextPolicy, learner: TextRecipe) -> None:
+        """Average the weights."""
+        if learner.companion is None:
+            return
+        try:
+            start.load_state_dict(soup([start.state_dict(), learner.companion.state_dict()]))
+        except (RuntimeError, ValueError) as error:
+            raise UserError(f"algorithm.companion is of another architecture than the policy: {error}") from error
+
+
+@dataclass(frozen=True)
+class HiddenLayer(ScoringOption):
+    """First a hidden layer is learned, then the policy (BuPO, S036)."""
+
+    number: int  # of the hidden layer
+    updates: int  # of the recipe, which learn it
+    needs: ClassVar[Collection[str]] = ("causal",)
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        """See the top of this module."""
+        return cls(**entries("layer", value, {"number": Natural, "updates": Natural}))
+
+    def settings(self, update: int) -> dict[str, Any]:
+        """The hidden layer, in the first updates."""
+        return {"layer": self.number} if update < self.updates else {}
+
+
+class LikelySupport(ScoringOption):
+    """Only what a copy of the policy finds likely is chosen, and scored (NLPO, S083)."""
+
+    needs = ("causal", "engine", "players", "vocabulary")
+
+    def __init__(self, top_p: float, refresh: int) -> None:
+        """Get ready.
+
+        Args:
+            top_p: Probability of what may be chosen.
+            refresh: Updates after which the copy is renewed.
+        """
+        self.top_p, self.refresh = top_p, refresh
+        self.guide: TextPolicy | None = None  # see `begin`
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        """See the top of this module."""
+        return cls(**entries("support", value, {"top_p": PositiveShare, "refresh": Count}))
+
+    def begin(self, learner: TextRecipe) -> None:
+        """Copy the policy."""
+        self.guide = frozen_copy(learner.policy)
+
+    def prepare(self, env: TextWorld, learner: TextRecipe) -> None:
+        """Write only what the copy finds likely."""
+        env.limits |= {"guide": self.guide, "top_p": self.top_p}
+
+    def after_update(self, learner: TextRecipe) -> None:
+        """Renew the copy, where it is time and after imitation."""
+        assert self.guide is not None
+        if learner.updates == learner.config.imitation or learner.updates % self.refresh == 0:
+            self.guide.load_state_dict(learner.policy.state_dict())
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """The copy."""
+        return {} if self.guide is None else {"guide": self.guide}
+
+
+@dataclass(frozen=True)
+class SegmentValues(ScoringOption):
+    """Messages are cut where the policy is unsure, and valued at the cuts (S013)."""
+
+    every: int
+    below: float
+    needs: ClassVar[Collection[str]] = ("causal",)
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        """See the top of this module."""
+        return cls(**entries("segments", value, {"every": Count, "below": PositiveShare}))
+
+    def asides(self) -> Mapping[str, Aside]:
+        """Values at the cuts."""
+        return {"segments": SegmentValue(self.every, self.below)}

@@ -1,0 +1,167 @@
+"""Selectors of single methods: which rows of a batch are learned from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.core.decisions import Decisions, by_group, by_trajectory, first_rows
+from robopolicy.core.segments import Segments
+from robopolicy.limits import Count, Share
+
+
+def positive(
+    decisions: Decisions, generator: torch.Generator | None, *, key: str = "mean_ref", share: Share = 1.0
+) -> Tensor:
+    """Trajectories better than the reference policy does on average, those by most more often (A-LoL, S182).
+
+    `extra[key]` (N,) is the mean outcome of the reference policy. Of the trajectories above it a `share` is drawn with
+    a probability in proportion to the advantage, none twice; 1 takes all.
+    """
+    first = first_rows(decisions)
+    advantage = (outcome(decisions) - decisions.need_extra(key, per_decision=True))[first, 0].clamp(min=0.0)
+    count = int((advantage > 0).sum())
+    if count == 0:
+        return first[:0]
+    wanted = count if share >= 1.0 else max(int(share * count), 1)
+    drawn = torch.multinomial(advantage.cpu(), wanted, generator=generator).to(first.device)
+    return _with_all_rows(decisions, first[drawn])
+
+
+def unlikely(
+    decisions: Decisions, generator: torch.Generator | None, *, key: str = "likelihood", below: float = 1.0
+) -> Tensor:
+    """Groups whose known answer the base policy finds unlikely, `extra[key]` (N,) in [0, 1] (SELF, S122)."""
+    return torch.nonzero(decisions.need_extra(key) <= below).squeeze(1)
+
+
+@dataclass(frozen=True)
+class Diverse:
+    """Of every group the trajectories that differ most from each other (DED, S121).
+
+    They differ by the share of their pairs of neighbouring decisions, `extra["chosen"]` (N, T) int, that only one of
+    them has. The first one is taken, then always the one that is farthest from all that were.
+    """
+
+    keep: Count = 2  # of a group
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise ValueError(f"'diverse' keeps at least 1 trajectory of a group, got {self.keep}.")
+
+    def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
+        """Row indices (M,)."""
+        chosen = decisions.need_extra("chosen")
+        ids = _integers(by_trajectory(decisions).squeeze(1))
+        seen: dict[int, set[tuple[int, int]]] = {}
+        for owner, row, valid in zip(ids, chosen, decisions.valid(), strict=True):
+            seen.setdefault(owner, set()).update(pairwise(_integers(row[valid])))
+        first = first_rows(decisions)
+        groups: dict[int, list[int]] = {}
+        for place, group in zip(_integers(first), _integers(decisions.need("group")[first]), strict=True):
+            groups.setdefault(group, []).append(place)
+        kept = [place for places in groups.values() for place in self._farthest(places, [seen[ids[p]] for p in places])]
+        return _with_all_rows(decisions, torch.tensor(sorted(kept), dtype=torch.int64, device=first.device))
+
+    def _farthest(self, places: list[int], sets: list[set[tuple[int, int]]]) -> list[int]:
+        chosen, near = [0], [_distance(sets[0], other) for other in sets]
+        while len(chosen) < min(self.keep, len(places)):
+            rest = [number for number in range(len(places)) if number not in chosen]
+            best = max(rest, key=lambda number: near[number])
+            chosen.append(best)
+            near = [min(old, _distance(sets[best], other)) for old, other in zip(near, sets, strict=True)]
+        return [places[number] for number in chosen]
+
+
+def _distance(one: set[tuple[int, int]], other: set[tuple[int, int]]) -> float:
+    """Jaccard distance, 0 for equal sets and 1 for disjoint ones."""
+    union = len(one | other)
+    return 1.0 - len(one & other) / union if union else 0.0
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """Best and worst trajectory of every group, for a reward model that is trusted at its extremes (PF-PPO, S128).
+
+    `rest` of the others, drawn at random, come along; with all of them it is no filter.
+    """
+
+    rest: Share = 0.0  # share in [0, 1]
+
+    def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
+        """Row indices."""
+        chosen: list[Tensor] = []
+        for rows, reward in _groups(decisions):
+            order = torch.argsort(reward, stable=True)
+            others = order[1:-1]
+            drawn = torch.randperm(len(others), generator=generator)[: round(self.rest * len(others))]
+            ends = order[[0, -1]] if len(order) > 1 else order
+            chosen.append(rows[torch.cat([ends, others[drawn.to(others.device)]])])
+        return _with_all_rows(decisions, torch.cat(chosen))
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Of every group the best and the worst trajectories, `keep` in all (trajectory selection, S041).
+
+    Among equal outcomes, shorter trajectories count as better.
+    """
+
+    keep: Count = 4
+
+    def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
+        """Row indices."""
+        length = Segments(by_trajectory(decisions), decisions.valid())
+        steps = length.spread(length.count)[:, 0]
+        chosen: list[Tensor] = []
+        for rows, reward in _groups(decisions):
+            order = torch.argsort(steps[rows], descending=True, stable=True)
+            order = order[torch.argsort(reward[order], stable=True)]  # worst and longest first
+            ends = [order[: self.keep // 2], order[len(order) - (self.keep + 1) // 2 :]]
+            chosen.append(rows[torch.cat(ends) if len(order) > self.keep else order])
+        return _with_all_rows(decisions, torch.cat(chosen))
+
+
+@dataclass(frozen=True)
+class DemonstrationSwitch:
+    """Per group either the policy's own rows or its demonstrations (HPT, S053).
+
+    Groups with at most `gate` successes among their own trajectories keep only the rows of source 1, where they have
+    any; all others only those of source 0. With a negative gate nothing is imitated.
+    """
+
+    gate: int = 0
+    above: float = 0.0  # outcomes above are successes
+
+    def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
+        """Row indices."""
+        group, own = by_group(decisions), (decisions.need("source") == 0).unsqueeze(1)
+        first = torch.zeros_like(own)
+        first[first_rows(decisions)] = True
+        successes = Segments(group, first & own)
+        solved = successes.spread(successes.sum((outcome(decisions) > self.above).to(decisions.logp_old.dtype)))
+        shown = Segments(group, ~own)
+        imitate = (solved <= self.gate) & (shown.spread(shown.count) > 0)
+        return torch.nonzero((imitate != own).squeeze(1)).squeeze(1)
+
+
+def _groups(decisions: Decisions) -> list[tuple[Tensor, Tensor]]:
+    """First row (K,) and outcome (K,) of the trajectories of each group."""
+    first = first_rows(decisions)
+    group, reward = by_group(decisions)[first, 0], outcome(decisions)[first, 0]
+    ids = Segments(group, torch.ones_like(reward, dtype=torch.bool))
+    return [(first[ids.index == i], reward[ids.index == i]) for i in range(ids.size)]
+
+
+def _with_all_rows(decisions: Decisions, first: Tensor) -> Tensor:
+    """All rows, in order, of the trajectories of the given rows."""
+    trajectory = by_trajectory(decisions).squeeze(1)
+    return torch.nonzero(torch.isin(trajectory, trajectory[first])).squeeze(1)
+
+
+def _integers(values: Tensor) -> list[int]:
+    return [int(value) for value in values]

@@ -1,0 +1,114 @@
+"""Where further advantages start: given values, rewards of units, values in windows and of subgoals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.advantages.timeline import Units
+from robopolicy.core.decisions import Decisions
+from robopolicy.core.returns import sequence_gae
+from robopolicy.limits import Share
+
+
+def given(decisions: Decisions, *, key: str) -> Tensor:
+    """A recorded advantage, `extra[key]` (N,) or (N, T)."""
+    return decisions.need_extra(key, per_decision=True)
+
+
+def unit_reward(decisions: Decisions) -> Tensor:
+    """Reward of each decision's unit `(N, T)`: no credit for what came in other turns or chunks."""
+    units = Units(decisions)
+    return units.spread(units.sums(decisions.need("reward")))
+
+
+@dataclass(frozen=True)
+class WindowGae:
+    """GAE in which rows that were cut off go on as they stood: V(next) = V(last) at the cut (T-PPO, S000).
+
+    Needs `value`, and `extra["finished"]` (N,) bool; finished rows have the ordinary GAE.
+    """
+
+    gamma: Share = 1.0
+    lam: Share = 1.0
+
+    def __call__(self, decisions: Decisions) -> Tensor:
+        """Advantages `(N, T)`."""
+        value, valid = decisions.need("value"), decisions.valid()
+        finished = decisions.need_extra("finished")
+        last = value.gather(1, _last(valid)).squeeze(1)
+        behind = last.masked_fill(finished.bool(), 0.0)
+        advantage, _ = sequence_gae(decisions.need("reward"), value, self.gamma, self.lam, valid, behind)
+        return advantage
+
+    def targets(self, decisions: Decisions) -> tuple[Tensor, Tensor]:
+        """Lambda returns of finished rows."""
+        finished = decisions.need_extra("finished", per_decision=True).bool()
+        return self(decisions) + decisions.need("value"), decisions.valid() & finished
+
+
+def _last(valid: Tensor) -> Tensor:
+    """Column `(N, 1)` of the last decision of each row, 0 where there is none."""
+    columns = torch.arange(valid.shape[1], device=valid.device).expand_as(valid)
+    return columns.masked_fill(~valid, 0).amax(1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Subgoals:
+    """Advantages on two levels: one for choosing subgoals, one for acting on them (HiPER, S159).
+
+    A unit with `extra["switch"]` (N, T) true at its first decision begins a subgoal; the first unit always does. Above,
+    an estimate over segments of d units: reward of the segment, discount `gamma ** d`, trace `gamma ** d * lam`, on
+    `extra["high_value"]` (N, T), or on `Decisions.value` where one critic serves both levels. Below, one inside each
+    segment on `Decisions.value`, which bootstraps at its end from the high value of the next. `extra["subgoal"]` (N, T)
+    true marks the decisions that get the upper one.
+    """
+
+    gamma: Share = 0.99
+    lam: Share = 0.95
+
+    def __call__(self, decisions: Decisions) -> Tensor:
+        """Advantages `(N, T)`."""
+        units = Units(decisions)
+        above, below, _ = self._levels(decisions, units)
+        chosen = decisions.need_extra("subgoal").bool()
+        return torch.where(chosen, units.spread(above), units.spread(below))
+
+    def targets(self, decisions: Decisions) -> tuple[Tensor, Tensor]:
+        """Lambda returns of the one value: of the level above where a subgoal begins, else of the one below."""
+        units = Units(decisions)
+        above, below, begins = self._levels(decisions, units)
+        value = units.at(decisions.need("value"))
+        return units.spread(value + torch.where(begins, above, below)), units.beginnings()
+
+    def _levels(self, decisions: Decisions, units: Units) -> tuple[Tensor, Tensor, Tensor]:
+        """Advantages on both levels, and where subgoals begin, `(S, U)`."""
+        reward, low = units.sums(decisions.need("reward")), units.at(decisions.need("value"))
+        high = units.at(decisions.extra.get("high_value", decisions.need("value")))
+        begins = units.at(decisions.need_extra("switch").bool()) | (torch.arange(units.count, device=low.device) == 0)
+        zero = torch.zeros_like(low[:, 0])
+        next_high, next_low, ahead, behind = zero, zero, zero, zero
+        segment, next_begins = zero, torch.ones_like(begins[:, 0])
+        discount = torch.ones_like(zero)
+        above, below = torch.zeros_like(low), torch.zeros_like(low)
+        for u in reversed(range(units.count)):
+            now = units.valid[:, u]
+            # below: the trace ends with the segment, whose end bootstraps from the level above
+            bootstrap = torch.where(next_begins, next_high, next_low)
+            inside = torch.where(next_begins, 0.0, behind)
+            step = reward[:, u] + self.gamma * bootstrap - low[:, u] + self.gamma * self.lam * inside
+            behind = torch.where(now, step, behind)
+            below[:, u] = behind
+            # above: reward and discount gathered since the end of the segment
+            segment = torch.where(now, reward[:, u] + self.gamma * torch.where(next_begins, 0.0, segment), segment)
+            discount = torch.where(now, self.gamma * torch.where(next_begins, 1.0, discount), discount)
+            starts = now & begins[:, u]
+            leap = segment + discount * next_high - high[:, u] + discount * self.lam * ahead
+            ahead = torch.where(starts, leap, ahead)
+            above[:, u] = ahead
+            next_high = torch.where(starts, high[:, u], next_high)
+            next_low = torch.where(now, low[:, u], next_low)
+            next_begins = torch.where(now, begins[:, u], next_begins)
+        return above, below, begins

@@ -1,0 +1,32 @@
+"""A surrogate that keeps the gradient of clipped decisions (S086)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.ratios import Bound
+from robopolicy.core.surrogates import SurrogateOut, clamp_ratio, dual_clip
+from robopolicy.limits import NotNegative, Positive
+
+
+def preserve(
+    log_ratio: Tensor,
+    advantage: Tensor,
+    low: Bound,
+    high: Bound,
+    low_gain: NotNegative = 1.0,
+    high_gain: NotNegative = 1.0,
+    cap: Positive = 3.0,
+) -> SurrogateOut:
+    """Value of the dual clip, but clipped decisions keep the gradient they had at the bound (GPPO, S086).
+
+    `low_gain` and `high_gain` scale what is left of it beyond the lower and the upper bound; 0 and 0 is the dual clip.
+    """
+    out = dual_clip(log_ratio, advantage, low, high, cap)
+    ratio = log_ratio.detach().exp()
+    bounded = clamp_ratio(ratio, low, high)
+    beyond = torch.where(advantage < 0, ratio < bounded, ratio > bounded)
+    gain = torch.where(advantage < 0, low_gain, high_gain).to(log_ratio.dtype)
+    kept = -advantage * bounded * (1.0 + gain * (log_ratio - log_ratio.detach()))
+    return SurrogateOut(torch.where(beyond, kept, out.loss), out.clipped)

@@ -1,0 +1,48 @@
+"""Detached factors of the loss of each decision: entropy gates, confidence, source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from robopolicy.contrib.text_catalogue.bounds import EntropyBounds, relative_entropy
+from robopolicy.core.decisions import Decisions
+from robopolicy.limits import Natural, NotNegative
+
+
+@dataclass(frozen=True)
+class EntropyGate:
+    """Factor `1 + beta h` with the relative entropy h of a decision (HAPO, S025).
+
+    Uncertain decisions gain weight only once their ratio has left the inner half of the bounds, certain ones lose it
+    only within. The clipped surrogates grow in proportion to the advantage, so the factor may stand outside of them.
+    """
+
+    beta: NotNegative = 1.0
+    bounds: EntropyBounds = field(default_factory=EntropyBounds)  # those of the surrogate
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Factor `(N, T)`."""
+        level = relative_entropy(decisions, self.bounds.quantile, logarithm=self.bounds.logarithm)
+        low, high = self.bounds(decisions)
+        change = 2.0 * torch.expm1(log_ratio) + 1.0
+        inside = (change > low) & (change < high)
+        return torch.where((level > 0) != inside, 1.0 + self.beta * level, 1.0)
+
+
+@dataclass(frozen=True)
+class FromSource:
+    """1 for the rows of one source, 0 for others, which still count in the denominator of the aggregation."""
+
+    source: Natural = 0
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Factor `(N, 1)`."""
+        return (decisions.need("source") == self.source).to(log_ratio.dtype).unsqueeze(1)
+
+
+def confidence(decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+    """Current probability `(N, T)` of the decision, for the level "token"; never above 1 where it is a density."""
+    return (decisions.logp_old + log_ratio).clamp(max=0.0).exp().masked_fill(~decisions.valid(), 0.0)

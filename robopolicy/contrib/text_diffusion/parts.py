@@ -1,0 +1,79 @@
+"""Parts of the recipes that are made for masked diffusion: a mask, a surrogate and an intervention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.decisions import Decisions
+from robopolicy.core.ratios import Bound
+from robopolicy.core.signals import highest, share_count
+from robopolicy.core.surrogates import SurrogateOut, nowhere
+from robopolicy.limits import Count, NotNegative, Seed, Share
+from robopolicy.samplers.protocols import HINTED, Attempt, Intervention, World, able
+
+
+@dataclass(frozen=True)
+class UncertainGiven:
+    """Of decisions that were given, `extra[key]` bool (N, T), keep the share with the highest entropy (IGPO, S100)."""
+
+    key: str
+    share: Share = 0.2
+
+    def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
+        """Bool `(N, T)`."""
+        given = decisions.need_extra(self.key, per_decision=True).expand(decisions.shape) & decisions.valid()
+        return ~given | highest(decisions.need("entropy"), given, share_count(given, self.share))
+
+
+def linear_bound(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
+    """Lower bound of the importance-weighted objective for log-ratios that are averages of samples (BGPO, S015).
+
+    For policies whose log-likelihood is an expectation (diffusion losses): columns are samples of it, at noise and time
+    shared by both policies, and `seq_mean` aggregates. By Jensen `exp(mean)` lies above `1 + mean`, which bounds
+    positive advantages, and below the mean of `exp`, which bounds negative ones. Ignores the bounds of the ratio.
+    """
+    return SurrogateOut(-advantage * torch.where(advantage < 0, log_ratio.exp(), 1.0 + log_ratio), nowhere(log_ratio))
+
+
+class Inpaint(Intervention):
+    """Gaps between given pieces of a demonstration are filled, and what succeeds replaces failures (IGPO, S100).
+
+    Only masked-diffusion texts and denoised chunks can be filled so.
+    """
+
+    def __init__(self, low: NotNegative = 0.2, high: NotNegative = 0.6, count: Count = 4, seed: Seed = 0) -> None:
+        """Get ready.
+
+        Args:
+            low: Smallest share that is given.
+            high: Largest.
+            count: Attempts, and at most so many replacements.
+            seed: Of the shares.
+        """
+        self.low, self.high, self.count = low, high, count
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def triggered(self, rewards: Tensor) -> bool:
+        """All attempts failed."""
+        return bool((rewards <= 0.5).all())
+
+    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
+        """The group with verified completions in place of its first attempts."""
+        shares = torch.rand(min(self.count, len(group)), generator=self._generator)
+        shares = self.low + (self.high - self.low) * shares
+        asked = [able(world, "inpaint")(group[0].task, share) for share in shares.tolist()]
+        filled = [attempt for attempt in world.play([task for task in asked if task is not None]) if attempt.success]
+        return [*(replace(attempt, source=HINTED) for attempt in filled), *group[len(filled) :]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The generator."""
+        return {"generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self._generator.set_state(state["generator"])

@@ -1,0 +1,350 @@
+"""Masked diffusion over tokens as a text policy: a message is a canvas of masks that is filled in a few steps.
+
+A message has `budget` tokens; what follows its first `eos` is filled up with `eos` and not read. The network sees the
+whole conversation up to the end of the canvas, in both directions. Two kinds of decisions are offered to the recipes:
+
+    chain   every token is a decision: log p(token | what was filled in earlier steps)
+    elbo    every decision is a sample of the bound of the log-likelihood (LLaDA, Nie et al. 2025): of one message l of
+            its L tokens are masked, l uniform in 1..L; `weight * sum log p(masked | rest)`, weight = messages * L / l.
+            Its expectation lies below log p(messages). For recipes such as `bgpo`.
+
+With `order=random` the places are drawn without looking at the network, and the chain is the exact law of what was
+written. With `order=confident` the surest places come first; that choice counts as given, without a gradient.
+`record["order"]` is 0 where the policy did not write, else 1 + the step in which the token was filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.decisions import PER_ROW, Decisions
+from robopolicy.errors import UserError
+from robopolicy.limits import Count
+from robopolicy.policies.base import DecisionOutput, Info, Observation, Record, Sample
+from robopolicy.policies.noise import Randomness, uniform
+from robopolicy.text.generation import Generation, choose, logits_of
+from robopolicy.text.model import body_of, head_of
+from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.scoring import token_scores
+
+if TYPE_CHECKING:
+    from robopolicy.contrib.text_diffusion.world import DiffusionWorld
+
+ORDERS = ("random", "confident")
+LIKELIHOODS = ("chain", "elbo")
+
+
+@dataclass(frozen=True)
+class DiffusionTextConfig(TextConfig):
+    """Settings of a masked-diffusion text policy, trained from scratch."""
+
+    steps: Count = 8  # in which a message is filled; at least as many as tokens fills them one by one
+    order: str = "random"  # random | confident, which tokens of a message are filled first
+    likelihood: str = "chain"  # chain | elbo, what a decision is
+    samples: Count = 4  # of the bound, per conversation
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key, options in (("order", ORDERS), ("likelihood", LIKELIHOODS)):
+            if getattr(self, key) not in options:
+                raise UserError(f"policy.{key} must be one of {', '.join(options)}, got '{getattr(self, key)}'.")
+        if self.pretrained or self.lora_rank:
+            raise UserError("Policy 'text_diffusion' is trained from scratch; pretrained models need policy=text.")
+
+
+class DiffusionTextPolicy(TextPolicy):
+    """Writes messages by filling masks."""
+
+    name = "text_diffusion"
+    config_class = DiffusionTextConfig
+    config: DiffusionTextConfig
+    causal: ClassVar[bool] = False
+    marks: ClassVar[int] = 1  # the mask
+
+    @property
+    def env_class(self) -> type[DiffusionWorld]:
+        """The world that can fill gaps."""
+        from robopolicy.contrib.text_diffusion.world import DiffusionWorld  # which imports this module
+
+        return DiffusionWorld
+
+    @property
+    def recorded(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What `score` needs beside the mask of the decisions."""
+        drawn = ("masked",) if self.config.likelihood == "elbo" else ()
+        return (*super().recorded, "order", *drawn)
+
+    @property
+    def blank(self) -> int:
+        """The token that is to be filled."""
+        return self.tokenizer.size
+
+    @torch.no_grad()
+    def write(
+        self,
+        prompts: Sequence[Sequence[int]],
+        generator: Randomness = None,
+        *,
+        budget: int | None = None,
+        temperature: float | Tensor | None = None,
+        deterministic: bool = False,
+        given: Sequence[Mapping[int, int]] | None = None,
+    ) -> Generation:
+        """Fill a canvas behind each of the N prompts.
+
+        Args:
+            prompts: Tokens of each.
+            generator: Of order and tokens.
+            budget: Tokens of a canvas; that of the spec if None.
+            temperature: One, or (N,) one per row; that of the config if None.
+            deterministic: The surest places first, with their likeliest tokens.
+            given: Tokens by place that each canvas begins with; they have order 0 and log-probability 0.
+
+        Raises:
+            UserError: A prompt and the canvas do not fit into the model's context.
+        """
+        budget = self.budget if budget is None else budget
+        self.check_fits(max(map(len, prompts)), budget)
+        heat = self.heat(temperature, len(prompts))
+        size = (len(prompts), budget, 2)
+        draws = torch.zeros(size, device=self.device) if deterministic else uniform(size, generator, self.device)
+        by_certainty = deterministic or self.config.order == "confident"
+        tokens = torch.full((len(prompts), budget), self.blank, device=self.device)
+        unfilled = torch.ones_like(tokens, dtype=torch.bool)  # still to be filled
+        for row, known in enumerate(given or ()):
+            for place, token in known.items():
+                tokens[row, place], unfilled[row, place] = token, False
+        step = self._steps_of(draws[..., 0], unfilled)
+        order = torch.zeros_like(tokens)
+        logp, entropy = (torch.zeros(tokens.shape, device=self.device) for _ in range(2))
+        training = self.training
+        self.eval()
+        for now in range(self.config.steps):
+            if by_certainty:
+                row, place = unfilled.nonzero(as_tuple=True)
+            else:
+                row, place = (step == now).nonzero(as_tuple=True)
+            if not len(row):
+                continue
+            record = self.rows(prompts, tokens.tolist())
+            hidden = self._encoded(record["tokens"], record["start"] + budget)[row, record["start"][row] + place]
+            level = None if deterministic else draws[row, place, 1]
+            chosen, *scores, surest = choose(logits_of(self.model, hidden), heat[row], level)
+            if by_certainty:
+                taken = self._surest(surest, row, place, (step == now).sum(1), tokens.shape)[row, place]
+                row, place, chosen, scores = row[taken], place[taken], chosen[taken], [x[taken] for x in scores]
+            tokens[row, place], order[row, place], unfilled[row, place] = chosen, now + 1, False
+            logp[row, place], entropy[row, place] = scores
+        self.train(training)
+        mask = torch.ones_like(unfilled)
+        return Generation(tokens, mask, logp, entropy, ~(tokens == self.tokenizer.eos).any(1), order)
+
+    def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Messages with the order in which they were filled."""
+        prompts = self.prompts(obs)
+        made = self.write(prompts, generator)
+        record = {**self.rows(prompts, made.completions()), "temperature": self.heat(None, len(prompts))}
+        record["order"] = made.order
+        if self.config.likelihood == "chain":
+            return Sample(self._chunk(made), record, made.logp)
+        record["masked"] = self.masks(made.order, self.config.samples, generator)
+        record["mask"] = torch.ones(record["masked"].shape[:2], dtype=torch.bool, device=self.device)
+        with torch.no_grad():
+            return Sample(self._chunk(made), record, self.score(**record).logp)
+
+    def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
+        """Score recorded decisions."""
+        return self.score(**record)
+
+    def score(  # type: ignore[override]
+        self,
+        tokens: Tensor,
+        start: Tensor,
+        mask: Tensor,
+        temperature: Tensor,
+        order: Tensor,
+        masked: Tensor | None = None,
+    ) -> DecisionOutput:
+        """Log-probabilities and entropies of recorded decisions under the current parameters.
+
+        Args:
+            tokens: (N, L) int64 conversations, any number behind their end.
+            start: (N,) int64 place of the first column of `order`.
+            mask: (N, T), or (N, M) with `masked`, bool, which decisions are asked for.
+            temperature: (N,) the tokens were drawn with.
+            order: (N, T) int64, see above.
+            masked: (N, M, T) bool, what each sample of the bound masks; None: the chain.
+
+        Returns:
+            Of the shape of `mask`, 0 where it is False; the entropy of a sample of the bound is the mean of its masks.
+        """
+        if masked is not None:
+            return self._bound(tokens, start, mask, temperature, order, masked)
+        steps = self.config.steps
+        turn = self._turns(order)
+        row, column = mask.nonzero(as_tuple=True)
+        phase = turn * steps + order - 1  # (N, T) number of the network call
+        views, view = torch.stack([row, phase[row, column]], 1).unique(dim=0, return_inverse=True)
+        owner, moment = views[:, 0], views[:, 1, None]
+        inside = (order[owner] > 0) & (turn[owner] == moment // steps)
+        hidden = inside & (phase[owner] >= moment)
+        logp, entropy = self._scored(tokens, start, temperature, owner, inside, hidden, view, column)
+        blank = logp.new_zeros(mask.shape)
+        return DecisionOutput(blank.masked_scatter(mask, logp), blank.masked_scatter(mask, entropy))
+
+    def masks(self, order: Tensor, count: int, generator: Randomness = None) -> Tensor:
+        """Draw `count` samples of the bound for every conversation: `(N, count, T)` bool, what they mask."""
+        rows, width = order.shape
+        turn, own = self._turns(order), order > 0
+        draws = uniform((rows, count, width + 2), generator, order.device)
+        turns = turn.amax(1) + own.any(1)  # (N,) messages of a row
+        chosen = (draws[..., 0] * turns[:, None]).long()  # (N, M)
+        inside = own[:, None] & (turn[:, None] == chosen[..., None])  # (N, M, T)
+        size = inside.sum(2)
+        number = 1 + (draws[..., 1] * size).long()
+        rank = draws[..., 2:].masked_fill(~inside, 2.0).argsort(2).argsort(2)
+        return inside & (rank < number[..., None])
+
+    @torch.no_grad()
+    def decided(self, rows: Decisions, generator: Randomness = None) -> Decisions:
+        """With `likelihood=elbo` one column per sample of the bound, scored now; the reward sits on the last one."""
+        if self.config.likelihood == "chain":
+            return rows
+        masked = self.masks(rows.extra["order"], self.config.samples, generator)
+        mask = rows.valid().any(1, keepdim=True).expand(-1, masked.shape[1])
+        extra = {name: value for name, value in rows.extra.items() if name != "chosen"} | {"masked": masked}
+        place = {name: extra[name].to(self.device) for name in self.recorded}
+        logp = self.score(mask=mask.to(self.device), **place).logp.to(mask.device)
+        reward = torch.zeros_like(logp)
+        reward[:, -1] = rows.need("reward").sum(1)
+        ids = {name: getattr(rows, name) for name in PER_ROW}
+        return Decisions(logp, logp_behaviour=logp, mask=mask, reward=reward, **ids, extra=extra)
+
+    def conversations(self, batch: Sequence[Sequence[str]], generator: Randomness = None) -> tuple[Record, Tensor]:
+        """As of the base, with an order drawn at random."""
+        record, turns = super().conversations(batch)
+        mask = record["mask"]
+        draws = uniform(mask.shape, generator, self.device)
+        order = torch.zeros_like(mask, dtype=torch.int64)
+        turn = self._turns(mask.long())
+        for number in range(int(turn.max()) + 1):
+            inside = mask & (turn == number)
+            order += torch.where(inside, self._steps_of(draws, inside) + 1, 0)
+        return {**record, "order": order}, turns
+
+    def check_written(self, said: Sequence[str], what: str) -> None:
+        """As of the base; messages must fit into a canvas, too."""
+        for message in said[1::2]:
+            size = len(self.tokenizer.encode(message))
+            if size > self.budget:
+                raise UserError(f"{what} has a message of {size} tokens, but a canvas has {self.budget}; shorten it.")
+        super().check_written(said, what)
+
+    def conversation_loss(self, batch: Sequence[Sequence[str]], generator: Randomness = None) -> tuple[Tensor, Tensor]:
+        """Bound of the mean negative log-likelihood per token of the policy [nats], and mean entropy of its masks."""
+        record, _ = self.conversations(batch, generator)
+        mask, masked = record.pop("mask"), self.masks(record["order"], 1, generator)
+        asked, heat = torch.ones(masked.shape[:2], dtype=torch.bool, device=self.device), self.heat(1.0, len(mask))
+        out = self.score(**record, mask=asked, temperature=heat, masked=masked)
+        return -out.logp.sum() / mask.sum(), out.entropy.mean()
+
+    def sft_loss(
+        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], generator: Randomness = None
+    ) -> tuple[Tensor, Info]:
+        """One sample of the bound of the mean negative log-likelihood `(B,)` per token of each canvas [nats]."""
+        record = self.rows(prompts, completions)
+        order = record.pop("mask").long()
+        masked = self.masks(order, 1, generator)
+        asked, heat = torch.ones(masked.shape[:2], dtype=torch.bool, device=self.device), self.heat(1.0, len(order))
+        out = self.score(**record, mask=asked, temperature=heat, order=order, masked=masked)
+        loss = -out.logp[:, 0] / order.sum(1)
+        return loss, {"nll": loss.detach(), "entropy": out.entropy[:, 0].detach()}
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Last hidden states `(N, L, D)` of rows that are seen as a whole."""
+        return self._encoded(tokens, torch.full((len(tokens),), tokens.shape[1], device=tokens.device))
+
+    def message(self, text: str) -> list[int]:
+        """Tokens of a whole canvas."""
+        tokens = self.tokenizer.encode(text)[: self.budget]
+        return tokens + [self.tokenizer.eos] * (self.budget - len(tokens))
+
+    def order(self, count: int, generator: Randomness = None) -> list[int]:
+        """In which steps the tokens of a message that another wrote count as filled."""
+        draws = uniform((1, count), generator, self.device)
+        return (self._steps_of(draws, torch.ones_like(draws, dtype=torch.bool))[0] + 1).tolist()
+
+    @property
+    def network_calls(self) -> int:
+        """One per step."""
+        return self.config.steps
+
+    def _steps_of(self, draws: Tensor, unfilled: Tensor) -> Tensor:
+        """Step `(N, L)` at which places are filled in the order of their draws, evenly; -1 where nothing is open."""
+        rank = draws.masked_fill(~unfilled, 2.0).argsort(1).argsort(1)
+        return torch.where(unfilled, rank * self.config.steps // unfilled.sum(1, keepdim=True).clamp(min=1), -1)
+
+    def _surest(self, surest: Tensor, row: Tensor, place: Tensor, count: Tensor, shape: torch.Size) -> Tensor:
+        """The `count` (N,) surest of the open places, `(N, L)` bool."""
+        level = surest.new_full(shape, -torch.inf)
+        level[row, place] = surest
+        rank = (-level).argsort(dim=1, stable=True).argsort(1)
+        return rank < count[:, None]
+
+    def _turns(self, order: Tensor) -> Tensor:
+        """Number `(N, T)` of the message that a column belongs to; messages have `budget` tokens each."""
+        return ((order > 0).long().cumsum(1) - 1).clamp(min=0) // self.budget
+
+    def _bound(
+        self, tokens: Tensor, start: Tensor, mask: Tensor, temperature: Tensor, order: Tensor, masked: Tensor
+    ) -> DecisionOutput:
+        owner, sample = mask.nonzero(as_tuple=True)
+        hidden = masked[owner, sample]  # (V, T)
+        turn = self._turns(order)
+        own = turn.masked_fill(order == 0, -1)
+        inside = own[owner] == turn[owner].masked_fill(~hidden, -1).amax(1, keepdim=True)
+        view, column = hidden.nonzero(as_tuple=True)
+        logp, entropy = self._scored(tokens, start, temperature, owner, inside, hidden, view, column)
+        number = hidden.sum(1).clamp(min=1)
+        weight = (own.amax(1) + 1)[owner] * inside.sum(1) / number
+        total, mean = (logp.new_zeros(len(owner)).index_add(0, view, value) for value in (logp, entropy))
+        blank = logp.new_zeros(mask.shape)
+        return DecisionOutput(blank.masked_scatter(mask, weight * total), blank.masked_scatter(mask, mean / number))
+
+    def _scored(
+        self,
+        tokens: Tensor,
+        start: Tensor,
+        temperature: Tensor,
+        owner: Tensor,
+        inside: Tensor,
+        hidden: Tensor,
+        view: Tensor,
+        column: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Scores `(M,)` of tokens at `column` of `view`: V rows `owner`, `hidden` (V, T) masked, cut after `inside`."""
+        columns = torch.arange(hidden.shape[1], device=tokens.device)
+        end = start[owner] + 1 + torch.where(inside, columns, 0).amax(1)
+        seen = tokens[owner]  # a copy
+        place, behind = hidden.nonzero(as_tuple=True)
+        seen[place, start[owner][place] + behind] = self.blank
+        at = start[owner][view] + column
+        states = self._encoded(seen, end)[view, at]
+        head = head_of(self.model)
+        return token_scores(states, head.weight, head.bias, tokens[owner[view], at], temperature[owner][view])
+
+    def _encoded(self, tokens: Tensor, length: Tensor) -> Tensor:
+        """Last hidden states `(V, L, D)` of rows of which the first `length` (V,) tokens see each other."""
+        width = int(length.max())
+        real = torch.arange(width, device=tokens.device) < length[:, None]
+        dtype = head_of(self.model).weight.dtype
+        bias = torch.zeros(real.shape, dtype=dtype, device=tokens.device).masked_fill(~real, torch.finfo(dtype).min)
+        attention = bias[:, None, None].expand(-1, 1, width, -1)
+        # Behind the end any number may stand.
+        inputs = tokens[:, :width].masked_fill(~real, self.tokenizer.pad)
+        return body_of(self.model)(input_ids=inputs, attention_mask=attention, use_cache=False).last_hidden_state

@@ -1,0 +1,67 @@
+"""The world of a text policy that writes by masked diffusion, and can fill gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from robopolicy.contrib.text_diffusion.policy import DiffusionTextPolicy
+from robopolicy.samplers.protocols import Attempt, Task
+from robopolicy.text.generation import Generation
+from robopolicy.text.talk import Talk
+from robopolicy.text.world import TextWorld, score
+
+PIECES = 4  # into which a message is cut before some of it is given
+
+
+class DiffusionWorld(TextWorld):
+    """Plays a text task with masked diffusion; what was written around given pieces answers the plain task."""
+
+    policy: DiffusionTextPolicy
+
+    def inpaint(self, task: Task, share: float) -> Task | None:
+        """The task with random pieces of the solution's first message fixed; None where there is no solution."""
+        solution = self.solution(task)
+        if solution is None:
+            return None
+        tokens = self.policy.message(solution[0])
+        length = min(len(self.policy.tokenizer.encode(solution[0])) + 1, len(tokens))  # with the first `eos`
+        pieces = torch.arange(length).tensor_split(min(PIECES, length))
+        count = max(1, round(share * len(pieces)))
+        places = [pieces[i] for i in torch.randperm(len(pieces), generator=self.generator)[:count].tolist()]
+        given = {int(place): tokens[int(place)] for place in torch.cat(places)}
+        return replace(task, prefix=None, context={"kind": "inpaint", "text": "", "given": given})
+
+    def _write(self, talks: Sequence[Talk], seen: Sequence[Sequence[int]], temperature: Tensor) -> Generation:
+        given = [_given(talk.task) if not talk.said else {} for talk in talks]
+        settings = {"temperature": temperature, "deterministic": self.deterministic}
+        return self.policy.write(seen, self.generator, given=given, **settings)
+
+    def attempts_of(self, talks: Sequence[Talk]) -> list[Attempt]:
+        """As of the base, with what was given told apart."""
+        return [self._told(attempt) for attempt in super().attempts_of(talks)]
+
+    @torch.no_grad()
+    def _told(self, attempt: Attempt) -> Attempt:
+        """The attempt; what was given counts as written in a random order, and `extra["injected"]` tells it apart."""
+        old = attempt.decisions
+        order, first = old.extra["order"].clone(), old.valid() & (old.need("unit") == 0)
+        injected = old.valid() & (order == 0)
+        extra = {**old.extra, "injected": injected}
+        if not injected.any():
+            return replace(attempt, decisions=old.with_fields(extra=extra))
+        order[first] = torch.tensor(self.policy.order(int(first.sum()), self.generator))
+        decisions = old.with_fields(extra={**extra, "order": order})
+        if self.policy.config.likelihood == "chain":
+            out = score(self.policy, decisions)
+            logp, entropy = out.logp.cpu(), out.entropy.cpu()
+            behaviour = torch.where(injected, logp, old.logp_old)
+            decisions = decisions.with_fields(logp_old=logp, logp_behaviour=behaviour, entropy=entropy)
+        return replace(attempt, decisions=decisions)
+
+
+def _given(task: Task) -> dict[int, int]:
+    return task.context.get("given", {}) if isinstance(task.context, dict) else {}

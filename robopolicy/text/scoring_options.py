@@ -1,0 +1,108 @@
+"""How else rows are scored: the keys of `rollout` in a recipe that the learner reads, and not the sampling side.
+
+score_with: {KEY: teacher}    extra[KEY] (N, T): log-probabilities under the companion
+
+A key is an entry of `SCORING_OPTIONS`, a class that parses its value and offers hooks to the learner and to the source
+of its attempts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from robopolicy.algorithms.frames.base import Stateful
+from robopolicy.core.decisions import Decisions
+from robopolicy.core.options import checked
+from robopolicy.plugins import Registry
+from robopolicy.text.asides import Aside
+from robopolicy.text.policy import TextPolicy
+from robopolicy.text.world import TextWorld
+
+if TYPE_CHECKING:
+    from robopolicy.text.learner import TextRecipe
+
+
+class ScoringOption:
+    """One key of `rollout`; every hook does nothing unless the option says otherwise."""
+
+    needs: Collection[str] = ()
+    """What it cannot do without: a "companion" (a second policy), a "causal" policy, the policy's own "engine",
+    play in this process ("players"), or a "vocabulary" small enough to note for every token which others there were."""
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        """The option that a plain value describes.
+
+        Raises:
+            ValueError: It makes no sense; one line.
+        """
+        raise NotImplementedError
+
+    def begin(self, learner: TextRecipe) -> None:
+        """Get ready, once the learner has its policy."""
+
+    def prepare(self, env: TextWorld, learner: TextRecipe) -> None:
+        """Change how an environment is played: what may be written (`limits`), or who grades it (`judge`).
+
+        Raises:
+            UserError: The task does not offer that; names the recipe.
+        """
+
+    def reference(self, start: TextPolicy, learner: TextRecipe) -> None:
+        """Change the weights of a copy of the policy that is to be the reference."""
+
+    def settings(self, update: int) -> dict[str, Any]:
+        """Further arguments of `TextPolicy.score` in an update of the recipe."""
+        return {}
+
+    def score(self, rows: Decisions, learner: TextRecipe) -> Decisions:
+        """The rows of a batch with further fields."""
+        return rows
+
+    def after_update(self, learner: TextRecipe) -> None:
+        """Follow the policy, after every update and after imitation."""
+
+    def asides(self) -> Mapping[str, Aside]:
+        """What is played beside the attempts, by name."""
+        return {}
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """What belongs into a checkpoint of the learner, by name."""
+        return {}
+
+
+@dataclass(frozen=True)
+class TeacherScores(ScoringOption):
+    """What was written, scored by a teacher."""
+
+    keys: tuple[str, ...]  # of `extra`
+    needs: ClassVar[Collection[str]] = ("companion",)
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        """See the top of this module."""
+        entries = checked("rollout.score_with", Mapping[str, str], value)
+        if strangers := set(entries.values()) - {"teacher"}:
+            raise ValueError(f"rollout.score_with knows teacher, got {', '.join(sorted(strangers))}.")
+        return cls(tuple(entries))
+
+    def score(self, rows: Decisions, learner: TextRecipe) -> Decisions:
+        """Score with the companion."""
+        assert learner.companion is not None  # `text_source` has seen to that
+        found = {key: learner.scored(learner.companion, rows).logp for key in self.keys}
+        return rows.with_fields(extra={**rows.extra, **found})
+
+
+SCORING_OPTIONS: Registry[type[ScoringOption]] = Registry("scoring_options", {"score_with": TeacherScores})
+"""Key of `rollout` -> class."""
+
+
+def scoring_options(rollout: Mapping[str, Any]) -> dict[str, ScoringOption]:
+    """The options of a `rollout` section by key.
+
+    Raises:
+        ValueError: A value makes no sense; one line.
+    """
+    return {key: SCORING_OPTIONS[key].parse(value) for key, value in rollout.items() if key in SCORING_OPTIONS}
