@@ -34,16 +34,10 @@ _PRODUCT = {  # in the order of the help
     "train": Command("robopolicy.cli.train", "train a policy from demonstrations or by RL, or resume a run"),
     "bench": Command("robopolicy.cli.bench", "train several seeds and report them together, with intervals and curves"),
     "compose": Command("robopolicy.cli.compose", "combine policies into one, and search for their weights"),
-    "program": Command("robopolicy.cli.program", "make a policy of rules or code, and improve it"),
     "eval": Command("robopolicy.cli.eval", "measure success and return with intervals"),
     "worldmodel": Command("robopolicy.cli.worldmodel", "train a video world model and evaluate policies in it"),
-    "synthesize": Command(
-        "robopolicy.cli.synthesize", "write synthetic trajectories for offline learning, guided by a policy"
-    ),
     "ope": Command("robopolicy.cli.ope", "estimate returns from logged episodes, without playing"),
-    "compress": Command("robopolicy.cli.compress", "distil a policy into a smaller network"),
     "export": Command("robopolicy.cli.export", "write a checkpoint as a bundle for a robot"),
-    "elite": Command("robopolicy.cli.elite", "take a policy out of an archive", needs_mujoco=False),
     "serve": Command("robopolicy.cli.serve", "serve a policy's chunks over the network", needs_mujoco=False),
     "verify": Command(
         "robopolicy.cli.verify", "recompute the golden chunk of a checkpoint or bundle", needs_mujoco=False

@@ -38,9 +38,7 @@ class Augmentation(nn.Module, ABC):
         """Loss of its own parameters, a scalar, given that of the samples `(B,)` that saw the changed images."""
 
 
-AUGMENTATIONS: Registry[type[Augmentation]] = Registry(
-    "augmentations", {"noise_mask": "robopolicy.nets.noise_mask:NoiseMask"}
-)
+AUGMENTATIONS: Registry[type[Augmentation]] = Registry("augmentations", {})
 """Name -> class."""
 
 

@@ -219,7 +219,6 @@ BACKBONES: Registry[type[BackboneBuilder]] = Registry(
     "backbones",
     {
         "mlp": MLPBuilder,
-        "modular": "robopolicy.nets.modular:ModularBuilder",
         "transformer": TransformerBuilder,
         "unet": UNetBuilder,
     },

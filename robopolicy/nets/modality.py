@@ -87,10 +87,8 @@ ENCODERS: Registry[type[ModalityEncoder]] = Registry(
     "encoders",
     {
         "embedding": "robopolicy.nets.encoder:EmbeddingEncoder",
-        "entities": "robopolicy.nets.entities:EntityEncoder",
         "image": "robopolicy.nets.vision:ImageEncoder",
         "point_cloud": "robopolicy.nets.point_cloud:PointCloudEncoder",
-        "stock": "robopolicy.nets.stock:StockEncoder",
     },
 )
 """Prefix of the keys, without the dot -> class."""

@@ -102,16 +102,10 @@ SOURCES: Registry[SourceKind] = Registry(
     {
         "dataset": "robopolicy.training.sources:DatasetSource",
         "group": "robopolicy.training.sources:GroupSource",
-        "hybrid": "robopolicy.training.hybrid_source:HybridSource",
-        "individuals": "robopolicy.training.population_source:ViewSource",
-        "plans": "robopolicy.training.scenario_source:PlanSource",
-        "population": "robopolicy.training.population_source:PopulationSource",
         "replay": "robopolicy.training.replay_source:ReplaySource",
         "rollout": "robopolicy.training.sources:RolloutSource",
-        "scenarios": "robopolicy.training.scenario_source:ScenarioSource",
         "text_demonstrations": "robopolicy.training.text_sources:DemonstrationSource",
         "text_rollout": "robopolicy.training.text_sources:RecipeSource",
-        "vine": "robopolicy.training.vine_source:VineSource",
     },
 )
 """`Algorithm.data_source` -> class."""

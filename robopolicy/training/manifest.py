@@ -36,7 +36,6 @@ KINDS: Registry[Kind] = Registry(
     "checkpoints",
     {
         "policy": Kind("policy", "eval"),
-        "trajectories": "robopolicy.training.trajectories:KIND",
         "worldmodel": Kind("world model", "worldmodel"),
     },
 )

@@ -14,8 +14,8 @@ from chunk_bandit import gaussian as bandit_policy
 from line import STEPS, LineSim, demonstrations, distance, gaussian
 from torch import Tensor, nn
 
-from robopolicy.algorithms.ailboost import AILBoost, AILBoostConfig, Boosting, discriminator_loss
-from robopolicy.critics.discriminator import DiscriminatorConfig, gradient_penalty, reverse_kl_loss
+from robopolicy.contrib.offline.ailboost import AILBoost, AILBoostConfig, Boosting, discriminator_loss
+from robopolicy.contrib.offline.discriminator import DiscriminatorConfig, gradient_penalty, reverse_kl_loss
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.replay import Replay
 from robopolicy.data.transitions import Request, Transitions

@@ -30,7 +30,7 @@ from robopolicy.training.config import (
 
 pytest.importorskip("ribs")
 
-from robopolicy.algorithms.dcg_map_elites import DCGMAPElites, DCGMAPElitesConfig, conditioned, crossed
+from robopolicy.contrib.quality_diversity.dcg_map_elites import DCGMAPElites, DCGMAPElitesConfig, conditioned, crossed
 
 NETWORK = GaussianConfig(
     hidden=(24, 24),

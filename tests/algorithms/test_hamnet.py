@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from robopolicy.algorithms.frames.on_policy import Rows, rows_with_advantages
-from robopolicy.algorithms.hamnet import HAMNet, HAMNetConfig, normalized
-from robopolicy.critics.vector import VectorValueConfig
+from robopolicy.contrib.control.hamnet import HAMNet, HAMNetConfig, normalized
+from robopolicy.contrib.control.vector_value import VectorValueConfig
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec, Sample

@@ -12,7 +12,7 @@ from chunk_bandit import SMALL, assert_resumes, flow, gaussian, shifted
 from mixed_bandit import batches, mixed, regret
 from torch import Tensor, nn
 
-from robopolicy.algorithms.odice import (
+from robopolicy.contrib.offline.odice import (
     ODICE,
     ODICEConfig,
     chi_square_conjugate,

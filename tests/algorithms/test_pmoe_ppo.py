@@ -12,9 +12,9 @@ from test_pmoe import mixture, peaks, shares
 from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.on_policy import Rows
-from robopolicy.algorithms.pmoe import frequency_loss
-from robopolicy.algorithms.pmoe_ppo import PMOEPPO, PMOEPPOConfig
 from robopolicy.algorithms.registry import make_algorithm
+from robopolicy.contrib.control.pmoe import frequency_loss
+from robopolicy.contrib.control.pmoe_ppo import PMOEPPO, PMOEPPOConfig
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
 

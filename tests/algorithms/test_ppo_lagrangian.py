@@ -12,7 +12,7 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.on_policy import rows_with_advantages
 from robopolicy.algorithms.ppo import PPO, PPOConfig
-from robopolicy.algorithms.ppo_lagrangian import EpisodeCosts, PPOLagrangian, PPOLagrangianConfig, lagrangian
+from robopolicy.contrib.control.ppo_lagrangian import EpisodeCosts, PPOLagrangian, PPOLagrangianConfig, lagrangian
 from robopolicy.critics.value import ValueConfig
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError

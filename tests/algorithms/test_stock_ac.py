@@ -10,9 +10,9 @@ import torch
 from chunk_bandit import assert_resumes, flow, gaussian, shifted
 from torch import Tensor
 
-from robopolicy.algorithms.stock_ac import UTILITIES, StockAC, StockACConfig, conditional_value, stock_of
+from robopolicy.contrib.control.quantile_critic import QuantileQ, quantile_loss
+from robopolicy.contrib.control.stock_ac import UTILITIES, StockAC, StockACConfig, conditional_value, stock_of
 from robopolicy.critics.q import CriticConfig
-from robopolicy.critics.quantile import QuantileQ, quantile_loss
 from robopolicy.data.replay import Replay
 from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.places import PlaceConfig
-from robopolicy.algorithms.subpo import NOISE, OBJECTIVES, SubPO, SubPOConfig, Visited
+from robopolicy.contrib.control.positions import PlaceConfig
+from robopolicy.contrib.control.subpo import NOISE, OBJECTIVES, SubPO, SubPOConfig, Visited
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec

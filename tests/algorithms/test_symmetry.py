@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.bpo import BPOConfig
 from robopolicy.algorithms.frames.actor_critic import ActorCritic
 from robopolicy.algorithms.frames.symmetry import SymmetryConfig
-from robopolicy.algorithms.mdpo import MDPOConfig
 from robopolicy.algorithms.ppo import PPOConfig
 from robopolicy.algorithms.registry import make_algorithm
+from robopolicy.contrib.control.bpo import BPOConfig
+from robopolicy.contrib.control.mdpo import MDPOConfig
 from robopolicy.errors import UserError
 from robopolicy.mirror import Mirror, Reflection
 from robopolicy.policies.base import PolicySpec

@@ -12,7 +12,7 @@ import torch
 from chunk_bandit import SPEC, STATISTICS, assert_resumes, batch, first_actions, flow, gaussian, seeded, shifted
 from torch import Tensor
 
-from robopolicy.algorithms.symphony import (
+from robopolicy.contrib.control.symphony import (
     Symphony,
     SymphonyConfig,
     Units,
@@ -21,12 +21,12 @@ from robopolicy.algorithms.symphony import (
     swaddling_loss,
     symmetric_loss,
 )
-from robopolicy.critics.nodes import SortedQ
+from robopolicy.contrib.control.symphony_policy import SwaddledConfig, SwaddledPolicy
+from robopolicy.contrib.control.weighted_quantile_q import SortedQ
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.replay import Replay
 from robopolicy.data.transitions import Request
 from robopolicy.errors import UserError
-from robopolicy.policies.heads.swaddled import SwaddledConfig, SwaddledPolicy
 
 SMALL = CriticConfig(members=3, hidden=(32, 32), activation="relu", layer_norm=False)
 

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from robopolicy.cli.main import main
+from robopolicy.contrib.offline.corrected import CorrectedPolicy, Correction, DataModel, DataModelConfig, correct
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.evaluation.search.evaluators import SimEvaluator
 from robopolicy.evaluation.search.ledger import Ledger
@@ -22,7 +23,6 @@ from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.wrappers.composed import ComposedPolicy, compose
-from robopolicy.policies.wrappers.corrected import CorrectedPolicy, Correction, DataModel, DataModelConfig, correct
 from robopolicy.policies.wrappers.selected import SelectedPolicy, select
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from robopolicy.cli.main import main
+from robopolicy.contrib.offline.trajectory_training import TrajectoryTrainConfig, load_trajectories, start_trajectories
 from robopolicy.data.lerobot import read_lerobot
 from robopolicy.training.model_runs import with_settings
-from robopolicy.training.trajectories import TrajectoryTrainConfig, load_trajectories, start_trajectories
 
 TASK = "toy/point_mass"
 TINY = [

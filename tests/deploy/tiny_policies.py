@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.contrib.offline.corrected import Correction, DataModel, DataModelConfig, correct
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.nets.recurrent import RecurrentConfig
 from robopolicy.nets.vision import VisionConfig
@@ -16,7 +17,6 @@ from robopolicy.policies.composition.operators import And, Or
 from robopolicy.policies.registry import POLICIES
 from robopolicy.policies.wrappers.callable import CallablePolicy
 from robopolicy.policies.wrappers.composed import compose
-from robopolicy.policies.wrappers.corrected import Correction, DataModel, DataModelConfig, correct
 from robopolicy.policies.wrappers.edited import EditConfig, EditNet, edit_samples
 from robopolicy.policies.wrappers.latent import GaussianConfig, LatentPolicy, NoiseSpace
 from robopolicy.policies.wrappers.optimized import optimize

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from robopolicy.contrib.skills_agents.set_encoder import EntityConfig, EntityNet
 from robopolicy.errors import UserError
 from robopolicy.nets.encoder import ObservationEncoder
-from robopolicy.nets.entities import EntityConfig, EntityNet
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.spec import PolicySpec

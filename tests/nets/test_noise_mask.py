@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.bc import BC, BCConfig
+from robopolicy.contrib.perception.noise_mask import NoiseMask, NoiseMaskConfig
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.errors import UserError
 from robopolicy.nets.augmentation import set_augmentation_progress
-from robopolicy.nets.noise_mask import NoiseMask, NoiseMaskConfig
 from robopolicy.nets.vision import CameraNet, VisionConfig
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy

@@ -7,7 +7,7 @@ from itertools import permutations
 import pytest
 import torch
 
-from examples import order_visits as recipe
+from robopolicy.contrib.ordering import example as recipe
 from robopolicy.errors import UserError
 from robopolicy.policies.ordering import (
     VisitConfig,

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from robopolicy.behavior import BehaviorDescriptor
+from robopolicy.contrib.quality_diversity.arm import LINKS
+from robopolicy.contrib.quality_diversity.behavior import BehaviorDescriptor
+from robopolicy.contrib.quality_diversity.behaviors import BEHAVIORS, TaskBehavior, hand
+from robopolicy.contrib.quality_diversity.descriptor import FEATURES
+from robopolicy.contrib.quality_diversity.feet import PlanarFeet
 from robopolicy.errors import UserError
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.mujoco.task import BatchState
 from robopolicy.sim.registry import SimOptions, make_sim, observation_options
-from robopolicy.sim.wrappers.behaviors import BEHAVIORS, TaskBehavior, hand
-from robopolicy.sim.wrappers.descriptor import FEATURES
-from robopolicy.sim.wrappers.feet import PlanarFeet
 from robopolicy.sim.wrappers.registry import WrapperSpec
 from robopolicy_tasks.locomotion.robots import HalfCheetah, Hopper, Walker2d
-from robopolicy_tasks.toy.arm import LINKS
 
 DESCRIPTOR = (WrapperSpec("descriptor"),)
 

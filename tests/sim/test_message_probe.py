@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from robopolicy.contrib.skills_agents.message import MESSAGES, speaker
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, make_sim, observation_options
-from robopolicy.sim.wrappers.message import MESSAGES, speaker
 from robopolicy.sim.wrappers.registry import WrapperSpec
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from slider import Slider
 
+from robopolicy.contrib.known_dynamics.dynamics import Dynamics, DynamicsSim, Outcome
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import SimSpec, TensorSpec, VectorSim
-from robopolicy.sim.dynamics import Dynamics, DynamicsSim, Outcome
 from robopolicy.sim.gymnasium import GymnasiumSim
 from robopolicy.sim.mujoco.arrays import namespace
 from robopolicy.sim.mujoco.backend import MujocoSim

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from robopolicy.contrib.skills_agents.skill_discriminator import SkillDecoder
+from robopolicy.contrib.skills_agents.skills import SKILL_KEY, SkillSim
 from robopolicy.errors import UserError
-from robopolicy.nets.skills import SkillDecoder
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, make_sim, observation_options
 from robopolicy.sim.wrappers.registry import WrapperSpec, evaluation_wrappers
-from robopolicy.sim.wrappers.skills import SKILL_KEY, SkillSim
 
 K = 4
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch.testing import assert_close
 
+from robopolicy.contrib.skills_agents.gather import MOST, OTHERS, GatherExpert, GatherSim, worlds
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 from robopolicy.spec import PolicySpec
-from robopolicy_tasks.toy.gather import MOST, OTHERS, GatherExpert, GatherSim, worlds
 
 
 def open_sim(name: str = "toy/gather", num_envs: int = 9, reward: str = "sparse") -> GatherSim:

@@ -6,7 +6,11 @@ pytest.importorskip("transformers")
 
 import torch
 
+from robopolicy.contrib.text_catalogue.critique import Critique
+from robopolicy.contrib.text_catalogue.decompose import Decompose, consistency, plan, solved
 from robopolicy.contrib.text_catalogue.judge import Judge
+from robopolicy.contrib.text_catalogue.nim import Nim, divided, played, value
+from robopolicy.contrib.text_catalogue.review import Review
 from robopolicy.contrib.text_diffusion.policy import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
@@ -19,11 +23,7 @@ from robopolicy.text.world import TextWorld
 from robopolicy.training.text_sources import recipe_source
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.calculator import Calculator
-from robopolicy_tasks.text.critique import Critique
-from robopolicy_tasks.text.decompose import Decompose, consistency, plan, solved
 from robopolicy_tasks.text.grid import SIZE, Grid, Pits, Waypoints, distances
-from robopolicy_tasks.text.nim import Nim, divided, played, value
-from robopolicy_tasks.text.review import Review
 
 ASKING = {
     "craft_gui": "critique",

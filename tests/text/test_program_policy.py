@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from robopolicy.cli.main import main
+from robopolicy.contrib.programs.program import ProgramConfig, ProgramPolicy
+from robopolicy.contrib.programs.refine import PythonChanges, TextProposer, last_block, python_briefing, written_by
+from robopolicy.contrib.programs.sandbox import Answerer
+from robopolicy.contrib.programs.search import ProgramSearch, Trial, refine
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.policies.base import PolicySpec
-from robopolicy.samplers.programs import ProgramSearch, Trial, refine
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.text.policy import TextConfig, TextPolicy
-from robopolicy.text.program import ProgramConfig, ProgramPolicy
-from robopolicy.text.refine import PythonChanges, TextProposer, last_block, python_briefing, written_by
-from robopolicy.text.sandbox import Answerer
 from robopolicy.text.wire import TURN, pack, unpack
 
 SPEC = PolicySpec({"state": (2,)}, 2)

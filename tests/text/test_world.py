@@ -252,8 +252,8 @@ def test_gates_are_beginnings_of_messages():
 
 
 def test_problems_have_kinds_and_answers_have_progress():
+    from robopolicy.contrib.text_catalogue.critique import Critique
     from robopolicy_tasks.text.countdown import Countdown
-    from robopolicy_tasks.text.critique import Critique
 
     arithmetic = Arithmetic()
     assert {arithmetic.category(seed) for seed in range(60)} == {0, 1, 2}

@@ -7,8 +7,9 @@ import torch
 
 from robopolicy.algorithms.frames.on_policy import ReturnScale
 from robopolicy.algorithms.gorl import DecoderFit, GoRLConfig
-from robopolicy.algorithms.props import PROPS, PROPSConfig
-from robopolicy.algorithms.subpo import Visited
+from robopolicy.contrib.control.props import PROPS, PROPSConfig
+from robopolicy.contrib.control.stock_wrapper import StockConfig, StockSim
+from robopolicy.contrib.control.subpo import Visited
 from robopolicy.data.rollout import Rollout
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
@@ -16,7 +17,6 @@ from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.samplers.tally import EpisodeTally
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import SimSpec, TensorSpec, VectorSim
-from robopolicy.sim.wrappers.stock import StockConfig, StockSim
 
 GPU = torch.device("meta")
 SPEC = PolicySpec({"state": (1,)}, 1)

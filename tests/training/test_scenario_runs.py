@@ -9,8 +9,8 @@ import torch
 from test_steering_runs import assert_identical, interrupted_at
 
 from robopolicy.cli.main import main
+from robopolicy.contrib.known_dynamics.scenario_source import ScenarioSource
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy.training.scenario_source import ScenarioSource
 
 SETTINGS = [
     "policy=squashed_gaussian",

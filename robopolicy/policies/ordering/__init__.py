@@ -1,8 +1,8 @@
 """Orders of visits (pick lists, inspection tours): exact for few, by a network for many."""
 
-from robopolicy.policies.ordering.exact import nearest_orders, path_length, shortest_orders
-from robopolicy.policies.ordering.network import VisitConfig, VisitPolicy, load_visits, save_visits
-from robopolicy.policies.ordering.visits import optimal_steps, order_visits, train_visits
+from robopolicy.contrib.ordering.exact import nearest_orders, path_length, shortest_orders
+from robopolicy.contrib.ordering.network import VisitConfig, VisitPolicy, load_visits, save_visits
+from robopolicy.contrib.ordering.visits import optimal_steps, order_visits, train_visits
 
 __all__ = [
     "VisitConfig",

@@ -14,22 +14,12 @@ from robopolicy.sim.wrappers.base import SimWrapper
 
 WRAPPERS: Registry[type[SimWrapper]] = Registry(
     "wrappers",
-    {
-        "descriptor": "robopolicy.sim.wrappers.descriptor:DescriptorSim",
-        "message": "robopolicy.sim.wrappers.message:MessageSim",
-        "skills": "robopolicy.sim.wrappers.skills:SkillSim",
-        "stock": "robopolicy.sim.wrappers.stock:StockSim",
-    },
+    {},
 )
 
 WRAPPER_KEYS: Registry[type[SimWrapper]] = Registry(
     "wrapper_keys",
-    {
-        "descriptor": "robopolicy.sim.wrappers.descriptor:DescriptorSim",
-        "message.": "robopolicy.sim.wrappers.message:MessageSim",
-        "embedding.skill": "robopolicy.sim.wrappers.skills:SkillSim",
-        "stock.": "robopolicy.sim.wrappers.stock:StockSim",
-    },
+    {},
 )
 """Observation key, or prefix of keys where it ends with a dot, -> the wrapper that adds it."""
 

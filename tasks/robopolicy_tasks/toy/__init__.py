@@ -13,11 +13,6 @@ if TYPE_CHECKING:
 
     from robopolicy.sim.contract import Observation, VectorSim
 
-_GATHER = {
-    "toy/gather": "Meet in one place: worlds of 2 to 4 point masses that one policy moves, a row for each.",
-    "toy/gather_more": "The same in worlds of 6, to play policies among more than they have met.",
-}
-
 
 def _make_point_mass(options: SimOptions) -> VectorSim:
     from robopolicy_tasks.toy.point_mass import PointMassSim
@@ -29,12 +24,6 @@ def _make_point_mass_expert() -> Expert:
     from robopolicy_tasks.toy.point_mass import PointMassExpert
 
     return PointMassExpert()
-
-
-def _make_arm(options: SimOptions) -> VectorSim:
-    from robopolicy_tasks.toy.arm import ArmSim
-
-    return ArmSim(options)
 
 
 def _make_push(options: SimOptions) -> VectorSim:
@@ -55,31 +44,8 @@ def _push_solved(obs: Observation) -> Tensor:
     return solved(obs["block"])
 
 
-def _gather_maker(task: str) -> Callable[[SimOptions], VectorSim]:
-    def make(options: SimOptions) -> VectorSim:
-        from robopolicy_tasks.toy.gather import GatherSim
-
-        return GatherSim(task, options)
-
-    return make
-
-
-def _make_gather_expert() -> Expert:
-    from robopolicy_tasks.toy.gather import GatherExpert
-
-    return GatherExpert()
-
-
 def register() -> None:
     """Register the toy family without importing torch."""
-    register_entry(
-        TaskEntry(
-            name="toy/arm",
-            make=_make_arm,
-            description="Bring the hand of a planar arm anywhere with little motion; behaviours for archives.",
-            backends=("torch",),
-        )
-    )
     register_entry(
         TaskEntry(
             name="toy/point_mass",
@@ -89,8 +55,6 @@ def register() -> None:
             backends=("torch",),
         )
     )
-    for task, description in _GATHER.items():
-        register_entry(TaskEntry(task, _gather_maker(task), description, _make_gather_expert, backends=("torch",)))
     register_entry(
         TaskEntry(
             name="toy/push",
