@@ -8,7 +8,7 @@ and not above it.
 
     python -m robopolicy.contrib.drone_volleyball.tune_juggler                       # minutes
     python -m robopolicy.contrib.drone_volleyball.tune_juggler --task volley/bump
-    python -m robopolicy.contrib.drone_volleyball.tune_juggler --quick               # the same path in seconds, to see that it runs
+    python -m robopolicy.contrib.drone_volleyball.tune_juggler --quick  # the same path in seconds
 """
 
 from __future__ import annotations
