@@ -10,9 +10,7 @@ from robopolicy.sim.registry import Expert, SimOptions, TaskEntry, TaskFamily, r
 from robopolicy.sim.registry import register as register_entry
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from robopolicy.sim.contract import Observation, VectorSim
+    from robopolicy.sim.contract import VectorSim
 
 BUILT_IN = {
     "arithmetic": ("Arithmetic", "Add two numbers below 30: dense success after a little imitation."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from robopolicy.sim.registry import Expert, SimOptions, TaskEntry
