@@ -146,6 +146,7 @@ class TaskFamily:
 
 _TASKS: dict[str, TaskEntry] = {}
 _FAMILIES: dict[str, TaskFamily] = {}
+_PACKAGES: dict[str, str] = {}  # tasks of other packages -> package
 
 
 def register(entry: TaskEntry) -> None:
@@ -166,7 +167,10 @@ def register_family(prefix: str, family: TaskFamily) -> None:
 def _register_installed() -> None:
     """Call the functions of the entry-point group `robopolicy.tasks`, which register tasks."""
     for point in installed("tasks").values():
+        known = set(_TASKS)
         load_entry_point(point)()
+        if point.dist is not None and point.dist.name != "robopolicy":
+            _PACKAGES.update(dict.fromkeys(_TASKS.keys() - known, point.dist.name))
 
 
 def task_names() -> list[str]:
@@ -194,19 +198,21 @@ def get_task(name: str) -> TaskEntry:
 
 
 def task_ring(name: str) -> str:
-    """Where a registered task comes from: "product", or the theme of contrib."""
-    return PRODUCT if name in _TASKS else contributed("tasks")[name][0]
+    """Where a task of `task_names` comes from: "product", the theme of contrib, or the package that was installed."""
+    return _PACKAGES.get(name, PRODUCT) if name in _TASKS else contributed("tasks")[name][0]
 
 
 def _contributed_task(name: str) -> TaskEntry:
-    """The entry of a row of `theme.toml`; its module is imported when it is made."""
-    fields: dict[str, Any] = dict(contributed("tasks")[name][1])
-    make, expert = fields.pop("make"), fields.pop("expert", None)
-    return TaskEntry(
-        **fields | {"name": name, "backends": tuple(fields["backends"])},
-        make=lambda options: load(make)(options),
-        make_expert=None if expert is None else lambda: load(expert)(),
-    )
+    """The entry of a row of `theme.toml`, whose functions are imported when they are called."""
+    row: dict[str, Any] = contributed("tasks")[name][1]
+    fields = row | {"name": name, "make_expert": row.get("expert"), "backends": tuple(row.get("backends", ("mujoco",)))}
+    fields |= {key: _imported(fields.get(key)) for key in ("make", "make_expert", "solved")}
+    return TaskEntry(**{key: value for key, value in fields.items() if key != "expert"})
+
+
+def _imported(target: str | None) -> Callable[..., Any] | None:
+    """The function at "module:attribute", imported when it is called."""
+    return None if target is None else lambda *args: load(target)(*args)
 
 
 def make_sim(name: str, options: SimOptions | None = None) -> VectorSim:
