@@ -25,9 +25,9 @@ Where a mark is missing, the algorithm refuses the policy with the reason. A squ
 SECTIONS = """\
 ## Algorithms
 
-A number behind the paper is that of the source below; papers without one are what the sources build on or are compared
-with. Defaults that differ from the paper's are named under "Deviations", the paper's in brackets. Commands start from
-what these make, one from the [world model](world_models.md) of push:
+Papers that are not among the sources below are what those build on or are compared with. Defaults that differ from the
+paper's are named under "Deviations", the paper's in brackets. Commands start from what these make, one from the
+[world model](world_models.md) of push:
 
 ```bash
 {preparations}
